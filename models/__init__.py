@@ -1,0 +1,1 @@
+"""JAX models, checkpoints and the training of the shipped pair."""

@@ -1,0 +1,1 @@
+"""Hand-written two-party protocols."""

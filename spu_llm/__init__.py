@@ -1,0 +1,1 @@
+"""Private inference with large language models between two parties (SPU Cheetah, JAX)."""

@@ -1,0 +1,41 @@
+"""Errors a user can meet, each with the exit code of the command line.
+
+Raise these for what a user or the peer did; use `assert` for what only we can get wrong.
+Messages are one line, name what was found and say what to do.
+"""
+
+from __future__ import annotations
+
+
+class SpuLlmError(Exception):
+    """Base of every error that ends a command; `exit_code` is what the process returns."""
+
+    exit_code = 1
+
+
+class InputError(SpuLlmError):
+    """The user's input, files or options cannot be used."""
+
+    exit_code = 2
+
+
+class ManifestMismatch(SpuLlmError):
+    """The two parties' settings differ; nothing secret has been sent."""
+
+    exit_code = 2
+
+
+class PeerError(SpuLlmError):
+    """The other party is unreachable, died, stalled, or broke the wire protocol."""
+
+
+class WireError(PeerError):
+    """Bytes from the peer do not follow the wire format."""
+
+
+class WorkerError(SpuLlmError):
+    """This party's own worker process died or could not start."""
+
+
+class LeakError(SpuLlmError):
+    """A secret was about to leave the secure region outside the ledger; nothing was sent."""
