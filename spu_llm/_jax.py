@@ -1,0 +1,105 @@
+"""The only importer of JAX internals; they move between releases.
+
+Gives the rest three things: a primitive from a plain function, a flat jaxpr of a function (calls
+inlined, so that an op inside `jax.jit` is seen), and evaluation of a piece of a jaxpr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+from jax.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, ShapedArray, Var, jaxprs_in_params
+from jax.interpreters import mlir
+
+__all__ = [
+    "ClosedJaxpr",
+    "Jaxpr",
+    "JaxprEqn",
+    "Literal",
+    "Var",
+    "as_function",
+    "flat_jaxpr",
+    "make_primitive",
+    "sub_jaxprs",
+]
+
+# Calls whose body is inlined; anything else that holds a jaxpr (scan, while, cond) stays whole.
+_INLINED = {
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+
+
+def make_primitive(name: str, reference: Callable[..., Any]) -> Any:
+    """A JAX primitive that means `reference(*arrays, **static)`; several results allowed."""
+
+    def as_list(*args: Any, **static: Any) -> list[Any]:
+        out = reference(*args, **static)
+        return list(out) if isinstance(out, tuple | list) else [out]
+
+    primitive = jex.Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(as_list)
+
+    def abstract(*avals: Any, **static: Any) -> list[ShapedArray]:
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+        out = jax.eval_shape(lambda *xs: as_list(*xs, **static), *shapes)
+        return [ShapedArray(s.shape, s.dtype) for s in out]
+
+    primitive.def_abstract_eval(abstract)
+    mlir.register_lowering(primitive, mlir.lower_fun(as_list, multiple_results=True))
+    return primitive
+
+
+def flat_jaxpr(fn: Callable[..., Any], shapes: Sequence[jax.ShapeDtypeStruct]) -> ClosedJaxpr:
+    """The jaxpr of `fn(*arrays) -> list of arrays` with calls inlined."""
+    return _inline(jax.make_jaxpr(fn)(*shapes))
+
+
+def _inline(closed: ClosedJaxpr) -> ClosedJaxpr:
+    if not any(e.primitive.name in _INLINED for e in closed.jaxpr.eqns):
+        return closed
+
+    def replay(*args: Any) -> list[Any]:
+        jaxpr = closed.jaxpr
+        env: dict[Var, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(atom: Var | Literal) -> Any:
+            return atom.val if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            values = [read(v) for v in eqn.invars]
+            if eqn.primitive.name in _INLINED:
+                body = eqn.params[_INLINED[eqn.primitive.name]]
+                if isinstance(body, Jaxpr):
+                    body = ClosedJaxpr(body, ())
+                out = as_function(_inline(body))(*values)
+            else:
+                sub, params = eqn.primitive.get_bind_params(eqn.params)
+                out = eqn.primitive.bind(*sub, *values, **params)
+                if not eqn.primitive.multiple_results:
+                    out = [out]
+            env.update(zip(eqn.outvars, out, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    return jax.make_jaxpr(replay)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals])
+
+
+def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """A function of arrays that evaluates `closed`."""
+    return jex.jaxpr_as_fun(closed)
+
+
+def sub_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
+    """The jaxprs inside an equation's parameters (bodies of scans, loops, branches)."""
+    return [j.jaxpr if isinstance(j, ClosedJaxpr) else j for j in jaxprs_in_params(eqn.params)]

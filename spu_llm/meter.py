@@ -1,0 +1,49 @@
+"""Cost of a run: seconds, payload bytes and messages, by phase and by kind of work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from spu_llm.channel import Traffic
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One executed step of a plan (or control exchange)."""
+
+    phase: str
+    kind: str  # "segment", "op", "local" or "control"
+    name: str
+    seconds: float
+    traffic: Traffic
+
+
+@dataclass
+class Meter:
+    """Entries of one party, in order; `phase` names what is going on now."""
+
+    phase: str = "offline"
+    entries: list[Entry] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)  # wall time per phase
+
+    def record(self, kind: str, name: str, seconds: float, traffic: Traffic) -> None:
+        self.entries.append(Entry(self.phase, kind, name, seconds, traffic))
+
+    @contextmanager
+    def in_phase(self, phase: str) -> Iterator[None]:
+        """Everything recorded inside belongs to `phase`; its wall time adds up in `seconds`."""
+        before, self.phase = self.phase, phase
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started
+            self.phase = before
+
+    def traffic(self, *phases: str) -> Traffic:
+        """Sum over `phases` (all of them when none is named)."""
+        chosen = (e.traffic for e in self.entries if not phases or e.phase in phases)
+        return sum(chosen, Traffic())

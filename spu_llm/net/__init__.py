@@ -1,0 +1,1 @@
+"""The wire between the two parties: one connection that carries everything, and its control."""

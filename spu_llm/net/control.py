@@ -1,0 +1,214 @@
+"""What the two supervisors say to each other: the manifest, signs of life, and goodbye."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from spu_llm.errors import ManifestMismatch, PeerError, WireError
+from spu_llm.net.manifest import Manifest, Scalar, Side, agree, check_manifest, with_nonce
+from spu_llm.net.relay import Relay
+
+HEARTBEAT_S = 2.0
+MISSES = 3
+BYE_WAIT_S = 5.0
+
+_LOOKS_PER_BEAT = 4
+_MAX_MESSAGE = 512 << 10  # bytes; the largest manifest allowed fits
+_MAX_REASON = 2000
+
+
+@dataclass(frozen=True)
+class Bye:
+    """Why the peer ended the session; `ok` when it had finished its work."""
+
+    reason: str
+    ok: bool
+
+
+class Control:
+    """The control side of a relay, which it starts and closes.
+
+    `ended` is set when the peer says goodbye or the connection fails; `check` then says which.
+    """
+
+    def __init__(self, relay: Relay, heartbeat_s: float = HEARTBEAT_S) -> None:
+        self.relay = relay
+        self.ended = threading.Event()
+        self.peer_bye: Bye | None = None
+        self._heartbeat_s = heartbeat_s
+        self._changed = threading.Condition()
+        self._their_fields: dict[str, object] | None = None
+        self._bye_answered = threading.Event()
+        self._heartbeat: threading.Thread | None = None
+        relay.start(self._receive, self._relay_ended)
+
+    def exchange_manifest(self, mine: Mapping[str, Scalar], timeout_s: float) -> Manifest:
+        """Send `mine` and return the peer's, well-formed but not compared; start the heartbeat.
+
+        `PeerError` when none comes within `timeout_s` or the session ends first.
+        """
+        self._send({"type": "manifest", "fields": dict(mine)})
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._their_fields is not None or self.ended.is_set(), timeout_s
+            )
+        if self._their_fields is None:
+            self.check()
+            raise PeerError(f"the peer sent no settings within {timeout_s:g} s")
+        self._start_heartbeat()
+        their_side: Side = "provider" if self.relay.role == "client" else "client"
+        return check_manifest(their_side, self._their_fields)
+
+    def open_session(self, fields: Mapping[str, Scalar], timeout_s: float) -> Manifest:
+        """Exchange manifests and return the settings agreed on (see `manifest.agree`).
+
+        Both sides compare. A refusal is told to the peer, the relay is closed, and
+        `ManifestMismatch` or `PeerError` is raised.
+        """
+        mine = with_nonce(fields)
+        try:
+            theirs = self.exchange_manifest(mine, timeout_s)
+            return agree(mine, theirs) if self.relay.role == "client" else agree(theirs, mine)
+        except (ManifestMismatch, PeerError) as error:
+            self.bye(str(error), ok=False)
+            raise
+
+    def check(self) -> None:
+        """Raise the `PeerError` that ended the session, a peer's unhappy goodbye included."""
+        if self.peer_bye is not None and not self.peer_bye.ok:
+            raise PeerError(f"the peer ended the session: {self.peer_bye.reason}")
+        if self.relay.failure is not None:
+            raise self.relay.failure
+        if self.peer_bye is not None and self._their_fields is None:
+            raise PeerError(f"the peer ended the session early: {self.peer_bye.reason}")
+
+    def bye(self, reason: str, ok: bool) -> None:
+        """End the session and close the relay.
+
+        With `ok` all that the worker has written is sent first; without, what has not left is
+        dropped. Each of that and the peer's confirmation is waited for up to `BYE_WAIT_S`;
+        that it does not come is no error.
+        """
+        if ok:
+            self.relay.finish_data(BYE_WAIT_S)
+        else:
+            self.relay.drop_data()
+        message = {"type": "bye", "reason": reason[:_MAX_REASON], "ok": ok}
+        self._send(message, after_data=ok)
+        if not self.relay.ended.is_set():
+            self._bye_answered.wait(BYE_WAIT_S)
+        self.close()
+
+    def close(self) -> None:
+        """Close the relay without a word. The peer sees a lost connection."""
+        self.relay.close()
+        if self._heartbeat is not None:
+            self._heartbeat.join()
+
+    def _send(self, message: Mapping[str, object], *, after_data: bool = False) -> None:
+        self.relay.send_control(json.dumps(message).encode(), after_data=after_data)
+
+    # ---- on the relay's threads
+
+    def _receive(self, payload: bytes) -> None:
+        message = _decode(payload)
+        match message.get("type"):
+            case "ping":
+                pass  # any byte received is a sign of life
+            case "manifest":
+                self._got_manifest(message.get("fields"))
+            case "bye":
+                self._got_bye(message)
+            case "bye-answer":
+                self.relay.expect_end()
+                self._bye_answered.set()
+            case other:
+                raise WireError(f"control message of unknown type {str(other)[:80]!a}")
+
+    def _got_manifest(self, fields: object) -> None:
+        if not isinstance(fields, dict) or self._their_fields is not None:
+            raise WireError("control message with a manifest that is malformed or repeated")
+        with self._changed:
+            self._their_fields = fields
+            self._changed.notify_all()
+
+    def _got_bye(self, message: Mapping[str, object]) -> None:
+        reason, ok = message.get("reason"), message.get("ok")
+        if not isinstance(reason, str) or not isinstance(ok, bool) or self.peer_bye is not None:
+            raise WireError("control message with a goodbye that is malformed or repeated")
+        self.peer_bye = Bye(_printable(reason), ok)
+        # The peer closes only once it has this, so its goodbye cannot be lost to a reset.
+        self.relay.expect_end()
+        self._send({"type": "bye-answer"})
+        self._set_ended()
+
+    def _relay_ended(self) -> None:
+        self._bye_answered.set()
+        self._set_ended()
+
+    def _set_ended(self) -> None:
+        with self._changed:
+            self.ended.set()
+            self._changed.notify_all()
+
+    # ---- heartbeat
+
+    def _start_heartbeat(self) -> None:
+        self._heartbeat = threading.Thread(
+            target=self._beat, name=f"heartbeat-{self.relay.role}", daemon=True
+        )
+        self._heartbeat.start()
+
+    def _beat(self) -> None:
+        """Send pings, and count looks that find nothing received.
+
+        Counting looks, not time, forgives a pause of this very process. Waiting data cannot
+        cause a false stall: pings overtake it, and it counts as life itself while it flows.
+        """
+        look = silent = 0
+        seen = -1
+        while not self.relay.ended.wait(self._heartbeat_s / _LOOKS_PER_BEAT):
+            if look % _LOOKS_PER_BEAT == 0:
+                self._send({"type": "ping"})
+            look += 1
+            now_seen = self.relay.signs_of_life
+            alive = now_seen != seen or self.relay.held_by_worker
+            seen = now_seen
+            silent = 0 if alive else silent + 1
+            if silent >= MISSES * _LOOKS_PER_BEAT:
+                limit_s = MISSES * self._heartbeat_s
+                self.relay.fail(PeerError(f"peer stalled: no heartbeat for {limit_s:g} s"))
+
+
+def _decode(payload: bytes) -> dict[str, object]:
+    if len(payload) > _MAX_MESSAGE:
+        raise WireError(f"control message of {len(payload)} bytes; at most {_MAX_MESSAGE}")
+    try:
+        message = json.loads(
+            payload.decode(), parse_constant=_refuse_constant, object_pairs_hook=_unique
+        )
+    except (ValueError, RecursionError) as error:
+        raise WireError("control message that is not JSON") from error
+    if not isinstance(message, dict):
+        raise WireError("control message that is not a JSON object")
+    return message
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return result
+
+
+def _printable(text: str) -> str:
+    """Bound and defuse text that the peer wrote and a terminal may show."""
+    return "".join(c if c.isprintable() else "?" for c in text[:_MAX_REASON])

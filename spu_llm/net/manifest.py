@@ -1,0 +1,110 @@
+"""What a session is: settings that both parties state, compared before anything secret moves.
+
+A manifest is a flat mapping from names to scalars. `model.*` is the provider's to state,
+`request.*` the client's, `nonce` each party's own; all other fields must be equal on both sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from spu_llm.errors import ManifestMismatch, WireError
+
+Scalar = str | int | float | bool | None
+Manifest = dict[str, Scalar]
+Side = Literal["client", "provider"]
+
+PROVIDER_PREFIX = "model."
+CLIENT_PREFIX = "request."
+NONCE = "nonce"
+SESSION = "session"
+
+MAX_FIELDS = 200
+MAX_STRING = 1000
+
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,80}")
+_NONCE = re.compile(r"[0-9a-f]{32}")
+
+
+def with_nonce(fields: Mapping[str, Scalar]) -> Manifest:
+    """Return a copy that carries a fresh nonce of 16 random bytes, for one session."""
+    return {**fields, NONCE: os.urandom(16).hex()}
+
+
+def check_manifest(side: Side, fields: Mapping[str, object]) -> Manifest:
+    """Return what `side` stated; `WireError` on anything that it may not state."""
+    if len(fields) > MAX_FIELDS:
+        raise WireError(f"{side} manifest has {len(fields)} fields; at most {MAX_FIELDS}")
+    return {name: _check_field(side, name, value) for name, value in fields.items()}
+
+
+def agree(
+    client_manifest: Mapping[str, object], provider_manifest: Mapping[str, object]
+) -> Manifest:
+    """Return the session's settings, the same on both sides, with its id under `session`.
+
+    The id (64 hex digits) binds both nonces and every setting. `ManifestMismatch` names each
+    shared field whose value or type differs or that one side lacks; `WireError` on a malformed
+    manifest.
+    """
+    client = check_manifest("client", client_manifest)
+    provider = check_manifest("provider", provider_manifest)
+    client_nonce = _take_nonce("client", client)
+    provider_nonce = _take_nonce("provider", provider)
+    if client_nonce == provider_nonce:
+        raise WireError("both manifests carry the same nonce: one is a copy of the other")
+    differences = [
+        f"{name}: client {_stated(client, name)}, provider {_stated(provider, name)}"
+        for name in sorted(client.keys() | provider.keys())
+        if not name.startswith((PROVIDER_PREFIX, CLIENT_PREFIX))
+        and _stated(client, name) != _stated(provider, name)
+    ]
+    if differences:
+        raise ManifestMismatch("settings differ: " + "; ".join(differences))
+    merged = client | provider
+    text = json.dumps([client_nonce, provider_nonce, merged], sort_keys=True)
+    merged[SESSION] = hashlib.sha256(b"spu-llm session\n" + text.encode()).hexdigest()
+    return merged
+
+
+def _check_field(side: Side, name: str, value: object) -> Scalar:
+    if not _NAME.fullmatch(name):
+        raise WireError(f"{side} manifest has a field with a bad name: {name[:80]!a}")
+    if name == SESSION:
+        raise WireError(f"{side} manifest states {name}, which follows from both nonces")
+    if name.startswith(PROVIDER_PREFIX if side == "client" else CLIENT_PREFIX):
+        raise WireError(f"{side} manifest states {name}, which is not the {side}'s to state")
+    if isinstance(value, str):
+        if len(value) > MAX_STRING:
+            raise WireError(
+                f"{side} manifest: {name} has {len(value)} characters; at most {MAX_STRING}"
+            )
+        if not value.isprintable():
+            raise WireError(f"{side} manifest: {name} has characters that cannot be printed")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise WireError(f"{side} manifest: {name} is not finite")
+    elif isinstance(value, int):
+        if abs(value) >= 1 << 63:
+            raise WireError(f"{side} manifest: {name} does not fit 64 bits")
+    elif value is not None:
+        raise WireError(f"{side} manifest: {name} is a {type(value).__name__}, not a scalar")
+    return value
+
+
+def _take_nonce(side: Side, manifest: Manifest) -> str:
+    nonce = manifest.pop(NONCE, None)
+    if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce):
+        raise WireError(f"{side} manifest has no nonce of 32 hex digits")
+    return nonce
+
+
+def _stated(manifest: Manifest, name: str) -> str:
+    # JSON text tells 1, 1.0, true and "1" apart, and escapes what a terminal would act on.
+    return f"has {json.dumps(manifest[name])}" if name in manifest else "has no value"

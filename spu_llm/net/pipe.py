@@ -1,0 +1,159 @@
+"""The worker's end of one stream: a loopback socket and the bytes waiting for it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections import deque
+
+
+class ByteBudget:
+    """A bound on bytes held for slow workers, shared by the pipes of one connection."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._used = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        self.waiting = False
+
+    def take(self, nbytes: int) -> None:
+        """Account for `nbytes`."""
+        with self._changed:
+            self._used += nbytes
+
+    def give(self, nbytes: int) -> None:
+        """Return `nbytes`."""
+        with self._changed:
+            self._used -= nbytes
+            self._changed.notify_all()
+
+    def wait_below_limit(self) -> None:
+        """Block while the limit is exceeded and the budget is not closed."""
+        with self._changed:
+            while self._used > self._limit and not self._closed:
+                self.waiting = True
+                self._changed.wait()
+            self.waiting = False
+
+    def close(self) -> None:
+        """Let every waiter go."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class WorkerPipe:
+    """One stream's socket to the worker.
+
+    The connection's reader calls `deliver` and `end`, which never block; one thread runs
+    `write_loop`, another reads `sock` once attached. Each of those two calls `release` when
+    done, and the last one frees the socket.
+    """
+
+    def __init__(self, stream: int, budget: ByteBudget) -> None:
+        self.stream = stream
+        self.sent_close = False  # the protocol's state, kept by the relay
+        self.got_close = False
+        self._budget = budget
+        self._sock: socket.socket | None = None
+        self._waiting: deque[bytes] = deque()
+        self._ended = False
+        self._aborted = False
+        self._users = 2
+        self._changed = threading.Condition()
+
+    @property
+    def aborted(self) -> bool:
+        """Whether `abort` was called."""
+        return self._aborted
+
+    def attach(self, sock: socket.socket) -> bool:
+        """Take over a connected socket; False, with it closed, when the stream is gone."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._changed:
+            if self._aborted:
+                sock.close()
+                return False
+            self._sock = sock
+            self._changed.notify_all()
+            return True
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Read what the worker sent; 0 at its end. `OSError` from the socket."""
+        assert self._sock is not None
+        return self._sock.recv_into(buffer)
+
+    def deliver(self, payload: bytes) -> None:
+        """Hand `payload` to the worker, or keep it for `write_loop`. `OSError` from the socket."""
+        with self._changed:
+            if self._aborted:
+                return
+            sent = 0
+            if self._sock is not None and not self._waiting:
+                with contextlib.suppress(BlockingIOError):
+                    sent = self._sock.send(payload, socket.MSG_DONTWAIT)
+            if sent < len(payload):
+                rest = payload[sent:] if sent else payload
+                self._waiting.append(rest)
+                self._budget.take(len(rest))
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """The peer will send no more: close the worker's incoming half when all is written."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def stop_reading(self) -> None:
+        """Let `recv_into` reach its end behind what the worker has written so far."""
+        with self._changed:
+            if self._sock is not None:
+                # On Linux what has arrived is still read before the end shows.
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RD)
+                return
+        self.abort()
+
+    def abort(self) -> None:
+        """Drop what waits and break the worker's connection."""
+        with self._changed:
+            self._aborted = True
+            self._budget.give(sum(map(len, self._waiting)))
+            self._waiting.clear()
+            if self._sock is not None:
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+            self._changed.notify_all()
+
+    def write_loop(self) -> None:
+        """Write what waits until the peer's end or `abort`. `OSError` from the socket."""
+        while True:
+            with self._changed:
+                while not self._aborted and not self._writable():
+                    self._changed.wait()
+                sock = self._sock
+                if self._aborted or sock is None:
+                    return
+                if not self._waiting:
+                    with contextlib.suppress(OSError):  # the worker may be gone already
+                        sock.shutdown(socket.SHUT_WR)
+                    return
+                payload = self._waiting[0]
+            sock.sendall(payload)
+            with self._changed:
+                if not self._aborted:
+                    self._waiting.popleft()
+                    self._budget.give(len(payload))
+
+    def release(self) -> None:
+        """One of the two threads is done with the socket."""
+        with self._changed:
+            self._users -= 1
+            if self._users == 0 and self._sock is not None:
+                self._aborted = True  # nothing can be delivered any more
+                self._sock.close()
+
+    def _writable(self) -> bool:
+        return self._sock is not None and (bool(self._waiting) or self._ended)

@@ -1,0 +1,424 @@
+"""Carries the workers' loopback connections, and control messages, over one connection.
+
+A worker believes that its peer is a port on this machine. Behind that port the relay opens a
+numbered stream to the other party's relay, which connects to its own worker. Either side opens
+streams: the client odd ids, the provider even ones, each once and rising.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from spu_llm.errors import PeerError, WireError
+from spu_llm.net.frames import (
+    ABORT,
+    END,
+    HEADER_BYTES,
+    PREAMBLE,
+    Frame,
+    FrameParser,
+    Kind,
+    encode,
+    write_data_header,
+)
+from spu_llm.net.pipe import ByteBudget, WorkerPipe
+from spu_llm.net.shaping import NetworkShape
+from spu_llm.net.stream import ByteStream
+from spu_llm.net.uplink import Uplink
+
+Role = Literal["client", "provider"]
+
+CHUNK_BYTES = 256 << 10
+MAX_STREAMS = 64  # open at a time, for each side that opens
+HELD_BYTES = 64 << 20  # for workers slower than the network
+WORKER_CONNECT_S = 10.0
+
+_LOOPBACK = "127.0.0.1"
+_RETRY_S = 0.05
+_JOIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class RelayCounters:
+    """Totals of one connection as this side saw them.
+
+    `wire_bytes_*` is all the connection carried, framing and control included;
+    `payload_bytes_*` only what the workers sent each other.
+    """
+
+    wire_bytes_sent: int
+    wire_bytes_received: int
+    payload_bytes_sent: int
+    payload_bytes_received: int
+    frames_sent: int
+    frames_received: int
+
+
+class Relay:
+    """One connection to the peer, which it owns. Delays apply to what this side sends.
+
+    The first thing that breaks the connection ends up in `failure`; `ended` is set then, or when
+    the connection closes after `expect_end`. All threads are daemons and stop by `close`.
+    """
+
+    def __init__(self, stream: ByteStream, shape: NetworkShape, role: Role) -> None:
+        self.role: Role = role
+        self.failure: PeerError | None = None
+        self.ended = threading.Event()
+        self._stream = stream
+        self._uplink = Uplink(stream, shape)
+        self._held = ByteBudget(HELD_BYTES)
+        self._lock = threading.Lock()
+        self._pipes: dict[int, WorkerPipe] = {}
+        self._threads: set[threading.Thread] = set()
+        self._parity = 1 if role == "client" else 0
+        self._next_own = 1 if role == "client" else 2
+        self._last_theirs = 0
+        self._worker_port: int | None = None
+        self._worker_known = threading.Event()
+        self._listener: socket.socket | None = None
+        self._end_expected = False
+        self._wire_received = 0
+        self._payload_received = 0
+        self._frames_received = 0
+        self._on_control: Callable[[bytes], None] | None = None
+        self._on_end: Callable[[], None] | None = None
+
+    def start(
+        self, on_control: Callable[[bytes], None], on_end: Callable[[], None] | None = None
+    ) -> None:
+        """Greet the peer and begin.
+
+        `on_control` gets the payload of each CONTROL frame, in order, and may raise `WireError`;
+        `on_end` is called once, after `ended` is set, on whichever thread ended it. Neither may
+        block.
+        """
+        self._on_control = on_control
+        self._on_end = on_end
+        self._spawn("send", self._send)
+        self._spawn("receive", self._receive)
+
+    def open_worker_side(self, worker_port: int) -> int:
+        """Name the own worker's port; return the port where it finds its peer.
+
+        The worker need not listen yet: a stream waits `WORKER_CONNECT_S` for it.
+        """
+        assert self._worker_port is None, "the worker side is opened once"
+        listener = socket.create_server((_LOOPBACK, 0), backlog=MAX_STREAMS)
+        listener.settimeout(0.5)  # a bound on close where shutdown does not wake accept
+        with self._lock:
+            if self.ended.is_set():
+                listener.close()
+                raise self.failure or PeerError("the session has ended")
+            self._listener = listener
+        self._worker_port = worker_port
+        self._worker_known.set()
+        self._spawn("accept", functools.partial(self._accept, listener))
+        port: int = listener.getsockname()[1]
+        return port
+
+    def send_control(self, payload: bytes, *, after_data: bool = False) -> None:
+        """Queue a CONTROL frame, ahead of waiting data unless `after_data`. Never blocks."""
+        frame = encode(Frame(Kind.CONTROL, 0, payload))
+        if after_data:
+            self._uplink.send(frame)
+        else:
+            self._uplink.send_express(frame)
+
+    def drop_data(self) -> None:
+        """Take no more from the worker, and forget what has not left yet."""
+        self._uplink.stop_data(drop=True)
+
+    def finish_data(self, timeout_s: float) -> None:
+        """Queue all that the worker has written, for up to `timeout_s`, then take no more."""
+        deadline = time.monotonic() + timeout_s
+        while not self.ended.is_set() and time.monotonic() < deadline:
+            with self._lock:
+                writing = [pipe for pipe in self._pipes.values() if not pipe.sent_close]
+            if not writing:
+                break
+            for pipe in writing:
+                pipe.stop_reading()
+            time.sleep(0.005)
+        self._uplink.stop_data(drop=False)
+
+    def expect_end(self) -> None:
+        """From now on the end of the connection is no failure."""
+        self._end_expected = True
+
+    def fail(self, error: PeerError) -> None:
+        """End the connection for this reason, unless it has ended already."""
+        self._end(None if self._end_expected else error)
+
+    def snapshot(self) -> RelayCounters:
+        """Return the totals so far."""
+        sent = self._uplink.sent
+        return RelayCounters(
+            wire_bytes_sent=sent.wire_bytes,
+            wire_bytes_received=self._wire_received,
+            payload_bytes_sent=sent.payload_bytes,
+            payload_bytes_received=self._payload_received,
+            frames_sent=sent.frames,
+            frames_received=self._frames_received,
+        )
+
+    @property
+    def signs_of_life(self) -> int:
+        """Bytes received so far."""
+        return self._wire_received
+
+    @property
+    def held_by_worker(self) -> bool:
+        """Whether receiving waits for the own worker, so that the peer cannot be heard."""
+        return self._held.waiting
+
+    def close(self) -> None:
+        """Close everything and wait for the threads. Not for the relay's own threads."""
+        self._end(None)
+        with self._lock:
+            pipes = list(self._pipes.values())
+        for pipe in pipes:
+            pipe.abort()
+        deadline = time.monotonic() + _JOIN_S
+        while True:
+            with self._lock:
+                thread = next(iter(self._threads), None)
+            if thread is None or time.monotonic() > deadline:
+                return
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    # ---- the connection
+
+    def _send(self) -> None:
+        self._uplink.run(PREAMBLE)
+
+    def _receive(self) -> None:
+        parser = FrameParser()
+        while True:
+            data = self._stream.recv_some(CHUNK_BYTES)
+            if not data:
+                break
+            self._wire_received += len(data)
+            for frame in parser.feed(data):
+                self._frames_received += 1
+                self._dispatch(frame)
+            self._held.wait_below_limit()
+        if not self._end_expected:
+            parser.finish()
+        raise PeerError("connection to the peer was lost")
+
+    def _dispatch(self, frame: Frame) -> None:
+        if frame.kind == Kind.DATA:
+            self._got_data(frame)
+        elif frame.kind == Kind.CONTROL:
+            assert self._on_control is not None
+            self._on_control(frame.payload)
+        elif frame.kind == Kind.OPEN:
+            self._got_open(frame.stream)
+        else:
+            self._got_close(frame.stream, frame.payload)
+
+    def _got_data(self, frame: Frame) -> None:
+        pipe = self._known(frame.stream)
+        self._payload_received += len(frame.payload)
+        if pipe is None:
+            return  # crossed our ABORT
+        if pipe.got_close:
+            raise WireError(f"data after the end of stream {frame.stream}")
+        try:
+            pipe.deliver(frame.payload)
+        except OSError:
+            self._close_pipe(pipe, ABORT)
+
+    def _got_open(self, stream: int) -> None:
+        if stream % 2 == self._parity:
+            raise WireError(f"the peer opened stream {stream}, an id of this side")
+        if stream <= self._last_theirs:
+            raise WireError(f"the peer opened stream {stream} again")
+        self._last_theirs = stream
+        pipe = WorkerPipe(stream, self._held)
+        with self._lock:
+            if self.ended.is_set():
+                return
+            theirs = sum(known % 2 != self._parity for known in self._pipes)
+            # Streams already closed may still be writing to the worker, on two threads each.
+            if theirs >= MAX_STREAMS or len(self._threads) > 8 * MAX_STREAMS:
+                raise WireError(f"the peer opened more than {MAX_STREAMS} streams")
+            self._pipes[stream] = pipe
+        self._run_pipe(pipe)
+
+    def _got_close(self, stream: int, mode: bytes) -> None:
+        pipe = self._known(stream)
+        if pipe is None:
+            return
+        if mode == ABORT:
+            with self._lock:
+                self._pipes.pop(stream, None)
+            pipe.abort()
+            return
+        with self._lock:
+            if pipe.got_close:
+                raise WireError(f"stream {stream} ended twice")
+            pipe.got_close = True
+            if pipe.sent_close:
+                self._pipes.pop(stream, None)
+        pipe.end()
+
+    def _known(self, stream: int) -> WorkerPipe | None:
+        """Return the pipe, or None when it is gone; `WireError` when it never was."""
+        own = stream % 2 == self._parity
+        if stream >= self._next_own if own else stream > self._last_theirs:
+            raise WireError(f"frame for stream {stream}, which is not open")
+        return self._pipes.get(stream)
+
+    # ---- the worker
+
+    def _accept(self, listener: socket.socket) -> None:
+        with listener:
+            while not self.ended.is_set():
+                try:
+                    sock, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                except OSError:
+                    return
+                sock.settimeout(None)
+                self._open_own(sock)
+
+    def _open_own(self, sock: socket.socket) -> None:
+        with self._lock:
+            own = sum(known % 2 == self._parity for known in self._pipes)
+            if own >= MAX_STREAMS or self.ended.is_set():
+                sock.close()
+                return
+            pipe = WorkerPipe(self._next_own, self._held)
+            self._next_own += 2
+            self._pipes[pipe.stream] = pipe
+            self._uplink.send(encode(Frame(Kind.OPEN, pipe.stream)))
+        if pipe.attach(sock):
+            self._run_pipe(pipe, attached=True)
+
+    def _run_pipe(self, pipe: WorkerPipe, attached: bool = False) -> None:
+        self._spawn(f"up-{pipe.stream}", functools.partial(self._pump, pipe, attached))
+        self._spawn(f"down-{pipe.stream}", functools.partial(self._drain, pipe))
+
+    def _pump(self, pipe: WorkerPipe, attached: bool) -> None:
+        """Carry one stream from the worker to the peer."""
+        buffer = bytearray(HEADER_BYTES + CHUNK_BYTES)
+        view = memoryview(buffer)
+        try:
+            if not attached and not pipe.attach(self._connect_worker(pipe)):
+                return
+            while count := pipe.recv_into(view[HEADER_BYTES:]):
+                write_data_header(buffer, pipe.stream, count)
+                if not self._uplink.send_data(view[: HEADER_BYTES + count], count):
+                    return
+            self._close_pipe(pipe, END)
+        except OSError:
+            self._close_pipe(pipe, ABORT)
+        finally:
+            pipe.release()
+
+    def _drain(self, pipe: WorkerPipe) -> None:
+        try:
+            pipe.write_loop()
+        except OSError:
+            self._close_pipe(pipe, ABORT)
+        finally:
+            pipe.release()
+
+    def _connect_worker(self, pipe: WorkerPipe) -> socket.socket:
+        deadline = time.monotonic() + WORKER_CONNECT_S
+        while not pipe.aborted:
+            if self._worker_known.wait(_RETRY_S):
+                assert self._worker_port is not None
+                try:
+                    return _connect_loopback(self._worker_port)
+                except OSError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(_RETRY_S)
+            elif time.monotonic() > deadline:
+                break
+        raise ConnectionError("no worker to connect to")
+
+    def _close_pipe(self, pipe: WorkerPipe, mode: bytes) -> None:
+        """Tell the peer that this side of a stream ended, unless both sides know already."""
+        with self._lock:
+            if self._pipes.get(pipe.stream) is not pipe:
+                return
+            if mode == ABORT or pipe.got_close:
+                del self._pipes[pipe.stream]
+            pipe.sent_close = True
+            # Sent under the lock: an OPEN that uses the freed place must not overtake it.
+            self._uplink.send(encode(Frame(Kind.CLOSE, pipe.stream, mode)))
+        if mode == ABORT:
+            pipe.abort()
+
+    # ---- ending
+
+    def _end(self, error: PeerError | None) -> None:
+        with self._lock:
+            if self.ended.is_set():
+                return
+            self.failure = error
+            self.ended.set()
+            pipes = list(self._pipes.values())
+            listener = self._listener
+        self._uplink.close()
+        self._held.close()
+        self._stream.close()
+        if listener is not None:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+        for pipe in pipes:
+            if error is None:
+                pipe.end()  # what has arrived still goes to the worker, until close
+            else:
+                pipe.abort()
+        if self._on_end is not None:
+            self._on_end()
+
+    def _spawn(self, name: str, body: Callable[[], None]) -> None:
+        thread = threading.Thread(
+            target=self._run, args=(body,), name=f"relay-{self.role}-{name}", daemon=True
+        )
+        with self._lock:
+            self._threads.add(thread)
+            thread.start()
+
+    def _run(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except PeerError as error:
+            self.fail(error)
+        except Exception as error:
+            # A thread that died in silence would leave the session hanging.
+            self.fail(PeerError(f"the relay broke: {error!r}"))
+            raise
+        finally:
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+
+def _connect_loopback(port: int) -> socket.socket:
+    """Connect to a port of this machine; `OSError` when nobody listens."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        # Bound first: a socket that the kernel gave the very port would connect to itself, and
+        # keep the worker from ever binding it.
+        sock.bind((_LOOPBACK, 0))
+        if sock.getsockname()[1] == port:
+            raise ConnectionError(f"port {port} was taken by this connection")
+        sock.connect((_LOOPBACK, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock

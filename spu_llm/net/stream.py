@@ -1,0 +1,150 @@
+"""An ordered byte stream to the peer, and its plain TCP form."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import threading
+from typing import Protocol
+
+from spu_llm.errors import InputError, PeerError
+
+
+class ByteStream(Protocol):
+    """What the relay needs of a connection.
+
+    One thread may receive while another sends. Every call raises `PeerError` when the connection
+    is broken. `close` may come from any thread, more than once, and wakes blocked calls.
+    """
+
+    def recv_some(self, max_bytes: int) -> bytes:
+        """Return 1 to `max_bytes` bytes, or b"" once the peer has closed its side."""
+        ...
+
+    def send_all(self, data: bytes | memoryview) -> None:
+        """Block until all of `data` is handed to the connection."""
+        ...
+
+    def close(self) -> None:
+        """Close both directions."""
+        ...
+
+
+class TcpStream:
+    """A `ByteStream` over a connected TCP socket, which it owns."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._closed = False
+
+    def recv_some(self, max_bytes: int) -> bytes:
+        """See `ByteStream.recv_some`."""
+        self._enter()
+        try:
+            return self._sock.recv(max_bytes)
+        except OSError as error:
+            raise _lost(error) from error
+        finally:
+            self._leave()
+
+    def send_all(self, data: bytes | memoryview) -> None:
+        """See `ByteStream.send_all`."""
+        self._enter()
+        try:
+            self._sock.sendall(data)
+        except OSError as error:
+            raise _lost(error) from error
+        finally:
+            self._leave()
+
+    def close(self) -> None:
+        """See `ByteStream.close`."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            if self._calls == 0:
+                self._sock.close()
+
+    # The descriptor is freed only when no call uses it: its number could otherwise be handed to
+    # another socket while a thread is still about to read from it.
+    def _enter(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise PeerError("the connection to the peer is closed")
+            self._calls += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._calls -= 1
+            if self._closed and self._calls == 0:
+                self._sock.close()
+
+
+class Listener:
+    """A listening TCP socket; `port` is the one really bound."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.port: int = sock.getsockname()[1]
+
+    def accept(self, timeout_s: float | None = None) -> TcpStream:
+        """Wait for one connection; `TimeoutError` after `timeout_s`, `OSError` once closed."""
+        self._sock.settimeout(timeout_s)
+        sock, _ = self._sock.accept()
+        return TcpStream(sock)
+
+    def close(self) -> None:
+        """Stop listening, and wake a blocked `accept`."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+
+def connect(host: str, port: int, timeout_s: float) -> TcpStream:
+    """Connect to the provider; `PeerError` when that takes longer than `timeout_s` or fails."""
+    try:
+        return TcpStream(socket.create_connection((host, port), timeout_s))
+    except TimeoutError as error:
+        raise PeerError(
+            f"cannot reach provider at {host}:{port}: no answer within {timeout_s:g} s"
+        ) from error
+    except OSError as error:
+        raise PeerError(f"cannot reach provider at {host}:{port}: {_reason(error)}") from error
+
+
+def listen(host: str, port: int) -> Listener:
+    """Listen on `host`:`port` (0: any free port); `InputError` when that cannot be done."""
+    sock: socket.socket | None = None
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, proto)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(64)
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        if error.errno == errno.EADDRINUSE:
+            message = f"port {port} on {host} is in use; choose another with --listen"
+        else:
+            message = f"cannot listen on {host}:{port}: {_reason(error)}"
+        raise InputError(message) from error
+    return Listener(sock)
+
+
+def _lost(error: OSError) -> PeerError:
+    return PeerError(f"connection to the peer was lost: {_reason(error)}")
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__

@@ -1,0 +1,107 @@
+"""Protocol ops: JAX primitives with a plaintext meaning and a hand-written two-party protocol.
+
+An op is one frozen record. In plaintext and under `jax.jit` it is its `reference`; in a secure
+program the compiler cuts the jaxpr at it and both parties run `two_party` on their shares. What it
+costs and what each party learns stand next to the code and are checked by one contract test
+(`spu_llm.testing.OpContract`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spu_llm._jax import make_primitive
+from spu_llm.party import Party
+from spu_llm.values import Owner, Value
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Exact price of one call of an op.
+
+    `messages`: sends of both parties; `rounds`: longest chain of dependent messages; payload bytes
+    by direction.
+    """
+
+    messages: int = 0
+    rounds: int = 0
+    client_to_provider: int = 0
+    provider_to_client: int = 0
+
+
+@dataclass(frozen=True)
+class Functionality:
+    """What an op gives to whom, in words for a reviewer. Empty: nothing."""
+
+    client: str = ""
+    provider: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    """What a party sees of one call beyond its inputs: own random words and incoming words."""
+
+    own: Sequence[np.ndarray]
+    incoming: Sequence[np.ndarray]
+
+
+@dataclass(frozen=True)
+class ProtocolOp:
+    """See the module docstring; build with `protocol_op`."""
+
+    name: str
+    reference: Callable[..., Any]
+    two_party: Callable[..., Any]
+    owners: Callable[..., Sequence[Owner]]
+    cost: Callable[..., Cost]
+    functionality: Functionality
+    simulate: Callable[..., View]
+    primitive: Any
+
+    def __call__(self, *arrays: Any, **static: Any) -> Any:
+        out = self.primitive.bind(*arrays, **static)
+        return out[0] if len(out) == 1 else tuple(out)
+
+    def run(self, party: Party, values: Sequence[Value], static: dict[str, Any]) -> list[Value]:
+        """This party's half of the protocol."""
+        out = self.two_party(party, *values, **static)
+        return list(out) if isinstance(out, tuple | list) else [out]
+
+
+_BY_PRIMITIVE: dict[Any, ProtocolOp] = {}
+
+
+def protocol_op(
+    name: str,
+    *,
+    reference: Callable[..., Any],
+    two_party: Callable[..., Any],
+    owners: Callable[..., Sequence[Owner]],
+    cost: Callable[..., Cost],
+    functionality: Functionality,
+    simulate: Callable[..., View],
+) -> ProtocolOp:
+    """Define an op.
+
+    reference(*arrays, **static) -> arrays: the plaintext meaning, in JAX.
+    two_party(party, *values, **static) -> values: this party's half; accepts every `Value` form.
+    owners(*input_owners, **static) -> owner of each result.
+    cost(*values, **static) -> Cost, from forms and shapes alone.
+    simulate(rank, prg, inputs, outputs, **static) -> View: from a party's own input values and
+        its own declared outputs, a view that nobody can tell from the real one.
+    """
+    op = ProtocolOp(
+        name, reference, two_party, owners, cost, functionality, simulate,
+        make_primitive(name, reference),
+    )  # fmt: skip
+    _BY_PRIMITIVE[op.primitive] = op
+    return op
+
+
+def op_of(primitive: Any) -> ProtocolOp | None:
+    """The op behind a JAX primitive, or None for JAX's own."""
+    return _BY_PRIMITIVE.get(primitive)

@@ -1,0 +1,58 @@
+"""All that a protocol may touch at one party: channel, own and common randomness, ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from spu_llm.channel import Channel
+from spu_llm.errors import WireError
+from spu_llm.ledger import Ledger
+from spu_llm.prg import Prg
+from spu_llm.values import Owner, Private, Public, Value
+
+
+@dataclass
+class Party:
+    """One of the two parties of a running session.
+
+    `own` is this party's secret stream: every word it sends is masked from it. `fill` is the
+    encoding's number of fraction bits.
+    """
+
+    rank: int
+    channel: Channel
+    own: Prg
+    frac_bits: int
+    ledger: Ledger = field(default_factory=Ledger)
+    taps: list[Callable[[str, np.ndarray], None]] = field(default_factory=list)
+
+    def mask(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Fresh uniform ring words of this party's own, never handed out again."""
+        words = self.own.words(shape)
+        self._tap("own", words)
+        return words
+
+    def send(self, words: np.ndarray) -> None:
+        """Send masked ring words."""
+        self.channel.send(np.ascontiguousarray(words, np.uint64).tobytes())
+
+    def recv(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Receive ring words of a known shape; WireError when the size differs."""
+        data = self.channel.recv()
+        expected = 8 * int(np.prod(shape, dtype=int))
+        if len(data) != expected:
+            raise WireError(f"a message has {len(data)} bytes, expected {expected}")
+        words = np.frombuffer(data, np.uint64).reshape(shape)
+        self._tap("in", words)
+        return words
+
+    def open(self, value: Value, to: Owner, label: str) -> Public | Private:
+        """Open `value` to `to` through the ledger."""
+        return self.ledger.open(self.channel, self.rank, value, to, label)
+
+    def _tap(self, kind: str, words: np.ndarray) -> None:
+        for tap in self.taps:
+            tap(kind, words)

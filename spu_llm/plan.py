@@ -1,0 +1,179 @@
+"""From a JAX function to a plan: who computes what, in which order.
+
+The flat jaxpr is cut twice. Ops end a run, and so does a change of owner: what depends on one
+party's inputs (and public values) alone is that party's plaintext work, what depends on both is an
+SPU segment. Printing a plan shows the program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from spu_llm._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, flat_jaxpr, sub_jaxprs
+from spu_llm.op import ProtocolOp, op_of
+from spu_llm.values import Owner
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive equations of one owner: plaintext work, or an SPU segment when JOINT."""
+
+    owner: Owner
+    jaxpr: ClosedJaxpr
+    inputs: tuple[Var, ...]
+    outputs: tuple[Var, ...]
+
+    def __str__(self) -> str:
+        kind = "segment" if self.owner is Owner.JOINT else f"local {self.owner.value}"
+        shapes = ", ".join(v.aval.str_short() for v in self.outputs)
+        return f"{kind}: {len(self.jaxpr.jaxpr.eqns)} equations -> {shapes}"
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """One call of a protocol op. Literal inputs stay literals."""
+
+    op: ProtocolOp
+    static: dict[str, Any]
+    inputs: tuple[Var | Literal, ...]
+    outputs: tuple[Var, ...]
+
+    def __str__(self) -> str:
+        shapes = ", ".join(v.aval.str_short() for v in self.outputs)
+        return f"op {self.op.name} {self.static} -> {shapes}"
+
+
+Step = Run | OpCall
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A secure program: inputs with their owners, steps in order, outputs with their owners."""
+
+    inputs: tuple[Var, ...]
+    input_owners: tuple[Owner, ...]
+    outputs: tuple[Var | Literal, ...]
+    output_owners: tuple[Owner, ...]
+    steps: tuple[Step, ...]
+    digest: str
+
+    def __str__(self) -> str:
+        return "\n".join(f"{i:3d} {step}" for i, step in enumerate(self.steps))
+
+
+def make_plan(
+    fn: Callable[..., Sequence[Any]],
+    shapes: Sequence[jax.ShapeDtypeStruct],
+    owners: Sequence[Owner],
+) -> Plan:
+    """Plan of the flat function `fn(*arrays) -> arrays` whose i-th argument belongs to owners[i].
+
+    NotImplementedError when a protocol op stands inside a loop or branch: unroll it.
+    """
+    closed = flat_jaxpr(fn, shapes)
+    _refuse_nested_ops(closed.jaxpr)
+    owner_of = _place(closed.jaxpr, owners)
+    steps = tuple(_cut(closed, owner_of))
+    outputs = tuple(closed.jaxpr.outvars)
+    output_owners = tuple(_owner(v, owner_of) for v in outputs)
+    digest = hashlib.sha256(f"{closed.jaxpr}|{owners}|{output_owners}".encode()).hexdigest()
+    return Plan(
+        tuple(closed.jaxpr.invars), tuple(owners), outputs, output_owners, steps, digest
+    )  # fmt: skip
+
+
+def _refuse_nested_ops(jaxpr: Jaxpr) -> None:
+    def holds_op(inner: Jaxpr) -> bool:
+        return any(
+            op_of(e.primitive) is not None or any(map(holds_op, sub_jaxprs(e))) for e in inner.eqns
+        )
+
+    for eqn in jaxpr.eqns:
+        if op_of(eqn.primitive) is None and any(map(holds_op, sub_jaxprs(eqn))):
+            raise NotImplementedError(f"protocol op inside `{eqn.primitive.name}`: unroll it")
+
+
+def _owner(atom: Var | Literal, owner_of: dict[Var, Owner]) -> Owner:
+    return Owner.PUBLIC if isinstance(atom, Literal) else owner_of[atom]
+
+
+def join(owners: Iterable[Owner]) -> Owner:
+    """Owner of a value computed from values of `owners`."""
+    secret = {o for o in owners if o is not Owner.PUBLIC}
+    if not secret:
+        return Owner.PUBLIC
+    return secret.pop() if len(secret) == 1 else Owner.JOINT
+
+
+def _place(jaxpr: Jaxpr, owners: Sequence[Owner]) -> dict[Var, Owner]:
+    owner_of = dict(zip(jaxpr.invars, owners, strict=True))
+    owner_of.update({v: Owner.PUBLIC for v in jaxpr.constvars})
+    for eqn in jaxpr.eqns:
+        inputs = [_owner(v, owner_of) for v in eqn.invars]
+        op = op_of(eqn.primitive)
+        results = op.owners(*inputs, **eqn.params) if op else [join(inputs)] * len(eqn.outvars)
+        owner_of.update(zip(eqn.outvars, results, strict=True))
+    return owner_of
+
+
+def _cut(closed: ClosedJaxpr, owner_of: dict[Var, Owner]) -> Iterable[Step]:
+    """Group equations into steps: at each point everything that is ready for one owner runs."""
+    waiting = list(closed.jaxpr.eqns)
+    known = {*closed.jaxpr.invars, *closed.jaxpr.constvars}
+    while waiting:
+        # Plaintext work first, so that one segment sees all that it can use; ops when nothing else
+        # is ready.
+        for owner in (Owner.PUBLIC, Owner.CLIENT, Owner.PROVIDER, Owner.JOINT):
+            run, waiting_next = _take_run(waiting, known, owner_of, owner)
+            if run:
+                break
+        if run:
+            waiting = waiting_next
+            known |= {v for e in run for v in e.outvars}
+            yield _as_run(run, owner, closed, waiting)
+        else:
+            eqn = next(e for e in waiting if _ready(e, known))
+            op = op_of(eqn.primitive)
+            assert op is not None
+            waiting = [e for e in waiting if e is not eqn]
+            known |= set(eqn.outvars)
+            yield OpCall(op, dict(eqn.params), tuple(eqn.invars), tuple(eqn.outvars))
+
+
+def _ready(eqn: JaxprEqn, known: set[Var]) -> bool:
+    return all(isinstance(v, Literal) or v in known for v in eqn.invars)
+
+
+def _take_run(
+    waiting: list[JaxprEqn], known: set[Var], owner_of: dict[Var, Owner], owner: Owner
+) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    inside = set(known)
+    run, rest = [], []
+    for eqn in waiting:  # jaxpr order is topological, so one pass is enough
+        mine = join(_owner(v, owner_of) for v in eqn.invars) is owner
+        if mine and op_of(eqn.primitive) is None and _ready(eqn, inside):
+            run.append(eqn)
+            inside |= set(eqn.outvars)
+        else:
+            rest.append(eqn)
+    return run, rest
+
+
+def _as_run(
+    eqns: list[JaxprEqn], owner: Owner, closed: ClosedJaxpr, later: list[JaxprEqn]
+) -> Run:
+    made = {v for e in eqns for v in e.outvars}
+    used = dict.fromkeys(v for e in eqns for v in e.invars if isinstance(v, Var) and v not in made)
+    needed = {v for e in later for v in e.invars if isinstance(v, Var)}
+    needed |= {v for v in closed.jaxpr.outvars if isinstance(v, Var)}
+    consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    inputs = tuple(v for v in used if v not in consts)
+    constvars = [v for v in used if v in consts]
+    outputs = tuple(v for e in eqns for v in e.outvars if v in needed)
+    jaxpr = Jaxpr(constvars, inputs, outputs, eqns)
+    return Run(owner, ClosedJaxpr(jaxpr, [consts[v] for v in constvars]), inputs, outputs)

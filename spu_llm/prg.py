@@ -1,0 +1,44 @@
+"""Keyed random streams: AES-256-CTR from the `cryptography` library, seeded by the OS.
+
+Each party draws its masks from a stream of its own; a mask is taken once and never again, because
+the stream only moves forward.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+KEY_BYTES = 32
+
+
+class Prg:
+    """An endless stream of uniform words under `key` (32 bytes)."""
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
+        # Every key is used for one stream only, so the counter may start at zero.
+        self._stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+
+    @staticmethod
+    def from_os() -> Prg:
+        return Prg(os.urandom(KEY_BYTES))
+
+    @staticmethod
+    def from_seed(seed: int, label: str) -> Prg:
+        """A reproducible stream for simulation and sampling; never for masks between processes."""
+        return Prg(hashlib.sha256(f"{label}:{seed}".encode()).digest())
+
+    def words(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Uniform uint64 words of `shape`."""
+        count = math.prod(shape)
+        return np.frombuffer(self._stream.update(bytes(8 * count)), np.uint64).reshape(shape)
+
+    def uniform(self, shape: tuple[int, ...]) -> np.ndarray:
+        """float64 uniform in [0, 1) with 53 random bits."""
+        return (self.words(shape) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,0 +1,353 @@
+"""The front door: one secure function, three ways to run it.
+
+    step = SecureFunction(fn, owners)          # an ordinary JAX function and who owns its inputs
+    PlaintextSession().call(step, *args)       # plain JAX: the reference
+    simulate(lambda s: s.call(step, ...))      # two parties as two threads of this process
+    PartySession(...)                          # one of two processes, inside a worker
+
+A driver (decoding, a benchmark) is a function of a session, the same at both parties; `local`
+marks what only one of them does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import jax
+import numpy as np
+
+from spu_llm._jax import Literal, as_function
+from spu_llm.channel import CountingChannel, LinkChannel, Traffic
+from spu_llm.errors import ManifestMismatch
+from spu_llm.ledger import Ledger
+from spu_llm.meter import Meter
+from spu_llm.party import Party
+from spu_llm.plan import OpCall, Plan, Run, make_plan
+from spu_llm.prg import Prg
+from spu_llm.spu_runtime import (
+    Program,
+    SpuConfig,
+    SpuRuntime,
+    compile_segment,
+    create_memory_link,
+)
+from spu_llm.values import CLIENT, PROVIDER, Owner, Private, Public, Value
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class SecureFunction:
+    """`fn(*args)` with the owner of each argument (every leaf of a pytree has the same one)."""
+
+    fn: Callable[..., Any]
+    owners: tuple[Owner, ...]
+    name: str
+    _plans: dict[Any, tuple[Plan, Any]] = field(default_factory=dict, repr=False)
+
+    def plan(self, *args: Any) -> tuple[Plan, Any]:
+        """Plan and result structure for arguments of these shapes (arrays or values)."""
+        leaves, tree = jax.tree.flatten(args)
+        shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in leaves]
+        key = (tree, tuple((s.shape, s.dtype) for s in shapes))
+        if key not in self._plans:
+            counts = [len(jax.tree.leaves(a)) for a in args]
+            owners = [o for o, n in zip(self.owners, counts, strict=True) for _ in range(n)]
+            out_tree = jax.tree.structure(jax.eval_shape(lambda xs: self._flat(tree, xs), shapes))
+
+            def flat(*xs: Any) -> list[Any]:
+                return jax.tree.leaves(self._flat(tree, xs))
+
+            self._plans[key] = make_plan(flat, shapes, owners), out_tree
+        return self._plans[key]
+
+    def _flat(self, tree: Any, leaves: Sequence[Any]) -> Any:
+        return self.fn(*jax.tree.unflatten(tree, leaves))
+
+
+class Session(Protocol):
+    """Where a driver runs."""
+
+    meter: Meter
+    ledger: Ledger
+
+    def call(self, function: SecureFunction, *args: Any) -> Any:
+        """Run a secure function; its results stay values of the session."""
+
+    def local(self, owner: int, work: Callable[[], T]) -> T | None:
+        """`work()` at `owner`; None at the other party, which does not run it."""
+
+    def private(
+        self, owner: int, work: Callable[[], Any], shape: tuple[int, ...], dtype: Any
+    ) -> Private:
+        """`work()` at `owner`, as a private array of a shape that both know."""
+
+    def get(self, value: Value) -> np.ndarray | None:
+        """The plaintext of a public value, or of a private one at its owner; None elsewhere."""
+
+
+def public(value: Any) -> Public:
+    """A value both parties know from the program's public course."""
+    return Public(np.asarray(value))
+
+
+class PlaintextSession:
+    """Both parties' inputs in one place, no cryptography: the reference for everything else."""
+
+    def __init__(self) -> None:
+        self.meter, self.ledger = Meter(), Ledger()
+        self._jitted: dict[SecureFunction, Any] = {}
+
+    def call(self, function: SecureFunction, *args: Any) -> Any:
+        plain = jax.tree.map(_plain, args)
+        jitted = self._jitted.setdefault(function, jax.jit(function.fn))
+        return jax.tree.map(lambda x: Public(np.asarray(x)), jitted(*plain))
+
+    def local(self, owner: int, work: Callable[[], T]) -> T | None:
+        return work()
+
+    def private(
+        self, owner: int, work: Callable[[], Any], shape: tuple[int, ...], dtype: Any
+    ) -> Private:
+        return _private(owner, work(), shape, dtype)
+
+    def get(self, value: Value) -> np.ndarray | None:
+        return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Public | Private) else value
+
+
+def _private(owner: int, plain: Any, shape: tuple[int, ...], dtype: Any) -> Private:
+    array = np.asarray(plain, dtype)
+    if array.shape != tuple(shape):
+        raise ValueError(f"expected shape {tuple(shape)}, found {array.shape}")
+    return Private(owner, tuple(shape), np.dtype(dtype), array)
+
+
+class PartySession:
+    """One party of two, on an SPU link."""
+
+    def __init__(
+        self, link: Any, config: SpuConfig, *, own: Prg | None = None, profile: bool = True
+    ) -> None:
+        self.rank: int = link.rank
+        self.meter, self.ledger = Meter(), Ledger()
+        self._channel = CountingChannel(LinkChannel(link.spawn()))
+        self.party = Party(
+            self.rank, self._channel, own or Prg.from_os(), config.frac_bits, self.ledger
+        )
+        self._spu = SpuRuntime(link, config, profile=profile)
+        self._agreed: set[str] = set()
+
+    def warm_up(self) -> None:
+        """Oblivious transfer set-up and encryption contexts, before any secret is used."""
+        self._spu.warm_up()
+
+    def prepare(self, function: SecureFunction, *args: Any) -> None:
+        """Compile for arguments of these shapes and agree with the peer on the program."""
+        plan, _ = function.plan(*args)
+        self._agree(function.name, plan)
+        for step in plan.steps:
+            if isinstance(step, Run) and step.owner is Owner.JOINT:
+                _program(step, plan)
+
+    def call(self, function: SecureFunction, *args: Any) -> Any:
+        plan, out_tree = function.plan(*args)
+        self._agree(function.name, plan)
+        leaves = jax.tree.leaves(args)
+        for i, (value, owner) in enumerate(zip(leaves, plan.input_owners, strict=True)):
+            _check_owner(f"{function.name}, argument {i}", value, owner)
+        return jax.tree.unflatten(out_tree, self._run(plan, leaves))
+
+    def local(self, owner: int, work: Callable[[], T]) -> T | None:
+        return work() if owner == self.rank else None
+
+    def private(
+        self, owner: int, work: Callable[[], Any], shape: tuple[int, ...], dtype: Any
+    ) -> Private:
+        if owner == self.rank:
+            return _private(owner, work(), shape, dtype)
+        return Private(owner, tuple(shape), np.dtype(dtype), None)
+
+    def get(self, value: Value) -> np.ndarray | None:
+        if isinstance(value, Public | Private):
+            return value.value
+        raise TypeError(f"{value} is shared; only `reveal` opens it")
+
+    def _agree(self, name: str, plan: Plan) -> None:
+        """Both parties run the same program, or neither sends a share."""
+        if plan.digest in self._agreed:
+            return
+        before = self._snapshot()
+        mine = bytes.fromhex(plan.digest)
+        self._channel.send(mine)
+        theirs = self._channel.recv()
+        self.meter.record("control", "agree on plan", 0.0, self._since(before))
+        if theirs != mine:
+            raise ManifestMismatch(
+                f"the parties' programs differ: {name}: {mine.hex()[:12]} here, "
+                f"{theirs.hex()[:12]} at the peer"
+            )
+        self._agreed.add(plan.digest)
+
+    def _run(self, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
+        env: dict[Any, Value] = dict(zip(plan.inputs, inputs, strict=True))
+
+        def read(atom: Any) -> Value:
+            return public(atom.val) if isinstance(atom, Literal) else env[atom]
+
+        for step in plan.steps:
+            started, before = time.perf_counter(), self._snapshot()
+            values = [read(v) for v in step.inputs]
+            if isinstance(step, OpCall):
+                results = step.op.run(self.party, values, step.static)
+                kind, name, traffic = "op", step.op.name, self._since(before)
+            elif step.owner is Owner.JOINT:
+                results, traffic = self._spu.run(_program(step, plan), values)
+                kind, name = "segment", f"segment of {len(step.jaxpr.jaxpr.eqns)} equations"
+            else:
+                results, traffic = self._run_local(step, values), Traffic()
+                kind, name = "local", step.owner.value
+            env.update(zip(step.outputs, results, strict=True))
+            self.meter.record(kind, name, time.perf_counter() - started, traffic)
+        return [read(v) for v in plan.outputs]
+
+    def _run_local(self, run: Run, values: Sequence[Value]) -> list[Value]:
+        """Plaintext equations of one owner (or of both, on public values)."""
+        if run.owner is not Owner.PUBLIC and run.owner.rank != self.rank:
+            return [
+                Private(run.owner.rank, tuple(v.aval.shape), np.dtype(v.aval.dtype), None)
+                for v in run.outputs
+            ]
+        plain = [self.get(v) for v in values]
+        results = [np.asarray(x) for x in _jitted(run)(*plain)]
+        if run.owner is Owner.PUBLIC:
+            return [Public(x) for x in results]
+        return [Private(self.rank, x.shape, x.dtype, x) for x in results]
+
+    def _snapshot(self) -> Traffic:
+        return Traffic(**vars(self._channel.traffic))
+
+    def _since(self, before: Traffic) -> Traffic:
+        now = self._channel.traffic
+        return Traffic(**{k: getattr(now, k) - getattr(before, k) for k in vars(now)})
+
+
+_local_functions: dict[int, tuple[Run, Any]] = {}
+
+
+def _jitted(run: Run) -> Any:
+    # Keyed by identity; the run is kept so that its id stays taken.
+    if id(run) not in _local_functions:
+        _local_functions[id(run)] = run, jax.jit(as_function(run.jaxpr))
+    return _local_functions[id(run)][1]
+
+
+_segment_programs: dict[int, tuple[Run, Program]] = {}
+
+
+def _program(run: Run, plan: Plan) -> Program:
+    if id(run) not in _segment_programs:
+        owners = dict(zip(plan.inputs, plan.input_owners, strict=True))
+        for step in plan.steps:
+            for v in step.outputs:
+                if isinstance(step, Run):
+                    owners[v] = step.owner
+                else:
+                    named = [owners.get(i, Owner.PUBLIC) for i in step.inputs]
+                    results = step.op.owners(*named, **step.static)
+                    owners.update(zip(step.outputs, results, strict=True))
+        program = compile_segment(run, [owners[v] for v in run.inputs])
+        _segment_programs[id(run)] = run, program
+    return _segment_programs[id(run)][1]
+
+
+def _check_owner(where: str, value: Value, owner: Owner) -> None:
+    found = (
+        Owner.PUBLIC
+        if isinstance(value, Public)
+        else Owner.of_rank(value.owner)
+        if isinstance(value, Private)
+        else Owner.JOINT
+    )
+    # What one party knows may stand in for a shared value; nothing may become more public.
+    if found is not owner and not (owner is Owner.JOINT and isinstance(value, Private)):
+        raise ValueError(f"{where} should be {owner.value}, found {found.value}")
+
+
+_simulations = itertools.count()
+
+
+class Simulation:
+    """Both parties as two threads of this process, on an in-memory link; for tests and notebooks.
+
+    `seed` fixes the parties' own random streams (SPU's stay random).
+    """
+
+    def __init__(self, config: SpuConfig | None = None, *, seed: int | None = None) -> None:
+        self._name = f"simulation-{next(_simulations)}"
+        self._config = config or SpuConfig()
+        self._seed = seed
+        self._work: list[queue.Queue[Any]] = [queue.Queue(), queue.Queue()]
+        self._done: queue.Queue[Any] = queue.Queue()
+        for rank in (CLIENT, PROVIDER):
+            threading.Thread(target=self._serve, args=(rank,), daemon=True).start()
+        self.run(lambda session: session.warm_up())
+
+    def _serve(self, rank: int) -> None:
+        session: PartySession | None = None
+        while (program := self._work[rank].get()) is not None:
+            try:
+                if session is None:
+                    own = Prg.from_seed(self._seed, f"party {rank}") if self._seed else None
+                    link = create_memory_link(rank, self._name)
+                    # Only one of two threads may write SPU's profile: the log is the process's.
+                    session = PartySession(link, self._config, own=own, profile=rank == CLIENT)
+                self._done.put((rank, program(session), None))
+            except BaseException as exc:
+                self._done.put((rank, None, exc))
+
+    def run(self, program: Callable[[PartySession], T]) -> list[T]:
+        """`program(session)` at both parties at once; [client's result, provider's result]."""
+        for work in self._work:
+            work.put(program)
+        results: list[Any] = [None, None]
+        for _ in range(2):
+            rank, result, error = self._done.get()
+            if error is not None:
+                raise error
+            results[rank] = result
+        return results
+
+    def close(self) -> None:
+        for work in self._work:
+            work.put(None)
+
+    def __enter__(self) -> Simulation:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def reconstruct(values: Sequence[Value]) -> np.ndarray:
+    """Plaintext of both parties' values; for tests, which hold both."""
+    from spu_llm.values import Arith, Bool, decode, low_bits
+
+    a, b = values
+    if isinstance(a, Arith) and isinstance(b, Arith):
+        return decode(a.words + b.words, a.dtype, a.frac_bits)
+    if isinstance(a, Bool) and isinstance(b, Bool):
+        return decode(low_bits(a.words ^ b.words, a.bits), a.dtype, a.frac_bits)
+    for v in (a, b):
+        if isinstance(v, Public | Private) and v.value is not None:
+            return v.value
+    raise TypeError(f"no common form: {a}, {b}")

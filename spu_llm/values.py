@@ -1,0 +1,127 @@
+"""What one party holds of a value: four plain, frozen types.
+
+A value of the secure program is public, private to one party, additively shared in the ring
+Z_{2^64} (arithmetic) or xor-shared bit by bit (boolean). SPU chooses between the two shared forms
+at run time, so whoever takes a share accepts both. Printing a value shows its form, never words.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+
+CLIENT, PROVIDER = 0, 1
+ROLES = ("client", "provider")
+
+
+class Owner(enum.Enum):
+    """Who knows a value in the clear: known from the program alone, before anything runs."""
+
+    PUBLIC = "public"
+    CLIENT = "client"
+    PROVIDER = "provider"
+    JOINT = "joint"  # shared: nobody
+
+    @property
+    def rank(self) -> int:
+        """Rank of the one party that knows the value; only for CLIENT and PROVIDER."""
+        assert self in (Owner.CLIENT, Owner.PROVIDER)
+        return ROLES.index(self.value)
+
+    @staticmethod
+    def of_rank(rank: int) -> Owner:
+        return Owner(ROLES[rank])
+
+
+@dataclass(frozen=True)
+class Public:
+    """Known to both parties; `value` is plaintext."""
+
+    value: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.value.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.value.dtype
+
+
+@dataclass(frozen=True)
+class Private:
+    """Known to `owner` alone; `value` is plaintext there and None at the other party."""
+
+    owner: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    value: np.ndarray | None = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Arith:
+    """This party's additive share: the parties' `words` (uint64) add up to the encoding mod 2^64.
+
+    The encoding of a float is round(x * 2^frac_bits); integers have `frac_bits` 0.
+    """
+
+    words: np.ndarray = field(repr=False)
+    dtype: np.dtype
+    frac_bits: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.words.shape
+
+
+@dataclass(frozen=True)
+class Bool:
+    """This party's xor share; only the low `bits` bits of the words (uint64) mean anything."""
+
+    words: np.ndarray = field(repr=False)
+    dtype: np.dtype
+    frac_bits: int
+    bits: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.words.shape
+
+
+Shared = Arith | Bool
+Value = Public | Private | Arith | Bool
+
+
+def encode(value: np.ndarray, frac_bits: int) -> np.ndarray:
+    """Ring words (uint64) of plaintext `value`; ValueError when it does not fit the ring."""
+    scaled = np.asarray(value, np.float64) * 2.0**frac_bits if frac_bits else np.asarray(value)
+    if frac_bits and not np.all(np.abs(scaled) < 2.0**62):
+        raise ValueError("value is not finite or too large for the fixed-point ring")
+    return np.round(scaled).astype(np.int64).view(np.uint64) if frac_bits else as_words(scaled)
+
+
+def as_words(integers: np.ndarray) -> np.ndarray:
+    """Ring words (uint64) of an integer or bool array."""
+    if integers.dtype == np.uint64:
+        return integers
+    return integers.astype(np.int64).view(np.uint64)
+
+
+def decode(words: np.ndarray, dtype: np.dtype, frac_bits: int) -> np.ndarray:
+    """Plaintext of ring words: signed, divided by 2^frac_bits, as `dtype`."""
+    signed = words.view(np.int64)
+    if frac_bits:
+        return (signed.astype(np.float64) / 2.0**frac_bits).astype(dtype)
+    return signed.astype(dtype)
+
+
+def low_bits(words: np.ndarray, bits: int) -> np.ndarray:
+    """`words` with everything above the low `bits` bits cleared."""
+    return words if bits >= 64 else words & np.uint64((1 << bits) - 1)
+
+
+def frac_bits_of(dtype: np.dtype, ring_frac_bits: int) -> int:
+    """Fixed-point position a plaintext dtype is encoded with."""
+    return ring_frac_bits if np.issubdtype(dtype, np.floating) else 0
