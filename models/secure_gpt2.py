@@ -1,0 +1,77 @@
+"""GPT-2 as secure functions: prompt and drafts belong to the client, weights to the provider.
+
+Each function is `models.gpt2` with verification on top; which parts become SPU segments, which the
+client's or the provider's own plaintext work, follows from the owners of the inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from models.cache import Block, causal, empty_block, write_rows
+from models.gpt2 import GPT2Config, embed_one_hot, head, hidden_states, past_blocks, step
+from protocols import post
+from spu_llm.secure import SecureFunction
+from spu_llm.values import Owner
+
+
+class SecureGPT2(NamedTuple):
+    """The programs of one decoding session.
+
+    prefill(params, tokens [n], inverse_temperature, prefix)
+        -> row [vocab] to the client, shared block of `capacity` positions.
+    decode(params, tokens [d + 1], thresholds [d], shared, length, inverse_temperature, prefix)
+        -> rejected [d] and row [vocab] to the client, shared block.
+    """
+
+    prefill: SecureFunction
+    decode: SecureFunction
+
+
+def build(config: GPT2Config, capacity: int, *, greedy: bool) -> SecureGPT2:
+    """Secure programs for a model of this shape and a shared block of `capacity` positions."""
+
+    def embed(params: Any, tokens: Array, start: Array | int) -> Array:
+        one_hot = jax.nn.one_hot(tokens, config.vocab_size, dtype=jnp.float32)
+        positions = jnp.minimum(start + jnp.arange(tokens.shape[0]), config.n_positions - 1)
+        return embed_one_hot(params, one_hot, positions)
+
+    def prefill(
+        params: Any, tokens: Array, inverse_temperature: Array, prefix: Block | None
+    ) -> tuple[Array, Block]:
+        n = tokens.shape[0]
+        start = prefix.positions if prefix is not None else 0
+        x = embed(params, tokens, start)
+        past = past_blocks(prefix, None, jnp.int32(0), n)
+        rows, prompt = hidden_states(params, config, x, past, causal(n))
+        logits = head(params, rows[-1:])
+        row = post.scores(logits, inverse_temperature, greedy=greedy)[None]
+        no_drafts, no_thresholds = jnp.zeros((1, 0), jnp.int32), jnp.zeros((1, 0))
+        _, opened = post.verify(row, no_drafts, no_thresholds, greedy=greedy)
+        room = empty_block(config.n_layer, config.n_head, capacity, config.head_dim)
+        return opened[0], write_rows(room, prompt, jnp.int32(0))
+
+    def decode(
+        params: Any,
+        tokens: Array,
+        thresholds: Array,
+        shared: Block,
+        length: Array,
+        inverse_temperature: Array,
+        prefix: Block | None,
+    ) -> tuple[Array, Array, Block]:
+        start = length + (prefix.positions if prefix is not None else 0)
+        logits, shared = step(params, config, embed(params, tokens, start), prefix, shared, length)
+        rows = post.scores(logits, inverse_temperature, greedy=greedy)[None]
+        rejected, row = post.verify(rows, tokens[None, 1:], thresholds[None], greedy=greedy)
+        return rejected[0], row[0], shared
+
+    C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC  # noqa: N806
+    return SecureGPT2(
+        SecureFunction(prefill, (P, C, X, P), "prefill"),
+        SecureFunction(decode, (P, C, C, J, X, X, P), "decode"),
+    )
