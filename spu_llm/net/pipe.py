@@ -106,16 +106,6 @@ class WorkerPipe:
             self._ended = True
             self._changed.notify_all()
 
-    def stop_reading(self) -> None:
-        """Let `recv_into` reach its end behind what the worker has written so far."""
-        with self._changed:
-            if self._sock is not None:
-                # On Linux what has arrived is still read before the end shows.
-                with contextlib.suppress(OSError):
-                    self._sock.shutdown(socket.SHUT_RD)
-                return
-        self.abort()
-
     def abort(self) -> None:
         """Drop what waits and break the worker's connection."""
         with self._changed:

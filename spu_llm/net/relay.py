@@ -39,6 +39,7 @@ CHUNK_BYTES = 256 << 10
 MAX_STREAMS = 64  # open at a time, for each side that opens
 HELD_BYTES = 64 << 20  # for workers slower than the network
 WORKER_CONNECT_S = 10.0
+QUIET_S = 0.2
 
 _LOOPBACK = "127.0.0.1"
 _RETRY_S = 0.05
@@ -110,7 +111,7 @@ class Relay:
 
         The worker need not listen yet: a stream waits `WORKER_CONNECT_S` for it.
         """
-        assert self._worker_port is None, "the worker side is opened once"
+        assert self._listener is None, "the worker side is opened once"
         listener = socket.create_server((_LOOPBACK, 0), backlog=MAX_STREAMS)
         listener.settimeout(0.5)  # a bound on close where shutdown does not wake accept
         with self._lock:
@@ -137,16 +138,23 @@ class Relay:
         self._uplink.stop_data(drop=True)
 
     def finish_data(self, timeout_s: float) -> None:
-        """Queue all that the worker has written, for up to `timeout_s`, then take no more."""
-        deadline = time.monotonic() + timeout_s
-        while not self.ended.is_set() and time.monotonic() < deadline:
+        """Queue what the worker still writes on its open streams, then take no more.
+
+        Done when the worker has closed its connections, at once if it has exited; when it leaves
+        them open but was silent for `QUIET_S`; or after `timeout_s`.
+        """
+        now = quiet_since = time.monotonic()
+        deadline = now + timeout_s
+        taken = -1
+        while not self.ended.is_set() and now < min(deadline, quiet_since + QUIET_S):
             with self._lock:
-                writing = [pipe for pipe in self._pipes.values() if not pipe.sent_close]
-            if not writing:
-                break
-            for pipe in writing:
-                pipe.stop_reading()
+                if all(pipe.sent_close for pipe in self._pipes.values()):
+                    break
             time.sleep(0.005)
+            now = time.monotonic()
+            if self._uplink.taken_bytes != taken or self._uplink.full:
+                quiet_since = now
+            taken = self._uplink.taken_bytes
         self._uplink.stop_data(drop=False)
 
     def expect_end(self) -> None:

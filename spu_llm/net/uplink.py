@@ -39,6 +39,7 @@ class Uplink:
 
     def __init__(self, stream: ByteStream, shape: NetworkShape) -> None:
         self.sent = SentCounters()
+        self.taken_bytes = 0  # of DATA frames, sent or waiting
         self._stream = stream
         self._direct = shape.direct
         self._shaper = Shaper(shape)
@@ -59,10 +60,11 @@ class Uplink:
         connection.
         """
         with self._lock:
-            while self._takes_data and self._backlog_bytes >= BACKLOG_BYTES:
+            while self._takes_data and self.full:
                 self._room.wait()
             if not self._takes_data:
                 return False
+            self.taken_bytes += len(frame)
             idle = not (self._sending or self._backlog or self._express)
             if not (self._direct and idle):
                 self._append(bytes(frame), payload_bytes)
@@ -75,6 +77,11 @@ class Uplink:
             if self._backlog or self._express:
                 self._ready.notify()
         return True
+
+    @property
+    def full(self) -> bool:
+        """Whether `send_data` has to wait."""
+        return self._backlog_bytes >= BACKLOG_BYTES
 
     def send(self, frame: bytes) -> None:
         """Queue a frame behind the data given before it."""
