@@ -1,0 +1,171 @@
+"""Opening, keeping and ending a session."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from spu_llm.errors import ManifestMismatch, PeerError, SpuLlmError, WireError
+from spu_llm.net.control import Bye, Control
+from spu_llm.net.frames import PREAMBLE, Frame, Kind, encode
+from spu_llm.net.manifest import Manifest, Scalar
+from spu_llm.net.shaping import NetworkShape
+
+from .conftest import Bench, eventually, read_all
+
+Outcome = Manifest | SpuLlmError
+
+
+def open_both(
+    pair: tuple[Control, Control], client: dict[str, Scalar], provider: dict[str, Scalar]
+) -> tuple[Outcome, Outcome]:
+    outcomes: dict[str, Outcome] = {}
+
+    def one(control: Control, fields: dict[str, Scalar]) -> None:
+        try:
+            outcomes[control.relay.role] = control.open_session(fields, 2)
+        except SpuLlmError as error:
+            outcomes[control.relay.role] = error
+
+    thread = threading.Thread(target=one, args=(pair[1], provider))
+    thread.start()
+    one(pair[0], client)
+    thread.join(10)
+    return outcomes["client"], outcomes["provider"]
+
+
+def test_both_compute_the_same_settings(bench: Bench) -> None:
+    client, provider = open_both(
+        bench.controls(), {"a": 1, "request.n": 2}, {"a": 1, "model.layers": 3}
+    )
+    assert isinstance(client, dict) and client == provider
+    assert {name: client[name] for name in client if name != "session"} == {
+        "a": 1,
+        "request.n": 2,
+        "model.layers": 3,
+    }
+
+
+def test_both_refuse_a_difference(bench: Bench) -> None:
+    for outcome in open_both(bench.controls(), {"a": 1, "b": 1}, {"a": 2}):
+        assert isinstance(outcome, ManifestMismatch)
+        assert str(outcome) == (
+            "settings differ: a: client has 1, provider has 2; "
+            "b: client has 1, provider has no value"
+        )
+
+
+def test_field_of_the_wrong_side(bench: Bench) -> None:
+    client, provider = open_both(bench.controls(), {"model.layers": 1}, {})
+    assert isinstance(provider, WireError) and "client manifest states model.layers" in str(
+        provider
+    )
+    assert isinstance(client, PeerError)
+
+
+def test_peer_that_says_nothing(bench: Bench) -> None:
+    raw, control = bench.raw_peer()
+    started = time.monotonic()
+    with pytest.raises(PeerError, match="sent no settings within 0.2 s"):
+        control.exchange_manifest({}, 0.2)
+    assert time.monotonic() - started < 1
+    control.close()
+
+
+def test_peer_that_refuses_without_a_manifest(bench: Bench) -> None:
+    raw, control = bench.raw_peer()
+    bye = b'{"type": "bye", "reason": "busy\\u001b[2J", "ok": false}'
+    raw.sendall(PREAMBLE + encode(Frame(Kind.CONTROL, 0, bye)))
+    with pytest.raises(PeerError, match=r"the peer ended the session: busy\?\[2J"):
+        control.exchange_manifest({}, 2)
+
+
+def test_goodbye_comes_after_the_data(bench: Bench) -> None:
+    got: list[int] = []
+    pair = bench.controls(NetworkShape("slow", 80e6, 0.02))
+    open_both(pair, {}, {})
+    client, provider = pair
+    worker = bench.worker(lambda sock: got.append(len(read_all(sock))))
+    provider.relay.open_worker_side(worker.port)
+    sock = bench.dial(client.relay.open_worker_side(1))
+    assert eventually(lambda: client.relay.snapshot().frames_sent >= 2)  # manifest, OPEN
+    sock.sendall(bytes(3_000_000))  # 0.3 s at this rate
+    client.bye("done", ok=True)
+    assert provider.ended.wait(1)
+    provider.check()
+    assert provider.peer_bye == Bye("done", True)
+    assert eventually(lambda: got == [3_000_000])
+    assert provider.relay.ended.wait(1) and provider.relay.failure is None
+
+
+def test_goodbye_on_error_does_not_wait_for_the_data(bench: Bench) -> None:
+    pair = bench.controls(NetworkShape("slow", 8e6, 0.02))
+    open_both(pair, {}, {})
+    client, provider = pair
+    provider.relay.open_worker_side(1)
+    sock = bench.dial(client.relay.open_worker_side(1))
+    sock.sendall(bytes(3_000_000))  # 3 s at this rate
+    time.sleep(0.1)
+    started = time.monotonic()
+    client.bye("out of memory", ok=False)
+    assert provider.ended.wait(1)
+    assert time.monotonic() - started < 1
+    with pytest.raises(PeerError, match="the peer ended the session: out of memory"):
+        provider.check()
+
+
+def test_both_say_goodbye_at_once(bench: Bench) -> None:
+    pair = bench.controls()
+    open_both(pair, {}, {})
+    started = time.monotonic()
+    thread = threading.Thread(target=pair[1].bye, args=("p", True))
+    thread.start()
+    pair[0].bye("c", True)
+    thread.join(10)
+    assert time.monotonic() - started < 1
+    assert all(control.relay.failure is None for control in pair)
+
+
+def test_silent_peer_is_a_stall(bench: Bench) -> None:
+    raw, control = bench.raw_peer(heartbeat_s=0.1)
+    manifest = encode(Frame(Kind.CONTROL, 0, b'{"type": "manifest", "fields": {}}'))
+    raw.sendall(PREAMBLE + manifest)
+    control.exchange_manifest({}, 1)
+    started = time.monotonic()
+    assert control.ended.wait(1)
+    assert 0.25 < time.monotonic() - started < 0.6
+    with pytest.raises(PeerError, match="peer stalled: no heartbeat for 0.3 s"):
+        control.check()
+
+
+def test_heartbeats_keep_an_idle_session(bench: Bench) -> None:
+    pair = bench.controls(heartbeat_s=0.1)
+    open_both(pair, {}, {})
+    time.sleep(0.8)
+    assert not any(control.ended.is_set() for control in pair)
+
+
+def test_backlog_is_no_stall(bench: Bench) -> None:
+    """Two seconds of waiting data on a slow link, with a limit of 0.3 s of silence."""
+    pair = bench.controls(NetworkShape("slow", 8e6, 0.02), heartbeat_s=0.1)
+    open_both(pair, {}, {})
+    client, provider = pair
+    worker = bench.worker(lambda sock: read_all(sock))
+    provider.relay.open_worker_side(worker.port)
+    sock = bench.dial(client.relay.open_worker_side(1))
+    sock.sendall(bytes(2_000_000))
+    time.sleep(1)
+    assert not any(control.ended.is_set() for control in pair)
+    waiting = client.relay.snapshot().payload_bytes_sent
+    assert 0 < waiting < 1_500_000
+
+
+def test_closing_without_a_word_is_a_loss(bench: Bench) -> None:
+    pair = bench.controls()
+    open_both(pair, {}, {})
+    pair[0].close()
+    assert pair[1].ended.wait(1)
+    with pytest.raises(PeerError, match="connection to the peer was lost"):
+        pair[1].check()

@@ -1,0 +1,97 @@
+"""What the parties agree on, and how a difference is told."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spu_llm.errors import ManifestMismatch, WireError
+from spu_llm.net.manifest import MAX_FIELDS, Manifest, agree, with_nonce
+
+CLIENT: Manifest = {"nonce": "0" * 32, "spu.frac_bits": 18, "request.max_tokens": 32}
+PROVIDER: Manifest = {"nonce": "1" * 32, "spu.frac_bits": 18, "model.layers": 22}
+
+names = st.text("abcdefghijklmnopqrstuvwxyz_.", min_size=1, max_size=12).filter(
+    lambda name: not name.startswith(("model.", "request.")) and name not in ("nonce", "session")
+)
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**62), 2**62),
+    st.floats(allow_nan=False, allow_infinity=False), st.text("abc xyz", max_size=9),
+)  # fmt: skip
+
+
+def test_merged_settings_and_session_id() -> None:
+    merged = agree(CLIENT, PROVIDER)
+    assert merged == {
+        "spu.frac_bits": 18,
+        "request.max_tokens": 32,
+        "model.layers": 22,
+        # sha256 of "spu-llm session\n" and the JSON list of both nonces and the settings.
+        "session": "75d4c18ee329235c56d4e934de51e7d0d079b0fad6e78d94193436ed54157f0c",
+    }
+
+
+def test_session_id_depends_on_each_nonce() -> None:
+    ids = {
+        agree(CLIENT, PROVIDER)["session"],
+        agree({**CLIENT, "nonce": "2" * 32}, PROVIDER)["session"],
+        agree(CLIENT, {**PROVIDER, "nonce": "2" * 32})["session"],
+    }
+    assert len(ids) == 3
+    assert with_nonce({})["nonce"] != with_nonce({})["nonce"]
+
+
+def test_every_difference_is_named_with_both_values() -> None:
+    with pytest.raises(ManifestMismatch) as caught:
+        agree(
+            {**CLIENT, "spu.frac_bits": 20, "ot": "ferret", "seed": True},
+            {**PROVIDER, "seed": 1, "ring": "FM64"},
+        )
+    assert str(caught.value) == (
+        'settings differ: ot: client has "ferret", provider has no value; '
+        'ring: client has no value, provider has "FM64"; '
+        "seed: client has true, provider has 1; "
+        "spu.frac_bits: client has 20, provider has 18"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model.layers": 3}, "not the client's to state"),
+        ({"session": "x"}, "states session"),
+        ({"shape": [1, 2]}, "shape is a list, not a scalar"),
+        ({"rate": float("nan")}, "rate is not finite"),
+        ({"size": 1 << 63}, "size does not fit 64 bits"),
+        ({"text": "x" * 1001}, "text has 1001 characters; at most 1000"),
+        ({"text": "\x1b[2J"}, "cannot be printed"),
+        ({"bad name\n": 1}, "bad name"),
+        ({f"f{i}": i for i in range(MAX_FIELDS)}, "fields; at most 200"),
+        ({"nonce": "abc"}, "no nonce of 32 hex digits"),
+        ({"nonce": "1" * 32}, "the same nonce"),
+    ],
+)
+def test_malformed_manifests(change: dict[str, object], message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        agree({**CLIENT, **change}, PROVIDER)
+
+
+def test_provider_may_not_state_the_request() -> None:
+    with pytest.raises(WireError, match="provider manifest states request.max_tokens"):
+        agree(CLIENT, {**PROVIDER, "request.max_tokens": 1})
+
+
+@given(st.dictionaries(names, scalars, max_size=6), st.dictionaries(names, scalars, max_size=6))
+def test_equal_fields_agree_and_others_are_named(client: Manifest, provider: Manifest) -> None:
+    assert agree(CLIENT | client, PROVIDER | client).items() >= client.items()
+    different = {
+        name
+        for name in client.keys() | provider.keys()
+        if name not in client or name not in provider or repr(client[name]) != repr(provider[name])
+    }
+    if different:
+        with pytest.raises(ManifestMismatch) as caught:
+            agree(CLIENT | client, PROVIDER | provider)
+        assert str(caught.value).count(": client ") == len(different)
+        assert all(f"{name}: client " in str(caught.value) for name in different)

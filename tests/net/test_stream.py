@@ -1,0 +1,76 @@
+"""Connecting, listening, and closing from another thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from spu_llm.errors import InputError, PeerError
+from spu_llm.net.stream import connect, listen
+
+from .conftest import Bench
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def test_nobody_listens() -> None:
+    port = free_port()
+    with pytest.raises(PeerError, match=f"cannot reach provider at 127.0.0.1:{port}: .*refused"):
+        connect("127.0.0.1", port, 1)
+
+
+def test_unknown_host() -> None:
+    with pytest.raises(PeerError, match="cannot reach provider at no-such-host.invalid:9000: "):
+        connect("no-such-host.invalid", 9000, 1)
+
+
+def test_port_in_use() -> None:
+    listener = listen("127.0.0.1", 0)
+    with pytest.raises(InputError) as caught:
+        listen("127.0.0.1", listener.port)
+    listener.close()
+    assert str(caught.value) == (
+        f"port {listener.port} on 127.0.0.1 is in use; choose another with --listen"
+    )
+
+
+def test_accept_times_out() -> None:
+    listener = listen("127.0.0.1", 0)
+    with pytest.raises(TimeoutError):
+        listener.accept(0.01)
+    listener.close()
+
+
+def test_bytes_and_end(bench: Bench) -> None:
+    client, provider = bench.streams()
+    client.send_all(memoryview(b"abc"))
+    assert provider.recv_some(2) == b"ab"
+    assert provider.recv_some(9) == b"c"
+    client.close()
+    assert provider.recv_some(9) == b""
+    provider.close()
+
+
+def test_close_wakes_a_blocked_receive(bench: Bench) -> None:
+    client, provider = bench.streams()
+    woken = threading.Event()
+
+    def receive() -> None:
+        assert client.recv_some(1) == b""
+        woken.set()
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    woken.wait(0.05)
+    client.close()
+    client.close()
+    assert woken.wait(1)
+    with pytest.raises(PeerError, match="closed"):
+        client.recv_some(1)
+    provider.close()
