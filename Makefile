@@ -1,0 +1,66 @@
+# `make` prints what there is. Everything runs in .venv, made once from requirements.lock.
+#   PYTHON=...   the interpreter that makes .venv (default: first CPython 3.11 or 3.10 on PATH)
+#   ARGS=...     passed on, e.g.  make demo ARGS='--prompt "Once upon a time" --network lan'
+
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.SUFFIXES:
+.PHONY: help demo test test-all check venv lock clean
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
+
+# Looked up only by the rules that need them.
+MADE = $(shell sh scripts/find_python $(BIN)/python)
+FOUND = $(shell sh scripts/find_python "$(PYTHON)")
+NEED = $(if $(PYTHON),PYTHON=$(PYTHON) is not a working,There is no working) CPython 3.10 or 3.11 with venv; \
+    install one or say where it is: make venv PYTHON=/path/to/python3.11
+
+help:
+	@echo 'make demo      both parties on this machine, one private prompt (ARGS=... for spu-llm demo)'
+	@echo 'make test      the tests, without those marked slow   (ARGS=... for pytest)'
+	@echo 'make test-all  every test'
+	@echo 'make check     ruff and mypy'
+	@echo 'make venv      only make .venv from requirements.lock (PYTHON=... to choose CPython 3.10 or 3.11)'
+	@echo 'make lock      resolve pyproject.toml into requirements.lock again'
+	@echo 'make clean     remove .venv, builds and caches'
+
+demo: $(STAMP)
+	@$(BIN)/spu-llm demo $(ARGS)
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+test-all: $(STAMP)
+	@$(BIN)/python -m pytest -q -m "" $(ARGS)
+
+check: $(STAMP)
+	@$(BIN)/ruff check --quiet --output-format concise . && echo 'ruff: ok'
+	@$(BIN)/mypy
+
+venv: $(STAMP)
+
+# The lock is complete, so pip has nothing to resolve (--no-deps).
+# .venv is kept while its interpreter runs: a change of pins installs only what changed.
+$(STAMP): requirements.lock pyproject.toml
+	@$(if $(MADE),:,$(if $(FOUND),"$(FOUND)" -m venv --clear .venv,$(error $(NEED))))
+	@echo 'Installing the pinned packages (about 1.6 GB on disk, a minute or more) ...'
+	@$(PIP) install --no-deps --require-hashes -r requirements.lock
+	@echo 'Installing spu-llm itself ...'
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+	@echo 'Ready: .venv'
+
+# Keeps present pins where they still fit; remove requirements.lock first to move all of them.
+lock:
+	@$(if $(FOUND),:,$(error $(NEED)))
+	@"$(FOUND)" -m venv --clear build/uv
+	@build/uv/bin/python -m pip --quiet --disable-pip-version-check install uv
+	@build/uv/bin/uv pip compile --quiet --universal --python-version 3.10 --extra dev \
+	    --generate-hashes --custom-compile-command \
+	    'make lock    (to install it: pip install --no-deps --require-hashes -r requirements.lock)' \
+	    pyproject.toml --output-file requirements.lock
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
