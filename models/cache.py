@@ -12,6 +12,7 @@ results).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ SCORE_FLOOR = -1024.0
 
 
 class Block(NamedTuple):
-    """Keys and values of consecutive positions, all layers: both [layer, head, position, head_dim]."""
+    """Keys and values of consecutive positions, all layers: [layer, head, position, head_dim]."""
 
     keys: Array
     values: Array
@@ -120,16 +121,18 @@ def merge(partials: Sequence[Partial]) -> Array:
     """
     first = partials[0]
     if all(p.shift is first.shift for p in partials):
-        numerator = sum(p.numerator for p in partials)
-        mass = sum(p.mass for p in partials)
-        return numerator / mass
+        return _total([p.numerator for p in partials]) / _total([p.mass for p in partials])
     shift = first.shift
     for p in partials[1:]:
         shift = jnp.maximum(shift, p.shift)
     scales = [jnp.exp(p.shift - shift) for p in partials]
-    numerator = sum(p.numerator * s for p, s in zip(partials, scales, strict=True))
-    mass = sum(p.mass * s for p, s in zip(partials, scales, strict=True))
+    numerator = _total([p.numerator * s for p, s in zip(partials, scales, strict=True)])
+    mass = _total([p.mass * s for p, s in zip(partials, scales, strict=True)])
     return numerator / mass
+
+
+def _total(terms: Sequence[Array]) -> Array:
+    return functools.reduce(jnp.add, terms)
 
 
 def attend(query: Array, blocks: Sequence[LayerBlock]) -> Array:

@@ -35,7 +35,7 @@ GREEDY_MARGIN = 2.0**-12
 def scores(logits: Array, inverse_temperature: Array | float, *, greedy: bool) -> Array:
     """Rows [..., vocab] from which everything is decided: exp(z/T - max z/T), or z - max z.
 
-    The greedy form needs no exponential: the row with its maximum at zero says which token is first.
+    The greedy form needs no exponential: the first token is where the row is zero.
     """
     if not greedy:
         logits = logits * inverse_temperature
@@ -77,9 +77,9 @@ def _open_row(row: Array) -> Array:
     return reveal(row, to=Owner.CLIENT, label="row of the distribution")
 
 
-def first_rejection(rejected: Array) -> Array:
-    """Index k of the first rejected draft, or the number of drafts: int32 [...] of bool [..., d]."""
-    return jnp.sum(jnp.cumprod(1 - rejected.astype(jnp.int32), axis=-1), axis=-1)
+def first_rejection(rejected: Array | np.ndarray) -> Array:
+    """Index k of the first rejection, or the number of drafts: int32 [...] of bool [..., d]."""
+    return jnp.sum(jnp.cumprod(1 - jnp.asarray(rejected, jnp.int32), axis=-1), axis=-1)
 
 
 def threshold(uniform: np.ndarray, q_of_draft: np.ndarray) -> np.ndarray:

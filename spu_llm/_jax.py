@@ -23,6 +23,7 @@ __all__ = [
     "as_function",
     "flat_jaxpr",
     "make_primitive",
+    "shape_of",
     "sub_jaxprs",
 ]
 
@@ -92,7 +93,14 @@ def _inline(closed: ClosedJaxpr) -> ClosedJaxpr:
             env.update(zip(eqn.outvars, out, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    return jax.make_jaxpr(replay)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals])
+    return jax.make_jaxpr(replay)(*[shape_of(v) for v in closed.jaxpr.invars])
+
+
+def shape_of(atom: Var) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a variable."""
+    aval = atom.aval
+    assert isinstance(aval, ShapedArray)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:

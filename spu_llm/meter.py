@@ -17,6 +17,7 @@ class Entry:
     phase: str
     kind: str  # "segment", "op", "local" or "control"
     name: str
+    function: str  # the secure function it belongs to
     seconds: float
     traffic: Traffic
 
@@ -29,8 +30,10 @@ class Meter:
     entries: list[Entry] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # wall time per phase
 
-    def record(self, kind: str, name: str, seconds: float, traffic: Traffic) -> None:
-        self.entries.append(Entry(self.phase, kind, name, seconds, traffic))
+    def record(
+        self, kind: str, name: str, function: str, seconds: float, traffic: Traffic
+    ) -> None:
+        self.entries.append(Entry(self.phase, kind, name, function, seconds, traffic))
 
     @contextmanager
     def in_phase(self, phase: str) -> Iterator[None]:

@@ -60,6 +60,7 @@ class Plan:
     outputs: tuple[Var | Literal, ...]
     output_owners: tuple[Owner, ...]
     steps: tuple[Step, ...]
+    owner_of: dict[Var, Owner]
     digest: str
 
     def __str__(self) -> str:
@@ -83,7 +84,7 @@ def make_plan(
     output_owners = tuple(_owner(v, owner_of) for v in outputs)
     digest = hashlib.sha256(f"{closed.jaxpr}|{owners}|{output_owners}".encode()).hexdigest()
     return Plan(
-        tuple(closed.jaxpr.invars), tuple(owners), outputs, output_owners, steps, digest
+        tuple(closed.jaxpr.invars), tuple(owners), outputs, output_owners, steps, owner_of, digest,
     )  # fmt: skip
 
 

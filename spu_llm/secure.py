@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 import numpy as np
 
-from spu_llm._jax import Literal, as_function
+from spu_llm._jax import Literal, as_function, shape_of
 from spu_llm.channel import CountingChannel, LinkChannel, Traffic
 from spu_llm.errors import ManifestMismatch
 from spu_llm.ledger import Ledger
@@ -30,13 +30,8 @@ from spu_llm.meter import Meter
 from spu_llm.party import Party
 from spu_llm.plan import OpCall, Plan, Run, make_plan
 from spu_llm.prg import Prg
-from spu_llm.spu_runtime import (
-    Program,
-    SpuConfig,
-    SpuRuntime,
-    compile_segment,
-    create_memory_link,
-)
+from spu_llm.settings import SpuConfig
+from spu_llm.spu_runtime import Program, SpuRuntime, compile_segment, create_memory_link
 from spu_llm.values import CLIENT, PROVIDER, Owner, Private, Public, Value
 
 T = TypeVar("T")
@@ -165,7 +160,7 @@ class PartySession:
         leaves = jax.tree.leaves(args)
         for i, (value, owner) in enumerate(zip(leaves, plan.input_owners, strict=True)):
             _check_owner(f"{function.name}, argument {i}", value, owner)
-        return jax.tree.unflatten(out_tree, self._run(plan, leaves))
+        return jax.tree.unflatten(out_tree, self._run(function.name, plan, leaves))
 
     def local(self, owner: int, work: Callable[[], T]) -> T | None:
         return work() if owner == self.rank else None
@@ -190,7 +185,7 @@ class PartySession:
         mine = bytes.fromhex(plan.digest)
         self._channel.send(mine)
         theirs = self._channel.recv()
-        self.meter.record("control", "agree on plan", 0.0, self._since(before))
+        self.meter.record("control", "agree on plan", name, 0.0, self._since(before))
         if theirs != mine:
             raise ManifestMismatch(
                 f"the parties' programs differ: {name}: {mine.hex()[:12]} here, "
@@ -198,7 +193,7 @@ class PartySession:
             )
         self._agreed.add(plan.digest)
 
-    def _run(self, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
+    def _run(self, name: str, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
         env: dict[Any, Value] = dict(zip(plan.inputs, inputs, strict=True))
 
         def read(atom: Any) -> Value:
@@ -209,23 +204,23 @@ class PartySession:
             values = [read(v) for v in step.inputs]
             if isinstance(step, OpCall):
                 results = step.op.run(self.party, values, step.static)
-                kind, name, traffic = "op", step.op.name, self._since(before)
+                kind, what, traffic = "op", step.op.name, self._since(before)
             elif step.owner is Owner.JOINT:
                 results, traffic = self._spu.run(_program(step, plan), values)
-                kind, name = "segment", f"segment of {len(step.jaxpr.jaxpr.eqns)} equations"
+                kind, what = "segment", f"{len(step.jaxpr.jaxpr.eqns)} equations"
             else:
                 results, traffic = self._run_local(step, values), Traffic()
-                kind, name = "local", step.owner.value
+                kind, what = "local", step.owner.value
             env.update(zip(step.outputs, results, strict=True))
-            self.meter.record(kind, name, time.perf_counter() - started, traffic)
+            self.meter.record(kind, what, name, time.perf_counter() - started, traffic)
         return [read(v) for v in plan.outputs]
 
     def _run_local(self, run: Run, values: Sequence[Value]) -> list[Value]:
         """Plaintext equations of one owner (or of both, on public values)."""
         if run.owner is not Owner.PUBLIC and run.owner.rank != self.rank:
             return [
-                Private(run.owner.rank, tuple(v.aval.shape), np.dtype(v.aval.dtype), None)
-                for v in run.outputs
+                Private(run.owner.rank, s.shape, np.dtype(s.dtype), None)
+                for s in map(shape_of, run.outputs)
             ]
         plain = [self.get(v) for v in values]
         results = [np.asarray(x) for x in _jitted(run)(*plain)]
@@ -256,17 +251,8 @@ _segment_programs: dict[int, tuple[Run, Program]] = {}
 
 def _program(run: Run, plan: Plan) -> Program:
     if id(run) not in _segment_programs:
-        owners = dict(zip(plan.inputs, plan.input_owners, strict=True))
-        for step in plan.steps:
-            for v in step.outputs:
-                if isinstance(step, Run):
-                    owners[v] = step.owner
-                else:
-                    named = [owners.get(i, Owner.PUBLIC) for i in step.inputs]
-                    results = step.op.owners(*named, **step.static)
-                    owners.update(zip(step.outputs, results, strict=True))
-        program = compile_segment(run, [owners[v] for v in run.inputs])
-        _segment_programs[id(run)] = run, program
+        owners = [plan.owner_of[v] for v in run.inputs]
+        _segment_programs[id(run)] = run, compile_segment(run, owners)
     return _segment_programs[id(run)][1]
 
 

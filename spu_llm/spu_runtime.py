@@ -24,47 +24,42 @@ import spu
 import spu.libspu as libspu
 from spu.utils import frontend
 
-from spu_llm._jax import as_function
+from spu_llm._jax import as_function, shape_of
 from spu_llm.channel import Traffic
 from spu_llm.errors import LeakError, WorkerError
-from spu_llm.plan import Run
-from spu_llm.values import Arith, Bool, Owner, Private, Public, Value, frac_bits_of
+from spu_llm.plan import Run, make_plan
+from spu_llm.settings import SpuConfig
+from spu_llm.values import (
+    CLIENT,
+    PROVIDER,
+    Arith,
+    Bool,
+    Owner,
+    Private,
+    Public,
+    Value,
+    frac_bits_of,
+)
 
-VERSION = "0.9.5"
 
-
-@dataclass(frozen=True)
-class SpuConfig:
-    """The settings both parties must share; every field is part of the manifest."""
-
-    protocol: str = "CHEETAH"
-    field: str = "FM64"
-    frac_bits: int = 18
-    ot_kind: str = "EMP_Ferret"
-    exp_mode: str = "EXP_DEFAULT"
-    exp_iters: int = 8
-
-    def manifest(self) -> dict[str, str | int]:
-        return {f"spu.{k}": v for k, v in vars(self).items()} | {"spu.version": VERSION}
-
-    def runtime_config(self, profile: bool) -> libspu.RuntimeConfig:
-        config = libspu.RuntimeConfig()
-        settings = {
-            "protocol": self.protocol,
-            "field": self.field,
-            "fxp_fraction_bits": self.frac_bits,
-            "fxp_exp_mode": self.exp_mode,
-            "fxp_exp_iters": self.exp_iters,
-            # One owner's values stay local; private x shared products use the cheaper kernels.
-            "experimental_enable_colocated_optimization": True,
-            # Otherwise SPU splits work above 2,048 elements per core and messages double.
-            "max_concurrency": 1,
-            "enable_pphlo_profile": profile,
-            # Integer products must be exact: no error in the lowest bit.
-            "cheetah_2pc_config": {"ot_kind": self.ot_kind, "enable_mul_lsb_error": False},
-        }
-        assert config.ParseFromJsonString(json.dumps(settings))
-        return config
+def runtime_config(config: SpuConfig, *, profile: bool) -> libspu.RuntimeConfig:
+    """SPU's own settings object; `profile` writes each segment's traffic to the log."""
+    settings = {
+        "protocol": config.protocol,
+        "field": config.field,
+        "fxp_fraction_bits": config.frac_bits,
+        "fxp_exp_mode": config.exp_mode,
+        "fxp_exp_iters": config.exp_iters,
+        # One owner's values stay local; private x shared products use the cheaper kernels.
+        "experimental_enable_colocated_optimization": True,
+        "max_concurrency": config.max_concurrency,
+        "enable_pphlo_profile": profile,
+        # Integer products must be exact: no error in the lowest bit.
+        "cheetah_2pc_config": {"ot_kind": config.ot_kind, "enable_mul_lsb_error": False},
+    }
+    parsed = libspu.RuntimeConfig()
+    assert parsed.ParseFromJsonString(json.dumps(settings))
+    return parsed
 
 
 class SpuLog:
@@ -122,7 +117,7 @@ class ShareCodec:
 
     def __init__(self, rank: int, config: SpuConfig) -> None:
         self._rank, self._config = rank, config
-        self._io = spu.Io(2, config.runtime_config(profile=False))
+        self._io = spu.Io(2, runtime_config(config, profile=False))
         self._prefix = config.protocol.lower()
 
     def to_spu(self, value: Value) -> libspu.Share:
@@ -226,12 +221,12 @@ def compile_segment(run: Run, input_owners: Sequence[Owner]) -> Program:
     options = libspu.CompilerOptions()
     # Otherwise x / sum computes a reciprocal of x's full size.
     options.enable_optimize_denominator_with_broadcast = True
-    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in run.inputs]
+    shapes = [shape_of(v) for v in run.inputs]
     executable, _ = frontend.compile(
         frontend.Kind.JAX, segment, shapes, {}, list(inputs), visibility,
         lambda _: list(outputs), copts=options,
     )  # fmt: skip
-    dtypes = tuple(np.dtype(v.aval.dtype) for v in run.outputs)
+    dtypes = tuple(np.dtype(shape_of(v).dtype) for v in run.outputs)
     _programs[digest] = Program(executable, digest, inputs, outputs, dtypes)
     return _programs[digest]
 
@@ -243,7 +238,7 @@ class SpuRuntime:
         self.rank = link.rank
         self.config = config
         self._log = SpuLog.of_process() if profile else None
-        self._runtime = spu.Runtime(link, config.runtime_config(profile))
+        self._runtime = spu.Runtime(link, runtime_config(config, profile=profile))
         self._codec = ShareCodec(link.rank, config)
         self._resident: dict[str, Value] = {}
 
@@ -264,8 +259,6 @@ class SpuRuntime:
     def warm_up(self) -> None:
         """Set up oblivious transfer and encryption contexts before the first secret is used."""
         x, w = jnp.ones((4, 8)), jnp.ones((8, 8))
-        from spu_llm.plan import make_plan
-
         def touch(a: Any, b: Any) -> list[Any]:
             y = a @ b
             return [jnp.where(y < 0, y * y, y)]
@@ -276,8 +269,8 @@ class SpuRuntime:
             assert isinstance(step, Run)
             program = compile_segment(step, [Owner.CLIENT, Owner.PROVIDER])
             values = [
-                Private(owner, v.shape, np.dtype(v.dtype), np.asarray(v) if owner == self.rank else None)
-                for owner, v in ((0, x), (1, w))
+                Private(r, v.shape, np.dtype(np.float32), np.asarray(v) if r == self.rank else None)
+                for r, v in ((CLIENT, x), (PROVIDER, w))
             ]
             self.run(program, values)
 

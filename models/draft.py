@@ -1,0 +1,88 @@
+"""Drafting: the client's own public model, in the clear, with a key/value cache of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.cache import Block, empty_block
+from models.gpt2 import GPT2Config, Params, embed_tokens, step
+from protocols.post import draw
+
+
+def token_distribution(logits: np.ndarray, temperature: float, *, greedy: bool) -> np.ndarray:
+    """Probabilities float64 [vocab] that a token is drawn from; one-hot when greedy."""
+    if greedy:
+        one_hot = np.zeros(logits.shape, np.float64)
+        one_hot[np.argmax(logits)] = 1.0
+        return one_hot
+    scaled = np.asarray(logits, np.float64) / temperature
+    weights = np.exp(scaled - scaled.max())
+    return weights / weights.sum()
+
+
+@dataclass
+class Drafter:
+    """A public GPT-2 that proposes tokens after a context.
+
+    The cache follows the context it is given: tokens it has already seen are kept, rejected ones
+    roll back by moving the length.
+    """
+
+    config: GPT2Config
+    params: Params
+    capacity: int
+    _seen: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        c = self.config
+        self._shared: Block = empty_block(c.n_layer, c.n_head, self.capacity, c.head_dim)
+        self._step = jax.jit(partial(_draft_step, self.config))
+        self.params = jax.device_put(self.params)
+
+    def propose(
+        self,
+        context: list[int],
+        count: int,
+        uniform: Callable[[], float],
+        temperature: float,
+        *,
+        greedy: bool,
+    ) -> tuple[list[int], np.ndarray]:
+        """`count` drafts after `context` and the distributions they were drawn from.
+
+        Returns token ids and float64 [count, vocab]; draws take one `uniform()` in [0, 1) each.
+        """
+        drafts: list[int] = []
+        rows = np.zeros((count, self.config.vocab_size))
+        for i in range(count):
+            logits = self._follow(context + drafts)
+            rows[i] = token_distribution(logits, temperature, greedy=greedy)
+            drafts.append(draw(rows[i], uniform()))
+        return drafts, rows
+
+    def _follow(self, tokens: list[int]) -> np.ndarray:
+        """Logits [vocab] after `tokens`, feeding only what the cache does not hold."""
+        same = len(os.path.commonprefix([self._seen, tokens[:-1]]))
+        self._seen = self._seen[:same]
+        fresh = tokens[same:]
+        logits, self._shared = self._step(
+            self.params, jnp.asarray(fresh, jnp.int32), self._shared, jnp.int32(same)
+        )
+        self._seen = list(tokens)
+        return np.asarray(logits)
+
+
+def _draft_step(
+    config: GPT2Config, params: Params, tokens: jax.Array, shared: Block, length: jax.Array
+) -> tuple[jax.Array, Block]:
+    positions = jnp.minimum(length + jnp.arange(tokens.shape[0]), config.n_positions - 1)
+    x = embed_tokens(params, tokens, positions)
+    logits, shared = step(params, config, x, None, shared, length)
+    return logits[-1], shared

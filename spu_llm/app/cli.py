@@ -1,0 +1,223 @@
+"""The command `spu-llm`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+from spu_llm.errors import InputError, SpuLlmError
+
+SHIPPED = Path("models") / "shipped"
+DEFAULT_PROMPT = "def read_config(path):"
+DEFAULT_DRAFT_LENGTH = 7
+
+
+class Parser(argparse.ArgumentParser):
+    """Bad options end in one line and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run a command and exit: 0 success, 2 bad input, 1 any other failure, 130 interrupted."""
+    signal.signal(signal.SIGTERM, _terminated)
+    arguments = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in arguments
+    try:
+        options = _parser().parse_args(arguments)
+        options.run(options)
+        sys.stdout.flush()
+        code = 0
+    except SpuLlmError as exc:
+        code = _fail(str(exc), exc.exit_code, debug)
+    except KeyboardInterrupt:
+        code = _fail("interrupted", 130, debug)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - whoever read our output has gone
+        code = 1
+    except Exception as exc:
+        if debug:
+            raise
+        code = _fail(f"{type(exc).__name__}: {exc} (--debug shows where)", 1, debug)
+    sys.exit(code)
+
+
+def _fail(message: str, code: int, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    print(f"spu-llm: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _terminated(signum: int, frame: Any) -> NoReturn:
+    raise SystemExit(128 + signum)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="spu-llm", description="Private LLM inference between two parties.")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
+
+    demo = commands.add_parser("demo", help="both parties on this machine, shipped model pair")
+    demo.add_argument("--model", type=Path, help="the provider's private model directory")
+    _client_options(demo)
+    demo.set_defaults(run=_demo)
+
+    serve = commands.add_parser("serve", help="provider: serve completions with a private model")
+    serve.add_argument("--model", type=Path, required=True, help="private model directory")
+    serve.add_argument("--listen", required=True, metavar="HOST:PORT")
+    serve.add_argument("--once", action="store_true", help="end after one session")
+    serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
+    _session_options(serve)
+    _insecure_option(serve)
+    serve.set_defaults(run=_serve)
+
+    generate = commands.add_parser("generate", help="client: complete a prompt")
+    generate.add_argument("--server", required=True, metavar="HOST:PORT")
+    _client_options(generate)
+    _insecure_option(generate)
+    generate.set_defaults(run=_generate)
+
+    from spu_llm.app.studies import add_commands
+
+    add_commands(commands)
+    return parser
+
+
+def _session_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--network", choices=("local", "lan", "wan"), default="local",
+                        help="emulate a network (default: local, none)")  # fmt: skip
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+
+
+def _client_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompt", default=DEFAULT_PROMPT)
+    parser.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
+    parser.add_argument("--draft-length", type=int, default=DEFAULT_DRAFT_LENGTH, metavar="G",
+                        help="drafts per secure step, 1 to 16 (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--standard", action="store_true", help="no drafting: one token a step")
+    parser.add_argument("--temperature", type=float, default=0.7, metavar="T",
+                        help="0 is greedy (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
+                        help="end before this text; may be given again")  # fmt: skip
+    parser.add_argument("--seed", type=int, metavar="S", help="fix sampling")
+    parser.add_argument("--draft-model", type=Path, help="public model directory")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    _session_options(parser)
+
+
+def _insecure_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--insecure", action="store_true",
+                        help="plain sockets, no certificates: for one machine only")  # fmt: skip
+
+
+def shipped(name: str) -> Path:
+    """Directory of a shipped model ('private' or 'public')."""
+    import models
+
+    return Path(models.__file__).parent / "shipped" / name
+
+
+def _address(text: str, option: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise InputError(f"{option} must be HOST:PORT, found {text!r}")
+    return host, int(port)
+
+
+def _require_insecure(options: argparse.Namespace) -> None:
+    if not options.insecure:
+        raise InputError(
+            "certificates are not supported yet: connections are plain; "
+            "add --insecure to accept that on a machine you trust"
+        )
+
+
+def _client(options: argparse.Namespace, host: str, port: int) -> Any:
+    from spu_llm.app.parties import GenerateOptions
+
+    if not options.standard and options.draft_length < 1:
+        raise InputError(
+            f"--draft-length must be 1 to 16, found {options.draft_length}; "
+            "--standard turns drafting off"
+        )
+    return GenerateOptions(
+        prompt=options.prompt,
+        draft_model=options.draft_model or shipped("public"),
+        host=host,
+        port=port,
+        network=options.network,
+        max_new_tokens=options.max_new_tokens,
+        draft_length=0 if options.standard else options.draft_length,
+        temperature=options.temperature,
+        stop=tuple(options.stop),
+        draft_seed=options.seed,
+        sampling_seed=options.seed if options.command == "demo" else None,
+    )
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from spu_llm.app.parties import demo
+
+    model = options.model or shipped("private")
+    client = _client(options, "", 0)
+    _show(options, lambda on_event: demo(model, client, on_event))
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from spu_llm.app.parties import ServeOptions, serve
+
+    _require_insecure(options)
+    host, port = _address(options.listen, "--listen")
+    serve(
+        ServeOptions(
+            options.model, host, port, options.network, options.once, options.exit_with_parent
+        ),
+        say=lambda line: print(f"spu-llm: {line}", file=sys.stderr, flush=True),
+    )
+
+
+def _generate(options: argparse.Namespace) -> None:
+    from spu_llm.app.parties import generate
+
+    _require_insecure(options)
+    host, port = _address(options.server, "--server")
+    _show(options, lambda on_event: generate(_client(options, host, port), on_event))
+
+
+def _show(options: argparse.Namespace, run: Any) -> None:
+    """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
+    from spu_llm.app.screen import Screen
+
+    if options.json is not None and not options.json.resolve().parent.is_dir():
+        raise InputError(f"--json: {options.json.resolve().parent} is not a directory")
+    screen = Screen(options.prompt)
+    try:
+        result = run(screen.on_event)
+    finally:
+        screen.close()
+    screen.summary(result)
+    if options.json is not None:
+        write_json(options.json, result)
+
+
+def write_json(path: Path, result: Any) -> None:
+    """Write `result` whole or not at all."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.resolve().parent, delete=False, encoding="utf-8"
+        ) as file:
+            json.dump(result, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+        os.chmod(file.name, 0o600)  # it holds the client's text
+        os.replace(file.name, path)
+    except OSError as exc:
+        raise InputError(f"--json: cannot write {path}: {exc.strerror}") from exc

@@ -1,0 +1,293 @@
+"""The two roles as commands: `serve` (provider), `generate` (client), and `demo` (both)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from models.hf import load_config
+from models.request import Request
+from models.tokenizer import Tokenizer
+from spu_llm.app.supervisor import Outcome, Worker, run_session
+from spu_llm.errors import InputError, PeerError, SpuLlmError
+from spu_llm.net.control import Control
+from spu_llm.net.relay import Relay
+from spu_llm.net.shaping import NETWORKS
+from spu_llm.net.stream import Listener, TcpStream, connect, listen
+from spu_llm.settings import SpuConfig
+
+CONNECT_S = 20.0
+HANDSHAKE_S = 20.0
+# Silence on the SPU link is judged by the supervisors' heartbeat, not by this.
+LINK_TIMEOUT_MS = 3_600_000
+
+
+def _shared_manifest(tokenizer: Tokenizer, network: str) -> dict[str, Any]:
+    return {
+        "version": version("spu-llm"),
+        "jax.version": version("jax"),
+        "tokenizer": tokenizer.digest,
+        "network": network,
+        **SpuConfig().manifest(),
+    }
+
+
+def _job(agreed: dict[str, Any]) -> dict[str, Any]:
+    """What both workers are told, taken from the settings both sides agreed on."""
+
+    def part(prefix: str) -> dict[str, Any]:
+        return {k.removeprefix(prefix): v for k, v in agreed.items() if k.startswith(prefix)}
+
+    return {
+        "model": part("model."),
+        "request": part("request."),
+        "spu": asdict(SpuConfig()),
+        "timeout_ms": LINK_TIMEOUT_MS,
+    }
+
+
+# ---- provider
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    model: Path
+    host: str
+    port: int
+    network: str
+    once: bool
+    exit_with_parent: bool  # set by `demo`: end when the process that started this one has gone
+
+
+def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
+    """Serve completions with a private model, one session after another.
+
+    A session that fails is reported through `say`; with `once` its error is raised instead.
+    """
+    config = load_config(options.model)
+    tokenizer = Tokenizer.load(options.model)
+    listener = listen(options.host, options.port)
+    try:
+        print(f"serving {options.model} on {options.host}:{listener.port}", flush=True)
+        while True:
+            try:
+                outcome = _serve_one(options, listener, config, tokenizer)
+                report = outcome.result["report"]
+                say(f"session finished: {report['steps']} steps, {report['accepted']} accepted")
+            except SpuLlmError as exc:
+                if options.once:
+                    raise
+                say(f"session failed: {exc}")
+            if options.once:
+                return
+    finally:
+        listener.close()
+
+
+def _serve_one(
+    options: ServeOptions, listener: Listener, config: Any, tokenizer: Tokenizer
+) -> Outcome:
+    stream = _accept(listener, options.exit_with_parent)
+    control = Control(Relay(stream, NETWORKS[options.network], "provider"))
+    fields = _shared_manifest(tokenizer, options.network)
+    fields |= {f"model.{k}": v for k, v in config.asdict().items()}
+    agreed = control.open_session(fields, HANDSHAKE_S)
+    job = _job(agreed) | {"model_dir": str(options.model)}
+    Request(**job["request"]).check(config)
+    worker = Worker()
+    try:
+        return run_session("provider", control, worker, job, lambda event: None)
+    finally:
+        worker.stop()
+
+
+def _accept(listener: Listener, exit_with_parent: bool) -> TcpStream:
+    parent = os.getppid()
+    while True:
+        try:
+            return listener.accept(timeout_s=1.0)
+        except TimeoutError:
+            if exit_with_parent and os.getppid() != parent:
+                raise PeerError("the process that started this provider has gone") from None
+
+
+# ---- client
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """`draft_seed` fixes the drafts; `sampling_seed` also acceptance and bonus draws."""
+
+    prompt: str
+    draft_model: Path
+    host: str
+    port: int
+    network: str
+    max_new_tokens: int
+    draft_length: int
+    temperature: float
+    stop: tuple[str, ...] = field(default=())
+    draft_seed: int | None = None
+    sampling_seed: int | None = None
+
+
+def generate(
+    options: GenerateOptions,
+    on_event: Callable[[dict[str, Any], Relay], None],
+    check_provider: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Complete a prompt with a provider's private model; returns the `--json` object."""
+    tokenizer, prompt = check_prompt(options)
+    request = Request(
+        prompt_tokens=len(prompt),
+        max_new_tokens=options.max_new_tokens,
+        draft_length=options.draft_length,
+        temperature=options.temperature,
+        greedy=options.temperature == 0,
+    )
+    worker = Worker()  # its slow imports overlap with the handshake
+    try:
+        stream = connect(options.host, options.port, CONNECT_S)
+        control = Control(Relay(stream, NETWORKS[options.network], "client"))
+        fields = _shared_manifest(tokenizer, options.network)
+        fields |= {f"request.{k}": v for k, v in asdict(request).items()}
+        agreed = control.open_session(fields, HANDSHAKE_S)
+        job = _job(agreed) | {
+            "prompt": prompt,
+            "draft_dir": str(options.draft_model),
+            "stop": list(options.stop),
+            "draft_seed": options.draft_seed,
+            "sampling_seed": options.sampling_seed,
+        }
+        outcome = run_session(
+            "client", control, worker, job, lambda event: on_event(event, control.relay)
+        )
+    finally:
+        worker.stop()
+    return _summary(options, outcome, agreed)
+
+
+def check_prompt(options: GenerateOptions) -> tuple[Tokenizer, list[int]]:
+    """The tokenizer and the prompt's tokens; InputError when the prompt cannot be used."""
+    try:
+        options.prompt.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError("the prompt is not valid UTF-8 text; give it as UTF-8") from None
+    if not options.prompt:
+        raise InputError("the prompt is empty; give at least one character of text")
+    if any(not s for s in options.stop):
+        raise InputError("--stop must not be empty")
+    if options.draft_length:
+        load_config(options.draft_model)
+    tokenizer = Tokenizer.load(options.draft_model)
+    return tokenizer, tokenizer.encode(options.prompt)
+
+
+def _summary(
+    options: GenerateOptions, outcome: Outcome, agreed: dict[str, Any]
+) -> dict[str, Any]:
+    result = outcome.result
+    report, traffic, seconds = result["report"], result["traffic"], result["seconds"]
+
+    def total(field_name: str, *phases: str) -> int:
+        return sum(int(traffic[p][field_name]) for p in phases)
+
+    online = ("prefill", "decode")
+    return {
+        "text": result["text"],
+        "token_ids": result["token_ids"],
+        "finish_reason": report["finish_reason"],
+        "steps": report["steps"],
+        "drafted": report["drafted"],
+        "accepted": report["accepted"],
+        "seconds": {p: round(seconds.get(p, 0.0), 3) for p in ("offline", *online)},
+        "bytes": {
+            kind: {
+                "client_to_provider": total("sent_bytes", *phases),
+                "provider_to_client": total("received_bytes", *phases),
+            }
+            for kind, phases in (("offline", ("offline",)), ("online", online))
+        },
+        "messages": {
+            kind: total("sent_messages", *phases) + total("received_messages", *phases)
+            for kind, phases in (("offline", ("offline",)), ("online", online))
+        },
+        "wire_bytes": {
+            "client_to_provider": outcome.wire_sent,
+            "provider_to_client": outcome.wire_received,
+        },
+        "per_step": result["steps"],
+        "learned": result["learned"],
+        "config": {
+            "draft_model": str(options.draft_model),
+            "stop": list(options.stop),
+            "draft_seed": options.draft_seed,
+            "sampling_seed": options.sampling_seed,
+            **agreed,
+        },
+    }
+
+
+# ---- both
+
+
+def demo(
+    model: Path,
+    options: GenerateOptions,
+    on_event: Callable[[dict[str, Any], Relay], None],
+) -> dict[str, Any]:
+    """A provider process for `model` and this process as its client, over loopback."""
+    check_prompt(options)
+    command = [sys.executable, "-m", "spu_llm", "serve", "--model", str(model)]
+    command += ["--listen", "127.0.0.1:0", "--network", options.network]
+    command += ["--once", "--insecure", "--exit-with-parent"]
+    provider = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        port = _listening_port(provider)
+        located = GenerateOptions(**{**vars(options), "host": "127.0.0.1", "port": port})
+        try:
+            return generate(located, on_event)
+        except PeerError as exc:
+            raise _provider_failure(provider, exc) from exc
+    finally:
+        provider.terminate()
+        try:
+            provider.wait(5)
+        except subprocess.TimeoutExpired:
+            provider.kill()
+            provider.wait()
+
+
+def _listening_port(provider: subprocess.Popen[str]) -> int:
+    assert provider.stdout is not None
+    line = provider.stdout.readline()
+    if not line.startswith("serving "):
+        raise _provider_failure(provider, PeerError("the provider did not start"))
+    return int(line.rsplit(":", 1)[1])
+
+
+def _provider_failure(provider: subprocess.Popen[str], seen: SpuLlmError) -> SpuLlmError:
+    """The provider's own words for what went wrong, when it had any to say."""
+    try:
+        _, stderr = provider.communicate(timeout=3)
+    except subprocess.TimeoutExpired:
+        return seen
+    lines = [line for line in stderr.splitlines() if line.startswith("spu-llm: error: ")]
+    if provider.returncode == 2 and lines:
+        return InputError(lines[-1].removeprefix("spu-llm: error: "))
+    if provider.returncode < 0:
+        return PeerError(f"the provider process was killed by signal {-provider.returncode}")
+    return seen

@@ -1,0 +1,62 @@
+"""What a person sees while two parties work: stages with elapsed time and traffic, on stderr."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+QUIET_INTERVAL_S = 10.0
+
+
+class Progress:
+    """A line that says what is going on; it never shares a terminal line with streamed text."""
+
+    def __init__(self, traffic: Callable[[], int]) -> None:
+        self._traffic = traffic  # wire bytes so far
+        self._tty = sys.stderr.isatty()
+        self._stage = ""
+        self._started = time.monotonic()
+        self._shown_at = 0.0
+        self._visible = False
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._tick, daemon=True).start()
+
+    def stage(self, name: str) -> None:
+        with self._lock:
+            self._clear()
+            self._stage, self._started = name, time.monotonic()
+            self._show()
+
+    def pause(self) -> None:
+        """Take the line away, before text is printed."""
+        with self._lock:
+            self._clear()
+            self._stage = ""
+
+    def close(self) -> None:
+        self._stop.set()
+        self.pause()
+
+    def _tick(self) -> None:
+        while not self._stop.wait(0.5):
+            with self._lock:
+                due = self._tty or time.monotonic() - self._shown_at >= QUIET_INTERVAL_S
+                if self._stage and due:
+                    self._clear()
+                    self._show()
+
+    def _show(self) -> None:
+        elapsed = time.monotonic() - self._started
+        line = f"[{self._stage}: {elapsed:.0f} s, {self._traffic() / 1e6:.1f} MB on the wire]"
+        sys.stderr.write(line if self._tty else line + "\n")
+        sys.stderr.flush()
+        self._visible, self._shown_at = self._tty, time.monotonic()
+
+    def _clear(self) -> None:
+        if self._visible:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._visible = False

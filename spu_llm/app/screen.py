@@ -1,0 +1,75 @@
+"""A completion on the terminal: streamed text on stdout, progress and summary on stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from spu_llm.app.progress import Progress
+from spu_llm.net.relay import Relay
+
+
+class Screen:
+    """Shows the events of one completion."""
+
+    def __init__(self, prompt: str) -> None:
+        self._prompt = prompt
+        self._relay: Relay | None = None
+        self._progress = Progress(self._wire_bytes)
+        self._progress.stage("starting both parties")
+        self._texted = False
+
+    def on_event(self, event: dict[str, Any], relay: Relay) -> None:
+        self._relay = relay
+        match event["event"]:
+            case "stage":
+                self._progress.stage(event["name"])
+            case "text":
+                self._progress.pause()
+                if not self._texted:
+                    sys.stdout.write(self._prompt)
+                    self._texted = True
+                sys.stdout.write(event["text"])
+                sys.stdout.flush()
+            case "step" if not sys.stderr.isatty() or not sys.stdout.isatty():
+                self._progress.stage(
+                    f"decoding, {event['steps']} steps, "
+                    f"{event['accepted']} of {event['drafted']} drafts accepted"
+                )
+
+    def close(self) -> None:
+        self._progress.close()
+        if self._texted:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def summary(self, result: dict[str, Any]) -> None:
+        """What it took, and what each party learned."""
+        tokens, steps, seconds = len(result["token_ids"]), result["steps"], result["seconds"]
+        online = result["bytes"]["online"]
+        lines = [
+            f"{tokens} tokens, ended by {result['finish_reason']}; prefill "
+            f"{seconds['prefill']:.1f} s, {steps} secure steps in {seconds['decode']:.1f} s"
+        ]
+        if steps:
+            decoded = tokens - 1
+            lines.append(
+                f"{decoded / seconds['decode']:.2f} tokens/s, {decoded / steps:.2f} tokens per step"
+            )
+        if result["drafted"]:
+            accepted, drafted = result["accepted"], result["drafted"]
+            lines.append(f"{accepted} of {drafted} drafts accepted ({accepted / drafted:.0%})")
+        lines.append(
+            f"online: client sent {online['client_to_provider'] / 1e6:.1f} MB, provider "
+            f"{online['provider_to_client'] / 1e6:.1f} MB, {result['messages']['online']} messages"
+        )
+        for role, facts in result["learned"].items():
+            lines.append(f"{role} learned:")
+            lines += [f"  - {fact}" for fact in facts]
+        print("\n".join(lines), file=sys.stderr)
+
+    def _wire_bytes(self) -> int:
+        if self._relay is None:
+            return 0
+        counters = self._relay.snapshot()
+        return counters.wire_bytes_sent + counters.wire_bytes_received
