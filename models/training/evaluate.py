@@ -1,0 +1,285 @@
+"""How good the two models are, and how well they fit: `python -m models.training.evaluate`.
+
+Everything is measured on the shipped held-out snippets, in plaintext: perplexity, the acceptance
+rate alpha = mean over positions of sum_x min(p(x), q(x)), and tokens per step of speculative
+decoding, once from alpha under independence and once by drafting and verifying for real.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.cache import Block, empty_block
+from models.draft import Drafter, token_distribution
+from models.gpt2 import GPT2Config, Params, embed_tokens, logits, step
+from models.hf import load_model
+from models.tokenizer import Tokenizer
+from models.training.snippets import SHIPPED, read_snippets
+from protocols.post import draw, next_distribution
+
+DRAFT_LENGTHS = (3, 5, 7, 9)
+TEMPERATURES = (1.0, 0.7, 0.0)  # 0 is greedy
+PROMPTS = 24
+PROMPT_TOKENS = 48
+NEW_TOKENS = 64
+SAMPLE_PROMPT = "def read_config(path):"
+SAMPLE_TOKENS = 96
+
+
+@dataclass(frozen=True)
+class Model:
+    """One GPT-2 with its parameters."""
+
+    config: GPT2Config
+    params: Params
+
+    @staticmethod
+    def load(directory: Path) -> Model:
+        config, params = load_model(directory)
+        return Model(config, jax.device_put(params))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Quality of one model on held-out text."""
+
+    perplexity: float  # per token
+    bits_per_byte: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Tokens a step of speculative decoding yields, the bonus token included."""
+
+    temperature: float  # 0 is greedy
+    draft_length: int
+    tokens_per_step: float
+    accepted: float  # share of the drafts that were accepted
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All that this program prints."""
+
+    held_out_tokens: int
+    private: Fit
+    public: Fit
+    acceptance: float  # alpha at temperature 1
+    argmax_agreement: float
+    expected_tokens_per_step: dict[int, float]  # by draft length, from alpha
+    simulated: list[Speed]
+    samples: dict[str, str]  # by temperature
+
+
+def windows_of(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> list[np.ndarray]:
+    """Each text's ids cut into pieces of at most `length` (the last may be shorter)."""
+    pieces = []
+    for text in texts:
+        ids = np.array(tokenizer.encode(text), np.int32)
+        pieces += [ids[i : i + length] for i in range(0, len(ids), length)]
+    return [piece for piece in pieces if len(piece) > 1]
+
+
+def compare(
+    tokenizer: Tokenizer, private: Model, public: Model, texts: Sequence[str]
+) -> tuple[int, Fit, Fit, float, float]:
+    """(predicted tokens, private fit, public fit, alpha, argmax agreement) on `texts`."""
+    length = private.config.n_positions
+
+    @jax.jit
+    def measure(p_params: Params, q_params: Params, tokens: jax.Array) -> jax.Array:
+        """Per position: private and public loss (nats), sum of min(p, q), same argmax."""
+        log_p = jax.nn.log_softmax(logits(p_params, private.config, tokens))[:-1]
+        log_q = jax.nn.log_softmax(logits(q_params, public.config, tokens))[:-1]
+        target = tokens[1:, None]
+        return jnp.stack([
+            -jnp.take_along_axis(log_p, target, axis=1)[:, 0],
+            -jnp.take_along_axis(log_q, target, axis=1)[:, 0],
+            jnp.sum(jnp.minimum(jnp.exp(log_p), jnp.exp(log_q)), axis=1),
+            (jnp.argmax(log_p, axis=1) == jnp.argmax(log_q, axis=1)).astype(jnp.float32),
+        ])  # fmt: skip
+
+    sums, count, size = np.zeros(4), 0, 0
+    for piece in windows_of(tokenizer, texts, length):
+        padded = np.zeros(length, np.int32)
+        padded[: len(piece)] = piece
+        rows = np.asarray(measure(private.params, public.params, padded), np.float64)
+        sums += rows[:, : len(piece) - 1].sum(axis=1)
+        count += len(piece) - 1
+        size += len(tokenizer.token_bytes(piece[1:].tolist()))
+
+    def fit(nats: float) -> Fit:
+        return Fit(math.exp(nats / count), nats / math.log(2) / size)
+
+    return count, fit(sums[0]), fit(sums[1]), sums[2] / count, sums[3] / count
+
+
+def expected_tokens(alpha: float, draft_length: int) -> float:
+    """Tokens per step when every draft is accepted with chance `alpha` on its own."""
+    return (1 - alpha ** (draft_length + 1)) / (1 - alpha)
+
+
+class Verifier:
+    """The private model in plaintext, with a key/value cache."""
+
+    def __init__(self, model: Model) -> None:
+        c = model.config
+        self._model = model
+        self._empty = empty_block(c.n_layer, c.n_head, c.n_positions, c.head_dim)
+        self._step = jax.jit(partial(_forward, c))
+        self.restart()
+
+    def restart(self) -> None:
+        self._shared, self.length = self._empty, 0
+
+    def rows(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits [tokens, vocab] after each of `tokens`, fed from position `length` on.
+
+        The caller moves `length` over those it keeps.
+        """
+        found, self._shared = self._step(
+            self._model.params, jnp.asarray(tokens, jnp.int32), self._shared,
+            jnp.int32(self.length),
+        )  # fmt: skip
+        return np.asarray(found)
+
+
+def _forward(
+    config: GPT2Config, params: Params, tokens: jax.Array, shared: Block, length: jax.Array
+) -> tuple[jax.Array, Block]:
+    x = embed_tokens(params, tokens, length + jnp.arange(tokens.shape[0]))
+    return step(params, config, x, None, shared, length)
+
+
+def simulate(
+    verifier: Verifier,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    draft_length: int,
+    temperature: float,
+    rng: np.random.Generator,
+) -> Speed:
+    """Speculative decoding of every prompt by NEW_TOKENS tokens or a few more."""
+    greedy = temperature == 0
+    steps = emitted = accepted = 0
+    for prompt in prompts:
+        verifier.restart()
+        verifier.rows(prompt[:-1])
+        verifier.length = len(prompt) - 1
+        tokens = list(prompt)
+        while len(tokens) < len(prompt) + NEW_TOKENS:
+            drafts, q = drafter.propose(
+                tokens, draft_length, lambda: float(rng.random()), temperature, greedy=greedy
+            )
+            rows = verifier.rows([tokens[-1], *drafts])
+            p = [token_distribution(row, temperature, greedy=greedy) for row in rows]
+            k = 0
+            while k < draft_length and rng.random() * q[k, drafts[k]] < p[k][drafts[k]]:
+                k += 1
+            rest = next_distribution(p[k], q[k] if k < draft_length else None)
+            tokens += [*drafts[:k], draw(rest, float(rng.random()))]
+            verifier.length += k + 1
+            steps, emitted, accepted = steps + 1, emitted + k + 1, accepted + k
+    return Speed(temperature, draft_length, emitted / steps, accepted / (steps * draft_length))
+
+
+def complete(
+    verifier: Verifier, tokenizer: Tokenizer, prompt: str, temperature: float, seed: int
+) -> str:
+    """The private model's own completion of `prompt`, one token at a time."""
+    rng = np.random.default_rng(seed)
+    verifier.restart()
+    fresh, written = tokenizer.encode(prompt), []
+    for _ in range(SAMPLE_TOKENS):
+        row = verifier.rows(fresh)[-1]
+        verifier.length += len(fresh)
+        p = token_distribution(row, temperature, greedy=temperature == 0)
+        token = draw(p, float(rng.random()))
+        if token == tokenizer.eos_id:
+            break
+        written.append(token)
+        fresh = [token]
+    return tokenizer.decode(written)
+
+
+def evaluate(directory: Path) -> Evaluation:
+    """Measure the models in `directory` (with `private`, `public` and `held_out.jsonl`)."""
+    tokenizer = Tokenizer.load(directory / "private")
+    private, public = Model.load(directory / "private"), Model.load(directory / "public")
+    texts = [snippet.text for snippet in read_snippets(directory / "held_out.jsonl")]
+    count, private_fit, public_fit, alpha, agreement = compare(tokenizer, private, public, texts)
+    prompts = [tokenizer.encode(text)[:PROMPT_TOKENS] for text in texts]
+    prompts = [ids for ids in prompts if len(ids) == PROMPT_TOKENS][:PROMPTS]
+    verifier = Verifier(private)
+    drafter = Drafter(public.config, public.params, public.config.n_positions)
+    rng = np.random.default_rng(0)
+    return Evaluation(
+        held_out_tokens=count,
+        private=private_fit,
+        public=public_fit,
+        acceptance=alpha,
+        argmax_agreement=agreement,
+        expected_tokens_per_step={n: expected_tokens(alpha, n) for n in DRAFT_LENGTHS},
+        simulated=[
+            simulate(verifier, drafter, prompts, n, t, rng)
+            for t in TEMPERATURES
+            for n in DRAFT_LENGTHS
+        ],
+        samples={
+            str(t): complete(verifier, tokenizer, SAMPLE_PROMPT, t, seed=0) for t in TEMPERATURES
+        },
+    )
+
+
+def markdown(result: Evaluation) -> str:
+    """The evaluation as Markdown."""
+    lines = [
+        f"{result.held_out_tokens} held-out tokens",
+        "",
+        "| model | perplexity per token | bits per byte |",
+        "|---|---|---|",
+        f"| private | {result.private.perplexity:.2f} | {result.private.bits_per_byte:.3f} |",
+        f"| public | {result.public.perplexity:.2f} | {result.public.bits_per_byte:.3f} |",
+        "",
+        f"acceptance rate alpha = {result.acceptance:.3f}, "
+        f"same most likely token {result.argmax_agreement:.3f}",
+        "",
+        "| tokens per step | " + " | ".join(f"{n} drafts" for n in DRAFT_LENGTHS) + " |",
+        "|---" * (len(DRAFT_LENGTHS) + 1) + "|",
+        _row("from alpha, temperature 1", list(result.expected_tokens_per_step.values())),
+    ]
+    for t in TEMPERATURES:
+        found = [speed.tokens_per_step for speed in result.simulated if speed.temperature == t]
+        lines.append(_row("simulated, " + (f"temperature {t}" if t else "greedy"), found))
+    for heat, text in result.samples.items():
+        lines += ["", f"Sample at temperature {heat}:", "", "```python", SAMPLE_PROMPT + text, "```"]
+    return "\n".join(lines)
+
+
+def _row(name: str, values: Sequence[float]) -> str:
+    return f"| {name} | " + " | ".join(f"{value:.2f}" for value in values) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", type=Path, default=SHIPPED, help="directory of both models")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    result = evaluate(arguments.models)
+    print(markdown(result))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

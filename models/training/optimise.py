@@ -1,0 +1,154 @@
+"""The optimiser loop and the two losses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from models.gpt2 import GPT2Config, Params, logits
+
+MAX_OVERFLOWS_IN_A_ROW = 20
+
+# loss(params, frozen, tokens [batch, length]) -> scalar
+Loss = Callable[[Params, Any, Array], Array]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast to train."""
+
+    steps: int
+    batch: int  # windows a step
+    learning_rate: float  # peak; warms up linearly, then falls along a cosine to 0
+    warmup: int = 400
+    weight_decay: float = 0.2  # keeps activations well inside the fixed-point range
+    save_every: int = 500
+
+
+def batch_logits(params: Params, config: GPT2Config, tokens: Array) -> Array:
+    """Logits [batch, length, vocab] of token windows [batch, length]."""
+    return jax.vmap(lambda window: logits(params, config, window))(tokens)
+
+
+def cross_entropy(config: GPT2Config) -> Loss:
+    """Mean negative log likelihood of the next token, in nats."""
+
+    def loss(params: Params, frozen: Any, tokens: Array) -> Array:
+        predicted = batch_logits(params, config, tokens[:, :-1])
+        per_token = optax.softmax_cross_entropy_with_integer_labels(predicted, tokens[:, 1:])
+        return jnp.mean(per_token)
+
+    return loss
+
+
+def distillation(
+    config: GPT2Config, teacher: GPT2Config, kl: float, rejection: float, truth: float
+) -> Loss:
+    """Weighted mean of three losses against the teacher's next-token distribution p.
+
+    `kl` weighs KL(p || q), `rejection` weighs 1 - sum_x min(p(x), q(x)), the chance that
+    speculative sampling rejects a draft, and `truth` weighs the cross entropy with the text.
+    `frozen` holds the teacher's parameters.
+    """
+
+    def loss(params: Params, frozen: Any, tokens: Array) -> Array:
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        log_p = jax.nn.log_softmax(batch_logits(frozen, teacher, inputs))
+        log_q = jax.nn.log_softmax(batch_logits(params, config, inputs))
+        p, q = jnp.exp(log_p), jnp.exp(log_q)
+        divergence = jnp.sum(p * (log_p - log_q), axis=-1)
+        rejected = 1 - jnp.sum(jnp.minimum(p, q), axis=-1)
+        missed = -jnp.take_along_axis(log_q, targets[..., None], axis=-1)[..., 0]
+        return jnp.mean(kl * divergence + rejection * rejected + truth * missed)
+
+    return loss
+
+
+def optimiser(schedule: Schedule) -> optax.GradientTransformation:
+    """AdamW with clipping; only matrices decay, and a step that is not finite is left out.
+
+    The gradient overflows when a masked attention score exceeds the visible ones by more than 88,
+    which happens a few times in a run.
+    """
+    rate = optax.warmup_cosine_decay_schedule(
+        0.0, schedule.learning_rate, schedule.warmup, schedule.steps
+    )
+    chain = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(
+            rate,
+            b2=0.98,
+            weight_decay=schedule.weight_decay,
+            mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params),
+        ),
+    )
+    return optax.apply_if_finite(chain, max_consecutive_errors=MAX_OVERFLOWS_IN_A_ROW)
+
+
+def fit(
+    name: str,
+    params: Params,
+    loss: Loss,
+    frozen: Any,
+    batches: Iterator[np.ndarray],
+    held_out: np.ndarray,
+    schedule: Schedule,
+    save: Callable[[Params], None],
+) -> Params:
+    """Train `params`; prints progress, and every `save_every` steps the loss on `held_out`.
+
+    Batches are split over JAX's devices: two host devices use two CPU cores better than XLA's own
+    threading does.
+    """
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    transform = optimiser(schedule)
+
+    def update(params: Params, state: Any, frozen: Any, tokens: Array) -> tuple[Params, Any, Array]:
+        value, gradient = jax.value_and_grad(loss)(params, frozen, tokens)
+        change, state = transform.update(gradient, state, params)
+        return optax.apply_updates(params, change), state, value
+
+    step = jax.jit(update)
+    measure = jax.jit(loss)
+    params = jax.device_put(params, everywhere)
+    state = jax.device_put(transform.init(params), everywhere)
+    frozen = jax.device_put(frozen, everywhere)
+    start, recent = time.monotonic(), []
+    for done in range(1, schedule.steps + 1):
+        tokens = jax.device_put(next(batches), split)
+        params, state, value = step(params, state, frozen, tokens)
+        recent.append(value)  # kept on the device: reading it would wait for the step
+        if done % 100 == 0 or done == schedule.steps:
+            mean = float(jnp.mean(jnp.stack(recent)))
+            recent = []
+            seconds = time.monotonic() - start
+            rate = done * tokens.shape[0] * (tokens.shape[1] - 1) / seconds
+            left = seconds / done * (schedule.steps - done)
+            print(
+                f"{name}: step {done}/{schedule.steps}, loss {mean:.4f}, "
+                f"{rate:.0f} tokens/s, {left / 60:.1f} min left",
+                flush=True,
+            )
+        if done % schedule.save_every == 0 or done == schedule.steps:
+            losses = [
+                float(measure(params, frozen, jax.device_put(part, split)))
+                for part in np.split(held_out, len(held_out) // schedule.batch)
+            ]
+            print(
+                f"{name}: step {done}, held-out loss {np.mean(losses):.4f}, "
+                f"{int(state.total_notfinite)} steps left out",
+                flush=True,
+            )
+            save(jax.device_get(params))
+    return jax.device_get(params)
