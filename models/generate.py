@@ -149,6 +149,7 @@ class Programs:
     request: Request
     secure: secure_gpt2.SecureGPT2
     limit: int
+    capacity: int  # positions of the shared block, room for the last step's drafts included
 
     @staticmethod
     def build(config: GPT2Config, request: Request) -> Programs:
@@ -156,7 +157,7 @@ class Programs:
         limit = request.limit(config)
         capacity = request.prompt_tokens + limit + request.draft_length + 1
         secure = secure_gpt2.build(config, capacity, greedy=request.greedy)
-        return Programs(config, request, secure, limit)
+        return Programs(config, request, secure, limit, capacity)
 
     def prepare(self, session: PartySession, weights: Any) -> None:
         """Compile everything and agree with the peer on every program, before the first secret."""

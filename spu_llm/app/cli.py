@@ -75,6 +75,8 @@ def _parser() -> Parser:
     serve.add_argument("--model", type=Path, required=True, help="private model directory")
     serve.add_argument("--listen", required=True, metavar="HOST:PORT")
     serve.add_argument("--once", action="store_true", help="end after one session")
+    serve.add_argument("--studies", action="store_true",
+                       help="also take part in measurements (bench, experiment)")  # fmt: skip
     serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     _session_options(serve)
     _insecure_option(serve)
@@ -142,7 +144,7 @@ def _require_insecure(options: argparse.Namespace) -> None:
 
 
 def _client(options: argparse.Namespace, host: str, port: int) -> Any:
-    from spu_llm.app.parties import GenerateOptions
+    from spu_llm.app.parties import GenerateOptions, Server
 
     if not options.standard and options.draft_length < 1:
         raise InputError(
@@ -152,9 +154,7 @@ def _client(options: argparse.Namespace, host: str, port: int) -> Any:
     return GenerateOptions(
         prompt=options.prompt,
         draft_model=options.draft_model or shipped("public"),
-        host=host,
-        port=port,
-        network=options.network,
+        server=Server(host, port, options.network),
         max_new_tokens=options.max_new_tokens,
         draft_length=0 if options.standard else options.draft_length,
         temperature=options.temperature,
@@ -179,7 +179,13 @@ def _serve(options: argparse.Namespace) -> None:
     host, port = _address(options.listen, "--listen")
     serve(
         ServeOptions(
-            options.model, host, port, options.network, options.once, options.exit_with_parent
+            model=options.model,
+            host=host,
+            port=port,
+            network=options.network,
+            once=options.once,
+            studies=options.studies,
+            exit_with_parent=options.exit_with_parent,
         ),
         say=lambda line: print(f"spu-llm: {line}", file=sys.stderr, flush=True),
     )

@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from models.gpt2 import GPT2Config
 from models.hf import load_config
 from models.request import Request
 from models.tokenizer import Tokenizer
+from spu_llm.app import programs
 from spu_llm.app.supervisor import Outcome, Worker, run_session
 from spu_llm.errors import InputError, PeerError, SpuLlmError
 from spu_llm.net.control import Control
+from spu_llm.net.manifest import Manifest, Scalar
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import Listener, TcpStream, connect, listen
@@ -28,7 +32,7 @@ HANDSHAKE_S = 20.0
 LINK_TIMEOUT_MS = 3_600_000
 
 
-def _shared_manifest(tokenizer: Tokenizer, network: str) -> dict[str, Any]:
+def _shared_manifest(tokenizer: Tokenizer, network: str) -> Manifest:
     return {
         "version": version("spu-llm"),
         "jax.version": version("jax"),
@@ -38,15 +42,17 @@ def _shared_manifest(tokenizer: Tokenizer, network: str) -> dict[str, Any]:
     }
 
 
-def _job(agreed: dict[str, Any]) -> dict[str, Any]:
+def _job(agreed: Manifest) -> dict[str, Any]:
     """What both workers are told, taken from the settings both sides agreed on."""
 
     def part(prefix: str) -> dict[str, Any]:
         return {k.removeprefix(prefix): v for k, v in agreed.items() if k.startswith(prefix)}
 
+    request = part("request.")
     return {
+        "program": request.pop("program"),
         "model": part("model."),
-        "request": part("request."),
+        "request": request,
         "spu": asdict(SpuConfig()),
         "timeout_ms": LINK_TIMEOUT_MS,
     }
@@ -62,6 +68,7 @@ class ServeOptions:
     port: int
     network: str
     once: bool
+    studies: bool  # also take part in measurements, which open more than a completion does
     exit_with_parent: bool  # set by `demo`: end when the process that started this one has gone
 
 
@@ -78,8 +85,8 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
         while True:
             try:
                 outcome = _serve_one(options, listener, config, tokenizer)
-                report = outcome.result["report"]
-                say(f"session finished: {report['steps']} steps, {report['accepted']} accepted")
+                traffic = outcome.wire_sent + outcome.wire_received
+                say(f"session finished, {traffic / 1e6:.1f} MB on the wire")
             except SpuLlmError as exc:
                 if options.once:
                     raise
@@ -91,7 +98,7 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
 
 
 def _serve_one(
-    options: ServeOptions, listener: Listener, config: Any, tokenizer: Tokenizer
+    options: ServeOptions, listener: Listener, config: GPT2Config, tokenizer: Tokenizer
 ) -> Outcome:
     stream = _accept(listener, options.exit_with_parent)
     control = Control(Relay(stream, NETWORKS[options.network], "provider"))
@@ -99,12 +106,31 @@ def _serve_one(
     fields |= {f"model.{k}": v for k, v in config.asdict().items()}
     agreed = control.open_session(fields, HANDSHAKE_S)
     job = _job(agreed) | {"model_dir": str(options.model)}
-    Request(**job["request"]).check(config)
+    try:
+        _check_request(job, config, options.studies)
+    except InputError as exc:
+        control.bye(str(exc), ok=False)
+        raise
     worker = Worker()
     try:
         return run_session("provider", control, worker, job, lambda event: None)
     finally:
         worker.stop()
+
+
+def _check_request(job: dict[str, Any], config: GPT2Config, studies: bool) -> None:
+    """InputError when this provider does not run what the client asks for."""
+    program = job["program"]
+    if program == programs.COMPLETION:
+        try:
+            request = Request(**job["request"])
+        except TypeError:
+            raise InputError("the client's request has other fields than a completion's") from None
+        request.check(config)
+    elif program not in programs.STUDIES:
+        raise InputError(f"the client asks for an unknown program {program!r}")
+    elif not studies:
+        raise InputError(f"{program} is a study; the provider must be started with --studies")
 
 
 def _accept(listener: Listener, exit_with_parent: bool) -> TcpStream:
@@ -121,14 +147,21 @@ def _accept(listener: Listener, exit_with_parent: bool) -> TcpStream:
 
 
 @dataclass(frozen=True)
+class Server:
+    """Where a provider listens, and the network to emulate on the way there."""
+
+    host: str
+    port: int
+    network: str
+
+
+@dataclass(frozen=True)
 class GenerateOptions:
     """`draft_seed` fixes the drafts; `sampling_seed` also acceptance and bonus draws."""
 
     prompt: str
     draft_model: Path
-    host: str
-    port: int
-    network: str
+    server: Server
     max_new_tokens: int
     draft_length: int
     temperature: float
@@ -140,7 +173,6 @@ class GenerateOptions:
 def generate(
     options: GenerateOptions,
     on_event: Callable[[dict[str, Any], Relay], None],
-    check_provider: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Complete a prompt with a provider's private model; returns the `--json` object."""
     tokenizer, prompt = check_prompt(options)
@@ -151,26 +183,48 @@ def generate(
         temperature=options.temperature,
         greedy=options.temperature == 0,
     )
+    job = {
+        "prompt": prompt,
+        "draft_dir": str(options.draft_model),
+        "stop": list(options.stop),
+        "draft_seed": options.draft_seed,
+        "sampling_seed": options.sampling_seed,
+    }
+    outcome, agreed = run_as_client(
+        options.server, tokenizer, programs.COMPLETION, asdict(request), job, on_event
+    )
+    return _summary(options, outcome, agreed)
+
+
+def run_as_client(
+    server: Server,
+    tokenizer: Tokenizer,
+    program: str,
+    request: Mapping[str, Scalar],
+    job: dict[str, Any],
+    on_event: Callable[[dict[str, Any], Relay], None],
+) -> tuple[Outcome, Manifest]:
+    """Run `program` with the provider at `server`; the outcome and the agreed settings.
+
+    `request` is told to the provider; `job` holds the client's own inputs and stays here.
+    """
     worker = Worker()  # its slow imports overlap with the handshake
     try:
-        stream = connect(options.host, options.port, CONNECT_S)
-        control = Control(Relay(stream, NETWORKS[options.network], "client"))
-        fields = _shared_manifest(tokenizer, options.network)
-        fields |= {f"request.{k}": v for k, v in asdict(request).items()}
+        stream = connect(server.host, server.port, CONNECT_S)
+        control = Control(Relay(stream, NETWORKS[server.network], "client"))
+        fields = _shared_manifest(tokenizer, server.network) | {"request.program": program}
+        fields |= {f"request.{k}": v for k, v in request.items()}
         agreed = control.open_session(fields, HANDSHAKE_S)
-        job = _job(agreed) | {
-            "prompt": prompt,
-            "draft_dir": str(options.draft_model),
-            "stop": list(options.stop),
-            "draft_seed": options.draft_seed,
-            "sampling_seed": options.sampling_seed,
-        }
         outcome = run_session(
-            "client", control, worker, job, lambda event: on_event(event, control.relay)
+            "client",
+            control,
+            worker,
+            _job(agreed) | job,
+            lambda event: on_event(event, control.relay),
         )
     finally:
         worker.stop()
-    return _summary(options, outcome, agreed)
+    return outcome, agreed
 
 
 def check_prompt(options: GenerateOptions) -> tuple[Tokenizer, list[int]]:
@@ -190,7 +244,7 @@ def check_prompt(options: GenerateOptions) -> tuple[Tokenizer, list[int]]:
 
 
 def _summary(
-    options: GenerateOptions, outcome: Outcome, agreed: dict[str, Any]
+    options: GenerateOptions, outcome: Outcome, agreed: Manifest
 ) -> dict[str, Any]:
     result = outcome.result
     report, traffic, seconds = result["report"], result["traffic"], result["seconds"]
@@ -244,11 +298,21 @@ def demo(
 ) -> dict[str, Any]:
     """A provider process for `model` and this process as its client, over loopback."""
     check_prompt(options)
+    with local_provider(model, options.server.network) as server:
+        return generate(replace(options, server=server), on_event)
+
+
+@contextmanager
+def local_provider(model: Path, network: str, *, studies: bool = False) -> Iterator[Server]:
+    """A provider process on this machine that serves one session.
+
+    When the session fails because of the provider, the error says what the provider said.
+    """
     command = [sys.executable, "-m", "spu_llm", "serve", "--model", str(model)]
-    command += ["--listen", "127.0.0.1:0", "--network", options.network]
+    command += ["--listen", "127.0.0.1:0", "--network", network]
     command += ["--once", "--insecure", "--exit-with-parent"]
     provider = subprocess.Popen(
-        command,
+        command + (["--studies"] if studies else []),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -256,26 +320,23 @@ def demo(
         start_new_session=True,
     )
     try:
-        port = _listening_port(provider)
-        located = GenerateOptions(**{**vars(options), "host": "127.0.0.1", "port": port})
-        try:
-            return generate(located, on_event)
-        except PeerError as exc:
-            raise _provider_failure(provider, exc) from exc
+        yield Server("127.0.0.1", _listening_port(provider), network)
+    except PeerError as exc:
+        raise _provider_failure(provider, exc) from exc
     finally:
         provider.terminate()
         try:
-            provider.wait(5)
+            provider.communicate(timeout=5)
         except subprocess.TimeoutExpired:
             provider.kill()
-            provider.wait()
+            provider.communicate()
 
 
 def _listening_port(provider: subprocess.Popen[str]) -> int:
     assert provider.stdout is not None
     line = provider.stdout.readline()
     if not line.startswith("serving "):
-        raise _provider_failure(provider, PeerError("the provider did not start"))
+        raise PeerError("the provider did not start")
     return int(line.rsplit(":", 1)[1])
 
 

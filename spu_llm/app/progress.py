@@ -25,10 +25,18 @@ class Progress:
         threading.Thread(target=self._tick, daemon=True).start()
 
     def stage(self, name: str) -> None:
+        """A stage begins; shown at once."""
         with self._lock:
             self._clear()
             self._stage, self._started = name, time.monotonic()
             self._show()
+
+    def update(self, name: str) -> None:
+        """The current stage has got further; shown at the next tick."""
+        with self._lock:
+            if not self._stage:
+                self._started = time.monotonic()
+            self._stage = name
 
     def pause(self) -> None:
         """Take the line away, before text is printed."""

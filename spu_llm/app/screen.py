@@ -31,8 +31,9 @@ class Screen:
                     self._texted = True
                 sys.stdout.write(event["text"])
                 sys.stdout.flush()
-            case "step" if not sys.stderr.isatty() or not sys.stdout.isatty():
-                self._progress.stage(
+            case "step" if not (sys.stderr.isatty() and sys.stdout.isatty()):
+                # On one terminal a progress line would cut the streamed text in two.
+                self._progress.update(
                     f"decoding, {event['steps']} steps, "
                     f"{event['accepted']} of {event['drafted']} drafts accepted"
                 )

@@ -1,4 +1,4 @@
-"""The worker process: SPU, the model and the decode loop of one party and one session.
+"""The worker process: SPU and the program of one party and one session.
 
 Started by a supervisor as `python -m spu_llm.app.worker`. Reads one job (a JSON line) from standard
 input and writes events (JSON lines) to standard output. It dies with its supervisor.
@@ -14,15 +14,10 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import asdict
-from pathlib import Path
 from typing import IO, Any
 
-from spu_llm.channel import Traffic
 from spu_llm.errors import SpuLlmError
-from spu_llm.values import CLIENT, ROLES
-
-PHASES = ("offline", "prefill", "decode")
+from spu_llm.values import ROLES
 
 
 class Events:
@@ -43,7 +38,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no secrets in core files
     os.environ["JAX_PLATFORMS"] = "cpu"
     events = Events()
-    import models.generate  # noqa: F401 - the slow imports, while the supervisors shake hands
+    import models.completion  # noqa: F401 - the slow imports, while the supervisors shake hands
 
     events.send("ready")
     line = sys.stdin.readline()
@@ -63,93 +58,20 @@ def main() -> None:
 
 
 def run_job(job: dict[str, Any], events: Events) -> dict[str, Any]:
-    """One completion, this party's side; returns the result's fields."""
-    from models.generate import ClientSide, Programs, Report, generate, share_weights
-    from models.gpt2 import GPT2Config
-    from models.hf import load_model
-    from models.request import Request
+    """Link up with the peer's worker and run the agreed program; returns its result."""
+    from spu_llm.app import programs
     from spu_llm.secure import PartySession
     from spu_llm.settings import SpuConfig
     from spu_llm.spu_runtime import create_link
 
-    rank = ROLES.index(job["role"])
-    config = GPT2Config(**job["model"])
-    request = Request(**job["request"])
-    spu_config = SpuConfig(**job["spu"])
-
     events.send("stage", name="connecting")
+    rank = ROLES.index(job["role"])
     link = create_link(rank, job["addresses"], timeout_ms=job["timeout_ms"])
-    session = PartySession(link, spu_config)
+    session = PartySession(link, SpuConfig(**job["spu"]))
+    events.send("stage", name="preparing")
     with session.meter.in_phase("offline"):
-        events.send("stage", name="preparing")
         session.warm_up()
-        programs = Programs.build(config, request)
-        params = load_model(Path(job["model_dir"]))[1] if rank != CLIENT else None
-        weights = share_weights(session, config, params)
-        programs.prepare(session, weights)
-    client: ClientSide | None = None
-    if rank == CLIENT:
-        client = _client_side(job, request, programs.limit, events)
-
-    events.send("stage", name=f"prefilling {request.prompt_tokens} tokens")
-
-    def on_step(report: Report) -> None:
-        events.send(
-            "step", steps=report.steps, accepted=report.accepted, drafted=report.drafted
-        )
-
-    report = generate(session, programs, weights, client, on_step)
-    result: dict[str, Any] = {
-        "report": asdict(report),
-        "seconds": session.meter.seconds,
-        "traffic": {phase: asdict(session.meter.traffic(phase)) for phase in PHASES},
-        "steps": _per_step(session.meter.entries),
-        "learned": session.ledger.learned(),
-    }
-    if client is not None:
-        result |= {"text": client.text, "token_ids": client.tokens}
-    return result
-
-
-def _client_side(job: dict[str, Any], request: Any, limit: int, events: Events) -> Any:
-    from models.draft import Drafter
-    from models.generate import ClientSide
-    from models.hf import load_model
-    from models.tokenizer import Tokenizer
-    from spu_llm.prg import Prg
-
-    drafter = None
-    if request.draft_length:
-        draft_config, draft_params = load_model(Path(job["draft_dir"]))
-        capacity = request.prompt_tokens + limit + request.draft_length + 1
-        drafter = Drafter(draft_config, draft_params, capacity)
-
-    def stream(label: str, seed: int | None) -> Prg:
-        return Prg.from_os() if seed is None else Prg.from_seed(seed, label)
-
-    return ClientSide(
-        prompt=job["prompt"],
-        tokenizer=Tokenizer.load(Path(job["draft_dir"])),
-        drafter=drafter,
-        drafting=stream("drafts", job["draft_seed"]),
-        sampling=stream("sampling", job["sampling_seed"]),
-        stop=job["stop"],
-        on_text=lambda text: events.send("text", text=text),
-    )
-
-
-def _per_step(entries: list[Any]) -> list[dict[str, Any]]:
-    """Cost of each decode step: a step ends when the client has announced how it went."""
-    steps: list[dict[str, Any]] = []
-    seconds, traffic = 0.0, Traffic()
-    for entry in entries:
-        if entry.phase != "decode":
-            continue
-        seconds, traffic = seconds + entry.seconds, traffic + entry.traffic
-        if entry.function == "announce":
-            steps.append({"seconds": seconds, "bytes": traffic.bytes, "messages": traffic.messages})
-            seconds, traffic = 0.0, Traffic()
-    return steps
+    return programs.load(job["program"])(session, job, events.send)
 
 
 def _first_line(exc: BaseException) -> str:

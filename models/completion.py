@@ -1,0 +1,86 @@
+"""The program behind `demo`, `serve` and `generate`: one completion, this party's side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from models.draft import Drafter
+from models.generate import ClientSide, Programs, Report, generate, share_weights
+from models.gpt2 import GPT2Config
+from models.hf import load_model
+from models.request import Request
+from models.tokenizer import Tokenizer
+from spu_llm.channel import Traffic
+from spu_llm.meter import Entry
+from spu_llm.prg import Prg
+from spu_llm.secure import PartySession
+from spu_llm.values import CLIENT
+
+PHASES = ("offline", "prefill", "decode")
+
+Send = Callable[..., None]
+
+
+def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any]:
+    """Prepare, prefill and decode; the client's result also has the text."""
+    config = GPT2Config(**job["model"])
+    request = Request(**job["request"])
+    programs = Programs.build(config, request)
+    with session.meter.in_phase("offline"):
+        params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
+        weights = share_weights(session, config, params)
+        programs.prepare(session, weights)
+    client = _client_side(job, programs, send) if session.rank == CLIENT else None
+
+    def on_step(report: Report) -> None:
+        send("step", steps=report.steps, accepted=report.accepted, drafted=report.drafted)
+
+    send("stage", name=f"prefilling {request.prompt_tokens} tokens")
+    report = generate(session, programs, weights, client, on_step)
+    result: dict[str, Any] = {
+        "report": asdict(report),
+        "seconds": session.meter.seconds,
+        "traffic": {phase: asdict(session.meter.traffic(phase)) for phase in PHASES},
+        "steps": per_step(session.meter.entries),
+        "learned": session.ledger.learned(),
+    }
+    if client is not None:
+        result |= {"text": client.text, "token_ids": client.tokens}
+    return result
+
+
+def _client_side(job: dict[str, Any], programs: Programs, send: Send) -> ClientSide:
+    def stream(label: str, seed: int | None) -> Prg:
+        return Prg.from_os() if seed is None else Prg.from_seed(seed, label)
+
+    drafter = None
+    directory = Path(job["draft_dir"])
+    if programs.request.draft_length:
+        config, params = load_model(directory)
+        drafter = Drafter(config, params, programs.capacity)
+    return ClientSide(
+        prompt=job["prompt"],
+        tokenizer=Tokenizer.load(directory),
+        drafter=drafter,
+        drafting=stream("drafts", job["draft_seed"]),
+        sampling=stream("sampling", job["sampling_seed"]),
+        stop=job["stop"],
+        on_text=lambda text: send("text", text=text),
+    )
+
+
+def per_step(entries: list[Entry]) -> list[dict[str, Any]]:
+    """Cost of each decode step: a step ends when the client has announced how it went."""
+    steps: list[dict[str, Any]] = []
+    seconds, traffic = 0.0, Traffic()
+    for entry in entries:
+        if entry.phase != "decode":
+            continue
+        seconds, traffic = seconds + entry.seconds, traffic + entry.traffic
+        if entry.function == "announce":
+            steps.append({"seconds": seconds, "bytes": traffic.bytes, "messages": traffic.messages})
+            seconds, traffic = 0.0, Traffic()
+    return steps

@@ -1,0 +1,30 @@
+"""What two workers can run together, by name; both supervisors agree on the name first.
+
+A program is a function of this party's session and job (public settings, and this party's own
+inputs) that returns its result as JSON fields. Programs beside `completion` are studies: they open
+more than a completion does, so a provider takes part in them only when told to (`serve --studies`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from spu_llm.secure import PartySession
+
+Send = Callable[..., None]  # send(event, **fields): an event for the supervisor
+Program = Callable[[PartySession, dict[str, Any], Send], dict[str, Any]]
+
+COMPLETION = "completion"
+STUDIES = {
+    "step-sweep": "experiments.step_sweep",
+    "logits": "experiments.logits",
+}
+_MODULES = {COMPLETION: "models.completion", **STUDIES}
+
+
+def load(name: str) -> Program:
+    """The program's `run` function."""
+    run: Program = import_module(_MODULES[name]).run
+    return run

@@ -1,0 +1,52 @@
+"""A tiny model pair in Hugging Face layout, random weights, for tests of everything around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from models.gpt2 import GPT2Config, Params, init_params
+from models.hf import save_model
+from models.tokenizer import END_OF_TEXT, TOKENIZER_FILE
+
+VOCAB = 288
+PRIVATE = GPT2Config(VOCAB, n_positions=64, n_embd=16, n_layer=1, n_head=2)
+PUBLIC = GPT2Config(VOCAB, n_positions=64, n_embd=8, n_layer=1, n_head=2)
+
+
+def tiny_params(config: GPT2Config, seed: int) -> Params:
+    """Random float32 weights, larger than GPT-2's so that distributions are not flat."""
+    params = init_params(config, jax.random.key(seed))
+    return jax.tree.map(lambda w: np.asarray(w) * (6.0 if w.ndim == 2 else 1.0), params)
+
+
+def save_tokenizer(directory: Path, seed_text: str = "def read(path):\n    return path\n") -> None:
+    bpe = tokenizers.Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    # Enough repeated text for every merge the vocabulary has room for.
+    bpe.train_from_iterator([seed_text + "alpha beta gamma delta epsilon zeta eta theta"] * 4, trainer)
+    assert bpe.get_vocab_size() == VOCAB
+    bpe.save(str(directory / TOKENIZER_FILE))
+
+
+def make_pair(root: Path) -> tuple[Path, Path]:
+    """Directories of a private and a public model that share a tokenizer."""
+    directories = []
+    for name, config, seed in (("private", PRIVATE, 1), ("public", PUBLIC, 2)):
+        directory = root / name
+        directory.mkdir(parents=True)
+        save_model(directory, config, tiny_params(config, seed))
+        save_tokenizer(directory)
+        directories.append(directory)
+    return directories[0], directories[1]
