@@ -29,7 +29,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def write_tokenizer(directory: Path, tokenizer: Tokenizer, positions: int) -> None:
     """Write `tokenizer.json`, `tokenizer_config.json` and `generation_config.json`."""
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(directory / "tokenizer.json"))
+    tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
     settings = {
         "tokenizer_class": "GPT2TokenizerFast",
         "add_prefix_space": False,

@@ -29,8 +29,8 @@ class Schedule:
     steps: int
     batch: int  # windows a step
     learning_rate: float  # peak; warms up linearly, then falls along a cosine to 0
-    warmup: int = 400
-    weight_decay: float = 0.2  # keeps activations well inside the fixed-point range
+    warmup: int = 200
+    weight_decay: float = 0.3  # keeps activations well inside the fixed-point range
     save_every: int = 500
 
 

@@ -1,0 +1,201 @@
+"""The key/value cache: however positions are cut into steps and blocks, the result is the same."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import Array
+
+from models.cache import (
+    SCORE_FLOOR,
+    Block,
+    LayerBlock,
+    Partial,
+    attend,
+    causal,
+    empty_block,
+    merge,
+    partials_with_common_shift,
+)
+from models.gpt2 import (
+    GPT2Config,
+    embed_one_hot,
+    embed_tokens,
+    hidden_states,
+    init_params,
+    logits,
+    step,
+)
+
+CONFIG = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
+LENGTH = 8
+TOKENS = np.random.default_rng(0).integers(CONFIG.vocab_size, size=LENGTH).astype(np.int32)
+# Weights far from zero, so that attention is far from uniform.
+PARAMS = jax.tree.map(
+    lambda w: w + 0.5 * jax.random.normal(jax.random.key(1), w.shape),
+    init_params(CONFIG, jax.random.key(0)),
+)
+WHOLE = np.asarray(logits(PARAMS, CONFIG, jnp.asarray(TOKENS)))
+EXAMPLES = settings(max_examples=15, deadline=None, derandomize=True)
+TOLERANCE = 2e-5
+
+
+def embed(start: int, end: int) -> Array:
+    """Embedding of TOKENS[start:end]."""
+    return embed_tokens(PARAMS, jnp.asarray(TOKENS[start:end]), jnp.arange(start, end))
+
+
+def shared_block(positions: int = LENGTH + 4) -> Block:
+    return empty_block(CONFIG.n_layer, CONFIG.n_head, positions, CONFIG.head_dim)
+
+
+def prefix_block(length: int) -> Block | None:
+    """The first `length` positions as a block of their own."""
+    if length == 0:
+        return None
+    return hidden_states(PARAMS, CONFIG, embed(0, length), [], causal(length))[1]
+
+
+def run_steps(cuts: list[int], prefix: int, shared: Block) -> np.ndarray:
+    """Logits of the positions from `prefix` on, in one step from each cut to the next."""
+    rows, ends = [], sorted({*cuts, LENGTH})
+    start = prefix
+    for end in (e for e in ends if e > prefix):
+        found, shared = step(
+            PARAMS, CONFIG, embed(start, end), prefix_block(prefix), shared,
+            jnp.int32(start - prefix),
+        )  # fmt: skip
+        rows.append(found)
+        start = end
+    return np.concatenate(rows)
+
+
+@EXAMPLES
+@given(st.lists(st.integers(1, LENGTH - 1), max_size=3))
+def test_steps_of_any_size_equal_the_whole(cuts: list[int]) -> None:
+    np.testing.assert_allclose(run_steps(cuts, 0, shared_block()), WHOLE, atol=TOLERANCE)
+
+
+def test_one_position_at_a_time_equals_the_whole() -> None:
+    found = run_steps(list(range(1, LENGTH)), 0, shared_block())
+    np.testing.assert_allclose(found, WHOLE, atol=TOLERANCE)
+
+
+@EXAMPLES
+@given(st.integers(1, LENGTH - 2), st.data())
+def test_prefix_shared_and_draft_equal_the_whole(prefix: int, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(prefix + 1, LENGTH - 1))
+    found = run_steps([cut], prefix, shared_block())
+    np.testing.assert_allclose(found, WHOLE[prefix:], atol=TOLERANCE)
+
+
+def test_rows_past_the_length_do_not_matter() -> None:
+    noise = shared_block()
+    noise = Block(noise.keys + 100.0, noise.values - 100.0)
+    np.testing.assert_allclose(run_steps([3], 0, noise), WHOLE, atol=TOLERANCE)
+
+
+@EXAMPLES
+@given(st.integers(1, LENGTH - 1), st.integers(1, 4), st.integers(0, 3))
+def test_rolled_back_drafts_leave_no_trace(start: int, drafts: int, seed: int) -> None:
+    _, shared = step(PARAMS, CONFIG, embed(0, start), None, shared_block(), jnp.int32(0))
+    wrong = np.random.default_rng(seed).integers(CONFIG.vocab_size, size=drafts)
+    x = embed_tokens(PARAMS, jnp.asarray(wrong), start + jnp.arange(drafts))
+    _, shared = step(PARAMS, CONFIG, x, None, shared, jnp.int32(start))
+    found, _ = step(PARAMS, CONFIG, embed(start, LENGTH), None, shared, jnp.int32(start))
+    np.testing.assert_allclose(found, WHOLE[start:], atol=TOLERANCE)
+
+
+def test_one_hot_embedding_equals_lookup() -> None:
+    one_hot = jax.nn.one_hot(jnp.asarray(TOKENS), CONFIG.vocab_size)
+    found = embed_one_hot(PARAMS, one_hot, jnp.arange(LENGTH))
+    np.testing.assert_allclose(found, embed(0, LENGTH), atol=1e-6)
+
+
+HEADS, HEAD_DIM, QUERIES, KEYS = 2, 4, 3, 7
+
+
+def random_attention(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """query [query, head, head_dim], keys and values [head, key, head_dim], visible."""
+    rng = np.random.default_rng(seed)
+    query = rng.normal(size=(QUERIES, HEADS, HEAD_DIM)).astype(np.float32) * 3
+    keys, values = rng.normal(size=(2, HEADS, KEYS, HEAD_DIM)).astype(np.float32)
+    visible = rng.random((QUERIES, KEYS)) < 0.7
+    visible[:, 0] = True
+    return query, keys, values, visible
+
+
+def whole_attention(
+    query: np.ndarray, keys: np.ndarray, values: np.ndarray, visible: np.ndarray
+) -> np.ndarray:
+    """Softmax attention in float64: [head, query, head_dim]."""
+    scores = np.einsum("nhd,htd->hnt", query, keys, dtype=np.float64)
+    scores = np.where(visible[None], scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.einsum("hnt,htd->hnd", weights, values)
+
+
+def cut_blocks(
+    keys: np.ndarray, values: np.ndarray, visible: np.ndarray, cuts: set[int]
+) -> list[LayerBlock]:
+    """Key positions cut into consecutive blocks."""
+    ends = sorted({0, *cuts, KEYS})
+    return [
+        LayerBlock(jnp.asarray(keys[:, a:b]), jnp.asarray(values[:, a:b]), jnp.asarray(v))
+        for a, b in zip(ends, ends[1:], strict=False)
+        for v in [visible[:, a:b]]
+    ]
+
+
+@EXAMPLES
+@given(st.integers(0, 5), st.sets(st.integers(1, KEYS - 1), max_size=3))
+def test_blocks_with_a_common_shift_equal_whole_attention(seed: int, cuts: set[int]) -> None:
+    query, keys, values, visible = random_attention(seed)
+    found = attend(jnp.asarray(query), cut_blocks(keys, values, visible, cuts))
+    wanted = whole_attention(query, keys, values, visible).transpose(1, 0, 2)
+    np.testing.assert_allclose(found, wanted.reshape(QUERIES, -1), atol=TOLERANCE)
+
+
+@EXAMPLES
+@given(st.integers(0, 5), st.sets(st.integers(1, KEYS - 1), min_size=1, max_size=3))
+def test_partials_with_shifts_of_their_own_merge_to_whole_attention(
+    seed: int, cuts: set[int]
+) -> None:
+    """Blocks computed apart, each with its own largest score; some may see nothing at all."""
+    query, keys, values, visible = random_attention(seed)
+    partials = [
+        partials_with_common_shift(jnp.asarray(query), [block])[0]
+        for block in cut_blocks(keys, values, visible, cuts)
+    ]
+    wanted = whole_attention(query, keys, values, visible)
+    np.testing.assert_allclose(merge(partials), wanted, atol=TOLERANCE)
+
+
+def test_lse_and_A_are_the_pair_of_the_theorem() -> None:  # noqa: N802
+    query, keys, values, visible = random_attention(0)
+    blocks = cut_blocks(keys, values, visible, set())
+    (partial,) = partials_with_common_shift(jnp.asarray(query), blocks)
+    scores = np.einsum("nhd,htd->hnt", query, keys)
+    exponentials = np.where(visible[None], np.exp(scores), 0.0)
+    np.testing.assert_allclose(
+        partial.lse[..., 0], np.log(exponentials.sum(axis=-1)), atol=TOLERANCE
+    )
+    np.testing.assert_allclose(
+        partial.A, whole_attention(query, keys, values, visible), atol=TOLERANCE
+    )
+
+
+def test_a_block_without_visible_positions_adds_nothing() -> None:
+    query, keys, values, visible = random_attention(1)
+    blocks = cut_blocks(keys, values, visible, set())
+    (seen,) = partials_with_common_shift(jnp.asarray(query), blocks)
+    unseen = Partial(
+        jnp.full_like(seen.shift, SCORE_FLOOR),
+        jnp.zeros_like(seen.mass),
+        jnp.zeros_like(seen.numerator),
+    )
+    np.testing.assert_allclose(merge([unseen, seen]), merge([seen]), atol=1e-6)

@@ -1,0 +1,134 @@
+"""The tokenizer and its stream decoder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.tokenizer import END_OF_TEXT, StreamDecoder, Tokenizer
+from spu_llm.errors import InputError
+
+SHIPPED = Path(__file__).resolve().parents[2] / "models" / "shipped"
+TOKENIZER = Tokenizer.load(SHIPPED / "private")
+LIBRARY = tokenizers.Tokenizer.from_file(str(SHIPPED / "private" / "tokenizer.json"))
+EXAMPLES = settings(max_examples=200, deadline=None, derandomize=True)
+# Lone surrogates are no text that a terminal or a file can hold.
+TEXT = st.text(st.characters(codec="utf-8"))
+IDS = st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40)
+
+
+def stream(ids: list[int], chunks: list[int]) -> tuple[list[str], str]:
+    """What pushes of the given sizes return, the rest in one, and what `finish` returns."""
+    decoder, pushes, at = StreamDecoder(TOKENIZER), [], 0
+    for size in [*chunks, len(ids)]:
+        pushes.append(decoder.push(ids[at : at + size]))
+        at += size
+    return pushes, decoder.finish()
+
+
+@EXAMPLES
+@given(TEXT, st.lists(st.integers(0, 3)))
+def test_a_stream_of_text_equals_decoding_at_once(text: str, chunks: list[int]) -> None:
+    pushes, rest = stream(TOKENIZER.encode(text), chunks)
+    plain = text.replace(END_OF_TEXT, "")
+    assert "".join(pushes) == TOKENIZER.decode(TOKENIZER.encode(text)) == plain
+    assert rest == ""
+
+
+@EXAMPLES
+@given(IDS, st.lists(st.integers(0, 3)))
+def test_a_stream_of_any_ids_equals_decoding_at_once(ids: list[int], chunks: list[int]) -> None:
+    pushes, rest = stream(ids, chunks)
+    assert "".join(pushes) + rest == TOKENIZER.decode(ids)
+
+
+@EXAMPLES
+@given(IDS)
+def test_decoding_equals_the_library(ids: list[int]) -> None:
+    assert TOKENIZER.decode(ids) == LIBRARY.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("character", ["é", "→", "漢", "🙂"])
+def test_an_unfinished_character_is_held_back(character: str) -> None:
+    ids = LIBRARY.encode(character).ids
+    parts = [i for b in character.encode() for i in [_id_of_byte(b)]]
+    assert TOKENIZER.decode(ids) == TOKENIZER.decode(parts) == character
+    pushes, rest = stream(parts, [1] * len(parts))
+    assert pushes == [""] * (len(parts) - 1) + [character, ""] and rest == ""
+    assert stream(parts[:-1], []) == ([""], "\ufffd")
+
+
+def _id_of_byte(byte: int) -> int:
+    return next(
+        i for i in range(TOKENIZER.vocab_size) if TOKENIZER.token_bytes([i]) == bytes([byte])
+    )
+
+
+def test_special_and_unknown_ids_decode_to_nothing() -> None:
+    assert TOKENIZER.encode(END_OF_TEXT) == [TOKENIZER.eos_id]
+    assert TOKENIZER.decode([TOKENIZER.eos_id, TOKENIZER.vocab_size, -1]) == ""
+
+
+def test_digest_depends_on_content_alone(tmp_path: Path) -> None:
+    content = json.loads((SHIPPED / "private" / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content, indent=3, sort_keys=True))
+    assert Tokenizer.load(tmp_path).digest == TOKENIZER.digest
+    content["model"]["merges"].pop()
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert Tokenizer.load(tmp_path).digest != TOKENIZER.digest
+    assert len(TOKENIZER.digest) == 64
+
+
+def test_both_shipped_models_share_the_tokenizer() -> None:
+    assert Tokenizer.load(SHIPPED / "public").digest == TOKENIZER.digest
+
+
+def test_a_file_without_a_model_type_loads(tmp_path: Path) -> None:
+    """GPT-2's own tokenizer.json is older than the field, and writes merges as strings."""
+    content = json.loads((SHIPPED / "private" / "tokenizer.json").read_text())
+    del content["model"]["type"]
+    content["model"]["merges"] = [
+        m if isinstance(m, str) else " ".join(m) for m in content["model"]["merges"]
+    ]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert Tokenizer.load(tmp_path).encode("def f(x):") == TOKENIZER.encode("def f(x):")
+
+
+def _without_end_of_text() -> str:
+    content = json.loads((SHIPPED / "private" / "tokenizer.json").read_text())
+    content["added_tokens"] = []
+    content["model"]["vocab"]["|end|"] = content["model"]["vocab"].pop(END_OF_TEXT)
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, "tokenizer.json is missing"),
+        ("{", "is not valid JSON"),
+        ("[1]", "is not a byte-level BPE"),
+        ('{"model": {"type": "WordPiece"}}', "is not a byte-level BPE"),
+        (
+            '{"model": {"type": "BPE", "vocab": 3}, "decoder": {"type": "ByteLevel"}}',
+            "is not a valid tokenizer",
+        ),
+        (_without_end_of_text(), "has no token <|endoftext|>"),
+    ],
+)
+def test_faults(tmp_path: Path, text: str | None, expected: str) -> None:
+    if text is not None:
+        (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(InputError) as caught:
+        Tokenizer.load(tmp_path)
+    message = str(caught.value)
+    assert expected in message and str(tmp_path) in message and "\n" not in message
+
+
+def test_directory_missing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a directory"):
+        Tokenizer.load(tmp_path / "absent")
