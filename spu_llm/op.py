@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from spu_llm._jax import make_primitive
+from spu_llm.ledger import Opening
 from spu_llm.party import Party
 from spu_llm.values import Owner, Value
 
@@ -60,6 +61,7 @@ class ProtocolOp:
     cost: Callable[..., Cost]
     functionality: Functionality
     simulate: Callable[..., View]
+    opens: Callable[..., Sequence[Opening]]
     primitive: Any
 
     def __call__(self, *arrays: Any, **static: Any) -> Any:
@@ -84,6 +86,7 @@ def protocol_op(
     cost: Callable[..., Cost],
     functionality: Functionality,
     simulate: Callable[..., View],
+    opens: Callable[..., Sequence[Opening]] = lambda *values, **static: (),
 ) -> ProtocolOp:
     """Define an op.
 
@@ -93,9 +96,10 @@ def protocol_op(
     cost(*values, **static) -> Cost, from forms and shapes alone.
     simulate(rank, prg, inputs, outputs, **static) -> View: from a party's own input values and
         its own declared outputs, a view that nobody can tell from the real one.
+    opens(*values, **static) -> what one call must enter into the ledger; nothing by default.
     """
     op = ProtocolOp(
-        name, reference, two_party, owners, cost, functionality, simulate,
+        name, reference, two_party, owners, cost, functionality, simulate, opens,
         make_primitive(name, reference),
     )  # fmt: skip
     _BY_PRIMITIVE[op.primitive] = op

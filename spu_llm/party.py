@@ -18,8 +18,9 @@ from spu_llm.values import Owner, Private, Public, Value
 class Party:
     """One of the two parties of a running session.
 
-    `own` is this party's secret stream: every word it sends is masked from it. `fill` is the
-    encoding's number of fraction bits.
+    `own` is this party's secret stream: every word it sends is masked from it. `frac_bits` is the
+    fixed-point position of encoded floats. `taps` see own random words ("own") and received words
+    ("in"); tests compare them with simulators.
     """
 
     rank: int
@@ -51,7 +52,9 @@ class Party:
 
     def open(self, value: Value, to: Owner, label: str) -> Public | Private:
         """Open `value` to `to` through the ledger."""
-        return self.ledger.open(self.channel, self.rank, value, to, label)
+        return self.ledger.open(
+            self.channel, self.rank, value, to, label, lambda words: self._tap("in", words)
+        )
 
     def _tap(self, kind: str, words: np.ndarray) -> None:
         for tap in self.taps:

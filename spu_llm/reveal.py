@@ -7,10 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from spu_llm.ledger import Opening
 from spu_llm.op import Cost, Functionality, View, protocol_op
 from spu_llm.party import Party
 from spu_llm.prg import Prg
-from spu_llm.values import CLIENT, PROVIDER, Arith, Bool, Owner, Private, Public, Value
+from spu_llm.values import (
+    CLIENT,
+    PROVIDER,
+    ROLES,
+    Arith,
+    Bool,
+    Owner,
+    Private,
+    Public,
+    Value,
+    as_words,
+    low_bits,
+)
 
 
 def _reference(x: Any, *, to: Owner, label: str) -> Any:
@@ -30,40 +43,55 @@ def _owners(x: Owner, *, to: Owner, label: str) -> Sequence[Owner]:
     return [to]
 
 
+def _learns(x: Value, to: Owner) -> list[int]:
+    """Ranks that `x` is new to."""
+    knows = x.owner if isinstance(x, Private) else None
+    to_ranks = [CLIENT, PROVIDER] if to is Owner.PUBLIC else [to.rank]
+    return [rank for rank in to_ranks if rank != knows]
+
+
+def _bits(x: Value) -> int:
+    """Bits an element takes: a boolean share's own width, one for a private bit, else a word."""
+    if isinstance(x, Bool):
+        return x.bits
+    return 1 if isinstance(x, Private) and x.dtype == np.bool_ else 64
+
+
 def _cost(x: Value, *, to: Owner, label: str) -> Cost:
-    count = int(np.prod(x.shape, dtype=int))
-    one_bit = (isinstance(x, Bool) and x.bits == 1) or (
-        isinstance(x, Private) and x.dtype == np.bool_
-    )
-    size = (count + 7) // 8 if one_bit else 8 * count
-    learns = {
-        CLIENT: to is not Owner.PROVIDER and not (isinstance(x, Private) and x.owner == CLIENT),
-        PROVIDER: to is not Owner.CLIENT and not (isinstance(x, Private) and x.owner == PROVIDER),
-    }
+    count, learns = int(np.prod(x.shape, dtype=int)), _learns(x, to)
+    size = (count + 7) // 8 if _bits(x) == 1 else 8 * count
     return Cost(
-        messages=sum(learns.values()),
-        rounds=1 if any(learns.values()) else 0,
-        client_to_provider=size if learns[PROVIDER] else 0,
-        provider_to_client=size if learns[CLIENT] else 0,
+        messages=len(learns),
+        rounds=min(len(learns), 1),
+        client_to_provider=size if PROVIDER in learns else 0,
+        provider_to_client=size if CLIENT in learns else 0,
     )
+
+
+def _opens(x: Value, *, to: Owner, label: str) -> Sequence[Opening]:
+    count = int(np.prod(x.shape, dtype=int))
+    return [Opening(ROLES[rank], label, count, _bits(x)) for rank in _learns(x, to)]
 
 
 def _simulate(
     rank: int, prg: Prg, inputs: Sequence[Value], outputs: Sequence[Value], **static: Any
 ) -> View:
-    """A learner's missing share is the opened word minus its own share; others see nothing.
+    """A learner's missing share is the opened word minus its own share; a private value arrives as
+    it is; others see nothing.
 
     The opened *ring words* are part of the declared output, so the caller passes an output whose
     value carries them (the contract test opens integers, where words and values are the same).
     """
     x, (opened,) = inputs[0], outputs
     value = opened.value if isinstance(opened, Public | Private) else None
-    if value is None or isinstance(x, Public | Private):
+    if value is None or isinstance(x, Public) or (isinstance(x, Private) and x.owner == rank):
         return View([], [])
-    words = np.asarray(value).astype(np.int64).view(np.uint64)
+    words = as_words(np.asarray(value))
+    if isinstance(x, Private):
+        return View([], [words])
     if isinstance(x, Arith):
         return View([], [words - x.words])
-    return View([], [words ^ x.words])
+    return View([], [low_bits(words ^ x.words, x.bits)])
 
 
 reveal = protocol_op(
@@ -74,4 +102,5 @@ reveal = protocol_op(
     cost=_cost,
     functionality=Functionality(client="the value, when `to` says so", provider="likewise"),
     simulate=_simulate,
+    opens=_opens,
 )

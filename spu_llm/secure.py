@@ -282,6 +282,7 @@ class Simulation:
         self._name = f"simulation-{next(_simulations)}"
         self._config = config or SpuConfig()
         self._seed = seed
+        self._broken = False
         self._work: list[queue.Queue[Any]] = [queue.Queue(), queue.Queue()]
         self._done: queue.Queue[Any] = queue.Queue()
         for rank in (CLIENT, PROVIDER):
@@ -302,15 +303,28 @@ class Simulation:
                 self._done.put((rank, None, exc))
 
     def run(self, program: Callable[[PartySession], T]) -> list[T]:
-        """`program(session)` at both parties at once; [client's result, provider's result]."""
+        """`program(session)` at both parties at once; [client's result, provider's result].
+
+        After an error that only one party met, the other may wait for it forever: the simulation
+        then cannot be used again.
+        """
+        if self._broken:
+            raise RuntimeError("this simulation broke in an earlier run; make another one")
         for work in self._work:
             work.put(program)
         results: list[Any] = [None, None]
+        errors: list[BaseException] = []
         for _ in range(2):
-            rank, result, error = self._done.get()
-            if error is not None:
-                raise error
+            try:
+                rank, result, error = self._done.get(timeout=1.0 if errors else None)
+            except queue.Empty:
+                self._broken = True
+                break
             results[rank] = result
+            if error is not None:
+                errors.append(error)
+        if errors:
+            raise errors[0]
         return results
 
     def close(self) -> None:

@@ -35,7 +35,8 @@ def save_tokenizer(directory: Path, seed_text: str = "def read(path):\n    retur
         show_progress=False,
     )
     # Enough repeated text for every merge the vocabulary has room for.
-    bpe.train_from_iterator([seed_text + "alpha beta gamma delta epsilon zeta eta theta"] * 4, trainer)
+    words = "alpha beta gamma delta epsilon zeta eta theta"
+    bpe.train_from_iterator([seed_text + words] * 4, trainer)
     assert bpe.get_vocab_size() == VOCAB
     bpe.save(str(directory / TOKENIZER_FILE))
 

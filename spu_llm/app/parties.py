@@ -23,7 +23,7 @@ from spu_llm.net.control import Control
 from spu_llm.net.manifest import Manifest, Scalar
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
-from spu_llm.net.stream import Listener, TcpStream, connect, listen
+from spu_llm.net.stream import ByteStream, Listener, TcpStream, connect, listen
 from spu_llm.settings import SpuConfig
 
 CONNECT_S = 20.0
@@ -203,14 +203,16 @@ def run_as_client(
     request: Mapping[str, Scalar],
     job: dict[str, Any],
     on_event: Callable[[dict[str, Any], Relay], None],
+    wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
 ) -> tuple[Outcome, Manifest]:
     """Run `program` with the provider at `server`; the outcome and the agreed settings.
 
-    `request` is told to the provider; `job` holds the client's own inputs and stays here.
+    `request` is told to the provider; `job` holds the client's own inputs and stays here. `wrap`
+    may put a recorder around the connection.
     """
     worker = Worker()  # its slow imports overlap with the handshake
     try:
-        stream = connect(server.host, server.port, CONNECT_S)
+        stream = wrap(connect(server.host, server.port, CONNECT_S))
         control = Control(Relay(stream, NETWORKS[server.network], "client"))
         fields = _shared_manifest(tokenizer, server.network) | {"request.program": program}
         fields |= {f"request.{k}": v for k, v in request.items()}

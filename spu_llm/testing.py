@@ -1,0 +1,371 @@
+"""One contract test that every protocol op inherits, and a toy op to try it on.
+
+    class TestReveal(OpContract):
+        op = reveal
+        cases = [Case(...), ...]
+
+The contract runs the op between two threads on an in-memory channel and checks, for every case:
+the result against the plaintext reference, messages and bytes against the declared cost, openings
+against the declared ones, and each party's view against the op's simulator. Broken twins of the
+party (mask dropped, reused, known to the peer) must make the view check fail.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from spu_llm.channel import CountingChannel, MemoryChannel, Traffic
+from spu_llm.ledger import Ledger
+from spu_llm.op import Cost, Functionality, ProtocolOp, View, protocol_op
+from spu_llm.party import Party
+from spu_llm.prg import Prg
+from spu_llm.values import (
+    CLIENT,
+    PROVIDER,
+    Arith,
+    Bool,
+    Owner,
+    Private,
+    Public,
+    Value,
+    as_words,
+    decode,
+    low_bits,
+)
+
+FRAC_BITS = 18
+ROWS = 4096  # samples of a view: one call with that many equal rows
+BINS = 16
+# Chance that one whole view comparison rejects a correct protocol.
+FALSE_ALARM = 1e-9
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of one call: integer arrays, the form each is held in, and static parameters.
+
+    Forms: "arith", "bool<bits>", "client", "provider", "public"; "degenerate" is an arithmetic
+    share without a mask of its own (one party holds the value, the other zero), which SPU's own
+    conversions produce.
+    """
+
+    inputs: tuple[np.ndarray, ...]
+    forms: tuple[str, ...]
+    static: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """What both parties saw of one run."""
+
+    inputs: list[list[Value]]
+    outputs: list[list[Value]]
+    views: list[View]
+    traffic: Traffic  # the client's
+    ledgers: list[Ledger]
+    common: np.ndarray  # words of a stream both parties know
+
+
+class OpContract:
+    """Inherit, set `op` and `cases`; see the module docstring."""
+
+    op: ProtocolOp
+    cases: Sequence[Case]
+
+    def test_result_is_the_reference(self) -> None:
+        for case in self.cases:
+            outcome = run_op(self.op, case)
+            expected = self.op.reference(*case.inputs, **case.static)
+            expected = expected if isinstance(expected, tuple | list) else [expected]
+            for i, value in enumerate(expected):
+                found = reconstruct_words([outputs[i] for outputs in outcome.outputs])
+                np.testing.assert_array_equal(found, as_words(np.asarray(value)), str(case.forms))
+
+    def test_cost_is_as_declared(self) -> None:
+        for case in self.cases:
+            outcome = run_op(self.op, case)
+            cost = self.op.cost(*outcome.inputs[CLIENT], **case.static)
+            t = outcome.traffic
+            assert t.messages == cost.messages, case.forms
+            assert t.sent_bytes == cost.client_to_provider, case.forms
+            assert t.received_bytes == cost.provider_to_client, case.forms
+
+    def test_opens_what_is_declared(self) -> None:
+        for case in self.cases:
+            outcome = run_op(self.op, case)
+            declared = self.op.opens(*outcome.inputs[CLIENT], **case.static)
+            for ledger in outcome.ledgers:
+                assert ledger.openings == list(declared), case.forms
+
+    def test_views_are_simulated(self) -> None:
+        for case in self._sampled_cases():
+            for rank in (CLIENT, PROVIDER):
+                found = distinguish(self.op, case, rank)
+                assert not found, f"{case.forms}, rank {rank}: {found}"
+
+    def test_broken_twins_are_caught(self) -> None:
+        for case in self._sampled_cases():
+            outcome = run_op(self.op, case)
+            for rank in (CLIENT, PROVIDER):
+                if not len(outcome.views[1 - rank].own):
+                    continue  # the peer masks nothing in this case: no mask to break
+                for name, twin in MASK_TWINS.items():
+                    found = distinguish(self.op, case, rank, twin)
+                    assert found, f"{case.forms}: rank {rank} does not notice a {name}"
+
+    def _sampled_cases(self) -> list[Case]:
+        """Each case with its inputs' first elements in ROWS equal rows: one call, ROWS views."""
+        sampled = []
+        for case in self.cases:
+            if all(x.size for x in case.inputs):
+                inputs = tuple(np.repeat(x.reshape(-1)[:1], ROWS) for x in case.inputs)
+                sampled.append(Case(inputs, case.forms, case.static))
+        return sampled
+
+
+# ---- running an op
+
+
+class DroppedMask(Party):
+    """Broken: masks nothing."""
+
+    def mask(self, shape: tuple[int, ...]) -> np.ndarray:
+        super().mask(shape)
+        return np.zeros(shape, np.uint64)
+
+
+class ReusedMask(Party):
+    """Broken: the same mask for every element."""
+
+    def mask(self, shape: tuple[int, ...]) -> np.ndarray:
+        fresh = super().mask(shape)
+        return np.full(shape, fresh.reshape(-1)[0] if fresh.size else 0, np.uint64)
+
+
+class KnownMask(Party):
+    """Broken: masks from a stream that the peer has, too."""
+
+    def mask(self, shape: tuple[int, ...]) -> np.ndarray:
+        super().mask(shape)
+        return _common_stream().words(shape)
+
+
+MASK_TWINS: dict[str, type[Party]] = {
+    "dropped mask": DroppedMask,
+    "reused mask": ReusedMask,
+    "mask the peer can recompute": KnownMask,
+}
+
+
+def _common_stream() -> Prg:
+    return Prg.from_seed(0, "known to both parties")
+
+
+def run_op(op: ProtocolOp, case: Case, peer_of: tuple[int, type[Party]] | None = None) -> Outcome:
+    """Run `op` between two threads. `peer_of` = (rank, twin) breaks the *other* party's class."""
+    inputs = share_inputs(case)
+    channels = [CountingChannel(c) for c in MemoryChannel.pair()]
+    parties, views = [], []
+    for rank in (CLIENT, PROVIDER):
+        kind = peer_of[1] if peer_of is not None and peer_of[0] != rank else Party
+        party = kind(rank, channels[rank], Prg.from_os(), FRAC_BITS)
+        own: list[np.ndarray] = []
+        incoming: list[np.ndarray] = []
+        sinks = {"own": own, "in": incoming}
+        party.taps.append(lambda which, words, sinks=sinks: sinks[which].append(words))
+        parties.append(party)
+        views.append(View(own, incoming))
+    outputs: list[Any] = [None, None]
+
+    def work(rank: int) -> None:
+        try:
+            outputs[rank] = op.run(parties[rank], inputs[rank], case.static)
+        except BaseException as exc:  # re-raised in the caller's thread
+            outputs[rank] = exc
+
+    threads = [threading.Thread(target=work, args=(r,)) for r in (CLIENT, PROVIDER)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for result in outputs:
+        if isinstance(result, BaseException):
+            raise result
+    common = _common_stream().words(np.shape(case.inputs[0]))
+    traffic = channels[CLIENT].traffic
+    ledgers = [p.ledger for p in parties]
+    return Outcome(inputs, outputs, views, traffic, ledgers, common)
+
+
+def share_inputs(case: Case) -> list[list[Value]]:
+    """Both parties' inputs for a case, freshly shared."""
+    sharing = Prg.from_os()
+    both: list[list[Value]] = [[], []]
+    for x, form in zip(case.inputs, case.forms, strict=True):
+        x = np.asarray(x)
+        words, dtype = as_words(x), x.dtype
+        if form == "public":
+            pair: list[Value] = [Public(x), Public(x)]
+        elif form in ("client", "provider"):
+            owner = CLIENT if form == "client" else PROVIDER
+            pair = [Private(owner, x.shape, dtype, x if r == owner else None) for r in (0, 1)]
+        elif form in ("arith", "degenerate"):
+            mask = np.zeros(x.shape, np.uint64) if form == "degenerate" else sharing.words(x.shape)
+            pair = [Arith(mask, dtype, 0), Arith(words - mask, dtype, 0)]
+        else:
+            bits = int(form.removeprefix("bool"))
+            mask = sharing.words(x.shape)  # the bits above `bits` mean nothing, so they are noise
+            pair = [Bool(mask, dtype, 0, bits), Bool(low_bits(words, bits) ^ mask, dtype, 0, bits)]
+        both[0].append(pair[0])
+        both[1].append(pair[1])
+    return both
+
+
+def reconstruct_words(values: Sequence[Value]) -> np.ndarray:
+    """Ring words of both parties' values together."""
+    a, b = values
+    if isinstance(a, Arith) and isinstance(b, Arith):
+        return a.words + b.words
+    if isinstance(a, Bool) and isinstance(b, Bool):
+        return as_words(decode(low_bits(a.words ^ b.words, a.bits), a.dtype, 0))
+    held = [v.value for v in (a, b) if isinstance(v, Public | Private) and v.value is not None]
+    for other in held[1:]:
+        np.testing.assert_array_equal(held[0], other)
+    return as_words(np.asarray(held[0]))
+
+
+# ---- telling real views from simulated ones
+
+
+def distinguish(
+    op: ProtocolOp, case: Case, rank: int, twin: type[Party] | None = None
+) -> list[str]:
+    """Names of the statistics by which `rank` tells a real view from a simulated one.
+
+    Two independent runs; in the second, own randomness and incoming words come from the simulator
+    instead, which sees the party's own inputs and outputs. Statistics are signed sums and xors of
+    up to three columns of the view, and differences of neighbouring rows; each is binned by its
+    top and by its bottom bits and compared by a two-sample chi-square test, Bonferroni-corrected
+    to FALSE_ALARM.
+    """
+    peer = (rank, twin) if twin is not None else None
+    real = run_op(op, case, peer)
+    other = run_op(op, case, peer)
+    simulated = op.simulate(
+        rank, Prg.from_os(), other.inputs[rank], other.outputs[rank], **case.static
+    )
+    real_columns = _columns(real, rank, real.views[rank])
+    sim_columns = _columns(other, rank, simulated)
+    if real_columns.keys() != sim_columns.keys():
+        return [f"view has {list(real_columns)}, simulated {list(sim_columns)}"]
+    pairs = list(zip(_features(real_columns), _features(sim_columns), strict=True))
+    limit = FALSE_ALARM / (2 * len(pairs))
+    found = []
+    for (name, a), (_, b) in pairs:
+        for place, shift in (("top", 60), ("bottom", 0)):
+            bins = [((v >> np.uint64(shift)) & np.uint64(BINS - 1)).astype(int) for v in (a, b)]
+            if _chi_square_p(*[np.bincount(v, minlength=BINS) for v in bins]) < limit:
+                found.append(f"{place} bits of {name}")
+    return found
+
+
+def _columns(outcome: Outcome, rank: int, view: View) -> dict[str, np.ndarray]:
+    columns: dict[str, np.ndarray] = {}
+    for i, v in enumerate(outcome.inputs[rank]):
+        if isinstance(v, Arith | Bool):
+            columns[f"input {i}"] = v.words
+    for i, v in enumerate(outcome.outputs[rank]):
+        if isinstance(v, Arith | Bool):
+            columns[f"output {i}"] = v.words
+    for name, words in (("own", view.own), ("incoming", view.incoming)):
+        columns.update({f"{name} {i}": w for i, w in enumerate(words)})
+    # Words this party can compute because the peer has the same stream.
+    columns["common"] = outcome.common
+    return columns
+
+
+def _features(columns: dict[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
+    features = []
+    names = list(columns)
+    for n in names:
+        features.append((n, columns[n]))
+        features.append((f"{n}, row to row", columns[n][1:] - columns[n][:-1]))
+    for a, b in itertools.combinations(names, 2):
+        features.append((f"{a} + {b}", columns[a] + columns[b]))
+        features.append((f"{a} - {b}", columns[a] - columns[b]))
+        features.append((f"{a} ^ {b}", columns[a] ^ columns[b]))
+    for a, b, c in itertools.combinations(names, 3):
+        x, y, z = columns[a], columns[b], columns[c]
+        for label, v in (("+ +", x + y + z), ("+ -", x + y - z), ("- +", x - y + z),
+                         ("- -", x - y - z), ("^ ^", x ^ y ^ z)):  # fmt: skip
+            features.append((f"{a} {b} {c} ({label})", v))
+    return features
+
+
+def _chi_square_p(a: np.ndarray, b: np.ndarray) -> float:
+    """p-value of the two-sample chi-square test on two histograms of equal totals."""
+    from scipy.stats import chi2
+
+    total = a + b
+    used = total > 0
+    # Bins that nothing falls into carry no degree of freedom; one used bin cannot differ.
+    if used.sum() < 2:
+        return 1.0
+    statistic = float((((a - b) ** 2)[used] / total[used]).sum())
+    return float(chi2.sf(statistic, int(used.sum()) - 1))
+
+
+# ---- the toy op
+
+
+def _toy_two_party(party: Party, x: Value, *, rounds: int) -> Arith:
+    """Fresh arithmetic shares of the same value, `rounds` times over.
+
+    1. Each party draws a mask of its own and sends it; 2. y = x - own mask + the peer's.
+    The next round's mask covers the difference of two shares, so rounds depend on each other.
+    """
+    assert isinstance(x, Arith)
+    words = x.words
+    for _ in range(rounds):
+        # 1. The word sent is half of what this party gives up, hidden by its own fresh mask.
+        mine = party.mask(x.shape)
+        party.send(words + mine)
+        theirs = party.recv(x.shape)
+        # 2. The parties swap roles: each now holds the peer's masked share minus its own mask.
+        words = theirs - mine
+    return Arith(words, x.dtype, x.frac_bits)
+
+
+def _toy_simulate(
+    rank: int, prg: Prg, inputs: Sequence[Value], outputs: Sequence[Value], *, rounds: int
+) -> View:
+    """Masks are uniform; incoming words follow from them and this party's own shares."""
+    (y,) = outputs
+    assert isinstance(y, Arith)
+    own = [prg.words(y.shape) for _ in range(rounds)]
+    # The peer's fresh mask makes every incoming word uniform; the last one is fixed by the output.
+    incoming = [prg.words(y.shape) for _ in range(rounds - 1)]
+    incoming.append(y.words + own[-1])
+    return View(own, incoming)
+
+
+def _toy_cost(x: Value, *, rounds: int) -> Cost:
+    size = 8 * int(np.prod(x.shape, dtype=int)) * rounds
+    return Cost(2 * rounds, rounds, size, size)
+
+
+toy_reshare = protocol_op(
+    "toy_reshare",
+    reference=lambda x, rounds: x,
+    two_party=_toy_two_party,
+    owners=lambda x, rounds: [Owner.JOINT],
+    cost=_toy_cost,
+    functionality=Functionality(),
+    simulate=_toy_simulate,
+)

@@ -1,0 +1,19 @@
+"""Shared fixtures. Every test runs JAX on the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import pytest  # noqa: E402
+
+from spu_llm.secure import Simulation  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def simulation() -> Iterator[Simulation]:
+    """Both parties as threads on real Cheetah; set up once, since oblivious transfer is."""
+    with Simulation() as running:
+        yield running

@@ -1,0 +1,92 @@
+"""The cut: owners, order, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spu_llm.plan import OpCall, Run, make_plan
+from spu_llm.reveal import reveal
+from spu_llm.values import Owner
+
+C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC
+F32 = np.float32
+
+
+def shape(*dims: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def owners(plan: Any) -> list[str]:
+    return [s.op.name if isinstance(s, OpCall) else s.owner.value for s in plan.steps]
+
+
+def test_work_of_one_owner_stays_in_the_clear() -> None:
+    def fn(x: Any, w: Any, c: Any) -> list[Any]:
+        return [(jnp.tanh(x) * c) @ (w * 2.0 * c.sum())]
+
+    plan = make_plan(fn, [shape(2, 3), shape(3, 4), shape(3)], [C, P, X])
+    assert owners(plan) == ["public", "client", "provider", "joint"]
+    (segment,) = [s for s in plan.steps if isinstance(s, Run) and s.owner is J]
+    assert [e.primitive.name for e in segment.jaxpr.jaxpr.eqns] == ["dot_general"]
+    assert plan.output_owners == (J,)
+
+
+def test_op_inside_jit_is_seen_and_order_follows_data() -> None:
+    def fn(x: Any, w: Any) -> list[Any]:
+        y = x @ w
+        bits = jax.jit(lambda v: reveal(v < 0, to=C, label="signs"))(y)
+        chosen = jnp.where(bits[..., None].any(-1), 1.0, 0.0)  # the client's own
+        return [reveal(chosen * y, to=X, label="result")]
+
+    plan = make_plan(fn, [shape(2, 3), shape(3, 4)], [C, P])
+    steps = [o for o in owners(plan) if o != "public"]  # constants are made by both
+    assert steps == ["joint", "reveal", "client", "joint", "reveal"]
+    assert plan.output_owners == (X,)
+
+
+@pytest.mark.parametrize("name", ["scan", "cond", "while"])
+def test_op_inside_control_flow_is_refused(name: str) -> None:
+    def opened(v: Any) -> Any:
+        return reveal(v, to=X, label="v")
+
+    programs = {
+        "scan": lambda v: jax.lax.scan(lambda c, _: (opened(c), None), v, None, length=2)[0],
+        "cond": lambda v: jax.lax.cond(v.sum() > 0, opened, lambda u: u, v),
+        "while": lambda v: jax.lax.while_loop(lambda u: u.sum() > 0, opened, v),
+    }
+    with pytest.raises(NotImplementedError, match=f"inside `{name}`"):
+        make_plan(lambda v: [programs[name](v)], [shape(3)], [J])
+
+
+def test_op_refuses_vmap_rather_than_changing_meaning() -> None:
+    with pytest.raises(NotImplementedError):
+        jax.vmap(lambda v: reveal(v, to=X, label="v"))(jnp.ones((2, 3)))
+
+
+def test_digest_tells_programs_apart() -> None:
+    def plan(scale: float, owner: Owner, to: Owner = C) -> str:
+        return make_plan(
+            lambda x, w: [reveal(x @ w * scale, to=to, label="y")],
+            [shape(2, 3), shape(3, 4)],
+            [owner, P],
+        ).digest
+
+    same = {plan(1.5, C), plan(1.5, C)}
+    assert len(same) == 1
+    assert len(same | {plan(1.25, C), plan(1.5, J), plan(1.5, C, X)}) == 4
+
+
+def test_outputs_may_be_inputs_and_constants() -> None:
+    plan = make_plan(lambda x: [x, jnp.float32(3.0)], [shape(2)], [C])
+    assert plan.output_owners[0] is C
+    assert str(plan) == "" or "public" in str(plan)
+
+
+def test_printing_a_plan_shows_the_program() -> None:
+    plan = make_plan(lambda x, w: [x @ w], [shape(2, 3), shape(3, 4)], [C, P])
+    assert str(plan) == "  0 segment: 1 equations -> float32[2,4]"
