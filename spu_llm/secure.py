@@ -285,8 +285,12 @@ class Simulation:
         self._broken = False
         self._work: list[queue.Queue[Any]] = [queue.Queue(), queue.Queue()]
         self._done: queue.Queue[Any] = queue.Queue()
-        for rank in (CLIENT, PROVIDER):
-            threading.Thread(target=self._serve, args=(rank,), daemon=True).start()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(rank,), daemon=True)
+            for rank in (CLIENT, PROVIDER)
+        ]
+        for thread in self._threads:
+            thread.start()
         self.run(lambda session: session.warm_up())
 
     def _serve(self, rank: int) -> None:
@@ -328,8 +332,11 @@ class Simulation:
         return results
 
     def close(self) -> None:
+        """End both threads; a party that waits for the other one for ever is left behind."""
         for work in self._work:
             work.put(None)
+        for thread in self._threads:
+            thread.join(timeout=1.0 if self._broken else 30.0)
 
     def __enter__(self) -> Simulation:
         return self

@@ -8,8 +8,13 @@ from collections.abc import Iterator
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 from spu_llm.secure import Simulation  # noqa: E402
+
+# Compilation makes the first example slow and times on shared machines mean little.
+settings.register_profile("spu-llm", deadline=None)
+settings.load_profile("spu-llm")
 
 
 @pytest.fixture(scope="session")
