@@ -271,7 +271,8 @@ def generate(
 def _declare(session: Session, request: Request) -> None:
     for learner in (CLIENT, PROVIDER):
         session.ledger.declare(learner, "model shape, vocabulary and context length")
-    session.ledger.declare(CLIENT, "emitted tokens")
+    session.ledger.declare(CLIENT, f"functionality post: {post.FUNCTIONALITY.client}")
+    session.ledger.declare(PROVIDER, f"functionality post: {post.FUNCTIONALITY.provider}")
     session.ledger.declare(PROVIDER, f"prompt length: {request.prompt_tokens} tokens")
     session.ledger.declare(PROVIDER, f"draft length: {request.draft_length}")
-    session.ledger.declare(PROVIDER, "temperature, token limit, number of steps")
+    session.ledger.declare(PROVIDER, "temperature and token limit")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, get_type_hints
 
 from models.gpt2 import GPT2Config
 from spu_llm.errors import InputError
+
+MAX_NEW_TOKENS = 1_000_000  # any model's context ends before
 
 
 @dataclass(frozen=True)
@@ -18,17 +22,31 @@ class Request:
     temperature: float
     greedy: bool
 
+    @staticmethod
+    def from_peer(fields: Mapping[str, Any]) -> Request:
+        """The request in a client's manifest; InputError on other fields or types."""
+        types = get_type_hints(Request)
+        if {name: type(value) for name, value in fields.items()} != types:
+            raise InputError("the client's request has other fields than a completion's")
+        return Request(**fields)
+
     def check(self, config: GPT2Config) -> None:
         """InputError when the request does not fit the model."""
-        if self.prompt_tokens < 1:
-            raise InputError("the prompt is empty; give at least one character of text")
+        self.check_options()
         if self.prompt_tokens >= config.n_positions:
             raise InputError(
                 f"the prompt has {self.prompt_tokens} tokens, but the model's context is "
                 f"{config.n_positions}; shorten it to {config.n_positions - 1} or fewer"
             )
-        if self.max_new_tokens < 1:
-            raise InputError(f"--max-new-tokens must be at least 1, found {self.max_new_tokens}")
+
+    def check_options(self) -> None:
+        """InputError when no model could serve the request."""
+        if self.prompt_tokens < 1:
+            raise InputError("the prompt is empty; give at least one character of text")
+        if not 1 <= self.max_new_tokens <= MAX_NEW_TOKENS:
+            raise InputError(
+                f"--max-new-tokens must be 1 to {MAX_NEW_TOKENS}, found {self.max_new_tokens}"
+            )
         if not 0 <= self.draft_length <= 16:
             raise InputError(f"--draft-length must be 0 to 16, found {self.draft_length}")
         if not self.greedy and not 0.05 <= self.temperature <= 5.0:

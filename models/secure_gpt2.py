@@ -13,7 +13,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.cache import Block, causal, empty_block, write_rows
-from models.gpt2 import GPT2Config, embed_one_hot, head, hidden_states, past_blocks, step
+from models.gpt2 import (
+    GPT2Config,
+    embed_one_hot,
+    embed_tokens,
+    head,
+    hidden_states,
+    past_blocks,
+    step,
+)
 from protocols import post
 from spu_llm.secure import SecureFunction
 from spu_llm.values import Owner
@@ -22,12 +30,15 @@ from spu_llm.values import Owner
 class SecureGPT2(NamedTuple):
     """The programs of one decoding session.
 
+    prefix(params, tokens [n], public)
+        -> the public tokens' block, the provider's own plaintext work.
     prefill(params, tokens [n], inverse_temperature, prefix)
         -> row [vocab] to the client, shared block of `capacity` positions.
     decode(params, tokens [d + 1], thresholds [d], shared, length, inverse_temperature, prefix)
         -> rejected [d] and row [vocab] to the client, shared block.
     """
 
+    prefix: SecureFunction
     prefill: SecureFunction
     decode: SecureFunction
 
@@ -39,6 +50,11 @@ def build(config: GPT2Config, capacity: int, *, greedy: bool) -> SecureGPT2:
         one_hot = jax.nn.one_hot(tokens, config.vocab_size, dtype=jnp.float32)
         positions = jnp.minimum(start + jnp.arange(tokens.shape[0]), config.n_positions - 1)
         return embed_one_hot(params, one_hot, positions)
+
+    def prefix(params: Any, tokens: Array) -> Block:
+        n = tokens.shape[0]
+        x = embed_tokens(params, tokens, jnp.arange(n))
+        return hidden_states(params, config, x, [], causal(n))[1]
 
     def prefill(
         params: Any, tokens: Array, inverse_temperature: Array, prefix: Block | None
@@ -72,6 +88,7 @@ def build(config: GPT2Config, capacity: int, *, greedy: bool) -> SecureGPT2:
 
     C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC  # noqa: N806
     return SecureGPT2(
+        SecureFunction(prefix, (P, X), "prefix"),
         SecureFunction(prefill, (P, C, X, P), "prefill"),
         SecureFunction(decode, (P, C, C, J, X, X, P), "decode"),
     )

@@ -12,6 +12,7 @@ party (mask dropped, reused, known to the peer) must make the view check fail.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Sequence
@@ -177,8 +178,7 @@ def run_op(op: ProtocolOp, case: Case, peer_of: tuple[int, type[Party]] | None =
         party = kind(rank, channels[rank], Prg.from_os(), FRAC_BITS)
         own: list[np.ndarray] = []
         incoming: list[np.ndarray] = []
-        sinks = {"own": own, "in": incoming}
-        party.taps.append(lambda which, words, sinks=sinks: sinks[which].append(words))
+        party.taps.append(functools.partial(_record, {"own": own, "in": incoming}))
         parties.append(party)
         views.append(View(own, incoming))
     outputs: list[Any] = [None, None]
@@ -201,6 +201,10 @@ def run_op(op: ProtocolOp, case: Case, peer_of: tuple[int, type[Party]] | None =
     traffic = channels[CLIENT].traffic
     ledgers = [p.ledger for p in parties]
     return Outcome(inputs, outputs, views, traffic, ledgers, common)
+
+
+def _record(sinks: dict[str, list[np.ndarray]], which: str, words: np.ndarray) -> None:
+    sinks[which].append(words)
 
 
 def share_inputs(case: Case) -> list[list[Value]]:

@@ -1,0 +1,179 @@
+"""Commands as real processes: start them, watch their output, find and signal what they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MARKER = "SPU_LLM_TEST_COMMAND"
+START_S = 60.0  # for a phase of a run to begin; machines that run tests are slow
+ERROR = "spu-llm: error: "
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process as /proc shows it."""
+
+    pid: int
+    parent: int
+    argv: str
+    environ: str
+
+    @property
+    def is_worker(self) -> bool:
+        return "spu_llm.app.worker" in self.argv
+
+    def send(self, signum: int) -> None:
+        try:
+            os.kill(self.pid, signum)
+        except ProcessLookupError:
+            pass
+
+
+def _look(pid: int) -> Process | None:
+    """The process, or None when it is gone, a zombie, or not ours to see."""
+    proc = Path("/proc", str(pid))
+    try:
+        environ = (proc / "environ").read_bytes().decode(errors="replace")
+        argv = (proc / "cmdline").read_bytes().decode(errors="replace")
+        state, parent = (proc / "stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return None
+    return None if state in "ZX" else Process(pid, int(parent), argv, environ)
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class Command:
+    """A running `spu-llm` with its own marker in the environment, session and TMPDIR."""
+
+    def __init__(self, args: Sequence[str | bytes], directory: Path) -> None:
+        self._mark = uuid.uuid4().hex
+        self.tmp = directory / f"tmp-{self._mark}"
+        self.tmp.mkdir()
+        path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "spu_llm", *args],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=directory,
+            env=os.environ | {MARKER: self._mark, "TMPDIR": str(self.tmp), "PYTHONPATH": path},
+            start_new_session=True,
+            # A background job may have inherited that it ignores Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        self.pid = self._process.pid
+        self._output = {"stdout": b"", "stderr": b""}
+        self._readers = [
+            threading.Thread(target=self._read, args=(name,), daemon=True) for name in self._output
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str) -> None:
+        stream = getattr(self._process, name)
+        while data := stream.read1(4096):
+            self._output[name] += data
+
+    @property
+    def stdout(self) -> str:
+        return self._output["stdout"].decode()
+
+    @property
+    def stderr(self) -> str:
+        return self._output["stderr"].decode()
+
+    @property
+    def errors(self) -> list[str]:
+        lines = self.stderr.splitlines()
+        return [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
+
+    def until(self, stream: str, text: str) -> None:
+        """Wait until `text` appears in the output."""
+
+        def seen() -> bool:
+            return text.encode() in self._output[stream] or self._process.poll() is not None
+
+        assert eventually(seen, START_S), f"no {text!r} on {stream}:\n{self.stderr}"
+        assert text.encode() in self._output[stream], f"ended before {text!r}:\n{self.stderr}"
+
+    def until_phase(self, phase: str) -> None:
+        """Wait until the phase has begun; 'decoding' begins with the first streamed text."""
+        if phase == "decoding":
+            assert eventually(lambda: len(self._output["stdout"]) > 0, START_S), self.stderr
+        else:
+            self.until("stderr", f"[{phase}")
+            time.sleep(0.5)
+
+    def until_listening(self) -> int:
+        self.until("stdout", "\n")
+        return int(self.stdout.splitlines()[0].rpartition(":")[2])
+
+    def wait(self, timeout_s: float) -> int:
+        """Exit code; a command that does not end in time fails the test."""
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still runs after {timeout_s:g} s:\n{self.stderr}") from None
+        for reader in self._readers:
+            reader.join(5)
+        return code
+
+    def send(self, signum: int, *, group: bool = False) -> None:
+        if group:
+            os.killpg(self.pid, signum)
+        else:
+            os.kill(self.pid, signum)
+
+    def processes(self) -> list[Process]:
+        """Every living process that this command started, itself included."""
+        found = (_look(int(p.name)) for p in Path("/proc").iterdir() if p.name.isdigit())
+        return [p for p in found if p is not None and f"{MARKER}={self._mark}" in p.environ]
+
+    def provider(self) -> tuple[Process, Process]:
+        """(supervisor, worker) of the provider that a `demo` started."""
+        processes = self.processes()
+        supervisor = next(p for p in processes if "\0serve\0" in p.argv)
+        return supervisor, next(p for p in processes if p.parent == supervisor.pid)
+
+    def assert_gone(self, within_s: float) -> None:
+        """Nothing that this command started is left."""
+        gone = eventually(lambda: not self.processes(), within_s)
+        assert gone, "left running:\n" + "\n".join(
+            f"{p.pid} {p.argv[:200]!r}" for p in self.processes()
+        )
+
+    def assert_failed(self, code: int, *words: str, within_s: float) -> None:
+        """It ends in time, with this code and one error line that has all `words`."""
+        assert self.wait(within_s) == code, self.stderr
+        assert len(self.errors) == 1, self.stderr
+        for word in words:
+            assert word in self.errors[0]
+        assert "Traceback" not in self.stderr
+        self.assert_gone(2.0)
+
+    def clean_up(self) -> None:
+        """End whatever is left, so that one failed test does not disturb the next."""
+        for process in self.processes():
+            process.send(signal.SIGKILL)
+        self._process.wait()
+
+
+Start = Callable[..., Command]

@@ -1,0 +1,215 @@
+"""What a user can get wrong: one line that names it, exit code 2, before any cryptography."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from models.gpt2 import GPT2Config
+from models.hf import save_model
+from tests.app.conftest import Pair
+from tests.app.processes import Command, Start
+from tests.tiny import PUBLIC, save_tokenizer, tiny_params
+
+FAST_S = 20.0  # about one second on an idle machine
+LONG = "zq" * 70  # 140 tokens; the context is 64
+
+
+def assert_refused(command: Command, *words: str) -> None:
+    command.assert_failed(2, *words, within_s=FAST_S)
+    assert "[connecting" not in command.stderr  # no worker has been given a job
+    assert command.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--prompt", ""], ["prompt is empty", "give"]),
+        (["--prompt", b"caf\xe9"], ["not valid UTF-8", "give it as UTF-8"]),
+        (["--prompt", LONG], ["140 tokens", "context is 64", "shorten it to 63"]),
+        (["--draft-length", "0"], ["--draft-length", "1 to 16", "--standard"]),
+        (["--draft-length", "17"], ["--draft-length", "16", "found 17"]),
+        (["--draft-length", "two"], ["--draft-length", "'two'"]),
+        (["--max-new-tokens", "0"], ["--max-new-tokens", "found 0"]),
+        (["--max-new-tokens", str(10**30)], ["--max-new-tokens", "1000000"]),
+        (["--temperature", "-1"], ["--temperature", "0.05 to 5", "-1"]),
+        (["--temperature", "nan"], ["--temperature", "nan"]),
+        (["--temperature", "inf"], ["--temperature", "inf"]),
+        (["--stop", ""], ["--stop", "empty"]),
+        (["--stop", b"\xff"], ["--stop", "UTF-8"]),
+        (["--network", "moon"], ["--network", "'moon'", "wan"]),
+        (["--no-such-option"], ["--no-such-option", "--help"]),
+        (["--max-new", "3"], ["--max-new", "--help"]),  # not abbreviated
+        (["--json", "nowhere/result.json"], ["--json", "nowhere", "not a directory"]),
+        (["--json", "."], ["--json", "is a directory", "file name"]),
+    ],
+    ids=lambda value: " ".join(map(str, value))[:40].replace(LONG, "long"),
+)  # fmt: skip
+def test_demo_refuses_bad_options(
+    start: Start, pair: Pair, options: list[str | bytes], words: list[str]
+) -> None:
+    assert_refused(start(*pair.demo, *options), *words)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["generate", "--server", "nohost", "--insecure"], ["--server", "HOST:PORT", "'nohost'"]),
+        (["generate", "--server", "h:0", "--insecure"], ["--server", "HOST:PORT", "'h:0'"]),
+        (["generate", "--server", "h:99999", "--insecure"], ["--server", "HOST:PORT"]),
+        (["generate", "--server", "h:²", "--insecure"], ["--server", "HOST:PORT"]),
+        (["generate", "--server", f"{'x' * 70}:1", "--insecure"], ["--server", "HOST:PORT"]),
+        (["generate", "--server", "localhost:1"], ["certificates", "--insecure"]),
+        (["generate", "--insecure"], ["--server", "--help"]),
+        (["serve", "--model", "m", "--listen", ":80", "--insecure"], ["--listen", "HOST:PORT"]),
+        (["serve", "--model", "m", "--listen", "127.0.0.1:0"], ["certificates", "--insecure"]),
+        (["serve", "--model", "m", "--listen", "127.0.0.1:0", "--insecure"], ["m is not a dir"]),
+        ([], ["command", "--help"]),
+        (["no-such-command"], ["no-such-command", "--help"]),
+    ],
+    ids=lambda value: " ".join(value)[:50],
+)
+def test_commands_refuse_bad_arguments(start: Start, args: list[str], words: list[str]) -> None:
+    assert_refused(start(*args), *words)
+
+
+def missing(directory: Path) -> str:
+    shutil.rmtree(directory)
+    return "not a directory"
+
+
+def truncated(directory: Path) -> str:
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    return "truncated"
+
+
+def without_weights(directory: Path) -> str:
+    (directory / "model.safetensors").unlink()
+    return "model.safetensors is missing"
+
+
+def llama(directory: Path) -> str:
+    config = directory / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "llama"}))
+    return "llama"
+
+
+def without_tokenizer(directory: Path) -> str:
+    (directory / "tokenizer.json").unlink()
+    return "tokenizer.json is missing"
+
+
+Damage = Callable[[Path], str]
+DAMAGES = [missing, truncated, without_weights, llama, without_tokenizer]
+
+
+@pytest.fixture
+def own_pair(pair: Pair, tmp_path: Path) -> Pair:
+    """A copy of the pair, to be damaged."""
+    for directory in pair:
+        shutil.copytree(directory, tmp_path / directory.name)
+    return Pair(tmp_path / pair.private.name, tmp_path / pair.public.name)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("which", ["private", "public"])
+def test_a_damaged_model_is_named(
+    start: Start, own_pair: Pair, which: str, damage: Damage
+) -> None:
+    directory: Path = getattr(own_pair, which)
+    words = damage(directory)
+    assert_refused(start(*own_pair.demo), str(directory), words)
+
+
+@pytest.mark.parametrize("damage", [truncated, llama])
+def test_serve_refuses_a_damaged_model_before_it_listens(
+    start: Start, own_pair: Pair, damage: Damage
+) -> None:
+    words = damage(own_pair.private)
+    assert_refused(start(*own_pair.serve()), str(own_pair.private), words)
+
+
+def test_models_with_different_tokenizers_do_not_work_together(
+    start: Start, own_pair: Pair
+) -> None:
+    save_tokenizer(own_pair.private, "an entirely different text to learn merges from ")
+    assert_refused(start(*own_pair.demo), "settings differ", "tokenizer")
+
+
+def test_a_draft_model_with_another_vocabulary_is_refused(start: Start, own_pair: Pair) -> None:
+    config = GPT2Config(PUBLIC.vocab_size + 1, 64, 8, 1, 2)
+    save_model(own_pair.public, config, tiny_params(config, 3))
+    assert_refused(start(*own_pair.demo), "289 tokens", "288", "--draft-model")
+
+
+def test_a_prompt_too_long_for_the_provider_is_refused_by_generate(
+    start: Start, own_pair: Pair
+) -> None:
+    config = GPT2Config(PUBLIC.vocab_size, 16, 8, 1, 2)
+    save_model(own_pair.private, config, tiny_params(config, 3))
+    server = start(*own_pair.serve("--once"))
+    client = start(*own_pair.generate(server.until_listening(), "--prompt", "zq" * 10))
+    assert_refused(client, "20 tokens", "context is 16", "shorten it to 15")
+    server.assert_failed(2, "20 tokens", "context is 16", within_s=FAST_S)
+
+
+def test_settings_that_differ_are_named_on_both_sides(start: Start, pair: Pair) -> None:
+    server = start(*pair.serve("--once", "--network", "lan"))
+    client = start(*pair.generate(server.until_listening()))
+    words = ["settings differ", "network", '"local"', '"lan"']
+    assert_refused(client, *words)
+    server.assert_failed(2, *words, within_s=FAST_S)
+
+
+def test_a_port_in_use_is_named(start: Start, pair: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = start(
+            "serve", "--model", str(pair.private), "--listen", f"127.0.0.1:{port}", "--insecure"
+        )
+        assert_refused(command, f"port {port}", "in use", "--listen")
+
+
+# ---- a provider that is none; not bad input, so exit code 1
+
+
+def test_a_port_where_nobody_listens(start: Start, pair: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    client = start(*pair.generate(port))
+    client.assert_failed(1, f"127.0.0.1:{port}", "refused", within_s=FAST_S)
+
+
+@pytest.fixture
+def web_server() -> Iterator[int]:
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler
+    )
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_web_server_is_no_provider(start: Start, pair: Pair, web_server: int) -> None:
+    client = start(*pair.generate(web_server))
+    client.assert_failed(1, f"127.0.0.1:{web_server}", "does not answer", within_s=FAST_S)
+
+
+def test_a_server_that_answers_something_else_breaks_the_wire(start: Start, pair: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = start(*pair.generate(server.getsockname()[1]))
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+            client.assert_failed(1, "preamble", within_s=FAST_S)
