@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import signal
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
 from spu_llm.errors import InputError, SpuLlmError
 
-SHIPPED = Path("models") / "shipped"
 DEFAULT_PROMPT = "def read_config(path):"
 DEFAULT_DRAFT_LENGTH = 7
 
 
 class Parser(argparse.ArgumentParser):
-    """Bad options end in one line and exit code 2."""
+    """Bad options end in one line and exit code 2; options are not abbreviated."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")
@@ -28,6 +33,8 @@ class Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> None:
     """Run a command and exit: 0 success, 2 bad input, 1 any other failure, 130 interrupted."""
     signal.signal(signal.SIGTERM, _terminated)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # text that the terminal's encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     arguments = sys.argv[1:] if argv is None else argv
     debug = "--debug" in arguments
     try:
@@ -64,6 +71,7 @@ def _terminated(signum: int, frame: Any) -> NoReturn:
 
 def _parser() -> Parser:
     parser = Parser(prog="spu-llm", description="Private LLM inference between two parties.")
+    parser.add_argument("--version", action="version", version=f"spu-llm {version('spu-llm')}")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
 
     demo = commands.add_parser("demo", help="both parties on this machine, shipped model pair")
@@ -130,7 +138,15 @@ def shipped(name: str) -> Path:
 
 def _address(text: str, option: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if host.startswith("[") and host.endswith("]"):  # an IPv6 address
+        host = host[1:-1]
+    try:
+        valid = bool(host.encode("idna")) and port.isascii() and port.isdigit()
+        valid = valid and len(port) <= 5
+    except UnicodeError:
+        valid = False
+    # Port 0 lets a listener take any free one.
+    if not valid or not (option != "--listen") <= int(port) <= 65535:
         raise InputError(f"{option} must be HOST:PORT, found {text!r}")
     return host, int(port)
 
@@ -203,11 +219,16 @@ def _show(options: argparse.Namespace, run: Any) -> None:
     """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
     from spu_llm.app.screen import Screen
 
-    if options.json is not None and not options.json.resolve().parent.is_dir():
-        raise InputError(f"--json: {options.json.resolve().parent} is not a directory")
+    if options.json is not None:
+        directory = options.json.resolve().parent
+        if not directory.is_dir():
+            raise InputError(f"--json: {directory} is not a directory; make it first")
+        if options.json.is_dir():
+            raise InputError(f"--json: {options.json} is a directory; give a file name")
     screen = Screen(options.prompt)
     try:
         result = run(screen.on_event)
+        screen.finish()
     finally:
         screen.close()
     screen.summary(result)
@@ -216,14 +237,26 @@ def _show(options: argparse.Namespace, run: Any) -> None:
 
 
 def write_json(path: Path, result: Any) -> None:
-    """Write `result` whole or not at all."""
+    """Write `result` whole or not at all, readable by its owner only: it holds the client's text.
+
+    What is no regular file (`/dev/stdout`, a pipe) is written to, not replaced.
+    """
+    # JSON and Python escape a lone surrogate, from a file name that is not UTF-8, the same way.
+    text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
+    data = text.encode("utf-8", "backslashreplace")
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.resolve().parent, delete=False, encoding="utf-8"
-        ) as file:
-            json.dump(result, file, indent=2, ensure_ascii=False)
-            file.write("\n")
-        os.chmod(file.name, 0o600)  # it holds the client's text
-        os.replace(file.name, path)
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        target = path.resolve()
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with open(handle, "wb") as file:
+                file.write(data)
+            os.replace(name, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
     except OSError as exc:
-        raise InputError(f"--json: cannot write {path}: {exc.strerror}") from exc
+        raise InputError(f"--json: cannot write {path}: {exc.strerror}; choose another") from exc

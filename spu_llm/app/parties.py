@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import select
 import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from models.gpt2 import GPT2Config
-from models.hf import load_config
+from models.hf import load_config, load_model
 from models.request import Request
 from models.tokenizer import Tokenizer
 from spu_llm.app import programs
-from spu_llm.app.supervisor import Outcome, Worker, run_session
+from spu_llm.app.supervisor import Outcome, Worker, python_command, run_session
 from spu_llm.errors import InputError, PeerError, SpuLlmError
 from spu_llm.net.control import Control
 from spu_llm.net.manifest import Manifest, Scalar
@@ -27,7 +27,10 @@ from spu_llm.net.stream import ByteStream, Listener, TcpStream, connect, listen
 from spu_llm.settings import SpuConfig
 
 CONNECT_S = 20.0
-HANDSHAKE_S = 20.0
+# A provider greets as soon as it accepts; one that is busy leaves the client waiting.
+GREETING_S = 6.0
+HANDSHAKE_S = 10.0
+PROVIDER_EXIT_S = 2.0
 # Silence on the SPU link is judged by the supervisors' heartbeat, not by this.
 LINK_TIMEOUT_MS = 3_600_000
 
@@ -49,6 +52,8 @@ def _job(agreed: Manifest) -> dict[str, Any]:
         return {k.removeprefix(prefix): v for k, v in agreed.items() if k.startswith(prefix)}
 
     request = part("request.")
+    if "program" not in request:
+        raise InputError("the client asks for no program")
     return {
         "program": request.pop("program"),
         "model": part("model."),
@@ -77,8 +82,8 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
 
     A session that fails is reported through `say`; with `once` its error is raised instead.
     """
-    config = load_config(options.model)
-    tokenizer = Tokenizer.load(options.model)
+    # The weights too: what is wrong with them is said now, not in the middle of a session.
+    config, tokenizer = load_model(options.model)[0], Tokenizer.load(options.model)
     listener = listen(options.host, options.port)
     try:
         print(f"serving {options.model} on {options.host}:{listener.port}", flush=True)
@@ -105,8 +110,8 @@ def _serve_one(
     fields = _shared_manifest(tokenizer, options.network)
     fields |= {f"model.{k}": v for k, v in config.asdict().items()}
     agreed = control.open_session(fields, HANDSHAKE_S)
-    job = _job(agreed) | {"model_dir": str(options.model)}
     try:
+        job = _job(agreed) | {"model_dir": str(options.model)}
         _check_request(job, config, options.studies)
     except InputError as exc:
         control.bye(str(exc), ok=False)
@@ -122,11 +127,7 @@ def _check_request(job: dict[str, Any], config: GPT2Config, studies: bool) -> No
     """InputError when this provider does not run what the client asks for."""
     program = job["program"]
     if program == programs.COMPLETION:
-        try:
-            request = Request(**job["request"])
-        except TypeError:
-            raise InputError("the client's request has other fields than a completion's") from None
-        request.check(config)
+        Request.from_peer(job["request"]).check(config)
     elif program not in programs.STUDIES:
         raise InputError(f"the client asks for an unknown program {program!r}")
     elif not studies:
@@ -134,12 +135,12 @@ def _check_request(job: dict[str, Any], config: GPT2Config, studies: bool) -> No
 
 
 def _accept(listener: Listener, exit_with_parent: bool) -> TcpStream:
-    parent = os.getppid()
     while True:
         try:
             return listener.accept(timeout_s=1.0)
         except TimeoutError:
-            if exit_with_parent and os.getppid() != parent:
+            # Standard input is a pipe whose other end the parent holds and never writes to.
+            if exit_with_parent and select.select([0], [], [], 0)[0]:
                 raise PeerError("the process that started this provider has gone") from None
 
 
@@ -175,14 +176,23 @@ def generate(
     on_event: Callable[[dict[str, Any], Relay], None],
 ) -> dict[str, Any]:
     """Complete a prompt with a provider's private model; returns the `--json` object."""
-    tokenizer, prompt = check_prompt(options)
-    request = Request(
-        prompt_tokens=len(prompt),
-        max_new_tokens=options.max_new_tokens,
-        draft_length=options.draft_length,
-        temperature=options.temperature,
-        greedy=options.temperature == 0,
-    )
+    tokenizer, prompt, request = check_request(options)
+    draft_vocab = load_config(options.draft_model).vocab_size if options.draft_length else None
+
+    def check(agreed: Manifest) -> None:
+        config = _model_config(agreed)
+        request.check(config)
+        if config.vocab_size < tokenizer.vocab_size:
+            raise InputError(
+                f"the provider's model has {config.vocab_size} tokens, but the tokenizer "
+                f"{tokenizer.vocab_size}; use the tokenizer that belongs to the model"
+            )
+        if draft_vocab not in (None, config.vocab_size):
+            raise InputError(
+                f"the draft model has {draft_vocab} tokens, but the provider's model "
+                f"{config.vocab_size}; choose another --draft-model, or --standard"
+            )
+
     job = {
         "prompt": prompt,
         "draft_dir": str(options.draft_model),
@@ -191,7 +201,7 @@ def generate(
         "sampling_seed": options.sampling_seed,
     }
     outcome, agreed = run_as_client(
-        options.server, tokenizer, programs.COMPLETION, asdict(request), job, on_event
+        options.server, tokenizer, programs.COMPLETION, asdict(request), job, on_event, check=check
     )
     return _summary(options, outcome, agreed)
 
@@ -204,11 +214,12 @@ def run_as_client(
     job: dict[str, Any],
     on_event: Callable[[dict[str, Any], Relay], None],
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
+    check: Callable[[Manifest], None] = lambda agreed: None,
 ) -> tuple[Outcome, Manifest]:
     """Run `program` with the provider at `server`; the outcome and the agreed settings.
 
     `request` is told to the provider; `job` holds the client's own inputs and stays here. `wrap`
-    may put a recorder around the connection.
+    may put a recorder around the connection, `check` refuse the agreed settings with InputError.
     """
     worker = Worker()  # its slow imports overlap with the handshake
     try:
@@ -216,7 +227,13 @@ def run_as_client(
         control = Control(Relay(stream, NETWORKS[server.network], "client"))
         fields = _shared_manifest(tokenizer, server.network) | {"request.program": program}
         fields |= {f"request.{k}": v for k, v in request.items()}
+        _await_greeting(control, server)
         agreed = control.open_session(fields, HANDSHAKE_S)
+        try:
+            check(agreed)
+        except InputError as exc:
+            control.bye(str(exc), ok=False)
+            raise
         outcome = run_session(
             "client",
             control,
@@ -229,20 +246,53 @@ def run_as_client(
     return outcome, agreed
 
 
-def check_prompt(options: GenerateOptions) -> tuple[Tokenizer, list[int]]:
-    """The tokenizer and the prompt's tokens; InputError when the prompt cannot be used."""
-    try:
-        options.prompt.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InputError("the prompt is not valid UTF-8 text; give it as UTF-8") from None
-    if not options.prompt:
-        raise InputError("the prompt is empty; give at least one character of text")
-    if any(not s for s in options.stop):
-        raise InputError("--stop must not be empty")
-    if options.draft_length:
-        load_config(options.draft_model)
+def _await_greeting(control: Control, server: Server) -> None:
+    """PeerError when the other end is silent: not a provider, or busy."""
+    deadline = time.monotonic() + GREETING_S
+    while not control.relay.signs_of_life and not control.ended.wait(0.05):
+        if time.monotonic() > deadline:
+            control.close()
+            raise PeerError(
+                f"{server.host}:{server.port} accepts the connection but does not answer: "
+                "no spu-llm provider, or one busy with another session; try again later"
+            )
+
+
+def _model_config(agreed: Manifest) -> GPT2Config:
+    """The model's shape as the provider states it; PeerError when it is none."""
+    prefix = "model."
+    fields: dict[str, Any] = {
+        name.removeprefix(prefix): value
+        for name, value in agreed.items()
+        if name.startswith(prefix)
+    }
+    if {k: type(v) for k, v in fields.items()} != get_type_hints(GPT2Config):
+        raise PeerError("the provider's model description has other fields than a GPT-2's")
+    return GPT2Config(**fields)
+
+
+def check_request(options: GenerateOptions) -> tuple[Tokenizer, list[int], Request]:
+    """The tokenizer, the prompt's tokens and the request; InputError when they cannot be used."""
+    for text, name in ((options.prompt, "the prompt"), *((s, "--stop") for s in options.stop)):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise InputError(f"{name} is not valid UTF-8 text; give it as UTF-8") from None
+        if not text:
+            raise InputError(f"{name} is empty; give at least one character of text")
     tokenizer = Tokenizer.load(options.draft_model)
-    return tokenizer, tokenizer.encode(options.prompt)
+    prompt = tokenizer.encode(options.prompt)
+    request = Request(
+        prompt_tokens=len(prompt),
+        max_new_tokens=options.max_new_tokens,
+        draft_length=options.draft_length,
+        temperature=options.temperature,
+        greedy=options.temperature == 0,
+    )
+    request.check_options()
+    if options.draft_length:
+        load_model(options.draft_model)
+    return tokenizer, prompt, request
 
 
 def _summary(
@@ -299,7 +349,7 @@ def demo(
     on_event: Callable[[dict[str, Any], Relay], None],
 ) -> dict[str, Any]:
     """A provider process for `model` and this process as its client, over loopback."""
-    check_prompt(options)
+    check_request(options)[2].check(load_config(model))
     with local_provider(model, options.server.network) as server:
         return generate(replace(options, server=server), on_event)
 
@@ -310,12 +360,12 @@ def local_provider(model: Path, network: str, *, studies: bool = False) -> Itera
 
     When the session fails because of the provider, the error says what the provider said.
     """
-    command = [sys.executable, "-m", "spu_llm", "serve", "--model", str(model)]
+    command = [*python_command("spu_llm.app.cli"), "serve", "--model", str(model)]
     command += ["--listen", "127.0.0.1:0", "--network", network]
     command += ["--once", "--insecure", "--exit-with-parent"]
     provider = subprocess.Popen(
         command + (["--studies"] if studies else []),
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # never written to: it closes when this process ends
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -328,10 +378,13 @@ def local_provider(model: Path, network: str, *, studies: bool = False) -> Itera
     finally:
         provider.terminate()
         try:
-            provider.communicate(timeout=5)
+            provider.wait(PROVIDER_EXIT_S)
         except subprocess.TimeoutExpired:
             provider.kill()
-            provider.communicate()
+            provider.wait()
+        for pipe in (provider.stdin, provider.stdout, provider.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 def _listening_port(provider: subprocess.Popen[str]) -> int:
@@ -343,14 +396,16 @@ def _listening_port(provider: subprocess.Popen[str]) -> int:
 
 
 def _provider_failure(provider: subprocess.Popen[str], seen: SpuLlmError) -> SpuLlmError:
-    """The provider's own words for what went wrong, when it had any to say."""
+    """What the client saw, or what the provider said of it when it had any words left."""
     try:
-        _, stderr = provider.communicate(timeout=3)
+        code = provider.wait(PROVIDER_EXIT_S)
     except subprocess.TimeoutExpired:
         return seen
-    lines = [line for line in stderr.splitlines() if line.startswith("spu-llm: error: ")]
-    if provider.returncode == 2 and lines:
-        return InputError(lines[-1].removeprefix("spu-llm: error: "))
-    if provider.returncode < 0:
-        return PeerError(f"the provider process was killed by signal {-provider.returncode}")
-    return seen
+    if code < 0:
+        return PeerError(f"the provider process was killed by signal {-code}")
+    assert provider.stderr is not None
+    lines = provider.stderr.read().strip().splitlines()
+    if not lines:
+        return seen
+    words = lines[-1].removeprefix("spu-llm: error: ")
+    return InputError(words) if code == 2 else PeerError(f"{seen}; the provider said: {words}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -59,7 +60,9 @@ class Progress:
     def _show(self) -> None:
         elapsed = time.monotonic() - self._started
         line = f"[{self._stage}: {elapsed:.0f} s, {self._traffic() / 1e6:.1f} MB on the wire]"
-        sys.stderr.write(line if self._tty else line + "\n")
+        # A line that wrapped could not be taken away again.
+        width = shutil.get_terminal_size().columns - 1
+        sys.stderr.write(line[:width] if self._tty else line + "\n")
         sys.stderr.flush()
         self._visible, self._shown_at = self._tty, time.monotonic()
 

@@ -8,6 +8,11 @@ from typing import Any
 from spu_llm.app.progress import Progress
 from spu_llm.net.relay import Relay
 
+# The provider's model chooses the text: on a terminal, control characters become visible ones, so
+# that it cannot send escape sequences.
+_HARMLESS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"}
+_HARMLESS |= {c: 0xFFFD for c in range(0x7F, 0xA0)}
+
 
 class Screen:
     """Shows the events of one completion."""
@@ -26,11 +31,8 @@ class Screen:
                 self._progress.stage(event["name"])
             case "text":
                 self._progress.pause()
-                if not self._texted:
-                    sys.stdout.write(self._prompt)
-                    self._texted = True
-                sys.stdout.write(event["text"])
-                sys.stdout.flush()
+                self._show_prompt()
+                self._write(event["text"])
             case "step" if not (sys.stderr.isatty() and sys.stdout.isatty()):
                 # On one terminal a progress line would cut the streamed text in two.
                 self._progress.update(
@@ -38,7 +40,13 @@ class Screen:
                     f"{event['accepted']} of {event['drafted']} drafts accepted"
                 )
 
+    def finish(self) -> None:
+        """The completion has ended, perhaps without any text."""
+        self._progress.pause()
+        self._show_prompt()
+
     def close(self) -> None:
+        """Take the progress away and end the line of text."""
         self._progress.close()
         if self._texted:
             sys.stdout.write("\n")
@@ -68,6 +76,15 @@ class Screen:
             lines.append(f"{role} learned:")
             lines += [f"  - {fact}" for fact in facts]
         print("\n".join(lines), file=sys.stderr)
+
+    def _show_prompt(self) -> None:
+        if not self._texted:
+            self._texted = True
+            self._write(self._prompt)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text.translate(_HARMLESS) if sys.stdout.isatty() else text)
+        sys.stdout.flush()
 
     def _wire_bytes(self) -> int:
         if self._relay is None:

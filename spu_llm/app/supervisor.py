@@ -27,12 +27,21 @@ STDERR_KEPT = 4000
 OnEvent = Callable[[dict[str, Any]], None]
 
 
+def python_command(module: str) -> list[str]:
+    """The command that runs `module.main()` with this process's import path.
+
+    `python -m` would search the working directory first, where any `models` folder shadows ours.
+    """
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; main()"
+    return [sys.executable, "-c", code]
+
+
 class Worker:
     """The worker process and its events."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "spu_llm.app.worker"],
+            python_command("spu_llm.app.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -41,7 +50,8 @@ class Worker:
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._stderr = b""
         threading.Thread(target=self._read_events, daemon=True).start()
-        threading.Thread(target=self._read_stderr, daemon=True).start()
+        self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
+        self._stderr_reader.start()
 
     def submit(self, job: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -62,11 +72,13 @@ class Worker:
         return event
 
     def death(self) -> WorkerError:
+        """How the worker ended, with its last words: for this party's eyes only."""
         code = self._process.wait()
+        self._stderr_reader.join(1.0)
         lines = self._stderr.decode(errors="replace").strip().splitlines()
         last = f": {lines[-1][:300]}" if lines else ""
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return WorkerError(f"this party's worker process ended early ({how}){last}")
+        return WorkerError(f"the worker process ended early ({how}){last}")
 
     def stop(self) -> None:
         """Kill the worker if it still runs; safe to call again."""
@@ -119,7 +131,7 @@ def run_session(
     """Run `job` in `worker` over an agreed session; the caller closes both afterwards.
 
     PeerError, WorkerError or the worker's own error, whichever ended the session; the peer is told
-    the reason unless it was the one to end it.
+    who failed unless it was itself, but not how: a worker's words may quote its secrets.
     """
     try:
         _wait_ready(control, worker)
@@ -136,9 +148,9 @@ def run_session(
         worker.stop()
         control.close()
         raise
-    except SpuLlmError as exc:
+    except SpuLlmError:
         worker.stop()
-        control.bye(str(exc), ok=False)
+        control.bye(f"the {role}'s worker failed", ok=False)
         raise
     except BaseException:
         worker.stop()

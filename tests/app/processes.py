@@ -68,6 +68,9 @@ class Command:
         self.tmp = directory / f"tmp-{self._mark}"
         self.tmp.mkdir()
         path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # Tests run as a background job: the command would inherit that Ctrl-C does nothing.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "spu_llm", *args],
             stdin=subprocess.DEVNULL,
@@ -76,8 +79,6 @@ class Command:
             cwd=directory,
             env=os.environ | {MARKER: self._mark, "TMPDIR": str(self.tmp), "PYTHONPATH": path},
             start_new_session=True,
-            # A background job may have inherited that it ignores Ctrl-C.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.pid = self._process.pid
         self._output = {"stdout": b"", "stderr": b""}
@@ -165,7 +166,7 @@ class Command:
         assert self.wait(within_s) == code, self.stderr
         assert len(self.errors) == 1, self.stderr
         for word in words:
-            assert word in self.errors[0]
+            assert word in self.errors[0], self.errors[0]
         assert "Traceback" not in self.stderr
         self.assert_gone(2.0)
 

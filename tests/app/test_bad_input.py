@@ -121,9 +121,7 @@ def own_pair(pair: Pair, tmp_path: Path) -> Pair:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("which", ["private", "public"])
-def test_a_damaged_model_is_named(
-    start: Start, own_pair: Pair, which: str, damage: Damage
-) -> None:
+def test_a_damaged_model_is_named(start: Start, own_pair: Pair, which: str, damage: Damage) -> None:
     directory: Path = getattr(own_pair, which)
     words = damage(directory)
     assert_refused(start(*own_pair.demo), str(directory), words)
@@ -190,9 +188,7 @@ def test_a_port_where_nobody_listens(start: Start, pair: Pair) -> None:
 
 @pytest.fixture
 def web_server() -> Iterator[int]:
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler
-    )
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server.server_address[1]
@@ -212,4 +208,4 @@ def test_a_server_that_answers_something_else_breaks_the_wire(start: Start, pair
         connection, _ = server.accept()
         with connection:
             connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
-            client.assert_failed(1, "preamble", within_s=FAST_S)
+            client.assert_failed(1, "does not speak spu-llm", within_s=FAST_S)
