@@ -20,6 +20,7 @@ COMPLETION = "completion"
 STUDIES = {
     "step-sweep": "experiments.step_sweep",
     "logits": "experiments.logits",
+    "transcript": "experiments.transcript",
 }
 _MODULES = {COMPLETION: "models.completion", **STUDIES}
 

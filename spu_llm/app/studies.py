@@ -1,9 +1,128 @@
-"""The commands `bench` and `experiment`: measurements that live in `experiments/`."""
+"""The commands `bench` and `experiment`: measurements that live in `experiments/`.
+
+Each runs both parties on this machine, as `demo` does, and ends with exit code 1 when a criterion
+does not hold.
+"""
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
 from typing import Any
+
+from spu_llm.errors import InputError, SpuLlmError
+from spu_llm.net.shaping import NETWORKS
 
 
 def add_commands(commands: Any) -> None:
     """Add the study commands to the parser."""
+    bench = commands.add_parser("bench", help="measure the cost of parts")
+    parts = bench.add_subparsers(dest="part", required=True)
+    step = parts.add_parser("step", help="a decode step against its number of positions")
+    step.add_argument("--positions", type=_numbers, default="1,2,4,8,16", metavar="N,N,...",
+                      help="positions of a step (default: %(default)s)")  # fmt: skip
+    step.add_argument("--network", type=_networks, default="local", metavar="NAME,...",
+                      help="local, lan, wan: one after another (default: local)")  # fmt: skip
+    step.add_argument("--repeat", type=int, default=2, metavar="N",
+                      help="measured steps of each size (default: %(default)s)")  # fmt: skip
+    step.add_argument("--prompt", help="default: that of demo")
+    step.add_argument("--draft-model", type=Path, help="public model directory")
+    step.add_argument("--plot", type=Path, metavar="FILE", help="draw seconds against positions")
+    _common(step, _step)
+
+    experiment = commands.add_parser("experiment", help="reproduce a claim")
+    claims = experiment.add_subparsers(dest="claim", required=True)
+    logits = claims.add_parser("logits", help="secure logits against float32")
+    logits.add_argument("--positions", type=int, default=200, metavar="N",
+                        help="held-out positions (default: %(default)s)")  # fmt: skip
+    _common(logits, _logits)
+    transcript = claims.add_parser(
+        "transcript", help="whether message sizes and counts depend on secrets"
+    )
+    _common(transcript, _transcript)
+
+
+def _common(parser: argparse.ArgumentParser, run: Any) -> None:
+    parser.add_argument("--model", type=Path, help="the provider's private model directory")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    parser.set_defaults(run=run)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers like 1,2,4, found {text!r}") from None
+
+
+def _networks(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in NETWORKS]:
+        raise argparse.ArgumentTypeError(
+            f"unknown network {unknown[0]!r}; choose from {', '.join(NETWORKS)}"
+        )
+    return names
+
+
+def _step(options: argparse.Namespace) -> None:
+    from experiments import step_sweep
+    from spu_llm.app.cli import DEFAULT_PROMPT, shipped, write_json
+
+    _check_folder(options.json, "--json")
+    _check_folder(options.plot, "--plot")
+    results: list[dict[str, Any]] = []
+    for network in options.network:
+        results.append(
+            step_sweep.measure(
+                options.model or shipped("private"),
+                options.draft_model or shipped("public"),
+                options.prompt or DEFAULT_PROMPT,
+                options.positions,
+                options.repeat,
+                network,
+            )
+        )
+        print(step_sweep.table(results[-1]), end="\n\n", flush=True)
+        # After each network: what has been measured outlives a failure of the next one.
+        if options.json is not None:
+            write_json(options.json, {"networks": results})
+        if options.plot is not None:
+            step_sweep.plot(results, options.plot)
+
+
+def _logits(options: argparse.Namespace) -> None:
+    from experiments import logits
+    from models.training.snippets import SHIPPED
+    from spu_llm.app.cli import shipped
+
+    _check_folder(options.json, "--json")
+    held_out = SHIPPED / "held_out.jsonl"
+    result = logits.measure(options.model or shipped("private"), held_out, options.positions)
+    _conclude(options, result, logits.table(result))
+
+
+def _transcript(options: argparse.Namespace) -> None:
+    from experiments import transcript
+    from spu_llm.app.cli import DEFAULT_PROMPT, shipped
+
+    _check_folder(options.json, "--json")
+    result = transcript.measure(options.model or shipped("private"), DEFAULT_PROMPT)
+    _conclude(options, result, transcript.table(result))
+
+
+def _conclude(options: argparse.Namespace, result: dict[str, Any], table: str) -> None:
+    """Print and write the result; SpuLlmError when its criterion does not hold."""
+    from spu_llm.app.cli import write_json
+
+    print(table, flush=True)
+    if options.json is not None:
+        write_json(options.json, result)
+    if result["failures"]:
+        raise SpuLlmError(f"the criterion does not hold: {'; '.join(result['failures'][:3])}")
+
+
+def _check_folder(file: Path | None, option: str) -> None:
+    """InputError before hours of work whose result could not be written."""
+    if file is not None and not file.resolve().parent.is_dir():
+        raise InputError(f"{option}: {file.resolve().parent} is not a directory")

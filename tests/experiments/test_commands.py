@@ -1,0 +1,51 @@
+"""What `bench` and `experiment` refuse before any process starts, and how a study ends."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spu_llm.app import cli, studies
+from spu_llm.errors import SpuLlmError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["bench"], "part"),
+        (["bench", "step", "--positions", "1,x"], "expected numbers like 1,2,4, found '1,x'"),
+        (["bench", "step", "--positions", "1,40"], "--positions must be 1 to 17, found 40"),
+        (["bench", "step", "--network", "lan,moon"], "unknown network 'moon'"),
+        (["bench", "step", "--repeat", "0"], "--repeat must be at least 1, found 0"),
+        (["bench", "step", "--plot", "/nowhere/a.png"], "--plot: /nowhere is not a directory"),
+        (["experiment"], "claim"),
+        (["experiment", "logits", "--positions", "1"], "--positions must be at least 2, found 1"),
+        (["experiment", "logits", "--model", "/nowhere"], "/nowhere is not a directory"),
+        (["experiment", "transcript", "--json", "/nowhere/a"], "--json: /nowhere is not"),
+    ],
+)
+def test_bad_input(arguments: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+    assert wanted in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("failures", [[], ["largest error 0.0600 exceeds 0.05"]])
+def test_a_failed_criterion_is_written_and_ends_in_an_error(
+    failures: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result: dict[str, Any] = {"failures": failures}
+    options = argparse.Namespace(json=tmp_path / "result.json")
+    if failures:
+        with pytest.raises(SpuLlmError, match="does not hold: largest error") as error:
+            studies._conclude(options, result, "the table")
+        assert error.value.exit_code == 1
+    else:
+        studies._conclude(options, result, "the table")
+    assert capsys.readouterr().out == "the table\n"
+    assert json.loads(options.json.read_text(encoding="utf-8")) == result

@@ -1,0 +1,83 @@
+"""The step sweep's table and plot on made-up figures, its checks, and one real session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import step_sweep
+from spu_llm.errors import InputError
+from tests.tiny import PRIVATE
+
+
+def cost(seconds: float) -> dict[str, Any]:
+    return {
+        "seconds": seconds, "client_to_provider": 2_500_000, "provider_to_client": 1_000_000,
+        "messages": 1200,
+    }  # fmt: skip
+
+
+def sweep(n: int, *seconds: float) -> dict[str, Any]:
+    runs = [cost(s) for s in seconds]
+    return step_sweep._with_median({"positions": n, "warm_up": cost(9.0), "runs": runs})
+
+
+RESULT = {
+    "network": "lan",
+    "capacity": 50,
+    "prefill": {"prompt_tokens": 10, **cost(20.0)},
+    "steps": [sweep(1, 8.0, 12.0), sweep(8, 15.0, 16.0, 30.0)],
+    "again": sweep(1, 10.5, 10.5),
+}
+
+
+def test_the_table_shows_medians_and_ratios() -> None:
+    rows = step_sweep.table(RESULT).splitlines()
+    assert rows[0].startswith("network lan: prefill of 10 tokens")
+    assert rows[4:] == [
+        "| prefill 10 | 20.00 |  | 2.50 | 1.00 | 1200 |",
+        "| 1 | 10.00 | 1.00 | 2.50 | 1.00 | 1200 |",
+        "| 8 | 16.00 | 1.60 | 2.50 | 1.00 | 1200 |",
+        "| 1 (again) | 10.50 | 1.05 | 2.50 | 1.00 | 1200 |",
+    ]
+
+
+def test_the_plot_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "steps.png"
+    step_sweep.plot([RESULT], file)
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "positions", "wanted"),
+    [
+        (10, [], "empty"),
+        (10, [0], "found 0"),
+        (10, [1, 18], "found 18"),
+        (0, [1], "empty"),
+        (64, [1], "context"),
+        (60, [1, 8], "60 prompt tokens and 8 positions"),
+    ],
+)
+def test_impossible_sweeps_are_refused(
+    prompt_tokens: int, positions: list[int], wanted: str
+) -> None:
+    with pytest.raises(InputError, match=wanted):
+        step_sweep.check_positions(PRIVATE, prompt_tokens, positions)
+
+
+@pytest.mark.slow
+def test_a_sweep_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
+    result = step_sweep.measure(*tiny_pair, "def read", [1, 3], repeat=1, network="local")
+    assert [s["positions"] for s in result["steps"]] == [1, 3]
+    one, three = (s["median"] for s in result["steps"])
+    assert 0 < one["seconds"] and 500 < one["messages"] <= three["messages"]
+    assert one["client_to_provider"] < three["client_to_provider"]
+    # Nothing but Ferret's refills and compression differs between two steps of one size.
+    again = result["again"]["median"]
+    assert again["messages"] == pytest.approx(one["messages"], rel=0.02)
+    assert again["client_to_provider"] == pytest.approx(one["client_to_provider"], rel=0.2)
+    assert step_sweep.table(result).count("\n") == 7
