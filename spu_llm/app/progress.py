@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
@@ -10,13 +11,22 @@ from collections.abc import Callable
 
 QUIET_INTERVAL_S = 10.0
 
+# Terminal control: make room for a line below, go there and back; erase from here to the end.
+_BELOW = "\x1bD\x1bM\x1b7\x1bD\r\x1b[K{}\x1b8"
+_ERASE_BELOW = "\x1b[J"
+_ERASE_LINE = "\r\x1b[K"
+
 
 class Progress:
-    """A line that says what is going on; it never shares a terminal line with streamed text."""
+    """A line that says what is going on; it never shares a terminal line with streamed text.
+
+    With `below` set, text stands on the cursor's line of this terminal: the line goes below it.
+    """
 
     def __init__(self, traffic: Callable[[], int]) -> None:
         self._traffic = traffic  # wire bytes so far
-        self._tty = sys.stderr.isatty()
+        self.below = False
+        self._tty = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._stage = ""
         self._started = time.monotonic()
         self._shown_at = 0.0
@@ -62,12 +72,15 @@ class Progress:
         line = f"[{self._stage}: {elapsed:.0f} s, {self._traffic() / 1e6:.1f} MB on the wire]"
         # A line that wrapped could not be taken away again.
         width = shutil.get_terminal_size().columns - 1
-        sys.stderr.write(line[:width] if self._tty else line + "\n")
+        if not self._tty:
+            sys.stderr.write(line + "\n")
+        else:
+            sys.stderr.write(_BELOW.format(line[:width]) if self.below else line[:width])
         sys.stderr.flush()
         self._visible, self._shown_at = self._tty, time.monotonic()
 
     def _clear(self) -> None:
         if self._visible:
-            sys.stderr.write("\r\x1b[K")
+            sys.stderr.write(_ERASE_BELOW if self.below else _ERASE_LINE)
             sys.stderr.flush()
             self._visible = False

@@ -33,8 +33,7 @@ class Screen:
                 self._progress.pause()
                 self._show_prompt()
                 self._write(event["text"])
-            case "step" if not (sys.stderr.isatty() and sys.stdout.isatty()):
-                # On one terminal a progress line would cut the streamed text in two.
+            case "step":
                 self._progress.update(
                     f"decoding, {event['steps']} steps, "
                     f"{event['accepted']} of {event['drafted']} drafts accepted"
@@ -81,6 +80,7 @@ class Screen:
         if not self._texted:
             self._texted = True
             self._write(self._prompt)
+            self._progress.below = sys.stdout.isatty()
 
     def _write(self, text: str) -> None:
         sys.stdout.write(text.translate(_HARMLESS) if sys.stdout.isatty() else text)

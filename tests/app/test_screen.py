@@ -1,0 +1,268 @@
+"""What a person sees and what scripts read: progress, streamed text, summary, the JSON file."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from spu_llm.app import progress
+from spu_llm.app.cli import write_json
+from spu_llm.app.screen import Screen
+from spu_llm.errors import InputError
+from spu_llm.net.relay import Relay
+
+RESULT: dict[str, Any] = {
+    "token_ids": [1, 2, 3],
+    "finish_reason": "length",
+    "steps": 1,
+    "drafted": 2,
+    "accepted": 1,
+    "seconds": {"prefill": 1.0, "decode": 2.0},
+    "bytes": {"online": {"client_to_provider": 2_000_000, "provider_to_client": 3_000_000}},
+    "messages": {"online": 7},
+    "learned": {"client": ["emitted tokens"], "provider": ["draft length: 2"]},
+}
+
+
+class Counters:
+    wire_bytes_sent = 1_000_000
+    wire_bytes_received = 500_000
+
+
+class FakeRelay:
+    def snapshot(self) -> Counters:
+        return Counters()
+
+
+RELAY = cast(Relay, FakeRelay())
+
+
+class Terminal(io.StringIO):
+    """Both streams of one terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """For the test's own body: pytest sets the streams anew after fixtures have run."""
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    return screen
+
+
+def run(screen: Screen, *events: dict[str, Any]) -> None:
+    for event in events:
+        screen.on_event(event, RELAY)
+
+
+def stage(name: str) -> dict[str, Any]:
+    return {"event": "stage", "name": name}
+
+
+def text(value: str) -> dict[str, Any]:
+    return {"event": "text", "text": value}
+
+
+STEP = {"event": "step", "steps": 1, "accepted": 1, "drafted": 2}
+
+
+def test_piped_output_is_the_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen("def ")
+    run(screen, stage("preparing"), text("f(x"), STEP, text("):\x1b[31m"))
+    screen.finish()
+    screen.close()
+    screen.summary(RESULT)
+    out, err = capsys.readouterr()
+    assert out == "def f(x):\x1b[31m\n"
+    assert "\r" not in err and "\x1b" not in err
+    assert err.splitlines() == [
+        "[starting both parties: 0 s, 0.0 MB on the wire]",
+        "[preparing: 0 s, 1.5 MB on the wire]",
+        "3 tokens, ended by length; prefill 1.0 s, 1 secure steps in 2.0 s",
+        "1.00 tokens/s, 2.00 tokens per step",
+        "1 of 2 drafts accepted (50%)",
+        "online: client sent 2.0 MB, provider 3.0 MB, 7 messages",
+        "client learned:",
+        "  - emitted tokens",
+        "provider learned:",
+        "  - draft length: 2",
+    ]
+
+
+def test_a_completion_without_text_shows_the_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen("def ")
+    run(screen, stage("preparing"), STEP)
+    screen.finish()
+    screen.close()
+    screen.summary(RESULT | {"token_ids": [], "steps": 0, "drafted": 0, "accepted": 0})
+    assert capsys.readouterr().out == "def \n"
+
+
+def test_a_failure_before_any_text_leaves_stdout_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen("def ")
+    run(screen, stage("preparing"))
+    screen.close()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_failure_ends_the_line_of_text(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen("def ")
+    run(screen, text("f"))
+    screen.close()
+    assert capsys.readouterr().out == "def f\n"
+
+
+def test_a_quiet_stage_is_repeated_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "QUIET_INTERVAL_S", 0.2)
+    screen = Screen("")
+    run(screen, STEP)
+    time.sleep(1.3)
+    screen.close()
+    assert "[decoding, 1 steps, 1 of 2 drafts accepted: " in capsys.readouterr().err
+
+
+def visible(output: str) -> list[str]:
+    """The lines a terminal shows after `output`; only what the progress line uses."""
+    lines, saved, i = [""], (0, 0), 0
+    row = column = 0
+    while i < len(output):
+        c = output[i]
+        i += 1
+        if c == "\x1b":
+            code = output[i]
+            i += 1
+            if code == "[":
+                code = output[i]
+                i += 1
+                lines[row] = lines[row][:column]
+                if code == "J":
+                    del lines[row + 1 :]
+                else:
+                    assert code == "K"
+            elif code == "D":
+                row += 1
+                lines += [""] * (row + 1 - len(lines))
+            elif code == "M":
+                row -= 1
+            elif code == "7":
+                saved = row, column
+            else:
+                assert code == "8"
+                row, column = saved
+        elif c == "\r":
+            column = 0
+        elif c == "\n":
+            row, column = row + 1, 0
+            lines += [""] * (row + 1 - len(lines))
+        else:
+            lines[row] = lines[row][:column].ljust(column) + c + lines[row][column + 1 :]
+            column += 1
+    return lines
+
+
+def test_on_a_terminal_progress_gives_way_to_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    screen = Screen("def ")
+    run(screen, stage("preparing"))
+    assert visible(terminal.getvalue()) == ["[preparing: 0 s, 1.5 MB on the wire]"]
+    run(screen, text("f(x"), STEP)
+    time.sleep(0.8)
+    shown = visible(terminal.getvalue())
+    assert shown[0] == "def f(x"
+    assert shown[1].startswith("[decoding, 1 steps, 1 of 2 drafts accepted: ")
+    assert len(shown[1]) < 60
+    run(screen, text("):\n  pass"))
+    assert visible(terminal.getvalue()) == ["def f(x):", "  pass"]
+    run(screen, STEP)
+    time.sleep(0.8)
+    screen.finish()
+    screen.close()
+    screen.summary(RESULT)
+    shown = visible(terminal.getvalue())
+    assert shown[:3] == ["def f(x):", "  pass", RESULT_LINE]
+
+
+RESULT_LINE = "3 tokens, ended by length; prefill 1.0 s, 1 secure steps in 2.0 s"
+
+
+def test_the_model_cannot_send_escape_sequences_to_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = open_terminal(monkeypatch)
+    screen = Screen("")
+    run(screen, text("a\x1b]0;title\x07\x9b31m\tb\nc\x7f"))
+    screen.close()
+    shown = terminal.getvalue().rpartition("\x1b[K")[2]
+    assert shown == "a␛]0;title␇\ufffd31m\tb\nc\ufffd\n"
+
+
+# ---- the JSON file
+
+
+def test_json_is_whole_and_its_owner_s(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text("old")
+    path.chmod(0o644)
+    write_json(path, {"text": "é\n😀\u2028"})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"text": "é\n😀\u2028"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    write_json(link, {})
+    assert link.is_symlink() and target.read_text() == "{}\n"
+
+
+def test_a_result_that_is_no_json_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text("old")
+    with pytest.raises(TypeError):
+        write_json(path, {"text": object()})
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_replaced_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(InputError, match="--json.*result.json: No space left"):
+        write_json(tmp_path / "result.json", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_json(pipe, {"steps": 1})
+        assert json.loads(os.read(reader, 1000)) == {"steps": 1}
+        assert stat.S_ISFIFO(pipe.stat().st_mode)
+    finally:
+        os.close(reader)
+
+
+def test_names_that_are_not_utf8_are_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    write_json(path, {"config": {"draft_model": "caf\udce9"}})
+    assert json.loads(path.read_text()) == {"config": {"draft_model": "caf\udce9"}}
