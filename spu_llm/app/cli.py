@@ -245,8 +245,10 @@ def write_json(path: Path, result: Any) -> None:
     text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
     data = text.encode("utf-8", "backslashreplace")
     try:
-        if path.exists() and not path.is_file():
-            path.write_bytes(data)
+        special = str(path.absolute()).startswith(("/dev/", "/proc/"))
+        if special or (path.exists() and not path.is_file()):
+            with open(path, "ab") as stream:
+                stream.write(data)
             return
         target = path.resolve()
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from spu_llm.app.cli import write_json
 from spu_llm.app.screen import Screen
 from spu_llm.errors import InputError
 from spu_llm.net.relay import Relay
+from tests.app.processes import ROOT
 
 RESULT: dict[str, Any] = {
     "token_ids": [1, 2, 3],
@@ -260,6 +262,16 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
         assert stat.S_ISFIFO(pipe.stat().st_mode)
     finally:
         os.close(reader)
+
+
+def test_standard_output_is_not_replaced(tmp_path: Path) -> None:
+    """`--json /dev/stdout > file` adds to the file that the text went to."""
+    output = tmp_path / "output"
+    code = "import sys; from spu_llm.app.cli import *; print('text', flush=True); "
+    code += "write_json(Path('/dev/stdout'), {})"
+    with output.open("w") as stdout:
+        subprocess.run([sys.executable, "-c", code], stdout=stdout, cwd=ROOT, check=True)
+    assert output.read_text() == "text\n{}\n"
 
 
 def test_names_that_are_not_utf8_are_escaped(tmp_path: Path) -> None:
