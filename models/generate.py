@@ -22,6 +22,7 @@ from models.gpt2 import GPT2Config, Params, init_params
 from models.request import Request
 from models.tokenizer import StreamDecoder, Tokenizer
 from protocols import post
+from spu_llm.errors import WireError
 from spu_llm.prg import Prg
 from spu_llm.reveal import reveal
 from spu_llm.secure import PartySession, SecureFunction, Session, public
@@ -227,6 +228,8 @@ def generate(
         seen = session.get(session.call(announce, progress))
         assert seen is not None
         accepted, ended = int(seen[0]), bool(seen[1])
+        if not 0 <= accepted <= drafted:
+            raise WireError(f"the client announces {accepted} of {drafted} drafts accepted")
         report.drafted += drafted
         report.accepted += accepted
         report.emitted.append(accepted + 1)

@@ -20,6 +20,7 @@ import numpy as np
 from jax import Array
 
 from models.cache import Block, LayerBlock, attend, causal, visible_below, write_rows
+from protocols.nonlinear import gelu
 
 Params = dict[str, Any]
 
@@ -108,7 +109,7 @@ def attention(
 
 def mlp(x: Array, params: Params) -> Array:
     """Feed-forward layer of the normalised rows `x` [n, d]."""
-    h = jax.nn.gelu(normed_linear(x, params["ln_2"], params["fc"]), approximate=True)
+    h = gelu(normed_linear(x, params["ln_2"], params["fc"]))
     return h @ params["proj"]["weight"] + params["proj"]["bias"]
 
 

@@ -6,13 +6,14 @@ inlined, so that an op inside `jax.jit` is seen), and evaluation of a piece of a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 from jax.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, ShapedArray, Var, jaxprs_in_params
-from jax.interpreters import mlir
+from jax.interpreters import ad, batching, mlir
 
 __all__ = [
     "ClosedJaxpr",
@@ -22,6 +23,7 @@ __all__ = [
     "Var",
     "as_function",
     "flat_jaxpr",
+    "make_differentiable",
     "make_primitive",
     "shape_of",
     "sub_jaxprs",
@@ -40,13 +42,19 @@ _INLINED = {
 }
 
 
-def make_primitive(name: str, reference: Callable[..., Any]) -> Any:
-    """A JAX primitive that means `reference(*arrays, **static)`; several results allowed."""
+# The platform that SPU's compiler lowers for.
+_SPU_PLATFORM = "interpreter"
 
-    def as_list(*args: Any, **static: Any) -> list[Any]:
-        out = reference(*args, **static)
-        return list(out) if isinstance(out, tuple | list) else [out]
 
+def make_primitive(
+    name: str, reference: Callable[..., Any], spu_form: Callable[..., Any] | None = None
+) -> Any:
+    """A JAX primitive that means `reference(*arrays, **static)`; several results allowed.
+
+    With `spu_form` it means that function instead when SPU compiles it.
+    """
+
+    as_list = _returning_list(reference)
     primitive = jex.Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(as_list)
@@ -58,7 +66,38 @@ def make_primitive(name: str, reference: Callable[..., Any]) -> Any:
 
     primitive.def_abstract_eval(abstract)
     mlir.register_lowering(primitive, mlir.lower_fun(as_list, multiple_results=True))
+    if spu_form is not None:
+        rule = mlir.lower_fun(_returning_list(spu_form), multiple_results=True)
+        # `register_lowering` knows no platform that JAX has no backend for.
+        mlir._platform_specific_lowerings[_SPU_PLATFORM][primitive] = rule
     return primitive
+
+
+def _returning_list(fn: Callable[..., Any]) -> Callable[..., list[Any]]:
+    def as_list(*args: Any, **static: Any) -> list[Any]:
+        out = fn(*args, **static)
+        return list(out) if isinstance(out, tuple | list) else [out]
+
+    return as_list
+
+
+def make_differentiable(primitive: Any, reference: Callable[..., Any]) -> None:
+    """Give a one-result elementwise primitive the derivative and batching of `reference`."""
+    ad.primitive_jvps[primitive] = lambda primals, tangents, **static: _list_of_pairs(
+        jax.jvp(functools.partial(reference, **static), primals, _materialise(primals, tangents))
+    )
+    batching.primitive_batchers[primitive] = lambda args, dims, **static: (
+        primitive.bind(*args, **static),
+        dims,
+    )
+
+
+def _list_of_pairs(pair: tuple[Any, Any]) -> tuple[list[Any], list[Any]]:
+    return [pair[0]], [pair[1]]
+
+
+def _materialise(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(ad.instantiate_zeros(t) for _, t in zip(primals, tangents, strict=True))
 
 
 def flat_jaxpr(fn: Callable[..., Any], shapes: Sequence[jax.ShapeDtypeStruct]) -> ClosedJaxpr:

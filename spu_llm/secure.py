@@ -298,7 +298,9 @@ class Simulation:
         while (program := self._work[rank].get()) is not None:
             try:
                 if session is None:
-                    own = Prg.from_seed(self._seed, f"party {rank}") if self._seed else None
+                    own = None
+                    if self._seed is not None:
+                        own = Prg.from_seed(self._seed, f"party {rank}")
                     link = create_memory_link(rank, self._name)
                     # Only one of two threads may write SPU's profile: the log is the process's.
                     session = PartySession(link, self._config, own=own, profile=rank == CLIENT)
