@@ -27,12 +27,17 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("expected one argument"):
+            message += " (one that starts with a dash is written --option=VALUE)"
         raise InputError(f"{message}; see {self.prog} --help")
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command and exit: 0 success, 2 bad input, 1 any other failure, 130 interrupted."""
     signal.signal(signal.SIGTERM, _terminated)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # started with that stream closed
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # text that the terminal's encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     arguments = sys.argv[1:] if argv is None else argv
@@ -75,12 +80,14 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
 
     demo = commands.add_parser("demo", help="both parties on this machine, shipped model pair")
-    demo.add_argument("--model", type=Path, help="the provider's private model directory")
+    demo.add_argument("--model", type=Path, metavar="DIR",
+                      help="the provider's private model directory")  # fmt: skip
     _client_options(demo)
     demo.set_defaults(run=_demo)
 
     serve = commands.add_parser("serve", help="provider: serve completions with a private model")
-    serve.add_argument("--model", type=Path, required=True, help="private model directory")
+    serve.add_argument("--model", type=Path, required=True, metavar="DIR",
+                       help="private model directory")  # fmt: skip
     serve.add_argument("--listen", required=True, metavar="HOST:PORT")
     serve.add_argument("--once", action="store_true", help="end after one session")
     serve.add_argument("--studies", action="store_true",
@@ -119,7 +126,7 @@ def _client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
                         help="end before this text; may be given again")  # fmt: skip
     parser.add_argument("--seed", type=int, metavar="S", help="fix sampling")
-    parser.add_argument("--draft-model", type=Path, help="public model directory")
+    parser.add_argument("--draft-model", type=Path, metavar="DIR", help="public model directory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     _session_options(parser)
 

@@ -21,7 +21,7 @@ class Screen:
         self._prompt = prompt
         self._relay: Relay | None = None
         self._progress = Progress(self._wire_bytes)
-        self._progress.stage("starting both parties")
+        self._progress.stage("starting")
         self._texted = False
 
     def on_event(self, event: dict[str, Any], relay: Relay) -> None:

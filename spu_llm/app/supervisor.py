@@ -1,6 +1,6 @@
 """One party's side of a session: handshake, worker process, relay, and who tells whom what failed.
 
-The supervisor never imports SPU or JAX. It owns the connection to the peer and the worker; whatever
+The supervisor runs neither SPU nor JAX. It owns the connection to the peer and the worker; whatever
 ends first, it stops the rest within seconds and says why.
 """
 

@@ -45,6 +45,7 @@ def assert_refused(command: Command, *words: str) -> None:
         (["--stop", ""], ["--stop", "empty"]),
         (["--stop", b"\xff"], ["--stop", "UTF-8"]),
         (["--network", "moon"], ["--network", "'moon'", "wan"]),
+        (["--prompt", "-x"], ["--prompt", "--option=VALUE"]),
         (["--no-such-option"], ["--no-such-option", "--help"]),
         (["--max-new", "3"], ["--max-new", "--help"]),  # not abbreviated
         (["--json", "nowhere/result.json"], ["--json", "nowhere", "not a directory"]),

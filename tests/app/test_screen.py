@@ -90,7 +90,7 @@ def test_piped_output_is_the_text_alone(capsys: pytest.CaptureFixture[str]) -> N
     assert out == "def f(x):\x1b[31m\n"
     assert "\r" not in err and "\x1b" not in err
     assert err.splitlines() == [
-        "[starting both parties: 0 s, 0.0 MB on the wire]",
+        "[starting: 0 s, 0.0 MB on the wire]",
         "[preparing: 0 s, 1.5 MB on the wire]",
         "3 tokens, ended by length; prefill 1.0 s, 1 secure steps in 2.0 s",
         "1.00 tokens/s, 2.00 tokens per step",
