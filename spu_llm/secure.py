@@ -144,7 +144,9 @@ class PartySession:
 
     def warm_up(self) -> None:
         """Oblivious transfer set-up and encryption contexts, before any secret is used."""
-        self._spu.warm_up()
+        started = time.perf_counter()
+        traffic = self._spu.warm_up()
+        self.meter.record("segment", "warm-up", "warm-up", time.perf_counter() - started, traffic)
 
     def prepare(self, function: SecureFunction, *args: Any) -> None:
         """Compile for arguments of these shapes and agree with the peer on the program."""

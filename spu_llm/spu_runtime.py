@@ -256,8 +256,9 @@ class SpuRuntime:
             self._runtime.del_var(name)
         return outputs, self._log.read_traffic() if self._log else Traffic()
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> Traffic:
         """Set up oblivious transfer and encryption contexts before the first secret is used."""
+        traffic = Traffic()
         x, w = jnp.ones((4, 8)), jnp.ones((8, 8))
         def touch(a: Any, b: Any) -> list[Any]:
             y = a @ b
@@ -272,7 +273,8 @@ class SpuRuntime:
                 Private(r, v.shape, np.dtype(np.float32), np.asarray(v) if r == self.rank else None)
                 for r, v in ((CLIENT, x), (PROVIDER, w))
             ]
-            self.run(program, values)
+            traffic += self.run(program, values)[1]
+        return traffic
 
 
 def create_link(rank: int, addresses: Sequence[str], *, timeout_ms: int) -> Any:

@@ -22,6 +22,8 @@ from spu_llm.net.control import Control
 from spu_llm.values import ROLES
 
 WORKER_START_S = 120.0
+WORKER_SILENT_S = 30.0  # it shows life every 2 s, but a compiler may hold it up
+AFTER_PEER_S = 30.0  # for our half, once the peer has finished its own
 STDERR_KEPT = 4000
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -168,7 +170,9 @@ def _wait_ready(control: Control, worker: Worker) -> None:
 
 
 def _follow(control: Control, worker: Worker, on_event: OnEvent) -> dict[str, Any]:
-    """Pass on the worker's events until its result."""
+    """Pass on the worker's events until its result; it must show life and not outlast the peer."""
+    heard = time.monotonic()
+    peer_finished: float | None = None
     while True:
         try:
             event = worker.next_event(0.2)
@@ -177,7 +181,16 @@ def _follow(control: Control, worker: Worker, on_event: OnEvent) -> dict[str, An
             if control.ended.wait(2.0):
                 _check_peer(control)
             raise
-        if event is None:
+        now = time.monotonic()
+        if control.ended.is_set():
+            peer_finished = peer_finished or now
+            if now - peer_finished > AFTER_PEER_S:
+                raise PeerError("the peer finished, but this party's half did not")
+        if event is not None:
+            heard = now
+        elif now - heard > WORKER_SILENT_S:
+            raise WorkerError(f"the worker process showed no life for {WORKER_SILENT_S:g} s")
+        if event is None or event["event"] == "alive":
             _check_peer(control)
         elif event["event"] == "result":
             return event

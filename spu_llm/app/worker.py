@@ -19,17 +19,31 @@ from typing import IO, Any
 from spu_llm.errors import SpuLlmError
 from spu_llm.values import ROLES
 
+ALIVE_S = 2.0  # between signs of life
+
 
 class Events:
     """JSON lines to the supervisor; anything else printed in this process goes to stderr."""
 
     def __init__(self) -> None:
         self._out: IO[str] = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._lock = threading.Lock()
         os.dup2(2, 1)
 
     def send(self, event: str, **fields: Any) -> None:
-        self._out.write(json.dumps({"event": event, **fields}) + "\n")
-        self._out.flush()
+        with self._lock:
+            self._out.write(json.dumps({"event": event, **fields}) + "\n")
+            self._out.flush()
+
+    def show_life(self) -> None:
+        """Tell the supervisor every ALIVE_S that this process is not frozen."""
+
+        def beat() -> None:
+            while True:
+                time.sleep(ALIVE_S)
+                self.send("alive")
+
+        threading.Thread(target=beat, daemon=True).start()
 
 
 def main() -> None:
@@ -45,6 +59,7 @@ def main() -> None:
     if not line:
         return
     _leave_when_stdin_closes()
+    events.show_life()
     try:
         events.send("result", **run_job(json.loads(line), events))
     except SpuLlmError as exc:
@@ -75,8 +90,9 @@ def run_job(job: dict[str, Any], events: Events) -> dict[str, Any]:
 
 
 def _first_line(exc: BaseException) -> str:
-    lines = str(exc).strip().splitlines()
-    return lines[0][:300] if lines else type(exc).__name__
+    lines = [line.strip() for line in str(exc).splitlines()]
+    said = [line for line in lines if line and line != "what:"]
+    return said[0][:300] if said else type(exc).__name__
 
 
 def _die_with_parent() -> None:
