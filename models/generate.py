@@ -142,6 +142,9 @@ def _announce(progress: Array) -> Array:
 announce = SecureFunction(_announce, (Owner.CLIENT,), "announce")
 
 
+CLAMP_BELOW = 0.5  # temperature
+
+
 @dataclass(frozen=True)
 class Programs:
     """The secure functions of one completion and the public sizes they were built for."""
@@ -157,7 +160,9 @@ class Programs:
         request.check(config)
         limit = request.limit(config)
         capacity = request.prompt_tokens + limit + request.draft_length + 1
-        secure = secure_gpt2.build(config, capacity, greedy=request.greedy)
+        # Logits of trained models spread over well under 128; colder, their quotient may not.
+        clamp = not request.greedy and request.temperature < CLAMP_BELOW
+        secure = secure_gpt2.build(config, capacity, greedy=request.greedy, clamp=clamp)
         return Programs(config, request, secure, limit, capacity)
 
     def prepare(self, session: PartySession, weights: Any) -> None:
@@ -233,6 +238,8 @@ def generate(
         report.drafted += drafted
         report.accepted += accepted
         report.emitted.append(accepted + 1)
+        if not ended and sum(report.emitted) >= limit:
+            raise WireError(f"the client goes on after the agreed {limit} tokens")
         if ended:
             report.finish_reason = (
                 session.local(CLIENT, client_does(lambda c: c.finish_reason)) or "ended by client"

@@ -36,6 +36,16 @@ class GPT2Config:
     n_head: int
     layer_norm_epsilon: float = 1e-5
 
+    def __post_init__(self) -> None:
+        sizes = (self.vocab_size, self.n_positions, self.n_embd, self.n_layer, self.n_head)
+        # Far above every GPT-2, and small enough not to exhaust memory while tracing.
+        if not all(1 <= n <= 1_000_000 for n in sizes) or self.n_layer > 1000:
+            raise ValueError("a GPT-2's sizes must be positive and reasonable")
+        if self.n_embd % self.n_head:
+            raise ValueError("n_embd must be a multiple of n_head")
+        if not 0 < self.layer_norm_epsilon < 1:
+            raise ValueError("layer_norm_epsilon must be between 0 and 1")
+
     @property
     def head_dim(self) -> int:
         return self.n_embd // self.n_head

@@ -43,8 +43,13 @@ class SecureGPT2(NamedTuple):
     decode: SecureFunction
 
 
-def build(config: GPT2Config, capacity: int, *, greedy: bool) -> SecureGPT2:
-    """Secure programs for a model of this shape and a shared block of `capacity` positions."""
+def build(
+    config: GPT2Config, capacity: int, *, greedy: bool, clamp: bool = False
+) -> SecureGPT2:
+    """Secure programs for a model of this shape and a shared block of `capacity` positions.
+
+    `greedy` and `clamp` are those of `protocols.post.scores`.
+    """
 
     def embed(params: Any, tokens: Array, start: Array | int) -> Array:
         one_hot = jax.nn.one_hot(tokens, config.vocab_size, dtype=jnp.float32)
@@ -65,7 +70,7 @@ def build(config: GPT2Config, capacity: int, *, greedy: bool) -> SecureGPT2:
         past = past_blocks(prefix, None, jnp.int32(0), n)
         rows, prompt = hidden_states(params, config, x, past, causal(n))
         logits = head(params, rows[-1:])
-        row = post.scores(logits, inverse_temperature, greedy=greedy)[None]
+        row = post.scores(logits, inverse_temperature, greedy=greedy, clamp=clamp)[None]
         no_drafts, no_thresholds = jnp.zeros((1, 0), jnp.int32), jnp.zeros((1, 0))
         _, opened = post.verify(row, no_drafts, no_thresholds, greedy=greedy)
         room = empty_block(config.n_layer, config.n_head, capacity, config.head_dim)
@@ -82,7 +87,7 @@ def build(config: GPT2Config, capacity: int, *, greedy: bool) -> SecureGPT2:
     ) -> tuple[Array, Array, Block]:
         start = length + (prefix.positions if prefix is not None else 0)
         logits, shared = step(params, config, embed(params, tokens, start), prefix, shared, length)
-        rows = post.scores(logits, inverse_temperature, greedy=greedy)[None]
+        rows = post.scores(logits, inverse_temperature, greedy=greedy, clamp=clamp)[None]
         rejected, row = post.verify(rows, tokens[None, 1:], thresholds[None], greedy=greedy)
         return rejected[0], row[0], shared
 

@@ -18,13 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from protocols.nonlinear import exp_nonpositive
+from protocols.nonlinear import EXP_FLOOR, exp_nonpositive, unbiased_total
 from spu_llm.op import Functionality
 from spu_llm.reveal import reveal
 from spu_llm.values import Owner
 
 FUNCTIONALITY = Functionality(
-    client="emitted tokens, all rejection bits, one row of the distribution per step",
+    client="emitted tokens, all rejection bits, one whole row per step: of the distribution, "
+    "or when greedy of the logits",
     provider="draft length, number of steps, accepted count per step",
 )
 
@@ -33,15 +34,21 @@ FUNCTIONALITY = Functionality(
 GREEDY_MARGIN = 2.0**-12
 
 
-def scores(logits: Array, inverse_temperature: Array | float, *, greedy: bool) -> Array:
+def scores(
+    logits: Array, inverse_temperature: Array | float, *, greedy: bool, clamp: bool = False
+) -> Array:
     """Rows [..., vocab] from which everything is decided: exp(z/T - max z/T), or z - max z.
 
-    The greedy form needs no exponential: the first token is where the row is zero.
+    `clamp` spends a comparison per score to keep exponents above EXP_FLOOR, needed where logits
+    over the temperature may spread further. The greedy form needs no exponential: the first token
+    is where the row is zero.
     """
     if not greedy:
         logits = logits * inverse_temperature
     shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
-    return shifted if greedy else exp_nonpositive(shifted)
+    if greedy:
+        return shifted
+    return exp_nonpositive(jnp.maximum(shifted, EXP_FLOOR) if clamp else shifted)
 
 
 def verify(
@@ -56,7 +63,7 @@ def verify(
     """
     count = drafts.shape[1]
     if count == 0:  # standard decoding: nothing to verify, one row to open
-        return drafts.astype(bool), _open_row(rows[:, 0])
+        return drafts.astype(bool), _open_row(rows[:, 0], greedy)
     # 1. Select: the score of each draft under the private model, shared (client's one-hot rows).
     chosen = jax.nn.one_hot(drafts, rows.shape[-1], dtype=jnp.bool_)
     selected = jnp.sum(jnp.where(chosen, rows[:, :count], 0.0), axis=-1)
@@ -64,18 +71,19 @@ def verify(
     if greedy:
         margin = selected + GREEDY_MARGIN
     else:
-        normaliser = jnp.sum(rows[:, :count], axis=-1)
+        normaliser = unbiased_total(rows[:, :count])
         margin = selected - thresholds * normaliser
     rejected = reveal(margin <= 0, to=Owner.CLIENT, label="rejection bits")
     # 3. Carry: the client picks row k obliviously (one-hot over positions) and learns all of it.
     first = first_rejection(rejected)
     picked = jax.nn.one_hot(first, count + 1, dtype=jnp.bool_)[..., None]
     row = jnp.sum(jnp.where(picked, rows, 0.0), axis=1)
-    return rejected, _open_row(row)
+    return rejected, _open_row(row, greedy)
 
 
-def _open_row(row: Array) -> Array:
-    return reveal(row, to=Owner.CLIENT, label="row of the distribution")
+def _open_row(row: Array, greedy: bool) -> Array:
+    what = "row of logits" if greedy else "row of the distribution"
+    return reveal(row, to=Owner.CLIENT, label=what)
 
 
 def first_rejection(rejected: Array | np.ndarray) -> Array:

@@ -14,11 +14,20 @@ from jax import Array
 
 from spu_llm._jax import make_differentiable, make_primitive
 
+APPROXIMATIONS: set[str] = set()
+
 
 def approximation(
     name: str, *, reference: Callable[[Array], Array], spu_form: Callable[[Array], Array]
 ) -> Callable[[Array], Array]:
-    """The elementwise function `reference`, computed as `spu_form` inside SPU segments."""
+    """The function `reference` of one array, computed as `spu_form` inside SPU segments.
+
+    ValueError when the name is taken. Under `jax.vmap` the function must be elementwise.
+    """
+    if name in APPROXIMATIONS:
+        # Executables are cached by name: one name must not mean two programs.
+        raise ValueError(f"there is an approximation {name} already")
+    APPROXIMATIONS.add(name)
     primitive = make_primitive(name, reference, spu_form)
     make_differentiable(primitive, reference)
 

@@ -6,7 +6,6 @@ the framework that turns a secret into something a party can read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,20 +52,14 @@ class Ledger:
             self.facts[ROLES[learner]].append(fact)
 
     def open(
-        self,
-        channel: Channel,
-        rank: int,
-        value: Value,
-        to: Owner,
-        label: str,
-        observe: Callable[[np.ndarray], None] = lambda words: None,
+        self, channel: Channel, rank: int, value: Value, to: Owner, label: str
     ) -> Public | Private:
         """Open `value` to `to` (CLIENT, PROVIDER, or PUBLIC for both) and record it.
 
         The party that must learn the value receives the other's share (or the owner's plaintext
-        words); it learns the value and, since the missing share is value minus own share, nothing
-        else. `observe` sees the words received. LeakError when the value is already public: then
-        somebody opened it elsewhere.
+        words); it learns the ring words of the value (rounding of the secure computation included)
+        and, since the missing share is value minus own share, nothing else. LeakError when the
+        value is already public: then somebody opened it elsewhere.
         """
         if to is Owner.JOINT:
             raise ValueError("a value is opened to the client, the provider, or both")
@@ -80,8 +73,9 @@ class Ledger:
             self.openings.append(
                 Opening(ROLES[learner], label, int(np.prod(value.shape, dtype=int)), bits)
             )
-        words = _exchange(channel, rank, value, learners, observe)
-        if words is None:  # this party does not learn it
+        words = _exchange(channel, rank, value, learners)
+        if words is None or (to is not Owner.PUBLIC and rank != to.rank):
+            # This party does not learn it, or only hands on what it knows.
             return Private(to.rank, value.shape, value.dtype, None)
         if isinstance(value, Private) and value.value is not None:
             plain = value.value
@@ -126,13 +120,7 @@ def _own_words(value: Value) -> np.ndarray:
     return as_words(np.asarray(value.value))
 
 
-def _exchange(
-    channel: Channel,
-    rank: int,
-    value: Value,
-    learners: list[int],
-    observe: Callable[[np.ndarray], None],
-) -> np.ndarray | None:
+def _exchange(channel: Channel, rank: int, value: Value, learners: list[int]) -> np.ndarray | None:
     """The opened words at a learner (and at the owner of a private value), else None."""
     shared = isinstance(value, Arith | Bool)
     assert shared or isinstance(value, Private)
@@ -145,7 +133,6 @@ def _exchange(
     if rank not in learners:
         return None
     theirs = _unpack(channel.recv(), value.shape, _element_bits(value))
-    observe(theirs)
     if isinstance(value, Arith):
         return value.words + theirs
     if isinstance(value, Bool):

@@ -19,8 +19,8 @@ class Party:
     """One of the two parties of a running session.
 
     `own` is this party's secret stream: every word it sends is masked from it. `frac_bits` is the
-    fixed-point position of encoded floats. `taps` see own random words ("own") and received words
-    ("in"); tests compare them with simulators.
+    fixed-point position of encoded floats. `taps` see own random words; tests compare them with
+    simulators.
     """
 
     rank: int
@@ -28,12 +28,13 @@ class Party:
     own: Prg
     frac_bits: int
     ledger: Ledger = field(default_factory=Ledger)
-    taps: list[Callable[[str, np.ndarray], None]] = field(default_factory=list)
+    taps: list[Callable[[np.ndarray], None]] = field(default_factory=list)
 
     def mask(self, shape: tuple[int, ...]) -> np.ndarray:
         """Fresh uniform ring words of this party's own, never handed out again."""
         words = self.own.words(shape)
-        self._tap("own", words)
+        for tap in self.taps:
+            tap(words)
         return words
 
     def send(self, words: np.ndarray) -> None:
@@ -46,16 +47,8 @@ class Party:
         expected = 8 * int(np.prod(shape, dtype=int))
         if len(data) != expected:
             raise WireError(f"a message has {len(data)} bytes, expected {expected}")
-        words = np.frombuffer(data, np.uint64).reshape(shape)
-        self._tap("in", words)
-        return words
+        return np.frombuffer(data, np.uint64).reshape(shape)
 
     def open(self, value: Value, to: Owner, label: str) -> Public | Private:
         """Open `value` to `to` through the ledger."""
-        return self.ledger.open(
-            self.channel, self.rank, value, to, label, lambda words: self._tap("in", words)
-        )
-
-    def _tap(self, kind: str, words: np.ndarray) -> None:
-        for tap in self.taps:
-            tap(kind, words)
+        return self.ledger.open(self.channel, self.rank, value, to, label)

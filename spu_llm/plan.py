@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from spu_llm._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, flat_jaxpr, sub_jaxprs
+from spu_llm.approx import APPROXIMATIONS
 from spu_llm.op import ProtocolOp, op_of
 from spu_llm.values import Owner
 
@@ -61,6 +63,7 @@ class Plan:
     output_owners: tuple[Owner, ...]
     steps: tuple[Step, ...]
     owner_of: dict[Var, Owner]
+    consts: dict[Var, np.ndarray]
     digest: str
 
     def __str__(self) -> str:
@@ -74,17 +77,23 @@ def make_plan(
 ) -> Plan:
     """Plan of the flat function `fn(*arrays) -> arrays` whose i-th argument belongs to owners[i].
 
-    NotImplementedError when a protocol op stands inside a loop or branch: unroll it.
+    NotImplementedError when a protocol op stands inside a loop or branch (unroll it), or when a
+    segment would use a JAX primitive that SPU is not known to compute without opening anything.
     """
     closed = flat_jaxpr(fn, shapes)
     _refuse_nested_ops(closed.jaxpr)
     owner_of = _place(closed.jaxpr, owners)
+    _refuse_unvetted(closed.jaxpr, owner_of)
     steps = tuple(_cut(closed, owner_of))
     outputs = tuple(closed.jaxpr.outvars)
     output_owners = tuple(_owner(v, owner_of) for v in outputs)
-    digest = hashlib.sha256(f"{closed.jaxpr}|{owners}|{output_owners}".encode()).hexdigest()
+    content = hashlib.sha256(f"{closed.jaxpr}|{owners}|{output_owners}".encode())
+    for const in closed.consts:
+        content.update(np.asarray(const).tobytes())
     return Plan(
-        tuple(closed.jaxpr.invars), tuple(owners), outputs, output_owners, steps, owner_of, digest,
+        tuple(closed.jaxpr.invars), tuple(owners), outputs, output_owners, steps, owner_of,
+        {v: np.asarray(c) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)},
+        content.hexdigest(),
     )  # fmt: skip
 
 
@@ -97,6 +106,36 @@ def _refuse_nested_ops(jaxpr: Jaxpr) -> None:
     for eqn in jaxpr.eqns:
         if op_of(eqn.primitive) is None and any(map(holds_op, sub_jaxprs(eqn))):
             raise NotImplementedError(f"protocol op inside `{eqn.primitive.name}`: unroll it")
+
+
+# What SPU's Cheetah computes on shares without opening anything, by reading and by test. `top_k` is
+# not here: its quick-select opens comparisons. Secret indices and predicates are refused below.
+_OBLIVIOUS = set(
+    "abs add add_any and argmax argmin broadcast_in_dim ceil clamp concatenate "
+    "convert_element_type copy copy_p cos cumlogsumexp cummax cummin cumprod cumsum div "
+    "dot_general eq erf exp exp2 expand_dims expm1 floor ge gt integer_pow iota le log log1p "
+    "logistic lt max min mul ne neg not or pad pow reduce_and reduce_max reduce_min reduce_or "
+    "reduce_precision reduce_prod reduce_sum reshape rev round rsqrt select_n sign sin slice sort "
+    "split sqrt square squeeze stop_gradient sub tanh transpose xor".split()
+)
+# Primitives with index or predicate operands, from this position on; those must be public.
+_PUBLIC_FROM = {"dynamic_slice": 1, "dynamic_update_slice": 2, "gather": 1}
+
+
+def _refuse_unvetted(jaxpr: Jaxpr, owner_of: dict[Var, Owner]) -> None:
+    for eqn in jaxpr.eqns:
+        owners = [_owner(v, owner_of) for v in eqn.invars]
+        name = eqn.primitive.name
+        if join(owners) is not Owner.JOINT or op_of(eqn.primitive) is not None:
+            continue
+        if name in _PUBLIC_FROM:
+            if any(o is not Owner.PUBLIC for o in owners[_PUBLIC_FROM[name] :]):
+                raise NotImplementedError(f"`{name}` with a secret index; use a one-hot product")
+        elif name not in _OBLIVIOUS and name not in APPROXIMATIONS:
+            raise NotImplementedError(
+                f"`{name}` on shared values: SPU may open something inside it; write it with "
+                "other operations"
+            )
 
 
 def _owner(atom: Var | Literal, owner_of: dict[Var, Owner]) -> Owner:

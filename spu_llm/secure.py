@@ -11,6 +11,7 @@ marks what only one of them does.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import queue
 import threading
@@ -152,9 +153,6 @@ class PartySession:
         """Compile for arguments of these shapes and agree with the peer on the program."""
         plan, _ = function.plan(*args)
         self._agree(function.name, plan)
-        for step in plan.steps:
-            if isinstance(step, Run) and step.owner is Owner.JOINT:
-                _program(step, plan)
 
     def call(self, function: SecureFunction, *args: Any) -> Any:
         plan, out_tree = function.plan(*args)
@@ -180,11 +178,15 @@ class PartySession:
         raise TypeError(f"{value} is shared; only `reveal` opens it")
 
     def _agree(self, name: str, plan: Plan) -> None:
-        """Both parties run the same program, or neither sends a share."""
+        """Both parties run the same plan of the same executables, or neither sends a share."""
         if plan.digest in self._agreed:
             return
         before = self._snapshot()
-        mine = bytes.fromhex(plan.digest)
+        content = hashlib.sha256(plan.digest.encode())
+        for step in plan.steps:
+            if isinstance(step, Run) and step.owner is Owner.JOINT:
+                content.update(_program(step, plan).executable.code)
+        mine = content.digest()
         self._channel.send(mine)
         theirs = self._channel.recv()
         self.meter.record("control", "agree on plan", name, 0.0, self._since(before))
@@ -196,7 +198,8 @@ class PartySession:
         self._agreed.add(plan.digest)
 
     def _run(self, name: str, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
-        env: dict[Any, Value] = dict(zip(plan.inputs, inputs, strict=True))
+        env: dict[Any, Value] = {v: public(c) for v, c in plan.consts.items()}
+        env.update(zip(plan.inputs, inputs, strict=True))
 
         def read(atom: Any) -> Value:
             return public(atom.val) if isinstance(atom, Literal) else env[atom]
@@ -206,6 +209,8 @@ class PartySession:
             values = [read(v) for v in step.inputs]
             if isinstance(step, OpCall):
                 results = step.op.run(self.party, values, step.static)
+                for v, result in zip(step.outputs, results, strict=True):
+                    _check_owner(f"result of {step.op.name}", result, plan.owner_of[v])
                 kind, what, traffic = "op", step.op.name, self._since(before)
             elif step.owner is Owner.JOINT:
                 results, traffic = self._spu.run(_program(step, plan), values)

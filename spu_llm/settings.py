@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-SPU_VERSION = "0.9.5"
+from importlib.metadata import version
 
 
 @dataclass(frozen=True)
@@ -21,4 +20,4 @@ class SpuConfig:
     max_concurrency: int = 1
 
     def manifest(self) -> dict[str, str | int]:
-        return {f"spu.{k}": v for k, v in vars(self).items()} | {"spu.version": SPU_VERSION}
+        return {f"spu.{k}": v for k, v in vars(self).items()} | {"spu.version": version("spu")}

@@ -67,7 +67,7 @@ class SpuLog:
 
     _PATTERN = re.compile(
         r"Link details: total send bytes (\d+), recv bytes (\d+), "
-        r"send actions (\d+), recv actions (\d+)"
+        r"send actions (\d+), recv actions (\d+)\n"
     )
     _current: SpuLog | None = None
 

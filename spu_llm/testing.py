@@ -12,14 +12,15 @@ party (mask dropped, reused, known to the peer) must make the view check fail.
 
 from __future__ import annotations
 
-import functools
 import itertools
+import queue
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from scipy.stats import chi2, norm
 
 from spu_llm.channel import CountingChannel, MemoryChannel, Traffic
 from spu_llm.ledger import Ledger
@@ -68,18 +69,24 @@ class Outcome:
     inputs: list[list[Value]]
     outputs: list[list[Value]]
     views: list[View]
-    traffic: Traffic  # the client's
+    traffic: list[Traffic]  # client's, provider's
+    rounds: int
     ledgers: list[Ledger]
     common: np.ndarray  # words of a stream both parties know
 
 
 class OpContract:
-    """Inherit, set `op` and `cases`; see the module docstring."""
+    """Inherit, set `op` and `cases`; see the module docstring.
+
+    `masks` says whether some case makes a party mask what it sends; an op that only opens has none.
+    """
 
     op: ProtocolOp
     cases: Sequence[Case]
+    masks = True
 
     def test_result_is_the_reference(self) -> None:
+        assert self.cases
         for case in self.cases:
             outcome = run_op(self.op, case)
             expected = self.op.reference(*case.inputs, **case.static)
@@ -88,14 +95,26 @@ class OpContract:
                 found = reconstruct_words([outputs[i] for outputs in outcome.outputs])
                 np.testing.assert_array_equal(found, as_words(np.asarray(value)), str(case.forms))
 
+    def test_result_belongs_to_whom_it_should(self) -> None:
+        """Each result is held in a form of its declared owner; nothing is readable beyond that."""
+        for case in self.cases:
+            outcome = run_op(self.op, case)
+            owners = self.op.owners(*map(owner_of, outcome.inputs[CLIENT]), **case.static)
+            for outputs in outcome.outputs:
+                assert [owner_of(v) for v in outputs] == list(owners), case.forms
+
     def test_cost_is_as_declared(self) -> None:
         for case in self.cases:
             outcome = run_op(self.op, case)
             cost = self.op.cost(*outcome.inputs[CLIENT], **case.static)
-            t = outcome.traffic
-            assert t.messages == cost.messages, case.forms
-            assert t.sent_bytes == cost.client_to_provider, case.forms
-            assert t.received_bytes == cost.provider_to_client, case.forms
+            client, provider = outcome.traffic
+            assert client.sent_messages + provider.sent_messages == cost.messages, case.forms
+            assert client.sent_bytes == cost.client_to_provider, case.forms
+            assert provider.sent_bytes == cost.provider_to_client, case.forms
+            assert outcome.rounds == cost.rounds, case.forms
+            # Nothing is sent that nobody reads.
+            assert client.received_bytes == provider.sent_bytes, case.forms
+            assert provider.received_bytes == client.sent_bytes, case.forms
 
     def test_opens_what_is_declared(self) -> None:
         for case in self.cases:
@@ -108,26 +127,38 @@ class OpContract:
         for case in self._sampled_cases():
             for rank in (CLIENT, PROVIDER):
                 found = distinguish(self.op, case, rank)
-                assert not found, f"{case.forms}, rank {rank}: {found}"
+                assert not found, f"{case}, rank {rank}: {found}"
 
     def test_broken_twins_are_caught(self) -> None:
+        tried = 0
         for case in self._sampled_cases():
             outcome = run_op(self.op, case)
             for rank in (CLIENT, PROVIDER):
-                if not len(outcome.views[1 - rank].own):
+                if not outcome.views[1 - rank].own:
                     continue  # the peer masks nothing in this case: no mask to break
                 for name, twin in MASK_TWINS.items():
                     found = distinguish(self.op, case, rank, twin)
-                    assert found, f"{case.forms}: rank {rank} does not notice a {name}"
+                    assert found, f"{case}: rank {rank} does not notice a {name}"
+                    tried += 1
+        assert bool(tried) == self.masks
 
     def _sampled_cases(self) -> list[Case]:
-        """Each case with its inputs' first elements in ROWS equal rows: one call, ROWS views."""
+        """Per case, its smallest and largest element in ROWS equal rows: one call, ROWS views."""
         sampled = []
         for case in self.cases:
-            if all(x.size for x in case.inputs):
-                inputs = tuple(np.repeat(x.reshape(-1)[:1], ROWS) for x in case.inputs)
+            flat = [np.asarray(x).reshape(-1) for x in case.inputs]
+            order = np.argsort(flat[0], kind="stable")
+            for i in {int(order[0]), int(order[-1])} if order.size else ():
+                inputs = tuple(np.repeat(x[i : i + 1], ROWS) for x in flat)
                 sampled.append(Case(inputs, case.forms, case.static))
         return sampled
+
+
+def owner_of(value: Value) -> Owner:
+    """Who can read a value, by its form."""
+    if isinstance(value, Public):
+        return Owner.PUBLIC
+    return Owner.of_rank(value.owner) if isinstance(value, Private) else Owner.JOINT
 
 
 # ---- running an op
@@ -137,8 +168,7 @@ class DroppedMask(Party):
     """Broken: masks nothing."""
 
     def mask(self, shape: tuple[int, ...]) -> np.ndarray:
-        super().mask(shape)
-        return np.zeros(shape, np.uint64)
+        return np.zeros_like(super().mask(shape))
 
 
 class ReusedMask(Party):
@@ -146,7 +176,25 @@ class ReusedMask(Party):
 
     def mask(self, shape: tuple[int, ...]) -> np.ndarray:
         fresh = super().mask(shape)
-        return np.full(shape, fresh.reshape(-1)[0] if fresh.size else 0, np.uint64)
+        return np.broadcast_to(fresh.reshape(-1)[:1], shape)
+
+
+class HalfReusedMask(Party):
+    """Broken: the second half of the elements reuses the masks of the first."""
+
+    def mask(self, shape: tuple[int, ...]) -> np.ndarray:
+        fresh = super().mask(shape)
+        flat = fresh.reshape(-1).copy()
+        half = flat.size // 2
+        flat[half : 2 * half] = flat[:half]
+        return flat.reshape(shape)
+
+
+class ThinMask(Party):
+    """Broken: one bit in the middle is not masked."""
+
+    def mask(self, shape: tuple[int, ...]) -> np.ndarray:
+        return super().mask(shape) & ~np.uint64(1 << 30)
 
 
 class KnownMask(Party):
@@ -160,6 +208,8 @@ class KnownMask(Party):
 MASK_TWINS: dict[str, type[Party]] = {
     "dropped mask": DroppedMask,
     "reused mask": ReusedMask,
+    "mask reused once": HalfReusedMask,
+    "mask with a hole": ThinMask,
     "mask the peer can recompute": KnownMask,
 }
 
@@ -168,19 +218,41 @@ def _common_stream() -> Prg:
     return Prg.from_seed(0, "known to both parties")
 
 
+class _TracedChannel:
+    """Records what comes in, whoever asks for it, and how deep the chain of messages is."""
+
+    def __init__(self, inner: CountingChannel, sent: queue.Queue[int], came: queue.Queue[int]):
+        self._inner, self._sent, self._came = inner, sent, came
+        self.incoming: list[bytes] = []
+        self.depth = 0
+
+    def send(self, data: bytes) -> None:
+        self._sent.put(self.depth + 1)
+        self._inner.send(data)
+
+    def recv(self) -> bytes:
+        data = self._inner.recv()
+        self.depth = max(self.depth, self._came.get())
+        self.incoming.append(data)
+        return data
+
+    def close(self) -> None:
+        self._inner.close()
+
+
 def run_op(op: ProtocolOp, case: Case, peer_of: tuple[int, type[Party]] | None = None) -> Outcome:
     """Run `op` between two threads. `peer_of` = (rank, twin) breaks the *other* party's class."""
     inputs = share_inputs(case)
-    channels = [CountingChannel(c) for c in MemoryChannel.pair()]
-    parties, views = [], []
+    counting = [CountingChannel(c) for c in MemoryChannel.pair()]
+    depths: list[queue.Queue[int]] = [queue.Queue(), queue.Queue()]
+    channels = [_TracedChannel(counting[r], depths[r], depths[1 - r]) for r in (CLIENT, PROVIDER)]
+    masks: list[list[np.ndarray]] = [[], []]
+    parties = []
     for rank in (CLIENT, PROVIDER):
         kind = peer_of[1] if peer_of is not None and peer_of[0] != rank else Party
         party = kind(rank, channels[rank], Prg.from_os(), FRAC_BITS)
-        own: list[np.ndarray] = []
-        incoming: list[np.ndarray] = []
-        party.taps.append(functools.partial(_record, {"own": own, "in": incoming}))
+        party.taps.append(masks[rank].append)
         parties.append(party)
-        views.append(View(own, incoming))
     outputs: list[Any] = [None, None]
 
     def work(rank: int) -> None:
@@ -197,14 +269,23 @@ def run_op(op: ProtocolOp, case: Case, peer_of: tuple[int, type[Party]] | None =
     for result in outputs:
         if isinstance(result, BaseException):
             raise result
-    common = _common_stream().words(np.shape(case.inputs[0]))
-    traffic = channels[CLIENT].traffic
-    ledgers = [p.ledger for p in parties]
-    return Outcome(inputs, outputs, views, traffic, ledgers, common)
+    rows = int(np.prod(np.shape(case.inputs[0]), dtype=int))
+    views = [
+        View(masks[r], [_as_rows(data, rows) for data in channels[r].incoming])
+        for r in (CLIENT, PROVIDER)
+    ]
+    return Outcome(
+        inputs, outputs, views, [c.traffic for c in counting], max(c.depth for c in channels),
+        [p.ledger for p in parties], _common_stream().words(np.shape(case.inputs[0])),
+    )  # fmt: skip
 
 
-def _record(sinks: dict[str, list[np.ndarray]], which: str, words: np.ndarray) -> None:
-    sinks[which].append(words)
+def _as_rows(data: bytes, rows: int) -> np.ndarray:
+    """A message as one word per row: ring words, or packed bits."""
+    if len(data) == 8 * rows:
+        return np.frombuffer(data, np.uint64)
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    return bits[:rows].astype(np.uint64)
 
 
 def share_inputs(case: Case) -> list[list[Value]]:
@@ -255,8 +336,8 @@ def distinguish(
     Two independent runs; in the second, own randomness and incoming words come from the simulator
     instead, which sees the party's own inputs and outputs. Statistics are signed sums and xors of
     up to three columns of the view, and differences of neighbouring rows; each is binned by its
-    top and by its bottom bits and compared by a two-sample chi-square test, Bonferroni-corrected
-    to FALSE_ALARM.
+    top and by its bottom bits and compared by a two-sample chi-square test, by the frequency of
+    each of the 64 bits, and by how often words repeat; Bonferroni-corrected to FALSE_ALARM.
     """
     peer = (rank, twin) if twin is not None else None
     real = run_op(op, case, peer)
@@ -268,15 +349,53 @@ def distinguish(
     sim_columns = _columns(other, rank, simulated)
     if real_columns.keys() != sim_columns.keys():
         return [f"view has {list(real_columns)}, simulated {list(sim_columns)}"]
-    pairs = list(zip(_features(real_columns), _features(sim_columns), strict=True))
-    limit = FALSE_ALARM / (2 * len(pairs))
+    names = [name for name, _ in _features(real_columns)]
+    real_stats, sim_stats = (
+        [_statistics(words) for _, words in _features(c)] for c in (real_columns, sim_columns)
+    )
+    limit = FALSE_ALARM / (3 * len(names))
     found = []
-    for (name, a), (_, b) in pairs:
-        for place, shift in (("top", 60), ("bottom", 0)):
-            bins = [((v >> np.uint64(shift)) & np.uint64(BINS - 1)).astype(int) for v in (a, b)]
-            if _chi_square_p(*[np.bincount(v, minlength=BINS) for v in bins]) < limit:
-                found.append(f"{place} bits of {name}")
+    for name, a, b in zip(names, real_stats, sim_stats, strict=True):
+        if _chi_square_p(a.top, b.top) < limit or _chi_square_p(a.bottom, b.bottom) < limit:
+            found.append(f"bins of {name}")
+        if _bits_p(a.ones, b.ones, a.rows) < limit:
+            found.append(f"bits of {name}")
+        # Uniform words of 64 bits do not repeat among ROWS; words of few bits repeat alike.
+        if abs(a.distinct - b.distinct) > ROWS // 16:
+            found.append(f"repeats of {name}")
     return found
+
+
+@dataclass(frozen=True)
+class _Statistics:
+    rows: int
+    top: np.ndarray
+    bottom: np.ndarray
+    ones: np.ndarray  # per bit position
+    distinct: int
+
+
+def _statistics(words: np.ndarray) -> _Statistics:
+    words = np.ascontiguousarray(words)
+    bits = np.unpackbits(words.view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
+    return _Statistics(
+        rows=words.size,
+        top=np.bincount((words >> np.uint64(60)).astype(int), minlength=BINS),
+        bottom=np.bincount((words & np.uint64(15)).astype(int), minlength=BINS),
+        ones=bits.sum(axis=0, dtype=np.int64),
+        distinct=np.unique(words).size,
+    )
+
+
+def _bits_p(a: np.ndarray, b: np.ndarray, rows: int) -> float:
+    """p-value (two proportions, Bonferroni over positions) that two bit frequencies agree."""
+    pooled = (a + b) / (2 * rows)
+    spread = np.sqrt(2 * rows * pooled * (1 - pooled))
+    used = spread > 0
+    if not used.any():
+        return 1.0
+    z = np.abs(a - b)[used] / spread[used]
+    return float(min(1.0, 2 * norm.sf(z.max()) * used.sum()))
 
 
 def _columns(outcome: Outcome, rank: int, view: View) -> dict[str, np.ndarray]:
@@ -314,8 +433,6 @@ def _features(columns: dict[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
 
 def _chi_square_p(a: np.ndarray, b: np.ndarray) -> float:
     """p-value of the two-sample chi-square test on two histograms of equal totals."""
-    from scipy.stats import chi2
-
     total = a + b
     used = total > 0
     # Bins that nothing falls into carry no degree of freedom; one used bin cannot differ.

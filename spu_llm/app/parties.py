@@ -268,7 +268,10 @@ def _model_config(agreed: Manifest) -> GPT2Config:
     }
     if {k: type(v) for k, v in fields.items()} != get_type_hints(GPT2Config):
         raise PeerError("the provider's model description has other fields than a GPT-2's")
-    return GPT2Config(**fields)
+    try:
+        return GPT2Config(**fields)
+    except ValueError as exc:
+        raise PeerError(f"the provider's model description is wrong: {exc}") from None
 
 
 def check_request(options: GenerateOptions) -> tuple[Tokenizer, list[int], Request]:

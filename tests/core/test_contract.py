@@ -12,7 +12,7 @@ from spu_llm.op import ProtocolOp
 from spu_llm.party import Party
 from spu_llm.reveal import reveal
 from spu_llm.testing import Case, OpContract, run_op, toy_reshare
-from spu_llm.values import Arith, Bool, Owner, Value
+from spu_llm.values import CLIENT, PROVIDER, Arith, Bool, Owner, Public, Value
 
 INTEGERS = np.array([[3, -1, 0], [2**62, -(2**63), 7]])
 BITS = np.array([True, False, True, True, False])
@@ -24,6 +24,7 @@ def reveal_case(x: np.ndarray, form: str, to: Owner) -> Case:
 
 class TestReveal(OpContract):
     op = reveal
+    masks = False
     cases = [
         *(reveal_case(INTEGERS, form, to)
           for form in ("arith", "degenerate", "bool64")
@@ -80,39 +81,77 @@ def _masks_only_the_low_half(party: Party, x: Value, *, rounds: int) -> Value:
     return Arith(party.recv(x.shape) - mine, x.dtype, x.frac_bits)
 
 
-BIT_CASE = reveal_case(BITS, "bool1", Owner.CLIENT)
+def _leaks_in_an_unread_message(party: Party, x: Value, *, rounds: int) -> Value:
+    assert isinstance(x, Arith)
+    out = toy_reshare.two_party(party, x, rounds=rounds)
+    if party.rank == PROVIDER:
+        party.channel.send(x.words.tobytes())
+    return out
+
+
+def _bypasses_the_party(party: Party, x: Value, *, rounds: int) -> Value:
+    """The share goes straight over the channel instead of a masked word."""
+    assert isinstance(x, Arith)
+    party.mask(x.shape)
+    party.channel.send(x.words.tobytes())
+    theirs = np.frombuffer(party.channel.recv(), np.uint64).reshape(x.shape)
+    return Arith(theirs, x.dtype, x.frac_bits)
+
+
+def _opens_without_the_ledger(party: Party, x: Value, *, rounds: int) -> Value:
+    assert isinstance(x, Arith)
+    party.send(x.words)
+    return Public((x.words + party.recv(x.shape)).view(np.int64))
+
+
+def _takes_a_round_more(party: Party, x: Value, *, rounds: int) -> Value:
+    if party.rank == CLIENT:
+        party.channel.send(b"")
+    else:
+        party.channel.recv()
+    return toy_reshare.two_party(party, x, rounds=rounds)
+
+
+BITS_19 = reveal_case(np.arange(6) << 13, "bool19", Owner.CLIENT)
+SHARE = Case((INTEGERS,), ("degenerate",), {"rounds": 1})
+NAMED = {
+    "cost": "test_cost_is_as_declared",
+    "openings": "test_opens_what_is_declared",
+    "owners": "test_result_belongs_to_whom_it_should",
+    "views": "test_views_are_simulated",
+}
 
 
 @pytest.mark.parametrize(
-    ("broken", "case"),
+    ("op", "two_party", "case", "check"),
     [
-        (_twin(reveal, _opens_one_bit_more), BIT_CASE),
-        (_twin(reveal, _opens_to_both), BIT_CASE),
-        (_twin(reveal, _opens_twice), BIT_CASE),
-        (_twin(toy_reshare, _sends_share_unmasked),
-         Case((INTEGERS,), ("degenerate",), {"rounds": 1})),
-        (_twin(toy_reshare, _masks_only_the_low_half),
-         Case((INTEGERS,), ("degenerate",), {"rounds": 1})),
+        (reveal, _opens_one_bit_more, BITS_19, "openings"),
+        (reveal, _opens_to_both, BITS_19, "owners"),
+        (reveal, _opens_twice, BITS_19, "openings"),
+        (toy_reshare, _sends_share_unmasked, SHARE, "views"),
+        (toy_reshare, _masks_only_the_low_half, SHARE, "views"),
+        (toy_reshare, _leaks_in_an_unread_message, SHARE, "cost"),
+        (toy_reshare, _bypasses_the_party, SHARE, "views"),
+        (toy_reshare, _opens_without_the_ledger, SHARE, "owners"),
+        (toy_reshare, _takes_a_round_more, SHARE, "cost"),
     ],
-    ids=["one bit too many", "opened to both", "opened twice", "share sent bare", "short mask"],
-)  # fmt: skip
-def test_contract_catches_broken_op(broken: ProtocolOp, case: Case) -> None:
+    ids=lambda v: getattr(v, "__name__", None),
+)
+def test_contract_catches_broken_op(op: Any, two_party: Any, case: Case, check: str) -> None:
+    """Each broken op fails the very check that is there for its fault."""
     contract = OpContract()
-    contract.op, contract.cases = broken, [case]
-    checks = [
-        contract.test_cost_is_as_declared,
-        contract.test_opens_what_is_declared,
-        contract.test_views_are_simulated,
-    ]
-    assert any(_fails(check) for check in checks)
+    contract.op, contract.cases = _twin(op, two_party), [case]
+    with pytest.raises(AssertionError):
+        getattr(contract, NAMED[check])()
 
 
-def _fails(check: Any) -> bool:
-    try:
-        check()
-    except AssertionError:
-        return True
-    return False
+def test_contract_does_not_pass_without_cases() -> None:
+    contract = OpContract()
+    contract.op, contract.cases = toy_reshare, []
+    with pytest.raises(AssertionError):
+        contract.test_result_is_the_reference()
+    with pytest.raises(AssertionError):
+        contract.test_broken_twins_are_caught()
 
 
 def test_masks_are_never_handed_out_twice() -> None:

@@ -81,10 +81,31 @@ def test_digest_tells_programs_apart() -> None:
     assert len(same | {plan(1.25, C), plan(1.5, J), plan(1.5, C, X)}) == 4
 
 
-def test_outputs_may_be_inputs_and_constants() -> None:
-    plan = make_plan(lambda x: [x, jnp.float32(3.0)], [shape(2)], [C])
-    assert plan.output_owners[0] is C
-    assert str(plan) == "" or "public" in str(plan)
+def test_closed_over_arrays_are_part_of_the_program() -> None:
+    def plan(constant: Any) -> Any:
+        return make_plan(lambda x: [x * constant, x], [shape(2)], [C])
+
+    one, two = plan(np.ones(2, np.float32)), plan(np.zeros(2, np.float32))
+    assert one.digest != two.digest
+    assert one.output_owners == (C, C)
+
+
+@pytest.mark.parametrize(
+    ("name", "fn"),
+    [
+        ("top_k", lambda x, w: jax.lax.top_k(x @ w, 2)[0]),
+        ("scan", lambda x, w: jax.lax.scan(lambda c, r: (c + r, r), (x @ w)[0], x @ w)[0]),
+        ("cond", lambda x, w: jax.lax.cond((x @ w).sum() > 0, jnp.sin, jnp.cos, x @ w)),
+        ("dynamic_slice",
+         lambda x, w: jax.lax.dynamic_slice(x @ w, (jnp.argmax(x @ w) // 4, 0), (1, 1))),
+        ("gather", lambda x, w: (x @ w)[jnp.argmax(x @ w) // 4]),
+    ],
+)  # fmt: skip
+def test_segments_hold_only_what_spu_computes_without_opening(name: str, fn: Any) -> None:
+    with pytest.raises(NotImplementedError, match=name):
+        make_plan(lambda x, w: [fn(x, w)], [shape(2, 3), shape(3, 4)], [C, P])
+    # On one party's own values the same function is plaintext work.
+    assert owners(make_plan(lambda x, w: [fn(x, w)], [shape(2, 3), shape(3, 4)], [C, X]))
 
 
 def test_printing_a_plan_shows_the_program() -> None:

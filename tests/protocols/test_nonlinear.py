@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from protocols.nonlinear import exp_nonpositive, gelu
+from protocols.nonlinear import (
+    EXP_FLOOR,
+    GELU_COEFFICIENTS,
+    GELU_REACH,
+    exp_nonpositive,
+    gelu,
+    unbiased_total,
+)
 from spu_llm.reveal import reveal
 from spu_llm.secure import PartySession, SecureFunction, Simulation
 from spu_llm.values import CLIENT, PROVIDER, Owner
@@ -75,3 +82,31 @@ def test_gelu_far_outside_its_range_is_still_relu(simulation: Simulation) -> Non
     x = np.array([-1000.0, -100.0, -40.0, 40.0, 100.0, 1000.0], np.float32)
     found, _ = _secure(simulation, gelu, x)
     np.testing.assert_allclose(found, np.maximum(x, 0), atol=1e-3)
+
+
+def test_gelu_coefficients_are_the_chebyshev_fit() -> None:
+    nodes = 0.5 + 0.5 * np.cos(np.pi * (np.arange(4001) + 0.5) / 4001)
+    x = GELU_REACH * np.sqrt(nodes)
+    even = 0.5 * x * np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+    fit = np.polynomial.chebyshev.Chebyshev.fit(nodes, even, 6, domain=[0, 1])
+    expected = fit.convert(kind=np.polynomial.Polynomial).coef
+    np.testing.assert_allclose(GELU_COEFFICIENTS, expected, rtol=1e-4)
+
+
+def test_exponential_below_its_floor_needs_the_clamp(simulation: Simulation) -> None:
+    x = np.array([-600.0, -530.0, -256.0, -20.0, 0.0], np.float32)
+    clamped, _ = _secure(simulation, lambda v: exp_nonpositive(jnp.maximum(v, EXP_FLOOR)), x)
+    np.testing.assert_allclose(clamped, np.exp(x), atol=3e-3)
+    bare, _ = _secure(simulation, exp_nonpositive, x)
+    assert np.abs(bare - np.exp(x)).max() > 1  # without it the claim above would be vacuous
+
+
+def test_total_of_truncated_values_is_unbiased(simulation: Simulation) -> None:
+    """4,096 scores, most of them below the fixed point's resolution, as in a peaked row."""
+    x = np.random.default_rng(0).normal(-18, 4, (3, 4096)).astype(np.float32)
+    x[:, 0] = 0.0
+    exact = np.exp(x.astype(np.float64)).sum(-1)
+    ours, _ = _secure(simulation, lambda v: unbiased_total(exp_nonpositive(v)), x)
+    plain, _ = _secure(simulation, lambda v: jnp.sum(exp_nonpositive(v), axis=-1), x)
+    assert np.abs(ours / exact - 1).max() < 0.003
+    assert np.abs(plain / exact - 1).min() > 0.005
