@@ -97,8 +97,8 @@ def test_closed_over_arrays_are_part_of_the_program() -> None:
         ("scan", lambda x, w: jax.lax.scan(lambda c, r: (c + r, r), (x @ w)[0], x @ w)[0]),
         ("cond", lambda x, w: jax.lax.cond((x @ w).sum() > 0, jnp.sin, jnp.cos, x @ w)),
         ("dynamic_slice",
-         lambda x, w: jax.lax.dynamic_slice(x @ w, (jnp.argmax(x @ w) // 4, 0), (1, 1))),
-        ("gather", lambda x, w: (x @ w)[jnp.argmax(x @ w) // 4]),
+         lambda x, w: jax.lax.dynamic_slice(x @ w, (jnp.argmax(x @ w), 0), (1, 1))),
+        ("gather", lambda x, w: (x @ w)[jnp.argmax(x @ w, axis=1)]),
     ],
 )  # fmt: skip
 def test_segments_hold_only_what_spu_computes_without_opening(name: str, fn: Any) -> None:
