@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from protocols.nonlinear import exp_nonpositive
+
 # Below every score a trained model produces, and far inside the fixed-point range.
 SCORE_FLOOR = -1024.0
 
@@ -102,7 +104,7 @@ def partials_with_common_shift(query: Array, blocks: Sequence[LayerBlock]) -> li
     stacked = jnp.concatenate(scores, axis=-1)
     visible = jnp.concatenate([b.visible for b in blocks], axis=-1)[None]
     shift = jnp.max(jnp.where(visible, stacked, SCORE_FLOOR), axis=-1, keepdims=True)
-    weights = jnp.where(visible, jnp.exp(stacked - shift), 0.0)
+    weights = jnp.where(visible, exp_nonpositive(stacked - shift), 0.0)
     ends = [sum(b.keys.shape[1] for b in blocks[: i + 1]) for i in range(len(blocks) - 1)]
     return [
         Partial(
@@ -125,7 +127,7 @@ def merge(partials: Sequence[Partial]) -> Array:
     shift = first.shift
     for p in partials[1:]:
         shift = jnp.maximum(shift, p.shift)
-    scales = [jnp.exp(p.shift - shift) for p in partials]
+    scales = [exp_nonpositive(p.shift - shift) for p in partials]
     numerator = _total([p.numerator * s for p, s in zip(partials, scales, strict=True)])
     mass = _total([p.mass * s for p, s in zip(partials, scales, strict=True)])
     return numerator / mass
