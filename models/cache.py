@@ -103,8 +103,10 @@ def partials_with_common_shift(query: Array, blocks: Sequence[LayerBlock]) -> li
     scores = [jnp.einsum("nhd,htd->hnt", query, b.keys) for b in blocks]
     stacked = jnp.concatenate(scores, axis=-1)
     visible = jnp.concatenate([b.visible for b in blocks], axis=-1)[None]
-    shift = jnp.max(jnp.where(visible, stacked, SCORE_FLOOR), axis=-1, keepdims=True)
-    weights = jnp.where(visible, exp_nonpositive(stacked - shift), 0.0)
+    masked = jnp.where(visible, stacked, SCORE_FLOOR)
+    shift = jnp.max(masked, axis=-1, keepdims=True)
+    # On shares the exponential of a hidden score is noise; the selection discards it exactly.
+    weights = jnp.where(visible, exp_nonpositive(masked - shift), 0.0)
     ends = [sum(b.keys.shape[1] for b in blocks[: i + 1]) for i in range(len(blocks) - 1)]
     return [
         Partial(

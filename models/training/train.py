@@ -32,7 +32,7 @@ VOCABULARY = 4096
 PRIVATE = GPT2Config(VOCABULARY, n_positions=256, n_embd=256, n_layer=4, n_head=4)
 PUBLIC = GPT2Config(VOCABULARY, n_positions=256, n_embd=128, n_layer=2, n_head=4)
 PRIVATE_SCHEDULE = Schedule(steps=5000, batch=4, learning_rate=1.5e-3)
-PUBLIC_SCHEDULE = Schedule(steps=3200, batch=4, learning_rate=3e-3)
+PUBLIC_SCHEDULE = Schedule(steps=2000, batch=4, learning_rate=3e-3)
 HELD_OUT_WINDOWS = 64  # for the losses printed on the way
 SNIPPETS = 64  # shipped, of at most SNIPPET_CHARACTERS each
 SNIPPET_CHARACTERS = 2000
