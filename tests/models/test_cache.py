@@ -31,7 +31,7 @@ from models.gpt2 import (
 )
 
 CONFIG = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
-LENGTH = 8
+LENGTH = 6
 TOKENS = np.random.default_rng(0).integers(CONFIG.vocab_size, size=LENGTH).astype(np.int32)
 # Weights far from zero, so that attention is far from uniform.
 PARAMS = jax.tree.map(
@@ -39,7 +39,7 @@ PARAMS = jax.tree.map(
     init_params(CONFIG, jax.random.key(0)),
 )
 WHOLE = np.asarray(logits(PARAMS, CONFIG, jnp.asarray(TOKENS)))
-EXAMPLES = settings(max_examples=15, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=8, deadline=None, derandomize=True)
 TOLERANCE = 2e-5
 
 
@@ -99,7 +99,7 @@ def test_rows_past_the_length_do_not_matter() -> None:
 
 
 @EXAMPLES
-@given(st.integers(1, LENGTH - 1), st.integers(1, 4), st.integers(0, 3))
+@given(st.integers(1, LENGTH - 1), st.integers(1, 2), st.integers(0, 3))
 def test_rolled_back_drafts_leave_no_trace(start: int, drafts: int, seed: int) -> None:
     _, shared = step(PARAMS, CONFIG, embed(0, start), None, shared_block(), jnp.int32(0))
     wrong = np.random.default_rng(seed).integers(CONFIG.vocab_size, size=drafts)
