@@ -7,7 +7,6 @@ the framework that turns a secret into something a party can read.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +40,7 @@ class Opening:
 
 @dataclass
 class Ledger:
-    """What this session opened, and the public facts it rests on. Equal at both parties."""
+    """What was opened, and the public facts that rest beside it. Equal at both parties."""
 
     openings: list[Opening] = field(default_factory=list)
     facts: dict[str, list[str]] = field(default_factory=lambda: {role: [] for role in ROLES})
@@ -97,9 +96,6 @@ class Ledger:
         for (learner, label, bits), (count, times) in totals.items():
             report[learner].append(f"{label}: {count} x {bits} bit in {times} openings")
         return report
-
-    def as_json(self) -> list[dict[str, Any]]:
-        return [vars(o).copy() for o in self.openings]
 
 
 def _element_bits(value: Value) -> int:

@@ -1,4 +1,4 @@
-"""All that a protocol may touch at one party: channel, own and common randomness, ledger."""
+"""All that a protocol may touch at one party: channel, own randomness, ledger."""
 
 from __future__ import annotations
 

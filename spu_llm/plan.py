@@ -108,8 +108,9 @@ def _refuse_nested_ops(jaxpr: Jaxpr) -> None:
             raise NotImplementedError(f"protocol op inside `{eqn.primitive.name}`: unroll it")
 
 
-# What SPU's Cheetah computes on shares without opening anything, by reading and by test. `top_k` is
-# not here: its quick-select opens comparisons. Secret indices and predicates are refused below.
+# Arithmetic and layout that SPU's Cheetah expands into data-oblivious kernels; the models' own were
+# measured with other secrets (`experiments.transcript`). `top_k` is not here: its quick-select
+# opens comparisons. Secret indices and predicates are refused below.
 _OBLIVIOUS = set(
     "abs add add_any and argmax argmin broadcast_in_dim ceil clamp concatenate "
     "convert_element_type copy copy_p cos cumlogsumexp cummax cummin cumprod cumsum div "

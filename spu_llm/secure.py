@@ -33,7 +33,18 @@ from spu_llm.plan import OpCall, Plan, Run, make_plan
 from spu_llm.prg import Prg
 from spu_llm.settings import SpuConfig
 from spu_llm.spu_runtime import Program, SpuRuntime, compile_segment, create_memory_link
-from spu_llm.values import CLIENT, PROVIDER, Owner, Private, Public, Value
+from spu_llm.values import (
+    CLIENT,
+    PROVIDER,
+    Arith,
+    Bool,
+    Owner,
+    Private,
+    Public,
+    Value,
+    decode,
+    low_bits,
+)
 
 T = TypeVar("T")
 
@@ -356,8 +367,6 @@ class Simulation:
 
 def reconstruct(values: Sequence[Value]) -> np.ndarray:
     """Plaintext of both parties' values; for tests, which hold both."""
-    from spu_llm.values import Arith, Bool, decode, low_bits
-
     a, b = values
     if isinstance(a, Arith) and isinstance(b, Arith):
         return decode(a.words + b.words, a.dtype, a.frac_bits)
