@@ -24,6 +24,13 @@ def tiny_params(config: GPT2Config, seed: int) -> Params:
     return jax.tree.map(lambda w: np.asarray(w) * (6.0 if w.ndim == 2 else 1.0), params)
 
 
+def endless(params: Params) -> Params:
+    """`params` with a logit near -n_embd for the end of text (token 0): no run ends by chance."""
+    params["ln_f"]["bias"] = np.ones_like(params["ln_f"]["bias"])
+    params["wte"][0] = -1.0
+    return params
+
+
 def save_tokenizer(directory: Path, seed_text: str = "def read(path):\n    return path\n") -> None:
     bpe = tokenizers.Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -47,7 +54,7 @@ def make_pair(root: Path) -> tuple[Path, Path]:
     for name, config, seed in (("private", PRIVATE, 1), ("public", PUBLIC, 2)):
         directory = root / name
         directory.mkdir(parents=True)
-        save_model(directory, config, tiny_params(config, seed))
+        save_model(directory, config, endless(tiny_params(config, seed)))
         save_tokenizer(directory)
         directories.append(directory)
     return directories[0], directories[1]

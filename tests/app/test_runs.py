@@ -61,7 +61,9 @@ def check_counts(result: dict[str, Any], draft_length: int) -> None:
     for kind in ("client_to_provider", "provider_to_client"):
         assert result["bytes"]["online"][kind] > 100_000
     assert result["messages"]["online"] > 100
-    assert result["seconds"]["prefill"] > 0 and result["seconds"]["decode"] > 0
+    assert result["seconds"]["prefill"] > 0
+    # Prefill gives the first token, which may be the last.
+    assert (result["seconds"]["decode"] > 0) == (steps > 0)
 
 
 @dataclass
@@ -112,8 +114,8 @@ def test_counts_and_text_agree(served: Served, pair: Pair) -> None:
     check_counts(standard, 0)
     tokenizer = Tokenizer.load(pair.public)
     assert drafting["text"] == tokenizer.decode(drafting["token_ids"])
-    assert drafting["finish_reason"] in ("length", "eos")
-    assert len(drafting["token_ids"]) <= 6
+    assert drafting["finish_reason"] == "length"
+    assert len(drafting["token_ids"]) == 6
 
 
 def test_stop_ends_the_text_before_it(served: Served, pair: Pair) -> None:
