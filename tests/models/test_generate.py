@@ -25,6 +25,7 @@ from tests.tiny import PRIVATE, PUBLIC, save_tokenizer, tiny_params
 PARAMS = tiny_params(PRIVATE, 1)
 DRAFT_PARAMS = tiny_params(PUBLIC, 2)
 PROMPT = [40, 41, 42, 43]
+SEED = 8  # no draw near an edge: the tokens stay when every weight moves by 0.4 %
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def tokenizer(tmp_path_factory: Any) -> Tokenizer:
     return Tokenizer.load(directory)
 
 
-def client_side(tokenizer: Tokenizer, request: Request, seed: int = 3) -> ClientSide:
+def client_side(tokenizer: Tokenizer, request: Request, seed: int = SEED) -> ClientSide:
     drafter = Drafter(PUBLIC, DRAFT_PARAMS, 80) if request.draft_length else None
     return ClientSide(
         list(PROMPT), tokenizer, drafter,
@@ -46,7 +47,7 @@ def request_for(new: int, drafts: int, temperature: float) -> Request:
     return Request(len(PROMPT), new, drafts, temperature, greedy=temperature == 0)
 
 
-def run_plaintext(tokenizer: Tokenizer, request: Request, seed: int = 3) -> Any:
+def run_plaintext(tokenizer: Tokenizer, request: Request, seed: int = SEED) -> Any:
     client = client_side(tokenizer, request, seed)
     session = PlaintextSession()
     programs = Programs.build(PRIVATE, request)
