@@ -39,3 +39,7 @@ class WorkerError(SpuLlmError):
 
 class LeakError(SpuLlmError):
     """A secret was about to leave the secure region outside the ledger; nothing was sent."""
+
+
+class PoolError(SpuLlmError):
+    """Correlated randomness is missing, used up, or made for something else; nothing was sent."""

@@ -44,10 +44,14 @@ class Functionality:
 
 @dataclass(frozen=True)
 class View:
-    """What a party sees of one call beyond its inputs: own random words and incoming words."""
+    """What a party sees of one call beyond its inputs: own random words, and messages as they come.
+
+    `outgoing`, what it sends, follows from these; a simulator may give it to sharpen the test.
+    """
 
     own: Sequence[np.ndarray]
     incoming: Sequence[np.ndarray]
+    outgoing: Sequence[np.ndarray] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class ProtocolOp:
     functionality: Functionality
     simulate: Callable[..., View]
     opens: Callable[..., Sequence[Opening]]
+    model: Callable[..., Sequence[np.ndarray]] | None
     primitive: Any
 
     def __call__(self, *arrays: Any, **static: Any) -> Any:
@@ -87,6 +92,7 @@ def protocol_op(
     functionality: Functionality,
     simulate: Callable[..., View],
     opens: Callable[..., Sequence[Opening]] = lambda *values, **static: (),
+    model: Callable[..., Sequence[np.ndarray]] | None = None,
 ) -> ProtocolOp:
     """Define an op.
 
@@ -97,9 +103,11 @@ def protocol_op(
     simulate(rank, prg, inputs, outputs, **static) -> View: from a party's own input values and
         its own declared outputs, a view that nobody can tell from the real one.
     opens(*values, **static) -> what one call must enter into the ledger; nothing by default.
+    model(inputs of both parties, common stream, **static) -> exact integer results, where they
+        depend on how the inputs are shared; by default the reference is exact.
     """
     op = ProtocolOp(
-        name, reference, two_party, owners, cost, functionality, simulate, opens,
+        name, reference, two_party, owners, cost, functionality, simulate, opens, model,
         make_primitive(name, reference),
     )  # fmt: skip
     _BY_PRIMITIVE[op.primitive] = op

@@ -87,11 +87,13 @@ def _simulate(
     if value is None or isinstance(x, Public) or (isinstance(x, Private) and x.owner == rank):
         return View([], [])
     words = as_words(np.asarray(value))
-    if isinstance(x, Private):
-        return View([], [words])
     if isinstance(x, Arith):
-        return View([], [words - x.words])
-    return View([], [low_bits(words ^ x.words, x.bits)])
+        words = words - x.words
+    elif isinstance(x, Bool):
+        words = low_bits(words ^ x.words, x.bits)
+    if _bits(x) == 1:
+        return View([], [np.packbits(words.astype(np.uint8).ravel(), bitorder="little")])
+    return View([], [words])
 
 
 reveal = protocol_op(

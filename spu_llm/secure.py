@@ -24,12 +24,20 @@ import jax
 import numpy as np
 
 from spu_llm._jax import Literal, as_function, shape_of
-from spu_llm.channel import CountingChannel, LinkChannel, Traffic
+from spu_llm.channel import (
+    CountingChannel,
+    LinkChannel,
+    SealedChannel,
+    Traffic,
+    agree_on_key,
+)
+from spu_llm.correlation import Correlation
 from spu_llm.errors import ManifestMismatch
 from spu_llm.ledger import Ledger
 from spu_llm.meter import Meter
 from spu_llm.party import Party
 from spu_llm.plan import OpCall, Plan, Run, make_plan
+from spu_llm.pool import Pool
 from spu_llm.prg import Prg
 from spu_llm.settings import SpuConfig
 from spu_llm.spu_runtime import Program, SpuRuntime, compile_segment, create_memory_link
@@ -147,11 +155,15 @@ class PartySession:
     ) -> None:
         self.rank: int = link.rank
         self.meter, self.ledger = Meter(), Ledger()
-        self._channel = CountingChannel(LinkChannel(link.spawn()))
-        self.party = Party(
-            self.rank, self._channel, own or Prg.from_os(), config.frac_bits, self.ledger
-        )
+        wire = LinkChannel(link.spawn())
+        key = agree_on_key(wire)
+        self._channel = CountingChannel(SealedChannel(wire, key, self.rank))
+        own = own or Prg.from_os()
         self._spu = SpuRuntime(link, config, profile=profile)
+        self.pool = Pool(self.rank, own, self._make)
+        self.party = Party(
+            self.rank, self._channel, own, config.frac_bits, self.pool, Prg(key), self.ledger
+        )
         self._agreed: set[str] = set()
 
     def warm_up(self) -> None:
@@ -187,6 +199,17 @@ class PartySession:
         if isinstance(value, Public | Private):
             return value.value
         raise TypeError(f"{value} is shared; only `reveal` opens it")
+
+    def _make(
+        self, correlation: Correlation, masks: list[np.ndarray], fixed: np.ndarray | None
+    ) -> list[np.ndarray]:
+        """One chunk of correlated randomness from SPU, metered as offline wherever it falls."""
+        with self.meter.in_phase("offline"):
+            started = time.perf_counter()
+            results, traffic = self._spu.make(correlation, masks, fixed)
+            seconds = time.perf_counter() - started
+            self.meter.record("pool", correlation.name, "", seconds, traffic)
+        return results
 
     def _agree(self, name: str, plan: Plan) -> None:
         """Both parties run the same plan of the same executables, or neither sends a share."""

@@ -26,6 +26,7 @@ from spu.utils import frontend
 
 from spu_llm._jax import as_function, shape_of
 from spu_llm.channel import Traffic
+from spu_llm.correlation import Correlation, Form, Part
 from spu_llm.errors import LeakError, WorkerError
 from spu_llm.plan import Run, make_plan
 from spu_llm.settings import SpuConfig
@@ -130,6 +131,8 @@ class ShareCodec:
             plain = value.value if value.value is not None else np.zeros(value.shape, value.dtype)
             visibility = libspu.Visibility.VIS_SECRET
             return self._io.make_shares(_contiguous(plain), visibility, value.owner)[self._rank]
+        if isinstance(value, Arith) and value.bits != 64:
+            raise ValueError(f"a segment takes shares of 64 bits, found {value.bits}; widen them")
         form = "AShr<{f}>" if isinstance(value, Arith) else f"BShr<{{f}},{value.bits}>"
         return _pack(value, f"{self._prefix}.{form.format(f=self._config.field)}")
 
@@ -231,6 +234,19 @@ def compile_segment(run: Run, input_owners: Sequence[Owner]) -> Program:
     return _programs[digest]
 
 
+def _compile_correlation(
+    correlation: Correlation, values: Sequence[Value]
+) -> tuple[Program, list[int]]:
+    """The program, and which of the values each of its inputs is."""
+    owners = [Owner.of_rank(v.owner) if isinstance(v, Private) else Owner.JOINT for v in values]
+    shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
+    plan = make_plan(lambda *xs: list(correlation.secure(*xs)), shapes, owners)
+    (run,) = plan.steps
+    assert isinstance(run, Run) and run.outputs == plan.outputs
+    order = [plan.inputs.index(v) for v in run.inputs]
+    return compile_segment(run, [owners[i] for i in order]), order
+
+
 class SpuRuntime:
     """One party's SPU virtual machine on an established link."""
 
@@ -241,9 +257,15 @@ class SpuRuntime:
         self._runtime = spu.Runtime(link, runtime_config(config, profile=profile))
         self._codec = ShareCodec(link.rank, config)
         self._resident: dict[str, Value] = {}
+        self._correlations: dict[str, tuple[Program, list[int]]] = {}
 
-    def run(self, program: Program, inputs: Sequence[Value]) -> tuple[list[Value], Traffic]:
-        """Run a segment. LeakError when it returns a value that SPU made public."""
+    def run(
+        self, program: Program, inputs: Sequence[Value], *, keep: bool = True
+    ) -> tuple[list[Value], Traffic]:
+        """Run a segment. LeakError when it returns a value that SPU made public.
+
+        `keep`: inputs stay in SPU, where the same objects need not be set again.
+        """
         for name, value in zip(program.input_names, inputs, strict=True):
             # Weights are the same object at every step: they stay in the runtime.
             if self._resident.get(name) is not value:
@@ -254,7 +276,48 @@ class SpuRuntime:
         for name, dtype in zip(program.output_names, program.output_dtypes, strict=True):
             outputs.append(self._codec.from_spu(self._runtime.get_var(name), dtype))
             self._runtime.del_var(name)
+        if not keep:
+            for name in program.input_names:
+                self._runtime.del_var(name)
+                self._resident.pop(name)
         return outputs, self._log.read_traffic() if self._log else Traffic()
+
+    def make(
+        self, correlation: Correlation, masks: Sequence[np.ndarray], fixed: np.ndarray | None
+    ) -> tuple[list[np.ndarray], Traffic]:
+        """This party's result words of one chunk of a correlation, and what they cost."""
+        units = len(masks[0])
+        inputs = zip(correlation.input_parts(), correlation.derive(*masks), strict=True)
+        values = [self._as_value(part, (units, *part.shape), words) for part, words in inputs]
+        if correlation.fixed is not None:
+            values.append(self._as_value(correlation.fixed, correlation.fixed.shape, fixed))
+        key = f"{correlation.name}|{units}"
+        if key not in self._correlations:
+            self._correlations[key] = _compile_correlation(correlation, values)
+        program, order = self._correlations[key]
+        results, traffic = self.run(program, [values[i] for i in order], keep=False)
+        words = []
+        for part, result in zip(correlation.results, results, strict=True):
+            # SPU chooses the form of a share; any other than the declared one would add up wrong.
+            wanted = Bool if part.form is Form.BOOL else Arith
+            if not isinstance(result, wanted):
+                raise WorkerError(f"SPU made {correlation.name} as {result}, not {wanted.__name__}")
+            words.append(result.words)
+        return words, traffic
+
+    def _as_value(self, part: Part, shape: tuple[int, ...], words: np.ndarray | None) -> Value:
+        if part.form is Form.PRIVATE:
+            mine = part.holder.rank == self.rank
+            plain = words.view(np.int64) if mine and words is not None else None
+            if mine and (plain is None or plain.shape != shape):
+                raise ValueError(f"expected a private array of shape {shape}")
+            return Private(part.holder.rank, shape, np.dtype(np.int64), plain)
+        assert words is not None and words.shape == shape
+        if part.form is Form.ARITH:
+            return Arith(words, np.dtype(np.int64), 0)
+        if part.form is Form.BIT:
+            return Bool(words, np.dtype(np.bool_), 0, 1)
+        return Bool(words, np.dtype(np.int64), 0, 64)
 
     def warm_up(self) -> Traffic:
         """Set up oblivious transfer and encryption contexts before the first secret is used."""

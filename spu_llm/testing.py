@@ -15,14 +15,16 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from scipy.stats import chi2, norm
 
-from spu_llm.channel import CountingChannel, MemoryChannel, Traffic
+from spu_llm.channel import Channel, CountingChannel, MemoryChannel, Traffic
+from spu_llm.correlation import Correlation, Form, Material, deal
+from spu_llm.errors import WireError
 from spu_llm.ledger import Ledger
 from spu_llm.op import Cost, Functionality, ProtocolOp, View, protocol_op
 from spu_llm.party import Party
@@ -54,7 +56,7 @@ class Case:
 
     Forms: "arith", "bool<bits>", "client", "provider", "public"; "degenerate" is an arithmetic
     share without a mask of its own (one party holds the value, the other zero), which SPU's own
-    conversions produce.
+    conversions produce. "arith<bits>" is a narrow share.
     """
 
     inputs: tuple[np.ndarray, ...]
@@ -72,24 +74,31 @@ class Outcome:
     traffic: list[Traffic]  # client's, provider's
     rounds: int
     ledgers: list[Ledger]
-    common: np.ndarray  # words of a stream both parties know
+    common: list[np.ndarray]  # what the peer's masks are when it draws them from a known stream
+    modelled: list[np.ndarray] | None  # words of the results by the op's integer model
 
 
 class OpContract:
     """Inherit, set `op` and `cases`; see the module docstring.
 
     `masks` says whether some case makes a party mask what it sends; an op that only opens has none.
+    `elementwise` ops treat every element alike; others have a leading axis of rows in every input
+    but those at the positions `whole`, which all rows share.
     """
 
     op: ProtocolOp
     cases: Sequence[Case]
     masks = True
+    elementwise = True
+    whole: Sequence[int] = ()
 
     def test_result_is_the_reference(self) -> None:
         assert self.cases
         for case in self.cases:
             outcome = run_op(self.op, case)
-            expected = self.op.reference(*case.inputs, **case.static)
+            expected: Any = outcome.modelled
+            if expected is None:
+                expected = self.op.reference(*case.inputs, **case.static)
             expected = expected if isinstance(expected, tuple | list) else [expected]
             for i, value in enumerate(expected):
                 found = reconstruct_words([outputs[i] for outputs in outcome.outputs])
@@ -146,11 +155,18 @@ class OpContract:
         """Per case, its smallest and largest element in ROWS equal rows: one call, ROWS views."""
         sampled = []
         for case in self.cases:
-            flat = [np.asarray(x).reshape(-1) for x in case.inputs]
-            order = np.argsort(flat[0], kind="stable")
-            for i in {int(order[0]), int(order[-1])} if order.size else ():
-                inputs = tuple(np.repeat(x[i : i + 1], ROWS) for x in flat)
-                sampled.append(Case(inputs, case.forms, case.static))
+            inputs = [np.asarray(x) for x in case.inputs]
+            if self.elementwise:
+                inputs = [x.reshape(-1) for x in inputs]
+                order = np.argsort(inputs[0], kind="stable").tolist()
+            else:
+                order = list(range(len(inputs[0])))
+            for i in {order[0], order[-1]} if order else ():
+                rows = tuple(
+                    x if j in self.whole else np.repeat(x[i : i + 1], ROWS, axis=0)
+                    for j, x in enumerate(inputs)
+                )
+                sampled.append(Case(rows, case.forms, case.static))
         return sampled
 
 
@@ -164,45 +180,77 @@ def owner_of(value: Value) -> Owner:
 # ---- running an op
 
 
-class DroppedMask(Party):
+class BrokenParty(Party):
+    """A party whose masks are spoiled before it uses them; results it prepared stay as they are."""
+
+    def spoil(self, words: np.ndarray, form: Form) -> np.ndarray:
+        raise NotImplementedError
+
+    def mask(self, shape: tuple[int, ...]) -> np.ndarray:
+        return self.spoil(super().mask(shape), Form.ARITH)
+
+    def take(
+        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+    ) -> Material:
+        material = super().take(correlation, units, fixed)
+        masks = [
+            self.spoil(words, part.form)
+            if part.holder is Owner.JOINT or part.holder.rank == self.rank
+            else words
+            for part, words in zip(correlation.masks, material.masks, strict=True)
+        ]
+        return Material(masks, material.results)
+
+
+class DroppedMask(BrokenParty):
     """Broken: masks nothing."""
 
-    def mask(self, shape: tuple[int, ...]) -> np.ndarray:
-        return np.zeros_like(super().mask(shape))
+    def spoil(self, words: np.ndarray, form: Form) -> np.ndarray:
+        return np.zeros_like(words)
 
 
-class ReusedMask(Party):
+class ReusedMask(BrokenParty):
     """Broken: the same mask for every element."""
 
-    def mask(self, shape: tuple[int, ...]) -> np.ndarray:
-        fresh = super().mask(shape)
-        return np.broadcast_to(fresh.reshape(-1)[:1], shape)
+    def spoil(self, words: np.ndarray, form: Form) -> np.ndarray:
+        if words.size == 0:
+            return words
+        if form is Form.BOOL:  # bit-sliced: an element is a bit
+            lowest = words.reshape(-1, words.shape[-1])[:1] & np.uint64(1)
+            return np.broadcast_to(np.uint64(0) - lowest, words.shape)
+        return np.broadcast_to(words.reshape(-1)[:1], words.shape)
 
 
-class HalfReusedMask(Party):
+class HalfReusedMask(BrokenParty):
     """Broken: the second half of the elements reuses the masks of the first."""
 
-    def mask(self, shape: tuple[int, ...]) -> np.ndarray:
-        fresh = super().mask(shape)
-        flat = fresh.reshape(-1).copy()
+    def spoil(self, words: np.ndarray, form: Form) -> np.ndarray:
+        flat = words.reshape(-1).copy()
         half = flat.size // 2
         flat[half : 2 * half] = flat[:half]
-        return flat.reshape(shape)
+        return flat.reshape(words.shape)
 
 
-class ThinMask(Party):
-    """Broken: one bit in the middle is not masked."""
+class ThinMask(BrokenParty):
+    """Broken: one bit is not masked: in the middle of a word, the first of several, every other."""
 
-    def mask(self, shape: tuple[int, ...]) -> np.ndarray:
-        return super().mask(shape) & ~np.uint64(1 << 30)
+    def spoil(self, words: np.ndarray, form: Form) -> np.ndarray:
+        thin = words.copy()
+        if form is Form.BOOL:
+            thin[..., 0] = 0
+        elif form is Form.BIT:
+            thin[::2] = 0
+        else:
+            thin &= ~np.uint64(1 << 30)
+        return thin
 
 
-class KnownMask(Party):
+class KnownMask(BrokenParty):
     """Broken: masks from a stream that the peer has, too."""
 
-    def mask(self, shape: tuple[int, ...]) -> np.ndarray:
-        super().mask(shape)
-        return _common_stream().words(shape)
+    def spoil(self, words: np.ndarray, form: Form) -> np.ndarray:
+        known = _common_stream().words(words.shape)
+        return known & np.uint64(1) if form is Form.BIT else known
 
 
 MASK_TWINS: dict[str, type[Party]] = {
@@ -212,6 +260,39 @@ MASK_TWINS: dict[str, type[Party]] = {
     "mask with a hole": ThinMask,
     "mask the peer can recompute": KnownMask,
 }
+
+
+class Dealer:
+    """Correlated randomness for two threads, from one place that sees everything: tests only."""
+
+    def __init__(self) -> None:
+        self._for_client: queue.Queue[tuple[str, int, Material]] = queue.Queue()
+
+    def source(self, rank: int) -> _DealtHalf:
+        return _DealtHalf(self, rank)
+
+    def take(self, rank: int, correlation: Correlation, units: int, fixed: Any) -> Material:
+        if rank == CLIENT:
+            name, count, material = self._for_client.get(timeout=30)
+            assert (name, count) == (correlation.name, units), "the parties take different units"
+            return material
+        masks = [correlation.draw(r, Prg.from_os(), units) for r in (CLIENT, PROVIDER)]
+        results = deal(correlation, masks, Prg.from_os(), fixed)
+        self._for_client.put(
+            (correlation.name, units, Material(masks[CLIENT], results[CLIENT]))
+        )
+        return Material(masks[PROVIDER], results[PROVIDER])
+
+
+@dataclass(frozen=True)
+class _DealtHalf:
+    dealer: Dealer
+    rank: int
+
+    def take(
+        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+    ) -> Material:
+        return self.dealer.take(self.rank, correlation, units, fixed)
 
 
 def _common_stream() -> Prg:
@@ -224,10 +305,12 @@ class _TracedChannel:
     def __init__(self, inner: CountingChannel, sent: queue.Queue[int], came: queue.Queue[int]):
         self._inner, self._sent, self._came = inner, sent, came
         self.incoming: list[bytes] = []
+        self.outgoing: list[bytes] = []
         self.depth = 0
 
     def send(self, data: bytes) -> None:
         self._sent.put(self.depth + 1)
+        self.outgoing.append(data)
         self._inner.send(data)
 
     def recv(self) -> bytes:
@@ -240,18 +323,30 @@ class _TracedChannel:
         self._inner.close()
 
 
-def run_op(op: ProtocolOp, case: Case, peer_of: tuple[int, type[Party]] | None = None) -> Outcome:
-    """Run `op` between two threads. `peer_of` = (rank, twin) breaks the *other* party's class."""
+def run_op(
+    op: ProtocolOp,
+    case: Case,
+    peer_of: tuple[int, type[Party]] | None = None,
+    wrap: Callable[[int, Channel], Channel] = lambda rank, channel: channel,
+) -> Outcome:
+    """Run `op` between two threads. `peer_of` = (rank, twin) breaks the *other* party's class.
+
+    `wrap` may put something around each party's channel, under what counts and records.
+    """
     inputs = share_inputs(case)
-    counting = [CountingChannel(c) for c in MemoryChannel.pair()]
+    ends = MemoryChannel.pair()
+    counting = [CountingChannel(wrap(r, ends[r])) for r in (CLIENT, PROVIDER)]
     depths: list[queue.Queue[int]] = [queue.Queue(), queue.Queue()]
     channels = [_TracedChannel(counting[r], depths[r], depths[1 - r]) for r in (CLIENT, PROVIDER)]
-    masks: list[list[np.ndarray]] = [[], []]
+    drawn: list[list[np.ndarray]] = [[], []]
     parties = []
+    dealer = Dealer()
     for rank in (CLIENT, PROVIDER):
         kind = peer_of[1] if peer_of is not None and peer_of[0] != rank else Party
-        party = kind(rank, channels[rank], Prg.from_os(), FRAC_BITS)
-        party.taps.append(masks[rank].append)
+        party = kind(
+            rank, channels[rank], Prg.from_os(), FRAC_BITS, dealer.source(rank), _dither()
+        )
+        party.taps.append(drawn[rank].append)
         parties.append(party)
     outputs: list[Any] = [None, None]
 
@@ -260,32 +355,37 @@ def run_op(op: ProtocolOp, case: Case, peer_of: tuple[int, type[Party]] | None =
             outputs[rank] = op.run(parties[rank], inputs[rank], case.static)
         except BaseException as exc:  # re-raised in the caller's thread
             outputs[rank] = exc
+            ends[rank].send(b"")  # the other one need not wait for its timeout
 
     threads = [threading.Thread(target=work, args=(r,)) for r in (CLIENT, PROVIDER)]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    for result in outputs:
-        if isinstance(result, BaseException):
-            raise result
-    rows = int(np.prod(np.shape(case.inputs[0]), dtype=int))
+    failed = [(p, r) for p, r in zip(parties, outputs, strict=True) if isinstance(r, BaseException)]
+    if failed:
+        # The first cause, not what the peer made of it.
+        failed.sort(key=lambda f: isinstance(f[1], WireError) and "has 0 bytes" in str(f[1]))
+        raise failed[0][1]
     views = [
-        View(masks[r], [_as_rows(data, rows) for data in channels[r].incoming])
+        View(
+            drawn[r],
+            [np.frombuffer(data, np.uint8) for data in channels[r].incoming],
+            [np.frombuffer(data, np.uint8) for data in channels[r].outgoing],
+        )
         for r in (CLIENT, PROVIDER)
     ]
+    peer_shapes = {words.shape for words in drawn[1 - peer_of[0]]} if peer_of else set()
+    modelled = list(op.model(inputs, _dither(), **case.static)) if op.model else None
     return Outcome(
         inputs, outputs, views, [c.traffic for c in counting], max(c.depth for c in channels),
-        [p.ledger for p in parties], _common_stream().words(np.shape(case.inputs[0])),
+        [p.ledger for p in parties],
+        [_common_stream().words(shape) for shape in sorted(peer_shapes)], modelled,
     )  # fmt: skip
 
 
-def _as_rows(data: bytes, rows: int) -> np.ndarray:
-    """A message as one word per row: ring words, or packed bits."""
-    if len(data) == 8 * rows:
-        return np.frombuffer(data, np.uint64)
-    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
-    return bits[:rows].astype(np.uint64)
+def _dither() -> Prg:
+    return Prg.from_seed(1, "common to both parties")
 
 
 def share_inputs(case: Case) -> list[list[Value]]:
@@ -300,9 +400,11 @@ def share_inputs(case: Case) -> list[list[Value]]:
         elif form in ("client", "provider"):
             owner = CLIENT if form == "client" else PROVIDER
             pair = [Private(owner, x.shape, dtype, x if r == owner else None) for r in (0, 1)]
-        elif form in ("arith", "degenerate"):
+        elif form == "degenerate" or form.startswith("arith"):
+            bits = int(form.removeprefix("arith") or 64) if form != "degenerate" else 64
             mask = np.zeros(x.shape, np.uint64) if form == "degenerate" else sharing.words(x.shape)
-            pair = [Arith(mask, dtype, 0), Arith(words - mask, dtype, 0)]
+            noise = sharing.words(x.shape) << np.uint64(bits) if bits < 64 else np.uint64(0)
+            pair = [Arith(mask, dtype, 0, bits), Arith(words - mask + noise, dtype, 0, bits)]
         else:
             bits = int(form.removeprefix("bool"))
             mask = sharing.words(x.shape)  # the bits above `bits` mean nothing, so they are noise
@@ -316,7 +418,10 @@ def reconstruct_words(values: Sequence[Value]) -> np.ndarray:
     """Ring words of both parties' values together."""
     a, b = values
     if isinstance(a, Arith) and isinstance(b, Arith):
-        return a.words + b.words
+        spare = np.uint64(64 - a.bits)
+        return (((a.words + b.words) << spare).view(np.int64) >> spare.view(np.int64)).view(
+            np.uint64
+        )
     if isinstance(a, Bool) and isinstance(b, Bool):
         return as_words(decode(low_bits(a.words ^ b.words, a.bits), a.dtype, 0))
     held = [v.value for v in (a, b) if isinstance(v, Public | Private) and v.value is not None]
@@ -345,15 +450,14 @@ def distinguish(
     simulated = op.simulate(
         rank, Prg.from_os(), other.inputs[rank], other.outputs[rank], **case.static
     )
-    real_columns = _columns(real, rank, real.views[rank])
-    sim_columns = _columns(other, rank, simulated)
+    outgoing = bool(simulated.outgoing)
+    real_columns = _columns(real, rank, real.views[rank], outgoing=outgoing)
+    sim_columns = _columns(other, rank, simulated, outgoing=outgoing)
     if real_columns.keys() != sim_columns.keys():
         return [f"view has {list(real_columns)}, simulated {list(sim_columns)}"]
-    names = [name for name, _ in _features(real_columns)]
-    real_stats, sim_stats = (
-        [_statistics(words) for _, words in _features(c)] for c in (real_columns, sim_columns)
-    )
-    limit = FALSE_ALARM / (3 * len(names))
+    names, real_stats = _measure(real_columns)
+    _, sim_stats = _measure(sim_columns)
+    limit = FALSE_ALARM / (3 * max(1, len(names)))  # a party may see nothing at all
     found = []
     for name, a, b in zip(names, real_stats, sim_stats, strict=True):
         if _chi_square_p(a.top, b.top) < limit or _chi_square_p(a.bottom, b.bottom) < limit:
@@ -361,9 +465,14 @@ def distinguish(
         if _bits_p(a.ones, b.ones, a.rows) < limit:
             found.append(f"bits of {name}")
         # Uniform words of 64 bits do not repeat among ROWS; words of few bits repeat alike.
-        if abs(a.distinct - b.distinct) > ROWS // 16:
+        if abs(a.distinct - b.distinct) > a.rows // 16:
             found.append(f"repeats of {name}")
     return found
+
+
+def _measure(columns: dict[str, np.ndarray]) -> tuple[list[str], list[_Statistics]]:
+    measured = [(name, _statistics(words)) for name, words in _features(columns)]
+    return [name for name, _ in measured], [s for _, s in measured]
 
 
 @dataclass(frozen=True)
@@ -398,37 +507,109 @@ def _bits_p(a: np.ndarray, b: np.ndarray, rows: int) -> float:
     return float(min(1.0, 2 * norm.sf(z.max()) * used.sum()))
 
 
-def _columns(outcome: Outcome, rank: int, view: View) -> dict[str, np.ndarray]:
+def _columns(
+    outcome: Outcome, rank: int, view: View, *, outgoing: bool
+) -> dict[str, np.ndarray]:
+    """One word per row and column: all that the party sees, and what the test knows besides."""
     columns: dict[str, np.ndarray] = {}
-    for i, v in enumerate(outcome.inputs[rank]):
-        if isinstance(v, Arith | Bool):
-            columns[f"input {i}"] = v.words
-    for i, v in enumerate(outcome.outputs[rank]):
-        if isinstance(v, Arith | Bool):
-            columns[f"output {i}"] = v.words
-    for name, words in (("own", view.own), ("incoming", view.incoming)):
-        columns.update({f"{name} {i}": w for i, w in enumerate(words)})
-    # Words this party can compute because the peer has the same stream.
-    columns["common"] = outcome.common
+
+    def add(name: str, readings: Sequence[np.ndarray]) -> None:
+        for i, words in enumerate(readings):
+            for j, column in enumerate(words.T):
+                if column.any():  # the peer's own masks are zeros here
+                    columns[f"{name}.{i}.{j}"] = np.ascontiguousarray(column)
+
+    values = {"input": outcome.inputs[rank], "output": outcome.outputs[rank],
+              # A view must not depend on these beyond the output.
+              "peer's input": outcome.inputs[1 - rank]}  # fmt: skip
+    for name, held in values.items():
+        for i, v in enumerate(held):
+            if isinstance(v, Arith | Bool) and len(v.words) == ROWS:
+                add(f"{name} {i}", [v.words.reshape(ROWS, -1)])
+            elif isinstance(v, Private) and v.value is not None and len(v.value) == ROWS:
+                add(f"{name} {i}", [as_words(v.value).reshape(ROWS, -1)])
+    for i, words in enumerate(view.own):
+        add(f"own {i}", _own_rows(words))
+    for i, data in enumerate(view.incoming):
+        add(f"incoming {i}", _message_rows(data))
+    if outgoing:
+        sent = [(i, c) for i, data in enumerate(view.outgoing) for c in _message_rows(data)]
+        for i, words in sent:
+            add(f"outgoing {i}", [words])
+            for j, own in enumerate(view.own):
+                if len(own) != ROWS and (mask := _own_rows(own)[0]).shape == words.shape:
+                    add(f"share sent {i} under {j}", [words ^ mask])
+    # Words this party can compute because the peer draws its masks from a stream it has, too.
+    for i, words in enumerate(outcome.common):
+        add(f"common {i}", _own_rows(words))
     return columns
 
 
-def _features(columns: dict[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
-    features = []
+def _own_rows(words: np.ndarray) -> list[np.ndarray]:
+    """Own random words as [ROWS, columns]: words per row, or bit-sliced ones (64 rows a word)."""
+    if len(words) == ROWS:
+        return [words.reshape(ROWS, -1)]
+    if words.size % (ROWS // 64):
+        return []  # of a fixed size that does not depend on the rows
+    planes = words.reshape(ROWS // 64, -1).T
+    return [_pack_planes(np.ascontiguousarray(planes).view(np.uint8))]
+
+
+def _message_rows(data: np.ndarray) -> list[np.ndarray]:
+    """A message (words or bytes) as [ROWS, columns], in each way it may be read: words row by row
+    or column by column, narrow words, planes of one bit per row.
+    """
+    raw = np.frombuffer(np.ascontiguousarray(data).tobytes(), np.uint8)
+    if raw.size * 8 % ROWS:
+        return []
+    bits = raw.size * 8 // ROWS
+    found = []
+    if bits % 64 == 0:
+        words = raw.view(np.uint64)
+        found.append(words.reshape(ROWS, -1))
+        if bits > 64:
+            found.append(words.reshape(-1, ROWS).T)
+    elif bits % 8 == 0 and bits > 8:
+        found.append(raw.reshape(ROWS, -1).astype(np.uint64))
+    if bits <= 256:
+        found.append(_pack_planes(raw.reshape(bits, -1)))
+    return found
+
+
+def _pack_planes(planes: np.ndarray) -> np.ndarray:
+    """Planes [bits, rows / 8] of packed bits -> words [rows, bits / 64], plane i at bit i."""
+    words = np.zeros((planes.shape[1] * 8, (len(planes) + 63) // 64), np.uint64)
+    for i, plane in enumerate(planes):
+        bit = np.unpackbits(plane, bitorder="little").astype(np.uint64)
+        words[:, i // 64] |= bit << np.uint64(i % 64)
+    return words
+
+
+MAX_TRIPLES = 40_000  # more columns than that takes: only pairs, and triples of whole messages
+
+
+def _features(columns: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """Signed sums and xors of up to three columns; of three, one has come from the peer."""
     names = list(columns)
     for n in names:
-        features.append((n, columns[n]))
-        features.append((f"{n}, row to row", columns[n][1:] - columns[n][:-1]))
+        yield n, columns[n]
+        yield f"{n}, row to row", columns[n][1:] - columns[n][:-1]
+        yield f"{n}, half to half", columns[n][ROWS // 2 :] ^ columns[n][: ROWS // 2]
     for a, b in itertools.combinations(names, 2):
-        features.append((f"{a} + {b}", columns[a] + columns[b]))
-        features.append((f"{a} - {b}", columns[a] - columns[b]))
-        features.append((f"{a} ^ {b}", columns[a] ^ columns[b]))
-    for a, b, c in itertools.combinations(names, 3):
+        yield f"{a} + {b}", columns[a] + columns[b]
+        yield f"{a} - {b}", columns[a] - columns[b]
+        yield f"{a} ^ {b}", (both := columns[a] ^ columns[b])
+        yield f"{a} ^ {b}, half to half", both[ROWS // 2 :] ^ both[: ROWS // 2]
+    triples = [
+        t for t in itertools.combinations(names, 3) if any(n.startswith("incoming") for n in t)
+    ]
+    if 5 * len(triples) > MAX_TRIPLES:
+        triples = [t for t in triples if all(n.endswith(".0") for n in t)][: MAX_TRIPLES // 5]
+    for a, b, c in triples:
         x, y, z = columns[a], columns[b], columns[c]
         for label, v in (("+ +", x + y + z), ("+ -", x + y - z), ("- +", x - y + z),
                          ("- -", x - y - z), ("^ ^", x ^ y ^ z)):  # fmt: skip
-            features.append((f"{a} {b} {c} ({label})", v))
-    return features
+            yield f"{a} {b} {c} ({label})", v
 
 
 def _chi_square_p(a: np.ndarray, b: np.ndarray) -> float:

@@ -62,14 +62,16 @@ class Private:
 
 @dataclass(frozen=True)
 class Arith:
-    """This party's additive share: the parties' `words` (uint64) add up to the encoding mod 2^64.
+    """This party's additive share: the parties' `words` (uint64) add up to the encoding mod 2^bits.
 
-    The encoding of a float is round(x * 2^frac_bits); integers have `frac_bits` 0.
+    The encoding of a float is round(x * 2^frac_bits); integers have `frac_bits` 0. Only the low
+    `bits` bits of the words mean anything; SPU segments take whole words (64) alone.
     """
 
     words: np.ndarray = field(repr=False)
     dtype: np.dtype
     frac_bits: int
+    bits: int = 64
 
     @property
     def shape(self) -> tuple[int, ...]:
