@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -148,23 +149,40 @@ def _private(owner: int, plain: Any, shape: tuple[int, ...], dtype: Any) -> Priv
 
 
 class PartySession:
-    """One party of two, on an SPU link."""
+    """One party of two, on an SPU link; `close` it in the end when it has a pool on disk."""
 
     def __init__(
-        self, link: Any, config: SpuConfig, *, own: Prg | None = None, profile: bool = True
+        self,
+        link: Any,
+        config: SpuConfig,
+        *,
+        own: Prg | None = None,
+        profile: bool = True,
+        pool_dir: Path | None = None,
     ) -> None:
+        """`pool_dir`: where correlated randomness outlives the session; in memory by default."""
         self.rank: int = link.rank
         self.meter, self.ledger = Meter(), Ledger()
         wire = LinkChannel(link.spawn())
         key = agree_on_key(wire)
         self._channel = CountingChannel(SealedChannel(wire, key, self.rank))
         own = own or Prg.from_os()
-        self._spu = SpuRuntime(link, config, profile=profile)
-        self.pool = Pool(self.rank, own, self._make)
+        name = hashlib.sha256(b"pool" + key).digest()
+        self.pool = Pool(self.rank, own, self._make, session=name, directory=pool_dir)
+        try:
+            self._agree_on_pool()
+            self._spu = SpuRuntime(link, config, profile=profile)
+        except BaseException:
+            self.pool.close()
+            raise
         self.party = Party(
             self.rank, self._channel, own, config.frac_bits, self.pool, Prg(key), self.ledger
         )
         self._agreed: set[str] = set()
+
+    def close(self) -> None:
+        """Put unused correlated randomness back on disk; the session is over."""
+        self.pool.close()
 
     def warm_up(self) -> None:
         """Oblivious transfer set-up and encryption contexts, before any secret is used."""
@@ -210,6 +228,13 @@ class PartySession:
             seconds = time.perf_counter() - started
             self.meter.record("pool", correlation.name, "", seconds, traffic)
         return results
+
+    def _agree_on_pool(self) -> None:
+        """Both parties use what both have kept, from the same unit on."""
+        before = self._snapshot()
+        self._channel.send(self.pool.inventory())
+        self.pool.resume(self._channel.recv())
+        self.meter.record("control", "agree on pool", "", 0.0, self._since(before))
 
     def _agree(self, name: str, plan: Plan) -> None:
         """Both parties run the same plan of the same executables, or neither sends a share."""
@@ -348,6 +373,8 @@ class Simulation:
                 self._done.put((rank, program(session), None))
             except BaseException as exc:
                 self._done.put((rank, None, exc))
+        if session is not None:
+            session.close()
 
     def run(self, program: Callable[[PartySession], T]) -> list[T]:
         """`program(session)` at both parties at once; [client's result, provider's result].

@@ -1,0 +1,90 @@
+"""Correlations to try the pool with, and a dealer: the parties show each other their masks."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from spu_llm.channel import Channel
+from spu_llm.correlation import Correlation, Form, Material, Part, deal
+from spu_llm.pool import Maker
+from spu_llm.prg import Prg
+from spu_llm.values import CLIENT, PROVIDER, Owner
+
+TRIPLE = Correlation(
+    "triple of words / 16",
+    masks=(Part((), Owner.JOINT, Form.ARITH), Part((2,), Owner.JOINT, Form.ARITH)),
+    results=(Part((2,), Owner.JOINT, Form.ARITH),),
+    secure=lambda a, b: [a[:, None] * b],
+    chunk=16,
+)
+GATE = Correlation(
+    "gate",
+    masks=(Part((1,), Owner.CLIENT, Form.BOOL), Part((3,), Owner.PROVIDER, Form.BOOL)),
+    results=(Part((3,), Owner.JOINT, Form.BOOL), Part((), Owner.JOINT, Form.BOOL)),
+    secure=lambda c, d: [c & d, c[:, 0] & d[:, 0] & d[:, 1]],
+    chunk=11,
+)
+PRODUCT = Correlation(
+    "masked product",
+    masks=(Part((2,), Owner.CLIENT, Form.PRIVATE),),
+    results=(Part((3,), Owner.JOINT, Form.ARITH),),
+    secure=lambda r, w: [r @ w],
+    fixed=Part((2, 3), Owner.PROVIDER, Form.PRIVATE),
+    chunk=3,
+)
+CORRELATIONS = (TRIPLE, GATE, PRODUCT)
+WEIGHTS = Prg.from_seed(0, "weights").words((2, 3))
+
+
+def fixed_at(rank: int, correlation: Correlation) -> np.ndarray | None:
+    return WEIGHTS if correlation.fixed is not None and rank == PROVIDER else None
+
+
+class Made:
+    """All that was ever made: the unit (batch, index) behind what a party is handed."""
+
+    def __init__(self) -> None:
+        self.units: dict[str, tuple[str, int]] = {}
+
+    def add(self, shares: list[list[np.ndarray]], results: list[list[np.ndarray]]) -> None:
+        batch = hashlib.sha256(results[CLIENT][0].tobytes()).hexdigest()
+        for rank in (CLIENT, PROVIDER):
+            for i, view in enumerate(views(Material(shares[rank], results[rank]))):
+                self.units[f"{rank} {view}"] = batch, i
+
+    def units_of(self, rank: int, material: Material) -> list[tuple[str, int]]:
+        """The units in `material`; KeyError when it is not, word for word, what was made."""
+        return [self.units[f"{rank} {view}"] for view in views(material)]
+
+
+def views(material: Material) -> list[str]:
+    """Per unit, all the words that a party has of it."""
+    arrays = [*material.masks, *material.results]
+    return [b"".join(x[i].tobytes() for x in arrays).hex() for i in range(len(arrays[0]))]
+
+
+def dealer(rank: int, channel: Channel, made: Made) -> Maker:
+    """Makes chunks with the peer's dealer at the other end of `channel`."""
+
+    def make(
+        correlation: Correlation, masks: list[np.ndarray], fixed: np.ndarray | None
+    ) -> list[np.ndarray]:
+        mine = b"".join(x.tobytes() for x in masks)
+        channel.send(mine + (fixed.tobytes() if fixed is not None else b""))
+        data = channel.recv()
+        theirs, start = [], 0
+        for x in masks:
+            theirs.append(np.frombuffer(data, np.uint64, x.size, start).reshape(x.shape))
+            start += x.nbytes
+        if correlation.fixed is not None and fixed is None:
+            fixed = np.frombuffer(data, np.uint64, offset=start).reshape(correlation.fixed.shape)
+        both = [mine, data[:start]] if rank == CLIENT else [data[:start], mine]
+        sharing = Prg(hashlib.sha256(b"".join(both)).digest())
+        shares = [masks, theirs] if rank == CLIENT else [theirs, masks]
+        results = deal(correlation, shares, sharing, fixed)
+        made.add(shares, results)
+        return results[rank]
+
+    return make
