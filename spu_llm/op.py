@@ -33,6 +33,15 @@ class Cost:
     client_to_provider: int = 0
     provider_to_client: int = 0
 
+    def __add__(self, other: Cost) -> Cost:
+        """Price of one after the other."""
+        return Cost(
+            self.messages + other.messages,
+            self.rounds + other.rounds,
+            self.client_to_provider + other.client_to_provider,
+            self.provider_to_client + other.provider_to_client,
+        )
+
 
 @dataclass(frozen=True)
 class Functionality:
@@ -100,8 +109,9 @@ def protocol_op(
     two_party(party, *values, **static) -> values: this party's half; accepts every `Value` form.
     owners(*input_owners, **static) -> owner of each result.
     cost(*values, **static) -> Cost, from forms and shapes alone.
-    simulate(rank, prg, inputs, outputs, **static) -> View: from a party's own input values and
-        its own declared outputs, a view that nobody can tell from the real one.
+    simulate(rank, prg, common, inputs, outputs, **static) -> View: from a party's own input values
+        and its own declared outputs (and the stream that both parties share), a view that nobody
+        can tell from the real one. Messages are given as they are sent.
     opens(*values, **static) -> what one call must enter into the ledger; nothing by default.
     model(inputs of both parties, common stream, **static) -> exact integer results, where they
         depend on how the inputs are shared; by default the reference is exact.

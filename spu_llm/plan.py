@@ -119,8 +119,10 @@ _OBLIVIOUS = set(
     "reduce_precision reduce_prod reduce_sum reshape rev round rsqrt select_n sign sin slice sort "
     "split sqrt square squeeze stop_gradient sub tanh transpose xor".split()
 )
-# Primitives with index or predicate operands, from this position on; those must be public.
-_PUBLIC_FROM = {"dynamic_slice": 1, "dynamic_update_slice": 2, "gather": 1}
+# Primitives with index or amount operands, from this position on; those must be public.
+_PUBLIC_FROM = {
+    "dynamic_slice": 1, "dynamic_update_slice": 2, "gather": 1, "shift_right_arithmetic": 1
+}  # fmt: skip
 
 
 def _refuse_unvetted(jaxpr: Jaxpr, owner_of: dict[Var, Owner]) -> None:
@@ -131,7 +133,9 @@ def _refuse_unvetted(jaxpr: Jaxpr, owner_of: dict[Var, Owner]) -> None:
             continue
         if name in _PUBLIC_FROM:
             if any(o is not Owner.PUBLIC for o in owners[_PUBLIC_FROM[name] :]):
-                raise NotImplementedError(f"`{name}` with a secret index; use a one-hot product")
+                raise NotImplementedError(
+                    f"`{name}` with a secret index or amount; use a one-hot product"
+                )
         elif name not in _OBLIVIOUS and name not in APPROXIMATIONS:
             raise NotImplementedError(
                 f"`{name}` on shared values: SPU may open something inside it; write it with "

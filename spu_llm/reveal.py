@@ -74,7 +74,12 @@ def _opens(x: Value, *, to: Owner, label: str) -> Sequence[Opening]:
 
 
 def _simulate(
-    rank: int, prg: Prg, inputs: Sequence[Value], outputs: Sequence[Value], **static: Any
+    rank: int,
+    prg: Prg,
+    common: Prg,
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    **static: Any,
 ) -> View:
     """A learner's missing share is the opened word minus its own share; a private value arrives as
     it is; others see nothing.

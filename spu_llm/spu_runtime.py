@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import spu
 import spu.libspu as libspu
+from jax.experimental import enable_x64
 from spu.utils import frontend
 
 from spu_llm._jax import as_function, shape_of
@@ -240,11 +241,12 @@ def _compile_correlation(
     """The program, and which of the values each of its inputs is."""
     owners = [Owner.of_rank(v.owner) if isinstance(v, Private) else Owner.JOINT for v in values]
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
-    plan = make_plan(lambda *xs: list(correlation.secure(*xs)), shapes, owners)
-    (run,) = plan.steps
-    assert isinstance(run, Run) and run.outputs == plan.outputs
-    order = [plan.inputs.index(v) for v in run.inputs]
-    return compile_segment(run, [owners[i] for i in order]), order
+    with enable_x64():  # whole ring words, where models compute with 32 bits
+        plan = make_plan(lambda *xs: list(correlation.secure(*xs)), shapes, owners)
+        (run,) = plan.steps
+        assert isinstance(run, Run) and run.outputs == plan.outputs
+        order = [plan.inputs.index(v) for v in run.inputs]
+        return compile_segment(run, [owners[i] for i in order]), order
 
 
 class SpuRuntime:

@@ -12,6 +12,7 @@ party (mask dropped, reused, known to the peer) must make the view check fail.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import queue
 import threading
@@ -22,9 +23,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import chi2, norm
 
-from spu_llm.channel import Channel, CountingChannel, MemoryChannel, Traffic
+from spu_llm.channel import Channel, CountingChannel, MemoryChannel, SealedChannel, Traffic
 from spu_llm.correlation import Correlation, Form, Material, deal
-from spu_llm.errors import WireError
+from spu_llm.errors import PeerError, WireError
 from spu_llm.ledger import Ledger
 from spu_llm.op import Cost, Functionality, ProtocolOp, View, protocol_op
 from spu_llm.party import Party
@@ -83,7 +84,9 @@ class OpContract:
 
     `masks` says whether some case makes a party mask what it sends; an op that only opens has none.
     `elementwise` ops treat every element alike; others have a leading axis of rows in every input
-    but those at the positions `whole`, which all rows share.
+    but those at the positions `whole`, which all rows share. `fresh` ops hand out a random sharing
+    of their result: when views are compared, an ideal one takes its place, so that a share which
+    the peer's masks do not hide is noticed.
     """
 
     op: ProtocolOp
@@ -91,6 +94,13 @@ class OpContract:
     masks = True
     elementwise = True
     whole: Sequence[int] = ()
+    fresh = False
+
+    def hidden(self, own: list[Value], peer: list[Value], case: Case) -> list[np.ndarray]:
+        """Words [ROWS, ...] under the masks of the peer's messages, where they are not simply its
+        inputs or shares that follow from the view. The distinguisher gets them.
+        """
+        return []
 
     def test_result_is_the_reference(self) -> None:
         assert self.cases
@@ -132,21 +142,56 @@ class OpContract:
             for ledger in outcome.ledgers:
                 assert ledger.openings == list(declared), case.forms
 
+    def test_tampered_messages_end_it(self) -> None:
+        """Either direction, on a sealed channel: the receiver ends with a clear error."""
+        for case in self.cases:
+            cost = self.op.cost(*share_inputs(case)[CLIENT], **case.static)
+            sizes = cost.client_to_provider, cost.provider_to_client
+            for rank in (r for r in (CLIENT, PROVIDER) if sizes[r]):
+                for how in TAMPERINGS:
+                    try:
+                        run_op(self.op, case, wrap=tampering(rank, how))
+                    except WireError as exc:
+                        assert "session ends" in str(exc), (how, exc)
+                    else:
+                        raise AssertionError(f"{case.forms}: a message {how} goes unnoticed")
+
     def test_views_are_simulated(self) -> None:
         for case in self._sampled_cases():
             for rank in (CLIENT, PROVIDER):
-                found = distinguish(self.op, case, rank)
+                found = distinguish(self.op, case, rank, fresh=self.fresh, hidden=self.hidden)
                 assert not found, f"{case}, rank {rank}: {found}"
+
+    def test_views_do_not_depend_on_the_secret(self) -> None:
+        """Of a party that holds nothing but shares: the smallest and the largest element look the
+        same, results included. This needs no simulator.
+        """
+        for smallest, largest in itertools.pairwise(self._sampled_cases()):
+            kinds = [(c.forms, c.static, [x.shape for x in c.inputs]) for c in (smallest, largest)]
+            if kinds[0] != kinds[1]:
+                continue  # of two cases
+            outcomes = run_op(self.op, smallest), run_op(self.op, largest)
+            owners = {owner_of(v) for v in outcomes[0].inputs[CLIENT] + outcomes[0].outputs[CLIENT]}
+            if owners != {Owner.JOINT} or "degenerate" in smallest.forms:
+                continue
+            for rank in (CLIENT, PROVIDER):
+                a, b = (
+                    _columns(o, rank, o.views[rank], outgoing=True, peer=False) for o in outcomes
+                )
+                found = _differences(a, b)
+                assert not found, f"{smallest}, rank {rank}: {found}"
 
     def test_broken_twins_are_caught(self) -> None:
         tried = 0
         for case in self._sampled_cases():
             outcome = run_op(self.op, case)
             for rank in (CLIENT, PROVIDER):
-                if not outcome.views[1 - rank].own:
+                if not outcome.views[1 - rank].own or not outcome.views[rank].incoming:
                     continue  # the peer masks nothing in this case: no mask to break
                 for name, twin in MASK_TWINS.items():
-                    found = distinguish(self.op, case, rank, twin)
+                    found = distinguish(
+                        self.op, case, rank, twin, fresh=self.fresh, hidden=self.hidden
+                    )
                     assert found, f"{case}: rank {rank} does not notice a {name}"
                     tried += 1
         assert bool(tried) == self.masks
@@ -195,7 +240,7 @@ class BrokenParty(Party):
         material = super().take(correlation, units, fixed)
         masks = [
             self.spoil(words, part.form)
-            if part.holder is Owner.JOINT or part.holder.rank == self.rank
+            if words.size and (part.holder is Owner.JOINT or part.holder.rank == self.rank)
             else words
             for part, words in zip(correlation.masks, material.masks, strict=True)
         ]
@@ -213,8 +258,6 @@ class ReusedMask(BrokenParty):
     """Broken: the same mask for every element."""
 
     def spoil(self, words: np.ndarray, form: Form) -> np.ndarray:
-        if words.size == 0:
-            return words
         if form is Form.BOOL:  # bit-sliced: an element is a bit
             lowest = words.reshape(-1, words.shape[-1])[:1] & np.uint64(1)
             return np.broadcast_to(np.uint64(0) - lowest, words.shape)
@@ -249,7 +292,7 @@ class KnownMask(BrokenParty):
     """Broken: masks from a stream that the peer has, too."""
 
     def spoil(self, words: np.ndarray, form: Form) -> np.ndarray:
-        known = _common_stream().words(words.shape)
+        known = _leaked_stream().words(words.shape)
         return known & np.uint64(1) if form is Form.BIT else known
 
 
@@ -266,14 +309,21 @@ class Dealer:
     """Correlated randomness for two threads, from one place that sees everything: tests only."""
 
     def __init__(self) -> None:
-        self._for_client: queue.Queue[tuple[str, int, Material]] = queue.Queue()
+        self._for_client: queue.Queue[tuple[str, int, Material] | None] = queue.Queue()
+
+    def stop(self) -> None:
+        """No more units: the client is not left waiting."""
+        self._for_client.put(None)
 
     def source(self, rank: int) -> _DealtHalf:
         return _DealtHalf(self, rank)
 
     def take(self, rank: int, correlation: Correlation, units: int, fixed: Any) -> Material:
         if rank == CLIENT:
-            name, count, material = self._for_client.get(timeout=30)
+            dealt = self._for_client.get(timeout=30)
+            if dealt is None:
+                raise PeerError("the other party has gone")
+            name, count, material = dealt
             assert (name, count) == (correlation.name, units), "the parties take different units"
             return material
         masks = [correlation.draw(r, Prg.from_os(), units) for r in (CLIENT, PROVIDER)]
@@ -295,7 +345,7 @@ class _DealtHalf:
         return self.dealer.take(self.rank, correlation, units, fixed)
 
 
-def _common_stream() -> Prg:
+def _leaked_stream() -> Prg:
     return Prg.from_seed(0, "known to both parties")
 
 
@@ -344,29 +394,30 @@ def run_op(
     for rank in (CLIENT, PROVIDER):
         kind = peer_of[1] if peer_of is not None and peer_of[0] != rank else Party
         party = kind(
-            rank, channels[rank], Prg.from_os(), FRAC_BITS, dealer.source(rank), _dither()
+            rank, channels[rank], Prg.from_os(), FRAC_BITS, dealer.source(rank), common_stream()
         )
         party.taps.append(drawn[rank].append)
         parties.append(party)
     outputs: list[Any] = [None, None]
+    failures: list[BaseException] = []
 
     def work(rank: int) -> None:
         try:
             outputs[rank] = op.run(parties[rank], inputs[rank], case.static)
         except BaseException as exc:  # re-raised in the caller's thread
-            outputs[rank] = exc
-            ends[rank].send(b"")  # the other one need not wait for its timeout
+            failures.append(exc)
+            # The other one need not wait for its timeout.
+            depths[rank].put(0)
+            ends[rank].send(b"")
+            dealer.stop()
 
     threads = [threading.Thread(target=work, args=(r,)) for r in (CLIENT, PROVIDER)]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    failed = [(p, r) for p, r in zip(parties, outputs, strict=True) if isinstance(r, BaseException)]
-    if failed:
-        # The first cause, not what the peer made of it.
-        failed.sort(key=lambda f: isinstance(f[1], WireError) and "has 0 bytes" in str(f[1]))
-        raise failed[0][1]
+    if failures:
+        raise failures[0]  # the cause, not what the peer made of it
     views = [
         View(
             drawn[r],
@@ -376,15 +427,77 @@ def run_op(
         for r in (CLIENT, PROVIDER)
     ]
     peer_shapes = {words.shape for words in drawn[1 - peer_of[0]]} if peer_of else set()
-    modelled = list(op.model(inputs, _dither(), **case.static)) if op.model else None
+    modelled = list(op.model(inputs, common_stream(), **case.static)) if op.model else None
     return Outcome(
         inputs, outputs, views, [c.traffic for c in counting], max(c.depth for c in channels),
         [p.ledger for p in parties],
-        [_common_stream().words(shape) for shape in sorted(peer_shapes)], modelled,
+        [_leaked_stream().words(shape) for shape in sorted(peer_shapes)], modelled,
     )  # fmt: skip
 
 
-def _dither() -> Prg:
+TAMPERINGS = ("replayed", "cut", "reordered", "changed")
+
+
+def tampering(rank: int, how: str) -> Callable[[int, Channel], Channel]:
+    """For `run_op`: sealed channels, with the first message that `rank` sends tampered with.
+
+    One message in each direction comes before those of the op, to be replayed or reordered.
+    """
+
+    def wrap(at: int, channel: Channel) -> Channel:
+        wire = _Tampered(channel, how) if at == rank else channel
+        sealed = SealedChannel(wire, b"a session's key", at)
+        sealed.send(b"before")
+        return _AfterTheFirst(sealed)
+
+    return wrap
+
+
+class _Tampered:
+    def __init__(self, inner: Channel, how: str) -> None:
+        self._inner, self._how = inner, how
+        self._sent: list[bytes] = []
+
+    def send(self, data: bytes) -> None:
+        self._sent.append(data)
+        first = len(self._sent) == 1
+        if len(self._sent) == 2:
+            middle = len(data) // 2
+            changed = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+            data = {"replayed": self._sent[0], "cut": data[:-1], "changed": changed}.get(
+                self._how, data
+            )
+        if not (first and self._how == "reordered"):
+            self._inner.send(data)
+        if len(self._sent) == 2 and self._how == "reordered":
+            self._inner.send(self._sent[0])
+
+    def recv(self) -> bytes:
+        return self._inner.recv()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _AfterTheFirst:
+    def __init__(self, inner: Channel) -> None:
+        self._inner = inner
+        self._waiting = True
+
+    def send(self, data: bytes) -> None:
+        self._inner.send(data)
+
+    def recv(self) -> bytes:
+        if self._waiting:
+            self._waiting = False
+            assert self._inner.recv() == b"before"
+        return self._inner.recv()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def common_stream() -> Prg:
     return Prg.from_seed(1, "common to both parties")
 
 
@@ -433,67 +546,92 @@ def reconstruct_words(values: Sequence[Value]) -> np.ndarray:
 # ---- telling real views from simulated ones
 
 
+def _ideal_share(value: Value) -> Value:
+    if not isinstance(value, Arith | Bool):
+        return value
+    words = low_bits(Prg.from_os().words(value.shape), value.bits)
+    return dataclasses.replace(value, words=words)
+
+
 def distinguish(
-    op: ProtocolOp, case: Case, rank: int, twin: type[Party] | None = None
+    op: ProtocolOp,
+    case: Case,
+    rank: int,
+    twin: type[Party] | None = None,
+    *,
+    fresh: bool = False,
+    hidden: Callable[[list[Value], list[Value], Case], list[np.ndarray]] = lambda *_: [],
 ) -> list[str]:
     """Names of the statistics by which `rank` tells a real view from a simulated one.
 
-    Two independent runs; in the second, own randomness and incoming words come from the simulator
-    instead, which sees the party's own inputs and outputs. Statistics are signed sums and xors of
-    up to three columns of the view, and differences of neighbouring rows; each is binned by its
-    top and by its bottom bits and compared by a two-sample chi-square test, by the frequency of
-    each of the 64 bits, and by how often words repeat; Bonferroni-corrected to FALSE_ALARM.
+    Two independent runs; in the second, of intact parties, own randomness and messages come from
+    the simulator instead, which sees the party's own inputs and outputs (`fresh`: an ideal share of
+    the result, uniform and independent of all else). Statistics are signed sums
+    and xors of up to three columns of the view, and differences of neighbouring rows and of the two
+    halves; each is binned by its top and by its bottom bits and compared by a two-sample chi-square
+    test, by the frequency of each of the 64 bits, and by how often words repeat;
+    Bonferroni-corrected to FALSE_ALARM.
     """
-    peer = (rank, twin) if twin is not None else None
-    real = run_op(op, case, peer)
-    other = run_op(op, case, peer)
+    real = run_op(op, case, (rank, twin) if twin is not None else None)
+    other = run_op(op, case)
+    other.common = real.common
+    if fresh:
+        other.outputs[rank] = [_ideal_share(v) for v in other.outputs[rank]]
     simulated = op.simulate(
-        rank, Prg.from_os(), other.inputs[rank], other.outputs[rank], **case.static
+        rank, Prg.from_os(), common_stream(), other.inputs[rank], other.outputs[rank], **case.static
     )
     outgoing = bool(simulated.outgoing)
-    real_columns = _columns(real, rank, real.views[rank], outgoing=outgoing)
-    sim_columns = _columns(other, rank, simulated, outgoing=outgoing)
-    if real_columns.keys() != sim_columns.keys():
-        return [f"view has {list(real_columns)}, simulated {list(sim_columns)}"]
-    names, real_stats = _measure(real_columns)
-    _, sim_stats = _measure(sim_columns)
-    limit = FALSE_ALARM / (3 * max(1, len(names)))  # a party may see nothing at all
+    columns = []
+    for outcome, view in ((real, real.views[rank]), (other, simulated)):
+        secrets = hidden(outcome.inputs[rank], outcome.inputs[1 - rank], case)
+        columns.append(_columns(outcome, rank, view, outgoing=outgoing, hidden=secrets))
+    return _differences(*columns, first_only=twin is not None)
+
+
+def _differences(
+    a_columns: dict[str, np.ndarray], b_columns: dict[str, np.ndarray], *, first_only: bool = False
+) -> list[str]:
+    """Names of statistics in which two sets of columns differ."""
+    if a_columns.keys() != b_columns.keys():
+        return [f"one view has {list(a_columns)}, the other {list(b_columns)}"]
+    limit = FALSE_ALARM / (3 * max(1, sum(1 for _ in _features(a_columns))))
     found = []
-    for name, a, b in zip(names, real_stats, sim_stats, strict=True):
-        if _chi_square_p(a.top, b.top) < limit or _chi_square_p(a.bottom, b.bottom) < limit:
-            found.append(f"bins of {name}")
-        if _bits_p(a.ones, b.ones, a.rows) < limit:
+    for (name, a), (_, b) in zip(_features(a_columns), _features(b_columns), strict=True):
+        # Of three columns, single bits are looked at under xor and the rest under sums: time.
+        few = name.count(" & ") < 2
+        if few or "^" not in name:
+            ends = zip(_ends(a), _ends(b), strict=True)
+            if any(_chi_square_p(x, y) < limit for x, y in ends):
+                found.append(f"bins of {name}")
+        if (few or "^" in name) and _bits_p(_ones(a), _ones(b), len(a)) < limit:
             found.append(f"bits of {name}")
         # Uniform words of 64 bits do not repeat among ROWS; words of few bits repeat alike.
-        if abs(a.distinct - b.distinct) > a.rows // 16:
+        if few and abs(_distinct(a) - _distinct(b)) > len(a) // 16:
             found.append(f"repeats of {name}")
+        if found and first_only:
+            break
     return found
 
 
-def _measure(columns: dict[str, np.ndarray]) -> tuple[list[str], list[_Statistics]]:
-    measured = [(name, _statistics(words)) for name, words in _features(columns)]
-    return [name for name, _ in measured], [s for _, s in measured]
+def _distinct(words: np.ndarray) -> int:
+    ordered = np.sort(words)
+    return 1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
 
-@dataclass(frozen=True)
-class _Statistics:
-    rows: int
-    top: np.ndarray
-    bottom: np.ndarray
-    ones: np.ndarray  # per bit position
-    distinct: int
-
-
-def _statistics(words: np.ndarray) -> _Statistics:
-    words = np.ascontiguousarray(words)
-    bits = np.unpackbits(words.view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
-    return _Statistics(
-        rows=words.size,
-        top=np.bincount((words >> np.uint64(60)).astype(int), minlength=BINS),
-        bottom=np.bincount((words & np.uint64(15)).astype(int), minlength=BINS),
-        ones=bits.sum(axis=0, dtype=np.int64),
-        distinct=np.unique(words).size,
+def _ends(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Histograms of the top and of the bottom four bits."""
+    return (
+        np.bincount((words >> np.uint64(60)).astype(int), minlength=BINS),
+        np.bincount((words & np.uint64(15)).astype(int), minlength=BINS),
     )
+
+
+def _ones(words: np.ndarray) -> np.ndarray:
+    """How often each of the 64 bits is set."""
+    bits = np.unpackbits(
+        np.ascontiguousarray(words).view(np.uint8).reshape(-1, 8), axis=1, bitorder="little"
+    )
+    return bits.sum(axis=0, dtype=np.int64)
 
 
 def _bits_p(a: np.ndarray, b: np.ndarray, rows: int) -> float:
@@ -507,38 +645,53 @@ def _bits_p(a: np.ndarray, b: np.ndarray, rows: int) -> float:
     return float(min(1.0, 2 * norm.sf(z.max()) * used.sum()))
 
 
+MAX_COLUMNS = 6  # of one array: the first and the last ones
+
+
 def _columns(
-    outcome: Outcome, rank: int, view: View, *, outgoing: bool
+    outcome: Outcome,
+    rank: int,
+    view: View,
+    *,
+    outgoing: bool,
+    peer: bool = True,
+    hidden: Sequence[np.ndarray] = (),
 ) -> dict[str, np.ndarray]:
-    """One word per row and column: all that the party sees, and what the test knows besides."""
+    """One word per row and column: all that the party sees; with `peer`, what it does not, too."""
     columns: dict[str, np.ndarray] = {}
 
     def add(name: str, readings: Sequence[np.ndarray]) -> None:
         for i, words in enumerate(readings):
-            for j, column in enumerate(words.T):
-                if column.any():  # the peer's own masks are zeros here
-                    columns[f"{name}.{i}.{j}"] = np.ascontiguousarray(column)
+            chosen = range(words.shape[1])
+            if len(chosen) > MAX_COLUMNS:
+                chosen = [*chosen[: MAX_COLUMNS // 2], *chosen[-(MAX_COLUMNS // 2) :]]  # type: ignore[assignment]
+            for j in chosen:
+                if words[:, j].any():  # the peer's own masks are zeros here
+                    columns[f"{name}.{i}.{j}"] = np.ascontiguousarray(words[:, j])
 
-    values = {"input": outcome.inputs[rank], "output": outcome.outputs[rank],
-              # A view must not depend on these beyond the output.
-              "peer's input": outcome.inputs[1 - rank]}  # fmt: skip
+    values = {"input": outcome.inputs[rank], "output": outcome.outputs[rank]}
+    if peer:  # a view must not depend on these beyond the output
+        values["peer's input"] = outcome.inputs[1 - rank]
     for name, held in values.items():
         for i, v in enumerate(held):
             if isinstance(v, Arith | Bool) and len(v.words) == ROWS:
-                add(f"{name} {i}", [v.words.reshape(ROWS, -1)])
+                add(f"{name} {i}", [low_bits(v.words, v.bits).reshape(ROWS, -1)])
             elif isinstance(v, Private) and v.value is not None and len(v.value) == ROWS:
                 add(f"{name} {i}", [as_words(v.value).reshape(ROWS, -1)])
+    for i, words in enumerate(hidden):
+        add(f"hidden {i}", [words.reshape(ROWS, -1)])
     for i, words in enumerate(view.own):
         add(f"own {i}", _own_rows(words))
     for i, data in enumerate(view.incoming):
         add(f"incoming {i}", _message_rows(data))
     if outgoing:
-        sent = [(i, c) for i, data in enumerate(view.outgoing) for c in _message_rows(data)]
-        for i, words in sent:
+        sent = [(i, _message_rows(data)) for i, data in enumerate(view.outgoing)]
+        for i, words in [(i, readings[-1]) for i, readings in sent if readings]:
             add(f"outgoing {i}", [words])
             for j, own in enumerate(view.own):
-                if len(own) != ROWS and (mask := _own_rows(own)[0]).shape == words.shape:
-                    add(f"share sent {i} under {j}", [words ^ mask])
+                # The bit planes that this mask may hide: as many as it has.
+                if own.any() and 8 * view.outgoing[i].nbytes == 64 * own.size < 64 * ROWS:
+                    add(f"share sent {i} under {j}", [words ^ _own_rows(own)[0]])
     # Words this party can compute because the peer draws its masks from a stream it has, too.
     for i, words in enumerate(outcome.common):
         add(f"common {i}", _own_rows(words))
@@ -547,8 +700,11 @@ def _columns(
 
 def _own_rows(words: np.ndarray) -> list[np.ndarray]:
     """Own random words as [ROWS, columns]: words per row, or bit-sliced ones (64 rows a word)."""
-    if len(words) == ROWS:
-        return [words.reshape(ROWS, -1)]
+    if words.size % ROWS == 0 and words.size:
+        rows = words.reshape(ROWS, -1)
+        if rows.shape[1] > 1 and rows.max() <= 1:  # bits, a word each
+            return [_pack_planes(np.packbits(rows.T.astype(np.uint8), axis=1, bitorder="little"))]
+        return [rows]
     if words.size % (ROWS // 64):
         return []  # of a fixed size that does not depend on the rows
     planes = words.reshape(ROWS // 64, -1).T
@@ -557,7 +713,7 @@ def _own_rows(words: np.ndarray) -> list[np.ndarray]:
 
 def _message_rows(data: np.ndarray) -> list[np.ndarray]:
     """A message (words or bytes) as [ROWS, columns], in each way it may be read: words row by row
-    or column by column, narrow words, planes of one bit per row.
+    or column by column, narrow words, bits row by row, planes of one bit per row.
     """
     raw = np.frombuffer(np.ascontiguousarray(data).tobytes(), np.uint8)
     if raw.size * 8 % ROWS:
@@ -569,8 +725,9 @@ def _message_rows(data: np.ndarray) -> list[np.ndarray]:
         found.append(words.reshape(ROWS, -1))
         if bits > 64:
             found.append(words.reshape(-1, ROWS).T)
-    elif bits % 8 == 0 and bits > 8:
-        found.append(raw.reshape(ROWS, -1).astype(np.uint64))
+    if 1 < bits < 64:  # bits row by row
+        rows = np.unpackbits(raw, bitorder="little").reshape(ROWS, bits)
+        found.append(_pack_planes(np.packbits(rows.T, axis=1, bitorder="little")))
     if bits <= 256:
         found.append(_pack_planes(raw.reshape(bits, -1)))
     return found
@@ -585,7 +742,7 @@ def _pack_planes(planes: np.ndarray) -> np.ndarray:
     return words
 
 
-MAX_TRIPLES = 40_000  # more columns than that takes: only pairs, and triples of whole messages
+MAX_TRIPLES = 8_000  # features; beyond, only triples of the arrays' first columns
 
 
 def _features(columns: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
@@ -596,10 +753,10 @@ def _features(columns: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]
         yield f"{n}, row to row", columns[n][1:] - columns[n][:-1]
         yield f"{n}, half to half", columns[n][ROWS // 2 :] ^ columns[n][: ROWS // 2]
     for a, b in itertools.combinations(names, 2):
-        yield f"{a} + {b}", columns[a] + columns[b]
-        yield f"{a} - {b}", columns[a] - columns[b]
-        yield f"{a} ^ {b}", (both := columns[a] ^ columns[b])
-        yield f"{a} ^ {b}, half to half", both[ROWS // 2 :] ^ both[: ROWS // 2]
+        yield f"{a} & {b} (+)", columns[a] + columns[b]
+        yield f"{a} & {b} (-)", columns[a] - columns[b]
+        yield f"{a} & {b} (^)", (both := columns[a] ^ columns[b])
+        yield f"{a} & {b} (^), half to half", both[ROWS // 2 :] ^ both[: ROWS // 2]
     triples = [
         t for t in itertools.combinations(names, 3) if any(n.startswith("incoming") for n in t)
     ]
@@ -609,7 +766,7 @@ def _features(columns: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]
         x, y, z = columns[a], columns[b], columns[c]
         for label, v in (("+ +", x + y + z), ("+ -", x + y - z), ("- +", x - y + z),
                          ("- -", x - y - z), ("^ ^", x ^ y ^ z)):  # fmt: skip
-            yield f"{a} {b} {c} ({label})", v
+            yield f"{a} & {b} & {c} ({label})", v
 
 
 def _chi_square_p(a: np.ndarray, b: np.ndarray) -> float:
@@ -645,7 +802,13 @@ def _toy_two_party(party: Party, x: Value, *, rounds: int) -> Arith:
 
 
 def _toy_simulate(
-    rank: int, prg: Prg, inputs: Sequence[Value], outputs: Sequence[Value], *, rounds: int
+    rank: int,
+    prg: Prg,
+    common: Prg,
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    *,
+    rounds: int,
 ) -> View:
     """Masks are uniform; incoming words follow from them and this party's own shares."""
     (y,) = outputs

@@ -21,6 +21,7 @@ STUDIES = {
     "step-sweep": "experiments.step_sweep",
     "logits": "experiments.logits",
     "transcript": "experiments.transcript",
+    "op-bench": "experiments.op_bench",
 }
 _MODULES = {COMPLETION: "models.completion", **STUDIES}
 

@@ -1,0 +1,254 @@
+"""Products of shared values, from correlations made ahead of time.
+
+Ring products mod 2^64: integer inputs give integers. Fixed-point inputs are truncated afterwards
+(protocols.truncate, unbiased), one more round.
+
+multiply   Beaver, CRYPTO'91, section 3. Triple: shared a, b and a * b.
+             1. Open e = x - a and f = y - b: one message and 16 bytes per value each way.
+             2. x * y = e f + e b + f a + a b, linear in what is shared.
+square     With y = x one opening will do: 8 bytes per value each way.
+matmul     The same with matrices: a [m, k], b [k, n], per batch element.
+linear     x [rows, k] shared times w [k, m] of the provider (Delphi, USENIX Security'20,
+           section 4): masks r [k] of the client, shares of r w made in large batches.
+             1. The client sends x_0 - r: one message, 8 k bytes per row.
+             2. x w = (x_0 - r) w + r w + x_1 w; the provider knows both factors of the outer terms.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from protocols.convert import arith_cost, as_arith
+from protocols.simulated import Correct, SimulatedParty, uniform_messages
+from protocols.truncate import truncate_cost, truncate_unbiased
+from spu_llm.correlation import Correlation, Form, Part
+from spu_llm.op import Cost, Functionality, ProtocolOp, protocol_op
+from spu_llm.party import Party
+from spu_llm.values import (
+    CLIENT,
+    PROVIDER,
+    Arith,
+    Owner,
+    Private,
+    Value,
+    encode,
+    frac_bits_of,
+)
+
+_CHUNK_MACS = 1 << 23  # bounds SPU's memory in one call that makes masked products
+
+
+def _part(shape: tuple[int, ...], holder: Owner = Owner.JOINT, form: Form = Form.ARITH) -> Part:
+    return Part(shape, holder, form)
+
+
+TRIPLE = Correlation(
+    name="product triple",
+    masks=(_part(()), _part(())),
+    results=(_part(()),),
+    secure=lambda a, b: [a * b],
+)
+
+SQUARE = Correlation(
+    name="square pair",
+    masks=(_part(()),),
+    results=(_part(()),),
+    secure=lambda a: [a * a],
+)
+
+
+@functools.cache
+def matrix_triple(m: int, k: int, n: int) -> Correlation:
+    return Correlation(
+        name=f"matrix triple {m} {k} {n}",
+        masks=(_part((m, k)), _part((k, n))),
+        results=(_part((m, n)),),
+        secure=lambda a, b: [a @ b],
+        chunk=max(1, min(8, (1 << 18) // (m * k + k * n))),
+    )
+
+
+@functools.cache
+def masked_product(label: str, k: int, m: int) -> Correlation:
+    """Masks r [k] of the client times the provider's matrix [k, m] that `label` names."""
+    return Correlation(
+        name=f"masked product {label} {k} {m}",
+        masks=(_part((k,), Owner.CLIENT, Form.PRIVATE),),
+        results=(_part((m,)),),
+        secure=lambda r, w: [r @ w],
+        fixed=_part((k, m), Owner.PROVIDER, Form.PRIVATE),
+        chunk=max(8, min(128, _CHUNK_MACS // (k * m))),
+    )
+
+
+# ---- shares of integer products
+
+
+def _open_masked(party: Party, words: np.ndarray) -> np.ndarray:
+    """Both shares of masked words added up: uniform, so both parties may know it."""
+    party.send(words)
+    return words + party.recv(words.shape)
+
+
+def _multiply(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    material = party.take(TRIPLE, x.size)
+    a, b, ab = (w.reshape(x.shape) for w in (*material.masks, *material.results))
+    # 1.
+    e, f = _open_masked(party, np.stack([x - a, y - b]))
+    # 2.
+    product = e * b + f * a + ab
+    return product + e * f if party.rank == CLIENT else product
+
+
+def _square(party: Party, x: np.ndarray) -> np.ndarray:
+    material = party.take(SQUARE, x.size)
+    a, aa = (w.reshape(x.shape) for w in (*material.masks, *material.results))
+    # 1.
+    e = _open_masked(party, x - a)
+    # 2.
+    product = np.uint64(2) * e * a + aa
+    return product + e * e if party.rank == CLIENT else product
+
+
+def _matmul(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    batch, m, k = x.shape
+    material = party.take(matrix_triple(m, k, y.shape[2]), batch)
+    (a, b), (ab,) = material.masks, material.results
+    # 1. One message: the masked words of both matrices, batch element by batch element.
+    flat = np.concatenate([(x - a).reshape(batch, -1), (y - b).reshape(batch, -1)], axis=1)
+    opened = _open_masked(party, flat)
+    e, f = opened[:, : m * k].reshape(x.shape), opened[:, m * k :].reshape(y.shape)
+    # 2.
+    product = e @ b + a @ f + ab
+    return product + e @ f if party.rank == CLIENT else product
+
+
+def _linear(party: Party, x: np.ndarray, w: Private, frac_bits: int, label: str) -> np.ndarray:
+    rows, k = x.shape
+    weights = encode(w.value, frac_bits) if w.value is not None else None
+    material = party.take(masked_product(label, k, w.shape[1]), rows, weights)
+    (r,), (rw,) = material.masks, material.results
+    # 1.
+    if party.rank == CLIENT:
+        party.send(x - r)
+        return rw
+    # 2.
+    assert weights is not None
+    return (party.recv(x.shape) + x) @ weights + rw
+
+
+# ---- the ops: forms in, truncation out
+
+
+def _rescaled(
+    party: Party, words: np.ndarray, dtype: np.dtype, frac_bits: int, shift: int
+) -> Arith:
+    product = Arith(words, dtype, frac_bits)
+    return truncate_unbiased(party, product, shift) if shift else product
+
+
+def _fraction(x: Value) -> int:
+    """Fraction bits as the party's ring has them, for cost functions: 0 or not."""
+    return int(np.issubdtype(x.dtype, np.floating))
+
+
+def _pairwise(words: Callable[..., np.ndarray]) -> Callable[..., Arith]:
+    def two_party(party: Party, *inputs: Value) -> Arith:
+        shares = [as_arith(party, v) for v in inputs]
+        product = words(party, *(s.words for s in shares))
+        first = shares[0]
+        return _rescaled(party, product, first.dtype, first.frac_bits, first.frac_bits)
+
+    return two_party
+
+
+def _correct_product(*inputs: Value, **static: Any) -> Correct:
+    """The share of the prepared product enters the result as it is."""
+
+    def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
+        product = party.drawn[-1]
+        product += (wanted.words - made.words).reshape(product.shape)
+
+    return correct
+
+
+def _with_truncation(cost: Callable[..., Cost], shape: Callable[..., tuple[int, ...]]) -> Any:
+    def total(*inputs: Value, **static: Any) -> Cost:
+        own = arith_cost(*inputs) + cost(*inputs)
+        return own + truncate_cost(math.prod(shape(*inputs))) if _fraction(inputs[0]) else own
+
+    return total
+
+
+def _both_ways(words: int) -> Cost:
+    return Cost(2, 1, 8 * words, 8 * words)
+
+
+def _product_op(
+    name: str,
+    reference: Callable[..., Any],
+    words: Callable[..., np.ndarray],
+    opened: Callable[..., int],
+    shape: Callable[..., tuple[int, ...]],
+) -> ProtocolOp:
+    two_party = _pairwise(words)
+    return protocol_op(
+        name,
+        reference=reference,
+        two_party=two_party,
+        owners=lambda *owners: [Owner.JOINT],
+        cost=_with_truncation(lambda *inputs: _both_ways(opened(*inputs)), shape),
+        functionality=Functionality(),
+        simulate=uniform_messages(two_party, _correct_product),
+    )
+
+
+def _size(x: Value) -> int:
+    return math.prod(x.shape)
+
+
+multiply = _product_op(
+    "multiply", lambda x, y: x * y, _multiply, lambda x, y: 2 * _size(x), lambda x, y: x.shape
+)
+"""x * y of equal shapes and types."""
+
+square = _product_op("square", lambda x: x * x, _square, _size, lambda x: x.shape)
+"""x * x."""
+
+matmul = _product_op(
+    "matmul",
+    lambda x, y: x @ y,
+    _matmul,
+    lambda x, y: _size(x) + _size(y),
+    lambda x, y: (*x.shape[:2], y.shape[2]),
+)
+"""x [batch, m, k] @ y [batch, k, n]."""
+
+
+def _linear_two_party(party: Party, x: Value, w: Value, *, label: str) -> Arith:
+    share = as_arith(party, x)
+    if not isinstance(w, Private) or w.owner != PROVIDER:
+        raise ValueError("the matrix of `linear` is private to the provider")
+    frac_bits = frac_bits_of(w.dtype, party.frac_bits)
+    words = _linear(party, share.words, w, frac_bits, label)
+    return _rescaled(party, words, share.dtype, share.frac_bits, frac_bits)
+
+
+linear = protocol_op(
+    "linear",
+    reference=lambda x, w, label: x @ w,
+    two_party=_linear_two_party,
+    owners=lambda x, w, label: [Owner.JOINT],
+    cost=lambda x, w, label: _with_truncation(
+        lambda x, w: Cost(1, 1, 8 * _size(x), 0), lambda x, w: (x.shape[0], w.shape[1])
+    )(x, w),
+    functionality=Functionality(),
+    simulate=uniform_messages(_linear_two_party, _correct_product),
+)
+"""x [rows, k] @ w [k, m], w private to the provider. `label` names w: its prepared masks serve this
+matrix alone."""

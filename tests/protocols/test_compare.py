@@ -1,0 +1,117 @@
+"""Sign and less-than: exact over the whole ring, few messages, views that tell nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols import compare, gates
+from protocols.compare import leaf, levels, node, sign
+from spu_llm.correlation import evaluate as plain_results
+from spu_llm.prg import Prg
+from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
+from spu_llm.values import CLIENT, PROVIDER, Owner
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+def edges(bits: int) -> np.ndarray:
+    top = 2 ** (bits - 1)
+    return np.array(sorted({-top, 1 - top, -1, 0, min(1, top - 1), top - 1}))
+
+
+class TestSign(OpContract):
+    op = sign
+    fresh = True
+    cases = [
+        *(Case((edges(b),), ("arith",), {"bits": b}) for b in (2, 24, 64)),
+        Case((edges(12),), ("degenerate",), {"bits": 12}),
+        Case((edges(16),), ("arith24",), {"bits": 16}),
+        Case((np.arange(2),), ("bool8",), {"bits": 3}),
+        Case((np.zeros((0, 3), np.int64),), ("arith",), {"bits": 24}),
+    ]
+
+
+class TestSignOfPrivate(OpContract):
+    op = sign
+    cases = [Case((edges(5),), (form,), {"bits": 5}) for form in ("client", "provider")]
+
+
+@given(st.lists(INT64, min_size=1, max_size=70), st.integers(1, 64))
+def test_sign_is_a_bit_of_any_ring_value(values: list[int], bits: int) -> None:
+    x = np.array(values, np.int64)
+    outcome = run_op(sign, Case((x,), ("arith",), {"bits": bits}))
+    found = reconstruct_words([o[0] for o in outcome.outputs])
+    expected = (x.view(np.uint64) >> np.uint64(bits - 1)) & np.uint64(1)
+    np.testing.assert_array_equal(found, expected)
+
+
+@given(st.data(), st.sampled_from([12, 16, 24, 32, 63]))
+def test_less_than(data: Any, bits: int) -> None:
+    half = st.integers(-(2 ** (bits - 2)), 2 ** (bits - 2) - 1)  # so that x - y fits
+    pairs = data.draw(st.lists(st.tuples(half, half), min_size=1, max_size=9))
+    x, y = np.array(pairs, np.int64).T
+    np.testing.assert_array_equal(compare.less_than(x, y, bits=bits), x < y)
+    outcome = run_op(sign, Case((x - y,), ("arith",), {"bits": bits}))
+    np.testing.assert_array_equal(reconstruct_words([o[0] for o in outcome.outputs]), x < y)
+
+
+def test_messages_and_bytes() -> None:
+    """At most 8 messages for up to 24 bits (SPU: 36), and few bytes."""
+    x = np.zeros(8000, np.int64)
+    for bits, messages, per_value in ((12, 6, 7.25), (16, 6, 9.75), (24, 6, 13.75), (64, 8, 41.75)):
+        outcome = run_op(sign, Case((x,), ("arith",), {"bits": bits}))
+        traffic = outcome.traffic[CLIENT]
+        assert (traffic.messages, traffic.bytes / x.size) == (messages, per_value)
+        assert outcome.rounds == messages // 2
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_gates_mean_what_they_say(root: bool) -> None:
+    """Every input of every gate, by its plain polynomials."""
+
+    def value(polynomial: gates.Polynomial, x: tuple[int, ...]) -> int:
+        return sum(all(x[i] for i in monomial) for monomial in polynomial) % 2
+
+    for a in range(4):
+        for b in range(4):
+            bits = (a & 1, a >> 1, b & 1, b >> 1)
+            found = [value(p, bits) for p in leaf(root).outputs]
+            assert found == [a < b, a == b][: len(found)]
+    for fan_in in (2, 3, 4):
+        gate = node(fan_in, root)
+        for word in range(3**fan_in):
+            digits = [word // 3**i % 3 for i in range(fan_in)]  # 0 greater, 1 equal, 2 less
+            less = [int(d == 2) for d in digits]
+            equal = [int(d == 1) for d in digits]
+            inputs = tuple(less + equal[1 if root else 0 :])
+            decided = [d for d in reversed(digits) if d != 1]
+            expected = [bool(decided) and decided[0] == 2, not decided]
+            found = [value(p, inputs) for p in gate.outputs]
+            assert found == expected[: len(found)]
+
+
+def test_products_of_masks_are_those_that_the_polynomials_need() -> None:
+    """The prepared correlation against a direct product of masks; nobody gets a product for free
+    that involves the other's mask."""
+    for gate in (leaf(False), leaf(True), node(4, False), node(3, True)):
+        correlation = gates.correlation(gate)
+        masks = [correlation.draw(r, Prg.from_os(), 5) for r in (CLIENT, PROVIDER)]
+        plain = [a ^ b for a, b in zip(*masks, strict=True)]
+        (found,) = plain_results(correlation, plain)
+        columns = np.concatenate(plain, axis=1)
+        for i, s in enumerate(gate.products):
+            np.testing.assert_array_equal(
+                found[:, i], np.bitwise_and.reduce(columns[:, sorted(s)], axis=1)
+            )
+            assert {gate.holder(j) for j in s} not in ({Owner.CLIENT}, {Owner.PROVIDER})
+
+
+def test_tree_takes_the_fewest_rounds() -> None:
+    assert [len(levels(b - 1)) for b in (2, 3, 12, 16, 24, 32, 33, 34, 64)] == [
+        0, 0, 2, 2, 2, 2, 2, 3, 3,
+    ]  # fmt: skip

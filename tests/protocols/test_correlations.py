@@ -1,0 +1,106 @@
+"""Correlations made by SPU itself: their exact integer meaning, and how SPU came to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from protocols import compare, convert, gates, logic, product
+from protocols.compare import sign
+from protocols.convert import to_arith
+from spu_llm.correlation import Correlation, Form, Material, evaluate
+from spu_llm.reveal import reveal
+from spu_llm.secure import PartySession, SecureFunction, Simulation
+from spu_llm.values import CLIENT, PROVIDER, Owner
+
+WEIGHTS = (np.arange(24 * 16).reshape(24, 16) - 100).astype(np.int64).view(np.uint64)
+
+
+def made(
+    simulation: Simulation, correlation: Correlation, fixed: np.ndarray | None = None
+) -> tuple[list[Material], float]:
+    """One chunk at both parties, and its bytes per unit."""
+
+    def work(session: PartySession) -> tuple[Material, float]:
+        weights = fixed if session.rank == PROVIDER else None
+        material = session.pool.take(correlation, correlation.chunk, weights)
+        entry = [e for e in session.meter.entries if e.name == correlation.name][-1]
+        assert entry.phase == "offline" and entry.kind == "pool"
+        return material, entry.traffic.bytes / correlation.chunk
+
+    results = simulation.run(work)
+    return [material for material, _ in results], results[CLIENT][1]
+
+
+def check(correlation: Correlation, both: list[Material], fixed: np.ndarray | None = None) -> None:
+    masks = [
+        a + b if part.form in (Form.ARITH, Form.PRIVATE) else a ^ b
+        for part, a, b in zip(correlation.masks, both[0].masks, both[1].masks, strict=True)
+    ]
+    for part, a, b, expected in zip(
+        correlation.results, both[0].results, both[1].results,
+        evaluate(correlation, masks, fixed), strict=True,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(a ^ b if part.form is Form.BOOL else a + b, expected)
+
+
+@pytest.mark.parametrize(
+    "correlation",
+    [
+        gates.correlation(compare.leaf(False)),
+        gates.correlation(compare.node(4, True)),
+        gates.correlation(logic.AND),
+        product.TRIPLE,
+        product.SQUARE,
+        product.matrix_triple(2, 4, 3),
+    ],
+    ids=lambda c: c.name,
+)
+def test_spu_makes_what_is_declared(simulation: Simulation, correlation: Correlation) -> None:
+    both, _ = made(simulation, correlation)
+    check(correlation, both)
+
+
+def test_masked_product_with_a_private_matrix(simulation: Simulation) -> None:
+    correlation = product.masked_product("test", *WEIGHTS.shape)
+    both, _ = made(simulation, correlation, WEIGHTS)
+    check(correlation, both, WEIGHTS)
+    assert not both[PROVIDER].masks[0].any()
+
+
+def test_products_of_bits_are_correlated_transfers(simulation: Simulation) -> None:
+    """`mul_a1b` takes 16 bytes and a quarter; the homomorphic product that looks the same, 200."""
+    both, per_unit = made(simulation, convert.BITS)
+    check(convert.BITS, both)
+    assert 16 <= per_unit < 20, per_unit
+
+
+def test_ands_take_half_a_byte(simulation: Simulation) -> None:
+    correlation = gates.correlation(logic.AND)
+    made(simulation, correlation)
+    _, per_unit = made(simulation, correlation)
+    assert per_unit / 64 < 1.0
+
+
+def test_a_program_uses_ops_between_segments(simulation: Simulation) -> None:
+    """Comparison, conversion and a segment of SPU's own in one JAX function on two parties."""
+
+    def program(x: Any, y: Any) -> Any:
+        smaller = to_arith(sign(x - y, bits=31))
+        return reveal(smaller * 5 + x, to=Owner.CLIENT, label="test")
+
+    function = SecureFunction(program, (Owner.CLIENT, Owner.PROVIDER), "program")
+    x, y = (np.array(v, np.int32) for v in ([3, -7, 2**28], [4, -7, -(2**28)]))
+
+    def work(session: PartySession) -> Any:
+        mine = session.private(CLIENT, lambda: x, x.shape, x.dtype)
+        theirs = session.private(PROVIDER, lambda: y, y.shape, y.dtype)
+        return session.get(session.call(function, mine, theirs))
+
+    found, nothing = simulation.run(work)
+    assert nothing is None
+    np.testing.assert_array_equal(found, (x < y) * 5 + x)
+    np.testing.assert_array_equal(jax.jit(program)(x, y), found)

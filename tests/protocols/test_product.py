@@ -1,0 +1,92 @@
+"""Products from prepared correlations: exact mod 2^64, one message each way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.product import linear, matmul, multiply, square
+from spu_llm.testing import FRAC_BITS, Case, OpContract, reconstruct_words, run_op
+from spu_llm.values import CLIENT, Arith
+
+INTEGERS = np.array([3, -1, 0, 2**62, -(2**63), 7])
+INT64 = st.integers(-(2**63), 2**63 - 1)
+MATRIX = np.array([[1, -2, 3], [2**40, 5, -(2**63)]])  # [2, 3]
+ROWS = np.array([[3, -1], [2**62, 0]])
+
+
+class TestMultiply(OpContract):
+    op = multiply
+    fresh = True
+    cases = [
+        Case((INTEGERS, INTEGERS[::-1]), ("arith", "arith")),
+        Case((INTEGERS, INTEGERS[::-1]), ("degenerate", "provider")),
+        Case((INTEGERS[:0], INTEGERS[:0]), ("arith", "arith")),
+    ]
+
+
+class TestSquare(OpContract):
+    op = square
+    fresh = True
+    cases = [Case((INTEGERS,), (form,)) for form in ("arith", "degenerate", "client")]
+
+
+class TestMatmul(OpContract):
+    op = matmul
+    fresh = True
+    elementwise = False
+    cases = [Case((ROWS[:, None, :], ROWS[:, :, None]), ("arith",) * 2)]
+
+
+class TestLinear(OpContract):
+    op = linear
+    elementwise = False
+    whole = (1,)
+    cases = [
+        Case((ROWS, MATRIX), (form, "provider"), {"label": "w"}) for form in ("arith", "degenerate")
+    ]
+
+
+@given(st.lists(st.tuples(INT64, INT64), min_size=1, max_size=9))
+def test_product_of_any_ring_values(pairs: list[tuple[int, int]]) -> None:
+    x, y = np.array(pairs, np.int64).T
+    outcome = run_op(multiply, Case((x, y), ("arith", "arith")))
+    found = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(found, x * y)
+
+
+def test_product_of_matrices() -> None:
+    x, y = np.stack([MATRIX, -MATRIX]), np.stack([MATRIX.T, MATRIX.T])
+    outcome = run_op(matmul, Case((x, y), ("arith", "arith")))
+    found = reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
+    np.testing.assert_array_equal(found, x @ y)
+
+
+def test_price_of_a_product() -> None:
+    """One message and 16 bytes per value each way; a square takes half."""
+    x = np.zeros(1000, np.int64)
+    for op, inputs, size in ((multiply, (x, x), 16_000), (square, (x,), 8_000)):
+        traffic = run_op(op, Case(inputs, ("arith",) * len(inputs))).traffic[CLIENT]
+        assert (traffic.sent_messages, traffic.received_messages) == (1, 1)
+        assert (traffic.sent_bytes, traffic.received_bytes) == (size, size)
+
+
+def test_fixed_point_is_within_one_unit() -> None:
+    """Floats are truncated after the product: the error is below one unit in the last place."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(-(2**24), 2**24, 500) / 2.0**FRAC_BITS for _ in range(2))
+    for op, inputs in ((multiply, (x, y)), (square, (x,))):
+        outcome = run_op(op, Case(inputs, ("client",) * len(inputs)))
+        shares = [o[0] for o in outcome.outputs]
+        assert all(isinstance(s, Arith) and s.frac_bits == FRAC_BITS for s in shares)
+        found = sum(s.words for s in shares).view(np.int64) / 2.0**FRAC_BITS
+        expected = inputs[0] * inputs[-1]
+        assert np.max(np.abs(found - expected)) < 2.0**-FRAC_BITS
+
+
+def test_linear_wants_a_matrix_of_the_provider() -> None:
+    with pytest.raises(ValueError, match="private to the provider"):
+        run_op(linear, Case((ROWS, MATRIX), ("arith", "arith"), {"label": "w"}))
