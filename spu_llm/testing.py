@@ -291,7 +291,12 @@ class ThinMask(BrokenParty):
 class KnownMask(BrokenParty):
     """Broken: masks from a stream that the peer has, too."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.known: set[tuple[int, ...]] = set()  # shapes of masks
+
     def spoil(self, words: np.ndarray, form: Form) -> np.ndarray:
+        self.known.add(words.shape)
         known = _leaked_stream().words(words.shape)
         return known & np.uint64(1) if form is Form.BIT else known
 
@@ -426,7 +431,8 @@ def run_op(
         )
         for r in (CLIENT, PROVIDER)
     ]
-    peer_shapes = {words.shape for words in drawn[1 - peer_of[0]]} if peer_of else set()
+    broken = parties[1 - peer_of[0]] if peer_of else None
+    peer_shapes = broken.known if isinstance(broken, KnownMask) else set()
     modelled = list(op.model(inputs, common_stream(), **case.static)) if op.model else None
     return Outcome(
         inputs, outputs, views, [c.traffic for c in counting], max(c.depth for c in channels),
@@ -691,7 +697,7 @@ def _columns(
             for j, own in enumerate(view.own):
                 # The bit planes that this mask may hide: as many as it has.
                 if own.any() and 8 * view.outgoing[i].nbytes == 64 * own.size < 64 * ROWS:
-                    add(f"share sent {i} under {j}", [words ^ _own_rows(own)[0]])
+                    add(f"share sent {i} under {j}", [words ^ _own_rows(own)[-1]])
     # Words this party can compute because the peer draws its masks from a stream it has, too.
     for i, words in enumerate(outcome.common):
         add(f"common {i}", _own_rows(words))
@@ -699,16 +705,19 @@ def _columns(
 
 
 def _own_rows(words: np.ndarray) -> list[np.ndarray]:
-    """Own random words as [ROWS, columns]: words per row, or bit-sliced ones (64 rows a word)."""
-    if words.size % ROWS == 0 and words.size:
+    """Own random words as [ROWS, columns], in each way they may be read: words per row, bits a word
+    each, bit-sliced ones (64 rows a word) last.
+    """
+    found = []
+    if words.size and words.size % ROWS == 0:
         rows = words.reshape(ROWS, -1)
-        if rows.shape[1] > 1 and rows.max() <= 1:  # bits, a word each
-            return [_pack_planes(np.packbits(rows.T.astype(np.uint8), axis=1, bitorder="little"))]
-        return [rows]
-    if words.size % (ROWS // 64):
-        return []  # of a fixed size that does not depend on the rows
-    planes = words.reshape(ROWS // 64, -1).T
-    return [_pack_planes(np.ascontiguousarray(planes).view(np.uint8))]
+        if rows.shape[1] > 1 and rows.max() <= 1:
+            rows = _pack_planes(np.packbits(rows.T.astype(np.uint8), axis=1, bitorder="little"))
+        found.append(rows)
+    if len(words) != ROWS and words.size % (ROWS // 64) == 0 and words.size < 4 * ROWS:
+        planes = words.reshape(ROWS // 64, -1).T
+        found.append(_pack_planes(np.ascontiguousarray(planes).view(np.uint8)))
+    return found
 
 
 def _message_rows(data: np.ndarray) -> list[np.ndarray]:
