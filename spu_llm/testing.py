@@ -751,7 +751,7 @@ def _pack_planes(planes: np.ndarray) -> np.ndarray:
     return words
 
 
-MAX_TRIPLES = 8_000  # features; beyond, only triples of the arrays' first columns
+MAX_TRIPLES = 4_000  # features; beyond, only triples of the arrays' first columns
 
 
 def _features(columns: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
