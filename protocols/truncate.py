@@ -20,6 +20,11 @@ local     No message; the wrap is taken for granted: always 1 for x >= 0, 0 for 
           wrong by 2^(64-shift). Only for |x| < 2^(bits-1) with bits <= 24: below 2^-41 each.
 exact     floor(x / 2^shift): both shares rounded down, plus the carry of the low bits, a comparison
           (protocols.compare).
+
+Who rounds how depends on the shares (unbiased, local). While the result stays shared, that is
+nothing to anybody. A party that later learns the result z narrows x / 2^shift down to an interval
+of width one around z, where an ideal rounding would leave width two: within the last unit, it
+learns where its own share's low bits put x. Where even that must stay secret, use `exact`.
 """
 
 from __future__ import annotations
