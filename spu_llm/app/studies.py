@@ -30,6 +30,18 @@ def add_commands(commands: Any) -> None:
     step.add_argument("--plot", type=Path, metavar="FILE", help="draw seconds against positions")
     _common(step, _step)
 
+    op = parts.add_parser("op", help="a protocol op beside SPU's own way to its result")
+    op.add_argument("names", type=lambda text: text.split(","), metavar="NAME[,NAME...]",
+                    help="ops, like sign,multiply, or all; an unknown name lists them")  # fmt: skip
+    op.add_argument("--size", type=_numbers, metavar="N,N,...",
+                    help="numbers of values, rows, ... (default: each op's own)")  # fmt: skip
+    op.add_argument("--network", type=_networks, default="local", metavar="NAME,...",
+                    help="local, lan, wan: one after another (default: local)")  # fmt: skip
+    op.add_argument("--repeat", type=int, default=3, metavar="N",
+                    help="measured runs of each size (default: %(default)s)")  # fmt: skip
+    op.add_argument("--plot", type=Path, metavar="FILE", help="draw seconds and bytes against size")
+    _common(op, _op)
+
     experiment = commands.add_parser("experiment", help="reproduce a claim")
     claims = experiment.add_subparsers(dest="claim", required=True)
     logits = claims.add_parser("logits", help="secure logits against float32")
@@ -89,6 +101,27 @@ def _step(options: argparse.Namespace) -> None:
             write_json(options.json, {"networks": results})
         if options.plot is not None:
             step_sweep.plot(results, options.plot)
+
+
+def _op(options: argparse.Namespace) -> None:
+    from experiments import op_bench, op_report
+    from spu_llm.app.cli import shipped, write_json
+
+    _check_folder(options.json, "--json")
+    _check_folder(options.plot, "--plot")
+    model = options.model or shipped("private")
+    results: list[dict[str, Any]] = []
+    for network in options.network:
+        results.append(
+            op_bench.measure(model, options.names, options.size, options.repeat, network)
+        )
+        print(op_report.table(results[-1]), end="\n\n", flush=True)
+        if options.json is not None:
+            write_json(options.json, {"networks": results})
+        if options.plot is not None:
+            op_report.plot(results, options.plot)
+    if failures := [text for result in results for text in result["failures"]]:
+        raise SpuLlmError(f"the criterion does not hold: {'; '.join(failures[:3])}")
 
 
 def _logits(options: argparse.Namespace) -> None:

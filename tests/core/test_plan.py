@@ -99,6 +99,7 @@ def test_closed_over_arrays_are_part_of_the_program() -> None:
         ("dynamic_slice",
          lambda x, w: jax.lax.dynamic_slice(x @ w, (jnp.argmax(x @ w), 0), (1, 1))),
         ("gather", lambda x, w: (x @ w)[jnp.argmax(x @ w, axis=1)]),
+        ("shift_right_arithmetic", lambda x, w: jnp.int32(8) >> (x @ w).astype(jnp.int32)),
     ],
 )  # fmt: skip
 def test_segments_hold_only_what_spu_computes_without_opening(name: str, fn: Any) -> None:
