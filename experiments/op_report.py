@@ -187,9 +187,11 @@ def _lines(axis: Any, rows: Sequence[dict[str, Any]], figure_of: Callable[[Any],
 
     rows = sorted(rows, key=lambda row: int(row["size"]))
     sizes = [row["size"] for row in rows]
+    anything: list[bool] = []
 
     def line(values: list[float], label: str, style: str, color: str) -> None:
         shown = [value or float("nan") for value in values]  # a logarithm has no zero
+        anything.append(any(values))
         axis.plot(sizes, shown, style, label=label, color=color, markersize=4, linewidth=1.2)
 
     for i, (name, _) in enumerate(ways(rows[0])):
@@ -197,9 +199,10 @@ def _lines(axis: Any, rows: Sequence[dict[str, Any]], figure_of: Callable[[Any],
     ahead = [figure_of(row["ours"]) + figure_of(row["ours"]["offline"]) for row in rows]
     line(ahead, "ours, made ahead too", "o:", "C0")
     axis.set_xscale("log")
-    axis.set_yscale("log")
-    low, high = axis.get_ylim()  # whole decades, so that each panel has labels
-    axis.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
+    if any(anything):  # some ops send nothing at all
+        axis.set_yscale("log")
+        low, high = axis.get_ylim()  # whole decades, so that each panel has labels
+        axis.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.tick_params(labelsize=7)
     axis.grid(alpha=0.3)

@@ -25,7 +25,7 @@ from protocols.planes import from_planes, to_planes, words_for
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
 from spu_llm.op import Cost, Functionality, protocol_op
 from spu_llm.party import Party
-from spu_llm.values import CLIENT, Bool, Owner, Value, low_bits
+from spu_llm.values import CLIENT, Arith, Bool, Owner, Value, low_bits
 
 _MAX_FAN_IN = 4
 
@@ -128,7 +128,7 @@ def _two_party(party: Party, x: Value, *, bits: int) -> Bool:
     """1. Each party splits its share into the top bit and the bits below.
     2. carry = [~x_0 < x_1] on the bits below. 3. sign = top_0 ^ top_1 ^ carry.
     """
-    share = as_arith(party, x)
+    share = x if isinstance(x, Arith) else as_arith(party, x)  # a narrow one will do
     if not 1 <= bits <= share.bits:
         raise ValueError(f"a sign of {bits} bits of a share of {share.bits}; give 1 to that")
     # 1.

@@ -33,6 +33,7 @@ from spu_llm.values import (
 
 _1 = np.uint64(1)
 _2 = np.uint64(2)
+_BITS_AT_ONCE = 1 << 20  # bounds memory: a bit takes a word while it is worked on
 
 BITS = Correlation(
     name="product of bits",
@@ -46,12 +47,10 @@ BITS = Correlation(
 
 
 def swap_bits(party: Party, bits: np.ndarray) -> np.ndarray:
-    """Send masked bits (uint64 of 0 or 1), return the peer's; one message each way."""
-    flat = bits.reshape(-1)
-    party.send_bytes(np.packbits(flat.astype(np.uint8), bitorder="little"))
-    data = party.recv_bytes((bytes_for(flat.size),))
-    theirs = np.unpackbits(data, count=flat.size, bitorder="little")
-    return theirs.astype(np.uint64).reshape(bits.shape)
+    """Send masked bits (uint8 of 0 or 1), return the peer's; one message each way."""
+    party.send_bytes(np.packbits(bits.reshape(-1), bitorder="little"))
+    data = party.recv_bytes((bytes_for(bits.size),))
+    return np.unpackbits(data, count=bits.size, bitorder="little").reshape(bits.shape)
 
 
 def shared_bit(rank: int, opened: np.ndarray, own: np.ndarray, product: np.ndarray) -> np.ndarray:
@@ -77,24 +76,36 @@ def arith_from_bool(party: Party, x: Bool) -> Arith:
     1. Open m = s ^ l for every bit s of x under a prepared random bit l.
     2. x = sum_i 2^i (m_i + (1 - 2 m_i) l_i) on additive shares of the l_i.
     """
-    bits = share_bits(x)
-    material = party.take(BITS, bits.size)
-    own = material.masks[party.rank].reshape(bits.shape)
-    # 1.
-    theirs = swap_bits(party, bits ^ own)
+    rows = x.words.reshape(-1)
+    slices = [
+        slice(i, i + _BITS_AT_ONCE // x.bits) for i in range(0, rows.size, _BITS_AT_ONCE // x.bits)
+    ]
+    # 1. What is kept of every slice is a byte per bit, and the prepared products.
+    masked, owns, products = [], [], []
+    for some in slices:
+        bits = share_bits(rows[some], x.bits)
+        material = party.take(BITS, bits.size)
+        own = material.masks[party.rank].reshape(bits.shape)
+        masked.append((bits ^ own).astype(np.uint8))
+        owns.append(own.astype(np.uint8))
+        products.append(material.results[0].reshape(bits.shape))
+    mine = np.concatenate(masked) if masked else np.zeros((0, x.bits), np.uint8)
+    opened = mine ^ swap_bits(party, mine)
     # 2.
-    words = _weigh(party.rank, bits ^ own ^ theirs, own, material.results[0].reshape(bits.shape))
+    words = np.zeros(rows.size, np.uint64)
+    for some, own, product in zip(slices, owns, products, strict=True):
+        words[some] = _weigh(party.rank, opened[some], own.astype(np.uint64), product)
     return Arith(words.reshape(x.shape), arith_dtype(x.dtype), x.frac_bits)
 
 
-def share_bits(x: Bool) -> np.ndarray:
-    """This party's shares of the bits of x, lowest first: [size, bits]."""
-    return (x.words.reshape(-1, 1) >> np.arange(x.bits, dtype=np.uint64)) & _1
+def share_bits(words: np.ndarray, bits: int) -> np.ndarray:
+    """The low bits of words [rows], lowest first: [rows, bits], a word each."""
+    return (words[:, None] >> np.arange(bits, dtype=np.uint64)) & _1
 
 
 def _weigh(rank: int, opened: np.ndarray, own: np.ndarray, product: np.ndarray) -> np.ndarray:
     shifts = np.arange(opened.shape[1], dtype=np.uint64)
-    bits = shared_bit(rank, opened, own, product)
+    bits = shared_bit(rank, opened.astype(np.uint64), own, product)
     return (bits << shifts).sum(axis=1, dtype=np.uint64)
 
 
@@ -107,9 +118,12 @@ def as_arith(party: Party, value: Value) -> Arith:
     """Additive shares of a value in any form.
 
     What one party knows (or both) is one share, and zero the other; nothing is sent. Boolean shares
-    cost one message each way (`arith_from_bool`).
+    cost one message each way (`arith_from_bool`). ValueError for a narrow additive share: its sum
+    may wrap, so it is no share mod 2^64.
     """
     if isinstance(value, Arith):
+        if value.bits != 64:
+            raise ValueError(f"expected a share mod 2^64, found one mod 2^{value.bits}")
         return value
     if isinstance(value, Bool):
         return arith_from_bool(party, value)

@@ -19,6 +19,7 @@ Both parties learn the m_i, which the masks make uniform and independent of ever
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -160,9 +161,11 @@ def correlation(gate: Gate) -> Correlation:
     def bits(count: int, holder: Owner) -> Part:
         return Part((count,), holder, Form.BOOL)
 
+    # What was prepared for other polynomials under the same name must not serve these.
+    content = repr((gate.client, gate.provider, gate.joint, [sorted(s) for s in gate.products]))
     chunk = max(1, _ANDS_PER_CALL // (64 * len(gate.products)))
     return Correlation(
-        name=f"gate {gate.name}",
+        name=f"gate {gate.name} {hashlib.sha256(content.encode()).hexdigest()[:8]}",
         masks=(
             bits(gate.client, Owner.CLIENT),
             bits(gate.provider, Owner.PROVIDER),

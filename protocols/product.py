@@ -40,6 +40,7 @@ from spu_llm.values import (
     frac_bits_of,
 )
 
+_TRIPLES = 1 << 15  # made at once: SPU packs them in batches of 2^14
 _CHUNK_MACS = 1 << 23  # bounds SPU's memory in one call that makes masked products
 
 
@@ -52,6 +53,7 @@ TRIPLE = Correlation(
     masks=(_part(()), _part(())),
     results=(_part(()),),
     secure=lambda a, b: [a * b],
+    chunk=_TRIPLES,
 )
 
 SQUARE = Correlation(
@@ -59,6 +61,7 @@ SQUARE = Correlation(
     masks=(_part(()),),
     results=(_part(()),),
     secure=lambda a: [a * a],
+    chunk=_TRIPLES,
 )
 
 

@@ -24,7 +24,8 @@ exact     floor(x / 2^shift): both shares rounded down, plus the carry of the lo
 Who rounds how depends on the shares (unbiased, local). While the result stays shared, that is
 nothing to anybody. A party that later learns the result z narrows x / 2^shift down to an interval
 of width one around z, where an ideal rounding would leave width two: within the last unit, it
-learns where its own share's low bits put x. Where even that must stay secret, use `exact`.
+learns where its own share's low bits put x. Many openings of one x, truncated again each time,
+would narrow it further. Where even that must stay secret, use `exact`.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _product(party: Party, bit: np.ndarray) -> np.ndarray:
     material = party.take(BITS, bit.size)
     own = material.masks[party.rank].reshape(bit.shape)
     mine = bit ^ own
-    theirs = swap_bits(party, mine)
+    theirs = swap_bits(party, mine.astype(np.uint8)).astype(np.uint64)
     d, e = (mine, theirs) if party.rank == CLIENT else (theirs, mine)
     return product_of_bits(party.rank, d, e, own, material.results[0].reshape(bit.shape))
 

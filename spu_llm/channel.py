@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import queue
+import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +24,9 @@ class Channel(Protocol):
     def close(self) -> None: ...
 
 
+LINGER_S = 0.2
+
+
 class LinkChannel:
     """A sub-channel of an SPU link (`link.spawn()`), in memory or over the relay."""
 
@@ -31,7 +35,8 @@ class LinkChannel:
         self._peer = 1 - link.rank
 
     def send(self, data: bytes) -> None:
-        self._link.send(self._peer, data)
+        # Not awaited: an acknowledgement would cost every message a round trip.
+        self._link.send_async(self._peer, data)
 
     def recv(self) -> bytes:
         try:
@@ -40,7 +45,12 @@ class LinkChannel:
             raise PeerError("no message from the other party") from exc
 
     def close(self) -> None:
-        """The link is owned and stopped by the SPU runtime."""
+        """Give the last message time to leave this process, which may end now.
+
+        It is written in the background, and an awaited message instead would meet a peer that has
+        ended already, which SPU does not survive. The link itself is SPU's to stop.
+        """
+        time.sleep(LINGER_S)
 
 
 class MemoryChannel:

@@ -25,6 +25,7 @@ from spu_llm.values import (
     as_words,
     decode,
     low_bits,
+    sign_extended,
 )
 
 
@@ -99,17 +100,15 @@ class Ledger:
 
 
 def _element_bits(value: Value) -> int:
-    if isinstance(value, Bool):
+    if isinstance(value, Arith | Bool):
         return value.bits
     return 1 if isinstance(value, Private) and value.dtype == np.bool_ else 64
 
 
 def _own_words(value: Value) -> np.ndarray:
     """What this party contributes to an opening: exactly the bits that are to be opened."""
-    if isinstance(value, Bool):
+    if isinstance(value, Arith | Bool):
         return low_bits(value.words, value.bits)
-    if isinstance(value, Arith):
-        return value.words
     assert isinstance(value, Private) and value.value is not None
     if np.issubdtype(value.dtype, np.floating):
         return np.asarray(value.value, np.float64).view(np.uint64)
@@ -130,7 +129,7 @@ def _exchange(channel: Channel, rank: int, value: Value, learners: list[int]) ->
         return None
     theirs = _unpack(channel.recv(), value.shape, _element_bits(value))
     if isinstance(value, Arith):
-        return value.words + theirs
+        return sign_extended(value.words + theirs, value.bits)
     if isinstance(value, Bool):
         return low_bits(value.words ^ theirs, value.bits)
     return theirs

@@ -51,8 +51,8 @@ def _learns(x: Value, to: Owner) -> list[int]:
 
 
 def _bits(x: Value) -> int:
-    """Bits an element takes: a boolean share's own width, one for a private bit, else a word."""
-    if isinstance(x, Bool):
+    """Bits an element opens: a share's own width, one for a private bit, else a word."""
+    if isinstance(x, Arith | Bool):
         return x.bits
     return 1 if isinstance(x, Private) and x.dtype == np.bool_ else 64
 
@@ -93,7 +93,7 @@ def _simulate(
         return View([], [])
     words = as_words(np.asarray(value))
     if isinstance(x, Arith):
-        words = words - x.words
+        words = low_bits(words - x.words, x.bits)
     elif isinstance(x, Bool):
         words = low_bits(words ^ x.words, x.bits)
     if _bits(x) == 1:

@@ -175,14 +175,20 @@ class PartySession:
         except BaseException:
             self.pool.close()
             raise
+        common = Prg(hashlib.sha256(b"common" + key).digest())
         self.party = Party(
-            self.rank, self._channel, own, config.frac_bits, self.pool, Prg(key), self.ledger
+            self.rank, self._channel, own, config.frac_bits, self.pool, common, self.ledger
         )
         self._agreed: set[str] = set()
 
     def close(self) -> None:
-        """Put unused correlated randomness back on disk; the session is over."""
+        """Put unused correlated randomness back on disk and wait until the peer has come to the
+        end, too: it has then got all that this party sent. Only after success.
+        """
         self.pool.close()
+        self._channel.send(b"end")
+        self._channel.recv()
+        self._channel.close()
 
     def warm_up(self) -> None:
         """Oblivious transfer set-up and encryption contexts, before any secret is used."""

@@ -124,6 +124,12 @@ def low_bits(words: np.ndarray, bits: int) -> np.ndarray:
     return words if bits >= 64 else words & np.uint64((1 << bits) - 1)
 
 
+def sign_extended(words: np.ndarray, bits: int) -> np.ndarray:
+    """The low `bits` bits of `words` as signed numbers in whole words."""
+    spare = np.int64(64 - bits)
+    return ((words.view(np.int64) << spare) >> spare).view(np.uint64)
+
+
 def frac_bits_of(dtype: np.dtype, ring_frac_bits: int) -> int:
     """Fixed-point position a plaintext dtype is encoded with."""
     return ring_frac_bits if np.issubdtype(dtype, np.floating) else 0

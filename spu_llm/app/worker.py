@@ -86,7 +86,9 @@ def run_job(job: dict[str, Any], events: Events) -> dict[str, Any]:
     events.send("stage", name="preparing")
     with session.meter.in_phase("offline"):
         session.warm_up()
-    return programs.load(job["program"])(session, job, events.send)
+    result = programs.load(job["program"])(session, job, events.send)
+    session.close()
+    return result
 
 
 def _first_line(exc: BaseException) -> str:

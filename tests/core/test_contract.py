@@ -33,6 +33,7 @@ class TestReveal(OpContract):
           for form in ("bool1", "client", "provider")
           for to in (Owner.CLIENT, Owner.PROVIDER, Owner.PUBLIC)),
         reveal_case(np.arange(6) << 13, "bool19", Owner.CLIENT),
+        reveal_case(np.array([5, -3, 2**23 - 1, -(2**23)]), "arith24", Owner.CLIENT),
         reveal_case(np.zeros((0, 4), np.int64), "arith", Owner.PUBLIC),
     ]  # fmt: skip
 
@@ -104,6 +105,22 @@ def _opens_without_the_ledger(party: Party, x: Value, *, rounds: int) -> Value:
     return Public((x.words + party.recv(x.shape)).view(np.int64))
 
 
+def _masks_with_the_common_stream(party: Party, x: Value, *, rounds: int) -> Value:
+    assert isinstance(x, Arith)
+    mine = party.mask(x.shape)
+    pads = party.common.words((2, *x.shape))
+    party.send(x.words + pads[party.rank])
+    return Arith(party.recv(x.shape) - pads[1 - party.rank] - mine + mine, x.dtype, x.frac_bits)
+
+
+def _leaves_every_64th_row_unmasked(party: Party, x: Value, *, rounds: int) -> Value:
+    assert isinstance(x, Arith)
+    mine = np.array(party.mask(x.shape))
+    mine.reshape(-1)[5::64] = 0
+    party.send(x.words + mine)
+    return Arith(party.recv(x.shape) - mine, x.dtype, x.frac_bits)
+
+
 def _takes_a_round_more(party: Party, x: Value, *, rounds: int) -> Value:
     if party.rank == CLIENT:
         party.channel.send(b"")
@@ -114,6 +131,7 @@ def _takes_a_round_more(party: Party, x: Value, *, rounds: int) -> Value:
 
 BITS_19 = reveal_case(np.arange(6) << 13, "bool19", Owner.CLIENT)
 SHARE = Case((INTEGERS,), ("degenerate",), {"rounds": 1})
+SHARED = Case((INTEGERS,), ("arith",), {"rounds": 1})
 NAMED = {
     "cost": "test_cost_is_as_declared",
     "openings": "test_opens_what_is_declared",
@@ -132,6 +150,8 @@ NAMED = {
         (toy_reshare, _masks_only_the_low_half, SHARE, "views"),
         (toy_reshare, _leaks_in_an_unread_message, SHARE, "cost"),
         (toy_reshare, _bypasses_the_party, SHARE, "views"),
+        (toy_reshare, _masks_with_the_common_stream, SHARED, "views"),
+        (toy_reshare, _leaves_every_64th_row_unmasked, SHARE, "views"),
         (toy_reshare, _opens_without_the_ledger, SHARE, "owners"),
         (toy_reshare, _takes_a_round_more, SHARE, "cost"),
     ],

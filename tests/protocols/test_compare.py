@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,12 @@ from hypothesis import strategies as st
 
 from protocols import compare, gates
 from protocols.compare import leaf, levels, node, sign
+from spu_llm.correlation import Correlation, Material
 from spu_llm.correlation import evaluate as plain_results
+from spu_llm.party import Party, Source
 from spu_llm.prg import Prg
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
-from spu_llm.values import CLIENT, PROVIDER, Owner
+from spu_llm.values import CLIENT, PROVIDER, Bool, Owner, Value
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -109,6 +113,43 @@ def test_products_of_masks_are_those_that_the_polynomials_need() -> None:
                 found[:, i], np.bitwise_and.reduce(columns[:, sorted(s)], axis=1)
             )
             assert {gate.holder(j) for j in s} not in ({Owner.CLIENT}, {Owner.PROVIDER})
+
+
+@dataclass
+class _ReusesUnits:
+    """Broken: in the leaves, digit 7 of every row takes the units of digit 3."""
+
+    source: Source
+
+    def take(
+        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+    ) -> Material:
+        material = self.source.take(correlation, units, fixed)
+        if not correlation.name.startswith("gate leaf"):
+            return material
+
+        def reused(words: np.ndarray) -> np.ndarray:
+            groups = words.copy().reshape(len(words) // 12, 12, words.shape[1])
+            groups[:, 7] = groups[:, 3]
+            return groups.reshape(words.shape)
+
+        return Material(list(map(reused, material.masks)), list(map(reused, material.results)))
+
+
+def test_units_that_serve_twice_in_one_message_are_noticed() -> None:
+    """The result is right and every word alone uniform; two planes together open a xor."""
+
+    def twin(party: Party, x: Value, *, bits: int) -> Bool:
+        party.pool = _ReusesUnits(party.pool)
+        return sign.two_party(party, x, bits=bits)
+
+    contract = OpContract()
+    contract.op = dataclasses.replace(sign, two_party=twin)
+    contract.fresh = True
+    contract.cases = [Case((np.array([-1]),), ("arith",), {"bits": 24})]
+    contract.test_result_is_the_reference()
+    with pytest.raises(AssertionError, match="incoming 0"):
+        contract.test_views_are_simulated()
 
 
 def test_tree_takes_the_fewest_rounds() -> None:

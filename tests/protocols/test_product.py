@@ -42,6 +42,7 @@ class TestMatmul(OpContract):
 
 class TestLinear(OpContract):
     op = linear
+    fresh = True
     elementwise = False
     whole = (1,)
     cases = [
@@ -85,6 +86,11 @@ def test_fixed_point_is_within_one_unit() -> None:
         found = sum(s.words for s in shares).view(np.int64) / 2.0**FRAC_BITS
         expected = inputs[0] * inputs[-1]
         assert np.max(np.abs(found - expected)) < 2.0**-FRAC_BITS
+
+
+def test_narrow_shares_are_refused() -> None:
+    with pytest.raises(ValueError, match="mod 2\\^24"):
+        run_op(square, Case((np.arange(3),), ("arith24",)))
 
 
 def test_linear_wants_a_matrix_of_the_provider() -> None:
