@@ -1,0 +1,258 @@
+"""Running one op between two threads, on shares dealt for the occasion."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from spu_llm.channel import Channel, CountingChannel, MemoryChannel, Traffic
+from spu_llm.correlation import Correlation, Material, deal
+from spu_llm.errors import PeerError
+from spu_llm.ledger import Ledger
+from spu_llm.op import ProtocolOp, View
+from spu_llm.party import Party
+from spu_llm.prg import Prg
+from spu_llm.values import (
+    CLIENT,
+    PROVIDER,
+    Arith,
+    Bool,
+    Owner,
+    Private,
+    Public,
+    Value,
+    as_words,
+    decode,
+    low_bits,
+    sign_extended,
+)
+
+FRAC_BITS = 18
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of one call: integer arrays, the form each is held in, and static parameters.
+
+    Forms: "arith", "bool<bits>", "client", "provider", "public"; "degenerate" is an arithmetic
+    share without a mask of its own (one party holds the value, the other zero), which SPU's own
+    conversions produce. "arith<bits>" is a narrow share.
+    """
+
+    inputs: tuple[np.ndarray, ...]
+    forms: tuple[str, ...]
+    static: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """What both parties saw of one run."""
+
+    inputs: list[list[Value]]
+    outputs: list[list[Value]]
+    views: list[View]
+    traffic: list[Traffic]  # client's, provider's
+    rounds: int
+    ledgers: list[Ledger]
+    common: list[np.ndarray]  # what both drew from their common stream
+    leaked: list[np.ndarray]  # what the peer's masks are when it draws them from a known stream
+    modelled: list[np.ndarray] | None  # words of the results by the op's integer model
+
+
+def owner_of(value: Value) -> Owner:
+    """Who can read a value, by its form."""
+    if isinstance(value, Public):
+        return Owner.PUBLIC
+    return Owner.of_rank(value.owner) if isinstance(value, Private) else Owner.JOINT
+
+
+class Dealer:
+    """Correlated randomness for two threads, from one place that sees everything: tests only."""
+
+    def __init__(self) -> None:
+        self._for_client: queue.Queue[tuple[str, int, Material] | None] = queue.Queue()
+
+    def stop(self) -> None:
+        """No more units: the client is not left waiting."""
+        self._for_client.put(None)
+
+    def source(self, rank: int) -> _DealtHalf:
+        return _DealtHalf(self, rank)
+
+    def take(self, rank: int, correlation: Correlation, units: int, fixed: Any) -> Material:
+        if rank == CLIENT:
+            dealt = self._for_client.get(timeout=30)
+            if dealt is None:
+                raise PeerError("the other party has gone")
+            name, count, material = dealt
+            assert (name, count) == (correlation.name, units), "the parties take different units"
+            return material
+        masks = [correlation.draw(r, Prg.from_os(), units) for r in (CLIENT, PROVIDER)]
+        results = deal(correlation, masks, Prg.from_os(), fixed)
+        self._for_client.put(
+            (correlation.name, units, Material(masks[CLIENT], results[CLIENT]))
+        )
+        return Material(masks[PROVIDER], results[PROVIDER])
+
+
+@dataclass(frozen=True)
+class _DealtHalf:
+    dealer: Dealer
+    rank: int
+
+    def take(
+        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+    ) -> Material:
+        return self.dealer.take(self.rank, correlation, units, fixed)
+
+
+def leaked_stream() -> Prg:
+    return Prg.from_seed(0, "known to both parties")
+
+
+class _TracedChannel:
+    """Records what comes in, whoever asks for it, and how deep the chain of messages is."""
+
+    def __init__(self, inner: CountingChannel, sent: queue.Queue[int], came: queue.Queue[int]):
+        self._inner, self._sent, self._came = inner, sent, came
+        self.incoming: list[bytes] = []
+        self.outgoing: list[bytes] = []
+        self.depth = 0
+
+    def send(self, data: bytes) -> None:
+        self._sent.put(self.depth + 1)
+        self.outgoing.append(data)
+        self._inner.send(data)
+
+    def recv(self) -> bytes:
+        data = self._inner.recv()
+        self.depth = max(self.depth, self._came.get())
+        self.incoming.append(data)
+        return data
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def run_op(
+    op: ProtocolOp,
+    case: Case,
+    peer_of: tuple[int, type[Party]] | None = None,
+    wrap: Callable[[int, Channel], Channel] = lambda rank, channel: channel,
+) -> Outcome:
+    """Run `op` between two threads. `peer_of` = (rank, twin) breaks the *other* party's class.
+
+    `wrap` may put something around each party's channel, under what counts and records.
+    """
+    inputs = share_inputs(case)
+    ends = MemoryChannel.pair()
+    counting = [CountingChannel(wrap(r, ends[r])) for r in (CLIENT, PROVIDER)]
+    depths: list[queue.Queue[int]] = [queue.Queue(), queue.Queue()]
+    channels = [_TracedChannel(counting[r], depths[r], depths[1 - r]) for r in (CLIENT, PROVIDER)]
+    drawn: list[list[np.ndarray]] = [[], []]
+    parties = []
+    dealer = Dealer()
+    commons = [_RecordedStream(), _RecordedStream()]
+    for rank in (CLIENT, PROVIDER):
+        kind = peer_of[1] if peer_of is not None and peer_of[0] != rank else Party
+        party = kind(
+            rank, channels[rank], Prg.from_os(), FRAC_BITS, dealer.source(rank), commons[rank]
+        )
+        party.taps.append(drawn[rank].append)
+        parties.append(party)
+    outputs: list[Any] = [None, None]
+    failures: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        try:
+            outputs[rank] = op.run(parties[rank], inputs[rank], case.static)
+        except BaseException as exc:  # re-raised in the caller's thread
+            failures.append(exc)
+            # The other one need not wait for its timeout.
+            depths[rank].put(0)
+            ends[rank].send(b"")
+            dealer.stop()
+
+    threads = [threading.Thread(target=work, args=(r,)) for r in (CLIENT, PROVIDER)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if failures:
+        raise failures[0]  # the cause, not what the peer made of it
+    views = [
+        View(
+            drawn[r],
+            [np.frombuffer(data, np.uint8) for data in channels[r].incoming],
+            [np.frombuffer(data, np.uint8) for data in channels[r].outgoing],
+        )
+        for r in (CLIENT, PROVIDER)
+    ]
+    broken = parties[1 - peer_of[0]] if peer_of else None
+    peer_shapes: set[tuple[int, ...]] = getattr(broken, "known", set())  # see KnownMask
+    modelled = list(op.model(inputs, common_stream(), **case.static)) if op.model else None
+    return Outcome(
+        inputs, outputs, views, [c.traffic for c in counting], max(c.depth for c in channels),
+        [p.ledger for p in parties], commons[CLIENT].drawn,
+        [leaked_stream().words(shape) for shape in sorted(peer_shapes)], modelled,
+    )  # fmt: skip
+
+
+class _RecordedStream(Prg):
+    """The stream common to both parties, keeping what was drawn."""
+
+    def __init__(self) -> None:
+        self._inner = common_stream()
+        self.drawn: list[np.ndarray] = []
+
+    def words(self, shape: tuple[int, ...]) -> np.ndarray:
+        self.drawn.append(self._inner.words(shape))
+        return self.drawn[-1]
+
+
+def common_stream() -> Prg:
+    return Prg.from_seed(1, "common to both parties")
+
+
+def share_inputs(case: Case) -> list[list[Value]]:
+    """Both parties' inputs for a case, freshly shared."""
+    sharing = Prg.from_os()
+    both: list[list[Value]] = [[], []]
+    for x, form in zip(case.inputs, case.forms, strict=True):
+        x = np.asarray(x)
+        words, dtype = as_words(x), x.dtype
+        if form == "public":
+            pair: list[Value] = [Public(x), Public(x)]
+        elif form in ("client", "provider"):
+            owner = CLIENT if form == "client" else PROVIDER
+            pair = [Private(owner, x.shape, dtype, x if r == owner else None) for r in (0, 1)]
+        elif form == "degenerate" or form.startswith("arith"):
+            bits = int(form.removeprefix("arith") or 64) if form != "degenerate" else 64
+            mask = np.zeros(x.shape, np.uint64) if form == "degenerate" else sharing.words(x.shape)
+            noise = sharing.words(x.shape) << np.uint64(bits) if bits < 64 else np.uint64(0)
+            pair = [Arith(mask, dtype, 0, bits), Arith(words - mask + noise, dtype, 0, bits)]
+        else:
+            bits = int(form.removeprefix("bool"))
+            mask = sharing.words(x.shape)  # the bits above `bits` mean nothing, so they are noise
+            pair = [Bool(mask, dtype, 0, bits), Bool(low_bits(words, bits) ^ mask, dtype, 0, bits)]
+        both[0].append(pair[0])
+        both[1].append(pair[1])
+    return both
+
+
+def reconstruct_words(values: Sequence[Value]) -> np.ndarray:
+    """Ring words of both parties' values together."""
+    a, b = values
+    if isinstance(a, Arith) and isinstance(b, Arith):
+        return sign_extended(a.words + b.words, a.bits)
+    if isinstance(a, Bool) and isinstance(b, Bool):
+        return as_words(decode(low_bits(a.words ^ b.words, a.bits), a.dtype, 0))
+    held = [v.value for v in (a, b) if isinstance(v, Public | Private) and v.value is not None]
+    for other in held[1:]:
+        np.testing.assert_array_equal(held[0], other)
+    return as_words(np.asarray(held[0]))
