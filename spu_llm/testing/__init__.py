@@ -14,7 +14,13 @@ bits or more at different places, anything that needs more than ROWS samples. Th
 proof is the simulator's argument.
 """
 
-from spu_llm.testing.broken import MASK_TWINS, TAMPERINGS, tampering
+from spu_llm.testing.broken import (
+    MASK_TWINS,
+    TAMPERINGS,
+    BrokenParty,
+    DroppedMask,
+    tampering,
+)
 from spu_llm.testing.contract import OpContract
 from spu_llm.testing.run import (
     FRAC_BITS,
@@ -35,8 +41,10 @@ __all__ = [
     "MASK_TWINS",
     "ROWS",
     "TAMPERINGS",
+    "BrokenParty",
     "Case",
     "Dealer",
+    "DroppedMask",
     "OpContract",
     "Outcome",
     "common_stream",
