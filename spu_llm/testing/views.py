@@ -116,7 +116,7 @@ def _pairs_of_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[s
     one, other = one[:, varies], other[:, varies]
     names = [n for n, v in zip(names, varies, strict=True) if v]
     z = np.abs(one.T @ one - other.T @ other) / np.sqrt(2 * ROWS)
-    return [f"{names[i]} with {names[j]}" for i, j in np.argwhere(np.triu(z, 1) > 8.5)[:3]]
+    return [f"{names[i]} with {names[j]}" for i, j in np.argwhere(np.triu(z, 1) > 8.5)]
 
 
 def _repeats_p(a: np.ndarray, b: np.ndarray) -> float:
