@@ -149,10 +149,6 @@ def arith_cost(*values: Value) -> Cost:
 # ---- the op
 
 
-def _two_party(party: Party, x: Value) -> Arith:
-    return arith_from_bool(party, x) if isinstance(x, Bool) else as_arith(party, x)
-
-
 def correct_bits(
     party: SimulatedParty, width: int, made: np.ndarray, wanted: np.ndarray
 ) -> None:
@@ -197,10 +193,10 @@ def _correct(x: Value) -> Correct:
 to_arith = protocol_op(
     "to_arith",
     reference=lambda x: x.astype(np.int32) if x.dtype == np.bool_ else x,
-    two_party=_two_party,
+    two_party=as_arith,
     owners=lambda x: [Owner.JOINT],
     cost=arith_cost,
     functionality=Functionality(),
-    simulate=uniform_messages(_two_party, _correct),
+    simulate=uniform_messages(as_arith, _correct),
 )
 """A value in any form as additive shares; a bit becomes the integer 0 or 1."""

@@ -78,11 +78,8 @@ class Party:
 
     def recv(self, shape: tuple[int, ...]) -> np.ndarray:
         """Receive ring words of a known shape; WireError when the size differs."""
-        data = self.channel.recv()
-        expected = 8 * int(np.prod(shape, dtype=int))
-        if len(data) != expected:
-            raise WireError(f"a message has {len(data)} bytes, expected {expected}")
-        return np.frombuffer(data, np.uint64).reshape(shape)
+        size = 8 * int(np.prod(shape, dtype=int))
+        return self.recv_bytes((size,)).view(np.uint64).reshape(shape)
 
     def open(self, value: Value, to: Owner, label: str) -> Public | Private:
         """Open `value` to `to` through the ledger."""

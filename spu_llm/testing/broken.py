@@ -11,9 +11,7 @@ from spu_llm.channel import Channel, SealedChannel
 from spu_llm.correlation import Correlation, Form, Material
 from spu_llm.party import Party
 from spu_llm.testing.run import leaked_stream
-from spu_llm.values import (
-    Owner,
-)
+from spu_llm.values import Owner
 
 
 class BrokenParty(Party):
