@@ -114,6 +114,29 @@ def less_cost(rows: int, bits: int) -> Cost:
     return total
 
 
+def sign_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
+    """Xor shares (0 or 1, of any shape) of bit number bits-1 of additively shared words.
+
+    1. Each party splits its share into the top bit and the bits below.
+    2. carry = [~x_0 < x_1] on the bits below. 3. sign = top_0 ^ top_1 ^ carry.
+    """
+    # 1.
+    flat = words.reshape(-1)
+    sign = (flat >> np.uint64(bits - 1)) & np.uint64(1)
+    # 2.
+    if bits > 1 and flat.size:
+        mine = ~flat if party.rank == CLIENT else flat
+        carry = less_private(party, mine, bits - 1)
+        # 3.
+        sign = sign ^ from_planes(carry[None], flat.size)
+    return sign.reshape(words.shape)
+
+
+def sign_cost(count: int, bits: int) -> Cost:
+    """Price of `sign_words` for `count` values."""
+    return less_cost(count, bits - 1) if bits > 1 and count else Cost()
+
+
 # ---- the op
 
 
@@ -125,37 +148,29 @@ def _reference(x: Any, *, bits: int) -> Any:
 
 
 def _two_party(party: Party, x: Value, *, bits: int) -> Bool:
-    """1. Each party splits its share into the top bit and the bits below.
-    2. carry = [~x_0 < x_1] on the bits below. 3. sign = top_0 ^ top_1 ^ carry.
-    """
     share = x if isinstance(x, Arith) else as_arith(party, x)  # a narrow one will do
     if not 1 <= bits <= share.bits:
         raise ValueError(f"a sign of {bits} bits of a share of {share.bits}; give 1 to that")
-    # 1.
-    words = share.words.reshape(-1)
-    sign = (words >> np.uint64(bits - 1)) & np.uint64(1)
-    # 2.
-    if bits > 1 and words.size:
-        mine = ~words if party.rank == CLIENT else words
-        carry = less_private(party, mine, bits - 1)
-        # 3.
-        sign = sign ^ from_planes(carry[None], words.size)
-    return Bool(sign.reshape(x.shape), np.dtype(np.bool_), 0, 1)
+    return Bool(sign_words(party, share.words, bits), np.dtype(np.bool_), 0, 1)
 
 
 def _cost(x: Value, *, bits: int) -> Cost:
-    rows = math.prod(x.shape)
-    return arith_cost(x) + (less_cost(rows, bits - 1) if bits > 1 and rows else Cost())
+    return arith_cost(x) + sign_cost(math.prod(x.shape), bits)
 
 
 def _correct(x: Value, *, bits: int) -> Correct:
     def correct(party: SimulatedParty, made: Bool, wanted: Bool) -> None:
-        if bits > 1 and made.words.size:
-            plan = levels(bits - 1)
-            last = node(plan[-1][0], root=True) if plan else leaf(root=True)
-            correct_gate(party, last, made, wanted)
+        correct_sign(party, made, wanted, bits)
 
     return correct
+
+
+def correct_sign(party: SimulatedParty, made: Bool, wanted: Bool, bits: int) -> None:
+    """Make `sign_words`, the last step, give `wanted`: change its last prepared products."""
+    if bits > 1 and made.words.size:
+        plan = levels(bits - 1)
+        last = node(plan[-1][0], root=True) if plan else leaf(root=True)
+        correct_gate(party, last, made, wanted)
 
 
 def correct_gate(party: SimulatedParty, gate: Gate, made: Bool, wanted: Bool) -> None:

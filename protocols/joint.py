@@ -43,21 +43,27 @@ def _nothing_seen(*args: Any, **static: Any) -> View:
     return View([], [])
 
 
-def _bits_two_party(party: Party, client: Value, provider: Value) -> Bool:
-    words = _own_words(party, client, provider)
-    return Bool(words, client.dtype, 0, 1 if client.dtype == np.bool_ else 64)
+def _bits_reference(client: Any, provider: Any, *, bits: int = 64) -> Any:
+    word = client ^ provider
+    return word if bits >= 8 * word.dtype.itemsize else word & word.dtype.type((1 << bits) - 1)
+
+
+def _bits_two_party(party: Party, client: Value, provider: Value, *, bits: int = 64) -> Bool:
+    bits = 1 if client.dtype == np.bool_ else bits
+    words = low_bits(_own_words(party, client, provider), bits)
+    return Bool(words, client.dtype, 0, bits)
 
 
 joint_bits = protocol_op(
     "joint_bits",
-    reference=lambda client, provider: client ^ provider,
+    reference=_bits_reference,
     two_party=_bits_two_party,
     owners=_owners,
-    cost=lambda client, provider: Cost(),
+    cost=lambda client, provider, bits=64: Cost(),
     functionality=Functionality(),
     simulate=_nothing_seen,
 )
-"""client ^ provider, of bits or integers: a boolean share; no message."""
+"""The low `bits` bits of client ^ provider, of bits or integers: a boolean share; no message."""
 
 
 def _words_two_party(party: Party, client: Value, provider: Value) -> Arith:

@@ -98,7 +98,8 @@ def _open_masked(party: Party, words: np.ndarray) -> np.ndarray:
     return words + party.recv(words.shape)
 
 
-def _multiply(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def multiply_words(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Shares of x * y mod 2^64, elementwise, of additively shared words of one shape."""
     material = party.take(TRIPLE, x.size)
     a, b, ab = (w.reshape(x.shape) for w in (*material.masks, *material.results))
     # 1.
@@ -216,7 +217,7 @@ def _size(x: Value) -> int:
 
 
 multiply = _product_op(
-    "multiply", lambda x, y: x * y, _multiply, lambda x, y: 2 * _size(x), lambda x, y: x.shape
+    "multiply", lambda x, y: x * y, multiply_words, lambda x, y: 2 * _size(x), lambda x, y: x.shape
 )
 """x * y of equal shapes and types."""
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from protocols import compare, convert, gates, logic, product
+from protocols import compare, convert, gates, logic, mux, product
 from protocols.compare import sign
 from protocols.convert import to_arith
 from spu_llm.correlation import Correlation, Form, Material, evaluate
@@ -56,6 +56,7 @@ def check(correlation: Correlation, both: list[Material], fixed: np.ndarray | No
         product.TRIPLE,
         product.SQUARE,
         product.matrix_triple(2, 4, 3),
+        mux.BIT_TIMES_WORD,
     ],
     ids=lambda c: c.name,
 )
