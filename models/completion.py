@@ -13,6 +13,7 @@ from models.gpt2 import GPT2Config
 from models.hf import load_model
 from models.request import Request
 from models.tokenizer import Tokenizer
+from protocols.distribution import Streams
 from spu_llm.channel import Traffic
 from spu_llm.meter import Entry
 from spu_llm.prg import Prg
@@ -35,11 +36,13 @@ def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any
         programs.prepare(session, weights)
     client = _client_side(job, programs, send) if session.rank == CLIENT else None
 
+    provider = None if client is not None else stream("joint randomness", job["sampling_seed"])
+
     def on_step(report: Report) -> None:
         send("step", steps=report.steps, accepted=report.accepted, drafted=report.drafted)
 
     send("stage", name=f"prefilling {request.prompt_tokens} tokens")
-    report = generate(session, programs, weights, client, on_step)
+    report = generate(session, programs, weights, client, provider, on_step)
     result: dict[str, Any] = {
         "report": asdict(report),
         "seconds": session.meter.seconds,
@@ -52,10 +55,12 @@ def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any
     return result
 
 
-def _client_side(job: dict[str, Any], programs: Programs, send: Send) -> ClientSide:
-    def stream(label: str, seed: int | None) -> Prg:
-        return Prg.from_os() if seed is None else Prg.from_seed(seed, label)
+def stream(label: str, seed: int | None) -> Prg:
+    """A keyed stream: from the OS unless the run is to be repeatable."""
+    return Prg.from_os() if seed is None else Prg.from_seed(seed, label)
 
+
+def _client_side(job: dict[str, Any], programs: Programs, send: Send) -> ClientSide:
     drafter = None
     directory = Path(job["draft_dir"])
     if programs.request.draft_length:
@@ -65,8 +70,10 @@ def _client_side(job: dict[str, Any], programs: Programs, send: Send) -> ClientS
         prompt=job["prompt"],
         tokenizer=Tokenizer.load(directory),
         drafter=drafter,
-        drafting=stream("drafts", job["draft_seed"]),
-        sampling=stream("sampling", job["sampling_seed"]),
+        verifier=programs.verifier,
+        streams=Streams(
+            stream("drafts", job["draft_seed"]), stream("sampling", job["sampling_seed"])
+        ),
         stop=job["stop"],
         on_text=lambda text: send("text", text=text),
     )

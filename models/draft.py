@@ -13,18 +13,9 @@ import numpy as np
 
 from models.cache import Block, empty_block
 from models.gpt2 import GPT2Config, Params, embed_tokens, step
-from protocols.post import draw
 
-
-def token_distribution(logits: np.ndarray, temperature: float, *, greedy: bool) -> np.ndarray:
-    """Probabilities float64 [vocab] that a token is drawn from; one-hot when greedy."""
-    if greedy:
-        one_hot = np.zeros(logits.shape, np.float64)
-        one_hot[np.argmax(logits)] = 1.0
-        return one_hot
-    scaled = np.asarray(logits, np.float64) / temperature
-    weights = np.exp(scaled - scaled.max())
-    return weights / weights.sum()
+# A draft for a position of the text from logits [vocab], and the law it was drawn from.
+Pick = Callable[[np.ndarray, int], tuple[int, np.ndarray]]
 
 
 @dataclass
@@ -47,25 +38,19 @@ class Drafter:
         self.params = jax.device_put(self.params)
 
     def propose(
-        self,
-        context: list[int],
-        count: int,
-        uniform: Callable[[], float],
-        temperature: float,
-        *,
-        greedy: bool,
+        self, context: list[int], count: int, pick: Pick
     ) -> tuple[list[int], np.ndarray]:
-        """`count` drafts after `context` and the distributions they were drawn from.
+        """`count` drafts after `context` and the laws they were drawn from.
 
-        Returns token ids and float64 [count, vocab]; draws take one `uniform()` in [0, 1) each.
+        Returns token ids and float64 [count, vocab].
         """
         drafts: list[int] = []
-        rows = np.zeros((count, self.config.vocab_size))
+        laws = np.zeros((count, self.config.vocab_size))
         for i in range(count):
             logits = self._follow(context + drafts)
-            rows[i] = token_distribution(logits, temperature, greedy=greedy)
-            drafts.append(draw(rows[i], uniform()))
-        return drafts, rows
+            draft, laws[i] = pick(logits, len(context) + i)
+            drafts.append(draft)
+        return drafts, laws
 
     def _follow(self, tokens: list[int]) -> np.ndarray:
         """Logits [vocab] after `tokens`, feeding only what the cache does not hold."""

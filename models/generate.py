@@ -21,12 +21,14 @@ from models.draft import Drafter
 from models.gpt2 import GPT2Config, Params, init_params
 from models.request import Request
 from models.tokenizer import StreamDecoder, Tokenizer
-from protocols import post
+from protocols import verification
+from protocols.distribution import Streams
+from protocols.verification import Verifier
 from spu_llm.errors import WireError
 from spu_llm.prg import Prg
 from spu_llm.reveal import reveal
 from spu_llm.secure import PartySession, SecureFunction, Session, public
-from spu_llm.values import CLIENT, PROVIDER, Owner
+from spu_llm.values import CLIENT, PROVIDER, Owner, Public
 
 
 @dataclass
@@ -44,15 +46,14 @@ class Report:
 class ClientSide:
     """The client's plaintext half: prompt, drafting, sampling, text.
 
-    `drafting` and `sampling` are keyed streams, the first for drafts, the second for acceptance and
-    bonus draws; `on_text` receives text as soon as it is certain.
+    `on_text` receives text as soon as it is certain.
     """
 
     prompt: list[int]
     tokenizer: Tokenizer
     drafter: Drafter | None
-    drafting: Prg
-    sampling: Prg
+    verifier: Verifier
+    streams: Streams
     stop: list[str] = field(default_factory=list)
     on_text: Callable[[str], None] = lambda text: None
     tokens: list[int] = field(default_factory=list)
@@ -65,35 +66,32 @@ class ClientSide:
         self._drafts: list[int] = []
         self._q = np.zeros((0, self.tokenizer.vocab_size))
 
-    def propose(self, request: Request) -> None:
-        """Draft in the clear (Algorithm 1, line 1)."""
-        if request.draft_length == 0:
-            return
-        assert self.drafter is not None
-        self._drafts, self._q = self.drafter.propose(
-            self.prompt + self.tokens,
-            request.draft_length,
-            lambda: float(self.drafting.uniform(())),
-            request.temperature,
-            greedy=request.greedy,
-        )
+    def propose(self, count: int) -> None:
+        """Draft in the clear (POST, Algorithm 1, line 1)."""
+        self._drafts, self._q = [], np.zeros((0, self._q.shape[1]))
+        if count:
+            assert self.drafter is not None
+            self._drafts, self._q = self.drafter.propose(
+                self.prompt + self.tokens,
+                count,
+                lambda logits, position: self.verifier.propose(logits, position, self.streams),
+            )
 
     def step_tokens(self) -> list[int]:
         """Input of the secure forward: the last token, not cached yet, and the drafts."""
         return [(self.prompt + self.tokens)[-1], *self._drafts]
 
-    def thresholds(self) -> np.ndarray:
-        """r_i q_i(d_i) with fresh uniform r (Algorithm 2, line 1)."""
-        q_of_draft = self._q[np.arange(len(self._drafts)), self._drafts]
-        return post.threshold(self.sampling.uniform((len(self._drafts),)), q_of_draft)
+    def verifier_input(self) -> Any:
+        """The client's input to the verifier."""
+        position = len(self.prompt) + len(self.tokens)
+        return self.verifier.client_input(self._drafts, self._q, position, self.streams)
 
-    def resolve(self, rejected: np.ndarray, row: np.ndarray, request: Request, limit: int) -> int:
-        """Emit the accepted drafts and the bonus token; returns the number of accepted drafts."""
-        k = int(post.first_rejection(rejected)) if rejected.size else 0
-        p = post.distribution(row, greedy=request.greedy)
-        q = self._q[k] if k < len(self._drafts) else None
-        bonus = post.draw(post.next_distribution(p, q), float(self.sampling.uniform(())))
-        self._emit([*self._drafts[:k], bonus], limit)
+    def resolve(self, outcome: Any, limit: int) -> int:
+        """Emit the accepted drafts and the token after; returns the number of accepted drafts."""
+        k, token = self.verifier.resolve(
+            outcome, self._drafts, self._q, lambda: float(self.streams.sampling.uniform(()))
+        )
+        self._emit([*self._drafts[:k], token], limit)
         return k
 
     def _emit(self, tokens: list[int], limit: int) -> None:
@@ -142,15 +140,13 @@ def _announce(progress: Array) -> Array:
 announce = SecureFunction(_announce, (Owner.CLIENT,), "announce")
 
 
-CLAMP_BELOW = 0.5  # temperature
-
-
 @dataclass(frozen=True)
 class Programs:
     """The secure functions of one completion and the public sizes they were built for."""
 
     config: GPT2Config
     request: Request
+    verifier: Verifier
     secure: secure_gpt2.SecureGPT2
     limit: int
     capacity: int  # positions of the shared block, room for the last step's drafts included
@@ -160,25 +156,27 @@ class Programs:
         request.check(config)
         limit = request.limit(config)
         capacity = request.prompt_tokens + limit + request.draft_length + 1
-        # Logits of trained models spread over well under 128; colder, their quotient may not.
-        clamp = not request.greedy and request.temperature < CLAMP_BELOW
-        secure = secure_gpt2.build(config, capacity, greedy=request.greedy, clamp=clamp)
-        return Programs(config, request, secure, limit, capacity)
+        verifier = verification.verifier(request.verify, request.sampling)
+        secure = secure_gpt2.build(config, capacity, verifier)
+        return Programs(config, request, verifier, secure, limit, capacity)
 
     def prepare(self, session: PartySession, weights: Any) -> None:
         """Compile everything and agree with the peer on every program, before the first secret."""
         shape = jax.ShapeDtypeStruct
         prompt = shape((self.request.prompt_tokens,), np.int32)
         scalar, length = shape((), np.float32), shape((), np.int32)
-        prefill = (weights, prompt, scalar, None)
+        prefill = (weights, prompt, *self._verifier_shapes(0), scalar, None)
         session.prepare(self.secure.prefill, *prefill)
-        _, shared = jax.eval_shape(self.secure.prefill.fn, *_shapes(prefill))
+        _, _, shared = jax.eval_shape(self.secure.prefill.fn, *_shapes(prefill))
         count = self.request.draft_length
-        tokens, thresholds = shape((count + 1,), np.int32), shape((count,), np.float32)
-        session.prepare(
-            self.secure.decode, weights, tokens, thresholds, shared, length, scalar, None
-        )
+        tokens = shape((count + 1,), np.int32)
+        inputs = self._verifier_shapes(count)
+        session.prepare(self.secure.decode, weights, tokens, *inputs, shared, length, scalar, None)
         session.prepare(announce, shape((2,), np.int32))
+
+    def _verifier_shapes(self, drafts: int) -> tuple[Any, Any]:
+        vocab = self.config.vocab_size
+        return self.verifier.client_shapes(drafts, vocab), self.verifier.provider_shapes(drafts)
 
 
 def _shapes(args: Any) -> Any:
@@ -202,16 +200,18 @@ def generate(
     programs: Programs,
     weights: Any,
     client: ClientSide | None,
+    provider: Prg | None,
     on_step: Callable[[Report], None] = lambda report: None,
 ) -> Report:
     """Complete the client's prompt with the provider's weights (POST, Algorithms 1 and 2).
 
-    client learns: its text, and per step the rejection bits and one row of the distribution;
-    provider learns: prompt length, draft length, steps, accepted count per step, when it ended.
+    `client` and `provider` are what each party alone has: its plaintext half, and its stream of
+    secrets for joint randomness; None at the other one. What the parties learn is the verifier's
+    functionality, the prompt's length, the request's public fields and when the text ended.
     """
-    request, limit = programs.request, programs.limit
+    request, limit, verifier = programs.request, programs.limit, programs.verifier
     _declare(session, request)
-    temperature = public(np.float32(1.0 if request.greedy else 1.0 / request.temperature))
+    scale = public(np.float32(1.0 if request.temperature == 0 else 1.0 / request.temperature))
     report = Report()
 
     def client_does(work: Callable[[ClientSide], Any]) -> Callable[[], Any]:
@@ -221,23 +221,33 @@ def generate(
 
         return run
 
-    def finish_step(rejected: Any, row: Any, drafted: int) -> int:
+    def verifier_inputs(drafts: int) -> tuple[Any, Any]:
+        def secrets() -> Any:
+            assert provider is not None
+            return verifier.provider_input(drafts, provider)
+
+        shapes = verifier.client_shapes(drafts, programs.config.vocab_size)
+        mine = private_tree(session, CLIENT, client_does(lambda c: c.verifier_input()), shapes)
+        theirs = private_tree(session, PROVIDER, secrets, verifier.provider_shapes(drafts))
+        return mine, theirs
+
+    def finish_step(outcome: Any, accepted: Any, drafted: int) -> int:
         """The client emits tokens; both learn how many drafts stay and whether text goes on."""
 
         def resolve(c: ClientSide) -> list[int]:
-            bits, p = session.get(rejected), session.get(row)
-            assert bits is not None and p is not None
-            return [c.resolve(bits, p, request, limit), int(bool(c.finish_reason))]
+            k = c.resolve(jax.tree.map(session.get, outcome), limit)
+            return [k, int(bool(c.finish_reason))]
 
         progress = session.private(CLIENT, client_does(resolve), (2,), np.int32)
         seen = session.get(session.call(announce, progress))
         assert seen is not None
-        accepted, ended = int(seen[0]), bool(seen[1])
-        if not 0 <= accepted <= drafted:
-            raise WireError(f"the client announces {accepted} of {drafted} drafts accepted")
+        stay, ended = int(seen[0]), bool(seen[1])
+        known = accepted.value if isinstance(accepted, Public) else None
+        if not 0 <= stay <= drafted or (known is not None and int(known) != stay):
+            raise WireError(f"the client announces {stay} of {drafted} drafts accepted")
         report.drafted += drafted
-        report.accepted += accepted
-        report.emitted.append(accepted + 1)
+        report.accepted += stay
+        report.emitted.append(stay + 1)
         if not ended and sum(report.emitted) >= limit:
             raise WireError(f"the client goes on after the agreed {limit} tokens")
         if ended:
@@ -245,44 +255,56 @@ def generate(
                 session.local(CLIENT, client_does(lambda c: c.finish_reason)) or "ended by client"
             )
         on_step(report)
-        return accepted
+        return stay
 
     # Prefill: the prompt's keys and values become shares; its last row gives the first token.
     with session.meter.in_phase("prefill"):
         prompt = session.private(
             CLIENT, client_does(lambda c: c.prompt), (request.prompt_tokens,), np.int32
         )
-        row, shared = session.call(programs.secure.prefill, weights, prompt, temperature, None)
-        no_bits = session.private(CLIENT, lambda: np.zeros(0, bool), (0,), np.bool_)
-        finish_step(no_bits, row, drafted=0)  # emits the first token
+        session.local(CLIENT, client_does(lambda c: c.propose(0)))
+        outcome, accepted, shared = session.call(
+            programs.secure.prefill, weights, prompt, *verifier_inputs(0), scale, None
+        )
+        finish_step(outcome, accepted, drafted=0)  # emits the first token
         length = request.prompt_tokens
 
     # Decode: draft in the clear, verify all drafts in one secure forward, keep what was accepted.
     with session.meter.in_phase("decode"):
         count = request.draft_length
         while not report.finish_reason:
-            session.local(CLIENT, client_does(lambda c: c.propose(request)))
+            session.local(CLIENT, client_does(lambda c: c.propose(count)))
             tokens = session.private(
                 CLIENT, client_does(lambda c: c.step_tokens()), (count + 1,), np.int32
             )
-            thresholds = session.private(
-                CLIENT, client_does(lambda c: c.thresholds()), (count,), np.float32
-            )
-            rejected, row, shared = session.call(
-                programs.secure.decode, weights, tokens, thresholds, shared,
-                public(np.int32(length)), temperature, None,
+            outcome, accepted, shared = session.call(
+                programs.secure.decode, weights, tokens, *verifier_inputs(count), shared,
+                public(np.int32(length)), scale, None,
             )  # fmt: skip
             report.steps += 1
             # Roll-back: rows of rejected drafts lie past the new length and are overwritten.
-            length += 1 + finish_step(rejected, row, drafted=count)
+            length += 1 + finish_step(outcome, accepted, drafted=count)
     return report
 
 
+def private_tree(session: Session, owner: int, work: Callable[[], Any], shapes: Any) -> Any:
+    """`work()` at `owner`, a tree of arrays of these shapes, as private values of the session."""
+    leaves, tree = jax.tree.flatten(shapes)
+    made = session.local(owner, lambda: jax.tree.leaves(work())) or [None] * len(leaves)
+    values = [
+        session.private(owner, functools.partial(np.asarray, x), s.shape, s.dtype)
+        for x, s in zip(made, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(tree, values)
+
+
 def _declare(session: Session, request: Request) -> None:
+    functionality = verification.FUNCTIONALITIES[request.verify]
     for learner in (CLIENT, PROVIDER):
         session.ledger.declare(learner, "model shape, vocabulary and context length")
-    session.ledger.declare(CLIENT, f"functionality post: {post.FUNCTIONALITY.client}")
-    session.ledger.declare(PROVIDER, f"functionality post: {post.FUNCTIONALITY.provider}")
+    name = f"functionality {request.verify}"
+    session.ledger.declare(CLIENT, f"{name}: {functionality.client}")
+    session.ledger.declare(PROVIDER, f"{name}: {functionality.provider}")
     session.ledger.declare(PROVIDER, f"prompt length: {request.prompt_tokens} tokens")
     session.ledger.declare(PROVIDER, f"draft length: {request.draft_length}")
-    session.ledger.declare(PROVIDER, "temperature and token limit")
+    session.ledger.declare(PROVIDER, "temperature, top-k, top-p and token limit")

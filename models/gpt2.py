@@ -158,10 +158,14 @@ def hidden_states(
     return normalize(x, config.layer_norm_epsilon), draft
 
 
-def head(params: Params, rows: Array) -> Array:
-    """Logits [n, vocab] of the rows of `hidden_states`; the head is tied to the embedding."""
+def head(params: Params, rows: Array, scale: Array | float = 1.0) -> Array:
+    """Logits [n, vocab] of the rows of `hidden_states`, times a public `scale`.
+
+    The head is tied to the embedding; the scale goes into the last norm's weights.
+    """
+    norm = jax.tree.map(lambda w: w * scale, params["ln_f"])
     tied = {"weight": params["wte"].T, "bias": jnp.zeros(params["wte"].shape[0], jnp.float32)}
-    return normed_linear(rows, params["ln_f"], tied)
+    return normed_linear(rows, norm, tied)
 
 
 def past_blocks(
@@ -183,8 +187,10 @@ def step(
     prefix: Block | None,
     shared: Block,
     length: Array,
+    scale: Array | float = 1.0,
 ) -> tuple[Array, Block]:
-    """n further positions in one forward: logits [n, vocab] and the shared block with their rows.
+    """n further positions in one forward: logits [n, vocab], times a public `scale`, and the shared
+    block with their rows.
 
     `x` [n, d] embeds the positions that follow the `length` valid ones of `shared`. Rows are
     written at `length`; a caller accepts m of them by using `length + m` next time.
@@ -192,7 +198,7 @@ def step(
     n = x.shape[0]
     past = past_blocks(prefix, shared, length, n)
     rows, draft = hidden_states(params, config, x, past, causal(n))
-    return head(params, rows), write_rows(shared, draft, length)
+    return head(params, rows, scale), write_rows(shared, draft, length)
 
 
 def logits(params: Params, config: GPT2Config, tokens: Array) -> Array:

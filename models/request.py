@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from models.gpt2 import GPT2Config
+from protocols import verification
+from protocols.distribution import Sampling
 from spu_llm.errors import InputError
 
 MAX_NEW_TOKENS = 1_000_000  # any model's context ends before
@@ -19,8 +21,14 @@ class Request:
     prompt_tokens: int
     max_new_tokens: int
     draft_length: int  # 0 is standard decoding
-    temperature: float
-    greedy: bool
+    temperature: float  # 0 is greedy
+    verify: str = "token"  # a variant of protocols.verification
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_k, self.top_p)
 
     @staticmethod
     def from_peer(fields: Mapping[str, Any]) -> Request:
@@ -49,10 +57,15 @@ class Request:
             )
         if not 0 <= self.draft_length <= 16:
             raise InputError(f"--draft-length must be 0 to 16, found {self.draft_length}")
-        if not self.greedy and not 0.05 <= self.temperature <= 5.0:
+        if self.temperature != 0 and not 0.05 <= self.temperature <= 5.0:
             raise InputError(
                 f"--temperature must be 0 (greedy) or 0.05 to 5, found {self.temperature}"
             )
+        if self.top_k < 0:
+            raise InputError(f"--top-k must be 1 or more (0: all), found {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"--top-p must be above 0 and at most 1, found {self.top_p}")
+        verification.check(self.verify, self.sampling)
 
     def limit(self, config: GPT2Config) -> int:
         """Tokens that can be generated: as asked, and within the model's context."""

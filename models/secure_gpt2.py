@@ -1,7 +1,8 @@
 """GPT-2 as secure functions: prompt and drafts belong to the client, weights to the provider.
 
-Each function is `models.gpt2` with verification on top; which parts become SPU segments, which the
-client's or the provider's own plaintext work, follows from the owners of the inputs.
+Each function is `models.gpt2` with verification (`protocols.verification`) on top; which parts
+become SPU segments, which the client's or the provider's own plaintext work, follows from the
+owners of the inputs.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ from models.gpt2 import (
     past_blocks,
     step,
 )
-from protocols import post
+from protocols.verification import Verifier
 from spu_llm.secure import SecureFunction
 from spu_llm.values import Owner
 
 
 class SecureGPT2(NamedTuple):
-    """The programs of one decoding session.
+    """The programs of one decoding session. `mine` and `theirs` are the client's and the provider's
+    input to the verifier.
 
     prefix(params, tokens [n], public)
         -> the public tokens' block, the provider's own plaintext work.
-    prefill(params, tokens [n], inverse_temperature, prefix)
-        -> row [vocab] to the client, shared block of `capacity` positions.
-    decode(params, tokens [d + 1], thresholds [d], shared, length, inverse_temperature, prefix)
-        -> rejected [d] and row [vocab] to the client, shared block.
+    prefill(params, tokens [n], mine, theirs, inverse_temperature, prefix)
+        -> outcome to the client, accepted count (0), shared block of `capacity` positions.
+    decode(params, tokens [d + 1], mine, theirs, shared, length, inverse_temperature, prefix)
+        -> outcome to the client, accepted count, shared block.
     """
 
     prefix: SecureFunction
@@ -43,13 +45,8 @@ class SecureGPT2(NamedTuple):
     decode: SecureFunction
 
 
-def build(
-    config: GPT2Config, capacity: int, *, greedy: bool, clamp: bool = False
-) -> SecureGPT2:
-    """Secure programs for a model of this shape and a shared block of `capacity` positions.
-
-    `greedy` and `clamp` are those of `protocols.post.scores`.
-    """
+def build(config: GPT2Config, capacity: int, verifier: Verifier) -> SecureGPT2:
+    """Secure programs for a model of this shape and a shared block of `capacity` positions."""
 
     def embed(params: Any, tokens: Array, start: Array | int) -> Array:
         one_hot = jax.nn.one_hot(tokens, config.vocab_size, dtype=jnp.float32)
@@ -62,38 +59,42 @@ def build(
         return hidden_states(params, config, x, [], causal(n))[1]
 
     def prefill(
-        params: Any, tokens: Array, inverse_temperature: Array, prefix: Block | None
-    ) -> tuple[Array, Block]:
+        params: Any,
+        tokens: Array,
+        mine: Any,
+        theirs: Any,
+        inverse_temperature: Array,
+        prefix: Block | None,
+    ) -> tuple[Any, Array, Block]:
         n = tokens.shape[0]
         start = prefix.positions if prefix is not None else 0
         x = embed(params, tokens, start)
         past = past_blocks(prefix, None, jnp.int32(0), n)
         rows, prompt = hidden_states(params, config, x, past, causal(n))
-        logits = head(params, rows[-1:])
-        row = post.scores(logits, inverse_temperature, greedy=greedy, clamp=clamp)[None]
-        no_drafts, no_thresholds = jnp.zeros((1, 0), jnp.int32), jnp.zeros((1, 0))
-        _, opened = post.verify(row, no_drafts, no_thresholds, greedy=greedy)
+        logits = head(params, rows[-1:], inverse_temperature)
+        outcome, accepted = verifier.verify(logits, mine, theirs)
         room = empty_block(config.n_layer, config.n_head, capacity, config.head_dim)
-        return opened[0], write_rows(room, prompt, jnp.int32(0))
+        return outcome, accepted, write_rows(room, prompt, jnp.int32(0))
 
     def decode(
         params: Any,
         tokens: Array,
-        thresholds: Array,
+        mine: Any,
+        theirs: Any,
         shared: Block,
         length: Array,
         inverse_temperature: Array,
         prefix: Block | None,
-    ) -> tuple[Array, Array, Block]:
+    ) -> tuple[Any, Array, Block]:
         start = length + (prefix.positions if prefix is not None else 0)
-        logits, shared = step(params, config, embed(params, tokens, start), prefix, shared, length)
-        rows = post.scores(logits, inverse_temperature, greedy=greedy, clamp=clamp)[None]
-        rejected, row = post.verify(rows, tokens[None, 1:], thresholds[None], greedy=greedy)
-        return rejected[0], row[0], shared
+        x = embed(params, tokens, start)
+        logits, shared = step(params, config, x, prefix, shared, length, inverse_temperature)
+        outcome, accepted = verifier.verify(logits, mine, theirs)
+        return outcome, accepted, shared
 
     C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC  # noqa: N806
     return SecureGPT2(
         SecureFunction(prefix, (P, X), "prefix"),
-        SecureFunction(prefill, (P, C, X, P), "prefill"),
-        SecureFunction(decode, (P, C, C, J, X, X, P), "decode"),
+        SecureFunction(prefill, (P, C, C, P, X, P), "prefill"),
+        SecureFunction(decode, (P, C, C, P, J, X, X, P), "decode"),
     )

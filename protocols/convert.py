@@ -70,6 +70,18 @@ def product_of_bits(
     return crossed + d * flip_e * own
 
 
+def product_of_own_bits(party: Party, bit: np.ndarray) -> np.ndarray:
+    """Additive share of the product of a bit of each party (words of 0 or 1, any shape), the one
+    that this party gives among them; one message each way, a bit per value.
+    """
+    material = party.take(BITS, bit.size)
+    own = material.masks[party.rank].reshape(bit.shape)
+    mine = bit ^ own
+    theirs = swap_bits(party, mine.astype(np.uint8)).astype(np.uint64)
+    d, e = (mine, theirs) if party.rank == CLIENT else (theirs, mine)
+    return product_of_bits(party.rank, d, e, own, material.results[0].reshape(bit.shape))
+
+
 def arith_from_bool(party: Party, x: Bool) -> Arith:
     """Additive shares of a boolean share: one message each way, one bit per bit of x.
 

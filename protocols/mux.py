@@ -100,17 +100,20 @@ def _cost(bit: Value, x: Value) -> Cost:
     return arith_cost(x) + (mux_cost(count) if count else Cost())
 
 
-def correct_mux(party: SimulatedParty, made: np.ndarray, wanted: np.ndarray) -> None:
+def correct_mux(
+    party: SimulatedParty, made: np.ndarray, wanted: np.ndarray, *, later: int = 0
+) -> None:
     """Change the last prepared products so that the result `made` becomes `wanted` (words).
 
     A product enters the result times 1 or -1, as the masked bit of its bit's owner says; the one
-    with this party's own bit is changed.
+    with this party's own bit is changed. `later`: prepared products of bits
+    (`protocols.convert.BITS`), and rounds, that come after these.
     """
     count = made.size
-    data = party.outgoing[-1][: bytes_for(count)]
+    data = party.outgoing[-1 - later][: bytes_for(count)]
     mine = np.unpackbits(data, count=count, bitorder="little").astype(np.uint64)
     difference = (wanted - made).reshape(-1)
-    party.drawn[-1][:, party.rank] += (_1 - _2 * mine) * difference
+    party.drawn[-1 - 3 * later][:, party.rank] += (_1 - _2 * mine) * difference
 
 
 def _correct(bit: Value, x: Value) -> Correct:

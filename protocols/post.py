@@ -1,125 +1,189 @@
-"""POST: secure verification of drafted tokens, as published.
+"""POST: secure verification of drafted tokens, as published, and the baseline it is measured by.
 
-Li et al., "An Efficient Private GPT Never Autoregressively Decodes", Algorithms 1 and 2, in the
-division-free form: with e_x = exp(z_x - max z) and Z = sum e, a draft d is accepted when
-e_d > (r q(d)) Z, which is r q(d) < p(d) without a reciprocal. The `post` functionality opens
-to the client, each step, every rejection bit and one whole row of the private distribution; see
-`FUNCTIONALITY`. The comparison is strict (the paper's tie rule accepts tokens whose encoded
-probability is zero).
+Li et al., "An Efficient Private GPT Never Autoregressively Decodes". Both variants open to the
+client, each step, every rejection bit and one whole row of the private distribution, and compare
+with thresholds r q of the client's own choice.
 
-`verify` is the secure half, a JAX function of shared logits; the client's half (`threshold`,
-`first_rejection`, `next_distribution`, `draw`) is plaintext.
+post   Algorithms 1 and 2: the weight of each draft is selected by masked oblivious transfer, then
+       d comparisons, then an oblivious transfer of the row.
+naive  The paper's baseline: every token of the vocabulary is compared, then the client selects d of
+       d V results.
+
+In the division-free form: weights W with the total Z stand for p = W / Z, and a draft d stays when
+(r q(d)) Z < W_d. The comparison is strict (the paper's tie rule accepts tokens whose encoded
+probability is zero). Thresholds are integers, as in `protocols.sampling`.
+
+Top-k and top-p (`Sampling.truncated`). Where the row's total after truncation is not known, accept
+by p, and ask besides whether d is among the tokens T that truncation leaves: fewer than `top_k`
+tokens are likelier than d, and they hold less than `top_p` of the mass. A draft outside T ends the
+step, too. The client sees the row of that place and draws again from p restricted to T. A token
+drawn from p and, outside T, drawn anew from p given T has the law p given T.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from protocols.nonlinear import EXP_FLOOR, exp_nonpositive, unbiased_total
-from spu_llm.op import Functionality
+from protocols.compare import sign
+from protocols.convert import to_arith
+from protocols.distribution import Sampling, Streams, draw, quantised, residual
+from protocols.exponential import softmax_weights
+from protocols.mux import mux
+from protocols.sampling import Widths, reject
+from protocols.select import select
+from spu_llm.prg import Prg
 from spu_llm.reveal import reveal
+from spu_llm.settings import SpuConfig
 from spu_llm.values import Owner
 
-FUNCTIONALITY = Functionality(
-    client="emitted tokens, all rejection bits, one whole row per step: of the distribution, "
-    "or when greedy of the logits",
-    provider="draft length, number of steps, accepted count per step",
-)
-
-# A greedy draft is accepted when its logit is within this of the maximum: below one unit of any
-# logit the fixed-point forward can tell apart, above the ring's own resolution.
-GREEDY_MARGIN = 2.0**-12
+# Signed bits of a weight of at most one and a few units, and of a difference of two.
+_WEIGHT_BITS = SpuConfig().frac_bits + 3
 
 
-def scores(
-    logits: Array, inverse_temperature: Array | float, *, greedy: bool, clamp: bool = False
-) -> Array:
-    """Rows [..., vocab] from which everything is decided: exp(z/T - max z/T), or z - max z.
-
-    `clamp` spends a comparison per score to keep exponents above EXP_FLOOR, needed where logits
-    over the temperature may spread further. The greedy form needs no exponential: the first token
-    is where the row is zero.
-    """
-    if not greedy:
-        logits = logits * inverse_temperature
-    shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
-    if greedy:
-        return shifted
-    return exp_nonpositive(jnp.maximum(shifted, EXP_FLOOR) if clamp else shifted)
+class ClientInput(NamedTuple):
+    drafts: Any  # int32 [drafts]
+    q: Any  # int32: multiples of 2^-draft, of every draft [drafts], or (naive) rows [drafts, vocab]
+    r: Any  # int32 [drafts]: r = (2 r' + 1) / 2^(accept + 1)
 
 
-def verify(
-    rows: Array, drafts: Array, thresholds: Array, *, greedy: bool
-) -> tuple[Array, Array]:
-    """Algorithm 2 with the row opening of Algorithm 1, on a batch.
-
-    rows: shared `scores` [batch, drafts + 1, vocab]; drafts: client's token ids [batch, drafts];
-    thresholds: client's r_i q_i(d_i) [batch, drafts] (unused when greedy).
-    Returns, both to the client alone: rejected bool [batch, drafts] and the selected row
-    [batch, vocab] (row k of `rows`, k the first rejection, or the last row when there is none).
-    """
-    count = drafts.shape[1]
-    if count == 0:  # standard decoding: nothing to verify, one row to open
-        return drafts.astype(bool), _open_row(rows[:, 0], greedy)
-    # 1. Select: the score of each draft under the private model, shared (client's one-hot rows).
-    chosen = jax.nn.one_hot(drafts, rows.shape[-1], dtype=jnp.bool_)
-    selected = jnp.sum(jnp.where(chosen, rows[:, :count], 0.0), axis=-1)
-    # 2. Compare: s = e_d - (r q) Z, rejected unless positive; open every bit to the client.
-    if greedy:
-        margin = selected + GREEDY_MARGIN
-    else:
-        normaliser = unbiased_total(rows[:, :count])
-        margin = selected - thresholds * normaliser
-    rejected = reveal(margin <= 0, to=Owner.CLIENT, label="rejection bits")
-    # 3. Carry: the client picks row k obliviously (one-hot over positions) and learns all of it.
-    first = first_rejection(rejected)
-    picked = jax.nn.one_hot(first, count + 1, dtype=jnp.bool_)[..., None]
-    row = jnp.sum(jnp.where(picked, rows, 0.0), axis=1)
-    return rejected, _open_row(row, greedy)
+class Outcome(NamedTuple):
+    rejected: Any  # bool [drafts]
+    outside: Any  # bool [drafts]: not among the tokens that top-k and top-p leave; or None
+    row: Any  # float32 [vocab]: weights of the first place that ended the step
 
 
-def _open_row(row: Array, greedy: bool) -> Array:
-    what = "row of logits" if greedy else "row of the distribution"
-    return reveal(row, to=Owner.CLIENT, label=what)
+@dataclass(frozen=True)
+class Post:
+    """`post`, or the baseline `naive`."""
+
+    sampling: Sampling
+    naive: bool = False
+
+    @property
+    def name(self) -> str:
+        return "naive" if self.naive else "post"
+
+    def client_shapes(self, drafts: int, vocab: int) -> ClientInput:
+        each = jax.ShapeDtypeStruct((drafts,), np.int32)
+        rows = jax.ShapeDtypeStruct((drafts, vocab), np.int32)
+        return ClientInput(each, rows if self.naive else each, each)
+
+    def provider_shapes(self, drafts: int) -> None:
+        return None
+
+    def propose(
+        self, logits: np.ndarray, position: int, streams: Streams
+    ) -> tuple[int, np.ndarray]:
+        q = quantised(self.sampling.distribution(logits))
+        return draw(q, float(streams.drafting.uniform(()))), q / q.sum()
+
+    def client_input(
+        self, drafts: Sequence[int], q: np.ndarray, position: int, streams: Streams
+    ) -> ClientInput:
+        """Fresh uniform r (Algorithm 2, line 1)."""
+        count, vocab = q.shape
+        laws = (q * 2.0**Widths.draft).astype(np.int32)
+        of_drafts = laws if self.naive else laws[np.arange(count), list(drafts)]
+        accept = Widths.of_weights(vocab).accept
+        r = streams.sampling.uniform((count,)) * 2**accept
+        return ClientInput(np.array(drafts, np.int32), of_drafts, r.astype(np.int32))
+
+    def provider_input(self, drafts: int, stream: Prg) -> None:
+        return None
+
+    def verify(
+        self, logits: Array, client: ClientInput, provider: None
+    ) -> tuple[Outcome, Array]:
+        weights = softmax_weights(logits, bits=self.sampling.difference_bits)
+        return verify(weights, client, self.sampling, naive=self.naive)
+
+    def resolve(
+        self, outcome: Outcome, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
+    ) -> tuple[int, int]:
+        """Algorithm 1, line 8: draw from max(0, p - q), or from p when nothing was rejected."""
+        stops = np.asarray(outcome.rejected)
+        if outcome.outside is not None:
+            stops = stops | np.asarray(outcome.outside)
+        k = int(first_rejection(stops))
+        weights = np.maximum(np.asarray(outcome.row, np.float64), 0.0)
+        kept = self.sampling.restricted(weights)
+        if k == len(drafts) or not outcome.rejected[k]:
+            return k, draw(kept, uniform())
+        token = draw(residual(weights / weights.sum(), q[k]), uniform())
+        if not kept[token]:
+            token = draw(kept, uniform())
+        return k, token
 
 
-def first_rejection(rejected: Array | np.ndarray) -> Array:
+def first_rejection(rejected: Any) -> Array:
     """Index k of the first rejection, or the number of drafts: int32 [...] of bool [..., d]."""
     return jnp.sum(jnp.cumprod(1 - jnp.asarray(rejected, jnp.int32), axis=-1), axis=-1)
 
 
-def threshold(uniform: np.ndarray, q_of_draft: np.ndarray) -> np.ndarray:
-    """r_i q_i(d_i), float32 [drafts]; q is the distribution the draft was drawn from."""
-    return (uniform * q_of_draft).astype(np.float32)
+def verify(
+    weights: Array,
+    client: ClientInput,
+    sampling: Sampling,
+    *,
+    naive: bool = False,
+    widths: Widths | None = None,
+) -> tuple[Outcome, Array]:
+    """From shared weights [drafts + 1, vocab] of at most one.
 
-
-def distribution(row: np.ndarray, *, greedy: bool) -> np.ndarray:
-    """Probabilities float64 [vocab] of an opened row: normalised, or one-hot when greedy."""
-    if greedy:
-        one_hot = np.zeros(row.shape, np.float64)
-        one_hot[np.argmax(row)] = 1.0
-        return one_hot
-    positive = np.maximum(np.asarray(row, np.float64), 0.0)
-    return positive / positive.sum()
-
-
-def next_distribution(p: np.ndarray, q: np.ndarray | None) -> np.ndarray:
-    """What the bonus token is drawn from: max(0, p - q) normalised, or p when nothing was rejected.
-
-    p, q: float64 [vocab]; q is None after an all-accepted step. A residual that rounding made zero
-    falls back to p.
+    Returns the client's outcome and the accepted count, the client's, too. `widths`: of others.
     """
-    if q is None:
-        return p
-    residual = np.maximum(p - q, 0.0)
-    total = residual.sum()
-    return residual / total if total > 0 else p
+    count, vocab = client.drafts.shape[0], weights.shape[1]
+    widths = widths or Widths.of_weights(vocab)
+    if not count:  # standard decoding: nothing to verify, one row to open
+        return Outcome(client.drafts.astype(bool), None, _open_row(weights[0])), jnp.int32(0)
+    rows = weights[:count]
+    totals = jnp.sum(rows, axis=-1)
+    # Select, then compare; or compare everything, then select.
+    if naive:
+        everywhere = jnp.broadcast_to(totals[:, None], rows.shape)
+        r = jnp.broadcast_to(client.r[:, None], rows.shape)
+        bits = select(reject(rows, everywhere, client.q, r, widths=widths), client.drafts)
+    else:
+        chosen = select(rows, client.drafts, bits=widths.chosen)
+        bits = reject(chosen, totals, client.q, client.r, widths=widths)
+    rejected = reveal(bits, to=Owner.CLIENT, label="rejection bits")
+    outside = None
+    stops = rejected
+    if sampling.truncated:
+        outside = _outside(rows, totals, client.drafts, sampling, widths)
+        stops = rejected | outside
+    # Carry: the client picks row k obliviously and learns all of it.
+    k = first_rejection(stops)
+    row = select(weights[None], k[None], bits=_WEIGHT_BITS)
+    return Outcome(rejected, outside, _open_row(row)), k
 
 
-def draw(p: np.ndarray, uniform: float) -> int:
-    """The token at `uniform` in [0, 1) of the cumulative distribution p [vocab]."""
-    cumulative = np.cumsum(p)
-    return int(min(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"), p.size - 1))
+def _outside(
+    rows: Array, totals: Array, drafts: Array, sampling: Sampling, widths: Widths
+) -> Array:
+    """To the client: which drafts top-k or top-p cut off; see `Sampling.keeps` for ties."""
+    of_draft = select(rows, drafts)
+    likelier = sign(of_draft[:, None] - rows, bits=_WEIGHT_BITS)
+    cut = []
+    if sampling.top_k:
+        # Not more than top_k - 1 may be likelier.
+        rank = jnp.sum(to_arith(likelier), axis=-1)
+        cut.append(sign(jnp.int32(sampling.top_k - 1) - rank, bits=20))
+    if sampling.top_p < 1:
+        # The likelier ones hold top_p of the mass, and a unit, or more.
+        mass = jnp.sum(mux(likelier, rows), axis=-1)
+        cut.append(sign(sampling.top_p * totals - mass, bits=widths.total + 1))
+    opened = [reveal(c, to=Owner.CLIENT, label="drafts outside top-k or top-p") for c in cut]
+    return jnp.any(jnp.stack(opened), axis=0)
+
+
+def _open_row(row: Array) -> Array:
+    opened = reveal(row, to=Owner.CLIENT, label="row of the distribution")
+    return opened.reshape(-1)

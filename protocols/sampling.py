@@ -70,7 +70,12 @@ class Widths:
     @property
     def chosen(self) -> int:
         """Bits that a draft's own weight needs, mod 2^chosen."""
-        return _RING + 1 - self.scale
+        return self.total + 1
+
+    @property
+    def threshold(self) -> int:
+        """Bits of a weight less its threshold, signed."""
+        return self.total + self.scale + 1
 
     @property
     def residual(self) -> int:
@@ -89,7 +94,8 @@ def _reject_two_party(
     party: Party, chosen: Value, totals: Value, q: Value, r: Value, *, widths: Widths
 ) -> Bool:
     """1. Q_d (2 r' + 1). 2. Times Z. 3. Rejected unless the difference is negative."""
-    weight = chosen if isinstance(chosen, Arith) else as_arith(party, chosen)  # a narrow one will do
+    # Of the weight a narrow share will do.
+    weight = chosen if isinstance(chosen, Arith) else as_arith(party, chosen)
     totals_, q_, r_ = (as_arith(party, v).words for v in (totals, q, r))
     odd = r_ + r_ + (np.uint64(1) if party.rank == CLIENT else np.uint64(0))
     # 1.
@@ -98,7 +104,7 @@ def _reject_two_party(
     threshold = multiply_words(party, threshold, totals_)
     # 3.
     difference = threshold - (weight.words << np.uint64(widths.scale))
-    accepted = sign_words(party, difference, _RING + 1)
+    accepted = sign_words(party, difference, widths.threshold)
     flip = np.uint64(1) if party.rank == CLIENT else np.uint64(0)
     return Bool(accepted ^ flip, np.dtype(np.bool_), 0, 1)
 
@@ -111,7 +117,7 @@ def _reject_reference(chosen: Any, totals: Any, q: Any, r: Any, *, widths: Width
 
 def _reject_cost(chosen: Value, totals: Value, q: Value, r: Value, *, widths: Widths) -> Cost:
     count = math.prod(totals.shape)
-    own = _products_cost(count) + _products_cost(count) + sign_cost(count, _RING + 1)
+    own = _products_cost(count) + _products_cost(count) + sign_cost(count, widths.threshold)
     return arith_cost(totals, q, r) + own if count else Cost()
 
 
@@ -121,7 +127,7 @@ def _products_cost(count: int) -> Cost:
 
 def _correct_reject(*inputs: Value, widths: Widths) -> Correct:
     def correct(party: SimulatedParty, made: Bool, wanted: Bool) -> None:
-        correct_sign(party, made, wanted, _RING + 1)
+        correct_sign(party, made, wanted, widths.threshold)
 
     return correct
 
@@ -137,8 +143,8 @@ reject = protocol_op(
 )
 """Whether each draft is rejected: shared bits [drafts].
 
-chosen, totals: the weights W_d (a share mod 2^widths.chosen will do) and Z; q: the client's integers
-Q_d >= 1; r: joint random integers r'. All [drafts]."""
+chosen, totals: the weights W_d (a share mod 2^widths.chosen will do) and Z; q: the client's
+integers Q_d >= 1; r: joint random integers r'. All [drafts]."""
 
 
 # ---- residual
@@ -195,7 +201,7 @@ shape; a row of zeros gives W_x 2^draft)."""
 # ---- locate
 
 
-def _locate_two_party(party: Party, weights: Value, u: Value, *, draw: int) -> Bool:
+def _locate_two_party(party: Party, weights: Value, u: Value, *, draw: int, total: int) -> Bool:
     """1. Prefix sums and the total, locally. 2. t = u S. 3. The sign of t - P_x 2^draw."""
     share, u_ = as_arith(party, weights), as_arith(party, u).words
     # 1.
@@ -203,25 +209,25 @@ def _locate_two_party(party: Party, weights: Value, u: Value, *, draw: int) -> B
     # 2.
     t = multiply_words(party, u_, prefix[:, -1])
     # 3.
-    above = sign_words(party, t[:, None] - (prefix << np.uint64(draw)), _RING + 1)
+    above = sign_words(party, t[:, None] - (prefix << np.uint64(draw)), total + draw + 1)
     return Bool(above, np.dtype(np.bool_), 0, 1)
 
 
-def _locate_reference(weights: Any, u: Any, *, draw: int) -> Any:
+def _locate_reference(weights: Any, u: Any, *, draw: int, total: int) -> Any:
     xp = jnp if isinstance(weights, jax.Array) else np
     kind = weights.dtype
     prefix = xp.cumsum(weights, axis=-1)
     return u.astype(kind)[:, None] * prefix[:, -1:] < prefix * kind.type(2**draw)
 
 
-def _locate_cost(weights: Value, u: Value, *, draw: int) -> Cost:
+def _locate_cost(weights: Value, u: Value, *, draw: int, total: int) -> Cost:
     rows, n = weights.shape
-    return arith_cost(weights, u) + _products_cost(rows) + sign_cost(rows * n, _RING + 1)
+    return arith_cost(weights, u) + _products_cost(rows) + sign_cost(rows * n, total + draw + 1)
 
 
-def _correct_locate(weights: Value, u: Value, *, draw: int) -> Correct:
+def _correct_locate(weights: Value, u: Value, *, draw: int, total: int) -> Correct:
     def correct(party: SimulatedParty, made: Bool, wanted: Bool) -> None:
-        correct_sign(party, made, wanted, _RING + 1)
+        correct_sign(party, made, wanted, total + draw + 1)
 
     return correct
 
@@ -230,10 +236,10 @@ locate = protocol_op(
     "locate",
     reference=_locate_reference,
     two_party=_locate_two_party,
-    owners=lambda weights, u, draw: [Owner.JOINT],
+    owners=lambda weights, u, draw, total: [Owner.JOINT],
     cost=_locate_cost,
     functionality=Functionality(),
     simulate=uniform_messages(_locate_two_party, _correct_locate),
 )
-"""Shared bits [u S < P_x 2^draw] of weights [rows, n] with prefix sums P and totals S < 2^(62 - draw),
-and joint random integers u [rows] of `draw` bits."""
+"""Shared bits [u S < P_x 2^draw] of weights [rows, n] with prefix sums P and totals S below
+2^total, and joint random integers u [rows] of `draw` bits; total + draw <= 62."""

@@ -39,13 +39,11 @@ import numpy as np
 
 from protocols.compare import less_cost, less_private
 from protocols.convert import (
-    BITS,
     arith_cost,
     arith_from_bool,
     as_arith,
     correct_bits,
-    product_of_bits,
-    swap_bits,
+    product_of_own_bits,
 )
 from protocols.planes import bytes_for, from_planes
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
@@ -85,22 +83,12 @@ def truncate_unbiased(party: Party, x: Arith, shift: int) -> Arith:
     # 2.
     shifted = words >> np.uint64(shift) if party.rank == CLIENT else _round_up(words, shift)
     # 3. wrap = 1 - no_wrap
-    no_wrap = _product(party, (words >> np.uint64(63)) ^ _1)
+    no_wrap = product_of_own_bits(party, (words >> np.uint64(63)) ^ _1)
     wrapped = np.uint64(1 << (64 - shift))
     out = shifted + no_wrap * wrapped
     if party.rank == CLIENT:
         out = out - wrapped - (_OFFSET >> np.uint64(shift))
     return Arith(out, x.dtype, x.frac_bits)
-
-
-def _product(party: Party, bit: np.ndarray) -> np.ndarray:
-    """Additive share of the product of both parties' private bits; one bit each way."""
-    material = party.take(BITS, bit.size)
-    own = material.masks[party.rank].reshape(bit.shape)
-    mine = bit ^ own
-    theirs = swap_bits(party, mine.astype(np.uint8)).astype(np.uint64)
-    d, e = (mine, theirs) if party.rank == CLIENT else (theirs, mine)
-    return product_of_bits(party.rank, d, e, own, material.results[0].reshape(bit.shape))
 
 
 def truncate_local(party: Party, x: Arith, shift: int) -> Arith:
@@ -118,7 +106,8 @@ def _truncate_exact(party: Party, x: Arith, shift: int) -> Arith:
         words = words + _OFFSET
     # 2.
     wrapped = np.uint64(1 << (64 - shift))
-    out = (words >> np.uint64(shift)) + _product(party, (words >> np.uint64(63)) ^ _1) * wrapped
+    no_wrap = product_of_own_bits(party, (words >> np.uint64(63)) ^ _1)
+    out = (words >> np.uint64(shift)) + no_wrap * wrapped
     if party.rank == CLIENT:
         out = out - wrapped - (_OFFSET >> np.uint64(shift))
     # 3.

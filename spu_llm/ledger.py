@@ -135,21 +135,31 @@ def _exchange(channel: Channel, rank: int, value: Value, learners: list[int]) ->
     return theirs
 
 
+def opening_bytes(count: int, bits: int) -> int:
+    """Bytes of a message that opens `count` elements: bits are packed, wider ones take whole bytes.
+    """
+    return (count + 7) // 8 if bits == 1 else count * ((bits + 7) // 8)
+
+
 def _pack(words: np.ndarray, bits: int) -> bytes:
     if bits == 1:
         return np.packbits(words.astype(np.uint8).ravel(), bitorder="little").tobytes()
-    return np.ascontiguousarray(words).tobytes()
+    raw = np.ascontiguousarray(words, "<u8").view(np.uint8).reshape(-1, 8)
+    return raw[:, : (bits + 7) // 8].tobytes()
 
 
 def _unpack(data: bytes, shape: tuple[int, ...], bits: int) -> np.ndarray:
     count = int(np.prod(shape, dtype=int))
-    expected = (count + 7) // 8 if bits == 1 else 8 * count
+    expected = opening_bytes(count, bits)
     if len(data) != expected:
         raise WireError(f"an opening has {len(data)} bytes, expected {expected}")
+    raw = np.frombuffer(data, np.uint8)
     if bits == 1:
-        flat = np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little")
+        flat = np.unpackbits(raw, count=count, bitorder="little")
         return flat.astype(np.uint64).reshape(shape)
-    return np.frombuffer(data, np.uint64).reshape(shape)
+    whole = np.zeros((count, 8), np.uint8)
+    whole[:, : (bits + 7) // 8] = raw.reshape(count, -1) if count else 0
+    return low_bits(whole.view("<u8").astype(np.uint64), bits).reshape(shape)
 
 
 def _plaintext(words: np.ndarray, dtype: np.dtype, frac_bits: int) -> np.ndarray:

@@ -22,6 +22,7 @@ class Prg:
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
+        self._key = key
         # Every key is used for one stream only, so the counter may start at zero.
         self._stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
 
@@ -33,6 +34,10 @@ class Prg:
     def from_seed(seed: int, label: str) -> Prg:
         """A reproducible stream for simulation and sampling; never for masks between processes."""
         return Prg(hashlib.sha256(f"{label}:{seed}".encode()).digest())
+
+    def child(self, label: str) -> Prg:
+        """A stream of its own per label: the same whenever it is asked for."""
+        return Prg(hashlib.blake2b(label.encode(), key=self._key, digest_size=KEY_BYTES).digest())
 
     def words(self, shape: tuple[int, ...]) -> np.ndarray:
         """Uniform uint64 words of `shape`."""

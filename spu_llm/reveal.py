@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.ledger import Opening
+from spu_llm.ledger import Opening, opening_bytes
 from spu_llm.op import Cost, Functionality, View, protocol_op
 from spu_llm.party import Party
 from spu_llm.prg import Prg
@@ -59,7 +59,7 @@ def _bits(x: Value) -> int:
 
 def _cost(x: Value, *, to: Owner, label: str) -> Cost:
     count, learns = int(np.prod(x.shape, dtype=int)), _learns(x, to)
-    size = (count + 7) // 8 if _bits(x) == 1 else 8 * count
+    size = opening_bytes(count, _bits(x))
     return Cost(
         messages=len(learns),
         rounds=min(len(learns), 1),
@@ -98,7 +98,8 @@ def _simulate(
         words = low_bits(words ^ x.words, x.bits)
     if _bits(x) == 1:
         return View([], [np.packbits(words.astype(np.uint8).ravel(), bitorder="little")])
-    return View([], [words])
+    raw = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 8)[:, : (_bits(x) + 7) // 8]
+    return View([], [raw.reshape(-1)])
 
 
 reveal = protocol_op(

@@ -20,12 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.cache import Block, empty_block
-from models.draft import Drafter, token_distribution
+from models.draft import Drafter
 from models.gpt2 import GPT2Config, Params, embed_tokens, logits, step
 from models.hf import load_model
 from models.tokenizer import Tokenizer
 from models.training.snippets import SHIPPED, read_snippets
-from protocols.post import draw, next_distribution
+from protocols.distribution import Sampling, draw, quantised, residual
 
 DRAFT_LENGTHS = (3, 5, 7, 9)
 TEMPERATURES = (1.0, 0.7, 0.0)  # 0 is greedy
@@ -170,23 +170,26 @@ def simulate(
     rng: np.random.Generator,
 ) -> Speed:
     """Speculative decoding of every prompt by NEW_TOKENS tokens or a few more."""
-    greedy = temperature == 0
+    sampling = Sampling(temperature)
     steps = emitted = accepted = 0
+
+    def pick(logits: np.ndarray, position: int) -> tuple[int, np.ndarray]:
+        q = quantised(sampling.distribution(logits))
+        return draw(q, float(rng.random())), q / q.sum()
+
     for prompt in prompts:
         verifier.restart()
         verifier.rows(prompt[:-1])
         verifier.length = len(prompt) - 1
         tokens = list(prompt)
         while len(tokens) < len(prompt) + NEW_TOKENS:
-            drafts, q = drafter.propose(
-                tokens, draft_length, lambda: float(rng.random()), temperature, greedy=greedy
-            )
+            drafts, q = drafter.propose(tokens, draft_length, pick)
             rows = verifier.rows([tokens[-1], *drafts])
-            p = [token_distribution(row, temperature, greedy=greedy) for row in rows]
+            p = [sampling.distribution(row) for row in rows]
             k = 0
             while k < draft_length and rng.random() * q[k, drafts[k]] < p[k][drafts[k]]:
                 k += 1
-            rest = next_distribution(p[k], q[k] if k < draft_length else None)
+            rest = residual(p[k], q[k] if k < draft_length else None)
             tokens += [*drafts[:k], draw(rest, float(rng.random()))]
             verifier.length += k + 1
             steps, emitted, accepted = steps + 1, emitted + k + 1, accepted + k
@@ -203,7 +206,7 @@ def complete(
     for _ in range(SAMPLE_TOKENS):
         row = verifier.rows(fresh)[-1]
         verifier.length += len(fresh)
-        p = token_distribution(row, temperature, greedy=temperature == 0)
+        p = Sampling(temperature).distribution(row)
         token = draw(p, float(rng.random()))
         if token == tokenizer.eos_id:
             break

@@ -92,6 +92,7 @@ def _parser() -> Parser:
     serve.add_argument("--once", action="store_true", help="end after one session")
     serve.add_argument("--studies", action="store_true",
                        help="also take part in measurements (bench, experiment)")  # fmt: skip
+    serve.add_argument("--sampling-seed", type=int, help=argparse.SUPPRESS)
     serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     _session_options(serve)
     _insecure_option(serve)
@@ -123,6 +124,13 @@ def _client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--standard", action="store_true", help="no drafting: one token a step")
     parser.add_argument("--temperature", type=float, default=0.7, metavar="T",
                         help="0 is greedy (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--verify", default="token", metavar="VARIANT",
+                        help="token (default; gives away tokens alone), post and naive (as "
+                        "published), race")  # fmt: skip
+    parser.add_argument("--top-k", type=int, default=0, metavar="K",
+                        help="draw among the K likeliest tokens (with --verify post)")  # fmt: skip
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P",
+                        help="draw among the likeliest that hold mass P (likewise)")  # fmt: skip
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
                         help="end before this text; may be given again")  # fmt: skip
     parser.add_argument("--seed", type=int, metavar="S", help="fix sampling")
@@ -181,6 +189,9 @@ def _client(options: argparse.Namespace, host: str, port: int) -> Any:
         max_new_tokens=options.max_new_tokens,
         draft_length=0 if options.standard else options.draft_length,
         temperature=options.temperature,
+        verify=options.verify,
+        top_k=options.top_k,
+        top_p=options.top_p,
         stop=tuple(options.stop),
         draft_seed=options.seed,
         sampling_seed=options.seed if options.command == "demo" else None,
@@ -209,6 +220,7 @@ def _serve(options: argparse.Namespace) -> None:
             once=options.once,
             studies=options.studies,
             exit_with_parent=options.exit_with_parent,
+            sampling_seed=options.sampling_seed,
         ),
         say=lambda line: print(f"spu-llm: {line}", file=sys.stderr, flush=True),
     )

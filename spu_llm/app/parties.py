@@ -75,6 +75,7 @@ class ServeOptions:
     once: bool
     studies: bool  # also take part in measurements, which open more than a completion does
     exit_with_parent: bool  # set by `demo`: end when the process that started this one has gone
+    sampling_seed: int | None = None  # set by `demo --seed`: fixes the provider's joint randomness
 
 
 def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
@@ -111,7 +112,8 @@ def _serve_one(
     fields |= {f"model.{k}": v for k, v in config.asdict().items()}
     agreed = control.open_session(fields, HANDSHAKE_S)
     try:
-        job = _job(agreed) | {"model_dir": str(options.model)}
+        own = {"model_dir": str(options.model), "sampling_seed": options.sampling_seed}
+        job = _job(agreed) | own
         _check_request(job, config, options.studies)
     except InputError as exc:
         control.bye(str(exc), ok=False)
@@ -166,6 +168,9 @@ class GenerateOptions:
     max_new_tokens: int
     draft_length: int
     temperature: float
+    verify: str = "token"
+    top_k: int = 0
+    top_p: float = 1.0
     stop: tuple[str, ...] = field(default=())
     draft_seed: int | None = None
     sampling_seed: int | None = None
@@ -290,7 +295,9 @@ def check_request(options: GenerateOptions) -> tuple[Tokenizer, list[int], Reque
         max_new_tokens=options.max_new_tokens,
         draft_length=options.draft_length,
         temperature=options.temperature,
-        greedy=options.temperature == 0,
+        verify=options.verify,
+        top_k=options.top_k,
+        top_p=options.top_p,
     )
     request.check_options()
     if options.draft_length:
@@ -353,12 +360,15 @@ def demo(
 ) -> dict[str, Any]:
     """A provider process for `model` and this process as its client, over loopback."""
     check_request(options)[2].check(load_config(model))
-    with local_provider(model, options.server.network) as server:
+    seed = options.sampling_seed
+    with local_provider(model, options.server.network, sampling_seed=seed) as server:
         return generate(replace(options, server=server), on_event)
 
 
 @contextmanager
-def local_provider(model: Path, network: str, *, studies: bool = False) -> Iterator[Server]:
+def local_provider(
+    model: Path, network: str, *, studies: bool = False, sampling_seed: int | None = None
+) -> Iterator[Server]:
     """A provider process on this machine that serves one session.
 
     When the session fails because of the provider, the error says what the provider said.
@@ -366,8 +376,10 @@ def local_provider(model: Path, network: str, *, studies: bool = False) -> Itera
     command = [*python_command("spu_llm.app.cli"), "serve", "--model", str(model)]
     command += ["--listen", "127.0.0.1:0", "--network", network]
     command += ["--once", "--insecure", "--exit-with-parent"]
+    command += ["--studies"] if studies else []
+    command += [f"--sampling-seed={sampling_seed}"] if sampling_seed is not None else []
     provider = subprocess.Popen(
-        command + (["--studies"] if studies else []),
+        command,
         stdin=subprocess.PIPE,  # never written to: it closes when this process ends
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

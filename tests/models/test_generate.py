@@ -5,21 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from models import secure_gpt2
 from models.draft import Drafter
-from models.generate import ClientSide, Programs, Report, generate, share_weights
+from models.generate import ClientSide, Programs, generate, private_tree, share_weights
 from models.gpt2 import logits as whole_logits
 from models.request import Request
 from models.tokenizer import Tokenizer
-from protocols import post
+from protocols.distribution import Sampling, Streams
+from protocols.post import Post
 from spu_llm.errors import InputError
 from spu_llm.prg import Prg
 from spu_llm.secure import PartySession, PlaintextSession, Simulation, public
-from spu_llm.values import CLIENT, Owner
+from spu_llm.values import CLIENT, PROVIDER, Owner
 from tests.tiny import PRIVATE, PUBLIC, save_tokenizer, tiny_params
 
 PARAMS = tiny_params(PRIVATE, 1)
@@ -35,24 +37,44 @@ def tokenizer(tmp_path_factory: Any) -> Tokenizer:
     return Tokenizer.load(directory)
 
 
-def client_side(tokenizer: Tokenizer, request: Request, seed: int = SEED) -> ClientSide:
-    drafter = Drafter(PUBLIC, DRAFT_PARAMS, 80) if request.draft_length else None
-    return ClientSide(
-        list(PROMPT), tokenizer, drafter,
-        Prg.from_seed(seed, "drafts"), Prg.from_seed(seed, "sampling"),
-    )  # fmt: skip
+def client_side(tokenizer: Tokenizer, programs: Programs, seed: int = SEED) -> ClientSide:
+    drafter = Drafter(PUBLIC, DRAFT_PARAMS, 80) if programs.request.draft_length else None
+    streams = Streams(Prg.from_seed(seed, "drafts"), Prg.from_seed(seed, "sampling"))
+    return ClientSide(list(PROMPT), tokenizer, drafter, programs.verifier, streams)
 
 
-def request_for(new: int, drafts: int, temperature: float) -> Request:
-    return Request(len(PROMPT), new, drafts, temperature, greedy=temperature == 0)
+def provider_stream(seed: int = SEED) -> Prg:
+    return Prg.from_seed(seed, "joint randomness")
+
+
+def request_for(
+    new: int, drafts: int, temperature: float, verify: str = "token", **options: Any
+) -> Request:
+    return Request(len(PROMPT), new, drafts, temperature, verify, **options)
 
 
 def run_plaintext(tokenizer: Tokenizer, request: Request, seed: int = SEED) -> Any:
-    client = client_side(tokenizer, request, seed)
-    session = PlaintextSession()
     programs = Programs.build(PRIVATE, request)
-    report = generate(session, programs, share_weights(session, PRIVATE, PARAMS), client)
-    return client, report
+    client = client_side(tokenizer, programs, seed)
+    session = PlaintextSession()
+    weights = share_weights(session, PRIVATE, PARAMS)
+    return client, generate(session, programs, weights, client, provider_stream(seed))
+
+
+def run_two_parties(simulation: Simulation, tokenizer: Tokenizer, request: Request) -> Any:
+    """Per party: the client's side (None at the provider), report, openings."""
+
+    def program(session: PartySession) -> Any:
+        session.ledger.openings.clear()
+        programs = Programs.build(PRIVATE, request)
+        client = session.local(CLIENT, lambda: client_side(tokenizer, programs))
+        provider = session.local(PROVIDER, provider_stream)
+        params = None if session.rank == CLIENT else PARAMS
+        weights = share_weights(session, PRIVATE, params)
+        report = generate(session, programs, weights, client, provider)
+        return client, report, list(session.ledger.openings)
+
+    return simulation.run(program)
 
 
 def test_greedy_drafts_do_not_change_the_text(tokenizer: Tokenizer) -> None:
@@ -69,53 +91,55 @@ def test_greedy_drafts_do_not_change_the_text(tokenizer: Tokenizer) -> None:
         assert len(drafted.tokens) <= sum(report.emitted)
 
 
+COURSES = [
+    request_for(6, 3, 0.0),
+    request_for(4, 2, 0.8),
+    request_for(3, 0, 0.8),
+    request_for(4, 2, 0.8, "race"),
+    request_for(4, 2, 0.8, "naive"),
+    request_for(4, 2, 0.8, "post", top_k=40, top_p=0.95),
+]
+ROW = ("client", "row of the distribution", 288, 21)
+END = ("provider", "accepted drafts and end of text", 2, 64)
+STOP = [(role, "where drafts stop", 2, 1) for role in ("client", "provider")]
+OPENED = {  # by a step with two drafts
+    "token": [*STOP, ("client", "block of the token", 17, 1),
+              ("client", "place of the token", 17, 1), END],
+    "race": [*STOP, ("client", "token", 1, 64), END],
+    "naive": [("client", "rejection bits", 2, 1), ROW, END],
+    "post": [("client", "rejection bits", 2, 1),
+             *[("client", "drafts outside top-k or top-p", 2, 1)] * 2, ROW, END],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("request_", COURSES, ids=lambda r: f"{r.verify} {r.draft_length}")
 def test_two_parties_write_the_plaintext_text(
-    tokenizer: Tokenizer, simulation: Simulation
+    tokenizer: Tokenizer, simulation: Simulation, request_: Request
 ) -> None:
-    """Greedy and sampled, drafted and standard: the driver gives both parties the same course."""
-    for request in (request_for(6, 3, 0.0), request_for(4, 2, 0.8), request_for(3, 0, 0.8)):
-        plain, plain_report = run_plaintext(tokenizer, request)
-
-        def program(
-            session: PartySession, request: Request = request
-        ) -> tuple[ClientSide | None, Report]:
-            client = session.local(CLIENT, lambda: client_side(tokenizer, request))
-            programs = Programs.build(PRIVATE, request)
-            params = None if session.rank == CLIENT else PARAMS
-            weights = share_weights(session, PRIVATE, params)
-            return client, generate(session, programs, weights, client)
-
-        (client, report), (nobody, provider_report) = simulation.run(program)
-        assert nobody is None and client is not None
-        assert client.tokens == plain.tokens, request
-        assert report.emitted == provider_report.emitted == plain_report.emitted
-        assert provider_report.finish_reason == "ended by client"
-
-
-def test_ledger_holds_what_post_declares(tokenizer: Tokenizer, simulation: Simulation) -> None:
-    request = request_for(4, 2, 0.8)
-
-    def program(session: PartySession) -> Any:
-        session.ledger.openings.clear()
-        client = session.local(CLIENT, lambda: client_side(tokenizer, request))
-        params = None if session.rank == CLIENT else PARAMS
-        weights = share_weights(session, PRIVATE, params)
-        report = generate(session, Programs.build(PRIVATE, request), weights, client)
-        return report, list(session.ledger.openings)
-
-    (report, openings), (_, provider_openings) = simulation.run(program)
-    assert openings == provider_openings
-    per_step = [("client", "rejection bits", 2, 1), ("client", "row of the distribution", 288, 64),
-                ("provider", "accepted drafts and end of text", 2, 64)]  # fmt: skip
-    found = [(o.learner, o.label, o.count, o.bits) for o in openings]
-    assert found == per_step[1:] + per_step * report.steps
-
-
-def test_two_party_logits_after_rollback_and_prefix(simulation: Simulation) -> None:
-    """Prefix block (provider's plaintext), prefill, a rejected draft, then another step:
-    the opened rows equal a fresh forward over the accepted tokens.
+    """Every variant, greedy and sampled, drafted and standard: the driver gives both parties the
+    same course, and the ledger holds what the variant declares.
     """
-    programs = secure_gpt2.build(PRIVATE, 24, greedy=True)
+    plain, plain_report = run_plaintext(tokenizer, request_)
+    (client, report, openings), (nobody, provider_report, provider_openings) = run_two_parties(
+        simulation, tokenizer, request_
+    )
+    assert nobody is None
+    assert client.tokens == plain.tokens
+    assert report.emitted == provider_report.emitted == plain_report.emitted
+    assert provider_report.finish_reason == "ended by client"
+    assert openings == provider_openings
+    if request_.draft_length == 2:
+        found = [(o.learner, o.label, o.count, o.bits) for o in openings]
+        steps = OPENED[request_.verify] * report.steps
+        assert found[len(found) - len(steps) :] == steps
+
+
+def test_two_party_rows_after_rollback_and_prefix(simulation: Simulation) -> None:
+    """Prefix block (provider's plaintext), prefill, a rejected draft, then another step: the
+    weights that `post` opens are those of a fresh forward over the accepted tokens.
+    """
+    verifier = Post(Sampling())
+    programs = secure_gpt2.build(PRIVATE, 24, verifier)
     prefix, prompt = [10, 11, 12], [40, 41, 42]
     first, second = [43, 50, 51], [44, 60, 61]  # of the first step only token 43 is kept
 
@@ -126,38 +150,43 @@ def test_two_party_logits_after_rollback_and_prefix(simulation: Simulation) -> N
         def tokens(ids: list[int]) -> Any:
             return session.private(CLIENT, lambda: ids, (len(ids),), np.int32)
 
+        def sure(drafts: list[int]) -> Any:
+            """Drafts of probability one and r next to one: whatever the model thinks, rejected."""
+            shapes = verifier.client_shapes(len(drafts), 288)
+            mine = np.array(drafts), np.full(len(drafts), 1 << 16), np.full(len(drafts), 2**16 - 1)
+            return private_tree(session, CLIENT, lambda: mine, shapes), None
+
         one = public(np.float32(1))
         block = session.call(programs.prefix, weights, public(np.asarray(prefix, np.int32)))
-        row, shared = session.call(programs.prefill, weights, tokens(prompt), one, block)
-        rows = [session.get(row)]
+        outcome, _, shared = session.call(
+            programs.prefill, weights, tokens(prompt), *sure([]), one, block
+        )
+        outcomes = [outcome]
         length = len(prompt)
         for ids in (first, second):
-            # Thresholds are unused when greedy; no real draft is the maximum here, so row 0 opens.
-            none = session.private(CLIENT, lambda: np.zeros(2), (2,), np.float32)
-            rejected, row, shared = session.call(
-                programs.decode, weights, tokens(ids), none, shared,
+            outcome, _, shared = session.call(
+                programs.decode, weights, tokens(ids), *sure(ids[1:]), shared,
                 public(np.int32(length)), one, block,
             )  # fmt: skip
-            rows.append((session.get(rejected), session.get(row)))
+            outcomes.append(outcome)
             length += 1
-        return rows
+        return [jax.tree.map(session.get, outcome) for outcome in outcomes]
 
     client, provider = simulation.run(program)
-    assert provider[0] is None
+    assert provider[0].row is None
     plan = programs.prefix.plan(PARAMS, np.zeros(3, np.int32))[0]
     assert {s.owner for s in plan.steps} <= {Owner.PROVIDER, Owner.PUBLIC}  # type: ignore[union-attr]
     tokens = prefix + prompt
-    _close_row(client[0], tokens)
-    for (rejected, row), ids in zip(client[1:], (first, second), strict=True):
-        k = int(post.first_rejection(rejected))
-        _close_row(row, tokens + ids[: k + 1])
-        assert k == 0
-        tokens = tokens + ids[:1]
+    _close_row(client[0].row, tokens)
+    for outcome, ids in zip(client[1:], (first, second), strict=True):
+        assert outcome.rejected.all()
+        tokens = [*tokens, ids[0]]
+        _close_row(outcome.row, tokens)
 
 
 def _close_row(row: np.ndarray, tokens: list[int]) -> None:
-    expected = np.asarray(whole_logits(PARAMS, PRIVATE, jnp.asarray(tokens))[-1])
-    np.testing.assert_allclose(row, expected - expected.max(), atol=0.05)
+    logits = np.asarray(whole_logits(PARAMS, PRIVATE, jnp.asarray(tokens))[-1])
+    np.testing.assert_allclose(row, np.exp(logits - logits.max()), atol=0.01)
 
 
 @pytest.mark.parametrize(
@@ -169,11 +198,16 @@ def _close_row(row: np.ndarray, tokens: list[int]) -> None:
         ({"draft_length": 17}, "--draft-length"),
         ({"temperature": -1.0}, "--temperature"),
         ({"temperature": float("nan")}, "--temperature"),
+        ({"verify": "trust"}, "--verify"),
+        ({"verify": "post", "temperature": 0.0}, "greedy"),
+        ({"top_k": 5}, "--verify post"),
+        ({"top_p": 0.0, "verify": "post"}, "--top-p"),
+        ({"top_k": -1, "verify": "post"}, "--top-k"),
     ],
 )
 def test_requests_that_cannot_be_served(change: dict[str, Any], words: str) -> None:
     fields = {"prompt_tokens": 4, "max_new_tokens": 8, "draft_length": 3, "temperature": 1.0,
-              "greedy": False} | change  # fmt: skip
+              "verify": "token"} | change  # fmt: skip
     with pytest.raises(InputError, match=words):
         Request(**fields).check(PRIVATE)
 

@@ -1,0 +1,127 @@
+"""Verification of drafted tokens: one interface, four variants, and who learns what.
+
+A step: the client drafts in the clear (`propose`), both parties run one secure forward over the
+last token and the drafts, `verify` decides on its logits which drafts stay, and the client writes
+them and one more token down (`resolve`). Whatever the variant, the text has the private model's
+law; the variants differ in what the parties see on the way:
+
+| variant | client learns | provider learns |
+|---|---|---|
+| `naive`, `post` | tokens, all rejection bits, one row of the distribution a step | draft length, \
+steps, accepted count per step |
+| `token` (default), `race` | the emitted tokens | the same |
+| `token`, `race` with hidden progress | the emitted tokens | draft length, steps, length limits |
+
+In `race` the client chooses the noise that makes the choice, so an emitted token tells it which
+token wins under that noise: functionality as in the table, but on inputs of its own choosing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from jax import Array
+
+from protocols.distribution import Sampling, Streams
+from protocols.post import Post
+from protocols.race import Race
+from protocols.token import Token
+from spu_llm.errors import InputError
+from spu_llm.op import Functionality
+from spu_llm.prg import Prg
+
+VARIANTS = ("token", "post", "naive", "race")
+
+_STEPS = "draft length, number of steps"
+FUNCTIONALITIES = {
+    "naive": Functionality(
+        client="emitted tokens, all rejection bits, one whole row of the distribution per step",
+        provider=f"{_STEPS}, accepted count per step",
+    ),
+    "post": Functionality(
+        client="emitted tokens, all rejection bits, one whole row of the distribution per step",
+        provider=f"{_STEPS}, accepted count per step",
+    ),
+    "token": Functionality(
+        client="emitted tokens", provider=f"{_STEPS}, accepted count per step"
+    ),
+    "race": Functionality(
+        client="emitted tokens, under noise of its own choice",
+        provider=f"{_STEPS}, accepted count per step",
+    ),
+}
+
+
+class Verifier(Protocol):
+    """One variant for one way of sampling; both parties hold equal ones.
+
+    Shapes: d drafts, logits [d + 1, vocab] already divided by the temperature; row i belongs to the
+    position after draft i - 1. `d` may be 0: then one token is drawn.
+    """
+
+    name: str
+    sampling: Sampling
+
+    def client_shapes(self, drafts: int, vocab: int) -> Any:
+        """Shapes and types of the client's input to `verify`."""
+
+    def provider_shapes(self, drafts: int) -> Any:
+        """Shapes and types of the provider's: its part of the joint randomness, or None."""
+
+    def propose(
+        self, logits: np.ndarray, position: int, streams: Streams
+    ) -> tuple[int, np.ndarray]:
+        """A draft for `position` of the text from the public model's logits [vocab], and the law
+        float64 [vocab] that it was drawn from.
+        """
+
+    def client_input(
+        self, drafts: Sequence[int], q: np.ndarray, position: int, streams: Streams
+    ) -> Any:
+        """The client's input: its drafts with their laws q [d, vocab]; `position` is that of the
+        first draft.
+        """
+
+    def provider_input(self, drafts: int, stream: Prg) -> Any:
+        """The provider's input."""
+
+    def verify(self, logits: Array, client: Any, provider: Any) -> tuple[Any, Array]:
+        """The secure half: an outcome for the client alone and the number of accepted drafts, which
+        is the client's or public.
+        """
+
+    def resolve(
+        self, outcome: Any, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
+    ) -> tuple[int, int]:
+        """The client's plaintext half: accepted drafts, and the token after them."""
+
+
+def verifier(variant: str, sampling: Sampling) -> Verifier:
+    """The variant of that name; InputError for what it does not offer."""
+    check(variant, sampling)
+    if sampling.greedy:
+        return Race(sampling, noise=False)
+    if variant == "race":
+        return Race(sampling)
+    if variant == "token":
+        return Token(sampling)
+    return Post(sampling, naive=variant == "naive")
+
+
+def check(variant: str, sampling: Sampling) -> None:
+    """InputError when the variant cannot sample this way."""
+    if variant not in VARIANTS:
+        raise InputError(f"unknown --verify {variant!r}; choose from {', '.join(VARIANTS)}")
+    if sampling.greedy and variant != "token":
+        raise InputError(
+            f"--verify {variant} has no greedy decoding; use --verify token or a --temperature"
+        )
+    if sampling.greedy and sampling.truncated:
+        raise InputError("--top-k and --top-p have no use at --temperature 0; leave them out")
+    if sampling.truncated and variant != "post":
+        raise InputError(
+            f"--verify {variant} has no --top-k and --top-p: cutting a row that nobody sees needs "
+            "a sort on shares; use --verify post, which shows one row a step to the client"
+        )
