@@ -218,8 +218,8 @@ scaled_exponential = protocol_op(
     model=model,
 )
 """exp(x) 2^(SCALE_BITS - FRAC_BITS) for x in (-2^(bits-1), 0] units, and exactly 0 for x <= -REACH:
-words of SCALE_BITS fraction bits, of which a truncation by the difference makes exp(x). In plaintext
-x is a float."""
+words of SCALE_BITS fraction bits, of which a truncation by the difference makes exp(x). In
+plaintext, of floats alone."""
 
 
 def exponential(x: Any, *, bits: int = BITS) -> Any:

@@ -35,7 +35,7 @@ from protocols.simulated import Correct, SimulatedParty, uniform_messages
 from spu_llm.op import Cost, Functionality, protocol_op
 from spu_llm.party import Party
 from spu_llm.settings import SpuConfig
-from spu_llm.values import CLIENT, Arith, Bool, Owner, Value
+from spu_llm.values import CLIENT, Arith, Bool, Owner, Private, Value
 
 _RING = 62  # bits of a magnitude that no step exceeds
 
@@ -97,9 +97,11 @@ def _reject_two_party(
     # Of the weight a narrow share will do.
     weight = chosen if isinstance(chosen, Arith) else as_arith(party, chosen)
     totals_, q_, r_ = (as_arith(party, v).words for v in (totals, q, r))
+    if not totals_.size:
+        return Bool(totals_, np.dtype(np.bool_), 0, 1)
     odd = r_ + r_ + (np.uint64(1) if party.rank == CLIENT else np.uint64(0))
-    # 1.
-    threshold = multiply_words(party, q_, odd)
+    # 1. A client that chose r itself does this alone (the provider's words are zeros).
+    threshold = q_ * odd if isinstance(r, Private) else multiply_words(party, q_, odd)
     # 2.
     threshold = multiply_words(party, threshold, totals_)
     # 3.
@@ -117,7 +119,9 @@ def _reject_reference(chosen: Any, totals: Any, q: Any, r: Any, *, widths: Width
 
 def _reject_cost(chosen: Value, totals: Value, q: Value, r: Value, *, widths: Widths) -> Cost:
     count = math.prod(totals.shape)
-    own = _products_cost(count) + _products_cost(count) + sign_cost(count, widths.threshold)
+    own = _products_cost(count) + sign_cost(count, widths.threshold)
+    if not isinstance(r, Private):
+        own += _products_cost(count)
     return arith_cost(totals, q, r) + own if count else Cost()
 
 
@@ -144,7 +148,7 @@ reject = protocol_op(
 """Whether each draft is rejected: shared bits [drafts].
 
 chosen, totals: the weights W_d (a share mod 2^widths.chosen will do) and Z; q: the client's
-integers Q_d >= 1; r: joint random integers r'. All [drafts]."""
+integers Q_d >= 1; r: random integers r', joint or the client's own. All of one shape."""
 
 
 # ---- residual

@@ -32,8 +32,9 @@ class TestReject(OpContract):
         # p just below q at the smallest r, p = q at the largest.
         Case(
             tuple(np.array(c) for c in ([24, 25], [100] * 2, [4] * 2, [0, 7])),
-            (f"arith{W.chosen}", "arith", "client", "arith"), {"widths": W},
-        ),
+            (f"arith{W.chosen}", "arith", "client", form), {"widths": W},
+        )
+        for form in ("arith", "client")
     ]  # fmt: skip
 
 

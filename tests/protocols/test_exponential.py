@@ -1,0 +1,173 @@
+"""The exponential of nonpositive shared words: its error, exact zeros, and a softmax made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocols.exponential import (
+    BITS,
+    FRAC_BITS,
+    REACH,
+    SCALE_BITS,
+    WORD_TIMES_CHOSEN,
+    client_factor,
+    exponential,
+    model,
+    provider_factors,
+    scaled_exponential,
+    softmax_weights,
+)
+from spu_llm.correlation import Form
+from spu_llm.prg import Prg
+from spu_llm.reveal import reveal
+from spu_llm.secure import PartySession, SecureFunction, Simulation
+from spu_llm.testing import BrokenParty, Case, OpContract, distinguish, reconstruct_words, run_op
+from spu_llm.testing.views import ROWS
+from spu_llm.values import CLIENT, PROVIDER, Arith, Owner, Value
+from tests.protocols.test_correlations import check, made
+
+UNIT = 2**FRAC_BITS
+EDGE = REACH * UNIT  # exp(-EDGE units) is the first zero
+EDGES = np.array([0, -1, -2, 2 - EDGE, 1 - EDGE, -EDGE, -EDGE - 1, 1 - 2 ** (BITS - 1)])
+
+
+class TestExponential(OpContract):
+    op = scaled_exponential
+    fresh = True
+    cases = [
+        Case((np.array([-12345]),), ("arith",), {"bits": 24}),
+        Case((EDGES[:0],), ("arith",), {"bits": BITS}),
+    ]
+
+    def hidden(self, own: list[Value], peer: list[Value], case: Case) -> list[np.ndarray]:
+        """The factors that the peer masks, whichever party it is."""
+        (share,) = peer
+        assert isinstance(share, Arith)
+        n = np.uint64(0) - share.words
+        return [client_factor(n)[0], provider_factors(n)]
+
+
+def expected(x: np.ndarray) -> np.ndarray:
+    """In units of 2^-18."""
+    return np.where(x <= -EDGE, 0.0, np.exp(x / UNIT)) * UNIT
+
+
+def assert_close(words: np.ndarray, x: np.ndarray) -> None:
+    """Of scaled results: the factors' rounding is all that is wrong, and zeros are exact."""
+    found = words.view(np.int64) * 2.0 ** (FRAC_BITS - SCALE_BITS)
+    assert np.max(np.abs(found - expected(x)), initial=0.0) < 0.52
+    assert not words[x <= -EDGE].any()
+    assert np.all(np.abs(words.view(np.int64)) < 2**62)  # what the truncation needs
+
+
+@pytest.mark.parametrize("form", ["arith", "degenerate", "client", "provider"])
+def test_edges(form: str) -> None:
+    x = np.repeat(EDGES, 300).reshape(-1, 8)  # as many sharings of each
+    outcome = run_op(scaled_exponential, Case((x,), (form,), {"bits": BITS}))
+    assert_close(reconstruct_words([o[0] for o in outcome.outputs]), x)
+
+
+WORD = st.one_of(
+    st.integers(1 - 2 ** (BITS - 1), 0), st.integers(-EDGE - 9, 0), st.integers(-99, 0)
+)
+
+
+@given(st.lists(WORD, min_size=1, max_size=40))
+@settings(max_examples=40)
+def test_any_words(values: list[int]) -> None:
+    x = np.array(values)
+    outcome = run_op(scaled_exponential, Case((x,), ("arith",), {"bits": BITS}))
+    assert_close(reconstruct_words([o[0] for o in outcome.outputs]), x)
+
+
+@given(st.lists(st.tuples(WORD, st.integers(0, 2**64 - 1)), min_size=1, max_size=200))
+def test_any_sharing(pairs: list[tuple[int, int]]) -> None:
+    """The factors of any two shares, the corners of their low bits among them."""
+    x = np.array([v for v, _ in pairs])
+    corners = [EDGE * i + j for i in (0, 1, 2) for j in (-1, 0, 1)]
+    for shares in (
+        np.array([s for _, s in pairs], np.uint64),
+        *(np.full(len(x), c % 2**64, np.uint64) for c in corners),
+    ):
+        both = (shares, x.view(np.uint64) - shares)
+        inputs = [[Arith(words, np.dtype(np.int64), 0)] for words in both]
+        (words,) = model(inputs, Prg.from_os(), bits=BITS)
+        assert_close(words, x)
+
+
+def test_rounds_and_bytes() -> None:
+    """5 rounds; per value 24 bytes and a bit for the product, 16 and two bits for the choice."""
+    x = np.zeros(800, np.int64)
+    outcome = run_op(scaled_exponential, Case((x,), ("arith",), {"bits": BITS}))
+    assert (outcome.rounds, sum(t.sent_messages for t in outcome.traffic)) == (5, 10)
+    assert [t.sent_bytes / x.size for t in outcome.traffic] == [24.375, 32.25]
+
+
+@pytest.mark.parametrize("bits", [23, 65])
+def test_too_few_bits_are_refused(bits: int) -> None:
+    with pytest.raises(ValueError, match="give 24 to 64"):
+        run_op(scaled_exponential, Case((EDGES,), ("arith",), {"bits": bits}))
+
+
+def test_spu_makes_the_product_at_the_price_of_one(simulation: Simulation) -> None:
+    """A transfer and a product with encryption one way; two products of private words take 436."""
+    both, per_unit = made(simulation, WORD_TIMES_CHOSEN)
+    check(WORD_TIMES_CHOSEN, both)
+    assert not both[PROVIDER].masks[0].any() and not both[PROVIDER].masks[1].any()
+    assert not both[CLIENT].masks[2].any()
+    assert 150 <= per_unit < 165, per_unit
+
+
+class _OneWordForBoth(BrokenParty):
+    """Broken: the provider's two words are one, so that f_0 - f_1 is +-(b_0 - b_1)."""
+
+    def spoil(self, words: np.ndarray, form: Form) -> np.ndarray:
+        pair = form is Form.ARITH and words.shape[1:] == (2,)
+        return np.repeat(words[:, :1], 2, axis=1) if pair else words
+
+
+def test_one_mask_for_both_factors_is_noticed() -> None:
+    case = Case((np.full(ROWS, -12345),), ("arith",), {"bits": 24})
+    assert distinguish(scaled_exponential, case, CLIENT, _OneWordForBoth, fresh=True)
+
+
+def _as_shared(function: Any, name: str, x: np.ndarray) -> Any:
+    """A program of `function` on x [rows, n], of which each party brings a half."""
+    secure = SecureFunction(
+        lambda a, b: reveal(function(a + b), to=Owner.CLIENT, label=name),
+        (Owner.CLIENT, Owner.PROVIDER), name,
+    )  # fmt: skip
+
+    def program(session: PartySession) -> Any:
+        halves = [session.private(r, lambda: x / 2, x.shape, np.float32) for r in (0, 1)]
+        return session.get(session.call(secure, *halves))
+
+    return program
+
+
+def test_two_parties_exponentiate(simulation: Simulation) -> None:
+    """Within two units after the truncation; zeros stay exact."""
+    x = np.tile(EDGES / UNIT, (64, 1)).astype(np.float32)
+    found, nothing = simulation.run(_as_shared(exponential, "exponential", x))
+    assert nothing is None
+    words = np.round(x.astype(np.float64) * UNIT)
+    assert np.max(np.abs(found * float(UNIT) - expected(words))) <= 2
+    assert not found[words <= -EDGE].any()
+
+
+def test_softmax_is_close_at_full_vocabulary(simulation: Simulation) -> None:
+    """Total variation from the exact softmax at V = 4096, normalised by the row's own sum."""
+    logits = np.random.default_rng(2).normal(0, 3, (1, 4096)).astype(np.float32)
+    found, _ = simulation.run(_as_shared(softmax_weights, "softmax weights", logits))
+    assert np.max(found) == pytest.approx(1.0, abs=2 / UNIT)
+    p = np.exp(logits.astype(np.float64))
+    variation = np.abs(found / found.sum(dtype=np.float64) - p / p.sum()).sum() / 2
+    assert variation < 0.003
+    # In plaintext the same function is the softmax but for what lies beyond its reach.
+    plain = np.asarray(softmax_weights(logits), np.float64)
+    assert np.abs(plain / plain.sum() - p / p.sum()).sum() / 2 < 1e-4

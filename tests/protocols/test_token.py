@@ -1,0 +1,263 @@
+"""Token-only verification: exact by enumeration, two parties as the integer model, few openings."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from protocols.distribution import quantised
+from protocols.exponential import softmax_weights
+from protocols.sampling import Widths, locate, reject, residual
+from spu_llm.reveal import reveal
+from spu_llm.secure import PartySession, SecureFunction, Simulation
+from spu_llm.values import CLIENT, PROVIDER, Owner
+from tests.protocols.verifying import (
+    UNIT,
+    model,
+    place,
+    random_step,
+    token_inputs,
+    two_parties,
+)
+
+VOCAB = 3
+SMALL = Widths(total=9, draft=5, draw=9, most_accept=8)
+
+
+# ---- the law, by enumeration
+
+
+def chains(seed: int) -> tuple[Any, Any]:
+    """Weights and draft integers after every prefix: fresh random ones each."""
+    rng = np.random.default_rng(seed)
+    tables: dict[Any, Any] = {}
+
+    def conditional(which: str, prefix: tuple[int, ...], total: int) -> np.ndarray:
+        key = which, prefix
+        if key not in tables:
+            tables[key] = rng.multinomial(total, rng.dirichlet(np.ones(VOCAB)))
+        return tables[key]
+
+    return (lambda prefix: conditional("w", prefix, 400),
+            lambda prefix: conditional("q", prefix, 2**SMALL.draft))  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_three_tokens_follow_the_private_model_by_enumeration(seed: int) -> None:
+    """Joint law of the first three tokens of steps with two drafts, V = 3: all drafts, all r and u,
+    by the plaintext of the ops. It is the chain's but for the rounding of r and u.
+    """
+    weights, q = chains(seed)
+    law: dict[tuple[int, ...], Fraction] = {}
+
+    def grow(prefix: tuple[int, ...], mass: Fraction) -> None:
+        if len(prefix) >= 3:
+            law[prefix[:3]] = law.get(prefix[:3], Fraction(0)) + mass
+            return
+        for tokens, weight in step_outcomes(weights, q, prefix):
+            grow(prefix + tokens, mass * weight)
+
+    grow((), Fraction(1))
+    assert sum(law.values()) == 1
+    # Per token: r is rounded to 2^-9, and u twice (blocks of two) to 2^-9 at up to three edges.
+    bound = 3 * (2.0**-9 + 3 * 2.0**-9)
+    for tokens in itertools.product(range(VOCAB), repeat=3):
+        chain = np.prod([weights(tokens[:i])[tokens[i]] / 400 for i in range(3)])
+        assert abs(float(law.get(tokens, 0)) - chain) <= bound * max(chain, 0.05), tokens
+
+
+def step_outcomes(weights: Any, q: Any, prefix: tuple[int, ...]) -> Any:
+    """(emitted tokens, probability) over everything that one step can do."""
+    for drafted in itertools.product(range(VOCAB), repeat=2):
+        before = [prefix + drafted[:i] for i in range(3)]
+        drawn = Fraction(1)
+        for b, d in zip(before, drafted, strict=False):
+            drawn *= Fraction(int(q(b)[d]), 2**SMALL.draft)
+        if not drawn:
+            continue
+        refused = [refusal(weights(b), q(b), d) for b, d in zip(before, drafted, strict=False)]
+        for k in range(3):
+            reached = drawn
+            for i in range(k):
+                reached *= 1 - refused[i]
+            if k < 2:
+                reached *= refused[k]
+            if reached:
+                taken = q(before[k]) if k < 2 else np.zeros(VOCAB, np.int64)
+                for x, mass in enumerate(drawn_token(weights(before[k]), taken)):
+                    yield (*drafted[:k], x), reached * mass
+
+
+def refusal(w: np.ndarray, q: np.ndarray, d: int) -> Fraction:
+    r = np.arange(2**SMALL.accept)
+    same = np.ones_like(r)
+    rejected = reject.reference(same * w[d], same * w.sum(), same * q[d], r, widths=SMALL)
+    return Fraction(int(rejected.sum()), r.size)
+
+
+def drawn_token(w: np.ndarray, q: np.ndarray) -> list[Fraction]:
+    """Law of the two-level draw from the residual: blocks {0, 1} and {2}, then inside."""
+    rest = residual.reference(w[None], q[None], widths=SMALL)[0]
+    u = np.arange(2**SMALL.draw)
+
+    def places(weights: np.ndarray) -> np.ndarray:
+        spread = np.repeat(weights[None], u.size, axis=0)
+        above = locate.reference(spread, u, draw=SMALL.draw, total=SMALL.total + SMALL.draft)
+        return np.bincount((~above).sum(axis=1), minlength=len(weights) + 1)
+
+    law = [Fraction(0)] * VOCAB
+    blocks = places(np.array([rest[:2].sum(), rest[2]]))
+    assert blocks[2] == 0  # a rejection leaves weight somewhere
+    for b, inside in enumerate((rest[:2], np.array([rest[2], 0]))):
+        if blocks[b]:
+            counts = places(inside)
+            for i, x in enumerate(range(2 * b, min(VOCAB, 2 * b + 2))):
+                law[x] += Fraction(int(blocks[b]), u.size) * Fraction(int(counts[i]), u.size)
+    return law
+
+
+# ---- two parties
+
+
+@pytest.mark.parametrize("name", ["token", "hidden"])
+def test_two_parties_follow_the_integer_model(simulation: Simulation, name: str) -> None:
+    """Same drafts, r and u: the same k and token, every time."""
+    rng = np.random.default_rng(4)
+    accepted = []
+    for _ in range(25):
+        step = random_step(rng, drafts=2, vocab=6)
+        expected = model(step, Widths.of_weights(6))
+        mine, theirs = token_inputs(step, rng)
+        client, provider = two_parties(simulation, name, step.weights * UNIT, mine, theirs)
+        assert (int(client.outcome.accepted), int(client.outcome.token)) == expected
+        assert provider.outcome.token is None
+        assert provider.accepted == (expected[0] if name == "token" else None)
+        accepted.append(expected[0])
+    assert set(accepted) == {0, 1, 2}
+
+
+def test_without_drafts(simulation: Simulation) -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(5):
+        step = random_step(rng, drafts=0, vocab=7)
+        mine, theirs = token_inputs(step, rng)
+        client, _ = two_parties(simulation, "token", step.weights * UNIT, mine, theirs)
+        assert (0, int(client.outcome.token)) == model(step, Widths.of_weights(7))
+
+
+@pytest.mark.parametrize("name", ["token", "hidden"])
+def test_openings(simulation: Simulation, name: str) -> None:
+    rng = np.random.default_rng(6)
+    step = random_step(rng, drafts=2, vocab=6)
+    client, provider = two_parties(
+        simulation, name, step.weights * UNIT, *token_inputs(step, rng)
+    )
+    assert client.openings == provider.openings
+    to_both = {(o.learner, o.label, o.count, o.bits) for o in client.openings}
+    tokens = {("client", "block of the token", 2, 1), ("client", "place of the token", 3, 1)}
+    progress = {("client", "where drafts stop", 2, 1)}
+    if name == "token":
+        progress.add(("provider", "where drafts stop", 2, 1))
+    assert to_both == tokens | progress
+
+
+def test_residual_that_rounds_to_zero_is_the_draft() -> None:
+    """Without any weight no block is found; `resolve` then takes the draft."""
+    from protocols.distribution import Sampling
+    from protocols.token import Outcome, Token
+
+    assert place([0, 0], 7, 4) == 2
+    outcome = Outcome(np.int32(1), np.int32(-1))
+    assert Token(Sampling()).resolve(outcome, [5, 8], np.zeros((2, 9)), float) == (1, 8)
+
+
+# ---- how close to the exact law at a full vocabulary
+
+
+def emitted_law(w: np.ndarray, q: np.ndarray, widths: Widths) -> np.ndarray:
+    """Law float64 [vocab] of a step's first token by the integer model: weights w, one draft of
+    integers q. The residual's random rounding is left out: it has no bias.
+    """
+    z = int(w.sum())
+    steps = 2**widths.accept
+    # r' is accepted while (2 r' + 1) q z < w 2^scale.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        most = (w.astype(np.float64) * 2.0**widths.scale / (q * float(z)) - 1) / 2
+    accept = np.where(q > 0, np.clip(np.ceil(most), 0, steps) / steps, 0.0)
+    stays = q / q.sum() * accept
+    rest = np.maximum((w << widths.draft) - q * z, 0)
+    rest >>= widths.shift(widths.draft)
+    size = int(np.ceil(np.sqrt(w.size)))
+    table = np.zeros(size * -(-w.size // size), np.int64)
+    table[: w.size] = rest
+    table = table.reshape(-1, size)
+    blocks = grid_law(table.sum(axis=1), widths.draw)
+    inside = np.stack([grid_law(b, widths.draw) if b.any() else b * 0.0 for b in table])
+    drawn = (blocks[:, None] * inside).reshape(-1)[: w.size]
+    return stays + (1 - stays.sum()) * drawn
+
+
+def grid_law(weights: np.ndarray, draw: int) -> np.ndarray:
+    """How many of the 2^draw values of u fall on each weight, as a law."""
+    prefix, total = np.cumsum(weights).astype(np.float64), float(weights.sum())
+    below = np.ceil(prefix * 2.0**draw / total)  # of all u: those with u total < prefix 2^draw
+    return np.diff(np.concatenate([[0.0], below])) / 2**draw
+
+
+def rows_and_drafts(vocab: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logits of standard deviation 3, their law, and integers of a draft model's near it."""
+    rng = np.random.default_rng(2)
+    logits = rng.normal(0, 3, vocab).astype(np.float32)
+    p = np.exp(logits.astype(np.float64) - logits.max())
+    near = np.exp(logits + rng.normal(0, 0.7, vocab))
+    return logits, p / p.sum(), quantised(near / near.sum())
+
+
+@pytest.mark.parametrize(("vocab", "bound"), [(32000, 0.005), (151936, 0.01)])
+def test_law_from_exact_probabilities_at_a_full_vocabulary(vocab: int, bound: float) -> None:
+    """Total variation from p, shares of 18 fraction bits (whose rounding is nearly all of it)."""
+    logits, p, q = rows_and_drafts(vocab)
+    w = np.rint(p / p.max() / UNIT).astype(np.int64)
+    variation = np.abs(emitted_law(w, q, Widths.of_weights(vocab)) - p).sum() / 2
+    assert variation <= bound, variation
+
+
+def test_law_from_logits_at_a_full_vocabulary(simulation: Simulation) -> None:
+    """Total variation from p at most 0.01, from two parties' shared logits at V = 32000."""
+    logits, p, q = rows_and_drafts(32000)
+    half = np.random.default_rng(1).normal(0, 5, logits.shape).astype(np.float32)
+    function = SecureFunction(
+        lambda a, b: reveal(softmax_weights((a + b)[None]), to=Owner.CLIENT, label="test"),
+        (Owner.CLIENT, Owner.PROVIDER), "weights of a row",
+    )  # fmt: skip
+
+    def program(session: PartySession) -> Any:
+        a = session.private(CLIENT, lambda: half, half.shape, np.float32)
+        b = session.private(PROVIDER, lambda: logits - half, half.shape, np.float32)
+        return session.get(session.call(function, a, b))
+
+    row = simulation.run(program)[CLIENT]
+    w = np.rint(row[0].astype(np.float64) / UNIT).astype(np.int64)
+    assert w.min() >= 0 and w.sum() < 2**33
+    variation = np.abs(emitted_law(w, q, Widths.of_weights(32000)) - p).sum() / 2
+    assert variation <= 0.01, variation
+
+
+def test_plaintext_agrees_with_the_integer_model() -> None:
+    """Under `jax.jit` the ops' float meaning gives the same tokens, away from edges."""
+    from protocols import token
+
+    rng = np.random.default_rng(9)
+    plain = jax.jit(token.verify)
+    same = 0
+    for _ in range(40):
+        step = random_step(rng, drafts=2, vocab=6)
+        mine, theirs = token_inputs(step, rng)
+        outcome, _ = plain((step.weights * UNIT).astype(np.float32), mine, theirs)
+        same += (int(outcome.accepted), int(outcome.token)) == model(step, Widths.of_weights(6))
+    assert same >= 39

@@ -1,0 +1,166 @@
+"""One verification between two parties, and the integer model that it must follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from models.generate import private_tree
+from protocols import post, race, token
+from protocols.distribution import Sampling
+from protocols.sampling import Widths
+from spu_llm.ledger import Opening
+from spu_llm.secure import PartySession, SecureFunction, Simulation
+from spu_llm.values import CLIENT, PROVIDER, Owner
+
+UNIT = 2.0**-18
+
+
+@dataclass(frozen=True)
+class Step:
+    """Weights (integers) [d + 1, vocab], the drafts with their laws in multiples of 2^-16, and the
+    joint random integers that verification uses.
+    """
+
+    weights: np.ndarray
+    drafts: np.ndarray  # [d]
+    q: np.ndarray  # [d, vocab]
+    r: np.ndarray  # [d]
+    u: np.ndarray  # [2]
+
+
+def random_step(rng: np.random.Generator, drafts: int, vocab: int) -> Step:
+    """Peaked rows of at most one, laws near to them, drafts from these."""
+    logits = rng.normal(0, 2, (drafts + 1, vocab))
+    weights = np.rint(np.exp(logits - logits.max(-1, keepdims=True)) / UNIT).astype(np.int64)
+    near = logits[:drafts] + rng.normal(0, rng.choice([0.0, 0.5, 2.0]), (drafts, vocab))
+    q = np.stack([integers_of(np.exp(row - row.max())) for row in near]) if drafts else (
+        np.zeros((0, vocab), np.int64))  # fmt: skip
+    chosen = np.array([rng.choice(vocab, p=row / row.sum()) for row in q], np.int64)
+    words = rng.integers(0, 2**31, drafts + 2)
+    return Step(weights, chosen, q, words[:drafts], words[drafts:])
+
+
+def integers_of(p: np.ndarray, bits: int = Widths.draft) -> np.ndarray:
+    """Integers that sum to 2^bits, near p (not the product's own rounding)."""
+    counts = np.floor(p / p.sum() * 2**bits).astype(np.int64)
+    counts[np.argmax(counts)] += 2**bits - counts.sum()
+    return counts
+
+
+def model(step: Step, widths: Widths) -> tuple[int, int]:
+    """(k, token) of `protocols.token` by Python's integers; -1 is the rejected draft."""
+    vocab = step.weights.shape[1]
+    k = 0
+    while k < len(step.drafts):
+        d, z = int(step.drafts[k]), int(step.weights[k].sum())
+        r = int(step.r[k]) % 2**widths.accept
+        if (2 * r + 1) * int(step.q[k, d]) * z >= int(step.weights[k, d]) << widths.scale:
+            break
+        k += 1
+    w = [int(x) for x in step.weights[k]]
+    if k < len(step.drafts):
+        z = sum(w)
+        w = [max(0, (x << widths.draft) - int(y) * z) for x, y in zip(w, step.q[k], strict=True)]
+    excess = widths.draft if len(step.drafts) else 0
+    if k == len(step.drafts) > 0:
+        w = [x << widths.draft for x in w]
+    assert widths.shift(excess) == 0, "rounding is random; take a smaller vocabulary"
+    size = int(np.ceil(np.sqrt(vocab)))
+    blocks = [sum(w[i : i + size]) for i in range(0, vocab, size)]
+    u = [int(x) % 2**widths.draw for x in step.u]
+    block = place(blocks, u[0], widths.draw)
+    if block == len(blocks):
+        return k, -1
+    return k, block * size + place(w[block * size : (block + 1) * size], u[1], widths.draw)
+
+
+def place(weights: Sequence[int], u: int, draw: int) -> int:
+    """The first place whose prefix sum exceeds u / 2^draw of the total."""
+    total, prefix = sum(weights), 0
+    for i, w in enumerate(weights):
+        prefix += w
+        if u * total < prefix << draw:
+            return i
+    return len(weights)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run gave: the client's outcome, the accepted count where public, openings."""
+
+    outcome: Any
+    accepted: int | None
+    openings: list[Opening]
+
+
+def shared(name: str, of: str) -> Any:
+    """`verify` of a variant on rows that both parties hold half of."""
+    verifying = {
+        "token": lambda w, mine, theirs: token.verify(w, mine, theirs),
+        "hidden": lambda w, mine, theirs: token.verify(w, mine, theirs, hide_progress=True),
+        "post": lambda w, mine, theirs: post.verify(w, mine, Sampling()),
+        "naive": lambda w, mine, theirs: post.verify(w, mine, Sampling(), naive=True),
+        "top-k": lambda w, mine, theirs: post.verify(w, mine, Sampling(1.0, 3)),
+        "top-p": lambda w, mine, theirs: post.verify(w, mine, Sampling(1.0, 0, 0.8)),
+        "race": lambda w, mine, theirs: race.verify(w, mine.drafts, 27),
+        "race hidden": lambda w, mine, theirs: race.verify(
+            w, mine.drafts, 27, hide_progress=True
+        ),
+    }[name]
+    C, P = Owner.CLIENT, Owner.PROVIDER  # noqa: N806
+    return SecureFunction(
+        lambda a, b, mine, theirs: verifying(a + b, mine, theirs), (C, P, C, P), f"{name} {of}"
+    )
+
+
+_FUNCTIONS: dict[tuple[str, str], Any] = {}
+
+
+def two_parties(
+    simulation: Simulation, name: str, rows: np.ndarray, mine: Any, theirs: Any
+) -> list[Seen]:
+    """Both parties' view of one verification of float rows [d + 1, vocab]."""
+    key = name, str(rows.shape)
+    function = _FUNCTIONS.setdefault(key, shared(*key))
+    half = np.round(np.random.default_rng(0).normal(0, 3, rows.shape) / UNIT) * UNIT
+
+    def shapes(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+    def program(session: PartySession) -> Seen:
+        session.ledger.openings.clear()
+        halves = [
+            session.private(CLIENT, lambda: half.astype(np.float32), rows.shape, np.float32),
+            session.private(PROVIDER, lambda: (rows - half).astype(np.float32), rows.shape,
+                            np.float32),
+        ]  # fmt: skip
+        inputs = (
+            private_tree(session, CLIENT, lambda: mine, shapes(mine)),
+            private_tree(session, PROVIDER, lambda: theirs, shapes(theirs)),
+        )
+        outcome, accepted = session.call(function, *halves, *inputs)
+        count = session.get(accepted)
+        return Seen(
+            jax.tree.map(session.get, outcome),
+            int(count) if count is not None else None,
+            list(session.ledger.openings),
+        )
+
+    return simulation.run(program)
+
+
+def token_inputs(step: Step, rng: np.random.Generator) -> tuple[Any, Any]:
+    """Both parties' inputs to `token.verify`: their randomness has the step's as its xor."""
+    count, vocab = step.q.shape
+    both = []
+    theirs = rng.integers(0, 2**31, count + 2).astype(np.int32)
+    mine = (np.concatenate([step.r, step.u]) ^ theirs).astype(np.int32)
+    for words in (mine, theirs):
+        both.append(token.Randomness(words[:count], words[count:]))
+    q = np.concatenate([step.q, np.zeros((1, vocab), np.int64)]).astype(np.int32)
+    return token.ClientInput(step.drafts.astype(np.int32), q, both[0]), both[1]
