@@ -1,9 +1,10 @@
 """How the cost of a decode step grows with the positions it verifies.
 
 POST's premise: a secure forward over several positions costs little more than one over a single
-position. Each step here is the one that a completion runs, with real drafts and verification at
-temperature 1; only drafting itself is left out of the time. The text never moves on, and all steps
-see a key/value cache of one capacity, so steps differ in nothing but their positions.
+position. Each step here is the one that a completion runs, with real drafts and verification (the
+default variant) at temperature 1; only drafting itself is left out of the time. The text never
+moves on, and all steps see a key/value cache of one capacity, so steps differ in nothing but their
+positions.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ import numpy as np
 from experiments.local import machine, run_study
 from models import secure_gpt2
 from models.draft import Drafter
-from models.generate import announce, share_weights
+from models.generate import announce, private_tree, share_weights
 from models.gpt2 import GPT2Config
 from models.hf import load_config, load_model
 from models.request import Request
 from models.tokenizer import Tokenizer
-from protocols import post
+from protocols.distribution import Sampling, Streams
+from protocols.verification import verifier
 from spu_llm.errors import InputError
 from spu_llm.prg import Prg
 from spu_llm.secure import PartySession, public
-from spu_llm.values import CLIENT
+from spu_llm.values import CLIENT, PROVIDER
 
 PROGRAM = "step-sweep"
 NEW_TOKENS = 32  # the cache has room for a completion of this length
+VERIFIER = verifier("token", Sampling(1.0))
 
 
 def capacity_for(prompt_tokens: int, positions: Sequence[int]) -> int:
@@ -48,7 +51,7 @@ def check_positions(config: GPT2Config, prompt_tokens: int, positions: Sequence[
     for n in positions:
         if not 1 <= n <= 17:
             raise InputError(f"--positions must be 1 to 17, found {n}")
-        Request(prompt_tokens, 1, n - 1, temperature=1.0, greedy=False).check(config)
+        Request(prompt_tokens, 1, n - 1, temperature=1.0).check(config)
     if prompt_tokens + max(positions) > config.n_positions:
         raise InputError(
             f"{prompt_tokens} prompt tokens and {max(positions)} positions exceed the model's "
@@ -70,7 +73,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
     positions = [int(n) for n in str(job["request"]["positions"]).split(",")]
     check_positions(config, prompt_tokens, positions)
     capacity = capacity_for(prompt_tokens, positions)
-    secure = secure_gpt2.build(config, capacity, greedy=False)
+    secure = secure_gpt2.build(config, capacity, VERIFIER)
     temperature, length = public(np.float32(1.0)), public(np.int32(prompt_tokens))
 
     with session.meter.in_phase("offline"):
@@ -78,46 +81,70 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
         weights = share_weights(session, config, params)
         prompt_shape = jax.ShapeDtypeStruct((prompt_tokens,), np.int32)
         send("stage", name="compiling")
-        prefill_args = (weights, prompt_shape, temperature, None)
+        inputs = _verifier_shapes(config, 0)
+        prefill_args = (weights, prompt_shape, *inputs, temperature, None)
         session.prepare(secure.prefill, *prefill_args)
         shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), prefill_args)
-        _, shared_shape = jax.eval_shape(secure.prefill.fn, *shapes)
+        _, _, shared_shape = jax.eval_shape(secure.prefill.fn, *shapes)
         for n in dict.fromkeys(positions):
             send("update", name=f"compiling the step of {n} positions")
             tokens = jax.ShapeDtypeStruct((n,), np.int32)
-            thresholds = jax.ShapeDtypeStruct((n - 1,), np.float32)
+            inputs = _verifier_shapes(config, n - 1)
             session.prepare(
-                secure.decode, weights, tokens, thresholds, shared_shape, length, temperature, None
+                secure.decode, weights, tokens, *inputs, shared_shape, length, temperature, None
             )
         session.prepare(announce, jax.ShapeDtypeStruct((2,), np.int32))
     client = _Drafts(job, capacity) if session.rank == CLIENT else None
+    secrets = Prg.from_os()  # the provider's part of the joint randomness
+
+    def inputs_of(count: int, work: Callable[[_Drafts], Any]) -> tuple[Any, Any]:
+        """Both parties' inputs to the verifier; `work` gives the client's."""
+
+        def mine() -> Any:
+            assert client is not None
+            return work(client)
+
+        shapes = _verifier_shapes(config, count)
+        return (
+            private_tree(session, CLIENT, mine, shapes[0]),
+            private_tree(
+                session, PROVIDER, lambda: VERIFIER.provider_input(count, secrets), shapes[1]
+            ),
+        )
+
+    def resolve(outcome: Any) -> None:
+        """The client resolves a step and announces the number of drafts that stay."""
+        seen = jax.tree.map(session.get, outcome)
+        accepted = client.resolve(seen) if client is not None else 0
+        session.call(announce, session.private(CLIENT, lambda: [accepted, 0], (2,), np.int32))
 
     send("stage", name=f"prefilling {prompt_tokens} tokens")
 
     def prefill() -> Any:
         prompt = session.private(CLIENT, lambda: job["prompt"], (prompt_tokens,), np.int32)
-        row, shared = session.call(secure.prefill, weights, prompt, temperature, None)
-        _tell(session, 0)
-        return session.get(row), shared
+        inputs = inputs_of(0, lambda c: c.propose(0))
+        outcome, _, shared = session.call(
+            secure.prefill, weights, prompt, *inputs, temperature, None
+        )
+        resolve(outcome)
+        return shared
 
-    (row, shared), cost = _measured(session, "prefill", prefill)
+    shared, cost = _measured(session, "prefill", prefill)
     if client is not None:
-        client.start(row)
+        client.start()
 
     def step(n: int) -> dict[str, Any]:
         """The cost of one decode step of n positions."""
-        drafts, thresholds = client.propose(n - 1) if client is not None else ([], [])
+        inputs = inputs_of(n - 1, lambda c: c.propose(n - 1))
         tokens = session.private(
-            CLIENT, lambda: [client.last if client else 0, *drafts], (n,), np.int32
+            CLIENT, lambda: client.step_tokens() if client else [], (n,), np.int32
         )
-        limits = session.private(CLIENT, lambda: thresholds, (n - 1,), np.float32)
 
         def work() -> None:
-            rejected, _, _ = session.call(
-                secure.decode, weights, tokens, limits, shared, length, temperature, None
+            outcome, _, _ = session.call(
+                secure.decode, weights, tokens, *inputs, shared, length, temperature, None
             )
-            bits = session.get(rejected)
-            _tell(session, int(post.first_rejection(bits)) if bits is not None else 0)
+            resolve(outcome)
 
         return _measured(session, f"step {len(session.meter.seconds)}", work)[1]
 
@@ -148,29 +175,39 @@ class _Drafts:
         config, params = load_model(Path(job["draft_dir"]))
         self._drafter = Drafter(config, params, capacity)
         self._context: list[int] = job["prompt"]
-        self._prg = Prg.from_os()
+        self._streams = Streams(Prg.from_os(), Prg.from_os())
+        self._drafts: list[int] = []
+        self._q = np.zeros((0, config.vocab_size))
+        self._token = 0
 
-    @property
-    def last(self) -> int:
-        """The last token of the text, not cached yet."""
-        return self._context[-1]
+    def start(self) -> None:
+        """Append the token of the prefill to the text, which then stays as it is."""
+        self._context = [*self._context, self._token]
 
-    def start(self, row: np.ndarray | None) -> None:
-        """Take the likeliest first token of the prefill's row."""
-        assert row is not None
-        self._context = [*self._context, int(np.argmax(row))]
-
-    def propose(self, count: int) -> tuple[list[int], np.ndarray]:
-        """Drafts and their acceptance thresholds."""
-        drafts, q = self._drafter.propose(
-            self._context, count, lambda: float(self._prg.uniform(())), 1.0, greedy=False
+    def propose(self, count: int) -> Any:
+        """Draft, and the client's input to the verifier."""
+        self._drafts, self._q = self._drafter.propose(
+            self._context,
+            count,
+            lambda logits, position: VERIFIER.propose(logits, position, self._streams),
         )
-        return drafts, post.threshold(self._prg.uniform((count,)), q[np.arange(count), drafts])
+        position = len(self._context)
+        return VERIFIER.client_input(self._drafts, self._q, position, self._streams)
+
+    def step_tokens(self) -> list[int]:
+        """The last token of the text, not cached yet, and the drafts."""
+        return [self._context[-1], *self._drafts]
+
+    def resolve(self, outcome: Any) -> int:
+        """Accepted drafts."""
+        accepted, self._token = VERIFIER.resolve(
+            outcome, self._drafts, self._q, lambda: float(self._streams.sampling.uniform(()))
+        )
+        return accepted
 
 
-def _tell(session: PartySession, accepted: int) -> None:
-    """The announcement that ends a step."""
-    session.call(announce, session.private(CLIENT, lambda: [accepted, 0], (2,), np.int32))
+def _verifier_shapes(config: GPT2Config, drafts: int) -> tuple[Any, Any]:
+    return VERIFIER.client_shapes(drafts, config.vocab_size), VERIFIER.provider_shapes(drafts)
 
 
 def _measured(

@@ -2,10 +2,11 @@
 
 Claim: a run with another prompt of the same length, or another model of the same shape, looks like
 a further run with equal secrets, message by message. `EQUAL_RUNS` runs have equal secrets; others
-differ in the client's (prompt, drafts, thresholds) or the provider's (weights). The public course
-is the same in all: prefill, then `STEPS` steps of which `ACCEPTED` drafts are kept, whatever the
-verification says. A recorder at the client's end of the connection lists the workers' messages;
-one message is paired with the same one of another run by its name (see `experiments.wire`).
+differ in the client's (prompt, drafts and their laws) or the provider's (weights). The public
+course is the same in all: prefill, then `STEPS` steps of which `ACCEPTED` drafts are kept, whatever
+the verification (the default variant) says. A recorder at the client's end of the connection lists
+the workers' messages; one message is paired with the same one of another run by its name (see
+`experiments.wire`).
 
 Criterion, for each run with other secrets, against those with equal ones:
 1. It consists of the same messages, and every step of the plan counts as many.
@@ -39,21 +40,26 @@ import numpy as np
 from experiments.local import machine, run_study
 from experiments.wire import Message, Recorder
 from models import secure_gpt2
-from models.generate import announce, share_weights
+from models.generate import announce, private_tree, share_weights
 from models.gpt2 import GPT2Config, Params, init_params
 from models.hf import load_model, save_model
 from models.tokenizer import TOKENIZER_FILE, Tokenizer
+from protocols.distribution import DRAFT_BITS, Sampling, Streams
+from protocols.verification import verifier
 from spu_llm.errors import InputError
 from spu_llm.net.stream import ByteStream
+from spu_llm.prg import Prg
 from spu_llm.secure import PartySession, public
 from spu_llm.values import CLIENT, PROVIDER
 
 PROGRAM = "transcript"
+VERIFIER = verifier("token", Sampling(1.0))
 POSITIONS = 4  # per step
 STEPS = 2
 ACCEPTED = 1  # drafts per step
 EQUAL_RUNS = 4
 DEVIATIONS = 5.0
+_LAW = 1 << DRAFT_BITS
 
 
 # ---- the program of both workers
@@ -63,14 +69,14 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
     """Prefill and a few decode steps whose public course is the same for all secrets.
 
     Public setting: `prompt_tokens`. The client's `secrets`: `prompt`, and per step `tokens`
-    [POSITIONS] and `thresholds` [POSITIONS - 1].
+    [POSITIONS] and `chances` [POSITIONS - 1], what its law gives to each draft.
     """
     config = GPT2Config(**job["model"])
     prompt_tokens = int(job["request"]["prompt_tokens"])
     capacity = prompt_tokens + POSITIONS + STEPS * (1 + ACCEPTED)
     if not 1 <= prompt_tokens <= capacity <= config.n_positions:
         raise InputError(f"a prompt of {prompt_tokens} tokens does not fit this model")
-    secure = secure_gpt2.build(config, capacity, greedy=False)
+    secure = secure_gpt2.build(config, capacity, VERIFIER)
     secrets = job["secrets"] if session.rank == CLIENT else None
 
     def own(name: str, step: int | None, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -82,6 +88,30 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
 
         return session.private(CLIENT, value, shape, dtype)
 
+    # Of known seeds, so that runs with equal secrets have equal outcomes.
+    streams = Streams(*(Prg.from_seed(0, name) for name in ("drafting", "sampling")))
+    theirs = Prg.from_seed(0, "provider")
+
+    def inputs(step: int | None) -> tuple[Any, Any]:
+        """Both parties' inputs to the verifier, of a step or of the prefill."""
+        count = 0 if step is None else POSITIONS - 1
+
+        def mine() -> Any:
+            assert secrets is not None
+            if step is None:
+                return VERIFIER.client_input([], np.zeros((0, config.vocab_size)), 0, streams)
+            drafts = secrets["tokens"][step][1:]
+            q = _laws(drafts, secrets["chances"][step], config.vocab_size)
+            return VERIFIER.client_input(drafts, q, 0, streams)
+
+        return (
+            private_tree(session, CLIENT, mine, VERIFIER.client_shapes(count, config.vocab_size)),
+            private_tree(
+                session, PROVIDER, lambda: VERIFIER.provider_input(count, theirs),
+                VERIFIER.provider_shapes(count),
+            ),
+        )  # fmt: skip
+
     def tell(accepted: int) -> None:
         session.call(announce, session.private(CLIENT, lambda: [accepted, 0], (2,), np.int32))
 
@@ -92,7 +122,9 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
     send("update", name=f"{job.get('label', '')}, prefill")
     with session.meter.in_phase("prefill"):
         prompt = own("prompt", None, (prompt_tokens,), np.int32)
-        _, shared = session.call(secure.prefill, weights, prompt, temperature, None)
+        _, _, shared = session.call(
+            secure.prefill, weights, prompt, *inputs(None), temperature, None
+        )
         tell(0)
     for step in range(STEPS):
         send("update", name=f"{job.get('label', '')}, step {step + 1} of {STEPS}")
@@ -101,7 +133,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
                 secure.decode,
                 weights,
                 own("tokens", step, (POSITIONS,), np.int32),
-                own("thresholds", step, (POSITIONS - 1,), np.float32),
+                *inputs(step),
                 shared,
                 public(np.int32(prompt_tokens + step * (1 + ACCEPTED))),
                 temperature,
@@ -115,6 +147,14 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
             for e in session.meter.entries
         ]
     }
+
+
+def _laws(drafts: Sequence[int], chances: Sequence[float], vocab: int) -> np.ndarray:
+    """Laws float64 [drafts, vocab] with these chances of the drafts; the rest is on one token."""
+    q = np.zeros((len(drafts), vocab))
+    for law, draft, chance in zip(q, drafts, chances, strict=True):
+        law[draft], law[(draft + 1) % vocab] = chance, 1 - chance
+    return q
 
 
 # ---- analysis
@@ -240,12 +280,12 @@ def _outside(one: np.ndarray, rest: np.ndarray) -> int:
 
 
 def client_secrets(prompt: Sequence[int], vocab: int, seed: int) -> dict[str, Any]:
-    """A prompt with random drafts and thresholds."""
+    """A prompt with random drafts and chances of them, in the multiples that laws consist of."""
     rng = np.random.default_rng(seed)
     return {
         "prompt": list(prompt),
         "tokens": rng.integers(vocab, size=(STEPS, POSITIONS)).tolist(),
-        "thresholds": rng.uniform(size=(STEPS, POSITIONS - 1)).tolist(),
+        "chances": (rng.integers(1, _LAW, size=(STEPS, POSITIONS - 1)) / _LAW).tolist(),
     }
 
 
@@ -257,11 +297,12 @@ def measure(model: Path, prompt: str) -> dict[str, Any]:
     usual = client_secrets(tokens, vocab, seed=0)
     strangers = {
         "other prompt": client_secrets(rng.integers(vocab, size=len(tokens)).tolist(), vocab, 1),
-        # As far from text as a prompt can be: one token throughout, and every draft accepted.
+        # As far from text as a prompt can be: one token throughout, and drafts of the least chance,
+        # which verification accepts.
         "constant prompt": {
             "prompt": [0] * len(tokens),
             "tokens": [[0] * POSITIONS] * STEPS,
-            "thresholds": [[0.0] * (POSITIONS - 1)] * STEPS,
+            "chances": [[1 / _LAW] * (POSITIONS - 1)] * STEPS,
         },
     }
     with tempfile.TemporaryDirectory(prefix="spu-llm-") as root:

@@ -61,7 +61,7 @@ def node(fan_in: int, root: bool) -> Gate:
 @functools.cache
 def levels(bits: int) -> tuple[tuple[int, int], ...]:
     """(fan-in, nodes) of the levels above the leaves for numbers of `bits` bits: fewest rounds,
-    then fewest prepared products.
+    then fewest prepared products. A digit that is left over on its own needs no node.
     """
     digits = (bits + 1) // 2
 
@@ -70,8 +70,9 @@ def levels(bits: int) -> tuple[tuple[int, int], ...]:
             return [()]
         found = []
         for fan_in in range(2, _MAX_FAN_IN + 1):
-            nodes = -(-count // fan_in)
-            found += [((fan_in, nodes), *rest) for rest in plans(nodes)]
+            full, rest = divmod(count, fan_in)
+            nodes = full + (rest > 1)
+            found += [((fan_in, nodes), *then) for then in plans(nodes + (rest == 1))]
         return found
 
     def products(plan: tuple[tuple[int, int], ...]) -> int:
@@ -92,16 +93,19 @@ def less_private(party: Party, mine: np.ndarray, bits: int) -> np.ndarray:
     own = to_planes(low_bits(mine, bits), 2 * digits).reshape(digits, 2, -1)
     plan = levels(bits)
     state = evaluate(party, leaf(root=not plan), rows, digits, own=own)
-    # Nodes: up to four digits at once; a short last group is filled with equal digits.
+    # Nodes: up to four digits at once; a short last group is filled with equal digits, a single
+    # last digit goes on as it is.
     for i, (fan_in, nodes) in enumerate(plan):
         root = i == len(plan) - 1
         padded = np.zeros((nodes * fan_in, 2, words_for(rows)), np.uint64)
-        padded[: len(state)] = state
+        used = min(len(state), len(padded))
+        padded[:used] = state[:used]
         if party.rank == CLIENT:
-            padded[len(state) :, 1] = ~np.uint64(0)
+            padded[used:, 1] = ~np.uint64(0)
         grouped = padded.reshape(nodes, fan_in, 2, -1)
         inputs = np.concatenate([grouped[:, :, 0], grouped[:, (1 if root else 0) :, 1]], axis=1)
-        state = evaluate(party, node(fan_in, root), rows, nodes, shared=inputs)
+        made = evaluate(party, node(fan_in, root), rows, nodes, shared=inputs)
+        state = np.concatenate([made, state[used:]]) if used < len(state) else made
     return state[0, 0]
 
 

@@ -61,8 +61,13 @@ class Verifier(Protocol):
     position after draft i - 1. `d` may be 0: then one token is drawn.
     """
 
-    name: str
-    sampling: Sampling
+    @property
+    def name(self) -> str:
+        """As `--verify` calls it."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are drawn."""
 
     def client_shapes(self, drafts: int, vocab: int) -> Any:
         """Shapes and types of the client's input to `verify`."""
