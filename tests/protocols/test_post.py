@@ -1,11 +1,10 @@
-"""POST verification: exact law by enumeration, plaintext against two parties, and statistics."""
+"""POST verification, as published and naive: exact rules, two parties as the model, statistics."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,14 +12,21 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from protocols import post
+from protocols.distribution import Sampling, Streams, draw, quantised, residual
+from protocols.post import ClientInput, Outcome, Post
+from protocols.sampling import Widths
 from spu_llm.prg import Prg
-from spu_llm.secure import PartySession, PlaintextSession, SecureFunction, Simulation
+from spu_llm.secure import PlaintextSession, SecureFunction, Simulation
 from spu_llm.values import CLIENT, PROVIDER, Owner
+from tests.protocols.verifying import UNIT, Step, random_step, two_parties
 
 VOCAB = 3
 
 
-def chains(seed: int) -> tuple[Any, Any]:
+# ---- the law, by enumeration
+
+
+def chains(seed: int, sampling: Sampling = Sampling()) -> tuple[Any, Any]:  # noqa: B008
     """p(. | prefix) and q(. | prefix): a fresh random distribution for every prefix."""
     rng = np.random.default_rng(seed)
     tables: dict[Any, Any] = {}
@@ -31,57 +37,140 @@ def chains(seed: int) -> tuple[Any, Any]:
             tables[key] = rng.dirichlet(np.ones(VOCAB))
         return tables[key]
 
-    return lambda prefix: conditional("p", prefix), lambda prefix: conditional("q", prefix)
+    return (lambda prefix: conditional("p", prefix),
+            lambda prefix: sampling.restricted(conditional("q", prefix)))  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_emitted_tokens_follow_the_private_model_by_enumeration(seed: int) -> None:
-    """Joint law of the first three tokens of a two-draft step and the steps after, V = 3.
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), Sampling(1.0, 2), Sampling(1.0, 0, 0.6), Sampling(1.0, 2, 0.9)],
+    ids=str,
+)
+def test_emitted_tokens_follow_the_private_model_by_enumeration(
+    seed: int, sampling: Sampling
+) -> None:
+    """Joint law of the first three tokens of a two-draft step and the steps after, V = 3, top-k and
+    top-p among the ways of sampling.
 
-    Every draft, every accept or reject, and every bonus token is enumerated with its probability;
-    acceptance has probability P(r q < p) = min(1, p / q), the bonus is `next_distribution`'s.
+    Every draft, every accept or reject, and every token drawn in its place is enumerated with its
+    probability; acceptance by p has probability min(1, p / q), a draft outside top-k or top-p ends
+    the step, and `resolve` draws.
     """
-    p, q = chains(seed)
+    p, q = chains(seed, sampling)
     law: dict[tuple[int, ...], float] = {}
 
     def grow(prefix: tuple[int, ...], mass: float) -> None:
         if len(prefix) >= 3:
             law[prefix[:3]] = law.get(prefix[:3], 0.0) + mass
             return
-        for tokens, weight in step_outcomes(p, q, prefix, drafts=2):
+        for tokens, weight in step_outcomes(p, q, prefix, sampling):
             grow(prefix + tokens, mass * weight)
 
     grow((), 1.0)
     for tokens in itertools.product(range(VOCAB), repeat=3):
-        chain = np.prod([p(tokens[:i])[tokens[i]] for i in range(3)])
-        assert abs(law[tokens] - chain) < 1e-12, tokens
+        chain = np.prod([sampling.restricted(p(tokens[:i]))[tokens[i]] for i in range(3)])
+        assert abs(law.get(tokens, 0.0) - chain) < 1e-12, tokens
 
 
-def step_outcomes(p: Any, q: Any, prefix: tuple[int, ...], drafts: int) -> Any:
+def step_outcomes(p: Any, q: Any, prefix: tuple[int, ...], sampling: Sampling) -> Any:
     """(emitted tokens, probability) over everything that one step can do."""
-    for drafted in itertools.product(range(VOCAB), repeat=drafts):
-        drawn = np.prod([q(prefix + drafted[:i])[d] for i, d in enumerate(drafted)])
-        accept = [
-            min(1.0, p(prefix + drafted[:i])[d] / q(prefix + drafted[:i])[d])
-            for i, d in enumerate(drafted)
-        ]
-        for k in range(drafts + 1):
-            kept = prefix + drafted[:k]
-            reached = drawn * np.prod(accept[:k]) * (1.0 if k == drafts else 1 - accept[k])
-            bonus = post.next_distribution(p(kept), None if k == drafts else q(kept))
-            for token in range(VOCAB):
-                yield (*drafted[:k], token), reached * bonus[token]
+    for drafted in itertools.product(range(VOCAB), repeat=2):
+        before = [prefix + drafted[:i] for i in range(3)]
+        drawn = np.prod([q(b)[d] for b, d in zip(before, drafted, strict=False)])
+        if drawn == 0:
+            continue
+        accept = [min(1.0, p(b)[d] / q(b)[d]) for b, d in zip(before, drafted, strict=False)]
+        outside = [not sampling.keeps(p(b))[d] for b, d in zip(before, drafted, strict=False)]
+        for k in range(3):
+            stays = [a * (not o) for a, o in zip(accept[:k], outside, strict=False)]
+            reached = drawn * np.prod(stays)
+            for rejected in (True, False) if k < 2 else (False,):
+                mass = reached
+                if k < 2:
+                    if not rejected and not outside[k]:
+                        continue
+                    mass *= 1 - accept[k] if rejected else accept[k]
+                if mass == 0:
+                    continue
+                bits = np.array([i == k and rejected for i in range(2)])
+                out = np.array([i <= k and outside[i] for i in range(2)])
+                outcome = Outcome(bits, out, p(before[k]))
+                laws = np.stack([q(b) for b in before[:2]])
+                for token, weight in drawn_by_resolve(outcome, drafted, laws, sampling, k):
+                    yield (*drafted[:k], token), mass * weight
+
+
+def drawn_by_resolve(
+    outcome: Outcome, drafted: tuple[int, ...], q: np.ndarray, sampling: Sampling, k: int
+) -> Any:
+    """(token, probability) of `resolve`: its uniforms are enumerated between the laws' edges."""
+    p = np.asarray(outcome.row)
+    kept = sampling.restricted(p)
+    if k < 2 and outcome.rejected[k]:
+        first = residual(p / p.sum(), q[k])
+        for x in range(VOCAB):
+            if first[x] and kept[x]:
+                yield resolved(outcome, drafted, q, sampling, k, [middle(first, x)]), first[x]
+            elif first[x]:
+                for y in np.flatnonzero(kept):
+                    uniforms = [middle(first, x), middle(kept, y)]
+                    token = resolved(outcome, drafted, q, sampling, k, uniforms)
+                    yield token, first[x] * kept[y]
+    else:
+        for y in np.flatnonzero(kept):
+            yield resolved(outcome, drafted, q, sampling, k, [middle(kept, y)]), kept[y]
+
+
+def middle(p: np.ndarray, x: int) -> float:
+    return float((np.cumsum(p)[x] - p[x] / 2) / p.sum())
+
+
+def resolved(
+    outcome: Outcome, drafted: tuple[int, ...], q: np.ndarray, sampling: Sampling, k: int,
+    uniforms: list[float],
+) -> int:  # fmt: skip
+    left = list(uniforms)
+    found, token = Post(sampling).resolve(outcome, drafted, q, lambda: left.pop(0))
+    assert (found, left) == (k, [])
+    return token
 
 
 def test_acceptance_turns_at_p_over_q() -> None:
     """`verify` accepts exactly while r q(d) < p(d): with enumeration above, the whole law."""
     rng = np.random.default_rng(3)
-    e = rng.random((200, 2, 5)).astype(np.float32)
-    drafts = rng.integers(0, 5, (200, 1)).astype(np.int32)
-    p_of_draft = (e[np.arange(200), 0, drafts[:, 0]] / e[:, 0].sum(-1))[:, None]
-    for factor, expected in ((1 - 1e-4, False), (1 + 1e-4, True)):
-        rejected, _ = _plaintext(e, drafts, (p_of_draft * factor).astype(np.float32))
-        assert (rejected == expected).all()
+    w = rng.integers(1, 1000, (50, 2, 5))
+    z = w[:, 0].sum(-1)
+    drafts = rng.integers(0, 5, 50)
+    accept = Widths.of_weights(5).accept
+    for weights, total, d in zip(w, z, drafts, strict=True):
+        q = 60000
+        turn = int(weights[0, d]) * 2 ** (accept + 17) / (q * int(total))  # of 2 r' + 1
+        for r, expected in ((int(turn - 2) // 2, False), (int(turn + 2) // 2, True)):
+            if 0 <= r < 2**accept:
+                mine = client_input([d], [q], [r])
+                assert plaintext(weights * UNIT, mine).rejected[0] == expected
+
+
+def client_input(drafts: Any, q: Any, r: Any) -> ClientInput:
+    return ClientInput(*(np.array(x, np.int32) for x in (drafts, q, r)))
+
+
+def test_token_of_zero_encoded_probability_is_rejected() -> None:
+    """The paper's tie rule would accept it; ours compares strictly."""
+    rows = np.array([[0.0, 1.0], [1.0, 0.0]])
+    assert plaintext(rows, client_input([0], [1], [0])).rejected[0]
+
+
+PLAIN = SecureFunction(
+    lambda w, m: post.verify(w, m, Sampling())[0], (Owner.PROVIDER, Owner.CLIENT), "plain rows"
+)
+SESSION = PlaintextSession()
+
+
+def plaintext(rows: np.ndarray, mine: ClientInput) -> Outcome:
+    outcome = SESSION.call(PLAIN, rows.astype(np.float32), mine)
+    return Outcome(*(v.value if v is not None else None for v in outcome))
 
 
 @given(st.lists(st.booleans(), max_size=16))
@@ -90,175 +179,132 @@ def test_first_rejection(rejected: list[bool]) -> None:
     assert int(post.first_rejection(np.array(rejected, bool))) == expected
 
 
-@given(st.integers(2, 40), st.integers(0, 2**32 - 1))
-def test_draw_is_the_inverse_cdf(vocab: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    p = rng.dirichlet(np.ones(vocab)) * (rng.random(vocab) < 0.7)
-    p = p / p.sum() if p.sum() > 0 else np.eye(vocab)[0]
-    edges = np.concatenate([[0], np.cumsum(p)])
-    for token in range(vocab):
-        low, high = edges[token], edges[token + 1]
-        if high - low > 1e-9:
-            assert post.draw(p, (low + high) / 2 / edges[-1]) == token
-    assert p[post.draw(p, 0.0)] > 0 and p[post.draw(p, 1 - 2**-53)] > 0
+# ---- two parties
 
 
-def test_residual_that_rounds_to_zero_falls_back_to_p() -> None:
-    p = np.array([0.25, 0.75])
-    np.testing.assert_array_equal(post.next_distribution(p, p), p)
+def post_input(step: Step, *, naive: bool, vocab: int) -> ClientInput:
+    accept = Widths.of_weights(vocab).accept
+    q = step.q if naive else step.q[np.arange(len(step.drafts)), step.drafts]
+    return client_input(step.drafts, q, step.r % 2**accept)
 
 
-def test_token_of_zero_encoded_probability_is_rejected() -> None:
-    """The paper's tie rule would accept it; ours compares strictly."""
-    rows = jnp.array([[[0.0, 1.0], [1.0, 0.0]]])
-    rejected, _ = _plaintext(rows, np.array([[0]], np.int32), np.array([[0.0]], np.float32))
-    assert rejected[0, 0]
+def rejections(step: Step, widths: Widths) -> list[bool]:
+    """The integer rule, by Python's integers."""
+    found = []
+    for w, d, q, r in zip(step.weights, step.drafts, step.q, step.r, strict=False):
+        threshold = (2 * (int(r) % 2**widths.accept) + 1) * int(q[d]) * int(w.sum())
+        found.append(threshold >= int(w[d]) << widths.scale)
+    return found
 
 
-def _plaintext(rows: Any, drafts: np.ndarray, thresholds: np.ndarray) -> Any:
-    function = SecureFunction(
-        lambda r, d, t: post.verify(r, d, t, greedy=False),
-        (Owner.PROVIDER, Owner.CLIENT, Owner.CLIENT),
-        "verify rows",
-    )
-    out = PlaintextSession().call(function, rows, drafts, thresholds)
-    return [v.value for v in out]
-
-
-def _two_parties(
-    simulation: Simulation, logits: np.ndarray, drafts: np.ndarray, thresholds: np.ndarray,
-    *, greedy: bool = False,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Secure verification of shared logits; rejected bits and rows as the client sees them."""
-    function = _shared_verify(greedy)
-
-    def program(session: PartySession) -> Any:
-        # Half of the logits each: what both add is shared, as after a forward.
-        halves = [session.private(r, lambda: logits / 2, logits.shape, np.float32)
-                  for r in (CLIENT, PROVIDER)]  # fmt: skip
-        d = session.private(CLIENT, lambda: drafts, drafts.shape, np.int32)
-        t = session.private(CLIENT, lambda: thresholds, thresholds.shape, np.float32)
-        out = session.call(function, *halves, d, t)
-        return [session.get(v) for v in out]
-
-    client, provider = simulation.run(program)
-    assert all(v is None for v in provider)
-    return client[0], client[1]
-
-
-_SHARED: dict[bool, SecureFunction] = {}
-
-
-def _shared_verify(greedy: bool) -> SecureFunction:
-    C, P = Owner.CLIENT, Owner.PROVIDER  # noqa: N806
-    if greedy not in _SHARED:
-        _SHARED[greedy] = SecureFunction(
-            lambda a, b, d, t: post.verify(
-                post.scores(a + b, 1.0, greedy=greedy), d, t, greedy=greedy
-            ),
-            (C, P, C, C), f"shared verify {greedy}",
-        )  # fmt: skip
-    return _SHARED[greedy]
-
-
-def test_two_parties_reject_and_select_as_plaintext(simulation: Simulation) -> None:
-    """Same drafts and r: the same bits (unless within fixed-point reach) and the same row."""
-    rng = np.random.default_rng(5)
-    batch, count, vocab = 64, 4, 24
-    logits = rng.normal(0, 2, (batch, count + 1, vocab)).astype(np.float32)
-    drafts = logits[:, :count].argmax(-1).astype(np.int32)
-    thresholds = (rng.random((batch, count)) * 0.6).astype(np.float32)
-    rejected, row = _two_parties(simulation, logits, drafts, thresholds)
-
-    e = np.exp(logits - logits.max(-1, keepdims=True)).astype(np.float64)
-    chosen = np.take_along_axis(e[:, :count], drafts[..., None], -1)[..., 0]
-    margin = chosen - thresholds * e[:, :count].sum(-1)
-    clear = np.abs(margin) > 0.02
-    assert clear.mean() > 0.9
-    np.testing.assert_array_equal(rejected[clear], (margin <= 0)[clear])
-    first = np.asarray(post.first_rejection(rejected))
-    assert len(set(first)) > 2  # different rows get selected
-    np.testing.assert_allclose(row, e[np.arange(batch), first], atol=5e-3)
-
-
-def test_two_parties_greedy(simulation: Simulation) -> None:
+@pytest.mark.parametrize("name", ["post", "naive"])
+def test_two_parties_reject_and_select_by_the_integer_rule(
+    simulation: Simulation, name: str
+) -> None:
+    """Same drafts and r: the same bits and row, and to both the declared openings."""
     rng = np.random.default_rng(6)
-    logits = rng.normal(0, 2, (32, 3, 16)).astype(np.float32)
-    drafts = rng.integers(0, 16, (32, 2)).astype(np.int32)
-    best = logits.argmax(-1).astype(np.int32)
-    drafts[:24] = best[:24, :2]
-    drafts[8:16, 1] = (drafts[8:16, 1] + 1) % 16
-    none = np.zeros((32, 2), np.float32)
-    rejected, row = _two_parties(simulation, logits, drafts, none, greedy=True)
-    np.testing.assert_array_equal(rejected, drafts != best[:, :2])
-    first = np.asarray(post.first_rejection(rejected))
-    np.testing.assert_array_equal(row.argmax(-1), best[np.arange(32), first])
+    firsts = []
+    for _ in range(15):
+        step = random_step(rng, drafts=2, vocab=6)
+        mine = post_input(step, naive=name == "naive", vocab=6)
+        client, provider = two_parties(simulation, name, step.weights * UNIT, mine, None)
+        expected = rejections(step, Widths.of_weights(6))
+        np.testing.assert_array_equal(client.outcome.rejected, expected)
+        k = int(post.first_rejection(np.array(expected)))
+        np.testing.assert_array_equal(np.rint(client.outcome.row / UNIT), step.weights[k])
+        assert provider.outcome.row is None and provider.accepted is None
+        found = [(o.learner, o.label, o.count) for o in client.openings]
+        assert found == [("client", "rejection bits", 2), ("client", "row of the distribution", 6)]
+        firsts.append(k)
+    assert set(firsts) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling"), [("top-k", Sampling(1.0, 3)), ("top-p", Sampling(1.0, 0, 0.8))]
+)
+def test_two_parties_cut_as_plaintext_does(
+    simulation: Simulation, name: str, sampling: Sampling
+) -> None:
+    """Which drafts top-k and top-p leave, ties included."""
+    rng = np.random.default_rng(8)
+    cuts = []
+    for i in range(12):
+        step = random_step(rng, drafts=2, vocab=6)
+        if i % 3 == 0:
+            step.weights[0] = np.array([9, 7, 7, 7, 5, 1]) * 1000  # ties about the edge
+        mine = post_input(step, naive=False, vocab=6)
+        client, _ = two_parties(simulation, name, step.weights * UNIT, mine, None)
+        expected = [
+            not sampling.keeps(w)[d] for w, d in zip(step.weights, step.drafts, strict=False)
+        ]
+        np.testing.assert_array_equal(client.outcome.outside, expected)
+        cuts += expected
+    assert len(set(cuts)) == 2
 
 
 DRAWS = 20_000
 ALPHA = 1e-6  # chance of a false alarm
 
 
-def test_two_party_draws_have_the_private_distribution(simulation: Simulation) -> None:
-    """Chi-square on 20,000 speculative draws verified by two parties, V = 6, two drafts.
+def test_two_party_bits_give_draws_of_the_private_distribution(simulation: Simulation) -> None:
+    """Chi-square on 20,000 speculative draws, V = 6, with bits that two parties computed.
 
-    One call verifies the whole batch, drafts drawn from q and r from a keyed stream. The first two
-    emitted tokens must follow p's chain (here p does not depend on the prefix: row i is p_i). A
-    verifier that accepts everything must fail the same test.
+    The emitted token must follow p, and a verifier that accepts every draft must fail the same
+    test.
     """
-    vocab, count = 6, 2
     rng = np.random.default_rng(11)
-    logits = rng.normal(0, 1.0, (count + 1, vocab)).astype(np.float32)
-    p = np.exp(logits.astype(np.float64))
-    p /= p.sum(-1, keepdims=True)
-    q = rng.dirichlet(np.ones(vocab) * 2, count)
-    sampling = Prg.from_seed(1, "chi-square")
-    drafts = np.stack(
-        [np.searchsorted(np.cumsum(q[i]), sampling.uniform((DRAWS,))) for i in range(count)], -1
-    ).astype(np.int32)
-    q_of_draft = q[np.arange(count), drafts]
-    thresholds = post.threshold(sampling.uniform((DRAWS, count)), q_of_draft)
-    batch = np.broadcast_to(logits, (DRAWS, count + 1, vocab)).copy()
-    rejected, rows = _two_parties(simulation, batch, drafts, thresholds)
-
-    def emitted(rejected: np.ndarray) -> np.ndarray:
-        first = np.asarray(post.first_rejection(rejected))
-        uniform = sampling.uniform((DRAWS,))
-        tokens = np.zeros((DRAWS, count + 1), int)
-        for i in range(DRAWS):
-            k = first[i]
-            row = post.distribution(rows[i], greedy=False)
-            bonus = post.draw(post.next_distribution(row, q[k] if k < count else None), uniform[i])
-            tokens[i] = [*drafts[i, :k], bonus, *[-1] * (count - k)]
-        return tokens
-
-    tokens = emitted(rejected)
-    assert _chi_square_p(np.bincount(tokens[:, 0], minlength=vocab), p[0]) > ALPHA
-    second = tokens[tokens[:, 1] >= 0, 1]
-    # Given that the first draft was accepted, the second token follows p_1.
-    assert second.size > 5_000
-    assert _chi_square_p(np.bincount(second, minlength=vocab), p[1]) > ALPHA
-    # A broken verifier that accepts every draft emits q, which the same test must notice.
-    accept_all = emitted(np.zeros_like(rejected))
-    assert _chi_square_p(np.bincount(accept_all[:, 0], minlength=vocab), p[0]) < ALPHA
+    vocab, at_once = 6, 250
+    w = np.rint(rng.dirichlet(np.ones(vocab)) / UNIT * 0.9).astype(np.int64)
+    q = quantised(rng.dirichlet(np.ones(vocab) * 2))
+    p = w / w.sum()
+    streams = Streams(Prg.from_seed(1, "drafts"), Prg.from_seed(1, "sampling"))
+    # `at_once` drafts of one and the same row: independent verifications side by side.
+    rows = np.broadcast_to(w * UNIT, (at_once + 1, vocab))
+    counts, everything = np.zeros(vocab), np.zeros(vocab)
+    for _ in range(DRAWS // at_once):
+        drafts = [draw(q, float(u)) for u in streams.drafting.uniform((at_once,))]
+        laws = np.repeat(q[None] / q.sum(), at_once, axis=0)
+        mine = Post(Sampling()).client_input(drafts, laws, 0, streams)
+        client, _ = two_parties(simulation, "post", rows, mine, None)
+        rejected = client.outcome.rejected
+        for d, stops, u in zip(drafts, rejected, streams.sampling.uniform((at_once,)), strict=True):
+            token = draw(residual(p, q / q.sum()), float(u)) if stops else d
+            counts[token] += 1
+            everything[d] += 1
+    assert chi_square_p(counts, p) > ALPHA
+    assert chi_square_p(everything, p) < ALPHA
 
 
-def _chi_square_p(counts: np.ndarray, p: np.ndarray) -> float:
+def chi_square_p(counts: np.ndarray, p: np.ndarray) -> float:
     expected = counts.sum() * p
     return float(chi2.sf(((counts - expected) ** 2 / expected).sum(), p.size - 1))
 
 
-def test_distribution_is_close_at_full_vocabulary(simulation: Simulation) -> None:
-    """Total variation of an opened row from p, from shared logits: under 0.003 at V = 4096."""
-    vocab = 4096
-    logits = np.random.default_rng(2).normal(0, 3, (1, 1, vocab)).astype(np.float32)
-    empty = np.zeros((1, 0))
-    _, row = _two_parties(
-        simulation, logits, empty.astype(np.int32), empty.astype(np.float32)
-    )
-    p = np.exp(logits[0, 0].astype(np.float64))
-    p /= p.sum()
-    variation = np.abs(post.distribution(row[0], greedy=False) - p).sum() / 2
-    assert variation < 0.003
+def test_bytes_of_a_step_at_full_vocabulary() -> None:
+    """V = 32000, eight drafts: under 2.5 MB, by the ops' own prices."""
+    from protocols.sampling import reject
+    from protocols.select import select
+    from spu_llm.reveal import reveal
+    from spu_llm.values import Arith, Private
 
+    vocab, count = 32000, 8
+    widths = Widths.of_weights(vocab)
 
+    def shared(*shape: int, bits: int = 64) -> Arith:
+        return Arith(np.zeros(shape, np.uint64), np.dtype(np.float32), 18, bits)
+
+    def own(*shape: int) -> Private:
+        return Private(CLIENT, shape, np.dtype(np.int32), None)
+
+    each = shared(count)
+    costs = [
+        select.cost(shared(count, vocab), own(count), bits=widths.chosen),
+        reject.cost(shared(count, bits=widths.chosen), each, own(count), own(count), widths=widths),
+        reveal.cost(each, to=Owner.CLIENT, label=""),
+        select.cost(shared(1, count + 1, vocab), own(1), bits=21),
+        reveal.cost(shared(vocab, bits=21), to=Owner.CLIENT, label=""),
+    ]
+    total = sum(c.client_to_provider + c.provider_to_client for c in costs)
+    assert 2.0e6 < total < 2.5e6, total
+    assert sum(c.messages for c in costs) == 16
+    assert PROVIDER == 1

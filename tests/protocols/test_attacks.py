@@ -1,0 +1,182 @@
+"""What a client makes of what it sees: attacks that work on `post` and must fail on `token`.
+
+After spec of POST, section 8. The client follows the messages but brings inputs of its choice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocols import token
+from protocols.post import ClientInput
+from protocols.sampling import Widths
+from spu_llm.secure import Simulation
+from tests.protocols.verifying import UNIT, Seen, two_parties
+
+VOCAB = 6
+WIDTHS = Widths.of_weights(VOCAB)
+ONE = 1 << Widths.draft
+
+
+def ask_post(
+    simulation: Simulation, weights: np.ndarray, drafts: list[int], q: int, r: list[int]
+) -> Seen:
+    """A step of `post` with drafts of claimed probability q / 2^16, at r' that the client chose."""
+    mine = ClientInput(*(np.array(x, np.int32) for x in (drafts, [q] * len(drafts), r)))
+    return two_parties(simulation, "post", weights * UNIT, mine, None)[0]
+
+
+def ask_token(
+    simulation: Simulation,
+    weights: np.ndarray,
+    drafts: list[int],
+    q: int,
+    r: list[int],
+    rng: np.random.Generator,
+    name: str = "token",
+) -> list[Seen]:
+    """The same of `token`, with r' as the client's part of the randomness; the provider's is its
+    own. A rejected draft takes the mass q of its law.
+    """
+    count = len(drafts)
+    laws = np.zeros((count + 1, weights.shape[1]), np.int32)
+    laws[np.arange(count), drafts] = q
+    theirs = rng.integers(0, 2**31, count + 2).astype(np.int32)
+    mine = token.ClientInput(
+        np.array(drafts, np.int32), laws,
+        token.Randomness(np.array(r, np.int32), np.zeros(2, np.int32)),
+    )  # fmt: skip
+    provider = token.Randomness(theirs[:count], theirs[count:])
+    return two_parties(simulation, name, weights * UNIT, mine, provider)
+
+
+def row_of(p: list[float]) -> np.ndarray:
+    return np.rint(np.array(p) / max(p) / UNIT).astype(np.int64)
+
+
+FLAT = row_of([1 / VOCAB] * VOCAB)
+SURE = row_of([0.0, 1.0, *[0.0] * (VOCAB - 2)])  # token 1 and no other
+
+
+# ---- 1. bits after the first rejection
+
+
+def off_path(simulation: Simulation, ask: Any, *rest: Any) -> list[Any]:
+    """What the client sees of two models that differ only after a rejected draft (0 of SURE)."""
+    seen = []
+    for after in (SURE, row_of([1.0, *[0.0] * (VOCAB - 1)])):
+        weights = np.stack([SURE, after, FLAT])
+        client = ask(simulation, weights, [0, 1], ONE, [2**WIDTHS.accept - 1] * 2, *rest)
+        client = client if isinstance(client, Seen) else client[0]
+        outcome = [np.asarray(x).tolist() for x in client.outcome if x is not None]
+        seen.append((outcome, client.openings))
+    return seen
+
+
+def test_bits_after_a_rejection(simulation: Simulation) -> None:
+    """Contexts with a rejected draft in them are none of the client's business: `post` tells of
+    them, `token` does not.
+    """
+    one, other = off_path(simulation, ask_post)
+    assert one != other
+    assert [one[0][0], other[0][0]] == [[True, False], [True, True]]
+    one, other = off_path(simulation, ask_token, np.random.default_rng(1))
+    assert one == other
+    assert one[0] == [0, 1]  # the rejected place, and the only token there is
+
+
+# ---- 2. the model from opened rows
+
+
+def test_span_of_the_head_from_opened_rows(simulation: Simulation) -> None:
+    """Log-probabilities of d-wide hidden states lie in a space of d + 1 dimensions: a few opened
+    rows give away the head's span. Tokens do not.
+    """
+    rng = np.random.default_rng(2)
+    hidden, steps = 2, 24
+    head = rng.normal(0, 0.6, (hidden, VOCAB))
+    rows, tokens = [], []
+    for _ in range(steps):
+        logits = rng.normal(0, 1, hidden) @ head
+        weights = row_of(list(np.exp(logits)))[None]
+        rows.append(np.log(ask_post(simulation, weights, [], 0, []).outcome.row))
+        found = int(ask_token(simulation, weights, [], 0, [], rng)[0].outcome.token)
+        tokens.append(np.eye(VOCAB)[found])
+    span = np.linalg.svd(np.vstack([head, np.ones(VOCAB)]))[2][: hidden + 1]
+
+    def outside(observed: list[np.ndarray]) -> float:
+        """How far the main directions of what was observed lie outside the head's span."""
+        main = np.linalg.svd(np.array(observed))[2][: hidden + 1]
+        return float(np.linalg.norm(main - main @ span.T @ span))
+
+    assert outside(rows) < 0.01
+    assert outside(tokens) > 0.5
+
+
+# ---- 3. the provider counts
+
+
+def test_progress_is_hidden_from_the_provider(simulation: Simulation) -> None:
+    """By default the provider sees how many drafts stay; with hidden progress it does not."""
+    rng = np.random.default_rng(3)
+    weights = np.stack([SURE, SURE, FLAT])
+    for name, visible in (("token", True), ("hidden", False)):
+        counts = []
+        for drafts in ([0, 1], [1, 0], [1, 1]):
+            client, provider = ask_token(simulation, weights, drafts, ONE, [0, 0], rng, name)
+            counts.append(provider.accepted)
+            to_provider = [o for o in client.openings if o.learner == "provider"]
+            assert bool(to_provider) == visible
+            assert int(client.outcome.accepted) == len(set(counts)) - 1 or not visible
+        assert counts == ([0, 1, 2] if visible else [None] * 3)
+
+
+# ---- 4. thresholds of the client's choice
+
+SECRET = 0.3172
+
+
+def bisect(decide: Any) -> float:
+    """p(0) by binary search over r, at q = 1: rejected says r >= p."""
+    low, high = 0, 2**WIDTHS.accept
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if decide(middle) else (middle, high)
+    return low / 2**WIDTHS.accept
+
+
+def test_binary_search_on_a_probability(simulation: Simulation) -> None:
+    """A chosen r makes every bit of `post` a threshold on p: some queries give p to four digits.
+    With joint randomness a bit is a coin of probability min(1, p / q), whatever the client brings.
+    """
+    weights = np.stack([row_of([SECRET, 0.5, 0.1, 0.0828, 0.0, 0.0]), FLAT])
+    found = bisect(lambda r: ask_post(simulation, weights, [0], ONE, [r]).outcome.rejected[0])
+    assert abs(found - SECRET) < 1e-4
+    rng = np.random.default_rng(4)
+
+    def rejected(r: int) -> bool:
+        client, _ = ask_token(simulation, weights, [0], ONE, [r], rng)
+        return int(client.outcome.accepted) == 0
+
+    errors = [abs(bisect(rejected) - SECRET) for _ in range(4)]
+    assert min(errors) > 1e-3 and np.median(errors) > 0.03, errors
+    # The same r again and again: a fair coin of the model's probability, no verdict.
+    outcomes = [rejected(0) for _ in range(40)]
+    assert 15 <= sum(outcomes) <= 38
+
+
+@pytest.mark.parametrize("variant", ["post", "token"])
+def test_forcing_a_draft_through(simulation: Simulation, variant: str) -> None:
+    """r = 0 accepts any draft of some probability: a chosen prefix. Not with joint randomness."""
+    unlikely = row_of([0.01, 0.9, 0.09, 0.0, 0.0, 0.0])
+    weights, rng = np.stack([unlikely, FLAT]), np.random.default_rng(5)
+    forced = 0
+    for _ in range(12):
+        if variant == "post":
+            forced += not ask_post(simulation, weights, [0], ONE, [0]).outcome.rejected[0]
+        else:
+            forced += int(ask_token(simulation, weights, [0], ONE, [0], rng)[0].outcome.accepted)
+    assert forced == 12 if variant == "post" else forced <= 2
