@@ -24,6 +24,9 @@ from protocols.nonlinear import exp_nonpositive
 
 # Below every score a trained model produces, and far inside the fixed-point range.
 SCORE_FLOOR = -1024.0
+# Added to a score that only the client knows to be hidden. Its exponential must vanish and stay
+# above EXP_FLOOR, which holds while the scores of a query differ by less than this.
+HIDDEN = -128.0
 
 
 class Block(NamedTuple):
@@ -42,7 +45,7 @@ class LayerBlock(NamedTuple):
 
     keys: Array  # [head, position, head_dim]
     values: Array  # [head, position, head_dim]
-    visible: Array  # bool [query, position], public
+    visible: Array  # [query, position]: bool, public; or float, the client's: 0 or HIDDEN
 
 
 class Partial(NamedTuple):
@@ -89,6 +92,11 @@ def visible_below(length: Array, queries: int, positions: int) -> Array:
     return jnp.broadcast_to(jnp.arange(positions)[None, :] < length, (queries, positions))
 
 
+def hidden_below(visible: Array, queries: int) -> Array:
+    """float [queries, positions] of the client's bool [positions]: 0, or HIDDEN where False."""
+    return jnp.broadcast_to(jnp.where(visible, 0.0, HIDDEN), (queries, visible.shape[0]))
+
+
 def causal(queries: int) -> Array:
     """bool [queries, queries]: each draft position sees itself and those before it (a chain)."""
     return jnp.tril(jnp.ones((queries, queries), bool))
@@ -100,22 +108,26 @@ def partials_with_common_shift(query: Array, blocks: Sequence[LayerBlock]) -> li
     All blocks share one shift, the maximum visible score, so that the comparisons and the
     exponential of every block run stacked in the same messages.
     """
-    scores = [jnp.einsum("nhd,htd->hnt", query, b.keys) for b in blocks]
-    stacked = jnp.concatenate(scores, axis=-1)
-    visible = jnp.concatenate([b.visible for b in blocks], axis=-1)[None]
-    masked = jnp.where(visible, stacked, SCORE_FLOOR)
+    scores = [_masked(jnp.einsum("nhd,htd->hnt", query, b.keys), b.visible) for b in blocks]
+    masked = jnp.concatenate(scores, axis=-1)
     shift = jnp.max(masked, axis=-1, keepdims=True)
-    # On shares the exponential of a hidden score is noise; the selection discards it exactly.
-    weights = jnp.where(visible, exp_nonpositive(masked - shift), 0.0)
+    weights = exp_nonpositive(masked - shift)
     ends = [sum(b.keys.shape[1] for b in blocks[: i + 1]) for i in range(len(blocks) - 1)]
-    return [
-        Partial(
-            shift=shift,
-            mass=jnp.sum(w, axis=-1, keepdims=True),
-            numerator=jnp.einsum("hnt,htd->hnd", w, b.values),
-        )
-        for w, b in zip(jnp.split(weights, ends, axis=-1), blocks, strict=True)
-    ]
+    partials = []
+    for w, b in zip(jnp.split(weights, ends, axis=-1), blocks, strict=True):
+        if b.visible.dtype == jnp.bool_:
+            # On shares the exponential of a hidden score is noise; this discards it exactly.
+            w = jnp.where(b.visible, w, 0.0)
+        numerator = jnp.einsum("hnt,htd->hnd", w, b.values)
+        partials.append(Partial(shift, jnp.sum(w, axis=-1, keepdims=True), numerator))
+    return partials
+
+
+def _masked(scores: Array, visible: Array) -> Array:
+    """Scores [head, query, position] with hidden ones far below."""
+    if visible.dtype == jnp.bool_:
+        return jnp.where(visible, scores, SCORE_FLOOR)
+    return scores + visible
 
 
 def merge(partials: Sequence[Partial]) -> Array:

@@ -33,12 +33,12 @@ from spu_llm.values import CLIENT, PROVIDER, Owner, Public
 
 @dataclass
 class Report:
-    """Counts of one completion, known to both parties; text and tokens are the client's."""
+    """Counts of one completion; with hidden progress, `accepted` and `emitted` are the client's."""
 
     steps: int = 0  # secure decoding steps, after the prefill
     drafted: int = 0
     accepted: int = 0
-    emitted: list[int] = field(default_factory=list)  # tokens per secure step, prefill first
+    emitted: list[int] = field(default_factory=list)  # tokens per step, prefill first
     finish_reason: str = ""
 
 
@@ -65,6 +65,7 @@ class ClientSide:
         self._shown = 0
         self._drafts: list[int] = []
         self._q = np.zeros((0, self.tokenizer.vocab_size))
+        self._rows = [True] * len(self.prompt)  # of the cache: which hold the text
 
     def propose(self, count: int) -> None:
         """Draft in the clear (POST, Algorithm 1, line 1)."""
@@ -81,6 +82,14 @@ class ClientSide:
         """Input of the secure forward: the last token, not cached yet, and the drafts."""
         return [(self.prompt + self.tokens)[-1], *self._drafts]
 
+    def place(self, capacity: int, context: int) -> secure_gpt2.Place:
+        """Where the step's tokens stand, for a block of `capacity` rows."""
+        start = len(self.prompt) + len(self.tokens) - 1
+        positions = np.minimum(start + np.arange(len(self._drafts) + 1), context - 1)
+        visible = np.zeros(capacity, bool)
+        visible[: len(self._rows)] = self._rows
+        return secure_gpt2.Place(positions, visible)
+
     def verifier_input(self) -> Any:
         """The client's input to the verifier."""
         position = len(self.prompt) + len(self.tokens)
@@ -91,6 +100,8 @@ class ClientSide:
         k, token = self.verifier.resolve(
             outcome, self._drafts, self._q, lambda: float(self.streams.sampling.uniform(()))
         )
+        if self.tokens:  # after the prefill, whose rows are the prompt's
+            self._rows += [i <= k for i in range(len(self._drafts) + 1)]
         self._emit([*self._drafts[:k], token], limit)
         return k
 
@@ -140,6 +151,13 @@ def _announce(progress: Array) -> Array:
 announce = SecureFunction(_announce, (Owner.CLIENT,), "announce")
 
 
+def _announce_end(ended: Array) -> Array:
+    return reveal(ended, to=Owner.PUBLIC, label="end of text")
+
+
+announce_end = SecureFunction(_announce_end, (Owner.CLIENT,), "announce end")
+
+
 @dataclass(frozen=True)
 class Programs:
     """The secure functions of one completion and the public sizes they were built for."""
@@ -149,14 +167,16 @@ class Programs:
     verifier: Verifier
     secure: secure_gpt2.SecureGPT2
     limit: int
-    capacity: int  # positions of the shared block, room for the last step's drafts included
+    capacity: int  # rows of the shared cache block
 
     @staticmethod
     def build(config: GPT2Config, request: Request) -> Programs:
         request.check(config)
         limit = request.limit(config)
-        capacity = request.prompt_tokens + limit + request.draft_length + 1
-        verifier = verification.verifier(request.verify, request.sampling)
+        capacity = request.capacity(config)
+        verifier = verification.verifier(
+            request.verify, request.sampling, hide_progress=request.hide_progress
+        )
         secure = secure_gpt2.build(config, capacity, verifier)
         return Programs(config, request, verifier, secure, limit, capacity)
 
@@ -171,8 +191,23 @@ class Programs:
         count = self.request.draft_length
         tokens = shape((count + 1,), np.int32)
         inputs = self._verifier_shapes(count)
-        session.prepare(self.secure.decode, weights, tokens, *inputs, shared, length, scalar, None)
-        session.prepare(announce, shape((2,), np.int32))
+        session.prepare(
+            self.secure.decode, weights, tokens, self.place_shapes(), *inputs, shared, length,
+            scalar, None,
+        )  # fmt: skip
+        if self.request.hide_progress:
+            session.prepare(announce_end, shape((1,), np.int32))
+        else:
+            session.prepare(announce, shape((2,), np.int32))
+
+    def place_shapes(self) -> secure_gpt2.Place | None:
+        """Shapes of the client's secret place, if it is one."""
+        if not self.request.hide_progress:
+            return None
+        shape = jax.ShapeDtypeStruct
+        return secure_gpt2.Place(
+            shape((self.request.draft_length + 1,), np.int32), shape((self.capacity,), np.bool_)
+        )
 
     def _verifier_shapes(self, drafts: int) -> tuple[Any, Any]:
         vocab = self.config.vocab_size
@@ -232,25 +267,36 @@ def generate(
         return mine, theirs
 
     def finish_step(outcome: Any, accepted: Any, drafted: int) -> int:
-        """The client emits tokens; both learn how many drafts stay and whether text goes on."""
+        """The client emits tokens; both learn whether text goes on, and how many drafts stay (-1
+        where the provider may not know).
+        """
 
-        def resolve(c: ClientSide) -> list[int]:
+        def resolve(c: ClientSide) -> tuple[int, int]:
             k = c.resolve(jax.tree.map(session.get, outcome), limit)
-            return [k, int(bool(c.finish_reason))]
+            return k, int(bool(c.finish_reason))
 
-        progress = session.private(CLIENT, client_does(resolve), (2,), np.int32)
-        seen = session.get(session.call(announce, progress))
+        done = session.local(CLIENT, client_does(resolve))
+        if request.hide_progress:
+            said = session.private(CLIENT, lambda: done[1:], (1,), np.int32)  # type: ignore[index]
+            seen = session.get(session.call(announce_end, said))
+            stay = done[0] if done is not None else -1
+        else:
+            said = session.private(CLIENT, lambda: done, (2,), np.int32)
+            seen = session.get(session.call(announce, said))
+            assert seen is not None
+            stay = int(seen[0])
+            known = accepted.value if isinstance(accepted, Public) else None
+            if not 0 <= stay <= drafted or (known is not None and int(known) != stay):
+                raise WireError(f"the client announces {stay} of {drafted} drafts accepted")
         assert seen is not None
-        stay, ended = int(seen[0]), bool(seen[1])
-        known = accepted.value if isinstance(accepted, Public) else None
-        if not 0 <= stay <= drafted or (known is not None and int(known) != stay):
-            raise WireError(f"the client announces {stay} of {drafted} drafts accepted")
         report.drafted += drafted
-        report.accepted += stay
-        report.emitted.append(stay + 1)
-        if not ended and sum(report.emitted) >= limit:
+        if stay >= 0:
+            report.accepted += stay
+            report.emitted.append(stay + 1)
+        written = max(sum(report.emitted), report.steps + 1)
+        if not seen[-1] and written >= limit:
             raise WireError(f"the client goes on after the agreed {limit} tokens")
-        if ended:
+        if seen[-1]:
             report.finish_reason = (
                 session.local(CLIENT, client_does(lambda c: c.finish_reason)) or "ended by client"
             )
@@ -277,19 +323,28 @@ def generate(
             tokens = session.private(
                 CLIENT, client_does(lambda c: c.step_tokens()), (count + 1,), np.int32
             )
+            place = private_tree(
+                session, CLIENT,
+                client_does(lambda c: c.place(programs.capacity, programs.config.n_positions)),
+                programs.place_shapes(),
+            )  # fmt: skip
             outcome, accepted, shared = session.call(
-                programs.secure.decode, weights, tokens, *verifier_inputs(count), shared,
+                programs.secure.decode, weights, tokens, place, *verifier_inputs(count), shared,
                 public(np.int32(length)), scale, None,
             )  # fmt: skip
             report.steps += 1
-            # Roll-back: rows of rejected drafts lie past the new length and are overwritten.
-            length += 1 + finish_step(outcome, accepted, drafted=count)
+            stay = finish_step(outcome, accepted, drafted=count)
+            # Roll-back: rows of rejected drafts lie past the new length and are overwritten; where
+            # nobody may see how many there are, they stay, and the client hides them.
+            length += 1 + (count if request.hide_progress else stay)
     return report
 
 
 def private_tree(session: Session, owner: int, work: Callable[[], Any], shapes: Any) -> Any:
     """`work()` at `owner`, a tree of arrays of these shapes, as private values of the session."""
     leaves, tree = jax.tree.flatten(shapes)
+    if not leaves:
+        return shapes
     made = session.local(owner, lambda: jax.tree.leaves(work())) or [None] * len(leaves)
     values = [
         session.private(owner, functools.partial(np.asarray, x), s.shape, s.dtype)
@@ -299,7 +354,9 @@ def private_tree(session: Session, owner: int, work: Callable[[], Any], shapes: 
 
 
 def _declare(session: Session, request: Request) -> None:
-    functionality = verification.FUNCTIONALITIES[request.verify]
+    functionality = verification.functionality(
+        request.verify, hide_progress=request.hide_progress
+    )
     for learner in (CLIENT, PROVIDER):
         session.ledger.declare(learner, "model shape, vocabulary and context length")
     name = f"functionality {request.verify}"

@@ -133,6 +133,12 @@ def embed_one_hot(params: Params, one_hot: Array, positions: Array) -> Array:
     return one_hot @ params["wte"] + params["wpe"][positions]
 
 
+def embed_one_hots(params: Params, tokens: Array, positions: Array) -> Array:
+    """The same with secret positions: one-hot rows [n, vocab] and [n, context]; one product."""
+    table = jnp.concatenate([params["wte"], params["wpe"]])
+    return jnp.concatenate([tokens, positions], axis=-1) @ table
+
+
 def hidden_states(
     params: Params,
     config: GPT2Config,
@@ -169,14 +175,15 @@ def head(params: Params, rows: Array, scale: Array | float = 1.0) -> Array:
 
 
 def past_blocks(
-    prefix: Block | None, shared: Block | None, length: Array, queries: int
+    prefix: Block | None, shared: Block | None, visible: Array | None, queries: int
 ) -> list[tuple[Block, Array]]:
-    """The earlier blocks with their masks: the whole prefix, and `shared` up to `length`."""
+    """The earlier blocks with their masks: the whole prefix, and `shared` where it is visible."""
     past = []
     if prefix is not None:
         past.append((prefix, jnp.ones((queries, prefix.positions), bool)))
     if shared is not None:
-        past.append((shared, visible_below(length, queries, shared.positions)))
+        assert visible is not None
+        past.append((shared, visible))
     return past
 
 
@@ -187,16 +194,21 @@ def step(
     prefix: Block | None,
     shared: Block,
     length: Array,
+    *,
+    visible: Array | None = None,
     scale: Array | float = 1.0,
 ) -> tuple[Array, Block]:
     """n further positions in one forward: logits [n, vocab], times a public `scale`, and the shared
     block with their rows.
 
-    `x` [n, d] embeds the positions that follow the `length` valid ones of `shared`. Rows are
-    written at `length`; a caller accepts m of them by using `length + m` next time.
+    `x` [n, d] embeds the positions that follow the `length` rows of `shared` in use, all of them
+    visible unless `visible` [n, positions] says otherwise (see `LayerBlock`). Rows are written at
+    `length`; a caller accepts m of them by using `length + m` next time.
     """
     n = x.shape[0]
-    past = past_blocks(prefix, shared, length, n)
+    if visible is None:
+        visible = visible_below(length, n, shared.positions)
+    past = past_blocks(prefix, shared, visible, n)
     rows, draft = hidden_states(params, config, x, past, causal(n))
     return head(params, rows, scale), write_rows(shared, draft, length)
 

@@ -25,6 +25,7 @@ class Request:
     verify: str = "token"  # a variant of protocols.verification
     top_k: int = 0
     top_p: float = 1.0
+    hide_progress: bool = False  # from the provider
 
     @property
     def sampling(self) -> Sampling:
@@ -65,7 +66,19 @@ class Request:
             raise InputError(f"--top-k must be 1 or more (0: all), found {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise InputError(f"--top-p must be above 0 and at most 1, found {self.top_p}")
-        verification.check(self.verify, self.sampling)
+        verification.check(self.verify, self.sampling, self.hide_progress)
+
+    def steps(self, config: GPT2Config) -> int:
+        """Secure steps at most: the prefill and each step write a token or more."""
+        return max(1, self.limit(config) - 1)
+
+    def capacity(self, config: GPT2Config) -> int:
+        """Rows of the shared cache block, room for the last step's drafts included. With hidden
+        progress no row is used again.
+        """
+        if self.hide_progress:
+            return self.prompt_tokens + self.steps(config) * (self.draft_length + 1)
+        return self.prompt_tokens + self.limit(config) + self.draft_length + 1
 
     def limit(self, config: GPT2Config) -> int:
         """Tokens that can be generated: as asked, and within the model's context."""

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.cache import Block, causal, empty_block, write_rows
+from models.cache import Block, causal, empty_block, hidden_below, write_rows
 from models.gpt2 import (
     GPT2Config,
     embed_one_hot,
+    embed_one_hots,
     embed_tokens,
     head,
     hidden_states,
@@ -28,15 +29,22 @@ from spu_llm.secure import SecureFunction
 from spu_llm.values import Owner
 
 
+class Place(NamedTuple):
+    """Where a step's tokens stand, when that is the client's secret."""
+
+    positions: Any  # int32 [d + 1]: in the text
+    visible: Any  # bool [capacity]: the rows of the shared block that hold the text so far
+
+
 class SecureGPT2(NamedTuple):
     """The programs of one decoding session. `mine` and `theirs` are the client's and the provider's
-    input to the verifier.
+    input to the verifier; `place` is None where public `length` says all.
 
     prefix(params, tokens [n], public)
         -> the public tokens' block, the provider's own plaintext work.
     prefill(params, tokens [n], mine, theirs, inverse_temperature, prefix)
         -> outcome to the client, accepted count (0), shared block of `capacity` positions.
-    decode(params, tokens [d + 1], mine, theirs, shared, length, inverse_temperature, prefix)
+    decode(params, tokens [d + 1], place, mine, theirs, shared, length, inverse_temperature, prefix)
         -> outcome to the client, accepted count, shared block.
     """
 
@@ -69,7 +77,7 @@ def build(config: GPT2Config, capacity: int, verifier: Verifier) -> SecureGPT2:
         n = tokens.shape[0]
         start = prefix.positions if prefix is not None else 0
         x = embed(params, tokens, start)
-        past = past_blocks(prefix, None, jnp.int32(0), n)
+        past = past_blocks(prefix, None, None, n)
         rows, prompt = hidden_states(params, config, x, past, causal(n))
         logits = head(params, rows[-1:], inverse_temperature)
         outcome, accepted = verifier.verify(logits, mine, theirs)
@@ -79,6 +87,7 @@ def build(config: GPT2Config, capacity: int, verifier: Verifier) -> SecureGPT2:
     def decode(
         params: Any,
         tokens: Array,
+        place: Place | None,
         mine: Any,
         theirs: Any,
         shared: Block,
@@ -86,9 +95,19 @@ def build(config: GPT2Config, capacity: int, verifier: Verifier) -> SecureGPT2:
         inverse_temperature: Array,
         prefix: Block | None,
     ) -> tuple[Any, Array, Block]:
-        start = length + (prefix.positions if prefix is not None else 0)
-        x = embed(params, tokens, start)
-        logits, shared = step(params, config, x, prefix, shared, length, inverse_temperature)
+        if place is None:
+            start = length + (prefix.positions if prefix is not None else 0)
+            x, visible = embed(params, tokens, start), None
+        else:
+            one_hots = (
+                jax.nn.one_hot(tokens, config.vocab_size, dtype=jnp.float32),
+                jax.nn.one_hot(place.positions, config.n_positions, dtype=jnp.float32),
+            )
+            x = embed_one_hots(params, *one_hots)
+            visible = hidden_below(place.visible, tokens.shape[0])
+        logits, shared = step(
+            params, config, x, prefix, shared, length, visible=visible, scale=inverse_temperature
+        )
         outcome, accepted = verifier.verify(logits, mine, theirs)
         return outcome, accepted, shared
 
@@ -96,5 +115,5 @@ def build(config: GPT2Config, capacity: int, verifier: Verifier) -> SecureGPT2:
     return SecureGPT2(
         SecureFunction(prefix, (P, X), "prefix"),
         SecureFunction(prefill, (P, C, C, P, X, P), "prefill"),
-        SecureFunction(decode, (P, C, C, P, J, X, X, P), "decode"),
+        SecureFunction(decode, (P, C, C, C, P, J, X, X, P), "decode"),
     )

@@ -103,22 +103,33 @@ class Verifier(Protocol):
         """The client's plaintext half: accepted drafts, and the token after them."""
 
 
-def verifier(variant: str, sampling: Sampling) -> Verifier:
+def functionality(variant: str, *, hide_progress: bool = False) -> Functionality:
+    """What a variant gives to whom."""
+    found = FUNCTIONALITIES[variant]
+    if not hide_progress:
+        return found
+    return Functionality(client=found.client, provider=f"{_STEPS}, length limits")
+
+
+def verifier(variant: str, sampling: Sampling, *, hide_progress: bool = False) -> Verifier:
     """The variant of that name; InputError for what it does not offer."""
-    check(variant, sampling)
-    if sampling.greedy:
-        return Race(sampling, noise=False)
-    if variant == "race":
-        return Race(sampling)
+    check(variant, sampling, hide_progress)
+    if sampling.greedy or variant == "race":
+        return Race(sampling, not sampling.greedy, hide_progress)
     if variant == "token":
-        return Token(sampling)
+        return Token(sampling, hide_progress)
     return Post(sampling, naive=variant == "naive")
 
 
-def check(variant: str, sampling: Sampling) -> None:
-    """InputError when the variant cannot sample this way."""
+def check(variant: str, sampling: Sampling, hide_progress: bool = False) -> None:
+    """InputError when the variant cannot sample this way, or not hide progress."""
     if variant not in VARIANTS:
         raise InputError(f"unknown --verify {variant!r}; choose from {', '.join(VARIANTS)}")
+    if hide_progress and variant not in ("token", "race"):
+        raise InputError(
+            f"--verify {variant} shows progress to the provider; use --verify token with "
+            "--hide-progress"
+        )
     if sampling.greedy and variant != "token":
         raise InputError(
             f"--verify {variant} has no greedy decoding; use --verify token or a --temperature"

@@ -127,6 +127,8 @@ def _client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verify", default="token", metavar="VARIANT",
                         help="token (default; gives away tokens alone), post and naive (as "
                         "published), race")  # fmt: skip
+    parser.add_argument("--hide-progress", action="store_true",
+                        help="the provider does not learn how many drafts stay")  # fmt: skip
     parser.add_argument("--top-k", type=int, default=0, metavar="K",
                         help="draw among the K likeliest tokens (with --verify post)")  # fmt: skip
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P",
@@ -192,6 +194,7 @@ def _client(options: argparse.Namespace, host: str, port: int) -> Any:
         verify=options.verify,
         top_k=options.top_k,
         top_p=options.top_p,
+        hide_progress=options.hide_progress,
         stop=tuple(options.stop),
         draft_seed=options.seed,
         sampling_seed=options.seed if options.command == "demo" else None,

@@ -171,6 +171,7 @@ class GenerateOptions:
     verify: str = "token"
     top_k: int = 0
     top_p: float = 1.0
+    hide_progress: bool = False
     stop: tuple[str, ...] = field(default=())
     draft_seed: int | None = None
     sampling_seed: int | None = None
@@ -298,6 +299,7 @@ def check_request(options: GenerateOptions) -> tuple[Tokenizer, list[int], Reque
         verify=options.verify,
         top_k=options.top_k,
         top_p=options.top_p,
+        hide_progress=options.hide_progress,
     )
     request.check_options()
     if options.draft_length:
