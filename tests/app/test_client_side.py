@@ -11,6 +11,8 @@ import pytest
 from models.generate import ClientSide
 from models.request import Request
 from models.tokenizer import Tokenizer
+from protocols.distribution import Sampling, Streams
+from protocols.token import Outcome, Token
 from spu_llm.prg import Prg
 from tests.tiny import save_tokenizer
 
@@ -35,7 +37,7 @@ class Drafts:
 
 
 class Client:
-    """A greedy `ClientSide` that is fed bytes, one token each."""
+    """A `ClientSide` that is fed bytes, one token each."""
 
     def __init__(self, tokenizer: Tokenizer, *stop: str, limit: int = 100) -> None:
         self.shown: list[str] = []
@@ -47,8 +49,8 @@ class Client:
             prompt=[0],
             tokenizer=tokenizer,
             drafter=self._drafter,  # type: ignore[arg-type]
-            drafting=Prg.from_seed(1, "drafts"),
-            sampling=Prg.from_seed(1, "sampling"),
+            verifier=Token(Sampling()),
+            streams=Streams(Prg.from_seed(1, "drafts"), Prg.from_seed(1, "sampling")),
             stop=list(stop),
             on_text=self.shown.append,
         )
@@ -62,14 +64,9 @@ class Client:
         With `accept`, only so many drafts are accepted and the last token follows them.
         """
         *self._drafter.next, last = tokens
-        request = Request(1, 100, len(self._drafter.next), 0.0, greedy=True)
-        self.side.propose(request)
-        rejected = np.zeros(len(self._drafter.next), bool)
-        if accept is not None:
-            rejected[accept:] = True
-        row = np.zeros(self._tokenizer.vocab_size)
-        row[last] = 1.0
-        return self.side.resolve(rejected, row, request, self._limit)
+        self.side.propose(len(self._drafter.next))
+        stay = len(self._drafter.next) if accept is None else accept
+        return self.side.resolve(Outcome(np.int32(stay), np.int32(last)), self._limit)
 
     def type(self, data: bytes) -> None:
         for token in self.tokens(data):
@@ -177,7 +174,8 @@ def test_a_stop_string_that_is_not_ascii(tokenizer: Tokenizer) -> None:
     ("change", "valid"),
     [
         ({}, True),
-        ({"greedy": 0}, False),
+        ({"hide_progress": 0}, False),
+        ({"verify": None}, False),
         ({"max_new_tokens": "5"}, False),
         ({"prompt_tokens": 5.0}, False),
         ({"temperature": 1}, False),
@@ -188,9 +186,10 @@ def test_a_request_from_a_peer_has_exact_types(change: dict[str, Any], valid: bo
     from spu_llm.errors import InputError
 
     fields = {"prompt_tokens": 5, "max_new_tokens": 5, "draft_length": 1}
-    fields |= {"temperature": 0.7, "greedy": False, **change}
+    fields |= {"temperature": 0.7, "verify": "token", "top_k": 0, "top_p": 1.0}
+    fields |= {"hide_progress": False, **change}
     if valid:
-        assert Request.from_peer(fields) == Request(5, 5, 1, 0.7, False)
+        assert Request.from_peer(fields) == Request(5, 5, 1, 0.7)
     else:
         with pytest.raises(InputError, match="other fields"):
             Request.from_peer(fields)

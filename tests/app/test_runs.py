@@ -175,14 +175,19 @@ def test_demo_stops_at_the_context_limit(start: Start, pair: Pair, tmp_path: Pat
     check_counts(result, 2)
     assert result["finish_reason"] == "length"
     assert 8 + len(result["token_ids"]) == 12
-    assert result["config"]["request.greedy"] is True
+    assert result["config"]["request.temperature"] == 0
     assert list(demo.tmp.iterdir()) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mode", [["--standard"], ["--draft-length", "3"]], ids=["standard", "post"]
-)
+    "mode",
+    [["--standard"], *(["--draft-length", "3", *v] for v in (
+        [], ["--hide-progress"], ["--verify", "race"], ["--verify", "naive"],
+        ["--verify", "post", "--top-k", "50"],
+    ))],
+    ids=" ".join,
+)  # fmt: skip
 def test_a_seed_fixes_the_tokens(start: Start, pair: Pair, tmp_path: Path, mode: list[str]) -> None:
     tokens = []
     for name in ("first", "second"):
