@@ -12,7 +12,6 @@ import numpy as np
 from jax import Array
 
 from spu_llm.approx import approximation
-from spu_llm.settings import SpuConfig
 
 # SPU's exponential is (1 + x / 2^8)^(2^8).
 EXP_SQUARINGS = 8
@@ -25,23 +24,10 @@ def _exp_second_order(x: Array) -> Array:
 
 # exp(x) for EXP_FLOOR < x <= 0. SPU's own leaves a normaliser over 4,096 tokens 3 % low; one more
 # product brings a row's total variation from 0.012 to 0.001. Below the floor the base grows again:
-# whoever cannot rule such an argument out must clamp it.
+# whoever cannot rule such an argument out must clamp it. (`protocols.exponential` is for rows as wide
+# as a vocabulary.)
 EXP_FLOOR = -(2.0**EXP_SQUARINGS)
 exp_nonpositive = approximation("exp_nonpositive", reference=jnp.exp, spu_form=_exp_second_order)
-
-
-def _total(x: Array) -> Array:
-    return jnp.sum(x, axis=-1)
-
-
-def _unbiased_total(x: Array) -> Array:
-    """Truncation takes half a unit in the last place from every term; a constant returns it."""
-    return jnp.sum(x, axis=-1) + x.shape[-1] * 2.0 ** -(SpuConfig().frac_bits + 1)
-
-
-# Sum over the last axis of values that were just truncated. Over 4,096 mostly tiny scores the
-# missing half units would be 1 % of the normaliser.
-unbiased_total = approximation("unbiased_total", reference=_total, spu_form=_unbiased_total)
 
 
 GELU_REACH = 3.5

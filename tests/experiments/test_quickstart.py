@@ -19,5 +19,5 @@ def test_quickstart_runs() -> None:
         output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])
     )
     assert "def read_config(path):" in printed
-    assert "row of the distribution" in printed
+    assert "place of the token" in printed and "row of the distribution" not in printed
     assert "tokens per secure step" in printed

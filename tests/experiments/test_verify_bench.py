@@ -1,0 +1,268 @@
+"""`bench verify`: what it refuses, its checks of outcomes, table, plot, and one real session."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import stock_block, verify_bench, verify_report
+from experiments.stock_block import BlockShape
+from experiments.verify_bench import Request, Step, mistakes, places
+from protocols import post
+from protocols.verification import VARIANTS, verifier
+from spu_llm.app import cli
+
+REQUEST = Request(64, (2,), VARIANTS, verify_bench.SOURCES, 1, False)
+
+
+def cost(seconds: float) -> dict[str, Any]:
+    return {
+        "seconds": seconds, "client_to_provider": 3_000_000, "provider_to_client": 4_000_000,
+        "messages": 60,
+    }  # fmt: skip
+
+
+def row(variant: str, source: str, count: int, seconds: float) -> dict[str, Any]:
+    growth = {"client": 20 << 20, "provider": 9 << 20}
+    return cost(seconds) | {
+        "variant": variant, "source": source, "draft_length": count, "delays": 30,
+        "ratio": seconds / 20, "offline": cost(10 * seconds), "memory_growth": growth,
+        "mistakes": [],
+    }  # fmt: skip
+
+
+def measured(count: int, seconds: float) -> dict[str, Any]:
+    """A block's slice between norms of a second."""
+    extra = {"error": 0.01, "memory_growth": {"client": 0, "provider": 1 << 30}}
+    norms, part = cost(1.0) | extra, cost(seconds) | extra
+    return {"draft_length": count, "slices": 4, "norms": norms, "slice": part}
+
+
+BLOCKS = [verify_bench.whole_block(measured(n, 5.0), measured(n, 8.0)) for n in (4, 8)]
+ROWS = [
+    row(variant, source, count, count / 4)
+    for count in (4, 8)
+    for variant, source in REQUEST.cells
+]
+RESULT: dict[str, Any] = {
+    "network": "lan",
+    "vocab": 32000,
+    "repeat": 3,
+    "rows": ROWS,
+    "blocks": BLOCKS,
+    "criterion": verify_report.criterion(ROWS),
+    "memory_after_warm_up": {"client": 690 << 20, "provider": 590 << 20},
+    "machine": {"cores": 2, "processor": "a processor"},
+    "failures": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--vocab", "1"], "--vocab must be 2 to 262144, found 1"),
+        (["--vocab", "262145"], "--vocab must be 2 to 262144"),
+        (["--vocab", "many"], "invalid int value: 'many'"),
+        (["--draft-length", "4,0"], "--draft-length must be 1 to 16, found 0"),
+        (["--draft-length", "17"], "--draft-length must be 1 to 16, found 17"),
+        (["--draft-length", "4,x"], "expected numbers like 1,2,4, found '4,x'"),
+        (["--variants", "token,tree"], "unknown --variants 'tree'; choose from token, post"),
+        (["--from", "thin air"], "unknown --from 'thin air'; choose from probabilities, logits"),
+        (["--variants", "race", "--from", "probabilities", "--no-block"], "race takes logits"),
+        (["--repeat", "0"], "--repeat must be at least 1, found 0"),
+        (["--network", "moon"], "unknown network 'moon'"),
+        (["--json", "/nowhere/a"], "--json: /nowhere is not a directory"),
+        (["--plot", "/nowhere/a"], "--plot: /nowhere is not a directory"),
+    ],
+)
+def test_bad_input(arguments: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["bench", "verify", *arguments])
+    assert end.value.code == 2
+    assert wanted in capsys.readouterr().err
+
+
+def test_settings_arrive_as_they_were_sent() -> None:
+    for request in (REQUEST, dataclasses.replace(REQUEST, variants=(), block=True)):
+        assert Request.of_fields(json.loads(json.dumps(request.fields()))) == request
+    assert ("race", "logits") in REQUEST.cells and ("race", "probabilities") not in REQUEST.cells
+
+
+# ---- the checks
+
+
+def test_a_place_is_where_a_fraction_falls() -> None:
+    weights, exact = np.array([1.0, 0, 2, 1]), np.zeros(4)
+    assert [places(weights, exact, u) for u in (0.1, 0.3, 0.7, 0.8)] == [
+        range(0, 1), range(2, 3), range(2, 3), range(3, 4)
+    ]  # fmt: skip
+    assert places(weights, np.full(4, 0.1), 0.24) == range(0, 3)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_wrong_outcomes_are_found(name: str, exact: bool) -> None:
+    """The plaintext outcome passes; another stop, token or row does not."""
+    if (name, exact) == ("race", True):
+        return
+    chosen = verifier(name, verify_bench.SAMPLING)
+    logits = verify_bench.step_logits(1000, 4)
+    stops = set()
+    for run in range(8):
+        step = Step.drafted(chosen, logits, exact, run)
+        outcome = plain_outcome(step)
+        assert mistakes(step, outcome) == []
+        for bad in broken(outcome):
+            assert mistakes(step, bad), (run, bad)
+        stops.add(int(chosen.resolve(outcome, step.drafts, step.q, lambda: 0.5)[0]))
+    assert len(stops) > 1
+
+
+def plain_outcome(step: Step) -> Any:
+    """The outcome by the variant's own plaintext, on whole ring words."""
+    if step.verifier.name == "race":
+        z = (step.logits / 2.0**18 + step.client.noise).astype(np.float32)
+        outcome, _ = step.verifier.verify(z, step.client, None)
+    else:
+        with jax.experimental.enable_x64():
+            function = verify_bench._function(step.verifier, exact=True).fn
+            words = np.stack([verify_bench.exact_weights(z) for z in step.logits])
+            wide = jax.tree.map(lambda x: x.astype(np.int64), (step.client, step.provider))
+            outcome, _ = function(words.astype(np.int64), *wide)
+    seen = jax.tree.map(np.asarray, outcome)
+    if isinstance(seen, post.Outcome):  # a row is fixed-point numbers
+        seen = seen._replace(row=seen.row / 2.0**18)
+    return seen
+
+
+def broken(outcome: Any) -> list[Any]:
+    if isinstance(outcome, post.Outcome):
+        row = outcome.row.copy()
+        row[0] += 5 / 2.0**18
+        return [outcome._replace(row=row), outcome._replace(rejected=~outcome.rejected)]
+    far = (int(outcome.token) + 500) % 1000
+    return [outcome._replace(token=far), outcome._replace(token=1000)]
+
+
+def test_the_longest_chain_of_messages() -> None:
+    sent, got = True, False
+    assert verify_bench.delays([[], []]) == 0
+    assert verify_bench.delays([[sent, got] * 3, [sent, got] * 3]) == 3  # at the same time
+    assert verify_bench.delays([[sent, got] * 3, [got, sent] * 3]) == 6  # one after the other
+    assert verify_bench.delays([[sent] * 5, [got] * 5]) == 1
+    assert verify_bench.delays([[sent, sent, got], [sent, got, got]]) == 1
+
+
+# ---- the block
+
+
+def test_a_block_in_plaintext_is_causal() -> None:
+    shape, rng = BlockShape(16, 2, 8, 24, 3), np.random.default_rng(0)
+    weights = stock_block.random_weights(shape, rng)
+    inputs = stock_block.random_inputs(shape, 4, rng)
+    rows = stock_block.block(weights, inputs, shape)
+    changed = inputs.x.copy()
+    changed[2] += 1
+    others = stock_block.block(weights, inputs._replace(x=changed), shape)
+    same = np.abs(rows - others).max(axis=1) < 1e-5
+    assert rows.shape == (4, 16) and same.tolist() == [True, True, False, False]
+    assert BlockShape().sliced(32) == BlockShape(4096, 1, 128, 344, 64)
+
+
+def test_a_block_is_scaled_from_its_slice() -> None:
+    block = BLOCKS[0]
+    assert block["seconds_local"] == 1 + 4 * 4  # norms, and four slices less their norms
+    assert block["seconds"] == 17 + 3  # and what the network adds to one slice
+    assert block["client_to_provider"] == 3_000_000
+
+
+# ---- the report
+
+
+def test_the_table_shows_everything_beside_the_paper() -> None:
+    text = verify_report.table(RESULT)
+    lines = text.splitlines()
+    assert lines[0].startswith("network lan: verification of drafts over 32,000 tokens; medians of")
+    assert "| 4 | SPU's decoder block | 1/4 of it | 20.00 | 1 | 7.11 | 3,000,000 |" in text
+    assert "| ≥ 60 |" in text  # messages of the slice
+    assert (
+        "| 8 | naive | logits | 2.0000 | 0.1000 | 28.26 | 3,000,000 | 4,000,000 | 60 | 30 | 20.00 "
+        "| 3,000,000 | 4,000,000 | 60 | 20, 9 |" in lines
+    )
+    assert "| 8 | token | logits | 2.0000 | 0.1000 |  |" in text  # the paper has no such variant
+    assert lines.count("| 4 | race | probabilities |" + " – |" * 12) == 1
+    assert "one after the other" in text and "unscaled" in text
+    assert "at most 0.25 of SPU's block: 8 drafts: 0.1000: holds" in text
+    assert lines[-1] == "outcomes: all as in plaintext"
+
+
+def test_the_paper_is_left_out_elsewhere() -> None:
+    text = verify_report.table(RESULT | {"vocab": 64, "blocks": [], "criterion": []})
+    assert "28.26" not in text and "was not measured" in text
+
+
+def test_the_plot_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for name, results in {
+        "both": [RESULT, RESULT | {"network": "wan"}],
+        "alone": [RESULT | {"network": "local", "blocks": []}],
+    }.items():
+        file = tmp_path / f"{name}.png"
+        verify_report.plot(results, file)
+        assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_wrong_is_said() -> None:
+    assert verify_report.failures(ROWS, BLOCKS, "lan") == []
+    rows, blocks = copy.deepcopy((ROWS[:1], BLOCKS[:1]))
+    rows[0]["mistakes"] = ["run 1: token 3 is not where the draws fall"]
+    blocks[0]["measured"]["slice"]["error"] = float("nan")
+    assert verify_report.failures(rows, blocks, "lan") == [
+        "token from probabilities, 4 drafts, lan: run 1: token 3 is not where the draws fall",
+        "SPU's block, 4 drafts: slice: off by nan standard deviations",
+    ]
+
+
+def test_a_failure_is_written_and_ends_in_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = RESULT | {"failures": ["a token is wrong"]}
+    monkeypatch.setattr(verify_bench, "measure", lambda *args: failed)
+    file = tmp_path / "verify.json"
+    with pytest.raises(SystemExit) as end:
+        cli.main(["bench", "verify", "--no-block", "--json", str(file)])
+    assert end.value.code == 1
+    written = capsys.readouterr()
+    assert "a token is wrong" in written.err and written.out.count("| 8 | token | logits |") == 2
+    assert len(json.loads(file.read_text(encoding="utf-8"))["networks"]) == 2
+
+
+def test_all_variants_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
+    result = verify_bench.measure(tiny_pair[0], REQUEST, "local")
+    assert result["passed"] and result["failures"] == [] == result["blocks"]
+    assert json.loads(json.dumps(result)) == result
+    assert [(r["variant"], r["source"]) for r in result["rows"]] == REQUEST.cells
+    assert "known seeds" in result["learned"]["client"][0]
+    for one in result["rows"]:
+        assert len(one["runs"]) == 1 and one["wrong"] == 0 and one["ratio"] is None
+        assert 0 < one["seconds"] < 60 and 0 < one["delays"] < one["messages"] < 200
+        assert one["segment_messages"] == 0  # nothing but our own ops
+        assert one["offline"]["client_to_provider"] > 0 and one["stored_bytes"] > 0
+        assert all(size > 50 << 20 for size in one["peak_memory"].values())
+        for run in (one["warm_up"], *one["runs"]):  # other secrets, the same messages
+            assert {n: run[n] for n in run if n != "seconds"} == {
+                n: one[n] for n in run if n != "seconds"
+            }
+    cheap, dear = (
+        next(r for r in result["rows"] if (r["variant"], r["source"]) == ("token", source))
+        for source in verify_bench.SOURCES
+    )
+    assert cheap["provider_to_client"] < dear["provider_to_client"]
+    assert "| 2 | race | logits |" in verify_report.table(result)
