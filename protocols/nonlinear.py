@@ -24,8 +24,8 @@ def _exp_second_order(x: Array) -> Array:
 
 # exp(x) for EXP_FLOOR < x <= 0. SPU's own leaves a normaliser over 4,096 tokens 3 % low; one more
 # product brings a row's total variation from 0.012 to 0.001. Below the floor the base grows again:
-# whoever cannot rule such an argument out must clamp it. (`protocols.exponential` is for rows as wide
-# as a vocabulary.)
+# whoever cannot rule such an argument out must clamp it. For rows as wide as a vocabulary there is
+# `protocols.exponential`.
 EXP_FLOOR = -(2.0**EXP_SQUARINGS)
 exp_nonpositive = approximation("exp_nonpositive", reference=jnp.exp, spu_form=_exp_second_order)
 
