@@ -13,10 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from protocols.argmax import argmax
 from protocols.compare import sign
 from protocols.convert import to_arith
 from protocols.joint import joint_bits, joint_fraction, joint_words
 from protocols.logic import and_bits, prefix_or
+from protocols.maximum import maximum
+from protocols.mux import mux
 from protocols.product import linear, matmul, multiply, square
 from protocols.select import select
 from protocols.truncate import How, truncate
@@ -33,6 +36,7 @@ WIDTH = 256  # of the provider's matrix
 TABLES = 8  # rows of a selection
 PREFIX = 8  # bits of a prefix-or
 FRACTION_BITS = 16  # of a random fraction; SPU takes a constant below 2^-16 for zero
+_ROW_BITS = 24  # of numbers whose largest is looked for
 _SHIFT = 18  # the fraction bits of a fixed-point product
 _EXACT_BITS = 10  # fraction bits of test data: products of two fit the ring exactly
 
@@ -125,6 +129,14 @@ def _tables(rng: np.random.Generator, size: int) -> Sequence[Input]:
     return Input(integers(rng, 64, TABLES, size)), Input(index, Owner.CLIENT)
 
 
+def _rows(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    return [Input(integers(rng, _ROW_BITS, TABLES, size))]
+
+
+def _bits_and_words(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    return Input(_bits(rng, size)), Input(integers(rng, 62, size))
+
+
 def _secrets(make: Callable[..., np.ndarray]) -> Any:
     """One secret array of each party."""
     owners = Owner.CLIENT, Owner.PROVIDER
@@ -191,6 +203,13 @@ def _selection(name: str, bits: int) -> OpCase:
     )  # fmt: skip
 
 
+def _of_rows(name: str, does: str, ours: Way, stock: Mapping[str, Way]) -> OpCase:
+    return OpCase(
+        name, f"{does} of N numbers of {_ROW_BITS} bits, {TABLES} times", "entries", _rows,
+        ours, stock, sizes=(16, 256, 4096), largest=1 << 17,
+    )  # fmt: skip
+
+
 _CASES = [
     *(_sign(bits) for bits in (12, 16, 24, 32, 64)),
     OpCase(
@@ -220,6 +239,14 @@ _CASES = [
     ),
     _selection("select", 64),
     _selection("select-narrow", 24),
+    OpCase(
+        "mux", "a bit times a word", "values", _bits_and_words, mux,
+        {"where(b, x, 0)": lambda b, x: jnp.where(b, x, 0), "b * x": lambda b, x: b * x},
+    ),
+    _of_rows("maximum", "the largest", lambda x: maximum(x, bits=_ROW_BITS + 1),
+             {"max": lambda x: jnp.max(x, axis=-1)}),
+    _of_rows("argmax", "the place of the largest", lambda x: argmax(x, bits=_ROW_BITS + 1),
+             {"argmax": lambda x: jnp.argmax(x, axis=-1).astype(jnp.int32)}),
     OpCase(
         "and-bits", "x & y of bits", "bits", _shared_bits(2), and_bits,
         {"x & y": lambda x, y: x & y},
