@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from models.draft import Drafter
-from models.generate import ClientSide, Programs, Report, generate, share_weights
+from models.generate import (
+    ClientSide,
+    Programs,
+    Report,
+    announce,
+    announce_end,
+    generate,
+    share_weights,
+)
 from models.gpt2 import GPT2Config
 from models.hf import load_model
 from models.request import Request
@@ -87,7 +95,7 @@ def per_step(entries: list[Entry]) -> list[dict[str, Any]]:
         if entry.phase != "decode":
             continue
         seconds, traffic = seconds + entry.seconds, traffic + entry.traffic
-        if entry.function == "announce":
+        if entry.function in (announce.name, announce_end.name):
             steps.append({"seconds": seconds, "bytes": traffic.bytes, "messages": traffic.messages})
             seconds, traffic = 0.0, Traffic()
     return steps

@@ -94,13 +94,15 @@ def test_greedy_drafts_do_not_change_the_text(tokenizer: Tokenizer) -> None:
 COURSES = [
     request_for(6, 3, 0.0),
     request_for(4, 2, 0.8),
-    request_for(3, 0, 0.8),
     request_for(4, 2, 0.8, "race"),
     request_for(6, 2, 0.8, hide_progress=True),
-    request_for(8, 2, 0.0, hide_progress=True),
-    request_for(4, 2, 0.8, "naive"),
     request_for(4, 2, 0.8, "post", top_k=40, top_p=0.95),
-]
+    *(pytest.param(r, marks=pytest.mark.slow) for r in (
+        request_for(3, 0, 0.8),
+        request_for(8, 2, 0.0, hide_progress=True),
+        request_for(4, 2, 0.8, "naive"),
+    )),
+]  # fmt: skip
 ROW = ("client", "row of the distribution", 288, 21)
 END = ("provider", "accepted drafts and end of text", 2, 64)
 STOP = [(role, "where drafts stop", 2, 1) for role in ("client", "provider")]
