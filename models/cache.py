@@ -20,12 +20,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from protocols.mux import mux
 from protocols.nonlinear import exp_nonpositive
 
 # Below every score a trained model produces, and far inside the fixed-point range.
 SCORE_FLOOR = -1024.0
-# Added to a score that only the client knows to be hidden. Its exponential must vanish and stay
-# above EXP_FLOOR, which holds while the scores of a query differ by less than this.
+# Added to a score that only the client knows to be hidden, so that it is not the maximum. While the
+# scores of a query differ by less, the exponential on shares does not grow again (EXP_FLOOR).
 HIDDEN = -128.0
 
 
@@ -115,9 +116,11 @@ def partials_with_common_shift(query: Array, blocks: Sequence[LayerBlock]) -> li
     ends = [sum(b.keys.shape[1] for b in blocks[: i + 1]) for i in range(len(blocks) - 1)]
     partials = []
     for w, b in zip(jnp.split(weights, ends, axis=-1), blocks, strict=True):
+        # On shares the exponential of a hidden score is noise; this discards it exactly.
         if b.visible.dtype == jnp.bool_:
-            # On shares the exponential of a hidden score is noise; this discards it exactly.
             w = jnp.where(b.visible, w, 0.0)
+        else:
+            w = mux(jnp.broadcast_to(b.visible > HIDDEN, w.shape), w)
         numerator = jnp.einsum("hnt,htd->hnd", w, b.values)
         partials.append(Partial(shift, jnp.sum(w, axis=-1, keepdims=True), numerator))
     return partials

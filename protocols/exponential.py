@@ -33,6 +33,7 @@ from protocols.maximum import maximum
 from protocols.mux import correct_mux, mux_cost, mux_words
 from protocols.planes import bytes_for
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
+from protocols.slices import by_rows
 from protocols.truncate import share_of, truncate
 from spu_llm.correlation import Correlation, Form, Material, Part
 from spu_llm.op import Cost, Functionality, protocol_op
@@ -238,5 +239,8 @@ def softmax_weights(logits: Any, *, bits: int = BITS) -> Any:
     is what a row is off by: for 32,000 normal logits of deviation 3, a total variation of 0.001 to
     0.006, the more the further the maximum stands out.
     """
-    top = maximum(logits, bits=bits)
-    return exponential(logits - top[:, None], bits=bits)
+
+    def weights(rows: Any) -> Any:
+        return exponential(rows - maximum(rows, bits=bits)[:, None], bits=bits)
+
+    return by_rows(weights, logits)

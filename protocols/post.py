@@ -35,6 +35,7 @@ from protocols.compare import sign
 from protocols.convert import to_arith
 from protocols.distribution import Sampling, Streams, draw, quantised, residual
 from protocols.exponential import softmax_weights
+from protocols.logic import prefix_or
 from protocols.mux import mux
 from protocols.sampling import Widths, reject
 from protocols.select import select
@@ -169,19 +170,21 @@ def _outside(
     rows: Array, totals: Array, drafts: Array, sampling: Sampling, widths: Widths
 ) -> Array:
     """To the client: which drafts top-k or top-p cut off; see `Sampling.keeps` for ties."""
+    vocab = rows.shape[1]
     of_draft = select(rows, drafts)
     likelier = sign(of_draft[:, None] - rows, bits=_WEIGHT_BITS)
-    cut = []
+    cuts = []
     if sampling.top_k:
-        # Not more than top_k - 1 may be likelier.
+        # At most top_k - 1 are likelier.
         rank = jnp.sum(to_arith(likelier), axis=-1)
-        cut.append(sign(jnp.int32(sampling.top_k - 1) - rank, bits=20))
+        most = jnp.int32(min(sampling.top_k, vocab) - 1)
+        cuts.append(sign(most - rank, bits=vocab.bit_length() + 1))
     if sampling.top_p < 1:
-        # The likelier ones hold top_p of the mass, and a unit, or more.
+        # The likelier ones hold more than top_p of the mass.
         mass = jnp.sum(mux(likelier, rows), axis=-1)
-        cut.append(sign(sampling.top_p * totals - mass, bits=widths.total + 1))
-    opened = [reveal(c, to=Owner.CLIENT, label="drafts outside top-k or top-p") for c in cut]
-    return jnp.any(jnp.stack(opened), axis=0)
+        cuts.append(sign(sampling.top_p * totals - mass, bits=widths.total + 1))
+    cut = cuts[0] if len(cuts) == 1 else prefix_or(jnp.stack(cuts, axis=-1))[:, -1]
+    return reveal(cut, to=Owner.CLIENT, label="drafts outside top-k or top-p")
 
 
 def _open_row(row: Array) -> Array:

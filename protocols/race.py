@@ -30,6 +30,7 @@ from protocols.compare import sign
 from protocols.distribution import Sampling, Streams
 from protocols.logic import prefix_or
 from protocols.select import select
+from protocols.slices import by_rows
 from spu_llm.prg import Prg
 from spu_llm.reveal import reveal
 from spu_llm.values import Owner
@@ -115,7 +116,7 @@ def verify(
     """
     count = drafts.shape[0]
     # 1.
-    winners = argmax(numbers, bits=bits)
+    winners = by_rows(lambda rows: argmax(rows, bits=bits), numbers)
     if not count:
         return Outcome(jnp.int32(0), _open(winners[0])), jnp.int32(0)
     # 2. A difference or its negative is below zero.

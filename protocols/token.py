@@ -3,7 +3,8 @@
 Speculative sampling (Leviathan et al., ICML'23) as POST verifies it, with the leaks of its two
 algorithms closed (Li et al., Algorithms 1 and 2):
 
-1. Both parties bring the randomness, so no outcome is a threshold of the client's choice.
+1. Both parties bring the randomness: r is not of the client's choice. (The laws q are; what may be
+   asked with false ones is in `protocols.verification`.)
 2. Select the weight of every draft obliviously; test it against r q(d) Z without a division.
 3. Prefix-or: only the first rejection k is opened, not the bits after it.
 4. The residual max(0, p_k - q_k) stays shared. The token comes out of a tree of two wide levels
@@ -16,7 +17,7 @@ tokens less one. The bits of step 4 are 0^j 1^.. twice: block and place, the tok
 client's view follows from the emitted tokens, and the provider's from k.
 
 If all of the residual was rounded away (p_k and q_k agree to about 2^-20), no block is found, and
-the draft is the token.
+the draft is the token: then the bits of step 4 follow from the token being the rejected draft.
 """
 
 from __future__ import annotations

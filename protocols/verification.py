@@ -7,13 +7,20 @@ law; the variants differ in what the parties see on the way:
 
 | variant | client learns | provider learns |
 |---|---|---|
-| `naive`, `post` | tokens, all rejection bits, one row of the distribution a step | draft length, \
-steps, accepted count per step |
+| `naive`, `post` | tokens, all rejection bits (top-k, top-p: and as many more), one row of the \
+distribution a step | draft length, steps, accepted count per step |
 | `token` (default), `race` | the emitted tokens | the same |
 | `token`, `race` with hidden progress | the emitted tokens | draft length, steps, length limits |
 
-In `race` the client chooses the noise that makes the choice, so an emitted token tells it which
-token wins under that noise: functionality as in the table, but on inputs of its own choosing.
+The emitted tokens are those of whole steps: where the text ends inside one, the client has seen up
+to d tokens more. They are a function of what the client brings, and it may bring what it likes:
+drafts and their laws q everywhere, thresholds r in `naive` and `post`, the noise in `race`. In
+`token` a client that claims false laws learns more from a token than an honest one (a claim that
+leaves room for one token alone asks whether p exceeds it; a claim of next to nothing forces a draft
+through). Joint randomness takes r from its hands, not q: no variant is more than semi-honest.
+
+"The private model's law" is meant up to rounding: of weights to 18 fraction bits, of r and of
+fractions (`protocols.sampling`); the tests bound it.
 """
 
 from __future__ import annotations
@@ -35,20 +42,20 @@ from spu_llm.prg import Prg
 VARIANTS = ("token", "post", "naive", "race")
 
 _STEPS = "draft length, number of steps"
+_PUBLISHED = Functionality(
+    client="emitted tokens, all rejection bits (with top-k or top-p as many more) under thresholds "
+    "of its own choice, one whole row of the distribution per step",
+    provider=f"{_STEPS}, accepted count per step",
+)
 FUNCTIONALITIES = {
-    "naive": Functionality(
-        client="emitted tokens, all rejection bits, one whole row of the distribution per step",
-        provider=f"{_STEPS}, accepted count per step",
-    ),
-    "post": Functionality(
-        client="emitted tokens, all rejection bits, one whole row of the distribution per step",
-        provider=f"{_STEPS}, accepted count per step",
-    ),
+    "naive": _PUBLISHED,
+    "post": _PUBLISHED,
     "token": Functionality(
-        client="emitted tokens", provider=f"{_STEPS}, accepted count per step"
+        client="emitted tokens of whole steps, for drafts and laws that it brings",
+        provider=f"{_STEPS}, accepted count per step",
     ),
     "race": Functionality(
-        client="emitted tokens, under noise of its own choice",
+        client="emitted tokens of whole steps, under noise of its own choice",
         provider=f"{_STEPS}, accepted count per step",
     ),
 }

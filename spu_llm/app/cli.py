@@ -213,6 +213,8 @@ def _serve(options: argparse.Namespace) -> None:
     from spu_llm.app.parties import ServeOptions, serve
 
     _require_insecure(options)
+    if options.sampling_seed is not None and not options.once:
+        raise InputError("--sampling-seed fixes the randomness of one session; add --once")
     host, port = _address(options.listen, "--listen")
     serve(
         ServeOptions(

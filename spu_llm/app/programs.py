@@ -22,6 +22,7 @@ STUDIES = {
     "logits": "experiments.logits",
     "transcript": "experiments.transcript",
     "op-bench": "experiments.op_bench",
+    "verify-bench": "experiments.verify_bench",
 }
 _MODULES = {COMPLETION: "models.completion", **STUDIES}
 

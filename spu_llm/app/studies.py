@@ -42,6 +42,24 @@ def add_commands(commands: Any) -> None:
     op.add_argument("--plot", type=Path, metavar="FILE", help="draw seconds and bytes against size")
     _common(op, _op)
 
+    verify = parts.add_parser("verify", help="secure verification beside a decoder block of SPU's")
+    verify.add_argument("--vocab", type=int, default=32000, metavar="N",
+                        help="tokens of the vocabulary (default: %(default)s)")  # fmt: skip
+    verify.add_argument("--draft-length", type=_numbers, default="4,8", metavar="N,N,...",
+                        help="drafts of a step (default: %(default)s)")  # fmt: skip
+    verify.add_argument("--variants", type=_names, default="token,post,naive,race",
+                        metavar="NAME,...", help="default: %(default)s")  # fmt: skip
+    verify.add_argument("--from", type=_names, default="probabilities,logits", metavar="NAME,...",
+                        dest="sources", help="what is shared (default: %(default)s)")  # fmt: skip
+    verify.add_argument("--network", type=_networks, default="lan,wan", metavar="NAME,...",
+                        help="local, lan, wan, in turn (default: %(default)s)")  # fmt: skip
+    verify.add_argument("--repeat", type=int, default=3, metavar="N",
+                        help="measured runs of each variant (default: %(default)s)")  # fmt: skip
+    verify.add_argument("--no-block", dest="block", action="store_false",
+                        help="leave the decoder block out, which takes minutes")  # fmt: skip
+    verify.add_argument("--plot", type=Path, metavar="FILE", help="draw seconds as bars")
+    _common(verify, _verify)
+
     experiment = commands.add_parser("experiment", help="reproduce a claim")
     claims = experiment.add_subparsers(dest="claim", required=True)
     logits = claims.add_parser("logits", help="secure logits against float32")
@@ -66,6 +84,10 @@ def _numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected numbers like 1,2,4, found {text!r}") from None
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
 
 
 def _networks(text: str) -> list[str]:
@@ -122,6 +144,35 @@ def _op(options: argparse.Namespace) -> None:
             op_report.plot(results, options.plot)
     if failures := [text for result in results for text in result["failures"]]:
         raise SpuLlmError(f"the criterion does not hold: {'; '.join(failures[:3])}")
+
+
+def _verify(options: argparse.Namespace) -> None:
+    from experiments import verify_bench, verify_report
+    from spu_llm.app.cli import shipped, write_json
+
+    _check_folder(options.json, "--json")
+    _check_folder(options.plot, "--plot")
+    request = verify_bench.Request(
+        options.vocab,
+        tuple(options.draft_length),
+        tuple(options.variants),
+        tuple(options.sources),
+        options.repeat,
+        options.block,
+    )
+    request.check()
+    model = options.model or shipped("private")
+    blocks = verify_bench.measure_blocks(model, request) if request.block else []
+    results: list[dict[str, Any]] = []
+    for network in options.network:
+        results.append(verify_bench.measure(model, request, network, blocks))
+        print(verify_report.table(results[-1]), end="\n\n", flush=True)
+        if options.json is not None:
+            write_json(options.json, {"networks": results})
+        if options.plot is not None:
+            verify_report.plot(results, options.plot)
+    if failures := [text for result in results for text in result["failures"]]:
+        raise SpuLlmError(f"a result is wrong: {'; '.join(failures[:3])}")
 
 
 def _logits(options: argparse.Namespace) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,7 @@ from models.cache import (
     attend,
     causal,
     empty_block,
+    hidden_below,
     merge,
     partials_with_common_shift,
 )
@@ -29,6 +32,9 @@ from models.gpt2 import (
     logits,
     step,
 )
+from spu_llm.reveal import reveal
+from spu_llm.secure import PartySession, SecureFunction, Simulation
+from spu_llm.values import CLIENT, PROVIDER, Owner
 
 CONFIG = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
 LENGTH = 6
@@ -199,3 +205,32 @@ def test_a_block_without_visible_positions_adds_nothing() -> None:
         jnp.zeros_like(seen.numerator),
     )
     np.testing.assert_allclose(merge([unseen, seen]), merge([seen]), atol=1e-6)
+
+
+def test_rows_that_the_client_hides_have_no_influence(simulation: Simulation) -> None:
+    """Two parties, 500 hidden rows of large values beside three visible ones: as without them."""
+    hidden, seen = 500, 3
+    rng = np.random.default_rng(0)
+    query = rng.normal(size=(1, 1, HEAD_DIM)).astype(np.float32)
+    keys = rng.normal(size=(1, hidden + seen, HEAD_DIM)).astype(np.float32)
+    values = np.full((1, hidden + seen, HEAD_DIM), 50.0, np.float32)
+    values[:, -seen:] = rng.normal(size=(1, seen, HEAD_DIM))
+    visible = np.arange(hidden + seen) >= hidden
+    function = SecureFunction(
+        lambda q, k, v, m: reveal(
+            attend(q, [LayerBlock(k, v, hidden_below(m, 1))]), to=Owner.CLIENT, label="test"
+        ),
+        (Owner.CLIENT, Owner.PROVIDER, Owner.PROVIDER, Owner.CLIENT), "hidden rows",
+    )  # fmt: skip
+
+    def program(session: PartySession) -> Any:
+        inputs = [
+            session.private(owner, lambda x=x: x, x.shape, x.dtype)  # type: ignore[misc]
+            for owner, x in ((CLIENT, query), (PROVIDER, keys), (PROVIDER, values),
+                             (CLIENT, visible))
+        ]  # fmt: skip
+        return session.get(session.call(function, *inputs))
+
+    found = simulation.run(program)[CLIENT]
+    wanted = whole_attention(query, keys[:, hidden:], values[:, hidden:], np.ones((1, seen), bool))
+    np.testing.assert_allclose(found, wanted.reshape(1, -1), atol=0.01)

@@ -1,6 +1,7 @@
 """What a client makes of what it sees: attacks that work on `post` and must fail on `token`.
 
-After spec of POST, section 8. The client follows the messages but brings inputs of its choice.
+After spec of POST, section 8. The client follows the messages and brings true laws; what it can do
+with false ones stands at the end.
 """
 
 from __future__ import annotations
@@ -53,6 +54,18 @@ def ask_token(
     return two_parties(simulation, name, weights * UNIT, mine, provider)
 
 
+def ask_with_law(
+    simulation: Simulation, weights: np.ndarray, draft: int, law: np.ndarray, rng: Any
+) -> tuple[int, int]:
+    """(k, token) of `token` with one draft and a claimed law in multiples of 2^-16."""
+    words = rng.integers(0, 2**31, (2, 3)).astype(np.int32)
+    mine, theirs = (token.Randomness(w[:1], w[1:]) for w in words)
+    laws = np.stack([law, np.zeros_like(law)]).astype(np.int32)
+    brought = token.ClientInput(np.array([draft], np.int32), laws, mine)
+    client, _ = two_parties(simulation, "token", weights * UNIT, brought, theirs)
+    return int(client.outcome.accepted), int(client.outcome.token)
+
+
 def row_of(p: list[float]) -> np.ndarray:
     return np.rint(np.array(p) / max(p) / UNIT).astype(np.int64)
 
@@ -72,7 +85,7 @@ def off_path(simulation: Simulation, ask: Any, *rest: Any) -> list[Any]:
         client = ask(simulation, weights, [0, 1], ONE, [2**WIDTHS.accept - 1] * 2, *rest)
         client = client if isinstance(client, Seen) else client[0]
         outcome = [np.asarray(x).tolist() for x in client.outcome if x is not None]
-        seen.append((outcome, client.openings))
+        seen.append((outcome, client.openings, client.opened))
     return seen
 
 
@@ -180,3 +193,31 @@ def test_forcing_a_draft_through(simulation: Simulation, variant: str) -> None:
         else:
             forced += int(ask_token(simulation, weights, [0], ONE, [0], rng)[0].outcome.accepted)
     assert forced == 12 if variant == "post" else forced <= 2
+
+
+# ---- what false laws still do: `token` is semi-honest
+
+
+def test_false_laws_ask_and_force(simulation: Simulation) -> None:
+    """Known limits, kept here so that nobody claims more: a law that leaves room for one token
+    alone is a threshold on its probability, and a claim of next to nothing forces a draft through.
+    """
+    rng = np.random.default_rng(6)
+    weights = np.stack([row_of([SECRET, 0.5, 0.1, 0.0828, 0.0, 0.0]), FLAT])
+
+    def at_most(threshold: int) -> bool:
+        """p(0) <= threshold / 2^16: draft token 5, which is never accepted, and let 0 alone in."""
+        law = np.full(VOCAB, ONE)
+        law[0] = threshold
+        k, x = ask_with_law(simulation, weights, 5, law, rng)
+        assert k == 0 and x in (0, -1)
+        return x == -1
+
+    low, high = 0, ONE
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if at_most(middle) else (middle, high)
+    assert abs(low / ONE - SECRET) < 1e-4
+    unlikely = np.stack([row_of([0.01, 0.9, 0.09, 0.0, 0.0, 0.0]), FLAT])
+    law = np.array([1, ONE - 1, 0, 0, 0, 0])
+    assert all(ask_with_law(simulation, unlikely, 0, law, rng)[0] == 1 for _ in range(6))

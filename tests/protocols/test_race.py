@@ -12,7 +12,7 @@ from protocols.distribution import Sampling, Streams
 from protocols.race import ClientInput, Race
 from spu_llm.prg import Prg
 from spu_llm.secure import Simulation
-from tests.protocols.verifying import two_parties
+from tests.protocols.verifying import follows, two_parties
 
 RNG = np.random.default_rng(3)
 
@@ -40,6 +40,8 @@ def test_two_parties_find_the_winner(simulation: Simulation, name: str) -> None:
         assert provider.outcome.token is None
         hidden = name == "race hidden"
         assert provider.accepted == (None if hidden else k)
+        said = [("where drafts stop", follows(k, 3)), ("token", [token])]
+        assert client.opened == said and provider.opened == ([] if hidden else said[:1])
         learners = {("client", "where drafts stop", 3), ("client", "token", 1)}
         if not hidden:
             learners.add(("provider", "where drafts stop", 3))

@@ -9,15 +9,20 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
-from protocols.distribution import quantised
+from protocols import token
+from protocols.distribution import Sampling, Streams, quantised
 from protocols.exponential import softmax_weights
 from protocols.sampling import Widths, locate, reject, residual
+from protocols.token import Outcome, Token
+from spu_llm.prg import Prg
 from spu_llm.reveal import reveal
 from spu_llm.secure import PartySession, SecureFunction, Simulation
 from spu_llm.values import CLIENT, PROVIDER, Owner
 from tests.protocols.verifying import (
     UNIT,
+    follows,
     model,
     place,
     random_step,
@@ -137,8 +142,21 @@ def test_two_parties_follow_the_integer_model(simulation: Simulation, name: str)
         assert (int(client.outcome.accepted), int(client.outcome.token)) == expected
         assert provider.outcome.token is None
         assert provider.accepted == (expected[0] if name == "token" else None)
+        assert client.opened == opened_of(*expected, vocab=6)
+        assert provider.opened == (client.opened[:1] if name == "token" else [])
         accepted.append(expected[0])
     assert set(accepted) == {0, 1, 2}
+
+
+def opened_of(k: int, x: int, vocab: int) -> list[tuple[str, list[bool]]]:
+    """All that may be opened to the client: functions of the emitted tokens."""
+    size = int(np.ceil(np.sqrt(vocab)))
+    block, inside = divmod(x, size)
+    return [
+        ("where drafts stop", follows(k, 2)),
+        ("block of the token", follows(block, -(-vocab // size))),
+        ("place of the token", follows(inside, size)),
+    ]
 
 
 def test_without_drafts(simulation: Simulation) -> None:
@@ -166,11 +184,52 @@ def test_openings(simulation: Simulation, name: str) -> None:
     assert to_both == tokens | progress
 
 
+def test_each_party_brings_its_own_randomness() -> None:
+    """Fresh words every time, from the party's own stream, none of them serving twice."""
+    verifier, drafts = Token(Sampling()), [3, 1, 2]
+    q = np.full((3, 4), 0.25)
+    streams = Streams(Prg.from_seed(1, "drafts"), Prg.from_seed(1, "sampling"))
+    made = [verifier.client_input(drafts, q, 0, streams).randomness for _ in range(2)]
+    stream = Prg.from_seed(2, "provider")
+    made += [verifier.provider_input(3, stream) for _ in range(2)]
+    made.append(verifier.provider_input(3, Prg.from_seed(3, "provider")))
+    words = np.concatenate([np.concatenate(r) for r in made])
+    assert words.dtype == np.int32 and len(set(words.tolist())) == words.size == 25
+
+
+def test_draws_with_the_randomness_of_both_follow_the_private_model() -> None:
+    """Chi-square of the first token of 10,000 plaintext steps with everything that parties bring
+    made by the verifier itself, false-alarm rate 1e-6; one word for both levels must fail.
+    """
+    verifier, vocab = Token(Sampling()), 4
+    logits = np.array([[0.5, 0.0, -1.0, -2.0], [0.0, 1.0, 0.0, 1.0]])
+    weights = np.exp(logits - logits.max(-1, keepdims=True)).astype(np.float32)
+    public = np.array([-0.5, 0.3, 0.0, -1.0])
+    p = weights[0] / weights[0].sum()
+    streams = Streams(Prg.from_seed(4, "drafts"), Prg.from_seed(4, "sampling"))
+    provider = Prg.from_seed(4, "provider")
+    verify = jax.jit(lambda *inputs: token.verify(*inputs)[0])
+    counts, broken = np.zeros(vocab), np.zeros(vocab)
+    for _ in range(10_000):
+        draft, q = verifier.propose(public, 0, streams)
+        mine = verifier.client_input([draft], q[None], 0, streams)
+        theirs = verifier.provider_input(1, provider)
+        same = [r._replace(draw=r.draw[:1].repeat(2)) for r in (mine.randomness, theirs)]
+        for tally, m, t in ((counts, mine, theirs),
+                            (broken, mine._replace(randomness=same[0]), same[1])):  # fmt: skip
+            k, x = verifier.resolve(verify(weights, m, t), [draft], q[None], float)
+            tally[draft if k else x] += 1
+    assert chi_square_p(counts, p) > 1e-6
+    assert chi_square_p(broken, p) < 1e-6
+
+
+def chi_square_p(counts: np.ndarray, p: np.ndarray) -> float:
+    wanted = counts.sum() * p
+    return float(chi2.sf(((counts - wanted) ** 2 / wanted).sum(), p.size - 1))
+
+
 def test_residual_that_rounds_to_zero_is_the_draft() -> None:
     """Without any weight no block is found; `resolve` then takes the draft."""
-    from protocols.distribution import Sampling
-    from protocols.token import Outcome, Token
-
     assert place([0, 0], 7, 4) == 2
     outcome = Outcome(np.int32(1), np.int32(-1))
     assert Token(Sampling()).resolve(outcome, [5, 8], np.zeros((2, 9)), float) == (1, 8)
@@ -250,8 +309,6 @@ def test_law_from_logits_at_a_full_vocabulary(simulation: Simulation) -> None:
 
 def test_plaintext_agrees_with_the_integer_model() -> None:
     """Under `jax.jit` the ops' float meaning gives the same tokens, away from edges."""
-    from protocols import token
-
     rng = np.random.default_rng(9)
     plain = jax.jit(token.verify)
     same = 0

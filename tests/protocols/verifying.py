@@ -13,9 +13,10 @@ from models.generate import private_tree
 from protocols import post, race, token
 from protocols.distribution import Sampling
 from protocols.sampling import Widths
-from spu_llm.ledger import Opening
+from spu_llm.channel import Channel
+from spu_llm.ledger import Ledger, Opening
 from spu_llm.secure import PartySession, SecureFunction, Simulation
-from spu_llm.values import CLIENT, PROVIDER, Owner
+from spu_llm.values import CLIENT, PROVIDER, Owner, Private, Public, Value
 
 UNIT = 2.0**-18
 
@@ -91,11 +92,30 @@ def place(weights: Sequence[int], u: int, draw: int) -> int:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run gave: the client's outcome, the accepted count where public, openings."""
+    """What a run gave to one party: the outcome, the accepted count, openings, and every opened
+    value that this party got to know, by label.
+    """
 
     outcome: Any
     accepted: int | None
     openings: list[Opening]
+    opened: list[tuple[str, list[Any]]]
+
+
+class Recording(Ledger):
+    """A ledger that keeps what this party reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[tuple[str, list[Any]]] = []
+
+    def open(
+        self, channel: Channel, rank: int, value: Value, to: Owner, label: str
+    ) -> Public | Private:
+        found = super().open(channel, rank, value, to, label)
+        if found.value is not None:
+            self.values.append((label, found.value.reshape(-1).tolist()))
+        return found
 
 
 def shared(name: str, of: str) -> Any:
@@ -106,6 +126,8 @@ def shared(name: str, of: str) -> Any:
         "post": lambda w, mine, theirs: post.verify(w, mine, Sampling()),
         "naive": lambda w, mine, theirs: post.verify(w, mine, Sampling(), naive=True),
         "top-k": lambda w, mine, theirs: post.verify(w, mine, Sampling(1.0, 3)),
+        "top-k all": lambda w, mine, theirs: post.verify(w, mine, Sampling(1.0, 10**9)),
+        "both": lambda w, mine, theirs: post.verify(w, mine, Sampling(1.0, 4, 0.8)),
         "top-p": lambda w, mine, theirs: post.verify(w, mine, Sampling(1.0, 0, 0.8)),
         "race": lambda w, mine, theirs: race.verify(w, mine.drafts, 27),
         "race hidden": lambda w, mine, theirs: race.verify(
@@ -133,7 +155,7 @@ def two_parties(
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
     def program(session: PartySession) -> Seen:
-        session.ledger.openings.clear()
+        session.ledger = session.party.ledger = recording = Recording()
         halves = [
             session.private(CLIENT, lambda: half.astype(np.float32), rows.shape, np.float32),
             session.private(PROVIDER, lambda: (rows - half).astype(np.float32), rows.shape,
@@ -148,10 +170,16 @@ def two_parties(
         return Seen(
             jax.tree.map(session.get, outcome),
             int(count) if count is not None else None,
-            list(session.ledger.openings),
+            recording.openings,
+            recording.values,
         )
 
     return simulation.run(program)
+
+
+def follows(k: int, drafts: int) -> list[bool]:
+    """The bits that may be opened of where drafts stop."""
+    return [i >= k for i in range(drafts)]
 
 
 def token_inputs(step: Step, rng: np.random.Generator) -> tuple[Any, Any]:
