@@ -46,7 +46,7 @@ _note = SecureFunction(
     (Owner.PROVIDER,),
     "note",
 )
-_start = SecureFunction(
+start_together = SecureFunction(
     lambda x: reveal(x, to=Owner.PUBLIC, label="start of a run (study)"), (Owner.CLIENT,), "start"
 )
 _open = SecureFunction(
@@ -193,7 +193,7 @@ class Bench:
 
     def memory(self) -> dict[str, int]:
         """Resident bytes of both workers now, at the client."""
-        mine = _resident("VmRSS")
+        mine = resident("VmRSS")
         return dict(zip(ROLES, (mine, self._hear(mine, 0)[1]), strict=True))
 
     def _give(self, x: Input) -> Value:
@@ -235,17 +235,17 @@ class Bench:
     def _run_once(self, runs: Runs, values: Sequence[Value]) -> int:
         """Prepare, run and check one way once; returns the number of values of its result."""
         session = self._session
-        _forget_peak()
-        before = _resident("VmRSS")
+        forget_peak()
+        before = resident("VmRSS")
         for need in runs.needs:
             session.pool.prepare(need.correlation, need.units, need.fixed)
         self._hear(0, 0)  # now the provider is ready, too
         soon = session.private(CLIENT, lambda: [time.monotonic_ns() + LEAD_NS], (1,), np.int64)
-        start = int(session.call(_start, soon).value[0])
+        start = int(session.call(start_together, soon).value[0])
         mark = len(session.meter.entries)
         time.sleep(max(0, start - time.monotonic_ns()) / 1e9)
         result = session.call(runs.function, *values)
-        end, peak = time.monotonic_ns(), _resident("VmHWM")
+        end, peak = time.monotonic_ns(), resident("VmHWM")
         counts = self._sum(session.meter.entries[mark:])
         chunks = counts.pop("chunks")
         assert not (chunks and runs.costs), "a refill in the middle of a run"
@@ -313,15 +313,15 @@ def _is_priced(cost: dict[str, Any], price: Cost) -> bool:
     return all(cost[name] == stated[name] for name in cost if name != "seconds")
 
 
-def _resident(field_name: str) -> int:
-    """Bytes of this process: VmRSS now, VmHWM at most since `_forget_peak`."""
+def resident(field_name: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at most since `forget_peak`."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{field_name}:"):
             return 1024 * int(line.split()[1])
     return 0
 
 
-def _forget_peak() -> None:
+def forget_peak() -> None:
     """Start a new peak; where the kernel does not allow it, peaks are those of the process."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")

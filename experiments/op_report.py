@@ -51,8 +51,8 @@ def failures(row: dict[str, Any], network: str) -> list[str]:
 def notes(row: dict[str, Any], first: dict[str, int]) -> list[str]:
     """Where a way alone would bring a worker, whose size was `first`, above MEMORY_LIMIT."""
     return [
-        f"{row['op']}, {row['size']} {row['unit']}: {name}: up to {_mib(size)} MiB at the {role}, "
-        f"on top of {_mib(first[role])} MiB"
+        f"{row['op']}, {row['size']} {row['unit']}: {name}: up to {mib_text(size)} MiB at the "
+        f"{role}, on top of {mib_text(first[role])} MiB"
         for name, runs in ways(row)
         for role, size in runs["memory_growth"].items()
         if first[role] + size > MEMORY_LIMIT
@@ -77,8 +77,8 @@ def table(result: dict[str, Any]) -> str:
         "is made ahead of time.",
         "SPU fills stocks of its own inside its runs, for thousands of values at once: small runs "
         "seldom pay for it.",
-        f"resident after warm-up: {_mib(first['client'])} MiB client, "
-        f"{_mib(first['provider'])} MiB provider",
+        f"resident after warm-up: {mib_text(first['client'])} MiB client, "
+        f"{mib_text(first['provider'])} MiB provider",
     ]
     for op in dict.fromkeys(row["op"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["op"] == op]
@@ -101,30 +101,30 @@ def _cells(row: dict[str, Any], name: str, figures: dict[str, Any]) -> str:
     cells = [
         str(row["size"]) if ours else "",
         name,
-        _seconds(figures["seconds"]),
+        seconds_text(figures["seconds"]),
         "" if ours else _ratio(figures["ratio"], "seconds"),
-        _count(figures["client_to_provider"]),
-        _count(figures["provider_to_client"]),
+        count_text(figures["client_to_provider"]),
+        count_text(figures["provider_to_client"]),
         "" if ours else _ratio(figures["ratio"], "bytes"),
-        _count(figures["messages"]),
+        count_text(figures["messages"]),
         str(figures["rounds"]) if ours else "",
-        _seconds(ahead["seconds"]) if ours else "",
-        _count(ahead["client_to_provider"] + ahead["provider_to_client"]) if ours else "",
+        seconds_text(ahead["seconds"]) if ours else "",
+        count_text(ahead["client_to_provider"] + ahead["provider_to_client"]) if ours else "",
         f"{figures['stored_bytes_per_value']:.3g}" if ours else "",
-        ", ".join(_mib(size) for size in figures["memory_growth"].values()),
+        ", ".join(mib_text(size) for size in figures["memory_growth"].values()),
     ]
     return "| " + " | ".join(cells) + " |"
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
     return f"{seconds:.2f}" if seconds >= 10 else f"{seconds:.4f}"
 
 
-def _count(number: float) -> str:
+def count_text(number: float) -> str:
     return f"{round(number):,}"
 
 
-def _mib(size: int) -> str:
+def mib_text(size: int) -> str:
     return f"{size / 2**20:.0f}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.op_report import _count, _mib, _seconds
+from experiments.op_report import count_text, mib_text, seconds_text
 from spu_llm.errors import InputError
 
 BLOCK_ERROR = 0.05  # largest of SPU's block's rows, in standard deviations
@@ -67,8 +67,8 @@ def table(result: dict[str, Any]) -> str:
         "`ahead` is the material of one call, made before; `delays` are messages one after the "
         "other; `/block` is to SPU's decoder block, in brackets with what is made ahead, which SPU "
         "makes on the way; the paper's seconds (Table 2) are Vicuna-7B's on 64 vCPU.",
-        f"resident after warm-up: {_mib(first['client'])} MiB client, "
-        f"{_mib(first['provider'])} MiB provider; `grown` is since the row began, material "
+        f"resident after warm-up: {mib_text(first['client'])} MiB client, "
+        f"{mib_text(first['provider'])} MiB provider; `grown` is since the row began, material "
         "included (little where an earlier row left room).",
         "",
         "| drafts | what | from | seconds | /block | paper: s | bytes C→P | bytes P→C | messages "
@@ -108,17 +108,17 @@ def _cells(row: dict[str, Any], result: dict[str, Any]) -> str:
     ahead = row["offline"]
     return _line([
         *head,
-        _seconds(row["seconds"]),
+        seconds_text(row["seconds"]),
         f"{row['ratio']:.4f} ({row['ratio_with_offline']:.4f})" if row["ratio"] else "",
         _paper(result, row["draft_length"], row["variant"]),
-        _count(row["client_to_provider"]),
-        _count(row["provider_to_client"]),
-        _count(row["messages"]),
+        count_text(row["client_to_provider"]),
+        count_text(row["provider_to_client"]),
+        count_text(row["messages"]),
         str(row["delays"]),
-        _seconds(ahead["seconds"]),
-        _count(ahead["client_to_provider"]),
-        _count(ahead["provider_to_client"]),
-        _count(ahead["messages"]),
+        seconds_text(ahead["seconds"]),
+        count_text(ahead["client_to_provider"]),
+        count_text(ahead["provider_to_client"]),
+        count_text(ahead["messages"]),
         *_memory(row),
     ])  # fmt: skip
 
@@ -129,11 +129,11 @@ def _block_cells(block: dict[str, Any], result: dict[str, Any]) -> str:
         str(count),
         "SPU's decoder block",
         f"1/{block['slices']} of it",
-        _seconds(block["seconds"]),
+        seconds_text(block["seconds"]),
         "1",
         _paper(result, count, "block"),
         *(
-            f"≥ {_count(block[name])}"
+            f"≥ {count_text(block[name])}"
             for name in ("client_to_provider", "provider_to_client", "messages")
         ),
         *[""] * 5,
@@ -144,7 +144,7 @@ def _block_cells(block: dict[str, Any], result: dict[str, Any]) -> str:
 def _memory(measured: dict[str, Any]) -> list[str]:
     """MiB of both parties: the peak, and by how much it is above the row's beginning."""
     return [
-        ", ".join(_mib(size) for size in measured[name].values())
+        ", ".join(mib_text(size) for size in measured[name].values())
         for name in ("peak_memory", "memory_growth")
     ]
 

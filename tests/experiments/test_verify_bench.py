@@ -12,9 +12,10 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import stock_block, verify_bench, verify_report
+from experiments import stock_block, verify_bench, verify_data, verify_report
 from experiments.stock_block import BlockShape
-from experiments.verify_bench import Request, Step, mistakes, places
+from experiments.verify_bench import Request
+from experiments.verify_data import Step, mistakes, places
 from protocols import post
 from protocols.verification import VARIANTS, verifier
 from spu_llm.app import cli
@@ -117,8 +118,8 @@ def test_wrong_outcomes_are_found(name: str, exact: bool) -> None:
     """The plaintext outcome passes; another stop, token or row does not."""
     if (name, exact) == ("race", True):
         return
-    chosen = verifier(name, verify_bench.SAMPLING)
-    logits = verify_bench.step_logits(1000, 4)
+    chosen = verifier(name, verify_data.SAMPLING)
+    logits = verify_data.step_logits(1000, 4)
     stops = set()
     for run in range(8):
         step = Step.drafted(chosen, logits, exact, run)
@@ -138,7 +139,7 @@ def plain_outcome(step: Step) -> Any:
     else:
         with jax.experimental.enable_x64():
             function = verify_bench._function(step.verifier, exact=True).fn
-            words = np.stack([verify_bench.exact_weights(z) for z in step.logits])
+            words = np.stack([verify_data.exact_weights(z) for z in step.logits])
             wide = jax.tree.map(lambda x: x.astype(np.int64), (step.client, step.provider))
             outcome, _ = function(words.astype(np.int64), *wide)
     seen = jax.tree.map(np.asarray, outcome)
