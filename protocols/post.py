@@ -13,6 +13,11 @@ In the division-free form: weights W with the total Z stand for p = W / Z, and a
 (r q(d)) Z < W_d. The comparison is strict (the paper's tie rule accepts tokens whose encoded
 probability is zero). Thresholds are integers, as in `protocols.sampling`.
 
+Simulation. All messages but the openings are those of ops that give nothing. The client's openings
+are the d rejection bits and row k, from which its view follows; nothing follows from its tokens
+alone, which is the leak. A row's words are opened as they are, rounding included. The provider gets
+no opening here; the driver tells it k.
+
 Top-k and top-p (`Sampling.truncated`). Where the row's total after truncation is not known, accept
 by p, and ask besides whether d is among the tokens T that truncation leaves: fewer than `top_k`
 tokens are likelier than d, and they hold less than `top_p` of the mass. A draft outside T ends the
