@@ -42,6 +42,7 @@ from protocols.logic import prefix_or
 from protocols.sampling import Widths, locate, reject, residual
 from protocols.select import select
 from protocols.truncate import truncate
+from spu_llm.errors import WireError
 from spu_llm.prg import Prg
 from spu_llm.reveal import reveal
 from spu_llm.values import Owner
@@ -109,6 +110,8 @@ class Token:
         self, outcome: Outcome, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
     ) -> tuple[int, int]:
         k, token = int(outcome.accepted), int(outcome.token)
+        if token < 0 and k == len(drafts):
+            raise WireError("the row that the token is drawn from has no weight at all")
         return k, token if token >= 0 else drafts[k]
 
 

@@ -16,6 +16,7 @@ from protocols.distribution import Sampling, Streams, quantised
 from protocols.exponential import softmax_weights
 from protocols.sampling import Widths, locate, reject, residual
 from protocols.token import Outcome, Token
+from spu_llm.errors import WireError
 from spu_llm.prg import Prg
 from spu_llm.reveal import reveal
 from spu_llm.secure import PartySession, SecureFunction, Simulation
@@ -233,6 +234,8 @@ def test_residual_that_rounds_to_zero_is_the_draft() -> None:
     assert place([0, 0], 7, 4) == 2
     outcome = Outcome(np.int32(1), np.int32(-1))
     assert Token(Sampling()).resolve(outcome, [5, 8], np.zeros((2, 9)), float) == (1, 8)
+    with pytest.raises(WireError, match="no weight"):
+        Token(Sampling()).resolve(Outcome(np.int32(2), np.int32(-1)), [5, 8], np.zeros((2, 9)), float)
 
 
 # ---- how close to the exact law at a full vocabulary
