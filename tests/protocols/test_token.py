@@ -235,7 +235,8 @@ def test_residual_that_rounds_to_zero_is_the_draft() -> None:
     outcome = Outcome(np.int32(1), np.int32(-1))
     assert Token(Sampling()).resolve(outcome, [5, 8], np.zeros((2, 9)), float) == (1, 8)
     with pytest.raises(WireError, match="no weight"):
-        Token(Sampling()).resolve(Outcome(np.int32(2), np.int32(-1)), [5, 8], np.zeros((2, 9)), float)
+        outcome = Outcome(np.int32(2), np.int32(-1))
+        Token(Sampling()).resolve(outcome, [5, 8], np.zeros((2, 9)), float)
 
 
 # ---- how close to the exact law at a full vocabulary
