@@ -91,8 +91,9 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
             tokens = jax.ShapeDtypeStruct((n,), np.int32)
             inputs = _verifier_shapes(config, n - 1)
             session.prepare(
-                secure.decode, weights, tokens, *inputs, shared_shape, length, temperature, None
-            )
+                secure.decode, weights, tokens, None, *inputs, shared_shape, length, temperature,
+                None,
+            )  # fmt: skip
         session.prepare(announce, jax.ShapeDtypeStruct((2,), np.int32))
     client = _Drafts(job, capacity) if session.rank == CLIENT else None
     secrets = Prg.from_os()  # the provider's part of the joint randomness
@@ -142,7 +143,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
 
         def work() -> None:
             outcome, _, _ = session.call(
-                secure.decode, weights, tokens, *inputs, shared, length, temperature, None
+                secure.decode, weights, tokens, None, *inputs, shared, length, temperature, None
             )
             resolve(outcome)
 

@@ -133,6 +133,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
                 secure.decode,
                 weights,
                 own("tokens", step, (POSITIONS,), np.int32),
+                None,
                 *inputs(step),
                 shared,
                 public(np.int32(prompt_tokens + step * (1 + ACCEPTED))),

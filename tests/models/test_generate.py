@@ -112,7 +112,7 @@ OPENED = {  # by a step with two drafts
     "race": [*STOP, ("client", "token", 1, 64), END],
     "naive": [("client", "rejection bits", 2, 1), ROW, END],
     "post": [("client", "rejection bits", 2, 1),
-             *[("client", "drafts outside top-k or top-p", 2, 1)] * 2, ROW, END],
+             ("client", "drafts outside top-k or top-p", 2, 1), ROW, END],
 }  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def test_two_party_rows_after_rollback_and_prefix(simulation: Simulation) -> Non
         length = len(prompt)
         for ids in (first, second):
             outcome, _, shared = session.call(
-                programs.decode, weights, tokens(ids), *sure(ids[1:]), shared,
+                programs.decode, weights, tokens(ids), None, *sure(ids[1:]), shared,
                 public(np.int32(length)), one, block,
             )  # fmt: skip
             outcomes.append(outcome)

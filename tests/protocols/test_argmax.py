@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.argmax import argmax
-from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
+from spu_llm.testing import Case, reconstruct_words, run_op
+from tests.protocols.composed import ComposedContract
 
 
-class TestArgmax(OpContract):
+class TestArgmax(ComposedContract):
     op = argmax
     elementwise = False
     fresh = True

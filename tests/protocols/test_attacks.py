@@ -181,6 +181,7 @@ def test_binary_search_on_a_probability(simulation: Simulation) -> None:
     assert 5 <= sum(outcomes) <= 19
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["post", "token"])
 def test_forcing_a_draft_through(simulation: Simulation, variant: str) -> None:
     """r = 0 accepts any draft of some probability: a chosen prefix. Not with joint randomness."""
@@ -198,6 +199,7 @@ def test_forcing_a_draft_through(simulation: Simulation, variant: str) -> None:
 # ---- what false laws still do: `token` is semi-honest
 
 
+@pytest.mark.slow
 def test_false_laws_ask_and_force(simulation: Simulation) -> None:
     """Known limits, kept here so that nobody claims more: a law that leaves room for one token
     alone is a threshold on its probability, and a claim of next to nothing forces a draft through.

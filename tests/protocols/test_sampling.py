@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.sampling import Widths, locate, reject, residual
-from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
+from spu_llm.testing import Case, reconstruct_words, run_op
+from tests.protocols.composed import ComposedContract
 
 W = Widths(total=7, draft=4, draw=5, most_accept=3)
 
@@ -25,7 +26,7 @@ def result(op: Any, case: Case) -> np.ndarray:
 # What these ops are made of is under contract with more cases; here are the edges of their rules.
 
 
-class TestReject(OpContract):
+class TestReject(ComposedContract):
     op = reject
     fresh = True
     cases = [
@@ -38,14 +39,14 @@ class TestReject(OpContract):
     ]  # fmt: skip
 
 
-class TestResidual(OpContract):
+class TestResidual(ComposedContract):
     op = residual
     elementwise = False
     fresh = True
     cases = [Case((np.array([[5]]), np.array([[0]])), ("arith", "client"), {"widths": W})]
 
 
-class TestLocate(OpContract):
+class TestLocate(ComposedContract):
     op = locate
     elementwise = False
     fresh = True
