@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-from scipy.stats import binom, chi2, norm
+from scipy.special import bdtr, chdtrc, ndtr  # the tails of scipy.stats, without its checks
 
 from spu_llm.op import ProtocolOp, View
 from spu_llm.party import Party
@@ -122,7 +122,7 @@ def _pairs_of_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[s
 def _repeats_p(a: np.ndarray, b: np.ndarray) -> float:
     """p-value that words repeat as often in both: each repeat falls on either side alike."""
     repeats = [len(x) - 1 - int(np.count_nonzero(np.diff(np.sort(x)))) for x in (a, b)]
-    return float(min(1.0, 2 * binom.cdf(min(repeats), sum(repeats), 0.5)))
+    return float(min(1.0, 2 * bdtr(min(repeats), sum(repeats), 0.5)))
 
 
 def _ends(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -138,7 +138,11 @@ def _ones(words: np.ndarray) -> np.ndarray:
     bits = np.unpackbits(
         np.ascontiguousarray(words).view(np.uint8).reshape(-1, 8), axis=1, bitorder="little"
     )
-    return bits.sum(axis=0, dtype=np.int64)
+    # Byte by byte, eight at a time: 128 rows cannot overflow one.
+    whole = len(bits) // 128 * 128
+    eight = bits[:whole].view(np.uint64).reshape(-1, 128, 8).sum(axis=1, dtype=np.uint64)
+    rest = bits[whole:].sum(axis=0, dtype=np.int64)
+    return eight.view(np.uint8).reshape(-1, 64).sum(axis=0, dtype=np.int64) + rest
 
 
 def _bits_p(a: np.ndarray, b: np.ndarray, rows: int) -> float:
@@ -149,7 +153,7 @@ def _bits_p(a: np.ndarray, b: np.ndarray, rows: int) -> float:
     if not used.any():
         return 1.0
     z = np.abs(a - b)[used] / spread[used]
-    return float(min(1.0, 2 * norm.sf(z.max()) * used.sum()))
+    return float(min(1.0, 2 * ndtr(-z.max()) * used.sum()))
 
 
 MAX_COLUMNS = 6  # of one array: the first and the last ones
@@ -293,4 +297,4 @@ def _chi_square_p(a: np.ndarray, b: np.ndarray) -> float:
     if used.sum() < 2:
         return 1.0
     statistic = float((((a - b) ** 2)[used] / total[used]).sum())
-    return float(chi2.sf(statistic, int(used.sum()) - 1))
+    return float(chdtrc(int(used.sum()) - 1, statistic))
