@@ -76,12 +76,13 @@ def test_products_of_bits_are_correlated_transfers(simulation: Simulation) -> No
     """`mul_a1b` takes 16 bytes and a quarter; the homomorphic product that looks the same, 200."""
     both, per_unit = made(simulation, convert.BITS)
     check(convert.BITS, both)
+    # The cheapest of some chunks: SPU refills its own stock of transfers now and then.
+    per_unit = min(per_unit, *(made(simulation, convert.BITS)[1] for _ in range(3)))
     assert 16 <= per_unit < 20, per_unit
 
 
 def test_ands_take_half_a_byte(simulation: Simulation) -> None:
     correlation = gates.correlation(logic.AND)
-    # One of a few chunks: SPU refills its own stock of transfers now and then.
     per_unit = min(made(simulation, correlation)[1] for _ in range(4))
     assert per_unit / 64 < 1.0
 

@@ -46,9 +46,10 @@ def test_products_are_correlated_transfers(simulation: Simulation) -> None:
     """Two of 16 bytes and a quarter; homomorphic products would take 200."""
 
     def work(session: PartySession) -> float:
-        session.pool.take(BIT_TIMES_WORD, BIT_TIMES_WORD.chunk)
-        entry = [e for e in session.meter.entries if e.name == BIT_TIMES_WORD.name][-1]
-        return entry.traffic.bytes / BIT_TIMES_WORD.chunk
+        session.pool.take(BIT_TIMES_WORD, 4 * BIT_TIMES_WORD.chunk)
+        entries = [e for e in session.meter.entries if e.name == BIT_TIMES_WORD.name]
+        # The cheapest chunk: SPU refills its own stock of transfers now and then.
+        return min(e.traffic.bytes for e in entries) / BIT_TIMES_WORD.chunk
 
     per_unit = simulation.run(work)[CLIENT]
     assert 32 <= per_unit < 40, per_unit
