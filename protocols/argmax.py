@@ -14,7 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from protocols.convert import arith_cost, as_arith, product_of_own_bits
+from protocols.convert import (
+    arith_cost,
+    as_arith,
+    correct_product_of_own_bits,
+    product_of_own_bits,
+)
 from protocols.maximum import fan_ins, maximum_cost, maximum_words
 from protocols.mux import correct_mux
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
@@ -76,13 +81,7 @@ def _correct(x: Value, *, bits: int) -> Correct:
             changed[0] = low
             correct_mux(party, products, changed, later=1)
             return
-        *_, c, p, product = party.drawn
-        mine, theirs = (
-            np.unpackbits(m[-1], count=rows, bitorder="little").astype(np.uint64)
-            for m in (party.outgoing, party.incoming)
-        )
-        sign = (_1 - np.uint64(2) * mine) * (_1 - np.uint64(2) * theirs)
-        product += (sign * (difference >> np.uint64(width))).reshape(product.shape)
+        correct_product_of_own_bits(party, difference >> np.uint64(width))
 
     return correct
 

@@ -82,6 +82,17 @@ def product_of_own_bits(party: Party, bit: np.ndarray) -> np.ndarray:
     return product_of_bits(party.rank, d, e, own, material.results[0].reshape(bit.shape))
 
 
+def correct_product_of_own_bits(party: SimulatedParty, difference: np.ndarray) -> None:
+    """Add `difference` (words) to what `product_of_own_bits`, the last step, gives."""
+    mine, theirs = (
+        np.unpackbits(m[-1], count=difference.size, bitorder="little").astype(np.uint64)
+        for m in (party.outgoing, party.incoming)
+    )
+    product = party.drawn[-1]
+    sign = (_1 - _2 * mine) * (_1 - _2 * theirs)
+    product += (sign * difference.reshape(-1)).reshape(product.shape)
+
+
 def arith_from_bool(party: Party, x: Bool) -> Arith:
     """Additive shares of a boolean share: one message each way, one bit per bit of x.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,6 +88,14 @@ def quantised(p: np.ndarray, bits: int = DRAFT_BITS) -> np.ndarray:
         remainders = np.where(p > 0, scaled - counts, -1.0)
         counts[np.argpartition(remainders, -missing)[-missing:]] += 1
     return counts
+
+
+def draft(
+    sampling: Sampling, logits: np.ndarray, uniform: Callable[[], float]
+) -> tuple[int, np.ndarray]:
+    """A token drawn from logits [vocab], and its law q, in multiples of 2^-DRAFT_BITS."""
+    q = quantised(sampling.distribution(logits))
+    return draw(q, uniform()), q / q.sum()
 
 
 def residual(p: np.ndarray, q: np.ndarray | None) -> np.ndarray:

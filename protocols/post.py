@@ -38,7 +38,7 @@ from jax import Array
 
 from protocols.compare import sign
 from protocols.convert import to_arith
-from protocols.distribution import Sampling, Streams, draw, quantised, residual
+from protocols.distribution import Sampling, Streams, draft, draw, residual
 from protocols.exponential import softmax_weights
 from protocols.logic import prefix_or
 from protocols.mux import mux
@@ -87,8 +87,7 @@ class Post:
     def propose(
         self, logits: np.ndarray, position: int, streams: Streams
     ) -> tuple[int, np.ndarray]:
-        q = quantised(self.sampling.distribution(logits))
-        return draw(q, float(streams.drafting.uniform(()))), q / q.sum()
+        return draft(self.sampling, logits, lambda: float(streams.drafting.uniform(())))
 
     def client_input(
         self, drafts: Sequence[int], q: np.ndarray, position: int, streams: Streams

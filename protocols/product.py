@@ -109,6 +109,11 @@ def multiply_words(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return product + e * f if party.rank == CLIENT else product
 
 
+def multiply_cost(count: int) -> Cost:
+    """Of `multiply_words` for `count` products."""
+    return _both_ways(2 * count)
+
+
 def _square(party: Party, x: np.ndarray) -> np.ndarray:
     material = party.take(SQUARE, x.size)
     a, aa = (w.reshape(x.shape) for w in (*material.masks, *material.results))

@@ -29,7 +29,7 @@ from protocols.argmax import argmax
 from protocols.compare import sign
 from protocols.distribution import Sampling, Streams
 from protocols.logic import prefix_or
-from protocols.select import select
+from protocols.progress import open_stop, row_at
 from protocols.slices import by_rows
 from spu_llm.prg import Prg
 from spu_llm.reveal import reveal
@@ -124,15 +124,9 @@ def verify(
     either = sign(jnp.stack([apart, -apart], axis=-1), bits=20)
     rejected = prefix_or(either)[:, 1]
     # 3.
-    to = Owner.CLIENT if hide_progress else Owner.PUBLIC
-    stopped = reveal(prefix_or(rejected), to=to, label="where drafts stop")
-    k = count - jnp.sum(stopped.astype(jnp.int32))
+    k = open_stop(rejected, hide=hide_progress)
     # 4.
-    if hide_progress:
-        winner = select(winners[None], k[None])[0]
-    else:
-        winner = jax.lax.dynamic_slice_in_dim(winners, k, 1)[0]
-    return Outcome(k, _open(winner)), k
+    return Outcome(k, _open(row_at(winners, k, hide=hide_progress)[0])), k
 
 
 def _open(token: Array) -> Array:

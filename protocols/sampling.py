@@ -30,7 +30,7 @@ import numpy as np
 from protocols.compare import correct_sign, sign_cost, sign_words
 from protocols.convert import arith_cost, as_arith
 from protocols.mux import correct_mux, mux_cost, mux_words
-from protocols.product import multiply_words
+from protocols.product import multiply_cost, multiply_words
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
 from spu_llm.op import Cost, Functionality, protocol_op
 from spu_llm.party import Party
@@ -119,14 +119,10 @@ def _reject_reference(chosen: Any, totals: Any, q: Any, r: Any, *, widths: Width
 
 def _reject_cost(chosen: Value, totals: Value, q: Value, r: Value, *, widths: Widths) -> Cost:
     count = math.prod(totals.shape)
-    own = _products_cost(count) + sign_cost(count, widths.threshold)
+    own = multiply_cost(count) + sign_cost(count, widths.threshold)
     if not isinstance(r, Private):
-        own += _products_cost(count)
+        own += multiply_cost(count)
     return arith_cost(totals, q, r) + own if count else Cost()
-
-
-def _products_cost(count: int) -> Cost:
-    return Cost(2, 1, 16 * count, 16 * count)
 
 
 def _correct_reject(*inputs: Value, widths: Widths) -> Correct:
@@ -178,7 +174,7 @@ def _residual_reference(weights: Any, q: Any, *, widths: Widths) -> Any:
 
 def _residual_cost(weights: Value, q: Value, *, widths: Widths) -> Cost:
     count = math.prod(weights.shape)
-    own = _products_cost(count) + sign_cost(count, widths.residual) + mux_cost(count)
+    own = multiply_cost(count) + sign_cost(count, widths.residual) + mux_cost(count)
     return arith_cost(weights, q) + own
 
 
@@ -226,7 +222,7 @@ def _locate_reference(weights: Any, u: Any, *, draw: int, total: int) -> Any:
 
 def _locate_cost(weights: Value, u: Value, *, draw: int, total: int) -> Cost:
     rows, n = weights.shape
-    return arith_cost(weights, u) + _products_cost(rows) + sign_cost(rows * n, total + draw + 1)
+    return arith_cost(weights, u) + multiply_cost(rows) + sign_cost(rows * n, total + draw + 1)
 
 
 def _correct_locate(weights: Value, u: Value, *, draw: int, total: int) -> Correct:

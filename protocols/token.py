@@ -35,10 +35,10 @@ import numpy as np
 from jax import Array
 
 from protocols.convert import to_arith
-from protocols.distribution import Sampling, Streams, draw, quantised
+from protocols.distribution import Sampling, Streams, draft
 from protocols.exponential import softmax_weights
 from protocols.joint import joint_bits
-from protocols.logic import prefix_or
+from protocols.progress import open_stop, row_at
 from protocols.sampling import Widths, locate, reject, residual
 from protocols.select import select
 from protocols.truncate import truncate
@@ -87,8 +87,7 @@ class Token:
     def propose(
         self, logits: np.ndarray, position: int, streams: Streams
     ) -> tuple[int, np.ndarray]:
-        q = quantised(self.sampling.distribution(logits))
-        return draw(q, float(streams.drafting.uniform(()))), q / q.sum()
+        return draft(self.sampling, logits, lambda: float(streams.drafting.uniform(())))
 
     def client_input(
         self, drafts: Sequence[int], q: np.ndarray, position: int, streams: Streams
@@ -144,13 +143,8 @@ def verify(
         q_of_draft = client.q[jnp.arange(count), client.drafts]
         rejected = reject(chosen, totals, q_of_draft, r, widths=widths)
         # 3. The first rejection k, or `count`.
-        to = Owner.CLIENT if hide_progress else Owner.PUBLIC
-        stopped = reveal(prefix_or(rejected), to=to, label="where drafts stop")
-        k = count - jnp.sum(stopped.astype(jnp.int32))
-        if hide_progress:
-            row = select(weights[None], k[None])
-        else:
-            row = jax.lax.dynamic_slice_in_dim(weights, k, 1)
+        k = open_stop(rejected, hide=hide_progress)
+        row = row_at(weights, k, hide=hide_progress)
         # 4. max(0, W_k - q_k Z), with room for the fraction that draws from it.
         rest = residual(row, jax.lax.dynamic_slice_in_dim(client.q, k, 1), widths=widths)
         row, excess = rest, widths.draft

@@ -43,6 +43,7 @@ from protocols.convert import (
     arith_from_bool,
     as_arith,
     correct_bits,
+    correct_product_of_own_bits,
     product_of_own_bits,
 )
 from protocols.planes import bytes_for, from_planes
@@ -173,13 +174,7 @@ def _correct(x: Value, *, shift: int, how: How, bits: int) -> Correct:
         if how == "unbiased" and difference.size:
             # What depends on the share alone agrees; the rest is a multiple of 2^(64-shift).
             assert not low_bits(difference, 64 - shift).any()
-            *_, c, p, product = party.drawn
-            mine, theirs = (
-                np.unpackbits(m[-1], count=difference.size, bitorder="little").astype(np.uint64)
-                for m in (party.outgoing, party.incoming)
-            )
-            sign = (_1 - np.uint64(2) * mine) * (_1 - np.uint64(2) * theirs)
-            product += sign * (difference >> np.uint64(64 - shift))
+            correct_product_of_own_bits(party, difference >> np.uint64(64 - shift))
         elif how == "exact" and difference.size:
             correct_bits(party, 1, made.words, wanted.words)
 

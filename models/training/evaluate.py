@@ -25,7 +25,7 @@ from models.gpt2 import GPT2Config, Params, embed_tokens, logits, step
 from models.hf import load_model
 from models.tokenizer import Tokenizer
 from models.training.snippets import SHIPPED, read_snippets
-from protocols.distribution import Sampling, draw, quantised, residual
+from protocols.distribution import Sampling, draft, draw, residual
 
 DRAFT_LENGTHS = (3, 5, 7, 9)
 TEMPERATURES = (1.0, 0.7, 0.0)  # 0 is greedy
@@ -174,8 +174,7 @@ def simulate(
     steps = emitted = accepted = 0
 
     def pick(logits: np.ndarray, position: int) -> tuple[int, np.ndarray]:
-        q = quantised(sampling.distribution(logits))
-        return draw(q, float(rng.random())), q / q.sum()
+        return draft(sampling, logits, lambda: float(rng.random()))
 
     for prompt in prompts:
         verifier.restart()

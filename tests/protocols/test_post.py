@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chi2
 
 from protocols import post
 from protocols.distribution import Sampling, Streams, draw, quantised, residual
@@ -18,7 +17,7 @@ from protocols.sampling import Widths
 from spu_llm.prg import Prg
 from spu_llm.secure import PlaintextSession, SecureFunction, Simulation
 from spu_llm.values import CLIENT, PROVIDER, Owner
-from tests.protocols.verifying import UNIT, Step, random_step, two_parties
+from tests.protocols.verifying import UNIT, Step, chi_square_p, random_step, two_parties
 
 VOCAB = 3
 
@@ -277,11 +276,6 @@ def test_two_party_bits_give_draws_of_the_private_distribution(simulation: Simul
             everything[d] += 1
     assert chi_square_p(counts, p) > ALPHA
     assert chi_square_p(everything, p) < ALPHA
-
-
-def chi_square_p(counts: np.ndarray, p: np.ndarray) -> float:
-    expected = counts.sum() * p
-    return float(chi2.sf(((counts - expected) ** 2 / expected).sum(), p.size - 1))
 
 
 def test_bytes_of_a_step_at_full_vocabulary() -> None:

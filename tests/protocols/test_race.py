@@ -5,14 +5,13 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from scipy.stats import chi2
 
 from protocols import race
 from protocols.distribution import Sampling, Streams
 from protocols.race import ClientInput, Race
 from spu_llm.prg import Prg
 from spu_llm.secure import Simulation
-from tests.protocols.verifying import follows, two_parties
+from tests.protocols.verifying import chi_square_p, follows, two_parties
 
 RNG = np.random.default_rng(3)
 
@@ -95,8 +94,3 @@ def test_law_does_not_depend_on_the_drafts(accurate: bool) -> None:
     assert chi_square_p(counts, p) > 1e-6
     assert chi_square_p(broken, p) < 1e-6
     assert (accepted > 0.99 * draws) == accurate
-
-
-def chi_square_p(counts: np.ndarray, p: np.ndarray) -> float:
-    wanted = counts.sum() * p
-    return float(chi2.sf(((counts - wanted) ** 2 / wanted).sum(), p.size - 1))

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from scipy.stats import chi2
 
 from protocols import token
 from protocols.distribution import Sampling, Streams, quantised
@@ -23,6 +22,7 @@ from spu_llm.secure import PartySession, SecureFunction, Simulation
 from spu_llm.values import CLIENT, PROVIDER, Owner
 from tests.protocols.verifying import (
     UNIT,
+    chi_square_p,
     follows,
     model,
     place,
@@ -222,11 +222,6 @@ def test_draws_with_the_randomness_of_both_follow_the_private_model() -> None:
             tally[draft if k else x] += 1
     assert chi_square_p(counts, p) > 1e-6
     assert chi_square_p(broken, p) < 1e-6
-
-
-def chi_square_p(counts: np.ndarray, p: np.ndarray) -> float:
-    wanted = counts.sum() * p
-    return float(chi2.sf(((counts - wanted) ** 2 / wanted).sum(), p.size - 1))
 
 
 def test_residual_that_rounds_to_zero_is_the_draft() -> None:

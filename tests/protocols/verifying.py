@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from scipy.stats import chi2
 
 from models.generate import private_tree
 from protocols import post, race, token
@@ -192,3 +193,9 @@ def token_inputs(step: Step, rng: np.random.Generator) -> tuple[Any, Any]:
         both.append(token.Randomness(words[:count], words[count:]))
     q = np.concatenate([step.q, np.zeros((1, vocab), np.int64)]).astype(np.int32)
     return token.ClientInput(step.drafts.astype(np.int32), q, both[0]), both[1]
+
+
+def chi_square_p(counts: np.ndarray, p: np.ndarray) -> float:
+    """p-value of counts against a law."""
+    wanted = counts.sum() * p
+    return float(chi2.sf(((counts - wanted) ** 2 / wanted).sum(), p.size - 1))
