@@ -1,7 +1,9 @@
 """Products of shared values, from correlations made ahead of time.
 
-Ring products mod 2^64: integer inputs give integers. Fixed-point inputs are truncated afterwards
-(protocols.truncate, unbiased), one more round.
+Ring products mod 2^64: integer inputs give integers. Fixed-point inputs are truncated by their
+fraction bits afterwards (protocols.truncate, unbiased), one more round. `shift` says otherwise: the
+number of bits to truncate, 0 for none. A float's meaning follows: it is the product times
+2^(fraction bits - shift), so with 0 the words are the raw product's.
 
 multiply   Beaver, CRYPTO'91, section 3. Triple: shared a, b and a * b.
              1. Open e = x - a and f = y - b: one message and 16 bytes per value each way.
@@ -21,14 +23,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from protocols.convert import arith_cost, as_arith
+from protocols.convert import arith_cost, as_arith, correct_product_of_own_bits
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
 from protocols.truncate import truncate_cost, truncate_unbiased
 from spu_llm.correlation import Correlation, Form, Part
 from spu_llm.op import Cost, Functionality, ProtocolOp, protocol_op
 from spu_llm.party import Party
+from spu_llm.settings import SpuConfig
 from spu_llm.values import (
     CLIENT,
     PROVIDER,
@@ -38,6 +42,7 @@ from spu_llm.values import (
     Value,
     encode,
     frac_bits_of,
+    low_bits,
 )
 
 _TRIPLES = 1 << 15  # made at once: SPU packs them in batches of 2^14
@@ -71,8 +76,9 @@ def matrix_triple(m: int, k: int, n: int) -> Correlation:
         name=f"matrix triple {m} {k} {n}",
         masks=(_part((m, k)), _part((k, n))),
         results=(_part((m, n)),),
-        secure=lambda a, b: [a @ b],
-        chunk=max(1, min(8, (1 << 18) // (m * k + k * n))),
+        # An outer product is a product of every pair, which SPU packs over all units.
+        secure=lambda a, b: [a @ b if k > 1 else a * b],
+        chunk=max(1, min(8, (1 << 18) // (m * k + k * n)) if k > 1 else _TRIPLES // (m * n)),
     )
 
 
@@ -154,42 +160,57 @@ def _linear(party: Party, x: np.ndarray, w: Private, frac_bits: int, label: str)
 # ---- the ops: forms in, truncation out
 
 
+def _cut(dtype: Any, shift: int | None, frac_bits: int = SpuConfig().frac_bits) -> int:
+    """How many bits of a product of `dtype` are truncated."""
+    return frac_bits_of(np.dtype(dtype), frac_bits) if shift is None else shift
+
+
 def _rescaled(
-    party: Party, words: np.ndarray, dtype: np.dtype, frac_bits: int, shift: int
+    party: Party, words: np.ndarray, dtype: np.dtype, frac_bits: int, shift: int | None
 ) -> Arith:
-    product = Arith(words, dtype, frac_bits)
-    return truncate_unbiased(party, product, shift) if shift else product
+    product, cut = Arith(words, dtype, frac_bits), _cut(dtype, shift, party.frac_bits)
+    return truncate_unbiased(party, product, cut) if cut and words.size else product
 
 
-def _fraction(x: Value) -> int:
-    """Fraction bits as the party's ring has them, for cost functions: 0 or not."""
-    return int(np.issubdtype(x.dtype, np.floating))
+def _meaning(product: Any, shift: int | None) -> Any:
+    """A plain product as its words stand after the truncation."""
+    if shift is None:
+        return product
+    if jnp.issubdtype(product.dtype, jnp.floating):
+        return product * 2.0 ** (SpuConfig().frac_bits - shift)
+    return (product + (1 << shift >> 1)) >> shift
 
 
 def _pairwise(words: Callable[..., np.ndarray]) -> Callable[..., Arith]:
-    def two_party(party: Party, *inputs: Value) -> Arith:
+    def two_party(party: Party, *inputs: Value, shift: int | None = None) -> Arith:
         shares = [as_arith(party, v) for v in inputs]
         product = words(party, *(s.words for s in shares))
-        first = shares[0]
-        return _rescaled(party, product, first.dtype, first.frac_bits, first.frac_bits)
+        return _rescaled(party, product, shares[0].dtype, shares[0].frac_bits, shift)
 
     return two_party
 
 
-def _correct_product(*inputs: Value, **static: Any) -> Correct:
-    """The share of the prepared product enters the result as it is."""
+def _correct_product(*inputs: Value, shift: int | None = None, **static: Any) -> Correct:
+    """The share of the prepared product enters the result as it is, or shifted by the truncation;
+    what the shift leaves of a word's top, the truncation's own product of bits corrects.
+    """
+    cut = _cut(inputs[0].dtype, shift)
 
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
-        product = party.drawn[-1]
-        product += (wanted.words - made.words).reshape(product.shape)
+        difference = wanted.words - made.words
+        if cut and not low_bits(difference, 64 - cut).any():
+            correct_product_of_own_bits(party, difference.reshape(-1) >> np.uint64(64 - cut))
+            return
+        product = party.drawn[-4 if cut else -1]  # the truncation draws two bits and a product
+        product += (difference << np.uint64(cut)).reshape(product.shape)
 
     return correct
 
 
 def _with_truncation(cost: Callable[..., Cost], shape: Callable[..., tuple[int, ...]]) -> Any:
-    def total(*inputs: Value, **static: Any) -> Cost:
-        own = arith_cost(*inputs) + cost(*inputs)
-        return own + truncate_cost(math.prod(shape(*inputs))) if _fraction(inputs[0]) else own
+    def total(*inputs: Value, shift: int | None = None, **static: Any) -> Cost:
+        own, count = arith_cost(*inputs) + cost(*inputs), math.prod(shape(*inputs))
+        return own + truncate_cost(count) if _cut(inputs[0].dtype, shift) and count else own
 
     return total
 
@@ -208,9 +229,9 @@ def _product_op(
     two_party = _pairwise(words)
     return protocol_op(
         name,
-        reference=reference,
+        reference=lambda *inputs, shift=None: _meaning(reference(*inputs), shift),
         two_party=two_party,
-        owners=lambda *owners: [Owner.JOINT],
+        owners=lambda *owners, shift=None: [Owner.JOINT],
         cost=_with_truncation(lambda *inputs: _both_ways(opened(*inputs)), shape),
         functionality=Functionality(),
         simulate=uniform_messages(two_party, _correct_product),
@@ -239,23 +260,32 @@ matmul = _product_op(
 """x [batch, m, k] @ y [batch, k, n]."""
 
 
-def _linear_two_party(party: Party, x: Value, w: Value, *, label: str) -> Arith:
+def scale_rows(x: Any, r: Any, *, shift: int | None = None) -> Any:
+    """Row i of x [rows, d] times r_i of r [rows]: as products of 1 x 1 and 1 x d matrices, so that
+    r is opened once per row: d + 1 words a row each way.
+    """
+    return matmul(r[:, None, None], x[:, None, :], shift=shift)[:, 0]
+
+
+def _linear_two_party(
+    party: Party, x: Value, w: Value, *, label: str, shift: int | None = None
+) -> Arith:
     share = as_arith(party, x)
     if not isinstance(w, Private) or w.owner != PROVIDER:
         raise ValueError("the matrix of `linear` is private to the provider")
     frac_bits = frac_bits_of(w.dtype, party.frac_bits)
     words = _linear(party, share.words, w, frac_bits, label)
-    return _rescaled(party, words, share.dtype, share.frac_bits, frac_bits)
+    return _rescaled(party, words, share.dtype, share.frac_bits, shift)
 
 
 linear = protocol_op(
     "linear",
-    reference=lambda x, w, label: x @ w,
+    reference=lambda x, w, label, shift=None: _meaning(x @ w, shift),
     two_party=_linear_two_party,
-    owners=lambda x, w, label: [Owner.JOINT],
-    cost=lambda x, w, label: _with_truncation(
+    owners=lambda x, w, label, shift=None: [Owner.JOINT],
+    cost=_with_truncation(
         lambda x, w: Cost(1, 1, 8 * _size(x), 0), lambda x, w: (x.shape[0], w.shape[1])
-    )(x, w),
+    ),
     functionality=Functionality(),
     simulate=uniform_messages(_linear_two_party, _correct_product),
 )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.product import linear, matmul, multiply, square
-from spu_llm.testing import FRAC_BITS, Case, OpContract, reconstruct_words, run_op
+from protocols.product import linear, matmul, matrix_triple, multiply, scale_rows, square
+from spu_llm.op import ProtocolOp
+from spu_llm.secure import Simulation
+from spu_llm.testing import FRAC_BITS, Case, OpContract, Outcome, reconstruct_words, run_op
 from spu_llm.values import CLIENT, Arith
+from tests.protocols.composed import ComposedContract
+from tests.protocols.test_correlations import check, made
 
 INTEGERS = np.array([3, -1, 0, 2**62, -(2**63), 7])
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -50,6 +56,15 @@ class TestLinear(OpContract):
     ]
 
 
+# Products are multiples of 2^18, which a truncation by 18 bits keeps exact.
+EVEN = np.array([3 << 10, -(1 << 10), 0, (1 << 30), -(1 << 31)])
+
+
+class TestShiftedMultiply(ComposedContract):
+    op = multiply
+    cases = [Case((EVEN, EVEN[::-1] >> 2), ("arith", "arith"), {"shift": 18})]
+
+
 @given(st.lists(st.tuples(INT64, INT64), min_size=1, max_size=9))
 def test_product_of_any_ring_values(pairs: list[tuple[int, int]]) -> None:
     x, y = np.array(pairs, np.int64).T
@@ -86,6 +101,44 @@ def test_fixed_point_is_within_one_unit() -> None:
         found = sum(s.words for s in shares).view(np.int64) / 2.0**FRAC_BITS
         expected = inputs[0] * inputs[-1]
         assert np.max(np.abs(found - expected)) < 2.0**-FRAC_BITS
+
+
+def words_of(outcome: Outcome) -> np.ndarray:
+    """The first result's words, signed."""
+    return reconstruct_words([o[0] for o in outcome.outputs]).view(np.int64)
+
+
+@pytest.mark.parametrize("shift", [0, 7, 30, None])
+@pytest.mark.parametrize("op", [multiply, square, matmul, linear])
+def test_shift_is_what_the_reference_says(op: ProtocolOp, shift: int | None) -> None:
+    """Within a unit of the floats' meaning, product 2^(18 - shift); exact without truncation."""
+    rng = np.random.default_rng(1)
+    shapes = {multiply: ((6,),) * 2, square: ((6,),), matmul: ((2, 3, 4), (2, 4, 5)),
+              linear: ((3, 4), (4, 5))}[op]  # fmt: skip
+    inputs = tuple(rng.integers(-(2**20), 2**20, s) / 2.0**FRAC_BITS for s in shapes)
+    forms = ("client", "provider")[: len(inputs)]
+    static: dict[str, Any] = {"shift": shift} | ({"label": "w"} if op is linear else {})
+    outcome = run_op(op, Case(inputs, forms, static))
+    found = words_of(outcome) / 2.0**FRAC_BITS
+    wanted = np.asarray(op.reference(*inputs, **static), np.float64)
+    assert np.max(np.abs(found - wanted)) < (2.0**-FRAC_BITS if shift != 0 else 1e-12)
+    cost = op.cost(*outcome.inputs[CLIENT], **static)
+    assert sum(t.sent_messages for t in outcome.traffic) == cost.messages
+    assert [t.sent_bytes for t in outcome.traffic] == [
+        cost.client_to_provider, cost.provider_to_client
+    ]  # fmt: skip
+
+
+def test_scaling_rows_opens_a_factor_once(simulation: Simulation) -> None:
+    x, r = np.arange(12.0).reshape(3, 4), np.array([2.0, -1.0, 0.5])
+    np.testing.assert_array_equal(scale_rows(x, r), x * r[:, None])
+    words = np.arange(12).reshape(3, 1, 4)
+    outcome = run_op(matmul, Case((words[:, :, :1], words), ("arith",) * 2))
+    assert [t.sent_bytes for t in outcome.traffic] == [8 * 3 * 5] * 2
+    triple = matrix_triple(1, 1, 4)
+    both, per_unit = made(simulation, triple)
+    check(triple, both)
+    assert per_unit < 4 * 320  # as four triples
 
 
 def test_narrow_shares_are_refused() -> None:
