@@ -27,7 +27,7 @@ def _exp_second_order(x: Array) -> Array:
 # whoever cannot rule such an argument out must clamp it. For rows as wide as a vocabulary there is
 # `protocols.exponential`.
 EXP_FLOOR = -(2.0**EXP_SQUARINGS)
-exp_nonpositive = approximation("exp_nonpositive", reference=jnp.exp, spu_form=_exp_second_order)
+exp_nonpositive = approximation("exp_nonpositive", reference=jnp.exp, on_shares=_exp_second_order)
 
 
 GELU_REACH = 3.5
@@ -64,4 +64,4 @@ def _gelu_by_polynomial(x: Array) -> Array:
 
 # GELU (tanh form). SPU's own tanh is off by 0.005, which makes its GELU wrong by up to 0.011;
 # this form is within 1e-3.
-gelu = approximation("gelu", reference=_gelu, spu_form=_gelu_by_polynomial)
+gelu = approximation("gelu", reference=_gelu, on_shares=_gelu_by_polynomial)

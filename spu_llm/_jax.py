@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+from jax._src import source_info_util
 from jax.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, ShapedArray, Var, jaxprs_in_params
 from jax.interpreters import ad, batching, mlir
 
@@ -22,9 +23,11 @@ __all__ = [
     "Literal",
     "Var",
     "as_function",
+    "expanded",
     "flat_jaxpr",
     "make_differentiable",
     "make_primitive",
+    "scope_of",
     "shape_of",
     "sub_jaxprs",
 ]
@@ -42,18 +45,8 @@ _INLINED = {
 }
 
 
-# The platform that SPU's compiler lowers for.
-_SPU_PLATFORM = "interpreter"
-
-
-def make_primitive(
-    name: str, reference: Callable[..., Any], spu_form: Callable[..., Any] | None = None
-) -> Any:
-    """A JAX primitive that means `reference(*arrays, **static)`; several results allowed.
-
-    With `spu_form` it means that function instead when SPU compiles it.
-    """
-
+def make_primitive(name: str, reference: Callable[..., Any]) -> Any:
+    """A JAX primitive that means `reference(*arrays, **static)`; several results allowed."""
     as_list = _returning_list(reference)
     primitive = jex.Primitive(name)
     primitive.multiple_results = True
@@ -66,10 +59,6 @@ def make_primitive(
 
     primitive.def_abstract_eval(abstract)
     mlir.register_lowering(primitive, mlir.lower_fun(as_list, multiple_results=True))
-    if spu_form is not None:
-        rule = mlir.lower_fun(_returning_list(spu_form), multiple_results=True)
-        # `register_lowering` knows no platform that JAX has no backend for.
-        mlir._platform_specific_lowerings[_SPU_PLATFORM][primitive] = rule
     return primitive
 
 
@@ -82,22 +71,20 @@ def _returning_list(fn: Callable[..., Any]) -> Callable[..., list[Any]]:
 
 
 def make_differentiable(primitive: Any, reference: Callable[..., Any]) -> None:
-    """Give a one-result elementwise primitive the derivative and batching of `reference`."""
-    ad.primitive_jvps[primitive] = lambda primals, tangents, **static: _list_of_pairs(
-        jax.jvp(functools.partial(reference, **static), primals, _materialise(primals, tangents))
-    )
-    batching.primitive_batchers[primitive] = lambda args, dims, **static: (
-        primitive.bind(*args, **static),
-        dims,
-    )
+    """Give a primitive the derivative and the batching of `reference`."""
+    as_list = _returning_list(reference)
 
+    def derivative(primals: Any, tangents: Any, **static: Any) -> Any:
+        whole = tuple(ad.instantiate_zeros(t) for t in tangents)
+        return jax.jvp(functools.partial(as_list, **static), primals, whole)
 
-def _list_of_pairs(pair: tuple[Any, Any]) -> tuple[list[Any], list[Any]]:
-    return [pair[0]], [pair[1]]
+    def batched(args: Any, dims: Any, **static: Any) -> Any:
+        in_axes = [None if d is batching.not_mapped else d for d in dims]
+        out = jax.vmap(functools.partial(as_list, **static), in_axes)(*args)
+        return out, [0] * len(out)
 
-
-def _materialise(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(ad.instantiate_zeros(t) for _, t in zip(primals, tangents, strict=True))
+    ad.primitive_jvps[primitive] = derivative
+    batching.primitive_batchers[primitive] = batched
 
 
 def flat_jaxpr(fn: Callable[..., Any], shapes: Sequence[jax.ShapeDtypeStruct]) -> ClosedJaxpr:
@@ -106,7 +93,23 @@ def flat_jaxpr(fn: Callable[..., Any], shapes: Sequence[jax.ShapeDtypeStruct]) -
 
 
 def _inline(closed: ClosedJaxpr) -> ClosedJaxpr:
-    if not any(e.primitive.name in _INLINED for e in closed.jaxpr.eqns):
+    def body_of(eqn: JaxprEqn) -> Callable[..., list[Any]] | None:
+        if eqn.primitive.name not in _INLINED:
+            return None
+        body = eqn.params[_INLINED[eqn.primitive.name]]
+        return as_function(_inline(ClosedJaxpr(body, ()) if isinstance(body, Jaxpr) else body))
+
+    return expanded(closed, body_of)
+
+
+def expanded(
+    closed: ClosedJaxpr, form_of: Callable[[JaxprEqn], Callable[..., Any] | None]
+) -> ClosedJaxpr:
+    """`closed` with equations replaced by functions of their operands, where `form_of` gives one,
+    and calls inside these inlined.
+    """
+    forms = {id(e): form for e in closed.jaxpr.eqns if (form := form_of(e)) is not None}
+    if not forms:
         return closed
 
     def replay(*args: Any) -> list[Any]:
@@ -119,20 +122,29 @@ def _inline(closed: ClosedJaxpr) -> ClosedJaxpr:
 
         for eqn in jaxpr.eqns:
             values = [read(v) for v in eqn.invars]
-            if eqn.primitive.name in _INLINED:
-                body = eqn.params[_INLINED[eqn.primitive.name]]
-                if isinstance(body, Jaxpr):
-                    body = ClosedJaxpr(body, ())
-                out = as_function(_inline(body))(*values)
-            else:
-                sub, params = eqn.primitive.get_bind_params(eqn.params)
-                out = eqn.primitive.bind(*sub, *values, **params)
-                if not eqn.primitive.multiple_results:
-                    out = [out]
+            with _same_scope(eqn):
+                if id(eqn) in forms:
+                    out = _returning_list(forms[id(eqn)])(*values)
+                else:
+                    sub, params = eqn.primitive.get_bind_params(eqn.params)
+                    out = eqn.primitive.bind(*sub, *values, **params)
+                    if not eqn.primitive.multiple_results:
+                        out = [out]
             env.update(zip(eqn.outvars, out, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    return jax.make_jaxpr(replay)(*[shape_of(v) for v in closed.jaxpr.invars])
+    return _inline(jax.make_jaxpr(replay)(*[shape_of(v) for v in closed.jaxpr.invars]))
+
+
+def _same_scope(eqn: JaxprEqn) -> Any:
+    """Equations traced inside get the name scope of `eqn` within the current one."""
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    return source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
+
+
+def scope_of(eqn: JaxprEqn) -> str:
+    """The `jax.named_scope` that an equation was written in, "" for none."""
+    return str(eqn.source_info.name_stack)
 
 
 def shape_of(atom: Var) -> jax.ShapeDtypeStruct:

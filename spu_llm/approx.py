@@ -1,38 +1,46 @@
-"""Functions with a form of their own for SPU: exact in plaintext, approximate on shares.
+"""Functions with a form of their own on shares: exact in plaintext, approximate on shares.
 
-An approximation is not a protocol op: SPU compiles it as part of a segment, and nobody learns
-anything from it. It says what to compute on shares where SPU's own expansion is dear or coarse,
-while plaintext (reference, drafting, training, one party's own work) keeps the exact function.
+An approximation is not a protocol op: it says what to compute on shares, in ordinary JAX with ops
+inside, while plaintext (reference, drafting, training, one party's own work) keeps the exact
+function. Nobody learns anything from it beyond what its ops give.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from jax import Array
+from spu_llm._jax import JaxprEqn, make_differentiable, make_primitive
 
-from spu_llm._jax import make_differentiable, make_primitive
-
-APPROXIMATIONS: set[str] = set()
+_ON_SHARES: dict[Any, Callable[..., Any]] = {}
+_NAMES: set[str] = set()
 
 
 def approximation(
-    name: str, *, reference: Callable[[Array], Array], spu_form: Callable[[Array], Array]
-) -> Callable[[Array], Array]:
-    """The function `reference` of one array, computed as `spu_form` inside SPU segments.
+    name: str, *, reference: Callable[..., Any], on_shares: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The function `reference(*arrays, **static)`, computed as `on_shares` where what comes in
+    belongs to both parties. Differentiable and batchable as the reference is.
 
-    ValueError when the name is taken. Under `jax.vmap` the function must be elementwise.
+    ValueError when the name is taken.
     """
-    if name in APPROXIMATIONS:
-        # Executables are cached by name: one name must not mean two programs.
+    if name in _NAMES:
         raise ValueError(f"there is an approximation {name} already")
-    APPROXIMATIONS.add(name)
-    primitive = make_primitive(name, reference, spu_form)
+    _NAMES.add(name)
+    primitive = make_primitive(name, reference)
     make_differentiable(primitive, reference)
+    _ON_SHARES[primitive] = on_shares
 
-    def apply(x: Array) -> Any:
-        return primitive.bind(x)[0]
+    @functools.wraps(reference)
+    def apply(*arrays: Any, **static: Any) -> Any:
+        out = primitive.bind(*arrays, **static)
+        return out[0] if len(out) == 1 else tuple(out)
 
-    apply.__doc__ = reference.__doc__
     return apply
+
+
+def form_on_shares(eqn: JaxprEqn) -> Callable[..., Any] | None:
+    """What an approximation's equation becomes where shares come in; None for other equations."""
+    form = _ON_SHARES.get(eqn.primitive)
+    return functools.partial(form, **eqn.params) if form is not None else None

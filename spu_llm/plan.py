@@ -1,8 +1,9 @@
 """From a JAX function to a plan: who computes what, in which order.
 
 The flat jaxpr is cut twice. Ops end a run, and so does a change of owner: what depends on one
-party's inputs (and public values) alone is that party's plaintext work, what depends on both is an
-SPU segment. Printing a plan shows the program.
+party's inputs (and public values) alone is that party's plaintext work. What depends on both runs
+on shares: linear equations at each party by itself, the rest as SPU segments. Printing a plan shows
+the program.
 """
 
 from __future__ import annotations
@@ -15,35 +16,52 @@ from typing import Any
 import jax
 import numpy as np
 
-from spu_llm._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, flat_jaxpr, sub_jaxprs
-from spu_llm.approx import APPROXIMATIONS
+from spu_llm._jax import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    expanded,
+    flat_jaxpr,
+    scope_of,
+    sub_jaxprs,
+)
+from spu_llm.approx import form_on_shares
+from spu_llm.local import is_local
 from spu_llm.op import ProtocolOp, op_of
 from spu_llm.values import Owner
 
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive equations of one owner: plaintext work, or an SPU segment when JOINT."""
+    """Consecutive equations of one owner: plaintext work, or, when JOINT, work on shares: each
+    party's own if `local`, an SPU segment otherwise.
+    """
 
     owner: Owner
     jaxpr: ClosedJaxpr
     inputs: tuple[Var, ...]
     outputs: tuple[Var, ...]
+    local: bool = True
 
     def __str__(self) -> str:
-        kind = "segment" if self.owner is Owner.JOINT else f"local {self.owner.value}"
+        kind = f"local {self.owner.value}" if self.local else "segment"
         shapes = ", ".join(v.aval.str_short() for v in self.outputs)
         return f"{kind}: {len(self.jaxpr.jaxpr.eqns)} equations -> {shapes}"
 
 
 @dataclass(frozen=True)
 class OpCall:
-    """One call of a protocol op. Literal inputs stay literals."""
+    """One call of a protocol op. Literal inputs stay literals; `scope` is the name scope
+    (`jax.named_scope`) it was written in.
+    """
 
     op: ProtocolOp
     static: dict[str, Any]
     inputs: tuple[Var | Literal, ...]
     outputs: tuple[Var, ...]
+    scope: str = ""
 
     def __str__(self) -> str:
         shapes = ", ".join(v.aval.str_short() for v in self.outputs)
@@ -74,17 +92,20 @@ def make_plan(
     fn: Callable[..., Sequence[Any]],
     shapes: Sequence[jax.ShapeDtypeStruct],
     owners: Sequence[Owner],
+    *,
+    only_segments: bool = False,
 ) -> Plan:
     """Plan of the flat function `fn(*arrays) -> arrays` whose i-th argument belongs to owners[i].
+    `only_segments`: all work on shares in SPU, linear equations too.
 
     NotImplementedError when a protocol op stands inside a loop or branch (unroll it), or when a
     segment would use a JAX primitive that SPU is not known to compute without opening anything.
     """
-    closed = flat_jaxpr(fn, shapes)
+    closed = _on_shares(flat_jaxpr(fn, shapes), owners)
     _refuse_nested_ops(closed.jaxpr)
     owner_of = _place(closed.jaxpr, owners)
     _refuse_unvetted(closed.jaxpr, owner_of)
-    steps = tuple(_cut(closed, owner_of))
+    steps = tuple(_cut(closed, owner_of, only_segments))
     outputs = tuple(closed.jaxpr.outvars)
     output_owners = tuple(_owner(v, owner_of) for v in outputs)
     content = hashlib.sha256(f"{closed.jaxpr}|{owners}|{output_owners}".encode())
@@ -95,6 +116,21 @@ def make_plan(
         {v: np.asarray(c) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)},
         content.hexdigest(),
     )  # fmt: skip
+
+
+def _on_shares(closed: ClosedJaxpr, owners: Sequence[Owner]) -> ClosedJaxpr:
+    """`closed` with every approximation in its form on shares, where it works on such."""
+    while True:
+        owner_of = _place(closed.jaxpr, owners)
+
+        def form(eqn: JaxprEqn, owner_of: dict[Var, Owner] = owner_of) -> Any:
+            joint = join(_owner(v, owner_of) for v in eqn.invars) is Owner.JOINT
+            return form_on_shares(eqn) if joint else None
+
+        spelt_out = expanded(closed, form)
+        if spelt_out is closed:
+            return closed
+        closed = spelt_out
 
 
 def _refuse_nested_ops(jaxpr: Jaxpr) -> None:
@@ -136,7 +172,7 @@ def _refuse_unvetted(jaxpr: Jaxpr, owner_of: dict[Var, Owner]) -> None:
                 raise NotImplementedError(
                     f"`{name}` with a secret index or amount; use a one-hot product"
                 )
-        elif name not in _OBLIVIOUS and name not in APPROXIMATIONS:
+        elif name not in _OBLIVIOUS:
             raise NotImplementedError(
                 f"`{name}` on shared values: SPU may open something inside it; write it with "
                 "other operations"
@@ -166,28 +202,61 @@ def _place(jaxpr: Jaxpr, owners: Sequence[Owner]) -> dict[Var, Owner]:
     return owner_of
 
 
-def _cut(closed: ClosedJaxpr, owner_of: dict[Var, Owner]) -> Iterable[Step]:
+# Plaintext work first, then each party's own work on shares, so that a segment sees all that it can
+# use; ops when nothing else is ready.
+_ORDER = (
+    (Owner.PUBLIC, True),
+    (Owner.CLIENT, True),
+    (Owner.PROVIDER, True),
+    (Owner.JOINT, True),
+    (Owner.JOINT, False),
+)
+
+
+def _cut(
+    closed: ClosedJaxpr, owner_of: dict[Var, Owner], only_segments: bool
+) -> Iterable[Step]:
     """Group equations into steps: at each point everything that is ready for one owner runs."""
     waiting = list(closed.jaxpr.eqns)
     known = {*closed.jaxpr.invars, *closed.jaxpr.constvars}
+    local = _local_ones(closed, owner_of, only_segments)
     while waiting:
-        # Plaintext work first, so that one segment sees all that it can use; ops when nothing else
-        # is ready.
-        for owner in (Owner.PUBLIC, Owner.CLIENT, Owner.PROVIDER, Owner.JOINT):
-            run, waiting_next = _take_run(waiting, known, owner_of, owner)
+        for owner, locally in _ORDER:
+            run, waiting_next = _take_run(
+                waiting, known, owner_of, owner, local if locally else None
+            )
             if run:
                 break
         if run:
             waiting = waiting_next
             known |= {v for e in run for v in e.outvars}
-            yield _as_run(run, owner, closed, waiting)
+            yield _as_run(run, owner, locally, closed, waiting)
         else:
             eqn = next(e for e in waiting if _ready(e, known))
             op = op_of(eqn.primitive)
             assert op is not None
             waiting = [e for e in waiting if e is not eqn]
             known |= set(eqn.outvars)
-            yield OpCall(op, dict(eqn.params), tuple(eqn.invars), tuple(eqn.outvars))
+            yield OpCall(
+                op, dict(eqn.params), tuple(eqn.invars), tuple(eqn.outvars), scope_of(eqn)
+            )
+
+
+def _local_ones(
+    closed: ClosedJaxpr, owner_of: dict[Var, Owner], only_segments: bool
+) -> set[int]:
+    """ids of the equations that need no message: plaintext ones, and linear ones on shares."""
+    consts = dict(zip(closed.jaxpr.constvars, map(np.asarray, closed.consts), strict=True))
+
+    def public(atom: Var | Literal) -> bool:
+        return _owner(atom, owner_of) is Owner.PUBLIC
+
+    return {
+        id(e)
+        for e in closed.jaxpr.eqns
+        if join(_owner(v, owner_of) for v in e.invars) is not Owner.JOINT
+        or (not only_segments and is_local(e, public, consts))
+    }
 
 
 def _ready(eqn: JaxprEqn, known: set[Var]) -> bool:
@@ -195,13 +264,19 @@ def _ready(eqn: JaxprEqn, known: set[Var]) -> bool:
 
 
 def _take_run(
-    waiting: list[JaxprEqn], known: set[Var], owner_of: dict[Var, Owner], owner: Owner
+    waiting: list[JaxprEqn],
+    known: set[Var],
+    owner_of: dict[Var, Owner],
+    owner: Owner,
+    only: set[int] | None,
 ) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    """The equations of `owner` that can run now, `only` those if given, and the others."""
     inside = set(known)
     run, rest = [], []
     for eqn in waiting:  # jaxpr order is topological, so one pass is enough
         mine = join(_owner(v, owner_of) for v in eqn.invars) is owner
-        if mine and op_of(eqn.primitive) is None and _ready(eqn, inside):
+        chosen = op_of(eqn.primitive) is None and (only is None or id(eqn) in only)
+        if mine and chosen and _ready(eqn, inside):
             run.append(eqn)
             inside |= set(eqn.outvars)
         else:
@@ -210,7 +285,7 @@ def _take_run(
 
 
 def _as_run(
-    eqns: list[JaxprEqn], owner: Owner, closed: ClosedJaxpr, later: list[JaxprEqn]
+    eqns: list[JaxprEqn], owner: Owner, local: bool, closed: ClosedJaxpr, later: list[JaxprEqn]
 ) -> Run:
     made = {v for e in eqns for v in e.outvars}
     used = dict.fromkeys(v for e in eqns for v in e.invars if isinstance(v, Var) and v not in made)
@@ -221,4 +296,5 @@ def _as_run(
     constvars = [v for v in used if v in consts]
     outputs = tuple(v for e in eqns for v in e.outvars if v in needed)
     jaxpr = Jaxpr(constvars, inputs, outputs, eqns)
-    return Run(owner, ClosedJaxpr(jaxpr, [consts[v] for v in constvars]), inputs, outputs)
+    closed_run = ClosedJaxpr(jaxpr, [consts[v] for v in constvars])
+    return Run(owner, closed_run, inputs, outputs, local)

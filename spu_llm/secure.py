@@ -35,6 +35,7 @@ from spu_llm.channel import (
 from spu_llm.correlation import Correlation
 from spu_llm.errors import ManifestMismatch
 from spu_llm.ledger import Ledger
+from spu_llm.local import evaluate, has_numbers_in_bits
 from spu_llm.meter import Meter
 from spu_llm.party import Party
 from spu_llm.plan import OpCall, Plan, Run, make_plan
@@ -249,7 +250,7 @@ class PartySession:
         before = self._snapshot()
         content = hashlib.sha256(plan.digest.encode())
         for step in plan.steps:
-            if isinstance(step, Run) and step.owner is Owner.JOINT:
+            if isinstance(step, Run) and not step.local:
                 content.update(_program(step, plan).executable.code)
         mine = content.digest()
         self._channel.send(mine)
@@ -277,15 +278,29 @@ class PartySession:
                 for v, result in zip(step.outputs, results, strict=True):
                     _check_owner(f"result of {step.op.name}", result, plan.owner_of[v])
                 kind, what, traffic = "op", step.op.name, self._since(before)
-            elif step.owner is Owner.JOINT:
+            elif not step.local or self._must_run_in_spu(step, values):
                 results, traffic = self._spu.run(_program(step, plan), values)
                 kind, what = "segment", f"{len(step.jaxpr.jaxpr.eqns)} equations"
+            elif step.owner is Owner.JOINT:
+                results, traffic = self._run_on_shares(step, values), Traffic()
+                kind, what = "local", "shares"
             else:
                 results, traffic = self._run_local(step, values), Traffic()
                 kind, what = "local", step.owner.value
             env.update(zip(step.outputs, results, strict=True))
             self.meter.record(kind, what, name, time.perf_counter() - started, traffic)
         return [read(v) for v in plan.outputs]
+
+    def _must_run_in_spu(self, run: Run, values: Sequence[Value]) -> bool:
+        """Whether numbers come in boolean shares, which cannot be added up; SPU may return them."""
+        return run.owner is Owner.JOINT and has_numbers_in_bits(values)
+
+    def _run_on_shares(self, run: Run, values: Sequence[Value]) -> list[Value]:
+        """Linear equations, each party on its own words."""
+        inputs = dict(zip(run.inputs, values, strict=True))
+        consts = zip(run.jaxpr.jaxpr.constvars, run.jaxpr.consts, strict=True)
+        inputs.update({v: public(c) for v, c in consts})
+        return evaluate(run.jaxpr.jaxpr, self.rank, self.party.frac_bits, inputs)
 
     def _run_local(self, run: Run, values: Sequence[Value]) -> list[Value]:
         """Plaintext equations of one owner (or of both, on public values)."""

@@ -242,7 +242,9 @@ def _compile_correlation(
     owners = [Owner.of_rank(v.owner) if isinstance(v, Private) else Owner.JOINT for v in values]
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
     with enable_x64():  # whole ring words, where models compute with 32 bits
-        plan = make_plan(lambda *xs: list(correlation.secure(*xs)), shapes, owners)
+        plan = make_plan(
+            lambda *xs: list(correlation.secure(*xs)), shapes, owners, only_segments=True
+        )
         (run,) = plan.steps
         assert isinstance(run, Run) and run.outputs == plan.outputs
         order = [plan.inputs.index(v) for v in run.inputs]
@@ -330,7 +332,7 @@ class SpuRuntime:
             return [jnp.where(y < 0, y * y, y)]
 
         shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (x, w)]
-        plan = make_plan(touch, shapes, [Owner.CLIENT, Owner.PROVIDER])
+        plan = make_plan(touch, shapes, [Owner.CLIENT, Owner.PROVIDER], only_segments=True)
         for step in plan.steps:
             assert isinstance(step, Run)
             program = compile_segment(step, [Owner.CLIENT, Owner.PROVIDER])
