@@ -68,7 +68,7 @@ class Ledger:
             raise LeakError(f"'{label}' is public before it was opened; its program leaks it")
         if isinstance(value, Private):
             learners = [r for r in learners if r != value.owner]
-        bits = _element_bits(value)
+        bits = element_bits(value)
         for learner in learners:
             self.openings.append(
                 Opening(ROLES[learner], label, int(np.prod(value.shape, dtype=int)), bits)
@@ -99,7 +99,7 @@ class Ledger:
         return report
 
 
-def _element_bits(value: Value) -> int:
+def element_bits(value: Value) -> int:
     if isinstance(value, Arith | Bool):
         return value.bits
     return 1 if isinstance(value, Private) and value.dtype == np.bool_ else 64
@@ -122,12 +122,12 @@ def _exchange(channel: Channel, rank: int, value: Value, learners: list[int]) ->
     if shared or rank == value.owner:  # type: ignore[union-attr]
         mine = _own_words(value)
         if 1 - rank in learners:
-            channel.send(_pack(mine, _element_bits(value)))
+            channel.send(_pack(mine, element_bits(value)))
         if not shared:
             return mine
     if rank not in learners:
         return None
-    theirs = _unpack(channel.recv(), value.shape, _element_bits(value))
+    theirs = _unpack(channel.recv(), value.shape, element_bits(value))
     if isinstance(value, Arith):
         return sign_extended(value.words + theirs, value.bits)
     if isinstance(value, Bool):

@@ -29,6 +29,7 @@ class Meter:
     phase: str = "offline"
     entries: list[Entry] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # wall time per phase
+    _inside: float = 0.0  # of the current phase, spent in phases inside it
 
     def record(
         self, kind: str, name: str, function: str, seconds: float, traffic: Traffic
@@ -37,14 +38,18 @@ class Meter:
 
     @contextmanager
     def in_phase(self, phase: str) -> Iterator[None]:
-        """Everything recorded inside belongs to `phase`; its wall time adds up in `seconds`."""
+        """Everything recorded inside belongs to `phase`; its wall time adds up in `seconds`, less
+        that of phases inside it.
+        """
         before, self.phase = self.phase, phase
+        outer, self._inside = self._inside, 0.0
         started = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started
-            self.phase = before
+            elapsed = time.perf_counter() - started
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + elapsed - self._inside
+            self.phase, self._inside = before, outer + elapsed
 
     def traffic(self, *phases: str) -> Traffic:
         """Sum over `phases` (all of them when none is named)."""

@@ -81,7 +81,7 @@ class Pool:
         to others or damaged.
         """
         assert session or directory is None, "batches on disk are named after their session"
-        self._rank, self._own, self._make, self._session = rank, own, make, session
+        self.rank, self._own, self._make, self._session = rank, own, make, session
         self._made: dict[str, int] = {}  # chunks begun in this session, by name
         self._batches: dict[str, list[_Batch]] = {}
         self._fixed: dict[str, tuple[np.ndarray, str]] = {}
@@ -198,13 +198,13 @@ class Pool:
         slices = [(start, min(start + step, units)) for start in range(0, units, step)]
         drawn, at = [], key
         for start, stop in slices:
-            drawn.append(correlation.draw(self._rank, _masks_of(at), stop - start))
+            drawn.append(correlation.draw(self.rank, _masks_of(at), stop - start))
             at = _next_key(at)
         masks = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
         results = _pack(make(correlation, masks, fixed), units)
         assert results.shape[1] == correlation.words
         label = Label(
-            _batch_id(self._session, name, number), name, self._rank, units, correlation.words,
+            _batch_id(self._session, name, number), name, self.rank, units, correlation.words,
             weights, tuple(checksum(results[start:stop]) for start, stop in slices),
         )  # fmt: skip
         state = State(0, 0, key)

@@ -37,6 +37,7 @@ from spu_llm.errors import ManifestMismatch
 from spu_llm.ledger import Ledger
 from spu_llm.local import evaluate, has_numbers_in_bits
 from spu_llm.meter import Meter
+from spu_llm.needs import DryRun, Needs, make
 from spu_llm.party import Party
 from spu_llm.plan import OpCall, Plan, Run, make_plan
 from spu_llm.pool import Pool
@@ -97,6 +98,9 @@ class Session(Protocol):
     def call(self, function: SecureFunction, *args: Any) -> Any:
         """Run a secure function; its results stay values of the session."""
 
+    def make_ready(self, function: SecureFunction, *args: Any) -> None:
+        """Make ahead what `call` with such arguments takes and the pool lacks."""
+
     def local(self, owner: int, work: Callable[[], T]) -> T | None:
         """`work()` at `owner`; None at the other party, which does not run it."""
 
@@ -125,6 +129,9 @@ class PlaintextSession:
         plain = jax.tree.map(_plain, args)
         jitted = self._jitted.setdefault(function, jax.jit(function.fn))
         return jax.tree.map(lambda x: Public(np.asarray(x)), jitted(*plain))
+
+    def make_ready(self, function: SecureFunction, *args: Any) -> None:
+        """Nothing is needed."""
 
     def local(self, owner: int, work: Callable[[], T]) -> T | None:
         return work()
@@ -181,6 +188,8 @@ class PartySession:
             self.rank, self._channel, own, config.frac_bits, self.pool, common, self.ledger
         )
         self._agreed: set[str] = set()
+        self._dry_run = DryRun(self.rank, config.frac_bits, self._run_alone)
+        self.on_batch: Callable[[int, int], None] = lambda made, total: None
 
     def close(self) -> None:
         """Put unused correlated randomness back on disk and wait until the peer has come to the
@@ -209,6 +218,24 @@ class PartySession:
         for i, (value, owner) in enumerate(zip(leaves, plan.input_owners, strict=True)):
             _check_owner(f"{function.name}, argument {i}", value, owner)
         return jax.tree.unflatten(out_tree, self._run(function.name, plan, leaves))
+
+    def needs(self, function: SecureFunction, *args: Any) -> tuple[Needs, Any]:
+        """What a call would take and cost, and stand-ins for its results; both parties find the
+        same. args: values, or shapes with a dtype; the provider's weights must be values where
+        material that is bound to them is to be made.
+        """
+        plan, out_tree = function.plan(*args)
+        needs, results = self._dry_run.run(plan, jax.tree.leaves(args))
+        return needs, jax.tree.unflatten(out_tree, results)
+
+    def make(self, needs: Needs) -> None:
+        """Make what the pool lacks of `needs`, in phase "offline"; `on_batch` hears of it."""
+        with self.meter.in_phase("offline"):
+            make(self.pool, needs, self.on_batch)
+
+    def make_ready(self, function: SecureFunction, *args: Any) -> None:
+        with self.meter.in_phase("offline"):
+            self.make(self.needs(function, *args)[0])
 
     def local(self, owner: int, work: Callable[[], T]) -> T | None:
         return work() if owner == self.rank else None
@@ -294,6 +321,11 @@ class PartySession:
     def _must_run_in_spu(self, run: Run, values: Sequence[Value]) -> bool:
         """Whether numbers come in boolean shares, which cannot be added up; SPU may return them."""
         return run.owner is Owner.JOINT and has_numbers_in_bits(values)
+
+    def _run_alone(self, run: Run, values: Sequence[Value]) -> list[Value]:
+        """Equations that need no message."""
+        on_shares = run.owner is Owner.JOINT
+        return (self._run_on_shares if on_shares else self._run_local)(run, values)
 
     def _run_on_shares(self, run: Run, values: Sequence[Value]) -> list[Value]:
         """Linear equations, each party on its own words."""
