@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from protocols.convert import arith_cost, as_arith, correct_product_of_own_bits
+from protocols.integers import factor_of, times_factor
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
 from protocols.truncate import truncate_cost, truncate_unbiased
 from spu_llm.correlation import Correlation, Form, Part
@@ -40,7 +41,6 @@ from spu_llm.values import (
     Owner,
     Private,
     Value,
-    encode,
     frac_bits_of,
     low_bits,
 )
@@ -145,16 +145,17 @@ def _matmul(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def _linear(party: Party, x: np.ndarray, w: Private, frac_bits: int, label: str) -> np.ndarray:
     rows, k = x.shape
-    weights = encode(w.value, frac_bits) if w.value is not None else None
-    material = party.take(masked_product(label, k, w.shape[1]), rows, weights)
+    factor = factor_of(w.value, frac_bits) if w.value is not None else None
+    fixed = factor.entries if factor is not None else None
+    material = party.take(masked_product(label, k, w.shape[1]), rows, fixed)
     (r,), (rw,) = material.masks, material.results
     # 1.
     if party.rank == CLIENT:
         party.send(x - r)
         return rw
     # 2.
-    assert weights is not None
-    return (party.recv(x.shape) + x) @ weights + rw
+    assert factor is not None
+    return times_factor(party.recv(x.shape) + x, factor) + rw
 
 
 # ---- the ops: forms in, truncation out

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from spu_llm.prg import Prg
-from spu_llm.values import CLIENT, PROVIDER, Owner
+from spu_llm.values import CLIENT, PROVIDER, Owner, as_words
 
 WORD_BYTES = 8
 
@@ -65,7 +65,8 @@ class Correlation:
     derive(*masks) -> arrays: local work on shares of the masks that gives the inputs of `secure`:
         linear, or products of masks of one holder.
     inputs: the parts that `derive` returns; the masks themselves by default.
-    fixed: a private array of the provider's that all units share, or None.
+    fixed: a private array of the provider's that all units share, or None; given as words or as
+        whole numbers in doubles.
     chunk: units made by one call of SPU; bounds its memory.
     """
 
@@ -126,7 +127,7 @@ def evaluate(
         for part, x in zip(correlation.input_parts(), inputs, strict=True)
     ]
     if fixed is not None:
-        arrays.append(fixed.view(np.int64))
+        arrays.append(as_words(fixed).view(np.int64))
     with np.errstate(over="ignore"):
         return [np.asarray(y).view(np.uint64) for y in correlation.secure(*arrays)]
 

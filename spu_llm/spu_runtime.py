@@ -40,6 +40,7 @@ from spu_llm.values import (
     Private,
     Public,
     Value,
+    as_words,
     frac_bits_of,
 )
 
@@ -294,7 +295,8 @@ class SpuRuntime:
         inputs = zip(correlation.input_parts(), correlation.derive(*masks), strict=True)
         values = [self._as_value(part, (units, *part.shape), words) for part, words in inputs]
         if correlation.fixed is not None:
-            values.append(self._as_value(correlation.fixed, correlation.fixed.shape, fixed))
+            whole = None if fixed is None else as_words(fixed)
+            values.append(self._as_value(correlation.fixed, correlation.fixed.shape, whole))
         key = f"{correlation.name}|{units}"
         if key not in self._correlations:
             self._correlations[key] = _compile_correlation(correlation, values)
