@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 import numpy as np
 
+from spu_llm import pairing
 from spu_llm._jax import Literal, as_function, shape_of
 from spu_llm.channel import (
     CountingChannel,
@@ -168,7 +169,9 @@ class PartySession:
         profile: bool = True,
         pool_dir: Path | None = None,
     ) -> None:
-        """`pool_dir`: where correlated randomness outlives the session; in memory by default."""
+        """`pool_dir`: where correlated randomness outlives the session, if the peer has such a
+        directory, too; in memory by default.
+        """
         self.rank: int = link.rank
         self.meter, self.ledger = Meter(), Ledger()
         wire = LinkChannel(link.spawn())
@@ -176,9 +179,11 @@ class PartySession:
         self._channel = CountingChannel(SealedChannel(wire, key, self.rank))
         own = own or Prg.from_os()
         name = hashlib.sha256(b"pool" + key).digest()
-        self.pool = Pool(self.rank, own, self._make, session=name, directory=pool_dir)
+        before = self._snapshot()
+        self.pool_folder = pairing.agree(self._channel, pool_dir)
+        self.pool = Pool(self.rank, own, self._make, session=name, directory=self.pool_folder)
         try:
-            self._agree_on_pool()
+            self._agree_on_pool(before)
             self._spu = SpuRuntime(link, config, profile=profile)
         except BaseException:
             self.pool.close()
@@ -263,11 +268,13 @@ class PartySession:
             self.meter.record("pool", correlation.name, "", seconds, traffic)
         return results
 
-    def _agree_on_pool(self) -> None:
+    def _agree_on_pool(self, before: Traffic) -> None:
         """Both parties use what both have kept, from the same unit on."""
-        before = self._snapshot()
         self._channel.send(self.pool.inventory())
         self.pool.resume(self._channel.recv())
+        if self.pool_folder is not None:
+            for learner in (CLIENT, PROVIDER):
+                self.ledger.declare(learner, "which sessions had the other one's pool directory")
         self.meter.record("control", "agree on pool", "", 0.0, self._since(before))
 
     def _agree(self, name: str, plan: Plan) -> None:

@@ -134,7 +134,7 @@ class Files:
 
     def advance(self, old: State, new: State) -> None:
         """Durably record `new`; only then wipe what it says is gone."""
-        with _failures(self.folder):
+        with failures(self.folder):
             self._write_state(new)
             self._wipe(old.index, new.index)
             if old.rest is not None and new.rest is None:
@@ -142,14 +142,14 @@ class Files:
 
     def put_back(self, rest: np.ndarray, state: State) -> None:
         """Durably store units that were not handed out after all, from `state.used` on."""
-        with _failures(self.folder):
+        with failures(self.folder):
             with _replacing(self.folder / "rest.npy") as file:
                 np.save(file, rest, allow_pickle=False)
             self._write_state(state)
 
     def remove(self) -> None:
         """The batch is gone, from one moment to the next."""
-        with _failures(self.folder):
+        with failures(self.folder):
             gone = self.folder.with_name(f".{self.label.id}.gone")
             os.replace(self.folder, gone)
             _sync(gone.parent)
@@ -157,12 +157,12 @@ class Files:
 
     def size(self) -> int:
         """Bytes of its files."""
-        with _failures(self.folder):
+        with failures(self.folder):
             return sum(entry.stat().st_size for entry in os.scandir(self.folder))
 
     def clean(self, state: State) -> None:
         """Finish what a session that died had begun."""
-        with _failures(self.folder):
+        with failures(self.folder):
             for name in (".state.json", ".rest.npy", *(["rest.npy"] if not state.rest else [])):
                 (self.folder / name).unlink(missing_ok=True)
             self._wipe(0, state.index)
@@ -189,15 +189,15 @@ class Stock:
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._directory, self._rank = directory, rank
-        with _failures(directory):
+        with failures(directory):
             try:
                 directory.mkdir(mode=0o700, parents=True)
             except FileExistsError:
                 pass  # what it is, is checked next
-            _check(directory, folder=True)
+            check(directory, folder=True)
             self._lock = _take_lock(directory)
         try:
-            with _failures(directory):
+            with failures(directory):
                 self.found = list(self._scan())
         except BaseException:
             self.close()
@@ -212,7 +212,7 @@ class Stock:
         """Store a batch: after a crash it is there whole, or not at all."""
         folder = self.folder(label.name)
         final, made = folder / label.id, folder / f".{label.id}.made"
-        with _failures(final):
+        with failures(final):
             if not folder.exists():
                 os.mkdir(folder, 0o700)
                 _sync(self._directory)
@@ -236,10 +236,10 @@ class Stock:
         for folder in sorted(self._directory.iterdir()):
             if folder.name == "lock":
                 continue
-            _check(folder, folder=True)
+            check(folder, folder=True)
             for path in sorted(folder.iterdir()):
                 if _HALF.fullmatch(path.name):
-                    _check(path, folder=True)
+                    check(path, folder=True)
                     shutil.rmtree(path)
                     continue
                 if not BATCH_ID.fullmatch(path.name):
@@ -253,7 +253,7 @@ class Stock:
                     yield label, state, files
 
     def _load(self, path: Path) -> tuple[Label, State]:
-        _check(path, folder=True)
+        check(path, folder=True)
         meta = _unsealed(path / "meta.json")
         version = meta.pop("format", None)
         if version != FORMAT:
@@ -350,7 +350,7 @@ def _damaged(path: Path) -> PoolError:
     return PoolError(f"{path} is damaged; remove {path.parent}")
 
 
-def _check(path: Path, *, folder: bool) -> None:
+def check(path: Path, *, folder: bool) -> None:
     """PoolError unless `path` is a plain folder (or file) of this user's own, closed to others."""
     _check_status(path, os.lstat(path), folder=folder)
 
@@ -388,7 +388,7 @@ def _take_lock(directory: Path) -> int:
 
 
 @contextmanager
-def _failures(path: Path) -> Iterator[None]:
+def failures(path: Path) -> Iterator[None]:
     """What the system refuses becomes a PoolError."""
     try:
         yield
@@ -399,8 +399,8 @@ def _failures(path: Path) -> Iterator[None]:
 @contextmanager
 def _opened(path: Path, *, write: bool = False) -> Iterator[BinaryIO]:
     """A file of the pool, after a look at what it is."""
-    with _failures(path):
-        _check(path, folder=False)
+    with failures(path):
+        check(path, folder=False)
         mode = os.O_RDWR if write else os.O_RDONLY
         number = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(number, "r+b" if write else "rb") as file:

@@ -765,5 +765,7 @@ def test_sessions_resume(tmp_path: Path) -> None:
     both: list[Path | None] = [tmp_path / "client", tmp_path / "provider"]
     assert run("pool 1", both) == [0, 0]
     assert run("pool 2", both) == [13, 13]
+    # A peer without a directory, or another one, leaves what belongs to this pair as it is.
     assert run("pool 3", [both[0], None]) == [0, 0]
-    assert run("pool 4", both) == [0, 0]
+    assert run("pool 4", [both[0], tmp_path / "other"]) == [0, 0]
+    assert run("pool 5", both) == [10, 10]

@@ -1,0 +1,127 @@
+"""Pool directories: who a party is to its peers, and whose material lies where."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spu_llm import pairing
+from spu_llm.errors import PoolError, WireError
+
+
+class Hears:
+    """A channel on which a message waits; what is sent is kept."""
+
+    def __init__(self, message: bytes) -> None:
+        self.message = message
+        self.sent: list[bytes] = []
+
+    def send(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def recv(self) -> bytes:
+        return self.message
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+PEER = b"0123456789abcdef" * 2
+
+
+def test_an_id_is_drawn_once_and_is_its_owner_s(tmp_path: Path) -> None:
+    directory = tmp_path / "deep" / "pool"
+    mine = pairing.open_directory(directory)
+    assert pairing.open_directory(directory) == mine
+    assert pairing.open_directory(tmp_path / "other") != mine
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((directory / "id").stat().st_mode) == 0o600
+    assert [path.name for path in directory.iterdir()] == ["id"]
+
+
+def test_every_peer_has_a_folder(tmp_path: Path) -> None:
+    channel = Hears(PEER)
+    folder = pairing.agree(channel, tmp_path / "pool")
+    assert folder == tmp_path / "pool" / PEER.decode()
+    assert channel.sent == [pairing.open_directory(tmp_path / "pool")]
+    assert pairing.agree(Hears(PEER[::-1]), tmp_path / "pool") != folder
+
+
+@pytest.mark.parametrize(("directory", "peer"), [(True, b""), (False, PEER), (False, b"")])
+def test_one_directory_is_none(tmp_path: Path, directory: bool, peer: bytes) -> None:
+    channel = Hears(peer)
+    assert pairing.agree(channel, tmp_path / "pool" if directory else None) is None
+    assert len(channel.sent) == 1 and bool(channel.sent[0]) == directory
+
+
+@pytest.mark.parametrize(
+    "name", [b"../" + PEER[3:], PEER + b"0", PEER.upper(), b"id", PEER + b"\n"]
+)
+def test_a_peer_cannot_name_another_path(tmp_path: Path, name: bytes) -> None:
+    with pytest.raises(WireError, match="no id"):
+        pairing.agree(Hears(name), tmp_path / "pool")
+
+
+def test_a_copy_of_one_directory_is_no_pair(tmp_path: Path) -> None:
+    mine = pairing.open_directory(tmp_path)
+    with pytest.raises(PoolError, match="give each its own"):
+        pairing.agree(Hears(mine), tmp_path)
+
+
+def test_strangers_do_not_fill_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairing, "MAX_PEERS", 2)
+    folders = [pairing.agree(Hears(b"%032x" % i), tmp_path) for i in range(2)]
+    for folder in folders:
+        assert folder is not None
+        folder.mkdir(0o700)
+    with pytest.raises(PoolError, match="for 2 parties already"):
+        pairing.agree(Hears(PEER), tmp_path)
+    assert pairing.agree(Hears(b"%032x" % 1), tmp_path) == folders[1]
+
+
+def _a_file(path: Path) -> None:
+    path.write_text("")
+
+
+def _open_to_others(path: Path) -> None:
+    path.mkdir(0o755)
+
+
+def _a_link(path: Path) -> None:
+    path.symlink_to(path.parent)
+
+
+def _cut(path: Path) -> None:
+    pairing.open_directory(path)
+    (path / "id").write_bytes(PEER[:9])
+
+
+def _without_rights(path: Path) -> None:
+    path.mkdir(0o500)
+    if os.geteuid() == 0:
+        pytest.skip("everything is open to root")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_a_file, "not a directory"),
+        (_open_to_others, "make it 700"),
+        (_a_link, "symbolic link"),
+        (_cut, "damaged"),
+        (_without_rights, "cannot be written"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(
+    tmp_path: Path, spoil: Callable[[Path], None], said: str
+) -> None:
+    path = tmp_path / "pool"
+    spoil(path)
+    with pytest.raises(PoolError, match=said):
+        pairing.open_directory(path)
