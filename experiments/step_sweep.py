@@ -9,8 +9,6 @@ positions.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +18,7 @@ import jax
 import numpy as np
 
 from experiments.local import machine, run_study
+from experiments.measured import medians, timed
 from models import secure_gpt2
 from models.draft import Drafter
 from models.generate import announce, private_tree, share_weights
@@ -130,7 +129,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
         resolve(outcome)
         return shared
 
-    shared, cost = _measured(session, "prefill", prefill)
+    shared, cost = timed(session, "prefill", prefill)
     if client is not None:
         client.start()
 
@@ -147,7 +146,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
             )
             resolve(outcome)
 
-        return _measured(session, f"step {len(session.meter.seconds)}", work)[1]
+        return timed(session, f"step {len(session.meter.seconds)}", work)[1]
 
     def sweep(n: int) -> dict[str, Any]:
         send("stage", name=f"steps of {n} positions")
@@ -211,24 +210,6 @@ def _verifier_shapes(config: GPT2Config, drafts: int) -> tuple[Any, Any]:
     return VERIFIER.client_shapes(drafts, config.vocab_size), VERIFIER.provider_shapes(drafts)
 
 
-def _measured(
-    session: PartySession, phase: str, work: Callable[[], Any]
-) -> tuple[Any, dict[str, int | float]]:
-    """The result of `work` and its cost: wall seconds, payload bytes, sends of both parties."""
-    started = time.perf_counter()
-    with session.meter.in_phase(phase):
-        result = work()
-    seconds = time.perf_counter() - started
-    traffic = session.meter.traffic(phase)
-    ours, theirs = traffic.sent_bytes, traffic.received_bytes
-    return result, {
-        "seconds": round(seconds, 4),
-        "client_to_provider": ours if session.rank == CLIENT else theirs,
-        "provider_to_client": theirs if session.rank == CLIENT else ours,
-        "messages": traffic.messages,
-    }
-
-
 # ---- the command at the client
 
 
@@ -277,7 +258,7 @@ def measure(
 def _with_median(step: dict[str, Any]) -> dict[str, Any]:
     """`step` with the median over its runs of every figure."""
     runs = step["runs"]
-    return step | {"median": {name: statistics.median(r[name] for r in runs) for name in runs[0]}}
+    return step | {"median": medians(runs)}
 
 
 def table(result: dict[str, Any]) -> str:

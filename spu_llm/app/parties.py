@@ -54,11 +54,12 @@ def _job(agreed: Manifest) -> dict[str, Any]:
     request = part("request.")
     if "program" not in request:
         raise InputError("the client asks for no program")
+    program = request.pop("program")
     return {
-        "program": request.pop("program"),
+        "program": program,
         "model": part("model."),
         "request": request,
-        "spu": asdict(SpuConfig()),
+        "spu": asdict(programs.spu_config(program)),
         "timeout_ms": LINK_TIMEOUT_MS,
     }
 

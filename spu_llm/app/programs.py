@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from spu_llm.secure import PartySession
+from spu_llm.settings import SpuConfig
 
 Send = Callable[..., None]  # send(event, **fields): an event for the supervisor
 Program = Callable[[PartySession, dict[str, Any], Send], dict[str, Any]]
@@ -23,11 +24,19 @@ STUDIES = {
     "transcript": "experiments.transcript",
     "op-bench": "experiments.op_bench",
     "verify-bench": "experiments.verify_bench",
+    "stock-gpt2": "experiments.stock_gpt2",
 }
 _MODULES = {COMPLETION: "models.completion", **STUDIES}
+# SPU's settings where a program runs with others than ours.
+_SPU = {"stock-gpt2": SpuConfig(exp_mode="EXP_PADE")}
 
 
 def load(name: str) -> Program:
     """The program's `run` function."""
     run: Program = import_module(_MODULES[name]).run
     return run
+
+
+def spu_config(name: str) -> SpuConfig:
+    """The settings of SPU that the program runs with."""
+    return _SPU.get(name, SpuConfig())
