@@ -23,11 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.local import machine, run_study
+from models.cache import empty_block, see
 from models.generate import share_weights
-from models.gpt2 import GPT2Config, causal, embed_one_hot, head, hidden_states, logits
+from models.gpt2 import GPT2Config, embed_one_hot, head, logits, step
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from models.training.snippets import read_snippets
+from protocols.soundness import require_sound, sound
 from spu_llm.errors import InputError
 from spu_llm.reveal import reveal
 from spu_llm.secure import PartySession, SecureFunction
@@ -45,12 +47,14 @@ MIN_AGREEMENT = 0.99
 def build(config: GPT2Config) -> SecureFunction:
     """Secure forward of the client's tokens [n]: logits [n, vocab] to the client."""
 
-    def forward(params: Any, tokens: jax.Array) -> jax.Array:
+    def forward(weights: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         n = tokens.shape[0]
         one_hot = jax.nn.one_hot(tokens, config.vocab_size, dtype=jnp.float32)
-        x = embed_one_hot(params, one_hot, jnp.arange(n))
-        rows, _ = hidden_states(params, config, x, [], causal(n))
-        return reveal(head(params, rows), to=Owner.CLIENT, label="logits (study)")
+        x = embed_one_hot(weights, one_hot, jnp.arange(n))
+        room = empty_block(config.n_layer, config.n_head, n, config.head_dim)
+        rows, _, outside = step(weights, config, x, room, 0, see(0, n, n))
+        opened = reveal(head(weights, rows), to=Owner.CLIENT, label="logits (study)")
+        return opened, sound(outside)
 
     return SecureFunction(forward, (Owner.PROVIDER, Owner.CLIENT), "logits")
 
@@ -77,8 +81,10 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
             tokens = session.private(
                 CLIENT, lambda i=i: job["window_ids"][i], (length,), np.int32  # type: ignore[misc]
             )
-            rows = session.get(session.call(forward, weights, tokens))
+            opened, in_range = session.call(forward, weights, tokens)
+            rows = session.get(opened)
         if rows is not None:
+            require_sound(session.get(in_range))
             content = np.asarray(rows, "<f4").tobytes()
             send("logits", window=i, rows=base64.b64encode(content).decode("ascii"))
     return {"seconds": session.meter.seconds, "learned": session.ledger.learned()}

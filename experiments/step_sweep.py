@@ -73,7 +73,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
     check_positions(config, prompt_tokens, positions)
     capacity = capacity_for(prompt_tokens, positions)
     secure = secure_gpt2.build(config, capacity, VERIFIER)
-    temperature, length = public(np.float32(1.0)), public(np.int32(prompt_tokens))
+    length = public(np.int32(prompt_tokens))
 
     with session.meter.in_phase("offline"):
         params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
@@ -81,17 +81,16 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
         prompt_shape = jax.ShapeDtypeStruct((prompt_tokens,), np.int32)
         send("stage", name="compiling")
         inputs = _verifier_shapes(config, 0)
-        prefill_args = (weights, prompt_shape, *inputs, temperature, None)
+        prefill_args = (weights, prompt_shape, *inputs, None)
         session.prepare(secure.prefill, *prefill_args)
         shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), prefill_args)
-        _, _, shared_shape = jax.eval_shape(secure.prefill.fn, *shapes)
+        _, _, shared_shape, _ = jax.eval_shape(secure.prefill.fn, *shapes)
         for n in dict.fromkeys(positions):
             send("update", name=f"compiling the step of {n} positions")
             tokens = jax.ShapeDtypeStruct((n,), np.int32)
             inputs = _verifier_shapes(config, n - 1)
             session.prepare(
-                secure.decode, weights, tokens, None, *inputs, shared_shape, length, temperature,
-                None,
+                secure.decode, weights, tokens, None, *inputs, shared_shape, length, None,
             )  # fmt: skip
         session.prepare(announce, jax.ShapeDtypeStruct((2,), np.int32))
     client = _Drafts(job, capacity) if session.rank == CLIENT else None
@@ -123,9 +122,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
     def prefill() -> Any:
         prompt = session.private(CLIENT, lambda: job["prompt"], (prompt_tokens,), np.int32)
         inputs = inputs_of(0, lambda c: c.propose(0))
-        outcome, _, shared = session.call(
-            secure.prefill, weights, prompt, *inputs, temperature, None
-        )
+        outcome, _, shared, _ = session.call(secure.prefill, weights, prompt, *inputs, None)
         resolve(outcome)
         return shared
 
@@ -142,7 +139,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
 
         def work() -> None:
             outcome, _, _ = session.call(
-                secure.decode, weights, tokens, None, *inputs, shared, length, temperature, None
+                secure.decode, weights, tokens, None, *inputs, shared, length, None
             )
             resolve(outcome)
 

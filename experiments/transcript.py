@@ -118,18 +118,17 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
     with session.meter.in_phase("offline"):
         params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
         weights = share_weights(session, config, params)
-    temperature = public(np.float32(1.0))
     send("update", name=f"{job.get('label', '')}, prefill")
     with session.meter.in_phase("prefill"):
         prompt = own("prompt", None, (prompt_tokens,), np.int32)
-        _, _, shared = session.call(
-            secure.prefill, weights, prompt, *inputs(None), temperature, None
+        _, _, shared, _ = session.call(
+            secure.prefill, weights, prompt, *inputs(None), None
         )
         tell(0)
     for step in range(STEPS):
         send("update", name=f"{job.get('label', '')}, step {step + 1} of {STEPS}")
         with session.meter.in_phase(f"step {step + 1}"):
-            _, _, shared = session.call(
+            _, _, shared, _ = session.call(
                 secure.decode,
                 weights,
                 own("tokens", step, (POSITIONS,), np.int32),
@@ -137,7 +136,6 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
                 *inputs(step),
                 shared,
                 public(np.int32(prompt_tokens + step * (1 + ACCEPTED))),
-                temperature,
                 None,
             )
             tell(ACCEPTED)

@@ -1,10 +1,11 @@
 """Key/value cache as owned blocks, and attention over them.
 
 A cache is a list of blocks in position order: a *prefix* that the provider knows in the clear
-(a public prompt prefix run through its own weights), the *shared* block (prompt and accepted
-tokens) and the *draft* block (the positions of the current step). Attention visits each block by
-itself; the partial results meet in `merge`. Rolling back rejected drafts is moving the public
-length of the shared block: rows at or past it are invisible and overwritten by the next step.
+(a public prompt prefix run through its own weights) and the *shared* block: prompt, accepted tokens
+and, past them, the positions of the current step (chain or tree, as the mask says). Attention
+visits each block by itself; the partial results meet in `merge`. Rolling back rejected drafts is
+moving the public length of the shared block: rows at or past it are invisible and overwritten by
+the next step.
 
 Source: "Confidential Prompting", Theorem 4.1 (attention over concatenated keys from per-block
 results).
@@ -14,31 +15,30 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from protocols.mux import mux
-from protocols.nonlinear import exp_nonpositive
+from protocols.layers import attention_on_shares
+from spu_llm.approx import approximation
 
-# Below every score a trained model produces, and far inside the fixed-point range.
+# Below every score a trained model produces.
 SCORE_FLOOR = -1024.0
-# Added to a score that only the client knows to be hidden, so that it is not the maximum. While the
-# scores of a query differ by less, the exponential on shares does not grow again (EXP_FLOOR).
-HIDDEN = -128.0
+# Says of a position that only the client knows to be hidden.
+HIDDEN = -1.0
 
 
 class Block(NamedTuple):
-    """Keys and values of consecutive positions, all layers: [layer, head, position, head_dim]."""
+    """Keys and values of consecutive positions, layer by layer: [head, position, head_dim]."""
 
-    keys: Array
-    values: Array
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
 
     @property
     def positions(self) -> int:
-        return int(self.keys.shape[2])
+        return int(self.keys[0].shape[1])
 
 
 class LayerBlock(NamedTuple):
@@ -72,65 +72,62 @@ class Partial(NamedTuple):
 
 def empty_block(layers: int, heads: int, positions: int, head_dim: int) -> Block:
     """A block of zeros (float32)."""
-    zeros = jnp.zeros((layers, heads, positions, head_dim), jnp.float32)
+    zeros = tuple(jnp.zeros((heads, positions, head_dim), jnp.float32) for _ in range(layers))
     return Block(zeros, zeros)
 
 
-def write_rows(block: Block, rows: Block, start: Array) -> Block:
-    """`block` with `rows` written at position `start` (public int32 scalar).
+def prefix_layer(prefix: Block, layer: int, queries: int) -> LayerBlock:
+    """One layer of a prefix, all of it visible."""
+    visible = jnp.ones((queries, prefix.positions), bool)
+    return LayerBlock(prefix.keys[layer], prefix.values[layer], visible)
 
-    The caller keeps `start + rows.positions <= block.positions`.
+
+def see(
+    length: Array | int, queries: int, positions: int, among: Array | None = None
+) -> Array:
+    """bool [queries, positions]: what `queries` positions see whose rows are written from the
+    public `length` on: all rows before it, and each other as `among` [queries, queries] says (a
+    chain by default).
     """
-    at = (0, 0, start, 0)
-    return Block(
-        jax.lax.dynamic_update_slice(block.keys, rows.keys, at),
-        jax.lax.dynamic_update_slice(block.values, rows.values, at),
-    )
+    before = jnp.broadcast_to(jnp.arange(positions)[None, :] < length, (queries, positions))
+    among = causal(queries) if among is None else among
+    return jax.lax.dynamic_update_slice(before, among, (0, length))
 
 
-def visible_below(length: Array, queries: int, positions: int) -> Array:
-    """bool [queries, positions]: the positions before the public `length`."""
-    return jnp.broadcast_to(jnp.arange(positions)[None, :] < length, (queries, positions))
-
-
-def hidden_below(visible: Array, queries: int) -> Array:
-    """float [queries, positions] of the client's bool [positions]: 0, or HIDDEN where False."""
-    return jnp.broadcast_to(jnp.where(visible, 0.0, HIDDEN), (queries, visible.shape[0]))
+def see_hidden(shown: Array, length: Array, queries: int) -> Array:
+    """float [queries, positions] of the client's: 0, or HIDDEN where a row is not `shown` [n
+    positions] (bool, the client's secret); among themselves the queries are a chain.
+    """
+    before = jnp.broadcast_to(jnp.where(shown, 0.0, HIDDEN), (queries, shown.shape[0]))
+    among = jnp.where(causal(queries), 0.0, HIDDEN)
+    return jax.lax.dynamic_update_slice(before, among, (0, length))
 
 
 def causal(queries: int) -> Array:
-    """bool [queries, queries]: each draft position sees itself and those before it (a chain)."""
+    """bool [queries, queries]: each position sees itself and those before it (a chain)."""
     return jnp.tril(jnp.ones((queries, queries), bool))
 
 
 def partials_with_common_shift(query: Array, blocks: Sequence[LayerBlock]) -> list[Partial]:
-    """Attention of `query` [query, head, head_dim] (already scaled) over each block.
-
-    All blocks share one shift, the maximum visible score, so that the comparisons and the
-    exponential of every block run stacked in the same messages.
+    """Attention of `query` [head, query, head_dim] (already scaled) over each block, all with one
+    shift: the maximum visible score.
     """
-    scores = [_masked(jnp.einsum("nhd,htd->hnt", query, b.keys), b.visible) for b in blocks]
-    masked = jnp.concatenate(scores, axis=-1)
-    shift = jnp.max(masked, axis=-1, keepdims=True)
-    weights = exp_nonpositive(masked - shift)
-    ends = [sum(b.keys.shape[1] for b in blocks[: i + 1]) for i in range(len(blocks) - 1)]
+    scores = [_masked(query @ b.keys.transpose(0, 2, 1), b.visible) for b in blocks]
+    shift = jnp.max(jnp.concatenate(scores, axis=-1), axis=-1, keepdims=True)
     partials = []
-    for w, b in zip(jnp.split(weights, ends, axis=-1), blocks, strict=True):
-        # On shares the exponential of a hidden score is noise; this discards it exactly.
-        if b.visible.dtype == jnp.bool_:
-            w = jnp.where(b.visible, w, 0.0)
-        else:
-            w = mux(jnp.broadcast_to(b.visible > HIDDEN, w.shape), w)
-        numerator = jnp.einsum("hnt,htd->hnd", w, b.values)
-        partials.append(Partial(shift, jnp.sum(w, axis=-1, keepdims=True), numerator))
+    for masked, b in zip(scores, blocks, strict=True):
+        w = jnp.where(_shown(b.visible), jnp.exp(masked - shift), 0.0)
+        partials.append(Partial(shift, jnp.sum(w, axis=-1, keepdims=True), w @ b.values))
     return partials
+
+
+def _shown(visible: Array) -> Array:
+    return visible if visible.dtype == jnp.bool_ else visible > HIDDEN
 
 
 def _masked(scores: Array, visible: Array) -> Array:
     """Scores [head, query, position] with hidden ones far below."""
-    if visible.dtype == jnp.bool_:
-        return jnp.where(visible, scores, SCORE_FLOOR)
-    return scores + visible
+    return jnp.where(_shown(visible), scores, SCORE_FLOOR)
 
 
 def merge(partials: Sequence[Partial]) -> Array:
@@ -144,7 +141,7 @@ def merge(partials: Sequence[Partial]) -> Array:
     shift = first.shift
     for p in partials[1:]:
         shift = jnp.maximum(shift, p.shift)
-    scales = [exp_nonpositive(p.shift - shift) for p in partials]
+    scales = [jnp.exp(p.shift - shift) for p in partials]
     numerator = _total([p.numerator * s for p, s in zip(partials, scales, strict=True)])
     mass = _total([p.mass * s for p, s in zip(partials, scales, strict=True)])
     return numerator / mass
@@ -154,8 +151,18 @@ def _total(terms: Sequence[Array]) -> Array:
     return functools.reduce(jnp.add, terms)
 
 
-def attend(query: Array, blocks: Sequence[LayerBlock]) -> Array:
-    """Attention of `query` [query, head, head_dim] over `blocks`: [query, head * head_dim]."""
-    out = merge(partials_with_common_shift(query, blocks))
+def _attend(query: Array, *blocks: Array) -> Array:
+    layers = [LayerBlock(*blocks[i : i + 3]) for i in range(0, len(blocks), 3)]
+    out = merge(partials_with_common_shift(query, layers))
     heads, queries, head_dim = out.shape
     return out.transpose(1, 0, 2).reshape(queries, heads * head_dim)
+
+
+_attention = approximation("attention", reference=_attend, on_shares=attention_on_shares)
+
+
+def attend(query: Array, blocks: Sequence[LayerBlock]) -> Any:
+    """Attention of `query` [head, query, head_dim] (already scaled) over `blocks`, the cache that
+    grows last: [query, head * head_dim].
+    """
+    return _attention(query, *(x for b in blocks for x in b))

@@ -39,8 +39,7 @@ def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any
     request = Request(**job["request"])
     programs = Programs.build(config, request)
     with session.meter.in_phase("offline"):
-        params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
-        weights = share_weights(session, config, params)
+        weights = held_weights(session, config, job)
         programs.prepare(session, weights)
     client = _client_side(job, programs, send) if session.rank == CLIENT else None
 
@@ -61,6 +60,12 @@ def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any
     if client is not None:
         result |= {"text": client.text, "token_ids": client.tokens}
     return result
+
+
+def held_weights(session: PartySession, config: GPT2Config, job: dict[str, Any]) -> Any:
+    """The private model's weights as values of the session; the provider reads them."""
+    params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
+    return share_weights(session, config, params)
 
 
 def stream(label: str, seed: int | None) -> Prg:

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.cache import Block, empty_block
-from models.gpt2 import GPT2Config, Params, embed_tokens, step
+from models.cache import Block, empty_block, see
+from models.gpt2 import GPT2Config, Params, embed_tokens, fold, head, step
 
 # A draft for a position of the text from logits [vocab], and the law it was drawn from.
 Pick = Callable[[np.ndarray, int], tuple[int, np.ndarray]]
@@ -35,7 +35,7 @@ class Drafter:
         c = self.config
         self._shared: Block = empty_block(c.n_layer, c.n_head, self.capacity, c.head_dim)
         self._step = jax.jit(partial(_draft_step, self.config))
-        self.params = jax.device_put(self.params)
+        self._weights = jax.device_put(fold(self.params, self.config))
 
     def propose(
         self, context: list[int], count: int, pick: Pick
@@ -58,16 +58,17 @@ class Drafter:
         self._seen = self._seen[:same]
         fresh = tokens[same:]
         logits, self._shared = self._step(
-            self.params, jnp.asarray(fresh, jnp.int32), self._shared, jnp.int32(same)
+            self._weights, jnp.asarray(fresh, jnp.int32), self._shared, jnp.int32(same)
         )
         self._seen = list(tokens)
         return np.asarray(logits)
 
 
 def _draft_step(
-    config: GPT2Config, params: Params, tokens: jax.Array, shared: Block, length: jax.Array
+    config: GPT2Config, weights: Params, tokens: jax.Array, cache: Block, length: jax.Array
 ) -> tuple[jax.Array, Block]:
-    positions = jnp.minimum(length + jnp.arange(tokens.shape[0]), config.n_positions - 1)
-    x = embed_tokens(params, tokens, positions)
-    logits, shared = step(params, config, x, None, shared, length)
-    return logits[-1], shared
+    n = tokens.shape[0]
+    positions = jnp.minimum(length + jnp.arange(n), config.n_positions - 1)
+    x = embed_tokens(weights, tokens, positions)
+    rows, cache, _ = step(weights, config, x, cache, length, see(length, n, cache.positions))
+    return head(weights, rows[-1:])[0], cache

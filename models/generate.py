@@ -18,11 +18,12 @@ from jax import Array
 
 from models import secure_gpt2
 from models.draft import Drafter
-from models.gpt2 import GPT2Config, Params, init_params
+from models.gpt2 import GPT2Config, Params, fold, init_params
 from models.request import Request
 from models.tokenizer import StreamDecoder, Tokenizer
 from protocols import verification
 from protocols.distribution import Streams
+from protocols.soundness import require_sound
 from protocols.verification import Verifier
 from spu_llm.errors import WireError
 from spu_llm.prg import Prg
@@ -177,28 +178,33 @@ class Programs:
         verifier = verification.verifier(
             request.verify, request.sampling, hide_progress=request.hide_progress
         )
-        secure = secure_gpt2.build(config, capacity, verifier)
+        secure = secure_gpt2.build(config, capacity, verifier, request.logits_scale)
         return Programs(config, request, verifier, secure, limit, capacity)
 
     def prepare(self, session: PartySession, weights: Any) -> None:
         """Compile everything and agree with the peer on every program, before the first secret."""
-        shape = jax.ShapeDtypeStruct
-        prompt = shape((self.request.prompt_tokens,), np.int32)
-        scalar, length = shape((), np.float32), shape((), np.int32)
-        prefill = (weights, prompt, *self._verifier_shapes(0), scalar, None)
+        prefill = self.prefill_shapes(weights)
         session.prepare(self.secure.prefill, *prefill)
-        _, _, shared = jax.eval_shape(self.secure.prefill.fn, *_shapes(prefill))
-        count = self.request.draft_length
-        tokens = shape((count + 1,), np.int32)
-        inputs = self._verifier_shapes(count)
-        session.prepare(
-            self.secure.decode, weights, tokens, self.place_shapes(), *inputs, shared, length,
-            scalar, None,
-        )  # fmt: skip
+        _, _, shared, _ = jax.eval_shape(self.secure.prefill.fn, *_shapes(prefill))
+        shape = jax.ShapeDtypeStruct
+        decode = self.decode_shapes(weights, shared, shape((), np.int32))
+        session.prepare(self.secure.decode, *decode)
         if self.request.hide_progress:
             session.prepare(announce_end, shape((1,), np.int32))
         else:
             session.prepare(announce, shape((2,), np.int32))
+
+    def prefill_shapes(self, weights: Any) -> tuple[Any, ...]:
+        """Arguments of the prefill, with shapes for what the parties put in."""
+        prompt = jax.ShapeDtypeStruct((self.request.prompt_tokens,), np.int32)
+        return (weights, prompt, *self._verifier_shapes(0), None)
+
+    def decode_shapes(self, weights: Any, shared: Any, length: Any) -> tuple[Any, ...]:
+        """Arguments of a decode step, likewise."""
+        count = self.request.draft_length
+        tokens = jax.ShapeDtypeStruct((count + 1,), np.int32)
+        inputs = self._verifier_shapes(count)
+        return (weights, tokens, self.place_shapes(), *inputs, shared, length, None)
 
     def place_shapes(self) -> secure_gpt2.Place | None:
         """Shapes of the client's secret place, if it is one."""
@@ -219,13 +225,15 @@ def _shapes(args: Any) -> Any:
 
 
 def share_weights(session: Session, config: GPT2Config, params: Params | None) -> Any:
-    """The provider's weights as private values; the client, who has none, passes None."""
-    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    """The provider's weights, folded (`models.gpt2.fold`), as private values; the client, who has
+    none, passes None.
+    """
+    shapes = jax.eval_shape(lambda: fold(init_params(config, jax.random.key(0)), config))
     leaves, tree = jax.tree.flatten(shapes)
-    held = jax.tree.leaves(params) if params is not None else [None] * len(leaves)
+    held = jax.tree.leaves(fold(params, config)) if params is not None else []
     values = [
         session.private(PROVIDER, functools.partial(np.asarray, w), s.shape, s.dtype)
-        for s, w in zip(leaves, held, strict=True)
+        for s, w in zip(leaves, held or [None] * len(leaves), strict=True)
     ]
     return jax.tree.unflatten(tree, values)
 
@@ -246,7 +254,6 @@ def generate(
     """
     request, limit, verifier = programs.request, programs.limit, programs.verifier
     _declare(session, request)
-    scale = public(np.float32(1.0 if request.temperature == 0 else 1.0 / request.temperature))
     report = Report()
 
     def client_does(work: Callable[[ClientSide], Any]) -> Callable[[], Any]:
@@ -255,6 +262,14 @@ def generate(
             return work(client)
 
         return run
+
+    def call(function: SecureFunction, *args: Any) -> Any:
+        # What a step takes is made in one go before it, so that nothing is made inside it.
+        session.make_ready(function, *args)
+        return session.call(function, *args)
+
+    def check(sound: Any) -> None:
+        session.local(CLIENT, lambda: require_sound(session.get(sound)))
 
     def verifier_inputs(drafts: int) -> tuple[Any, Any]:
         def secrets() -> Any:
@@ -309,9 +324,10 @@ def generate(
             CLIENT, client_does(lambda c: c.prompt), (request.prompt_tokens,), np.int32
         )
         session.local(CLIENT, client_does(lambda c: c.propose(0)))
-        outcome, accepted, shared = session.call(
-            programs.secure.prefill, weights, prompt, *verifier_inputs(0), scale, None
+        outcome, accepted, shared, sound = call(
+            programs.secure.prefill, weights, prompt, *verifier_inputs(0), None
         )
+        check(sound)
         finish_step(outcome, accepted, drafted=0)  # emits the first token
         length = request.prompt_tokens
 
@@ -328,10 +344,11 @@ def generate(
                 client_does(lambda c: c.place(programs.capacity, programs.config.n_positions)),
                 programs.place_shapes(),
             )  # fmt: skip
-            outcome, accepted, shared = session.call(
+            outcome, accepted, shared, sound = call(
                 programs.secure.decode, weights, tokens, place, *verifier_inputs(count), shared,
-                public(np.int32(length)), scale, None,
+                public(np.int32(length)), None,
             )  # fmt: skip
+            check(sound)
             report.steps += 1
             stay = finish_step(outcome, accepted, drafted=count)
             # Roll-back: rows of rejected drafts lie past the new length and are overwritten; where

@@ -1,8 +1,7 @@
 """GPT-2 in JAX: config, block, stack, head; bottom-up.
 
 Written for unbatched positions [n, ...] so that prefill, drafting, verification and training
-(through `jax.vmap`) run the same lines. LayerNorm gains and biases are folded into the matrix that
-follows them: with private weights the fold is the provider's own plaintext work.
+(through `jax.vmap`) run the same lines, on weights that were folded first (`fold`).
 
 Source: Radford et al. 2019; numerics follow the `transformers` implementation (tied head,
 tanh-approximated GELU).
@@ -10,7 +9,7 @@ tanh-approximated GELU).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.cache import Block, LayerBlock, attend, causal, visible_below, write_rows
-from protocols.nonlinear import gelu
+from models.cache import Block, LayerBlock, attend, empty_block, prefix_layer, see
+from protocols.layers import append_rows, dense, look_up
+from protocols.nonlinear import gelu, rms_norm
 
 Params = dict[str, Any]
 
@@ -84,141 +84,143 @@ def init_params(config: GPT2Config, key: Array) -> Params:
     }
 
 
-def normalize(x: Array, epsilon: float) -> Array:
-    """Rows of `x` [n, d] with mean 0 and variance 1."""
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
-    return centred * jax.lax.rsqrt(variance + epsilon)
+def fold(params: Params, config: GPT2Config) -> Params:
+    """The same model in fewer operations, the provider's own plaintext work.
+
+    - Gains and biases of the norms, and the attention's scale, go into the matrix that follows. The
+      head is tied to the embedding.
+    - Whatever is added to the residual stream is centred over its width, so that the stream has
+      mean zero and LayerNorm is a division by the root mean square.
+    """
+
+    def after(norm: Params, linear: Params) -> Params:
+        return {
+            "weight": norm["gain"][:, None] * linear["weight"],
+            "bias": norm["bias"] @ linear["weight"] + linear["bias"],
+        }
+
+    def centred(x: Any) -> Any:
+        return jax.tree.map(lambda w: w - jnp.mean(w, axis=-1, keepdims=True), x)
+
+    def block(p: Params) -> Params:
+        each = np.repeat([config.head_dim**-0.5, 1.0, 1.0], config.n_embd).astype(np.float32)
+        return {
+            "qkv": jax.tree.map(lambda w: w * each, after(p["ln_1"], p["qkv"])),
+            "out": centred(p["out"]),
+            "fc": after(p["ln_2"], p["fc"]),
+            "proj": centred(p["proj"]),
+        }
+
+    tied = {"weight": params["wte"].T, "bias": jnp.zeros(config.vocab_size, jnp.float32)}
+    return {
+        "wte": centred(params["wte"]),
+        "wpe": centred(params["wpe"]),
+        "blocks": [block(p) for p in params["blocks"]],
+        "head": after(params["ln_f"], tied),
+    }
 
 
-def normed_linear(x: Array, norm: Params, linear: Params) -> Array:
-    """`(x * gain + bias) @ weight + bias` for normalised `x`, with the gain inside the weight."""
-    weight = norm["gain"][:, None] * linear["weight"]
-    return x @ weight + (norm["bias"] @ linear["weight"] + linear["bias"])
+def linear(x: Array, params: Params, label: str) -> Array:
+    """x @ weight + bias; `label` names the matrix."""
+    return dense(x, params["weight"], label=label) + params["bias"]
 
 
 def attention(
-    x: Array, params: Params, config: GPT2Config, past: Sequence[LayerBlock], visible: Array
-) -> tuple[Array, Array, Array]:
-    """Attention output, keys and values of the normalised rows `x` [n, d].
+    x: Array, layer: int, weights: Params, config: GPT2Config, past: LayerBlock | None,
+    keys: Array, values: Array, at: Array | int, visible: Array,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Attention output [n, d] of the normalised rows `x` [n, d], and the cache with their keys and
+    values: [head, positions, head_dim] each, rows from `at` on written.
 
-    `past` holds the blocks before the current positions; `visible` [n, n] is the mask among them.
-    Keys and values come back as [head, n, head_dim].
+    `visible` [n, positions] is the mask; `past` is the block of a prefix.
     """
     n = x.shape[0]
-    scale = np.repeat([config.head_dim**-0.5, 1.0, 1.0], config.n_embd).astype(np.float32)
-    qkv = {"weight": params["qkv"]["weight"] * scale, "bias": params["qkv"]["bias"] * scale}
     query, key, value = (
-        part.reshape(n, config.n_head, config.head_dim)
-        for part in jnp.split(normed_linear(x, params["ln_1"], qkv), 3, axis=-1)
+        part.reshape(n, config.n_head, config.head_dim).transpose(1, 0, 2)
+        for part in jnp.split(linear(x, weights["qkv"], f"h.{layer}.qkv"), 3, axis=-1)
     )
-    key, value = key.transpose(1, 0, 2), value.transpose(1, 0, 2)
-    out = attend(query, [*past, LayerBlock(key, value, visible)])
-    return out @ params["out"]["weight"] + params["out"]["bias"], key, value
+    keys, values = append_rows(keys, key, at), append_rows(values, value, at)
+    blocks = [LayerBlock(keys, values, visible)]
+    rows = attend(query, [past, *blocks] if past is not None else blocks)
+    return linear(rows, weights["out"], f"h.{layer}.out"), keys, values
 
 
-def mlp(x: Array, params: Params) -> Array:
+def mlp(x: Array, layer: int, weights: Params) -> Array:
     """Feed-forward layer of the normalised rows `x` [n, d]."""
-    h = gelu(normed_linear(x, params["ln_2"], params["fc"]))
-    return h @ params["proj"]["weight"] + params["proj"]["bias"]
+    h = gelu(linear(x, weights["fc"], f"h.{layer}.fc"))
+    return linear(h, weights["proj"], f"h.{layer}.proj")
 
 
-def embed_tokens(params: Params, tokens: Array, positions: Array) -> Array:
+def embed_tokens(weights: Params, tokens: Array, positions: Array) -> Array:
     """Embedding [n, d] of token ids known in the clear."""
-    return params["wte"][tokens] + params["wpe"][positions]
+    return weights["wte"][tokens] + weights["wpe"][positions]
 
 
-def embed_one_hot(params: Params, one_hot: Array, positions: Array) -> Array:
+def embed_one_hot(weights: Params, one_hot: Array, positions: Array) -> Array:
     """Embedding [n, d] of secret tokens given as one-hot rows [n, vocab]; positions are public."""
-    return one_hot @ params["wte"] + params["wpe"][positions]
+    return look_up(one_hot, weights["wte"], label="wte") + weights["wpe"][positions]
 
 
-def embed_one_hots(params: Params, tokens: Array, positions: Array) -> Array:
+def embed_one_hots(weights: Params, tokens: Array, positions: Array) -> Array:
     """The same with secret positions: one-hot rows [n, vocab] and [n, context]; one product."""
-    table = jnp.concatenate([params["wte"], params["wpe"]])
-    return jnp.concatenate([tokens, positions], axis=-1) @ table
-
-
-def hidden_states(
-    params: Params,
-    config: GPT2Config,
-    x: Array,
-    past: Sequence[tuple[Block, Array]],
-    visible: Array,
-) -> tuple[Array, Block]:
-    """The stack: final normalised rows [n, d] (gain not yet applied) and the draft block.
-
-    `x` [n, d] is the embedding; `past` pairs each earlier block with its mask [n, positions];
-    `visible` [n, n] is the mask among the current positions (causal for a chain, or a tree mask).
-    """
-    keys, values = [], []
-    for layer, params_l in enumerate(params["blocks"]):
-        layer_past = [LayerBlock(b.keys[layer], b.values[layer], mask) for b, mask in past]
-        normed = normalize(x, config.layer_norm_epsilon)
-        attended, key, value = attention(normed, params_l, config, layer_past, visible)
-        x = x + attended
-        x = x + mlp(normalize(x, config.layer_norm_epsilon), params_l)
-        keys.append(key)
-        values.append(value)
-    draft = Block(jnp.stack(keys), jnp.stack(values))
-    return normalize(x, config.layer_norm_epsilon), draft
-
-
-def head(params: Params, rows: Array, scale: Array | float = 1.0) -> Array:
-    """Logits [n, vocab] of the rows of `hidden_states`, times a public `scale`.
-
-    The head is tied to the embedding; the scale goes into the last norm's weights.
-    """
-    norm = jax.tree.map(lambda w: w * scale, params["ln_f"])
-    tied = {"weight": params["wte"].T, "bias": jnp.zeros(params["wte"].shape[0], jnp.float32)}
-    return normed_linear(rows, norm, tied)
-
-
-def past_blocks(
-    prefix: Block | None, shared: Block | None, visible: Array | None, queries: int
-) -> list[tuple[Block, Array]]:
-    """The earlier blocks with their masks: the whole prefix, and `shared` where it is visible."""
-    past = []
-    if prefix is not None:
-        past.append((prefix, jnp.ones((queries, prefix.positions), bool)))
-    if shared is not None:
-        assert visible is not None
-        past.append((shared, visible))
-    return past
+    table = jnp.concatenate([weights["wte"], weights["wpe"]])
+    return look_up(jnp.concatenate([tokens, positions], axis=-1), table, label="wte, wpe")
 
 
 def step(
-    params: Params,
+    weights: Params,
     config: GPT2Config,
     x: Array,
-    prefix: Block | None,
-    shared: Block,
-    length: Array,
-    *,
-    visible: Array | None = None,
-    scale: Array | float = 1.0,
-) -> tuple[Array, Block]:
-    """n further positions in one forward: logits [n, vocab], times a public `scale`, and the shared
-    block with their rows.
+    cache: Block,
+    at: Array | int,
+    visible: Array,
+    prefix: Block | None = None,
+    scale: float = 1.0,
+) -> tuple[Array, Block, Array]:
+    """The stack on n further positions, of folded weights: normalised rows [n, d], times `scale`,
+    for `head`, the cache with their keys and values, and how many rows left the range of a norm
+    (int32; see `protocols.nonlinear.rms_norm`).
 
-    `x` [n, d] embeds the positions that follow the `length` rows of `shared` in use, all of them
-    visible unless `visible` [n, positions] says otherwise (see `LayerBlock`). Rows are written at
-    `length`; a caller accepts m of them by using `length + m` next time.
+    `x` [n, d] is the embedding of the positions; their rows are written at `at`. `visible`
+    [n, cache.positions] says what each sees, itself included (`see`); all of `prefix` is visible.
+    A caller takes positions back by writing over their rows and not showing them.
     """
-    n = x.shape[0]
-    if visible is None:
-        visible = visible_below(length, n, shared.positions)
-    past = past_blocks(prefix, shared, visible, n)
-    rows, draft = hidden_states(params, config, x, past, causal(n))
-    return head(params, rows, scale), write_rows(shared, draft, length)
+    keys, values = list(cache.keys), list(cache.values)
+    outside = jnp.int32(0)
+
+    def norm(x: Array, gain: float = 1.0) -> Array:
+        nonlocal outside
+        normed, out = rms_norm(x, epsilon=config.layer_norm_epsilon, gain=gain)
+        outside = outside + out
+        return normed
+
+    for i, weights_i in enumerate(weights["blocks"]):
+        past = prefix_layer(prefix, i, x.shape[0]) if prefix is not None else None
+        with jax.named_scope("attention"):
+            rows, keys[i], values[i] = attention(
+                norm(x), i, weights_i, config, past, keys[i], values[i], at, visible
+            )
+            x = x + rows
+        with jax.named_scope("mlp"):
+            x = x + mlp(norm(x), i, weights_i)
+    return norm(x, scale), Block(tuple(keys), tuple(values)), outside
+
+
+def head(weights: Params, rows: Array, scale: float = 1.0) -> Array:
+    """Logits [n, vocab], times `scale`, of the rows that `step` gave with it."""
+    with jax.named_scope("head"):
+        weight, bias = weights["head"]["weight"], weights["head"]["bias"]
+        return dense(rows, weight, label="head") + bias * scale
 
 
 def logits(params: Params, config: GPT2Config, tokens: Array) -> Array:
-    """Logits [n, vocab] of a whole token sequence [n], without a cache."""
+    """Logits [n, vocab] of a whole token sequence [n], without a cache; weights not folded."""
     n = tokens.shape[0]
-    x = embed_tokens(params, tokens, jnp.arange(n))
-    rows, _ = hidden_states(params, config, x, [], causal(n))
-    return head(params, rows)
+    weights = fold(params, config)
+    x = embed_tokens(weights, tokens, jnp.arange(n))
+    room = empty_block(config.n_layer, config.n_head, n, config.head_dim)
+    rows, _, _ = step(weights, config, x, room, 0, see(0, n, n))
+    return head(weights, rows)
 
 
 # Hugging Face parameter name -> path in `Params`; {} stands for the layer number.

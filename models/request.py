@@ -31,6 +31,11 @@ class Request:
     def sampling(self) -> Sampling:
         return Sampling(self.temperature, self.top_k, self.top_p)
 
+    @property
+    def logits_scale(self) -> float:
+        """What logits are multiplied by: greedy decoding needs none."""
+        return 1.0 / self.temperature if self.temperature else 1.0
+
     @staticmethod
     def from_peer(fields: Mapping[str, Any]) -> Request:
         """The request in a client's manifest; InputError on other fields or types."""

@@ -65,3 +65,11 @@ def _gelu_by_polynomial(x: Array) -> Array:
 # GELU (tanh form). SPU's own tanh is off by 0.005, which makes its GELU wrong by up to 0.011;
 # this form is within 1e-3.
 gelu = approximation("gelu", reference=_gelu, on_shares=_gelu_by_polynomial)
+
+
+def _rms_norm(x: Array, *, epsilon: float, gain: float) -> tuple[Array, Array]:
+    mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
+    return x * (jax.lax.rsqrt(mean_square + epsilon) * gain), jnp.int32(0)
+
+
+rms_norm = approximation("rms_norm", reference=_rms_norm, on_shares=_rms_norm)

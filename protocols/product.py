@@ -191,7 +191,7 @@ def _pairwise(words: Callable[..., np.ndarray]) -> Callable[..., Arith]:
     return two_party
 
 
-def _correct_product(*inputs: Value, shift: int | None = None, **static: Any) -> Correct:
+def correct_product(*inputs: Value, shift: int | None = None, **static: Any) -> Correct:
     """The share of the prepared product enters the result as it is, or shifted by the truncation;
     what the shift leaves of a word's top, the truncation's own product of bits corrects.
     """
@@ -235,7 +235,7 @@ def _product_op(
         owners=lambda *owners, shift=None: [Owner.JOINT],
         cost=_with_truncation(lambda *inputs: _both_ways(opened(*inputs)), shape),
         functionality=Functionality(),
-        simulate=uniform_messages(two_party, _correct_product),
+        simulate=uniform_messages(two_party, correct_product),
     )
 
 
@@ -288,7 +288,7 @@ linear = protocol_op(
         lambda x, w: Cost(1, 1, 8 * _size(x), 0), lambda x, w: (x.shape[0], w.shape[1])
     ),
     functionality=Functionality(),
-    simulate=uniform_messages(_linear_two_party, _correct_product),
+    simulate=uniform_messages(_linear_two_party, correct_product),
 )
 """x [rows, k] @ w [k, m], w private to the provider. `label` names w: its prepared masks serve this
 matrix alone."""

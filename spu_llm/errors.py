@@ -43,3 +43,7 @@ class LeakError(SpuLlmError):
 
 class PoolError(SpuLlmError):
     """Correlated randomness is missing, used up, or made for something else; nothing was sent."""
+
+
+class RangeError(SpuLlmError):
+    """A secret value left the range that a function on shares holds for."""

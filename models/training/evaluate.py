@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.cache import Block, empty_block
+from models.cache import Block, empty_block, see
 from models.draft import Drafter
-from models.gpt2 import GPT2Config, Params, embed_tokens, logits, step
+from models.gpt2 import GPT2Config, Params, embed_tokens, fold, head, logits, step
 from models.hf import load_model
 from models.tokenizer import Tokenizer
 from models.training.snippets import SHIPPED, read_snippets
@@ -134,7 +134,7 @@ class Verifier:
 
     def __init__(self, model: Model) -> None:
         c = model.config
-        self._model = model
+        self._weights = fold(model.params, c)
         self._empty = empty_block(c.n_layer, c.n_head, c.n_positions, c.head_dim)
         self._step = jax.jit(partial(_forward, c))
         self.restart()
@@ -148,17 +148,19 @@ class Verifier:
         The caller moves `length` over those it keeps.
         """
         found, self._shared = self._step(
-            self._model.params, jnp.asarray(tokens, jnp.int32), self._shared,
+            self._weights, jnp.asarray(tokens, jnp.int32), self._shared,
             jnp.int32(self.length),
         )  # fmt: skip
         return np.asarray(found)
 
 
 def _forward(
-    config: GPT2Config, params: Params, tokens: jax.Array, shared: Block, length: jax.Array
+    config: GPT2Config, weights: Params, tokens: jax.Array, cache: Block, length: jax.Array
 ) -> tuple[jax.Array, Block]:
-    x = embed_tokens(params, tokens, length + jnp.arange(tokens.shape[0]))
-    return step(params, config, x, None, shared, length)
+    n = tokens.shape[0]
+    x = embed_tokens(weights, tokens, length + jnp.arange(n))
+    rows, cache, _ = step(weights, config, x, cache, length, see(length, n, cache.positions))
+    return head(weights, rows), cache
 
 
 def simulate(

@@ -12,22 +12,23 @@ from hypothesis import strategies as st
 from jax import Array
 
 from models.cache import (
+    HIDDEN,
     SCORE_FLOOR,
     Block,
     LayerBlock,
     Partial,
     attend,
-    causal,
     empty_block,
-    hidden_below,
     merge,
     partials_with_common_shift,
+    see,
 )
 from models.gpt2 import (
     GPT2Config,
     embed_one_hot,
     embed_tokens,
-    hidden_states,
+    fold,
+    head,
     init_params,
     logits,
     step,
@@ -44,6 +45,7 @@ PARAMS = jax.tree.map(
     lambda w: w + 0.5 * jax.random.normal(jax.random.key(1), w.shape),
     init_params(CONFIG, jax.random.key(0)),
 )
+WEIGHTS = fold(PARAMS, CONFIG)
 WHOLE = np.asarray(logits(PARAMS, CONFIG, jnp.asarray(TOKENS)))
 EXAMPLES = settings(max_examples=8, deadline=None, derandomize=True)
 TOLERANCE = 2e-5
@@ -51,7 +53,7 @@ TOLERANCE = 2e-5
 
 def embed(start: int, end: int) -> Array:
     """Embedding of TOKENS[start:end]."""
-    return embed_tokens(PARAMS, jnp.asarray(TOKENS[start:end]), jnp.arange(start, end))
+    return embed_tokens(WEIGHTS, jnp.asarray(TOKENS[start:end]), jnp.arange(start, end))
 
 
 def shared_block(positions: int = LENGTH + 4) -> Block:
@@ -62,7 +64,18 @@ def prefix_block(length: int) -> Block | None:
     """The first `length` positions as a block of their own."""
     if length == 0:
         return None
-    return hidden_states(PARAMS, CONFIG, embed(0, length), [], causal(length))[1]
+    x, room = embed(0, length), shared_block(length)
+    return step(WEIGHTS, CONFIG, x, room, 0, see(0, length, length))[1]
+
+
+def forward(
+    x: Array, shared: Block, length: int, prefix: Block | None = None
+) -> tuple[Array, Block]:
+    """Logits of the positions with embedding `x`, and the shared block with them."""
+    n = x.shape[0]
+    visible = see(length, n, shared.positions)
+    rows, shared, _ = step(WEIGHTS, CONFIG, x, shared, length, visible, prefix)
+    return head(WEIGHTS, rows), shared
 
 
 def run_steps(cuts: list[int], prefix: int, shared: Block) -> np.ndarray:
@@ -70,10 +83,9 @@ def run_steps(cuts: list[int], prefix: int, shared: Block) -> np.ndarray:
     rows, ends = [], sorted({*cuts, LENGTH})
     start = prefix
     for end in (e for e in ends if e > prefix):
-        found, shared = step(
-            PARAMS, CONFIG, embed(start, end), prefix_block(prefix), shared,
-            jnp.int32(start - prefix),
-        )  # fmt: skip
+        found, shared = forward(
+            embed(start, end), shared, start - prefix, prefix_block(prefix)
+        )
         rows.append(found)
         start = end
     return np.concatenate(rows)
@@ -100,24 +112,26 @@ def test_prefix_shared_and_draft_equal_the_whole(prefix: int, data: st.DataObjec
 
 def test_rows_past_the_length_do_not_matter() -> None:
     noise = shared_block()
-    noise = Block(noise.keys + 100.0, noise.values - 100.0)
+    noise = Block(
+        tuple(k + 100.0 for k in noise.keys), tuple(v - 100.0 for v in noise.values)
+    )
     np.testing.assert_allclose(run_steps([3], 0, noise), WHOLE, atol=TOLERANCE)
 
 
 @EXAMPLES
 @given(st.integers(1, LENGTH - 1), st.integers(1, 2), st.integers(0, 3))
 def test_rolled_back_drafts_leave_no_trace(start: int, drafts: int, seed: int) -> None:
-    _, shared = step(PARAMS, CONFIG, embed(0, start), None, shared_block(), jnp.int32(0))
+    _, shared = forward(embed(0, start), shared_block(), 0)
     wrong = np.random.default_rng(seed).integers(CONFIG.vocab_size, size=drafts)
-    x = embed_tokens(PARAMS, jnp.asarray(wrong), start + jnp.arange(drafts))
-    _, shared = step(PARAMS, CONFIG, x, None, shared, jnp.int32(start))
-    found, _ = step(PARAMS, CONFIG, embed(start, LENGTH), None, shared, jnp.int32(start))
+    x = embed_tokens(WEIGHTS, jnp.asarray(wrong), start + jnp.arange(drafts))
+    _, shared = forward(x, shared, start)
+    found, _ = forward(embed(start, LENGTH), shared, start)
     np.testing.assert_allclose(found, WHOLE[start:], atol=TOLERANCE)
 
 
 def test_one_hot_embedding_equals_lookup() -> None:
     one_hot = jax.nn.one_hot(jnp.asarray(TOKENS), CONFIG.vocab_size)
-    found = embed_one_hot(PARAMS, one_hot, jnp.arange(LENGTH))
+    found = embed_one_hot(WEIGHTS, one_hot, jnp.arange(LENGTH))
     np.testing.assert_allclose(found, embed(0, LENGTH), atol=1e-6)
 
 
@@ -125,9 +139,9 @@ HEADS, HEAD_DIM, QUERIES, KEYS = 2, 4, 3, 7
 
 
 def random_attention(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """query [query, head, head_dim], keys and values [head, key, head_dim], visible."""
+    """query [head, query, head_dim], keys and values [head, key, head_dim], visible."""
     rng = np.random.default_rng(seed)
-    query = rng.normal(size=(QUERIES, HEADS, HEAD_DIM)).astype(np.float32) * 3
+    query = rng.normal(size=(HEADS, QUERIES, HEAD_DIM)).astype(np.float32) * 3
     keys, values = rng.normal(size=(2, HEADS, KEYS, HEAD_DIM)).astype(np.float32)
     visible = rng.random((QUERIES, KEYS)) < 0.7
     visible[:, 0] = True
@@ -138,7 +152,7 @@ def whole_attention(
     query: np.ndarray, keys: np.ndarray, values: np.ndarray, visible: np.ndarray
 ) -> np.ndarray:
     """Softmax attention in float64: [head, query, head_dim]."""
-    scores = np.einsum("nhd,htd->hnt", query, keys, dtype=np.float64)
+    scores = np.einsum("hnd,htd->hnt", query, keys, dtype=np.float64)
     scores = np.where(visible[None], scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
@@ -185,7 +199,7 @@ def test_lse_and_A_are_the_pair_of_the_theorem() -> None:  # noqa: N802
     query, keys, values, visible = random_attention(0)
     blocks = cut_blocks(keys, values, visible, set())
     (partial,) = partials_with_common_shift(jnp.asarray(query), blocks)
-    scores = np.einsum("nhd,htd->hnt", query, keys)
+    scores = np.einsum("hnd,htd->hnt", query, keys)
     exponentials = np.where(visible[None], np.exp(scores), 0.0)
     np.testing.assert_allclose(
         partial.lse[..., 0], np.log(exponentials.sum(axis=-1)), atol=TOLERANCE
@@ -218,7 +232,8 @@ def test_rows_that_the_client_hides_have_no_influence(simulation: Simulation) ->
     visible = np.arange(hidden + seen) >= hidden
     function = SecureFunction(
         lambda q, k, v, m: reveal(
-            attend(q, [LayerBlock(k, v, hidden_below(m, 1))]), to=Owner.CLIENT, label="test"
+            attend(q, [LayerBlock(k, v, jnp.where(m, 0.0, HIDDEN)[None])]),
+            to=Owner.CLIENT, label="test",
         ),
         (Owner.CLIENT, Owner.PROVIDER, Owner.PROVIDER, Owner.CLIENT), "hidden rows",
     )  # fmt: skip
