@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from spu_llm.errors import InputError, SpuLlmError
 
 DEFAULT_PROMPT = "def read_config(path):"
+DEFAULT_PROMPT_TOKENS = 16
 DEFAULT_DRAFT_LENGTH = 7
 
 
@@ -83,7 +84,30 @@ def _parser() -> Parser:
     demo.add_argument("--model", type=Path, metavar="DIR",
                       help="the provider's private model directory")  # fmt: skip
     _client_options(demo)
+    demo.add_argument("--pool", type=Path, metavar="DIR",
+                      help="keep what is made ahead of time, both parties' halves")  # fmt: skip
     demo.set_defaults(run=_demo)
+
+    prepare = commands.add_parser(
+        "prepare", help="make material for a completion ahead of time, which it then takes",
+        description="Both parties make what a completion takes, for a prompt of --prompt-tokens "
+        "and --steps secure steps: on this machine, or, with --server, with a provider that was "
+        "started with --pool. Give the completion the same options, and the same --pool.",
+    )  # fmt: skip
+    prepare.add_argument("--pool", type=Path, required=True, metavar="DIR",
+                         help="where it is kept: both halves, or with --server the client's")
+    place = prepare.add_mutually_exclusive_group()
+    place.add_argument("--server", metavar="HOST:PORT")
+    place.add_argument("--model", type=Path, metavar="DIR",
+                       help="the provider's private model directory")  # fmt: skip
+    prepare.add_argument("--prompt-tokens", type=int, default=DEFAULT_PROMPT_TOKENS, metavar="N",
+                         help="length of the prompt (default: %(default)s)")  # fmt: skip
+    prepare.add_argument("--steps", type=int, metavar="K",
+                         help="default: --max-new-tokens at three a step, with --standard at one")
+    _request_options(prepare)
+    _session_options(prepare)
+    _insecure_option(prepare)
+    prepare.set_defaults(run=_prepare)
 
     serve = commands.add_parser("serve", help="provider: serve completions with a private model")
     serve.add_argument("--model", type=Path, required=True, metavar="DIR",
@@ -92,6 +116,8 @@ def _parser() -> Parser:
     serve.add_argument("--once", action="store_true", help="end after one session")
     serve.add_argument("--studies", action="store_true",
                        help="also take part in measurements (bench, experiment)")  # fmt: skip
+    serve.add_argument("--pool", type=Path, metavar="DIR",
+                       help="keep what is made ahead of time, for each client that does")
     serve.add_argument("--sampling-seed", type=int, help=argparse.SUPPRESS)
     serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     _session_options(serve)
@@ -101,6 +127,8 @@ def _parser() -> Parser:
     generate = commands.add_parser("generate", help="client: complete a prompt")
     generate.add_argument("--server", required=True, metavar="HOST:PORT")
     _client_options(generate)
+    generate.add_argument("--pool", type=Path, metavar="DIR",
+                          help="keep what is made ahead of time, if the provider does")
     _insecure_option(generate)
     generate.set_defaults(run=_generate)
 
@@ -118,6 +146,14 @@ def _session_options(parser: argparse.ArgumentParser) -> None:
 
 def _client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", default=DEFAULT_PROMPT)
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
+                        help="end before this text; may be given again")  # fmt: skip
+    parser.add_argument("--seed", type=int, metavar="S", help="fix sampling")
+    _request_options(parser)
+    _session_options(parser)
+
+
+def _request_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
     parser.add_argument("--draft-length", type=int, default=DEFAULT_DRAFT_LENGTH, metavar="G",
                         help="drafts per secure step, 1 to 16 (default: %(default)s)")  # fmt: skip
@@ -133,12 +169,8 @@ def _client_options(parser: argparse.ArgumentParser) -> None:
                         help="draw among the K likeliest tokens (with --verify post)")  # fmt: skip
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P",
                         help="draw among the likeliest that hold mass P (likewise)")  # fmt: skip
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
-                        help="end before this text; may be given again")  # fmt: skip
-    parser.add_argument("--seed", type=int, metavar="S", help="fix sampling")
     parser.add_argument("--draft-model", type=Path, metavar="DIR", help="public model directory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    _session_options(parser)
 
 
 def _insecure_option(parser: argparse.ArgumentParser) -> None:
@@ -179,17 +211,12 @@ def _require_insecure(options: argparse.Namespace) -> None:
 def _client(options: argparse.Namespace, host: str, port: int) -> Any:
     from spu_llm.app.parties import GenerateOptions, Server
 
-    if not options.standard and options.draft_length < 1:
-        raise InputError(
-            f"--draft-length must be 1 to 16, found {options.draft_length}; "
-            "--standard turns drafting off"
-        )
     return GenerateOptions(
         prompt=options.prompt,
         draft_model=options.draft_model or shipped("public"),
         server=Server(host, port, options.network),
         max_new_tokens=options.max_new_tokens,
-        draft_length=0 if options.standard else options.draft_length,
+        draft_length=_draft_length(options),
         temperature=options.temperature,
         verify=options.verify,
         top_k=options.top_k,
@@ -198,7 +225,17 @@ def _client(options: argparse.Namespace, host: str, port: int) -> Any:
         stop=tuple(options.stop),
         draft_seed=options.seed,
         sampling_seed=options.seed if options.command == "demo" else None,
+        pool=options.pool,
     )
+
+
+def _draft_length(options: argparse.Namespace) -> int:
+    if not options.standard and options.draft_length < 1:
+        raise InputError(
+            f"--draft-length must be 1 to 16, found {options.draft_length}; "
+            "--standard turns drafting off"
+        )
+    return 0 if options.standard else int(options.draft_length)
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -226,6 +263,7 @@ def _serve(options: argparse.Namespace) -> None:
             studies=options.studies,
             exit_with_parent=options.exit_with_parent,
             sampling_seed=options.sampling_seed,
+            pool=options.pool,
         ),
         say=lambda line: print(f"spu-llm: {line}", file=sys.stderr, flush=True),
     )
@@ -243,12 +281,7 @@ def _show(options: argparse.Namespace, run: Any) -> None:
     """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
     from spu_llm.app.screen import Screen
 
-    if options.json is not None:
-        directory = options.json.resolve().parent
-        if not directory.is_dir():
-            raise InputError(f"--json: {directory} is not a directory; make it first")
-        if options.json.is_dir():
-            raise InputError(f"--json: {options.json} is a directory; give a file name")
+    _check_json(options.json)
     screen = Screen(options.prompt)
     try:
         result = run(screen.on_event)
@@ -258,6 +291,60 @@ def _show(options: argparse.Namespace, run: Any) -> None:
     screen.summary(result)
     if options.json is not None:
         write_json(options.json, result)
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    """Progress to stderr, what was made to stdout, the result to `--json`."""
+    from models.request import Request
+    from spu_llm.app.parties import Server
+    from spu_llm.app.preparing import PrepareOptions, prepare, prepare_both, table
+    from spu_llm.app.screen import Stages
+
+    if options.server is not None:
+        _require_insecure(options)
+    host, port = _address(options.server, "--server") if options.server is not None else ("", 0)
+    _check_json(options.json)
+    drafts, new = _draft_length(options), options.max_new_tokens
+    request = Request(
+        prompt_tokens=options.prompt_tokens,
+        max_new_tokens=new,
+        draft_length=drafts,
+        temperature=options.temperature,
+        verify=options.verify,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        hide_progress=options.hide_progress,
+    )
+    likely = -(-(new - 1) // 3) if drafts else new - 1
+    asked = PrepareOptions(
+        request=request,
+        steps=likely if options.steps is None else options.steps,
+        tokenizer=options.draft_model or shipped("public"),
+        server=Server(host, port, options.network),
+        pool=options.pool,
+    )
+    screen = Stages()
+    try:
+        if options.server is not None:
+            result = prepare(asked, screen.on_event)
+        else:
+            result = prepare_both(options.model or shipped("private"), asked, screen.on_event)
+    finally:
+        screen.close()
+    print(table(result), flush=True)
+    if options.json is not None:
+        write_json(options.json, result)
+
+
+def _check_json(path: Path | None) -> None:
+    """InputError before anything is done whose result could not be written."""
+    if path is None:
+        return
+    directory = path.resolve().parent
+    if not directory.is_dir():
+        raise InputError(f"--json: {directory} is not a directory; make it first")
+    if path.is_dir():
+        raise InputError(f"--json: {path} is a directory; give a file name")
 
 
 def write_json(path: Path, result: Any) -> None:

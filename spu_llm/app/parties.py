@@ -24,6 +24,7 @@ from spu_llm.net.manifest import Manifest, Scalar
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import ByteStream, Listener, TcpStream, connect, listen
+from spu_llm.pairing import open_directory
 from spu_llm.settings import SpuConfig
 
 CONNECT_S = 20.0
@@ -75,6 +76,7 @@ class ServeOptions:
     network: str
     once: bool
     studies: bool  # also take part in measurements, which open more than a completion does
+    pool: Path | None  # where material outlives a session
     exit_with_parent: bool  # set by `demo`: end when the process that started this one has gone
     sampling_seed: int | None = None  # set by `demo --seed`: fixes the provider's joint randomness
 
@@ -86,6 +88,8 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
     """
     # The weights too: what is wrong with them is said now, not in the middle of a session.
     config, tokenizer = load_model(options.model)[0], Tokenizer.load(options.model)
+    if options.pool is not None:
+        open_directory(options.pool)
     listener = listen(options.host, options.port)
     try:
         print(f"serving {options.model} on {options.host}:{listener.port}", flush=True)
@@ -113,9 +117,13 @@ def _serve_one(
     fields |= {f"model.{k}": v for k, v in config.asdict().items()}
     agreed = control.open_session(fields, HANDSHAKE_S)
     try:
-        own = {"model_dir": str(options.model), "sampling_seed": options.sampling_seed}
+        own = {
+            "model_dir": str(options.model),
+            "sampling_seed": options.sampling_seed,
+            "pool_dir": _text(options.pool),
+        }
         job = _job(agreed) | own
-        _check_request(job, config, options.studies)
+        _check_request(job, config, options)
     except InputError as exc:
         control.bye(str(exc), ok=False)
         raise
@@ -126,15 +134,40 @@ def _serve_one(
         worker.stop()
 
 
-def _check_request(job: dict[str, Any], config: GPT2Config, studies: bool) -> None:
+def _check_request(job: dict[str, Any], config: GPT2Config, options: ServeOptions) -> None:
     """InputError when this provider does not run what the client asks for."""
     program = job["program"]
     if program == programs.COMPLETION:
         Request.from_peer(job["request"]).check(config)
+    elif program == programs.PREPARATION:
+        if options.pool is None:
+            raise InputError(
+                "the provider keeps no material made ahead; it must be started with --pool"
+            )
+        check_preparation(job["request"], config)
     elif program not in programs.STUDIES:
         raise InputError(f"the client asks for an unknown program {program!r}")
-    elif not studies:
+    elif not options.studies:
         raise InputError(f"{program} is a study; the provider must be started with --studies")
+
+
+def check_preparation(fields: Mapping[str, Any], config: GPT2Config) -> None:
+    """InputError when a completion with these fields does not fit the model, or has not so many
+    steps to prepare.
+    """
+    rest = dict(fields)
+    steps = rest.pop("steps", None)
+    request = Request.from_peer(rest)
+    request.check(config)
+    most = request.limit(config) - 1
+    if type(steps) is not int or not 0 <= steps <= most:
+        raise InputError(
+            f"--steps must be 0 to {most}, the most that such a completion takes, found {steps!r}"
+        )
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
 
 
 def _accept(listener: Listener, exit_with_parent: bool) -> TcpStream:
@@ -176,6 +209,7 @@ class GenerateOptions:
     stop: tuple[str, ...] = field(default=())
     draft_seed: int | None = None
     sampling_seed: int | None = None
+    pool: Path | None = None  # where material outlives the session
 
 
 def generate(
@@ -185,15 +219,13 @@ def generate(
     """Complete a prompt with a provider's private model; returns the `--json` object."""
     tokenizer, prompt, request = check_request(options)
     draft_vocab = load_config(options.draft_model).vocab_size if options.draft_length else None
+    if options.pool is not None:
+        open_directory(options.pool)
 
     def check(agreed: Manifest) -> None:
-        config = _model_config(agreed)
+        config = model_config(agreed)
         request.check(config)
-        if config.vocab_size < tokenizer.vocab_size:
-            raise InputError(
-                f"the provider's model has {config.vocab_size} tokens, but the tokenizer "
-                f"{tokenizer.vocab_size}; use the tokenizer that belongs to the model"
-            )
+        check_vocabulary(tokenizer, config)
         if draft_vocab not in (None, config.vocab_size):
             raise InputError(
                 f"the draft model has {draft_vocab} tokens, but the provider's model "
@@ -206,6 +238,7 @@ def generate(
         "stop": list(options.stop),
         "draft_seed": options.draft_seed,
         "sampling_seed": options.sampling_seed,
+        "pool_dir": _text(options.pool),
     }
     outcome, agreed = run_as_client(
         options.server, tokenizer, programs.COMPLETION, asdict(request), job, on_event, check=check
@@ -265,7 +298,16 @@ def _await_greeting(control: Control, server: Server) -> None:
             )
 
 
-def _model_config(agreed: Manifest) -> GPT2Config:
+def check_vocabulary(tokenizer: Tokenizer, config: GPT2Config) -> None:
+    """InputError when the provider's model lacks tokens that the tokenizer has."""
+    if config.vocab_size < tokenizer.vocab_size:
+        raise InputError(
+            f"the provider's model has {config.vocab_size} tokens, but the tokenizer "
+            f"{tokenizer.vocab_size}; use the tokenizer that belongs to the model"
+        )
+
+
+def model_config(agreed: Manifest) -> GPT2Config:
     """The model's shape as the provider states it; PeerError when it is none."""
     prefix = "model."
     fields: dict[str, Any] = {
@@ -348,6 +390,7 @@ def _summary(
             "stop": list(options.stop),
             "draft_seed": options.draft_seed,
             "sampling_seed": options.sampling_seed,
+            "pool": _text(options.pool),
             **agreed,
         },
     }
@@ -361,16 +404,36 @@ def demo(
     options: GenerateOptions,
     on_event: Callable[[dict[str, Any], Relay], None],
 ) -> dict[str, Any]:
-    """A provider process for `model` and this process as its client, over loopback."""
+    """A provider process for `model` and this process as its client, over loopback; `options.pool`
+    holds a directory of each.
+    """
     check_request(options)[2].check(load_config(model))
-    seed = options.sampling_seed
-    with local_provider(model, options.server.network, sampling_seed=seed) as server:
-        return generate(replace(options, server=server), on_event)
+    both, seed = options.pool, options.sampling_seed
+    pool = provider_directory(both) if both is not None else None
+    network = options.server.network
+    with local_provider(model, network, sampling_seed=seed, pool=pool) as server:
+        mine = client_directory(both) if both is not None else None
+        return generate(replace(options, server=server, pool=mine), on_event)
+
+
+def client_directory(pool: Path) -> Path:
+    """The client's half of a pool directory for both parties."""
+    return pool / "client"
+
+
+def provider_directory(pool: Path) -> Path:
+    """The provider's."""
+    return pool / "provider"
 
 
 @contextmanager
 def local_provider(
-    model: Path, network: str, *, studies: bool = False, sampling_seed: int | None = None
+    model: Path,
+    network: str,
+    *,
+    studies: bool = False,
+    sampling_seed: int | None = None,
+    pool: Path | None = None,
 ) -> Iterator[Server]:
     """A provider process on this machine that serves one session.
 
@@ -381,6 +444,7 @@ def local_provider(
     command += ["--once", "--insecure", "--exit-with-parent"]
     command += ["--studies"] if studies else []
     command += [f"--sampling-seed={sampling_seed}"] if sampling_seed is not None else []
+    command += [f"--pool={pool}"] if pool is not None else []
     provider = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,  # never written to: it closes when this process ends

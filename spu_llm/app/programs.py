@@ -1,8 +1,9 @@
 """What two workers can run together, by name; both supervisors agree on the name first.
 
 A program is a function of this party's session and job (public settings, and this party's own
-inputs) that returns its result as JSON fields. Programs beside `completion` are studies: they open
-more than a completion does, so a provider takes part in them only when told to (`serve --studies`).
+inputs) that returns its result as JSON fields. `preparation` makes material for completions, where
+the provider keeps such (`serve --pool`). All others are studies: they open more than a completion
+does, so a provider takes part in them only when told to (`serve --studies`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ Send = Callable[..., None]  # send(event, **fields): an event for the supervisor
 Program = Callable[[PartySession, dict[str, Any], Send], dict[str, Any]]
 
 COMPLETION = "completion"
+PREPARATION = "preparation"
 STUDIES = {
     "step-sweep": "experiments.step_sweep",
     "logits": "experiments.logits",
@@ -26,7 +28,11 @@ STUDIES = {
     "verify-bench": "experiments.verify_bench",
     "stock-gpt2": "experiments.stock_gpt2",
 }
-_MODULES = {COMPLETION: "models.completion", **STUDIES}
+_MODULES = {
+    COMPLETION: "models.completion",
+    PREPARATION: "models.preparation",
+    **STUDIES,
+}
 # SPU's settings where a program runs with others than ours.
 _SPU = {"stock-gpt2": SpuConfig(exp_mode="EXP_PADE")}
 

@@ -14,30 +14,64 @@ _HARMLESS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"}
 _HARMLESS |= {c: 0xFFFD for c in range(0x7F, 0xA0)}
 
 
-class Screen:
-    """Shows the events of one completion."""
+class Stages:
+    """Shows how far a session has come."""
 
-    def __init__(self, prompt: str) -> None:
-        self._prompt = prompt
+    def __init__(self) -> None:
         self._relay: Relay | None = None
         self._progress = Progress(self._wire_bytes)
+        self._doing = ""
         self._progress.stage("starting")
-        self._texted = False
 
     def on_event(self, event: dict[str, Any], relay: Relay) -> None:
         self._relay = relay
         match event["event"]:
             case "stage":
-                self._progress.stage(event["name"])
+                self._doing = event["name"]
+                self._progress.stage(self._doing)
+            case "making":
+                made, total = event["made"], event["total"]
+                if made == total:
+                    self._progress.stage(self._doing)
+                else:
+                    show = self._progress.update if made else self._progress.stage
+                    show(f"making material, {made} of {total} batches")
+            case "note":
+                self._progress.pause()
+                print(f"spu-llm: {event['text']}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Take the progress away."""
+        self._progress.close()
+
+    def _wire_bytes(self) -> int:
+        if self._relay is None:
+            return 0
+        counters = self._relay.snapshot()
+        return counters.wire_bytes_sent + counters.wire_bytes_received
+
+
+class Screen(Stages):
+    """Shows the events of one completion."""
+
+    def __init__(self, prompt: str) -> None:
+        super().__init__()
+        self._prompt = prompt
+        self._texted = False
+
+    def on_event(self, event: dict[str, Any], relay: Relay) -> None:
+        super().on_event(event, relay)
+        match event["event"]:
             case "text":
                 self._progress.pause()
                 self._show_prompt()
                 self._write(event["text"])
             case "step":
-                self._progress.update(
+                self._doing = (
                     f"decoding, {event['steps']} steps, "
                     f"{event['accepted']} of {event['drafted']} drafts accepted"
                 )
+                self._progress.update(self._doing)
 
     def finish(self) -> None:
         """The completion has ended, perhaps without any text."""
@@ -46,7 +80,7 @@ class Screen:
 
     def close(self) -> None:
         """Take the progress away and end the line of text."""
-        self._progress.close()
+        super().close()
         if self._texted:
             sys.stdout.write("\n")
             sys.stdout.flush()
@@ -67,6 +101,8 @@ class Screen:
         if result["drafted"]:
             accepted, drafted = result["accepted"], result["drafted"]
             lines.append(f"{accepted} of {drafted} drafts accepted ({accepted / drafted:.0%})")
+        offline = sum(result["bytes"]["offline"].values())
+        lines.append(f"offline: {seconds['offline']:.1f} s, {offline / 1e6:.1f} MB")
         lines.append(
             f"online: client sent {online['client_to_provider'] / 1e6:.1f} MB, provider "
             f"{online['provider_to_client'] / 1e6:.1f} MB, {result['messages']['online']} messages"
@@ -85,9 +121,3 @@ class Screen:
     def _write(self, text: str) -> None:
         sys.stdout.write(text.translate(_HARMLESS) if sys.stdout.isatty() else text)
         sys.stdout.flush()
-
-    def _wire_bytes(self) -> int:
-        if self._relay is None:
-            return 0
-        counters = self._relay.snapshot()
-        return counters.wire_bytes_sent + counters.wire_bytes_received

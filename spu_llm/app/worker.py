@@ -6,6 +6,7 @@ input and writes events (JSON lines) to standard output. It dies with its superv
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -14,9 +15,10 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import IO, Any
 
-from spu_llm.errors import SpuLlmError
+from spu_llm.errors import PoolError, SpuLlmError
 from spu_llm.values import ROLES
 
 ALIVE_S = 2.0  # between signs of life
@@ -82,11 +84,21 @@ def run_job(job: dict[str, Any], events: Events) -> dict[str, Any]:
     events.send("stage", name="connecting")
     rank = ROLES.index(job["role"])
     link = create_link(rank, job["addresses"], timeout_ms=job["timeout_ms"])
-    session = PartySession(link, SpuConfig(**job["spu"]))
-    events.send("stage", name="preparing")
-    with session.meter.in_phase("offline"):
-        session.warm_up()
-    result = programs.load(job["program"])(session, job, events.send)
+    pool_dir = Path(job["pool_dir"]) if job.get("pool_dir") else None
+    session = PartySession(link, SpuConfig(**job["spu"]), pool_dir=pool_dir)
+    session.on_batch = lambda made, total: events.send("making", made=made, total=total)
+    if pool_dir is not None and session.pool_folder is None:
+        events.send("note", text="the other party keeps no material: --pool has no effect")
+    try:
+        events.send("stage", name="preparing")
+        with session.meter.in_phase("offline"):
+            session.warm_up()
+        result = programs.load(job["program"])(session, job, events.send)
+    except SpuLlmError:
+        # What nobody has used yet serves the next session.
+        with contextlib.suppress(PoolError):
+            session.pool.close()
+        raise
     session.close()
     return result
 

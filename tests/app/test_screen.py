@@ -27,8 +27,11 @@ RESULT: dict[str, Any] = {
     "steps": 1,
     "drafted": 2,
     "accepted": 1,
-    "seconds": {"prefill": 1.0, "decode": 2.0},
-    "bytes": {"online": {"client_to_provider": 2_000_000, "provider_to_client": 3_000_000}},
+    "seconds": {"offline": 4.0, "prefill": 1.0, "decode": 2.0},
+    "bytes": {
+        "offline": {"client_to_provider": 5_000_000, "provider_to_client": 1_000_000},
+        "online": {"client_to_provider": 2_000_000, "provider_to_client": 3_000_000},
+    },
     "messages": {"online": 7},
     "learned": {"client": ["emitted tokens"], "provider": ["draft length: 2"]},
 }
@@ -95,6 +98,7 @@ def test_piped_output_is_the_text_alone(capsys: pytest.CaptureFixture[str]) -> N
         "3 tokens, ended by length; prefill 1.0 s, 1 secure steps in 2.0 s",
         "1.00 tokens/s, 2.00 tokens per step",
         "1 of 2 drafts accepted (50%)",
+        "offline: 4.0 s, 6.0 MB",
         "online: client sent 2.0 MB, provider 3.0 MB, 7 messages",
         "client learned:",
         "  - emitted tokens",
