@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from spu_llm._jax import JaxprEqn, make_differentiable, make_primitive
 
 _ON_SHARES: dict[Any, Callable[..., Any]] = {}
@@ -41,6 +43,10 @@ def approximation(
 
 
 def form_on_shares(eqn: JaxprEqn) -> Callable[..., Any] | None:
-    """What an approximation's equation becomes where shares come in; None for other equations."""
+    """What an approximation's equation becomes where shares come in, in a name scope of the
+    approximation's name; None for other equations.
+    """
     form = _ON_SHARES.get(eqn.primitive)
-    return functools.partial(form, **eqn.params) if form is not None else None
+    if form is None:
+        return None
+    return jax.named_scope(eqn.primitive.name)(functools.partial(form, **eqn.params))
