@@ -155,6 +155,10 @@ class Traffic:
             self.received_messages + other.received_messages,
         )
 
+    def since(self, before: Traffic) -> Traffic:
+        """What came on top of `before`."""
+        return Traffic(**{k: n - getattr(before, k) for k, n in vars(self).items()})
+
     @property
     def bytes(self) -> int:
         """Payload bytes of both parties."""

@@ -20,6 +20,7 @@ class Entry:
     function: str  # the secure function it belongs to
     seconds: float
     traffic: Traffic
+    scope: str = ""  # of an op: the name scope it was written in
 
 
 @dataclass
@@ -32,9 +33,10 @@ class Meter:
     _inside: float = 0.0  # of the current phase, spent in phases inside it
 
     def record(
-        self, kind: str, name: str, function: str, seconds: float, traffic: Traffic
-    ) -> None:
-        self.entries.append(Entry(self.phase, kind, name, function, seconds, traffic))
+        self, kind: str, name: str, function: str, seconds: float, traffic: Traffic,
+        scope: str = "",
+    ) -> None:  # fmt: skip
+        self.entries.append(Entry(self.phase, kind, name, function, seconds, traffic, scope))
 
     @contextmanager
     def in_phase(self, phase: str) -> Iterator[None]:

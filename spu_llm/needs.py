@@ -226,6 +226,16 @@ class DryRun:
             env.update(zip(step.outputs, result.values, strict=True))
         return Needs(_by_name(taken), tuple(calls)), [read(v) for v in plan.outputs]
 
+    def names(self, call: OpCall, values: Sequence[Value]) -> frozenset[str]:
+        """The correlations that one call takes, by name."""
+        plain = [
+            Arith(v.words, v.dtype, v.frac_bits, v.bits)
+            if isinstance(v, Arith) and _keeps_books(v)
+            else v
+            for v in values
+        ]
+        return frozenset(need.correlation.name for need in self._op(call, plain, ()).taken)
+
     def _stand_ins(self, plan: Plan, inputs: Sequence[Any]) -> list[Value]:
         """Inputs without the client's content, and with bookkeeping of their own to change."""
         books = copy.deepcopy([x for x in inputs if _keeps_books(x)])

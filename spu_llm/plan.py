@@ -54,7 +54,8 @@ class Run:
 @dataclass(frozen=True)
 class OpCall:
     """One call of a protocol op. Literal inputs stay literals; `scope` is the name scope
-    (`jax.named_scope`) it was written in.
+    (`jax.named_scope`) it was written in. Consecutive calls of one `wave` do not depend on each
+    other.
     """
 
     op: ProtocolOp
@@ -62,6 +63,7 @@ class OpCall:
     inputs: tuple[Var | Literal, ...]
     outputs: tuple[Var, ...]
     scope: str = ""
+    wave: int = 0
 
     def __str__(self) -> str:
         shapes = ", ".join(v.aval.str_short() for v in self.outputs)
@@ -220,6 +222,7 @@ def _cut(
     waiting = list(closed.jaxpr.eqns)
     known = {*closed.jaxpr.invars, *closed.jaxpr.constvars}
     local = _local_ones(closed, owner_of, only_segments)
+    wave = 0
     while waiting:
         for owner, locally in _ORDER:
             run, waiting_next = _take_run(
@@ -232,14 +235,15 @@ def _cut(
             known |= {v for e in run for v in e.outvars}
             yield _as_run(run, owner, locally, closed, waiting)
         else:
-            eqn = next(e for e in waiting if _ready(e, known))
-            op = op_of(eqn.primitive)
-            assert op is not None
-            waiting = [e for e in waiting if e is not eqn]
-            known |= set(eqn.outvars)
-            yield OpCall(
-                op, dict(eqn.params), tuple(eqn.invars), tuple(eqn.outvars), scope_of(eqn)
-            )
+            wave += 1
+            ready = [e for e in waiting if _ready(e, known)]
+            waiting = [e for e in waiting if all(e is not r for r in ready)]
+            for eqn in ready:
+                op = op_of(eqn.primitive)
+                assert op is not None
+                known |= set(eqn.outvars)
+                inputs, outputs = tuple(eqn.invars), tuple(eqn.outvars)
+                yield OpCall(op, dict(eqn.params), inputs, outputs, scope_of(eqn), wave)
 
 
 def _local_ones(

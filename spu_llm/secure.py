@@ -11,6 +11,8 @@ marks what only one of them does.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import itertools
 import queue
@@ -25,7 +27,6 @@ import jax
 import numpy as np
 
 from spu_llm import pairing
-from spu_llm._jax import Literal, as_function, shape_of
 from spu_llm.channel import (
     CountingChannel,
     LinkChannel,
@@ -35,16 +36,16 @@ from spu_llm.channel import (
 )
 from spu_llm.correlation import Correlation
 from spu_llm.errors import ManifestMismatch
+from spu_llm.executor import Executor, check_owner, program_of, run_alone_at
 from spu_llm.ledger import Ledger
-from spu_llm.local import evaluate, has_numbers_in_bits
 from spu_llm.meter import Meter
 from spu_llm.needs import DryRun, Needs, make
 from spu_llm.party import Party
-from spu_llm.plan import OpCall, Plan, Run, make_plan
+from spu_llm.plan import Plan, Run, make_plan
 from spu_llm.pool import Pool
 from spu_llm.prg import Prg
 from spu_llm.settings import SpuConfig
-from spu_llm.spu_runtime import Program, SpuRuntime, compile_segment, create_memory_link
+from spu_llm.spu_runtime import SpuRuntime, create_memory_link
 from spu_llm.values import (
     CLIENT,
     PROVIDER,
@@ -179,7 +180,7 @@ class PartySession:
         self._channel = CountingChannel(SealedChannel(wire, key, self.rank))
         own = own or Prg.from_os()
         name = hashlib.sha256(b"pool" + key).digest()
-        before = self._snapshot()
+        before = dataclasses.replace(self._channel.traffic)
         self.pool_folder = pairing.agree(self._channel, pool_dir)
         self.pool = Pool(self.rank, own, self._make, session=name, directory=self.pool_folder)
         try:
@@ -193,7 +194,11 @@ class PartySession:
             self.rank, self._channel, own, config.frac_bits, self.pool, common, self.ledger
         )
         self._agreed: set[str] = set()
-        self._dry_run = DryRun(self.rank, config.frac_bits, self._run_alone)
+        run_alone = functools.partial(run_alone_at, self.rank, config.frac_bits)
+        self._dry_run = DryRun(self.rank, config.frac_bits, run_alone)
+        self._executor = Executor(
+            self.party, self._channel, self._spu, self.meter, self._dry_run.names
+        )
         self.on_batch: Callable[[int, int], None] = lambda made, total: None
 
     def close(self) -> None:
@@ -221,8 +226,8 @@ class PartySession:
         self._agree(function.name, plan)
         leaves = jax.tree.leaves(args)
         for i, (value, owner) in enumerate(zip(leaves, plan.input_owners, strict=True)):
-            _check_owner(f"{function.name}, argument {i}", value, owner)
-        return jax.tree.unflatten(out_tree, self._run(function.name, plan, leaves))
+            check_owner(f"{function.name}, argument {i}", value, owner)
+        return jax.tree.unflatten(out_tree, self._executor.run(function.name, plan, leaves))
 
     def needs(self, function: SecureFunction, *args: Any) -> tuple[Needs, Any]:
         """What a call would take and cost, and stand-ins for its results; both parties find the
@@ -275,125 +280,28 @@ class PartySession:
         if self.pool_folder is not None:
             for learner in (CLIENT, PROVIDER):
                 self.ledger.declare(learner, "which sessions had the other one's pool directory")
-        self.meter.record("control", "agree on pool", "", 0.0, self._since(before))
+        self.meter.record("control", "agree on pool", "", 0.0, self._channel.traffic.since(before))
 
     def _agree(self, name: str, plan: Plan) -> None:
         """Both parties run the same plan of the same executables, or neither sends a share."""
         if plan.digest in self._agreed:
             return
-        before = self._snapshot()
+        before = dataclasses.replace(self._channel.traffic)
         content = hashlib.sha256(plan.digest.encode())
         for step in plan.steps:
             if isinstance(step, Run) and not step.local:
-                content.update(_program(step, plan).executable.code)
+                content.update(program_of(step, plan).executable.code)
         mine = content.digest()
         self._channel.send(mine)
         theirs = self._channel.recv()
-        self.meter.record("control", "agree on plan", name, 0.0, self._since(before))
+        traffic = self._channel.traffic.since(before)
+        self.meter.record("control", "agree on plan", name, 0.0, traffic)
         if theirs != mine:
             raise ManifestMismatch(
                 f"the parties' programs differ: {name}: {mine.hex()[:12]} here, "
                 f"{theirs.hex()[:12]} at the peer"
             )
         self._agreed.add(plan.digest)
-
-    def _run(self, name: str, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
-        env: dict[Any, Value] = {v: public(c) for v, c in plan.consts.items()}
-        env.update(zip(plan.inputs, inputs, strict=True))
-
-        def read(atom: Any) -> Value:
-            return public(atom.val) if isinstance(atom, Literal) else env[atom]
-
-        for step in plan.steps:
-            started, before = time.perf_counter(), self._snapshot()
-            values = [read(v) for v in step.inputs]
-            if isinstance(step, OpCall):
-                results = step.op.run(self.party, values, step.static)
-                for v, result in zip(step.outputs, results, strict=True):
-                    _check_owner(f"result of {step.op.name}", result, plan.owner_of[v])
-                kind, what, traffic = "op", step.op.name, self._since(before)
-            elif not step.local or self._must_run_in_spu(step, values):
-                results, traffic = self._spu.run(_program(step, plan), values)
-                kind, what = "segment", f"{len(step.jaxpr.jaxpr.eqns)} equations"
-            elif step.owner is Owner.JOINT:
-                results, traffic = self._run_on_shares(step, values), Traffic()
-                kind, what = "local", "shares"
-            else:
-                results, traffic = self._run_local(step, values), Traffic()
-                kind, what = "local", step.owner.value
-            env.update(zip(step.outputs, results, strict=True))
-            self.meter.record(kind, what, name, time.perf_counter() - started, traffic)
-        return [read(v) for v in plan.outputs]
-
-    def _must_run_in_spu(self, run: Run, values: Sequence[Value]) -> bool:
-        """Whether numbers come in boolean shares, which cannot be added up; SPU may return them."""
-        return run.owner is Owner.JOINT and has_numbers_in_bits(values)
-
-    def _run_alone(self, run: Run, values: Sequence[Value]) -> list[Value]:
-        """Equations that need no message."""
-        on_shares = run.owner is Owner.JOINT
-        return (self._run_on_shares if on_shares else self._run_local)(run, values)
-
-    def _run_on_shares(self, run: Run, values: Sequence[Value]) -> list[Value]:
-        """Linear equations, each party on its own words."""
-        inputs = dict(zip(run.inputs, values, strict=True))
-        consts = zip(run.jaxpr.jaxpr.constvars, run.jaxpr.consts, strict=True)
-        inputs.update({v: public(c) for v, c in consts})
-        return evaluate(run.jaxpr.jaxpr, self.rank, self.party.frac_bits, inputs)
-
-    def _run_local(self, run: Run, values: Sequence[Value]) -> list[Value]:
-        """Plaintext equations of one owner (or of both, on public values)."""
-        if run.owner is not Owner.PUBLIC and run.owner.rank != self.rank:
-            return [
-                Private(run.owner.rank, s.shape, np.dtype(s.dtype), None)
-                for s in map(shape_of, run.outputs)
-            ]
-        plain = [self.get(v) for v in values]
-        results = [np.asarray(x) for x in _jitted(run)(*plain)]
-        if run.owner is Owner.PUBLIC:
-            return [Public(x) for x in results]
-        return [Private(self.rank, x.shape, x.dtype, x) for x in results]
-
-    def _snapshot(self) -> Traffic:
-        return Traffic(**vars(self._channel.traffic))
-
-    def _since(self, before: Traffic) -> Traffic:
-        now = self._channel.traffic
-        return Traffic(**{k: getattr(now, k) - getattr(before, k) for k in vars(now)})
-
-
-_local_functions: dict[int, tuple[Run, Any]] = {}
-
-
-def _jitted(run: Run) -> Any:
-    # Keyed by identity; the run is kept so that its id stays taken.
-    if id(run) not in _local_functions:
-        _local_functions[id(run)] = run, jax.jit(as_function(run.jaxpr))
-    return _local_functions[id(run)][1]
-
-
-_segment_programs: dict[int, tuple[Run, Program]] = {}
-
-
-def _program(run: Run, plan: Plan) -> Program:
-    if id(run) not in _segment_programs:
-        owners = [plan.owner_of[v] for v in run.inputs]
-        _segment_programs[id(run)] = run, compile_segment(run, owners)
-    return _segment_programs[id(run)][1]
-
-
-def _check_owner(where: str, value: Value, owner: Owner) -> None:
-    found = (
-        Owner.PUBLIC
-        if isinstance(value, Public)
-        else Owner.of_rank(value.owner)
-        if isinstance(value, Private)
-        else Owner.JOINT
-    )
-    # What one party knows may stand in for a shared value; nothing may become more public.
-    if found is not owner and not (owner is Owner.JOINT and isinstance(value, Private)):
-        raise ValueError(f"{where} should be {owner.value}, found {found.value}")
-
 
 _simulations = itertools.count()
 
