@@ -1,0 +1,261 @@
+"""What a call needs, found ahead: exactly what it then takes and sends, the same at both."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from protocols.compare import less_than
+from protocols.product import linear, multiply
+from spu_llm.correlation import Correlation, Form, Material, Part
+from spu_llm.errors import PoolError
+from spu_llm.meter import Meter
+from spu_llm.needs import Needs
+from spu_llm.op import Cost, Functionality, View, protocol_op
+from spu_llm.party import Party
+from spu_llm.reveal import reveal
+from spu_llm.secure import PartySession, PlaintextSession, SecureFunction, Simulation, public
+from spu_llm.values import CLIENT, PROVIDER, Arith, Owner, Value
+
+C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC
+WEIGHTS = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+
+
+def _layer(x: Any, w: Any) -> Any:
+    y = linear(x, w * 0.5, label="tests w")
+    small = less_than(y, multiply(y, y), bits=32)
+    return y + 1.0, reveal(small, to=C, label="small")
+
+
+MASKED = "masked product tests w 4 3"
+LAYER = SecureFunction(_layer, (C, P), "layer")
+
+
+@dataclass
+class Recorded:
+    """A session's pool, and what is taken from it."""
+
+    pool: Any
+    units: dict[str, int] = field(default_factory=dict)
+    fixed: dict[str, np.ndarray | None] = field(default_factory=dict)
+
+    def take(
+        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+    ) -> Material:
+        self.units[correlation.name] = self.units.get(correlation.name, 0) + units
+        self.fixed[correlation.name] = fixed
+        return self.pool.take(correlation, units, fixed)
+
+
+def arguments(session: PartySession, x: np.ndarray, w: np.ndarray = WEIGHTS) -> Any:
+    return (
+        session.private(CLIENT, lambda: x, x.shape, np.float32),
+        session.private(PROVIDER, lambda: w, w.shape, np.float32),
+    )
+
+
+def units(needs: Needs) -> dict[str, int]:
+    return {name: need.units for name, need in needs.material.items()}
+
+
+def recorded_call(session: PartySession, function: SecureFunction, *args: Any) -> Any:
+    """Result, units taken by name, and the meter's entries."""
+    session.party.pool = recorded = Recorded(session.pool)
+    mark = len(session.meter.entries)
+    result = session.call(function, *args)
+    session.party.pool = session.pool
+    return result, recorded.units, session.meter.entries[mark:]
+
+
+def test_a_call_takes_and_sends_what_was_found(simulation: Simulation) -> None:
+    def program(session: PartySession) -> Any:
+        args = arguments(session, np.ones((2, 4), np.float32))
+        needs, results = session.needs(LAYER, *args)
+        session.make(needs)
+        real, taken, entries = recorded_call(session, LAYER, *args)
+        assert taken == units(needs)
+        assert [e for e in entries if e.kind == "pool"] == []
+        ops = [e for e in entries if e.kind == "op"]
+        assert [c.op for c in needs.calls] == [e.name for e in ops]
+        assert needs.cost.messages == sum(e.traffic.messages for e in ops)
+        sent = needs.cost.client_to_provider + needs.cost.provider_to_client
+        assert sent == sum(e.traffic.bytes for e in ops)
+        form = [(type(v), v.shape, v.dtype) for v in jax.tree.leaves(real)]
+        assert form == [(type(v), v.shape, v.dtype) for v in jax.tree.leaves(results)]
+        return units(needs), needs.calls
+
+    client, provider = simulation.run(program)
+    assert client == provider
+    assert client[0][MASKED] == 2
+
+
+def test_secrets_do_not_matter_nor_are_they_needed(simulation: Simulation) -> None:
+    shape = jax.ShapeDtypeStruct((2, 4), np.float32)
+
+    def program(session: PartySession) -> Any:
+        found = [
+            session.needs(LAYER, *arguments(session, x, w))[0]
+            for x, w in (
+                (np.zeros((2, 4), np.float32), WEIGHTS),
+                (np.full((2, 4), 1e3, np.float32), -WEIGHTS),
+            )
+        ]
+        found.append(session.needs(LAYER, shape, arguments(session, np.ones((2, 4)))[1])[0])
+        found.append(session.needs(LAYER, shape, jax.ShapeDtypeStruct((4, 3), np.float32))[0])
+        session.party.pool = recorded = Recorded(session.pool)
+        session.call(LAYER, *arguments(session, np.ones((2, 4), np.float32)))
+        session.party.pool = session.pool
+        bound = [n.material[MASKED].fixed for n in found]
+        return [(units(n), n.calls) for n in found], bound, recorded.fixed.get(MASKED)
+
+    (client, nothing, _), (provider, bound, real) = simulation.run(program)
+    assert client == provider and client == client[:1] * 4
+    assert nothing == [None] * 4
+    np.testing.assert_array_equal(bound[0], real)
+    np.testing.assert_array_equal(bound[2], real)
+    assert bound[1].shape == real.shape and (bound[1] != real).any()
+    assert bound[3] is None  # nothing is made for weights that nobody has named
+
+
+def test_nothing_is_made_inside_a_call_that_was_made_ready(simulation: Simulation) -> None:
+    def program(session: PartySession) -> Any:
+        heard: list[tuple[int, int]] = []
+        session.on_batch = lambda made, total: heard.append((made, total))
+        args = arguments(session, np.ones((50, 4), np.float32))
+        before = dict(session.meter.seconds)
+        with session.meter.in_phase("online"):
+            session.make_ready(LAYER, *args)
+            pool, session.pool._make = session.pool, None
+            with pytest.raises(PoolError, match="may not make more"):
+                missing = Correlation("tests missing", (Part((), J, Form.ARITH),), (), lambda: [])
+                pool.take(missing, 1)
+            _, _, entries = recorded_call(session, LAYER, *args)
+        session.pool._make = session._make
+        session.on_batch = lambda made, total: None
+        again: list[int] = []
+        session.on_batch = lambda made, total: again.append(made)
+        session.make_ready(LAYER, *arguments(session, np.ones((2, 4), np.float32)))
+        session.on_batch = lambda made, total: None
+        assert {e.phase for e in entries} == {"online"}
+        spent = session.meter.seconds["offline"] - before.get("offline", 0.0)
+        made = [e for e in session.meter.entries if e.kind == "pool"]
+        assert {e.phase for e in made} == {"offline"}
+        return heard, spent > 0
+
+    client, provider = simulation.run(program)
+    assert client == provider
+    heard, spent = client
+    if heard:  # unless tests before this one have left enough
+        total = heard[-1][1]
+        assert heard == [(made, total) for made in range(total + 1)]
+    assert spent
+
+
+def test_needs_add_up(simulation: Simulation) -> None:
+    def program(session: PartySession) -> Any:
+        one = session.needs(LAYER, *arguments(session, np.ones((2, 4), np.float32)))[0]
+        two = session.needs(LAYER, *arguments(session, np.ones((5, 4), np.float32)))[0]
+        both = one + two
+        for name in both.material:
+            assert units(both)[name] == units(one)[name] + units(two)[name]
+        assert both.calls == one.calls + two.calls
+        assert both.cost == one.cost + two.cost
+        return (one + Needs()).material.keys() == one.material.keys()
+
+    assert simulation.run(program) == [True, True]
+
+
+def test_in_plaintext_nothing_is_needed() -> None:
+    session = PlaintextSession()
+    session.make_ready(LAYER, np.ones((2, 4), np.float32), WEIGHTS)
+    assert session.meter.entries == [] and session.meter.seconds == {}
+
+
+def test_phases_inside_a_phase_are_not_its_own() -> None:
+    meter = Meter()
+    with meter.in_phase("decode"):
+        time.sleep(0.02)
+        with meter.in_phase("offline"):
+            time.sleep(0.1)
+            with meter.in_phase("offline"):
+                time.sleep(0.1)
+        with meter.in_phase("offline"):
+            time.sleep(0.05)
+        assert meter.phase == "decode"
+    assert 0.02 <= meter.seconds["decode"] < 0.1
+    assert 0.25 <= meter.seconds["offline"] < 0.35
+
+
+# ---- values that keep books
+
+
+TICKET = Correlation(
+    "tests ticket",
+    (Part((), Owner.JOINT, Form.ARITH),),
+    (Part((), Owner.JOINT, Form.ARITH),),
+    secure=lambda a: [a * a],
+    chunk=8,
+)
+
+
+@dataclass(frozen=True)
+class Marked(Arith):
+    """Shares whose rows know which ticket they have been given, from a roll that only goes on."""
+
+    tickets: tuple[int, ...] = ()
+    roll: Iterator[int] = field(default_factory=itertools.count)
+
+
+def _mark(party: Party, x: Value, rows: Value) -> Marked:
+    """Every row without a ticket takes a unit."""
+    assert isinstance(x, Arith)
+    before = x if isinstance(x, Marked) else Marked(x.words, x.dtype, x.frac_bits, x.bits)
+    missing = rows.shape[0] - len(before.tickets)
+    party.take(TICKET, missing)
+    tickets = (*before.tickets, *itertools.islice(before.roll, missing))
+    return dataclasses.replace(before, tickets=tickets)
+
+
+def _nothing_to_simulate(*args: Any, **static: Any) -> View:
+    raise NotImplementedError
+
+
+mark = protocol_op(
+    "tests_mark",
+    reference=lambda x, rows: x,
+    two_party=_mark,
+    owners=lambda x, rows: [J],
+    cost=lambda x, rows: Cost(),
+    functionality=Functionality(),
+    simulate=_nothing_to_simulate,
+)
+
+
+def test_books_are_kept_from_call_to_call_and_not_by_looking(simulation: Simulation) -> None:
+    function = SecureFunction(lambda x, rows: mark(x, rows), (J, X), "mark")
+    rows = [public(np.zeros(n, np.float32)) for n in (2, 5)]
+
+    def program(session: PartySession) -> Any:
+        session.pool.prepare(TICKET, 64)
+        plain = Arith(np.zeros(7, np.uint64), np.dtype(np.float32), 18)
+        needs, ahead = session.needs(function, plain, rows[0])
+        assert units(needs) == {"tests ticket": 2}
+        # A dry run goes on from what another one has left.
+        needs, _ = session.needs(function, ahead, rows[1])
+        assert units(needs) == {"tests ticket": 3}
+        first = session.call(function, plain, rows[0])
+        for _ in range(2):  # looking changes nothing
+            assert units(session.needs(function, first, rows[1])[0]) == {"tests ticket": 3}
+        second, taken, _ = recorded_call(session, function, first, rows[1])
+        assert taken == {"tests ticket": 3}
+        return first.tickets, second.tickets
+
+    assert simulation.run(program) == [((0, 1), (0, 1, 2, 3, 4))] * 2
