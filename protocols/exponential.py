@@ -30,7 +30,7 @@ import numpy as np
 from protocols.compare import sign_cost, sign_words
 from protocols.convert import arith_cost, as_arith
 from protocols.maximum import maximum
-from protocols.mux import correct_mux, mux_cost, mux_words
+from protocols.mux import correct_mux, mux_cost, mux_words, width_of
 from protocols.planes import bytes_for
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
 from protocols.slices import by_rows
@@ -40,7 +40,7 @@ from spu_llm.op import Cost, Functionality, protocol_op
 from spu_llm.party import Party
 from spu_llm.prg import Prg
 from spu_llm.settings import SpuConfig
-from spu_llm.values import CLIENT, Arith, Owner, Value, low_bits
+from spu_llm.values import CLIENT, Arith, Owner, Value, frac_bits_of, low_bits
 
 FRAC_BITS = SpuConfig().frac_bits
 REACH = 16  # nats: exp(x) is zero from -REACH on
@@ -160,11 +160,13 @@ def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
     4. The product's second message, after the comparison, so that neither waits for the first one.
     5. Zero unless n < M.
     """
-    if not _REACH_BITS + 2 <= bits <= 64:
-        raise ValueError(f"exponents of {bits} bits; give {_REACH_BITS + 2} to 64")
-    share = as_arith(party, x)
+    if not _REACH_BITS + 2 <= bits <= width_of(x):
+        raise ValueError(f"exponents of {bits} bits; give {_REACH_BITS + 2} to {width_of(x)}")
+    share = x if isinstance(x, Arith) else as_arith(party, x)
+    dtype = _result_dtype(share.dtype)
+    frac_bits = frac_bits_of(dtype, party.frac_bits)
     if not share.words.size:
-        return share
+        return Arith(share.words, dtype, frac_bits)
     # 1.
     n = _0 - share.words.reshape(-1)
     # 2.
@@ -176,10 +178,16 @@ def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
     product = _answer(party, material, n, flip, masked)
     # 5.
     words = mux_words(party, inside, product)
-    return Arith(words.reshape(x.shape), share.dtype, share.frac_bits)
+    return Arith(words.reshape(x.shape), dtype, frac_bits)
+
+
+def _result_dtype(dtype: np.dtype) -> np.dtype:
+    return dtype if np.issubdtype(dtype, np.floating) else np.dtype(np.float32)
 
 
 def _reference(x: Any, *, bits: int) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        x = x.astype(np.float32) * np.float32(2.0**-FRAC_BITS)
     return jnp.where(x <= -REACH, 0, jnp.exp(x)) * 2.0 ** (SCALE_BITS - FRAC_BITS)
 
 
@@ -205,7 +213,8 @@ def model(
     a, choice = client_factor(n_0.reshape(-1))
     b = provider_factors(n_1.reshape(-1))
     product = a * _pick(b, choice)
-    return [np.where(n_0 + n_1 < _REACH, product.reshape(n_0.shape), _0)]
+    inside = low_bits(n_0 + n_1, width_of(inputs[0][0])) < _REACH
+    return [np.where(inside, product.reshape(n_0.shape), _0)]
 
 
 scaled_exponential = protocol_op(
@@ -219,8 +228,8 @@ scaled_exponential = protocol_op(
     model=model,
 )
 """exp(x) 2^(SCALE_BITS - FRAC_BITS) for x in (-2^(bits-1), 0] units, and exactly 0 for x <= -REACH:
-words of SCALE_BITS fraction bits, of which a truncation by the difference makes exp(x). In
-plaintext, of floats alone."""
+words of SCALE_BITS fraction bits, of which a truncation by the difference makes exp(x). An integer
+x counts units; a narrow share of at least `bits` bits will do. A float in either case."""
 
 
 def exponential(x: Any, *, bits: int = BITS) -> Any:

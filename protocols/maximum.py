@@ -27,12 +27,12 @@ import numpy as np
 from protocols.compare import sign_cost, sign_words
 from protocols.convert import arith_cost, as_arith
 from protocols.gates import Gate, evaluate, gate_cost, times, variable
-from protocols.mux import correct_mux, mux_cost, mux_words
+from protocols.mux import correct_mux, mux_cost, mux_words, width_of
 from protocols.planes import from_planes, to_planes
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
 from spu_llm.op import Cost, Functionality, protocol_op
 from spu_llm.party import Party
-from spu_llm.values import CLIENT, Arith, Owner, Value
+from spu_llm.values import CLIENT, Arith, Owner, Value, low_bits
 
 _MAX_FAN_IN = 8
 # Bytes, each way, that a round is worth: half of what 100 Mbit/s pass in the 20 ms that a message
@@ -52,12 +52,12 @@ def all_of(inputs: int) -> Gate:
     return Gate(f"all of {inputs}", 0, 0, inputs, (times(*map(variable, range(inputs))),))
 
 
-def _match_cost(fan_in: int, count: int, bits: int) -> Cost:
-    """Price of `count` matches."""
+def _match_cost(fan_in: int, count: int, bits: int, width: int) -> Cost:
+    """Price of `count` matches of words of `width` bits."""
     cost = sign_cost(len(pairs(fan_in)) * count, bits)
     if fan_in > 2:
         cost += gate_cost(all_of(fan_in - 1), count, fan_in - 1)
-    return cost + mux_cost((fan_in - 1) * count)
+    return cost + mux_cost((fan_in - 1) * count, width)
 
 
 def _total(cost: Cost) -> int:
@@ -66,39 +66,39 @@ def _total(cost: Cost) -> int:
 
 
 @functools.cache
-def fan_ins(rows: int, n: int, bits: int) -> tuple[int, ...]:
+def fan_ins(rows: int, n: int, bits: int, width: int = 64) -> tuple[int, ...]:
     """Words per match, level by level, that give the maxima of `rows` rows of n words cheapest."""
     if n == 1:
         return ()
     plans = [
-        (fan_in, *fan_ins(rows, -(-n // fan_in), bits))
+        (fan_in, *fan_ins(rows, -(-n // fan_in), bits, width))
         for fan_in in range(2, min(n, _MAX_FAN_IN) + 1)
     ]
-    return min(plans, key=lambda plan: _total(_plan_cost(plan, rows, n, bits)))
+    return min(plans, key=lambda plan: _total(_plan_cost(plan, rows, n, bits, width)))
 
 
-def _plan_cost(plan: tuple[int, ...], rows: int, n: int, bits: int) -> Cost:
+def _plan_cost(plan: tuple[int, ...], rows: int, n: int, bits: int, width: int) -> Cost:
     total = Cost()
     for fan_in in plan:
         n = -(-n // fan_in)
-        total += _match_cost(fan_in, rows * n, bits)
+        total += _match_cost(fan_in, rows * n, bits, width)
     return total
 
 
-def maximum_words(party: Party, x: np.ndarray, bits: int) -> np.ndarray:
-    """Shares [rows] of the row maxima of shared words [rows, n]."""
+def maximum_words(party: Party, x: np.ndarray, bits: int, width: int = 64) -> np.ndarray:
+    """Shares [rows] of the row maxima of words [rows, n], shared mod 2^width."""
     rows, n = x.shape
-    for fan_in in fan_ins(rows, n, bits):
-        x = _level(party, x, fan_in, bits)
+    for fan_in in fan_ins(rows, n, bits, width):
+        x = _level(party, x, fan_in, bits, width)
     return x[:, 0]
 
 
-def maximum_cost(rows: int, n: int, bits: int) -> Cost:
+def maximum_cost(rows: int, n: int, bits: int, width: int = 64) -> Cost:
     """Of `maximum_words`."""
-    return _plan_cost(fan_ins(rows, n, bits), rows, n, bits)
+    return _plan_cost(fan_ins(rows, n, bits, width), rows, n, bits, width)
 
 
-def _level(party: Party, x: np.ndarray, fan_in: int, bits: int) -> np.ndarray:
+def _level(party: Party, x: np.ndarray, fan_in: int, bits: int, width: int) -> np.ndarray:
     """Words [rows, n] -> the winners [rows, ceil(n / fan_in)] of matches of `fan_in`.
 
     1. Compare all pairs of every match. 2. Who wins. 3. The winner, as its distance from the first.
@@ -115,7 +115,8 @@ def _level(party: Party, x: np.ndarray, fan_in: int, bits: int) -> np.ndarray:
     wins = less if fan_in == 2 else _winners(party, less, fan_in)
     # 3.
     distances = players[1:] - players[0]
-    moved = mux_words(party, wins.reshape(-1), distances.reshape(-1)).reshape(distances.shape)
+    moved = mux_words(party, wins.reshape(-1), distances.reshape(-1), width)
+    moved = moved.reshape(distances.shape)
     return (players[0] + moved.sum(axis=0, dtype=np.uint64)).reshape(rows, matches)
 
 
@@ -140,17 +141,17 @@ def _winners(party: Party, less: np.ndarray, fan_in: int) -> np.ndarray:
 
 def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
     _check(x, bits)
-    share = as_arith(party, x)
+    share = x if isinstance(x, Arith) else as_arith(party, x)
     words = share.words
-    found = maximum_words(party, words, bits) if len(words) else words[:, 0]
-    return Arith(found, share.dtype, share.frac_bits)
+    found = maximum_words(party, words, bits, share.bits) if len(words) else words[:, 0]
+    return Arith(found, share.dtype, share.frac_bits, share.bits)
 
 
 def _check(x: Value, bits: int) -> None:
     if len(x.shape) != 2 or not x.shape[1]:
         raise ValueError(f"expected rows [rows, n] of at least one word, found shape {x.shape}")
-    if not 2 <= bits <= 64:
-        raise ValueError(f"differences of {bits} bits; give 2 to 64")
+    if not 2 <= bits <= width_of(x):
+        raise ValueError(f"differences of {bits} bits; give 2 to {width_of(x)}")
 
 
 def _reference(x: Any, *, bits: int) -> Any:
@@ -159,7 +160,7 @@ def _reference(x: Any, *, bits: int) -> Any:
 
 def _cost(x: Value, *, bits: int) -> Cost:
     rows, n = x.shape
-    return arith_cost(x) + (maximum_cost(rows, n, bits) if rows else Cost())
+    return arith_cost(x) + (maximum_cost(rows, n, bits, width_of(x)) if rows else Cost())
 
 
 def _correct(x: Value, *, bits: int) -> Correct:
@@ -168,10 +169,10 @@ def _correct(x: Value, *, bits: int) -> Correct:
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
         if rows and n > 1:
             # The last match adds fan_in - 1 products to its first word: change the first of them.
-            last = fan_ins(rows, n, bits)[-1]
+            last = fan_ins(rows, n, bits, width_of(x))[-1]
             products = np.zeros((last - 1, rows), np.uint64)
             changed = products.copy()
-            changed[0] = wanted.words - made.words
+            changed[0] = low_bits(wanted.words - made.words, made.bits)
             correct_mux(party, products, changed)
 
     return correct
@@ -187,4 +188,5 @@ maximum = protocol_op(
     simulate=uniform_messages(_two_party, _correct),
 )
 """The maximum of every row of x [rows, n], where all differences of two words of a row lie in
-[-2^(bits-1), 2^(bits-1)) of the ring (a float's encoding, fraction bits included)."""
+[-2^(bits-1), 2^(bits-1)) of the ring (a float's encoding, fraction bits included). A narrow share
+of at least `bits` bits stays narrow."""

@@ -6,6 +6,7 @@ With X_0 = (1 - 2 b_0) x_0 of the client and X_1 = (1 - 2 b_1) x_1 of the provid
 
 and only the last two products are of both parties: a private bit times the other one's private
 word. One is prepared for each direction (correlated OT, as in Gilboa, CRYPTO'99, with one bit).
+Of a narrow share of x, mod 2^bits, only the bytes that hold its bits are sent.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from protocols.simulated import Correct, SimulatedParty, uniform_messages
 from spu_llm.correlation import Correlation, Form, Part
 from spu_llm.op import Cost, Functionality, protocol_op
 from spu_llm.party import Party
-from spu_llm.values import CLIENT, PROVIDER, Arith, Owner, Value
+from spu_llm.values import CLIENT, PROVIDER, Arith, Owner, Value, low_bits
 
 _1, _2 = np.uint64(1), np.uint64(2)
 
@@ -47,8 +48,9 @@ def _pair(x: Any, y: Any) -> Any:
     return np.stack([x, y], axis=-1)
 
 
-def mux_words(party: Party, bit: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Shares of b x. bit: this party's xor share (0 or 1) and x: its additive share, words [n].
+def mux_words(party: Party, bit: np.ndarray, x: np.ndarray, bits: int = 64) -> np.ndarray:
+    """Shares of b x mod 2^bits. bit: this party's xor share (0 or 1) and x: its additive share,
+    words [n].
 
     1. Each party sends its share of b under its prepared bit and its X under its prepared word.
     2. Both evaluate; with d = b_0 ^ c and f = X_1 - beta opened,
@@ -62,13 +64,13 @@ def mux_words(party: Party, bit: np.ndarray, x: np.ndarray) -> np.ndarray:
     party.send_bytes(
         np.concatenate([
             np.packbits(masked.astype(np.uint8), bitorder="little"),
-            (signed - own_word).view(np.uint8),
+            _to_bytes(signed - own_word, bits),
         ])
     )  # fmt: skip
     size = bytes_for(x.size)
-    data = party.recv_bytes((size + 8 * x.size,))
+    data = party.recv_bytes((size + bytes_for(bits) * x.size,))
     their_masked = np.unpackbits(data[:size], count=x.size, bitorder="little").astype(np.uint64)
-    their_word = data[size:].copy().view(np.uint64)
+    their_word = _from_bytes(data[size:], bits)
     # 2. The product whose bit is ours, then the one whose word is ours.
     ours, theirs = material.results[0][:, party.rank], material.results[0][:, 1 - party.rank]
     product = bit * x
@@ -77,27 +79,45 @@ def mux_words(party: Party, bit: np.ndarray, x: np.ndarray) -> np.ndarray:
     return product
 
 
-def mux_cost(count: int) -> Cost:
+def _to_bytes(words: np.ndarray, bits: int) -> np.ndarray:
+    """The bytes that hold the low `bits` bits of words [n]."""
+    every = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 8)
+    return every[:, : bytes_for(bits)].reshape(-1)
+
+
+def _from_bytes(data: np.ndarray, bits: int) -> np.ndarray:
+    size = bytes_for(bits)
+    every = np.zeros((data.size // size, 8), np.uint8)
+    every[:, :size] = data.reshape(-1, size)
+    return every.reshape(-1).view(np.uint64)
+
+
+def mux_cost(count: int, bits: int = 64) -> Cost:
     """Of `mux_words` for `count` values."""
-    size = bytes_for(count) + 8 * count
+    size = bytes_for(count) + bytes_for(bits) * count
     return Cost(2, 1, size, size)
+
+
+def width_of(x: Value) -> int:
+    """Bits of a word that a protocol has to carry."""
+    return x.bits if isinstance(x, Arith) else 64
 
 
 # ---- the op
 
 
 def _two_party(party: Party, bit: Value, x: Value) -> Arith:
-    share, words = as_bool(party, bit), as_arith(party, x)
+    share, words = as_bool(party, bit), x if isinstance(x, Arith) else as_arith(party, x)
     if not words.words.size:
         return words
     low = share.words.reshape(-1) & _1
-    product = mux_words(party, low, words.words.reshape(-1))
-    return Arith(product.reshape(x.shape), words.dtype, words.frac_bits)
+    product = mux_words(party, low, words.words.reshape(-1), words.bits)
+    return Arith(product.reshape(x.shape), words.dtype, words.frac_bits, words.bits)
 
 
 def _cost(bit: Value, x: Value) -> Cost:
     count = math.prod(x.shape)
-    return arith_cost(x) + (mux_cost(count) if count else Cost())
+    return arith_cost(x) + (mux_cost(count, width_of(x)) if count else Cost())
 
 
 def correct_mux(
@@ -119,7 +139,8 @@ def correct_mux(
 def _correct(bit: Value, x: Value) -> Correct:
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
         if made.words.size:
-            correct_mux(party, made.words, wanted.words)
+            difference = low_bits(wanted.words - made.words, made.bits)
+            correct_mux(party, np.zeros_like(difference), difference)
 
     return correct
 
@@ -133,7 +154,7 @@ mux = protocol_op(
     functionality=Functionality(),
     simulate=uniform_messages(_two_party, _correct),
 )
-"""x where the bit is set, else zero; of equal shapes. One message each way, 8 bytes and a bit per
-value."""
+"""x where the bit is set, else zero; of equal shapes. One message each way, 8 bytes (fewer for a
+narrow x, which stays narrow) and a bit per value."""
 
 assert (CLIENT, PROVIDER) == (0, 1)  # masks and results are in the order of ranks

@@ -65,7 +65,7 @@ def assert_close(words: np.ndarray, x: np.ndarray) -> None:
     assert np.all(np.abs(words.view(np.int64)) < 2**62)  # what the truncation needs
 
 
-@pytest.mark.parametrize("form", ["arith", "degenerate", "client", "provider"])
+@pytest.mark.parametrize("form", ["arith", "degenerate", "client", "provider", f"arith{BITS}"])
 def test_edges(form: str) -> None:
     x = np.repeat(EDGES, 300).reshape(-1, 8)  # as many sharings of each
     outcome = run_op(scaled_exponential, Case((x,), (form,), {"bits": BITS}))
@@ -106,6 +106,12 @@ def test_rounds_and_bytes() -> None:
     outcome = run_op(scaled_exponential, Case((x,), ("arith",), {"bits": BITS}))
     assert (outcome.rounds, sum(t.sent_messages for t in outcome.traffic)) == (5, 10)
     assert [t.sent_bytes / x.size for t in outcome.traffic] == [23.375, 31.25]
+
+
+def test_whole_numbers_are_units() -> None:
+    x = np.arange(-9, 1) * UNIT
+    wanted = scaled_exponential.reference((x / UNIT).astype(np.float32), bits=BITS)
+    np.testing.assert_array_equal(scaled_exponential(x.astype(np.int32), bits=BITS), wanted)
 
 
 @pytest.mark.parametrize("bits", [23, 65])

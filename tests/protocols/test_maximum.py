@@ -29,6 +29,7 @@ class TestMaximum(ComposedContract):
     cases = [
         # One match of three: comparisons, a gate and two products.
         Case((np.array([[1, 1, -2]]),), ("arith",), {"bits": 3}),
+        Case((np.array([[1, 1, -2]]),), ("arith20",), {"bits": 3}),
         Case((np.zeros((0, 3), np.int64),), ("arith",), {"bits": BITS}),
     ]
 
@@ -70,6 +71,18 @@ def test_any_form(form: str) -> None:
     np.testing.assert_array_equal(found(x, form), x.max(axis=1))
 
 
+def test_of_narrow_shares() -> None:
+    """Differences fit as many bits as the shares have; four bytes a word are enough."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-HALF, HALF, (3, 21))
+    x[0, :3] = HALF - 1, -HALF, HALF - 1
+    np.testing.assert_array_equal(found(x, f"arith{BITS}"), x.max(axis=1))
+    narrow, wide = (maximum.maximum_cost(3, 21, BITS, width) for width in (BITS, 64))
+    assert narrow.client_to_provider < wide.client_to_provider
+    with pytest.raises(ValueError, match="give 2 to 20"):
+        found(x, "arith20")
+
+
 def test_one_word_is_its_own_maximum() -> None:
     x = np.array([[-7], [2**63 - 1]])
     outcome = run_op(maximum.maximum, Case((x,), ("arith",), {"bits": BITS}))
@@ -86,7 +99,7 @@ def test_what_has_no_row_maxima_is_refused(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("fan_in", [2, 3, 4])
 def test_a_match_has_one_winner(fan_in: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every order of the words, equal ones included: two winners or none would show in the sum."""
-    monkeypatch.setattr(maximum, "fan_ins", lambda rows, n, bits: (fan_in,))
+    monkeypatch.setattr(maximum, "fan_ins", lambda *_: (fan_in,))
     x = np.array(list(itertools.product(range(fan_in), repeat=fan_in))) - 1
     np.testing.assert_array_equal(found(x), x.max(axis=1))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from protocols.mux import BIT_TIMES_WORD, mux
 from spu_llm.secure import PartySession, Simulation
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
-from spu_llm.values import CLIENT
+from spu_llm.values import CLIENT, Arith
 
 BITS = np.array([True, False, True, False])
 WORDS = np.array([-(2**63), 2**63 - 1, 5, 0])
@@ -23,6 +23,7 @@ class TestMux(OpContract):
         Case((BITS[::-1], WORDS), ("bool1", "degenerate")),
         Case((BITS, WORDS), ("client", "arith")),
         Case((BITS, WORDS), ("bool1", "provider")),
+        Case((BITS, WORDS % 2**23), ("bool1", "arith24")),
         Case((BITS[:0], WORDS[:0]), ("bool1", "arith")),
     ]
 
@@ -40,6 +41,19 @@ def test_one_round_and_eight_bytes_a_value() -> None:
     outcome = run_op(mux, Case((np.zeros(800, bool), np.zeros(800, np.int64)), ("bool1", "arith")))
     assert outcome.rounds == 1
     assert [t.sent_bytes for t in outcome.traffic] == [6500, 6500]
+
+
+def test_a_narrow_word_takes_fewer_bytes_and_stays_narrow() -> None:
+    """Also at widths that fill no byte, where the rest of the words is noise."""
+    for bits in (1, 8, 13, 26, 63):
+        half = 1 << (bits - 1)
+        words = np.arange(40) % (2 * half) - half
+        chosen = np.arange(40) % 3 == 0
+        outcome = run_op(mux, Case((chosen, words), ("bool1", f"arith{bits}")))
+        shares = [o[0] for o in outcome.outputs]
+        assert all(isinstance(s, Arith) and s.bits == bits for s in shares)
+        np.testing.assert_array_equal(reconstruct_words(shares).view(np.int64), chosen * words)
+        assert [t.sent_bytes for t in outcome.traffic] == [5 + 40 * -(-bits // 8)] * 2
 
 
 def test_products_are_correlated_transfers(simulation: Simulation) -> None:
