@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -176,12 +177,21 @@ class _Alone(Party):
 
 @dataclass(frozen=True)
 class _Result:
-    """Of a step on values of some form; `step` keeps the key's identity taken."""
+    """Of a step on values of some form; `step` keeps the key's identity taken. `arrays` are the
+    provider's that material is bound to: the result holds for no others.
+    """
 
     step: Any
     values: list[Value]
-    taken: list[Need]
-    cost: Cost
+    taken: list[Need] = field(default_factory=list)
+    cost: Cost = Cost()
+    arrays: tuple[weakref.ref[np.ndarray], ...] = ()
+
+    def holds_for(self, values: Sequence[Value]) -> bool:
+        if not self.arrays:
+            return True
+        here = _arrays(values)
+        return all(ref() is array for ref, array in zip(self.arrays, here, strict=True))
 
 
 class DryRun:
@@ -234,7 +244,8 @@ class DryRun:
             else v
             for v in values
         ]
-        return frozenset(need.correlation.name for need in self._op(call, plain, ()).taken)
+        taken = self._op(call, plain, (True,) * len(plain)).taken
+        return frozenset(need.correlation.name for need in taken)
 
     def _stand_ins(self, plan: Plan, inputs: Sequence[Any]) -> list[Value]:
         """Inputs without the client's content, and with bookkeeping of their own to change."""
@@ -265,8 +276,9 @@ class DryRun:
 
     def _op(self, call: OpCall, values: list[Value], sure: tuple[bool, ...]) -> _Result:
         key = _key(call.op, call.static, values, sure)
-        if key is not None and key in self._known:
-            return self._known[key]
+        found = self._known.get(key)
+        if found is not None and found.holds_for(values):
+            return found
         cost = call.op.cost(*values, **call.static)
         source = _Source()
         party = _Alone(
@@ -274,37 +286,49 @@ class DryRun:
             Prg(bytes(KEY_BYTES)), Ledger(),
         )  # fmt: skip
         results = call.op.run(party, values, call.static)
-        taken = source.taken
+        taken, arrays = source.taken, _arrays(values)
         if any(
             isinstance(v, Private) and v.owner == PROVIDER and not known
             for v, known in zip(values, sure, strict=True)
         ):
             # Material is never made for an array that only stands in for the provider's.
             taken = [Need(need.correlation, need.units) for need in taken]
-        return self._keep(key, _Result(call.op, results, taken, cost))
+        if all(need.fixed is None for need in taken):
+            arrays = []
+        refs = tuple(map(weakref.ref, arrays))
+        return self._keep(key, _Result(call.op, results, taken, cost, refs))
 
     def _work(self, run: Run, values: list[Value], certain: bool) -> _Result:
         """Plaintext work of one party, of both, or work on shares: no op."""
         plain = _is_plaintext(run)
         if plain and (run.owner is Owner.PUBLIC or (certain and run.owner.rank == self._rank)):
-            return _Result(run, self._run_local(run, values), [], Cost())
+            return _Result(run, self._run_local(run, values))
         key = _key(run, {}, values, ())
-        if key is not None and key in self._known:
-            return self._known[key]
+        if (found := self._known.get(key)) is not None:
+            return found
         if run.local and not plain and not has_numbers_in_bits(values):
             results = self._run_local(run, values)
         else:
             # SPU's results are shares; numbers come as additive ones.
             shapes = map(shape_of, run.outputs)
             results = [self._zeros(run.owner, s.shape, s.dtype) for s in shapes]
-        return self._keep(key, _Result(run, results, [], Cost()))
+        return self._keep(key, _Result(run, results))
 
     def _keep(self, key: Any, result: _Result) -> _Result:
         if key is None or any(_keeps_books(v) for v in result.values):
             return result
         blank = [_blank(v) if isinstance(v, Arith | Bool) else v for v in result.values]
-        self._known[key] = _Result(result.step, blank, result.taken, result.cost)
+        self._known[key] = replace(result, values=blank)
         return self._known[key]
+
+
+def _arrays(values: Sequence[Value]) -> list[np.ndarray]:
+    """What the provider alone knows, at the provider."""
+    return [
+        v.value
+        for v in values
+        if isinstance(v, Private) and v.owner == PROVIDER and v.value is not None
+    ]
 
 
 def _is_plaintext(run: Run) -> bool:
