@@ -13,11 +13,12 @@ from jax.experimental import enable_x64
 from experiments.op_bench import forget_peak, resident
 from spu_llm.channel import Traffic
 from spu_llm.meter import Entry
+from spu_llm.needs import Needs
 from spu_llm.reveal import reveal
 from spu_llm.secure import PartySession, SecureFunction, Session
 from spu_llm.values import CLIENT, PROVIDER, ROLES, Owner
 
-__all__ = ["forget_peak", "medians", "peaks", "timed", "total"]
+__all__ = ["forget_peak", "medians", "peaks", "price", "timed", "total"]
 
 T = TypeVar("T")
 
@@ -46,6 +47,26 @@ def timed(session: Session, phase: str, work: Callable[[], T]) -> tuple[T, dict[
         "seconds": round(online, 4),
         "ahead": ahead | {"seconds": round(elapsed - online, 4)},
     }
+
+
+def price(entries: Sequence[Entry], needs: Needs, rank: int) -> dict[str, Any]:
+    """What the material of `needs` costs to make: its part of the batches among `entries`.
+
+    The first batch of a kind is left out where there are others: it compiles. Kinds that no batch
+    was made of are not counted.
+    """
+    made: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if entry.kind == "pool":
+            made.setdefault(entry.name, []).append(entry)
+    found = total([], rank)
+    for name, need in needs.material.items():
+        if name not in made:
+            continue
+        batches = made[name][1:] or made[name]
+        part = need.units / (len(batches) * need.correlation.chunk)
+        found = {k: found[k] + part * n for k, n in total(batches, rank).items()}
+    return found
 
 
 def total(entries: Sequence[Entry], rank: int) -> dict[str, Any]:

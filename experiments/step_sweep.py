@@ -2,13 +2,16 @@
 
 POST's premise: a secure forward over several positions costs little more than one over a single
 position. Each step here is the one that a completion runs, with real drafts and verification (the
-default variant) at temperature 1; only drafting itself is left out of the time. The text never
-moves on, and all steps see a key/value cache of one capacity, so steps differ in nothing but their
-positions.
+default variant), greedy or at a temperature. The text never moves on, and all steps see a key/value
+cache of one capacity, so steps differ in nothing but their positions.
+
+What a step takes from the pool is made before its clock starts and priced on its own; the client's
+drafting is timed apart, too.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,8 +20,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.kinds import by_kind, chains
 from experiments.local import machine, run_study
-from experiments.measured import medians, timed
+from experiments.measured import forget_peak, medians, peaks, price, timed
 from models import secure_gpt2
 from models.draft import Drafter
 from models.generate import announce, private_tree, share_weights
@@ -26,16 +30,18 @@ from models.gpt2 import GPT2Config
 from models.hf import load_config, load_model
 from models.request import Request
 from models.tokenizer import Tokenizer
-from protocols.distribution import Sampling, Streams
-from protocols.verification import verifier
+from protocols.distribution import Streams
+from protocols.soundness import require_sound
+from protocols.verification import Verifier, verifier
 from spu_llm.errors import InputError
+from spu_llm.needs import Needs
+from spu_llm.plan import Run
 from spu_llm.prg import Prg
-from spu_llm.secure import PartySession, public
+from spu_llm.secure import PartySession, SecureFunction, public
 from spu_llm.values import CLIENT, PROVIDER
 
 PROGRAM = "step-sweep"
 NEW_TOKENS = 32  # the cache has room for a completion of this length
-VERIFIER = verifier("token", Sampling(1.0))
 
 
 def capacity_for(prompt_tokens: int, positions: Sequence[int]) -> int:
@@ -43,14 +49,16 @@ def capacity_for(prompt_tokens: int, positions: Sequence[int]) -> int:
     return prompt_tokens + NEW_TOKENS + max(positions)
 
 
-def check_positions(config: GPT2Config, prompt_tokens: int, positions: Sequence[int]) -> None:
+def check_positions(
+    config: GPT2Config, prompt_tokens: int, positions: Sequence[int], temperature: float = 1.0
+) -> None:
     """InputError unless a completion could take steps of these sizes after such a prompt."""
     if not positions:
         raise InputError("--positions is empty; give numbers from 1 to 17")
     for n in positions:
         if not 1 <= n <= 17:
             raise InputError(f"--positions must be 1 to 17, found {n}")
-        Request(prompt_tokens, 1, n - 1, temperature=1.0).check(config)
+        Request(prompt_tokens, 1, n - 1, temperature=temperature).check(config)
     if prompt_tokens + max(positions) > config.n_positions:
         raise InputError(
             f"{prompt_tokens} prompt tokens and {max(positions)} positions exceed the model's "
@@ -64,111 +72,189 @@ def check_positions(config: GPT2Config, prompt_tokens: int, positions: Sequence[
 def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
     """One prefill, then steps of each size: one to warm up, `repeat` more to measure.
 
-    Public settings: `prompt_tokens`, `positions` (a comma list) and `repeat`. The client's own:
-    `prompt`, and `draft_dir` with the model that drafts.
+    Public settings: `prompt_tokens`, `positions` (a comma list), `repeat` and `temperature`. The
+    client's own: `prompt`, and `draft_dir` with the model that drafts.
     """
-    config = GPT2Config(**job["model"])
-    prompt_tokens, repeat = int(job["request"]["prompt_tokens"]), int(job["request"]["repeat"])
-    positions = [int(n) for n in str(job["request"]["positions"]).split(",")]
-    check_positions(config, prompt_tokens, positions)
-    capacity = capacity_for(prompt_tokens, positions)
-    secure = secure_gpt2.build(config, capacity, VERIFIER)
-    length = public(np.int32(prompt_tokens))
-
+    config, asked = GPT2Config(**job["model"]), job["request"]
+    repeat, temperature = int(asked["repeat"]), float(asked["temperature"])
+    positions = [int(n) for n in str(asked["positions"]).split(",")]
+    check_positions(config, int(asked["prompt_tokens"]), positions, temperature)
     with session.meter.in_phase("offline"):
-        params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
-        weights = share_weights(session, config, params)
-        prompt_shape = jax.ShapeDtypeStruct((prompt_tokens,), np.int32)
+        sweep = _Sweep(session, job, config, positions)
         send("stage", name="compiling")
-        inputs = _verifier_shapes(config, 0)
-        prefill_args = (weights, prompt_shape, *inputs, None)
-        session.prepare(secure.prefill, *prefill_args)
-        shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), prefill_args)
-        _, _, shared_shape, _ = jax.eval_shape(secure.prefill.fn, *shapes)
-        for n in dict.fromkeys(positions):
-            send("update", name=f"compiling the step of {n} positions")
-            tokens = jax.ShapeDtypeStruct((n,), np.int32)
-            inputs = _verifier_shapes(config, n - 1)
-            session.prepare(
-                secure.decode, weights, tokens, None, *inputs, shared_shape, length, None,
-            )  # fmt: skip
-        session.prepare(announce, jax.ShapeDtypeStruct((2,), np.int32))
-    client = _Drafts(job, capacity) if session.rank == CLIENT else None
-    secrets = Prg.from_os()  # the provider's part of the joint randomness
+        sweep.compile(lambda name: send("update", name=name))
+    session.on_batch = lambda made, total: send("update", name=f"material {made} of {total}")
+    forget_peak()
+    send("stage", name=f"prefilling {sweep.prompt_tokens} tokens")
+    prefill = sweep.prefill()
 
-    def inputs_of(count: int, work: Callable[[_Drafts], Any]) -> tuple[Any, Any]:
-        """Both parties' inputs to the verifier; `work` gives the client's."""
+    def of_size(n: int) -> dict[str, Any]:
+        send("stage", name=f"steps of {n} positions")
+        warm_up = sweep.step(n)
+        runs: list[dict[str, Any]] = []
+        for i in range(repeat):
+            last = (runs[-1] if runs else warm_up)["seconds"]
+            send("update", name=f"step {i + 1} of {repeat}, {n} positions; last took {last:.1f} s")
+            runs.append(sweep.step(n))
+        return {"positions": n, "warm_up": warm_up, "runs": runs}
 
-        def mine() -> Any:
-            assert client is not None
-            return work(client)
+    steps = [of_size(n) for n in positions]
+    # Once more at the end: whether the session got slower or faster meanwhile.
+    again = of_size(positions[0])
+    return {
+        "prefill": prefill,
+        "capacity": sweep.capacity,
+        "steps": [step | sweep.known_of(step["positions"]) for step in steps],
+        "again": again,
+        "peak_memory": peaks(session),
+        "learned": session.ledger.learned(),
+    }
 
-        shapes = _verifier_shapes(config, count)
-        return (
-            private_tree(session, CLIENT, mine, shapes[0]),
-            private_tree(
-                session, PROVIDER, lambda: VERIFIER.provider_input(count, secrets), shapes[1]
-            ),
+
+class _Sweep:
+    """One party's half of the measurements of a session."""
+
+    def __init__(
+        self,
+        session: PartySession,
+        job: dict[str, Any],
+        config: GPT2Config,
+        positions: Sequence[int],
+    ) -> None:
+        self._session, self._config = session, config
+        self._positions = list(dict.fromkeys(positions))
+        self.prompt_tokens = int(job["request"]["prompt_tokens"])
+        self.capacity = capacity_for(self.prompt_tokens, positions)
+        asked = Request(
+            self.prompt_tokens, NEW_TOKENS, 0, temperature=float(job["request"]["temperature"])
         )
+        self._verifier = verifier("token", asked.sampling)
+        self._secure = secure_gpt2.build(
+            config, self.capacity, self._verifier, asked.logits_scale
+        )
+        mine = session.rank == CLIENT
+        params = None if mine else load_model(Path(job["model_dir"]))[1]
+        self._weights = share_weights(session, config, params)
+        self._client = _Drafts(job, self.capacity, self._verifier) if mine else None
+        self._prompt: list[int] = job["prompt"] if mine else []
+        self._secrets = Prg.from_os()  # the provider's part of the joint randomness
+        self._shared: Any = None
+        self._needs: dict[int, Needs] = {}
+        self._steps_of: dict[int, Any] = {}
 
-    def resolve(outcome: Any) -> None:
-        """The client resolves a step and announces the number of drafts that stay."""
-        seen = jax.tree.map(session.get, outcome)
-        accepted = client.resolve(seen) if client is not None else 0
-        session.call(announce, session.private(CLIENT, lambda: [accepted, 0], (2,), np.int32))
+    def compile(self, update: Callable[[str], None]) -> None:
+        """Agree with the peer on all programs, before the first secret."""
+        session, shape = self._session, jax.ShapeDtypeStruct
+        prompt = shape((self.prompt_tokens,), np.int32)
+        prefill = (self._weights, prompt, *self._verifier_shapes(0), None)
+        session.prepare(self._secure.prefill, *prefill)
+        shapes = jax.tree.map(lambda v: shape(v.shape, v.dtype), prefill)
+        _, _, shared, _ = jax.eval_shape(self._secure.prefill.fn, *shapes)
+        for n in self._positions:
+            update(f"compiling the step of {n} positions")
+            tokens, inputs = shape((n,), np.int32), self._verifier_shapes(n - 1)
+            session.prepare(
+                self._secure.decode, self._weights, tokens, None, *inputs, shared,
+                shape((), np.int32), None,
+            )  # fmt: skip
+        session.prepare(announce, shape((2,), np.int32))
 
-    send("stage", name=f"prefilling {prompt_tokens} tokens")
+    def prefill(self) -> dict[str, Any]:
+        """The prompt into the cache; its cost."""
+        session = self._session
+        prompt = session.private(CLIENT, lambda: self._prompt, (self.prompt_tokens,), np.int32)
+        args = (self._weights, prompt, *self._inputs(0), None)
+        _, cost = self._measured("prefill", self._secure.prefill, args)
+        if self._client is not None:
+            self._client.start()
+        return cost
 
-    def prefill() -> Any:
-        prompt = session.private(CLIENT, lambda: job["prompt"], (prompt_tokens,), np.int32)
-        inputs = inputs_of(0, lambda c: c.propose(0))
-        outcome, _, shared, _ = session.call(secure.prefill, weights, prompt, *inputs, None)
-        resolve(outcome)
-        return shared
-
-    shared, cost = timed(session, "prefill", prefill)
-    if client is not None:
-        client.start()
-
-    def step(n: int) -> dict[str, Any]:
+    def step(self, n: int) -> dict[str, Any]:
         """The cost of one decode step of n positions."""
-        inputs = inputs_of(n - 1, lambda c: c.propose(n - 1))
+        session, client = self._session, self._client
+        started = time.perf_counter()
+        inputs = self._inputs(n - 1)
+        drafting = time.perf_counter() - started
         tokens = session.private(
             CLIENT, lambda: client.step_tokens() if client else [], (n,), np.int32
         )
+        args = (
+            self._weights, tokens, None, *inputs, self._shared,
+            public(np.int32(self.prompt_tokens)), None,
+        )  # fmt: skip
+        decode = self._secure.decode
+        if n not in self._needs:
+            self._needs[n] = session.needs(decode, *args)[0]
+            self._steps_of[n] = decode.plan(*args)[0].steps
+        mark = len(session.meter.entries)
+        phase, cost = self._measured(f"step {len(session.meter.seconds)}", decode, args)
+        entries = [
+            e
+            for e in session.meter.entries[mark:]
+            if e.phase == phase and e.function == decode.name and e.kind != "control"
+        ]
+        kinds = by_kind(entries, self._steps_of[n], session.rank)
+        return cost | {"drafting": drafting, "kinds": kinds}
+
+    def known_of(self, n: int) -> dict[str, Any]:
+        """Of a step of n positions: its chain of messages by kind of layer, the exact price of its
+        ops, and what its material costs.
+        """
+        needs, steps = self._needs[n], self._steps_of[n]
+        session = self._session
+        return {
+            "chain": chains(needs.calls, steps),
+            "segments": sum(isinstance(s, Run) and not s.local for s in steps),
+            "offline": price(session.meter.entries, needs, session.rank),
+            "units": {name: need.units for name, need in needs.material.items()},
+        }
+
+    def _measured(
+        self, phase: str, function: SecureFunction, args: tuple[Any, ...]
+    ) -> tuple[str, dict[str, Any]]:
+        """Make what a call takes, then call, resolve and announce on the clock."""
+        session = self._session
 
         def work() -> None:
-            outcome, _, _ = session.call(
-                secure.decode, weights, tokens, None, *inputs, shared, length, None
-            )
-            resolve(outcome)
+            session.make_ready(function, *args)
+            outcome, _, self._shared, in_range = session.call(function, *args)
+            seen = jax.tree.map(session.get, outcome)
+            accepted = 0
+            if self._client is not None:
+                require_sound(session.get(in_range))
+                accepted = self._client.resolve(seen)
+            session.call(announce, session.private(CLIENT, lambda: [accepted, 0], (2,), np.int32))
 
-        return timed(session, f"step {len(session.meter.seconds)}", work)[1]
+        return phase, timed(session, phase, work)[1]
 
-    def sweep(n: int) -> dict[str, Any]:
-        send("stage", name=f"steps of {n} positions")
-        warm_up = step(n)
-        runs: list[dict[str, Any]] = []
-        for i in range(repeat):
-            spent = (runs[-1] if runs else warm_up)["seconds"]
-            send("update", name=f"step {i + 1} of {repeat}, {n} positions; last took {spent:.1f} s")
-            runs.append(step(n))
-        return {"positions": n, "warm_up": warm_up, "runs": runs}
+    def _inputs(self, count: int) -> tuple[Any, Any]:
+        """Both parties' inputs to the verifier of `count` drafts, which the client makes here."""
 
-    return {
-        "prefill": cost,
-        "capacity": capacity,
-        "steps": [sweep(n) for n in positions],
-        # Once more at the end: whether the session got slower or faster meanwhile.
-        "again": sweep(positions[0]),
-        "learned": session.ledger.learned(),
-    }
+        def mine() -> Any:
+            assert self._client is not None
+            return self._client.propose(count)
+
+        def theirs() -> Any:
+            return self._verifier.provider_input(count, self._secrets)
+
+        shapes = self._verifier_shapes(count)
+        return (
+            private_tree(self._session, CLIENT, mine, shapes[0]),
+            private_tree(self._session, PROVIDER, theirs, shapes[1]),
+        )
+
+    def _verifier_shapes(self, drafts: int) -> tuple[Any, Any]:
+        return (
+            self._verifier.client_shapes(drafts, self._config.vocab_size),
+            self._verifier.provider_shapes(drafts),
+        )
 
 
 class _Drafts:
     """The client's plaintext half: what the next step verifies."""
 
-    def __init__(self, job: dict[str, Any], capacity: int) -> None:
+    def __init__(self, job: dict[str, Any], capacity: int, chosen: Verifier) -> None:
+        self._verifier = chosen
         config, params = load_model(Path(job["draft_dir"]))
         self._drafter = Drafter(config, params, capacity)
         self._context: list[int] = job["prompt"]
@@ -186,10 +272,10 @@ class _Drafts:
         self._drafts, self._q = self._drafter.propose(
             self._context,
             count,
-            lambda logits, position: VERIFIER.propose(logits, position, self._streams),
+            lambda logits, position: self._verifier.propose(logits, position, self._streams),
         )
         position = len(self._context)
-        return VERIFIER.client_input(self._drafts, self._q, position, self._streams)
+        return self._verifier.client_input(self._drafts, self._q, position, self._streams)
 
     def step_tokens(self) -> list[int]:
         """The last token of the text, not cached yet, and the drafts."""
@@ -197,14 +283,10 @@ class _Drafts:
 
     def resolve(self, outcome: Any) -> int:
         """Accepted drafts."""
-        accepted, self._token = VERIFIER.resolve(
+        accepted, self._token = self._verifier.resolve(
             outcome, self._drafts, self._q, lambda: float(self._streams.sampling.uniform(()))
         )
         return accepted
-
-
-def _verifier_shapes(config: GPT2Config, drafts: int) -> tuple[Any, Any]:
-    return VERIFIER.client_shapes(drafts, config.vocab_size), VERIFIER.provider_shapes(drafts)
 
 
 # ---- the command at the client
@@ -217,10 +299,11 @@ def measure(
     positions: Sequence[int],
     repeat: int,
     network: str,
+    temperature: float = 1.0,
 ) -> dict[str, Any]:
     """One network's session, as JSON fields."""
     tokens = Tokenizer.load(draft_model).encode(prompt)
-    check_positions(load_config(model), len(tokens), positions)
+    check_positions(load_config(model), len(tokens), positions, temperature)
     if repeat < 1:
         raise InputError(f"--repeat must be at least 1, found {repeat}")
     outcome, agreed = run_study(
@@ -230,6 +313,7 @@ def measure(
             "prompt_tokens": len(tokens),
             "positions": ",".join(map(str, positions)),
             "repeat": repeat,
+            "temperature": temperature,
         },
         {"prompt": tokens, "draft_dir": str(draft_model)},
         tokenizer=draft_model,
@@ -240,8 +324,10 @@ def measure(
         "network": network,
         "prefill": {"prompt_tokens": len(tokens), **result["prefill"]},
         "capacity": result["capacity"],
+        "temperature": temperature,
         "steps": [_with_median(step) for step in result["steps"]],
         "again": _with_median(result["again"]),
+        "peak_memory": result["peak_memory"],
         "wire_bytes": {
             "client_to_provider": outcome.wire_sent,
             "provider_to_client": outcome.wire_received,
