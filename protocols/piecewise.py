@@ -1,0 +1,213 @@
+"""Functions on shares by pieces: which piece is a matter of comparisons, all of them at once.
+
+quadratics  Few pieces, many values. With T = x^2 unscaled and whole-number coefficients, every
+            piece p_j = a_j T + b_j x + c_j is local work, and so are their differences:
+                f(x) = x + sum_j [x < t_j] (p_j - p_{j+1})(x),    the last piece being x.
+              1. T (one round), while 2. [x < t_j] for all j (one comparison, narrow).
+              3. Bits times differences (`protocols.mux`, one round). 4. One truncation.
+            A difference may overflow where its bit is zero: mod 2^64 that is zero all the same.
+lines       Few values, many pieces. Thresholds in geometric progression over a public range; slope
+            and intercept of a piece from one look-up (`protocols.lookup`).
+              1. [x < t_j] for all j, while 2. x is truncated to what the slopes are worth.
+              3. The look-up (one round). 4. Slope times x. 5. One truncation.
+
+Comparisons are of `protocols.narrow` words, so a piece may still be taken within one unit beyond
+its end: the fits allow for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from protocols.compare import sign
+from protocols.lookup import Table, lookup
+from protocols.mux import mux
+from protocols.narrow import FRAC_BITS, MAX_BITS, narrow
+from protocols.product import multiply, square
+from protocols.truncate import truncate
+
+UNIT_BITS = 6  # fraction bits of a threshold of `Quadratics`
+COEFFICIENT_BITS = 16
+_LARGEST = 60  # bits of a word before a truncation, which takes 62
+
+
+def below(top: Any, thresholds: tuple[int, ...], bits: int) -> Any:
+    """[top < t] for every t, [thresholds, ...], of narrow words whose differences from the
+    thresholds fit `bits` bits.
+    """
+    # Adding, since int32 holds -2^31 alone.
+    return sign(jnp.stack([top + (-t) for t in thresholds]), bits=bits)
+
+
+def _truncated(x: Any, shift: int) -> Any:
+    return truncate(x, shift=shift, how="unbiased", bits=64) if shift else x
+
+
+# ---- few pieces, many values
+
+
+@dataclass(frozen=True)
+class Quadratics:
+    """0 below the first of `thresholds` (in units of 2^-6), x from the last one on; between them
+    `pieces` a x^2 + b x + c, whole numbers of 2^-16. `error`: the largest difference from what was
+    fitted, at any x.
+    """
+
+    thresholds: tuple[int, ...]
+    pieces: tuple[tuple[int, int, int], ...]
+    error: float
+
+    def all_pieces(self) -> tuple[tuple[int, int, int], ...]:
+        return ((0, 0, 0), *self.pieces, (0, 1 << COEFFICIENT_BITS, 0))
+
+
+def quadratics(x: Any, function: Quadratics, *, bits: int, top: Any = None) -> Any:
+    """The function of float x [...], shared. x - t fits `bits` bits, 6 of them fraction: |x| is
+    below 2^(bits-7) less the largest threshold. |x| < 1,024 in any case, for the truncation.
+
+    `top`: x in units of 2^-6, narrow, where the caller has it earlier than x.
+    """
+    if top is None:
+        top = narrow(x, drop=FRAC_BITS - UNIT_BITS, bits=bits)
+    squared = square(x, shift=0)  # 36 fraction bits
+    taken = below(top, function.thresholds, bits)
+    pieces = function.all_pieces()
+    steps = [
+        _piece(x, squared, (a0 - a1, b0 - b1, c0 - c1))
+        for (a0, b0, c0), (a1, b1, c1) in zip(pieces[:-1], pieces[1:], strict=True)
+    ]
+    chosen = jnp.sum(mux(taken, jnp.stack(steps)), axis=0)
+    return _truncated(_piece(x, None, pieces[-1]) + chosen, FRAC_BITS + COEFFICIENT_BITS)
+
+
+def _piece(x: Any, squared: Any, coefficients: tuple[int, int, int]) -> Any:
+    """a x^2 + b x + c in words of 52 fraction bits, from x^2 in words of 36."""
+    a, b, c = coefficients
+    total = x * float(b << FRAC_BITS)
+    if a:
+        total = total + squared * float(a)
+    return total + float(c << FRAC_BITS) if c else total
+
+
+# ---- few values, many pieces
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A function f > 0 on [low, high) by pieces of lines, for words w of x = w 2^-position.
+
+    thresholds: in units of 2^drop words, both ends included; differences fit `bits` bits.
+    cut: bits truncated from w before the product. slopes, intercepts: words of the pieces for
+    results of `position_out` + `shift` fraction bits, of which `shift` are truncated.
+    error: the largest relative difference from f.
+    """
+
+    drop: int
+    bits: int
+    thresholds: tuple[int, ...]
+    cut: int
+    slopes: Table
+    intercepts: Table
+    shift: int
+    error: float
+
+
+Function = Callable[[np.ndarray], np.ndarray]
+
+MAX_ERROR = 2e-3
+_TOP_BITS = 8  # of the lower end, in units; fewer for a range that needs more
+
+
+def lines(
+    f: Function, low: float, high: float, position: int, position_out: int, per_octave: int = 16
+) -> Lines:
+    """Lines for a convex, falling f. With 16 per octave the error is about 1e-4 of 1/sqrt(x) and
+    2.5e-4 of 1/x, plus what `position_out` fraction bits leave of the smallest result.
+
+    ValueError when the range is too wide for words of 64 bits, or comparisons of 32.
+    """
+    if high * 2.0**position >= 2.0**62:
+        raise ValueError(f"{high} does not fit words with {position} fraction bits")
+    # Thresholds.
+    octaves = np.log2(high / low)
+    top_bits = min(_TOP_BITS, MAX_BITS - 1 - int(np.ceil(octaves)))
+    drop = max(0, int(np.ceil(np.log2(low))) + position - top_bits)
+    unit = 2.0 ** (drop - position)
+    count = int(np.ceil(per_octave * octaves))
+    ends = low * (high / low) ** (np.arange(count + 1) / count)
+    thresholds = tuple(np.unique(np.round(ends / unit).astype(np.int64)).tolist())
+    bits = (thresholds[-1] - 1).bit_length() + 1
+    # Scales: errors of the truncated x and of rounded slopes are balanced.
+    edges = np.array(thresholds) * unit
+    fall = np.log2(f(edges[:1])[0] / f(edges[-1:])[0])
+    scale = int(np.floor(_LARGEST - np.log2(f(edges[:1])[0])))  # fraction bits of the product
+    places = min(position + np.log2(low), (_LARGEST - fall - octaves) / 2)
+    cut = max(0, int(np.ceil(position + np.log2(low) - places)))
+    shift = scale - position_out
+    if bits > MAX_BITS or not 0 < shift < 63:
+        raise ValueError(f"no lines from {low} to {high} in words of 64 bits: too wide a range")
+    # Pieces: the chord from an edge to one unit beyond the next, moved to the middle of its error.
+    slopes, intercepts = [], []
+    step = 2.0 ** (cut - position)  # of a truncated x
+    for a, b in zip(edges[:-1], edges[1:] + unit, strict=True):
+        x = np.linspace(a, b, 65)
+        slope = (f(x[-1:])[0] - f(x[:1])[0]) / (b - a)
+        chord = f(x[:1])[0] + slope * (x - a)
+        centre = 2 / (1 + np.max(chord / f(x)))
+        words = int(np.round(slope * centre * step * 2.0**scale))
+        middle = (a + b) / 2
+        value = centre * (f(x[:1])[0] + slope * (middle - a))
+        slopes.append(words)
+        intercepts.append(int(np.round(value * 2.0**scale)) - int(np.round(words * middle / step)))
+    # Below the range and above it, the nearest piece.
+    fitted = Lines(
+        drop, bits, thresholds, cut, Table.of([slopes[0], *slopes, slopes[-1]]),
+        Table.of([intercepts[0], *intercepts, intercepts[-1]]), shift, 0.0,
+    )  # fmt: skip
+    error = _error(fitted, f, position, position_out)
+    if error > MAX_ERROR:
+        raise ValueError(f"lines from {low} to {high} are off by {error:.1%}: too wide a range")
+    return Lines(**{**vars(fitted), "error": error})
+
+
+def _error(fitted: Lines, f: Function, position: int, position_out: int) -> float:
+    """The largest relative error, one unit beyond a piece's end included, with a truncated x that
+    is off by one and a result that is off by one unit.
+    """
+    worst = 0.0
+    unit, step = 2.0 ** (fitted.drop - position), 2.0 ** (fitted.cut - position)
+    scale = 2.0 ** (position_out + fitted.shift)
+    edges = np.array(fitted.thresholds) * unit
+    pieces = zip(
+        fitted.slopes.entries()[1:-1], fitted.intercepts.entries()[1:-1],
+        edges[:-1], edges[1:] + unit, strict=True,
+    )  # fmt: skip
+    for slope, intercept, a, b in pieces:
+        x = np.linspace(a, b, 65)
+        off = np.abs((slope * (x / step) + intercept) / scale - f(x))
+        off += (abs(slope) / scale if fitted.cut else 0.0) + 2.0**-position_out
+        worst = max(worst, float(np.max(off / f(x))))
+    return worst
+
+
+def evaluate(x: Any, function: Lines) -> tuple[Any, Any]:
+    """The function of shared words x [...] (floats by type) and the bits [thresholds, ...], of
+    which `protocols.lookup.out_of_range` makes a count. The words have `position_out` fraction
+    bits. Right for x in [low, high). Other words of [0, 2^(drop + bits)), at least up to 2 high,
+    are told from these: low and high are at most 2^(bits - 1) units, so where one of the two
+    outermost differences wraps around, the other one does not.
+    """
+    # 1.
+    taken = below(narrow(x, drop=function.drop, bits=function.bits), function.thresholds,
+                  function.bits)  # fmt: skip
+    # 2.
+    value = _truncated(x, function.cut)
+    # 3.
+    slope, intercept = lookup(taken, [function.slopes, function.intercepts])
+    # 4. and 5.
+    return _truncated(multiply(slope, value, shift=0) + intercept, function.shift), taken
