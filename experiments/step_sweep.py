@@ -197,8 +197,8 @@ class _Sweep:
         return cost | {"drafting": drafting, "kinds": kinds}
 
     def known_of(self, n: int) -> dict[str, Any]:
-        """Of a step of n positions: its chain of messages by kind of layer, the exact price of its
-        ops, and what its material costs.
+        """Of a step of n positions: its chain of messages by kind of layer, how many segments SPU
+        runs, and what its material costs to make.
         """
         needs, steps = self._needs[n], self._steps_of[n]
         session = self._session
@@ -206,6 +206,7 @@ class _Sweep:
             "chain": chains(needs.calls, steps),
             "segments": sum(isinstance(s, Run) and not s.local for s in steps),
             "offline": price(session.meter.entries, needs, session.rank),
+            "offline_linear": price(session.meter.entries, _of_weights(needs), session.rank),
             "units": {name: need.units for name, need in needs.material.items()},
         }
 
@@ -248,6 +249,11 @@ class _Sweep:
             self._verifier.client_shapes(drafts, self._config.vocab_size),
             self._verifier.provider_shapes(drafts),
         )
+
+
+def _of_weights(needs: Needs) -> Needs:
+    """The material that is bound to the provider's weights: that of the linear layers."""
+    return Needs({k: n for k, n in needs.material.items() if n.correlation.fixed is not None})
 
 
 class _Drafts:

@@ -27,6 +27,7 @@ STUDIES = {
     "op-bench": "experiments.op_bench",
     "verify-bench": "experiments.verify_bench",
     "stock-gpt2": "experiments.stock_gpt2",
+    "stock-layers": "experiments.stock_layers",
 }
 _MODULES = {
     COMPLETION: "models.completion",
@@ -34,7 +35,10 @@ _MODULES = {
     **STUDIES,
 }
 # SPU's settings where a program runs with others than ours.
-_SPU = {"stock-gpt2": SpuConfig(exp_mode="EXP_PADE")}
+_SPU = {
+    "stock-gpt2": SpuConfig(exp_mode="EXP_PADE"),
+    "stock-layers": SpuConfig(exp_mode="EXP_PADE"),
+}
 
 
 def load(name: str) -> Program:

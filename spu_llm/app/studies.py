@@ -70,6 +70,17 @@ def add_commands(commands: Any) -> None:
         "transcript", help="whether message sizes and counts depend on secrets"
     )
     _common(transcript, _transcript)
+    cost = claims.add_parser("cost", help="a generated token: the stock path against ours")
+    cost.add_argument("--network", type=_networks, default="local,lan,wan", metavar="NAME,...",
+                      help="local, lan, wan: one after another (default: %(default)s)")  # fmt: skip
+    cost.add_argument("--steps", type=int, default=2, metavar="K",
+                      help="measured steps of each kind (default: %(default)s)")  # fmt: skip
+    cost.add_argument("--draft-length", type=int, default=7, metavar="G",
+                      help="drafts per step (default: %(default)s)")  # fmt: skip
+    cost.add_argument("--prompt", help="default: that of demo")
+    cost.add_argument("--draft-model", type=Path, help="public model directory")
+    cost.add_argument("--plot", type=Path, metavar="FILE", help="draw seconds per token")
+    _common(cost, _cost)
 
 
 def _common(parser: argparse.ArgumentParser, run: Any) -> None:
@@ -193,6 +204,30 @@ def _transcript(options: argparse.Namespace) -> None:
     _check_folder(options.json, "--json")
     result = transcript.measure(options.model or shipped("private"), DEFAULT_PROMPT)
     _conclude(options, result, transcript.table(result))
+
+
+def _cost(options: argparse.Namespace) -> None:
+    from experiments import cost, cost_report
+    from spu_llm.app.cli import DEFAULT_PROMPT, shipped, write_json
+
+    _check_folder(options.json, "--json")
+    _check_folder(options.plot, "--plot")
+    model = options.model or shipped("private")
+    draft_model = options.draft_model or shipped("public")
+    prompt = options.prompt or DEFAULT_PROMPT
+    request = cost.Request(prompt, options.draft_length, options.steps)
+    request.check(model, draft_model)
+    speed = cost.greedy_speed(model, draft_model, request.draft_length)
+    results: list[dict[str, Any]] = []
+    for network in options.network:
+        results.append(cost.measure(model, draft_model, request, network, speed))
+        print(cost_report.table(results[-1]), end="\n\n", flush=True)
+        if options.json is not None:
+            write_json(options.json, {"networks": results})
+        if options.plot is not None:
+            cost_report.plot(results, options.plot)
+    if failures := [text for result in results for text in result["failures"]]:
+        raise SpuLlmError(f"a result is wrong: {'; '.join(failures[:3])}")
 
 
 def _conclude(options: argparse.Namespace, result: dict[str, Any], table: str) -> None:

@@ -1,0 +1,161 @@
+"""The figures of `experiment cost` for people: a table and a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.op_report import count_text, mib_text, seconds_text
+from spu_llm.errors import InputError
+
+
+def table(result: dict[str, Any]) -> str:
+    """One network's figures as Markdown."""
+    machine, linear = result["machine"], result["linear"]
+    lines = [
+        f"network {result['network']}, both parties on {machine['cores']} cores; greedy, per "
+        f"generated token. Drafted: {result['draft_length']} drafts a step, "
+        f"{result['tokens_per_step']:.2f} tokens a step ({result['accepted']:.0%} of the drafts "
+        "accepted), measured in plaintext on held-out prompts.",
+        "",
+        "| per token | seconds | speed-up | with offline: seconds | speed-up | bytes C→P "
+        "| bytes P→C | messages | offline: seconds | bytes | messages |",
+        "|---" * 11 + "|",
+        *(_line(_per_token(row)) for row in result["rows"]),
+        "",
+        "| positions | seconds | of stock's step | messages | per block | one after the other "
+        "| SPU segments | bytes C→P | bytes P→C | offline: seconds | bytes |",
+        "|---" * 11 + "|",
+        _line(_stock_step(result)),
+        *(_line(_step(step)) for step in result["lengths"]),
+        "",
+        f"a further position: {result['marginal_seconds']:.3f} s",
+        f"linear layers at one position: stock {seconds_text(linear['stock_seconds'])} s, "
+        f"{count_text(linear['stock_bytes'])} bytes, on the way; ours "
+        f"{seconds_text(linear['ours_seconds'])} s, {count_text(linear['ours_bytes'])} bytes, "
+        "made ahead (embedding and head included)",
+        *(
+            f"peak memory, {name}: client {mib_text(sizes['client'])} MiB, provider "
+            f"{mib_text(sizes['provider'])} MiB"
+            for name, sizes in result["peak_memory"].items()
+        ),
+        *(
+            f"prefill, {name}: {cost['seconds']:.1f} s, {cost['messages']} messages"
+            for name, cost in result["prefill"].items()
+        ),
+        "",
+        *(_criterion(one) for one in result["criteria"]),
+        "outcomes: " + ("; ".join(result["failures"]) or "as in plaintext"),
+    ]
+    return "\n".join(lines)
+
+
+def _per_token(row: dict[str, Any]) -> list[str]:
+    ahead = row["offline"]
+    return [
+        row["name"],
+        seconds_text(row["seconds"]),
+        f"{row['speedup']:.1f}",
+        seconds_text(row["seconds_with_offline"]),
+        f"{row['speedup_with_offline']:.1f}",
+        count_text(row["client_to_provider"]),
+        count_text(row["provider_to_client"]),
+        count_text(row["messages"]),
+        seconds_text(ahead["seconds"]),
+        count_text(ahead["client_to_provider"] + ahead["provider_to_client"]),
+        count_text(ahead["messages"]),
+    ]
+
+
+def _stock_step(result: dict[str, Any]) -> list[str]:
+    row = result["rows"][0]
+    return [
+        "1 (stock)", seconds_text(row["step_seconds"]), "1", count_text(row["messages"]),
+        count_text(result["stock_messages_per_block"]), "", "1",
+        count_text(row["client_to_provider"]), count_text(row["provider_to_client"]), "", "",
+    ]  # fmt: skip
+
+
+def _step(step: dict[str, Any]) -> list[str]:
+    ahead = step["offline"]
+    return [
+        str(step["positions"]),
+        seconds_text(step["seconds"]),
+        f"{step['of_stock']:.3f}",
+        count_text(step["messages"]),
+        count_text(step["messages_per_block"]),
+        str(step["chain"]),
+        str(step["segments"]),
+        count_text(step["client_to_provider"]),
+        count_text(step["provider_to_client"]),
+        seconds_text(ahead["seconds"]),
+        count_text(ahead["client_to_provider"] + ahead["provider_to_client"]),
+    ]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _criterion(one: dict[str, Any]) -> str:
+    relation = "at least" if one["least"] else "at most"
+    holds = "holds" if one["holds"] else "does not hold"
+    if "memory" in one["name"]:
+        value, bound = f"{mib_text(one['value'])} MiB", f"{mib_text(one['bound'])} MiB"
+    else:
+        value, bound = f"{one['value']:.3g}", f"{one['bound']:g}"
+    return f"criterion {one['name']}, {relation} {bound}: {value}: {holds}"
+
+
+# ---- the plot
+
+
+def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Seconds per token, a group of bars per network; what is made ahead stands on top, faint.
+    InputError without matplotlib.
+    """
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise InputError("--plot needs matplotlib: pip install matplotlib") from None
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    names = [row["name"] for row in results[0]["rows"]]
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        rows = [result["rows"][i] for result in results]
+        places = [group + i * width for group in range(len(results))]
+        online = [row["seconds"] for row in rows]
+        both = [row["seconds_with_offline"] for row in rows]
+        color = "0.6" if i == 0 else f"C{i - 1}"
+        left.bar(places, both, width, color=color, alpha=0.35)
+        left.bar(places, online, width, color=color, label=name)
+        for x, row in zip(places, rows, strict=True):
+            if i:
+                text = f"{row['speedup']:.1f}x\n({row['speedup_with_offline']:.1f}x)"
+                top = row["seconds_with_offline"]
+                left.annotate(text, (x, top), ha="center", va="bottom", fontsize=7)
+    left.set_yscale("log")
+    left.margins(y=0.15)
+    left.set_xticks([g + 0.4 - width / 2 for g in range(len(results))])
+    left.set_xticklabels([result["network"] for result in results])
+    left.set_ylabel("seconds per generated token")
+    left.set_title("online; faint: with what is made ahead", fontsize=10)
+    left.grid(alpha=0.3, axis="y")
+    left.legend(fontsize=8)
+    for result in results:
+        steps = result["lengths"]
+        xs, ys = [s["positions"] for s in steps], [s["of_stock"] for s in steps]
+        right.plot(xs, ys, "o-", label=result["network"])
+    right.axhline(1.0, color="0.6", linestyle="--", label="stock, one position")
+    right.set_xticks([s["positions"] for s in results[0]["lengths"]])
+    right.set_xlabel("positions in one step of ours")
+    right.set_ylabel("seconds, of the stock path's step")
+    right.set_ylim(bottom=0)
+    right.grid(alpha=0.3)
+    right.legend(fontsize=8)
+    figure.savefig(path, dpi=120, metadata={"Software": ""})
+    pyplot.close(figure)
