@@ -1,11 +1,12 @@
 """Tables read with comparison bits: b_j = [x < t_j] for rising t_j give the pieces of functions.
 
-Of shared bits one conversion (`protocols.convert`, one message each way and one bit per bit) makes
-integers; every table entry is then a sum of public words times these, which each party does alone:
+One conversion (`protocols.convert`, one message each way and one bit per bit) makes integers of
+shared bits; every table's entry is then a sum of these times public words, which each party takes
+alone:
 
     table(x) = base + sum_j b_j step_j
 
-Several tables cost one conversion. Of the same bits, the outermost two tell whether x was in range.
+Several tables cost one conversion. The outermost two bits tell whether x was in range.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from protocols.convert import to_arith
 from protocols.narrow import FRAC_BITS, units
 
 
@@ -51,10 +51,12 @@ def _float32(word: int) -> int:
     return int(np.float32(word))
 
 
-def lookup(bits: Any, tables: Sequence[Table]) -> Any:
-    """The entries [tables, ...] for bits [thresholds, ...], as floats: words of 2^-18."""
-    count, *shape = bits.shape
-    ones = units(to_arith(bits))
+def lookup(ones: Any, tables: Sequence[Table]) -> Any:
+    """The entries [tables, ...] as floats, words of 2^-18, for bits [thresholds, ...] given as
+    integers: `to_arith` of what `protocols.compare.sign` gives.
+    """
+    count, *shape = ones.shape
+    ones = units(ones)
     steps = np.array([t.steps for t in tables], np.float32)
     wide = np.broadcast_to(
         steps.reshape(len(tables), count, *(1 for _ in shape)), (len(tables), count, *shape)
@@ -68,10 +70,8 @@ def lookup(bits: Any, tables: Sequence[Table]) -> Any:
     return jnp.sum(scaled, axis=1) + np.array(first)
 
 
-def out_of_range(bits: Any) -> Any:
-    """How many values (int32) were below the first threshold, or not below the last, of bits
-    [thresholds, ...]. Counts add up; a model opens whether the whole sum is zero.
+def out_of_range(ones: Any) -> Any:
+    """How many values (int32) were below the first threshold, or not below the last, of the same
+    integers. Counts add up; a model opens whether the whole sum is zero.
     """
-    ends = to_arith(jnp.stack([bits[0], bits[-1]]))
-    outside = ends[0] + 1 - ends[1]
-    return jnp.sum(outside)
+    return jnp.sum(ones[0] + 1 - ones[-1])

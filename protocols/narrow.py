@@ -1,4 +1,4 @@
-"""Words read anew without a message: their top bits as a narrow share, and integers as units.
+"""Narrow shares: the top bits of words, and the way back; integers as units of floats.
 
 narrow  Shares mod 2^64 of a word x, each shifted right by `drop` bits by its holder, add up to
             floor(x / 2^drop) - c    mod 2^(64 - drop),
@@ -6,25 +6,36 @@ narrow  Shares mod 2^64 of a word x, each shifted right by `drop` bits by its ho
         `bits` of that are a share, too. A comparison of narrow words costs less, and a c that only
         moves the place where one piece of a function gives way to the next does no harm: both
         pieces must hold over that one unit. c depends on how x is shared, not on x alone.
+widen   A share of x mod 2^bits becomes one mod 2^64, where |x| < 2^(bits-2). With 2^(bits-2) added
+        x is not negative and below 2^(bits-1), so the shares wrap around unless both have a zero
+        for their top bit: one prepared product of bits, as in `protocols.truncate`.
 units   The words of an integer as those of a float: k stands for k 2^-18.
+
+`narrow` and `units` send nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from protocols.convert import arith_cost, as_arith
-from protocols.simulated import uniform_messages
-from protocols.truncate import share_of
-from spu_llm.op import Functionality, protocol_op
+from protocols.convert import (
+    arith_cost,
+    as_arith,
+    correct_product_of_own_bits,
+    product_of_own_bits,
+)
+from protocols.simulated import Correct, SimulatedParty, uniform_messages
+from protocols.truncate import refresh, share_of, truncate_cost
+from spu_llm.op import Cost, Functionality, protocol_op
 from spu_llm.party import Party
 from spu_llm.prg import Prg
 from spu_llm.settings import SpuConfig
-from spu_llm.values import Arith, Owner, Value, low_bits, sign_extended
+from spu_llm.values import CLIENT, Arith, Owner, Value, low_bits, sign_extended
 
 MAX_BITS = 32  # what int32 holds
 FRAC_BITS = SpuConfig().frac_bits
@@ -88,9 +99,64 @@ narrow = protocol_op(
     functionality=Functionality(),
     simulate=uniform_messages(_narrow_two_party, _nothing_to_correct),
     model=_narrow_model,
+    silent=True,
 )
 """floor(x 2^18 / 2^drop) of a float x, or one less, as int32 reduced to `bits` signed bits (at most
 32, and 64 - drop): a share mod 2^bits. An integer x is floor(x / 2^drop) or one less."""
+
+
+# ---- widen
+
+
+def _widen_two_party(party: Party, x: Value) -> Arith:
+    """1. Add 2^(bits-2), to a share that is uniform. 2. The product of "my top bit is 0" takes the
+    wrap out.
+    """
+    if not isinstance(x, Arith) or not 2 < x.bits < 64:
+        raise ValueError("only a narrow share of 3 to 63 bits can be widened")
+    if not x.words.size:
+        return Arith(x.words, x.dtype, x.frac_bits)
+    # 1.
+    words = refresh(party, x.words)
+    offset, wrapped = np.uint64(1 << (x.bits - 2)), np.uint64(1 << x.bits)
+    if party.rank == CLIENT:
+        words = words + offset
+    words = low_bits(words, x.bits)
+    # 2.
+    no_wrap = product_of_own_bits(party, (words >> np.uint64(x.bits - 1)) ^ np.uint64(1))
+    out = words + no_wrap * wrapped
+    if party.rank == CLIENT:
+        out = out - wrapped - offset
+    return Arith(out, x.dtype, x.frac_bits)
+
+
+def _widen_cost(x: Value) -> Cost:
+    count = math.prod(x.shape)
+    return truncate_cost(count) if count else Cost()
+
+
+def _widen_correct(x: Value) -> Correct:
+    def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
+        # What depends on the share alone agrees; the rest is a multiple of 2^bits.
+        assert isinstance(x, Arith)
+        difference = (wanted.words - made.words).reshape(-1)
+        assert not low_bits(difference, x.bits).any()
+        correct_product_of_own_bits(party, difference >> np.uint64(x.bits))
+
+    return correct
+
+
+widen = protocol_op(
+    "widen",
+    reference=lambda x: x,
+    two_party=_widen_two_party,
+    owners=lambda x: [Owner.JOINT],
+    cost=_widen_cost,
+    functionality=Functionality(),
+    simulate=uniform_messages(_widen_two_party, _widen_correct),
+)
+"""A narrow share mod 2^bits of x, |x| < 2^(bits-2), as a share mod 2^64: one message each way, one
+bit per value."""
 
 
 # ---- units
@@ -119,5 +185,6 @@ units = protocol_op(
     functionality=Functionality(),
     simulate=uniform_messages(_units_two_party, _nothing_to_correct),
     model=_units_model,
+    silent=True,
 )
 """An integer k as the float k 2^-18: the same words. A narrow share stays narrow."""

@@ -30,12 +30,10 @@ from protocols.exponential import SCALE_BITS, scaled_exponential
 from protocols.lookup import out_of_range
 from protocols.maximum import maximum
 from protocols.narrow import FRAC_BITS, narrow
-from protocols.piecewise import UNIT_BITS, Lines, Quadratics, evaluate, lines, quadratics
+from protocols.piecewise import Lines, Quadratics, evaluate, lines, quadratics
 from protocols.product import scale_rows, square
 from protocols.truncate import truncate
 from spu_llm.approx import approximation
-
-PRODUCT_BITS = 2 * FRAC_BITS  # fraction bits of a product that was not truncated
 
 # ---- GELU and SiLU
 
@@ -100,29 +98,16 @@ ACTIVATION_BITS = 16
 
 
 def _activation(name: str, function: Callable[[Any], Any], pieces: Quadratics) -> Any:
-    """The function of x, and the one of x's product words (36 fraction bits), which x itself is
-    truncated from while comparisons are under way: two messages less in all.
-    """
-
-    def of_product(x: Any) -> Any:
-        top = narrow(x, drop=PRODUCT_BITS - UNIT_BITS, bits=ACTIVATION_BITS)
-        value = truncate(x, shift=FRAC_BITS, how="unbiased", bits=64)
-        return quadratics(value, pieces, bits=ACTIVATION_BITS, top=top)
-
-    return (
-        approximation(
-            name, reference=function,
-            on_shares=lambda x: quadratics(x, pieces, bits=ACTIVATION_BITS),
-        ),
-        approximation(
-            f"{name}_of_product", reference=lambda x: function(x * 2.0**-FRAC_BITS),
-            on_shares=of_product,
-        ),
-    )  # fmt: skip
+    return approximation(
+        name, reference=function, on_shares=lambda x: quadratics(x, pieces, bits=ACTIVATION_BITS)
+    )
 
 
-gelu, gelu_of_product = _activation("gelu", lambda x: jax.nn.gelu(x, approximate=True), GELU[6])
-silu, silu_of_product = _activation("silu", jax.nn.silu, SILU[8])
+gelu = _activation("gelu", lambda x: jax.nn.gelu(x, approximate=True), GELU[6])
+"""GELU, tanh form; |x| < 500."""
+
+silu = _activation("silu", jax.nn.silu, SILU[8])
+"""SiLU; |x| < 500."""
 
 
 # ---- reciprocals
@@ -148,8 +133,8 @@ def _on_range(name: str, f: Callable[..., Any]) -> Any:
         return f(x), _outside(x, low, high)
 
     def on_shares(x: Any, *, low: float, high: float) -> tuple[Any, Any]:
-        y, bits = evaluate(x, _lines_of(f, low, high))
-        return y, out_of_range(bits)
+        y, ones = evaluate(x, _lines_of(f, low, high))
+        return y, out_of_range(ones)
 
     return approximation(name, reference=reference, on_shares=on_shares)
 
@@ -188,7 +173,7 @@ def _norm_lines(
     def of_sum(s: np.ndarray) -> np.ndarray:
         return gain / np.sqrt(s / d + epsilon)
 
-    return lines(of_sum, low * d, high * d, PRODUCT_BITS, position_out), position_out
+    return lines(of_sum, low * d, high * d, 2 * FRAC_BITS, position_out), position_out
 
 
 def _rms_norm_on_shares(
@@ -201,9 +186,9 @@ def _rms_norm_on_shares(
     total = jnp.sum(square(rows, shift=0), axis=-1)
     # 2.
     function, position = _norm_lines(d, epsilon, gain, low, high)
-    factor, bits = evaluate(total, function)
+    factor, ones = evaluate(total, function)
     # 3.
-    return scale_rows(rows, factor, shift=position).reshape(x.shape), out_of_range(bits)
+    return scale_rows(rows, factor, shift=position).reshape(x.shape), out_of_range(ones)
 
 
 rms_norm = approximation("rms_norm", reference=_rms_norm, on_shares=_rms_norm_on_shares)

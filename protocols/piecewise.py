@@ -4,8 +4,10 @@ quadratics  Few pieces, many values. With T = x^2 unscaled and whole-number coef
             piece p_j = a_j T + b_j x + c_j is local work, and so are their differences:
                 f(x) = x + sum_j [x < t_j] (p_j - p_{j+1})(x),    the last piece being x.
               1. T (one round), while 2. [x < t_j] for all j (one comparison, narrow).
-              3. Bits times differences (`protocols.mux`, one round). 4. One truncation.
-            A difference may overflow where its bit is zero: mod 2^64 that is zero all the same.
+              3. Bits times differences (`protocols.mux`, one round), of which each party drops the
+              fraction bits that were too many, alone and mod 2^32: four bytes each. 4. `widen`.
+            A difference may overflow where its bit is zero: mod 2^32 that is zero all the same.
+            Each dropped fraction may cost a unit of 2^-18.
 lines       Few values, many pieces. Thresholds in geometric progression over a public range; slope
             and intercept of a piece from one look-up (`protocols.lookup`).
               1. [x < t_j] for all j, while 2. x is truncated to what the slopes are worth.
@@ -25,14 +27,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from protocols.compare import sign
+from protocols.convert import to_arith
 from protocols.lookup import Table, lookup
 from protocols.mux import mux
-from protocols.narrow import FRAC_BITS, MAX_BITS, narrow
+from protocols.narrow import FRAC_BITS, MAX_BITS, narrow, units, widen
 from protocols.product import multiply, square
 from protocols.truncate import truncate
 
 UNIT_BITS = 6  # fraction bits of a threshold of `Quadratics`
 COEFFICIENT_BITS = 16
+_RESULT_BITS = 32
 _LARGEST = 60  # bits of a word before a truncation, which takes 62
 
 
@@ -40,8 +44,11 @@ def below(top: Any, thresholds: tuple[int, ...], bits: int) -> Any:
     """[top < t] for every t, [thresholds, ...], of narrow words whose differences from the
     thresholds fit `bits` bits.
     """
-    # Adding, since int32 holds -2^31 alone.
-    return sign(jnp.stack([top + (-t) for t in thresholds]), bits=bits)
+    wide = (len(thresholds), *top.shape)
+    # Added, since int32 holds -2^31 but not 2^31; of the full shape, so that it is local work.
+    moved = np.array([-t for t in thresholds], np.int32).reshape(-1, *(1 for _ in top.shape))
+    tops = jnp.broadcast_to(top[None], wide)
+    return sign(tops + np.array(np.broadcast_to(moved, wide)), bits=bits)
 
 
 def _truncated(x: Any, shift: int) -> Any:
@@ -66,32 +73,31 @@ class Quadratics:
         return ((0, 0, 0), *self.pieces, (0, 1 << COEFFICIENT_BITS, 0))
 
 
-def quadratics(x: Any, function: Quadratics, *, bits: int, top: Any = None) -> Any:
+def quadratics(x: Any, function: Quadratics, *, bits: int) -> Any:
     """The function of float x [...], shared. x - t fits `bits` bits, 6 of them fraction: |x| is
-    below 2^(bits-7) less the largest threshold. |x| < 1,024 in any case, for the truncation.
-
-    `top`: x in units of 2^-6, narrow, where the caller has it earlier than x.
+    below 2^(bits-7) less the largest threshold. |x| < 2^12 in any case, for `widen`.
     """
-    if top is None:
-        top = narrow(x, drop=FRAC_BITS - UNIT_BITS, bits=bits)
-    squared = square(x, shift=0)  # 36 fraction bits
+    # 1. 36 fraction bits.
+    squared = square(x, shift=0)
+    # 2.
+    top = narrow(x, drop=FRAC_BITS - UNIT_BITS, bits=bits)
     taken = below(top, function.thresholds, bits)
+    # 3.
     pieces = function.all_pieces()
     steps = [
         _piece(x, squared, (a0 - a1, b0 - b1, c0 - c1))
         for (a0, b0, c0), (a1, b1, c1) in zip(pieces[:-1], pieces[1:], strict=True)
     ]
-    chosen = jnp.sum(mux(taken, jnp.stack(steps)), axis=0)
-    return _truncated(_piece(x, None, pieces[-1]) + chosen, FRAC_BITS + COEFFICIENT_BITS)
+    rounded = narrow(jnp.stack(steps), drop=FRAC_BITS + COEFFICIENT_BITS, bits=_RESULT_BITS)
+    chosen = jnp.sum(mux(taken, rounded), axis=0)
+    # 4. The last piece is x itself.
+    return units(widen(narrow(x, drop=0, bits=_RESULT_BITS) + chosen))
 
 
 def _piece(x: Any, squared: Any, coefficients: tuple[int, int, int]) -> Any:
     """a x^2 + b x + c in words of 52 fraction bits, from x^2 in words of 36."""
     a, b, c = coefficients
-    total = x * float(b << FRAC_BITS)
-    if a:
-        total = total + squared * float(a)
-    return total + float(c << FRAC_BITS) if c else total
+    return squared * float(a) + x * float(b << FRAC_BITS) + float(c << FRAC_BITS)
 
 
 # ---- few values, many pieces
@@ -196,11 +202,13 @@ def _error(fitted: Lines, f: Function, position: int, position_out: int) -> floa
 
 
 def evaluate(x: Any, function: Lines) -> tuple[Any, Any]:
-    """The function of shared words x [...] (floats by type) and the bits [thresholds, ...], of
-    which `protocols.lookup.out_of_range` makes a count. The words have `position_out` fraction
-    bits. Right for x in [low, high). Other words of [0, 2^(drop + bits)), at least up to 2 high,
-    are told from these: low and high are at most 2^(bits - 1) units, so where one of the two
-    outermost differences wraps around, the other one does not.
+    """The function of shared words x [...] (floats by type) in words of `position_out` fraction
+    bits, and the bits [thresholds, ...] as integers, of which `protocols.lookup.out_of_range` makes
+    a count.
+
+    Right for x in [low, high). Other words of [0, 2^(drop + bits)), at least up to 2 high, are told
+    from these: low and high are at most 2^(bits - 1) units, so where one of the two outermost
+    differences wraps around, the other one does not.
     """
     # 1.
     taken = below(narrow(x, drop=function.drop, bits=function.bits), function.thresholds,
@@ -208,6 +216,7 @@ def evaluate(x: Any, function: Lines) -> tuple[Any, Any]:
     # 2.
     value = _truncated(x, function.cut)
     # 3.
-    slope, intercept = lookup(taken, [function.slopes, function.intercepts])
+    ones = to_arith(taken)
+    slope, intercept = lookup(ones, [function.slopes, function.intercepts])
     # 4. and 5.
-    return _truncated(multiply(slope, value, shift=0) + intercept, function.shift), taken
+    return _truncated(multiply(slope, value, shift=0) + intercept, function.shift), ones

@@ -60,8 +60,10 @@ _0, _1 = np.uint64(0), np.uint64(1)
 _OFFSET = np.uint64(1 << 62)
 
 
-def _refresh(party: Party, words: np.ndarray) -> np.ndarray:
-    """The same value with a uniform client's share, by a word that both parties know."""
+def refresh(party: Party, words: np.ndarray) -> np.ndarray:
+    """The same value with a uniform client's share, by a word that both parties know; mod 2^64,
+    and so mod any smaller power.
+    """
     shift = party.common.words(words.shape)
     return words + shift if party.rank == CLIENT else words - shift
 
@@ -78,7 +80,7 @@ def truncate_unbiased(party: Party, x: Arith, shift: int) -> Arith:
     3. Share the product of "my top bit is 0" and take the wrap out.
     """
     # 1.
-    words = _refresh(party, x.words)
+    words = refresh(party, x.words)
     if party.rank == CLIENT:
         words = words + _OFFSET
     # 2.
@@ -93,7 +95,7 @@ def truncate_unbiased(party: Party, x: Arith, shift: int) -> Arith:
 
 
 def truncate_local(party: Party, x: Arith, shift: int) -> Arith:
-    words = _refresh(party, x.words)
+    words = refresh(party, x.words)
     if party.rank == CLIENT:
         return Arith(words >> np.uint64(shift), x.dtype, x.frac_bits)
     return Arith(_0 - ((_0 - words) >> np.uint64(shift)), x.dtype, x.frac_bits)
@@ -102,7 +104,7 @@ def truncate_local(party: Party, x: Arith, shift: int) -> Arith:
 def _truncate_exact(party: Party, x: Arith, shift: int) -> Arith:
     """1. Add 2^62 and shift both shares down. 2. Take the wrap out. 3. Add the low bits' carry."""
     # 1.
-    words = _refresh(party, x.words)
+    words = refresh(party, x.words)
     if party.rank == CLIENT:
         words = words + _OFFSET
     # 2.

@@ -77,6 +77,7 @@ class ProtocolOp:
     opens: Callable[..., Sequence[Opening]]
     model: Callable[..., Sequence[np.ndarray]] | None
     primitive: Any
+    silent: bool = False
 
     def __call__(self, *arrays: Any, **static: Any) -> Any:
         out = self.primitive.bind(*arrays, **static)
@@ -102,6 +103,7 @@ def protocol_op(
     simulate: Callable[..., View],
     opens: Callable[..., Sequence[Opening]] = lambda *values, **static: (),
     model: Callable[..., Sequence[np.ndarray]] | None = None,
+    silent: bool = False,
 ) -> ProtocolOp:
     """Define an op.
 
@@ -115,10 +117,11 @@ def protocol_op(
     opens(*values, **static) -> what one call must enter into the ledger; nothing by default.
     model(inputs of both parties, common stream, **static) -> exact integer results, where they
         depend on how the inputs are shared; by default the reference is exact.
+    silent: additive shares take no message, so that nothing need wait for others to run beside it.
     """
     op = ProtocolOp(
         name, reference, two_party, owners, cost, functionality, simulate, opens, model,
-        make_primitive(name, reference),
+        make_primitive(name, reference), silent,
     )  # fmt: skip
     _BY_PRIMITIVE[op.primitive] = op
     return op

@@ -237,6 +237,7 @@ def _cut(
         else:
             wave += 1
             ready = [e for e in waiting if _ready(e, known)]
+            ready = [e for e in ready if _is_silent(e)] or ready
             waiting = [e for e in waiting if all(e is not r for r in ready)]
             for eqn in ready:
                 op = op_of(eqn.primitive)
@@ -261,6 +262,11 @@ def _local_ones(
         if join(_owner(v, owner_of) for v in e.invars) is not Owner.JOINT
         or (not only_segments and is_local(e, public, consts))
     }
+
+
+def _is_silent(eqn: JaxprEqn) -> bool:
+    op = op_of(eqn.primitive)
+    return op is not None and op.silent
 
 
 def _ready(eqn: JaxprEqn, known: set[Var]) -> bool:

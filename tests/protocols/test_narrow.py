@@ -1,15 +1,25 @@
-"""Top bits of shares as narrow shares, and integers as units: local, and exact as modelled."""
+"""Narrow shares of the top bits of words, the way back, integers as units: exact as modelled."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.narrow import narrow, units
-from spu_llm.testing import FRAC_BITS, Case, OpContract, reconstruct_words, run_op
-from spu_llm.values import CLIENT, Arith
+from protocols.narrow import narrow, units, widen
+from protocols.truncate import share_of
+from spu_llm.testing import (
+    FRAC_BITS,
+    Case,
+    OpContract,
+    common_stream,
+    reconstruct_words,
+    run_op,
+)
+from spu_llm.values import CLIENT, Arith, Value
 
 WIDE = np.array([0, 1, -1, 2**62, -(2**63), 12345 << 18, 2**30 - 1])
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -24,6 +34,20 @@ class TestNarrow(OpContract):
         Case((WIDE,), ("provider",), {"drop": 50, "bits": 14}),
         Case((WIDE[:0],), ("arith",), {"drop": 3, "bits": 4}),
     ]
+
+
+FITS_24 = np.array([0, 1, -1, 2**22 - 1, -(2**22), 12345])
+
+
+class TestWiden(OpContract):
+    op = widen
+    cases = [Case((FITS_24,), ("arith24",)), Case((FITS_24[:0],), ("arith24",))]
+
+    def hidden(self, own: list[Value], peer: list[Value], case: Case) -> list[np.ndarray]:
+        """The top bit of either refreshed share, which the message carries."""
+        shift, words = common_stream().words(peer[0].shape), share_of(peer[0])
+        both = words + shift + np.uint64(1 << 22), words - shift
+        return [(s >> np.uint64(23)) & np.uint64(1) for s in both]
 
 
 class TestUnits(OpContract):
@@ -67,6 +91,23 @@ def test_of_a_float_and_of_a_narrow_share() -> None:
     narrower = run_op(narrow, Case((np.array([-5, 6]),), ("arith20",), {"drop": 0, "bits": 4}))
     shares = [o[0] for o in narrower.outputs]
     np.testing.assert_array_equal(reconstruct_words(shares).view(np.int64), [-5, 6])
+
+
+@given(st.data(), st.integers(3, 63))
+def test_widening_keeps_the_value(data: Any, bits: int) -> None:
+    half = 1 << (bits - 2)
+    x = np.array(data.draw(st.lists(st.integers(-half, half - 1), min_size=1, max_size=20)))
+    outcome = run_op(widen, Case((x,), (f"arith{bits}",)))
+    shares = [o[0] for o in outcome.outputs]
+    assert all(isinstance(s, Arith) and s.bits == 64 for s in shares)
+    np.testing.assert_array_equal(reconstruct_words(shares).view(np.int64), x)
+    assert [t.sent_bytes for t in outcome.traffic] == [-(-len(x) // 8)] * 2
+
+
+@pytest.mark.parametrize("form", ["arith", "client", "arith2"])
+def test_only_narrow_shares_are_widened(form: str) -> None:
+    with pytest.raises(ValueError, match="narrow share"):
+        run_op(widen, Case((np.array([0]),), (form,)))
 
 
 @pytest.mark.parametrize(
