@@ -12,22 +12,37 @@ import jax
 import jax.numpy as jnp
 
 from protocols import product
-from protocols.exponential import softmax_weights
-from protocols.mux import mux
-from protocols.product import matmul, scale_rows
+from protocols.nonlinear import normalised, softmax_parts
+from protocols.product import matmul
 from spu_llm.approx import approximation
 from spu_llm.settings import SpuConfig
 
 _UNIT = 2.0 ** -SpuConfig().frac_bits
 
 
+UNSCALED = 2.0 ** SpuConfig().frac_bits  # what a product is multiplied by that is not truncated
+
+
 def _dense(x: Any, weight: Any, *, label: str) -> Any:
     return x @ weight
+
+
+def _dense_unscaled(x: Any, weight: Any, *, label: str) -> Any:
+    return (x @ weight) * UNSCALED
+
+
+def _dense_unscaled_on_shares(x: Any, weight: Any, *, label: str) -> Any:
+    return product.linear(x, weight, label=label, shift=0)
 
 
 dense = approximation("dense", reference=_dense, on_shares=product.linear)
 """x [rows, k] @ weight [k, m] of the provider; `label` names the matrix, one and the same all
 session long."""
+
+dense_unscaled = approximation(
+    "dense_unscaled", reference=_dense_unscaled, on_shares=_dense_unscaled_on_shares
+)
+"""The same times UNSCALED, for a function that takes product words."""
 
 
 def _look_up_on_shares(one_hot: Any, table: Any, *, label: str) -> Any:
@@ -51,31 +66,23 @@ def attention_on_shares(query: Any, *blocks: Any) -> Any:
     """Attention of shared queries [head, n, d] over blocks of (keys, values [head, t, d], visible
     [n, t]), the cache that grows last: [n, head * d].
 
-    `visible` is public (bool), or the client's (float: 0, or below where hidden). Everybody sees
-    the first position of all: its score stands in for what is publicly hidden, so that no row has a
-    score further from its maximum than real ones are.
+    1. Scores of all blocks, not truncated. 2. Weights, and the inverse of their sum.
+    3. Weighted values, while the inverse is under way. 4. Normalised.
     """
     heads, n, d = query.shape
     layers = [blocks[i : i + 3] for i in range(0, len(blocks), 3)]
-    scores = jnp.concatenate(
-        [matmul(query, keys.transpose(0, 2, 1)) for keys, _, _ in layers], axis=-1
-    )
-    visible = [v for _, _, v in layers]
-    if all(v.dtype == jnp.bool_ for v in visible):
-        scores = jnp.where(jnp.concatenate(visible, axis=-1), scores, scores[..., :1])
-    rows = scores.reshape(heads * n, -1)
-    weights = softmax_weights(rows).reshape(scores.shape)
-    numerator, start = jnp.zeros_like(query), 0
-    parts = []
-    for keys, values, seen in layers:
-        w = weights[..., start : start + keys.shape[1]]
+    # 1.
+    scores = [matmul(query, keys.transpose(0, 2, 1), shift=0) for keys, _, _ in layers]
+    rows = jnp.concatenate(scores, axis=-1).reshape(heads * n, -1)
+    # 2.
+    visible = jnp.concatenate([v for _, _, v in layers], axis=-1)
+    weights, inverse = softmax_parts(rows, jnp.tile(visible, (heads, 1)))
+    # 3.
+    weights = weights.reshape(heads, n, -1)
+    total, start = jnp.zeros_like(query), 0
+    for keys, values, _ in layers:
+        total = total + matmul(weights[..., start : start + keys.shape[1]], values)
         start += keys.shape[1]
-        if seen.dtype == jnp.bool_:
-            w = jnp.where(seen, w, 0.0)
-        else:
-            w = mux(jnp.broadcast_to(seen >= 0, w.shape), w)
-        parts.append(w)
-        numerator = numerator + matmul(w, values)
-    total = sum(jnp.sum(w, axis=-1) for w in parts)
-    out = scale_rows(numerator.reshape(heads * n, d), (1.0 / total).reshape(heads * n))
+    # 4.
+    out = normalised(total.reshape(heads * n, d), inverse)
     return out.reshape(heads, n, d).transpose(1, 0, 2).reshape(n, heads * d)

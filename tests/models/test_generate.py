@@ -14,14 +14,17 @@ from models import secure_gpt2
 from models.draft import Drafter
 from models.generate import ClientSide, Programs, generate, private_tree, share_weights
 from models.gpt2 import logits as whole_logits
+from models.preparation import needs_of
 from models.request import Request
 from models.tokenizer import Tokenizer
 from protocols.distribution import Sampling, Streams
 from protocols.post import Post
 from spu_llm.errors import InputError
+from spu_llm.needs import Needs
 from spu_llm.prg import Prg
 from spu_llm.secure import PartySession, PlaintextSession, Simulation, public
 from spu_llm.values import CLIENT, PROVIDER, Owner
+from tests.models.watching import Watched
 from tests.tiny import PRIVATE, PUBLIC, save_tokenizer, tiny_params
 
 PARAMS = tiny_params(PRIVATE, 1)
@@ -62,7 +65,9 @@ def run_plaintext(tokenizer: Tokenizer, request: Request, seed: int = SEED) -> A
 
 
 def run_two_parties(simulation: Simulation, tokenizer: Tokenizer, request: Request) -> Any:
-    """Per party: the client's side (None at the provider), report, openings."""
+    """Per party: the client's side (None at the provider), report, openings. Every step finds all
+    that it takes made ahead, and all steps take what `prepare` would make for them.
+    """
 
     def program(session: PartySession) -> Any:
         session.ledger.openings.clear()
@@ -71,7 +76,11 @@ def run_two_parties(simulation: Simulation, tokenizer: Tokenizer, request: Reque
         provider = session.local(PROVIDER, provider_stream)
         params = None if session.rank == CLIENT else PARAMS
         weights = share_weights(session, PRIVATE, params)
-        report = generate(session, programs, weights, client, provider)
+        watched: Any = Watched(session)
+        report = generate(watched, programs, weights, client, provider)
+        course = needs_of(session, programs, weights, report.steps)
+        for name, need in sum(course, Needs()).material.items():
+            assert watched.units[name] == need.units, name
         return client, report, list(session.ledger.openings)
 
     return simulation.run(program)
@@ -106,6 +115,7 @@ COURSES = [
 ROW = ("client", "row of the distribution", 288, 21)
 END = ("provider", "accepted drafts and end of text", 2, 64)
 STOP = [(role, "where drafts stop", 2, 1) for role in ("client", "provider")]
+SOUND = ("client", "whether activations stayed in range", 1, 64)
 OPENED = {  # by a step with two drafts
     "token": [*STOP, ("client", "block of the token", 17, 1),
               ("client", "place of the token", 17, 1), END],
@@ -144,6 +154,8 @@ def test_two_parties_write_the_plaintext_text(
         assert report.accepted < report.drafted and provider_report.accepted == 0
     elif request_.draft_length == 2:
         found = [(o.learner, o.label, o.count, o.bits) for o in openings]
+        assert found.count(SOUND) == report.steps + 1
+        found = [opening for opening in found if opening != SOUND]
         steps = OPENED[request_.verify] * report.steps
         assert found[len(found) - len(steps) :] == steps
 
