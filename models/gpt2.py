@@ -19,8 +19,8 @@ import numpy as np
 from jax import Array
 
 from models.cache import Block, LayerBlock, attend, empty_block, prefix_layer, see
-from protocols.layers import UNSCALED, append_rows, dense, dense_unscaled, look_up
-from protocols.nonlinear import gelu_of_product, rms_norm
+from protocols.layers import append_rows, dense, look_up
+from protocols.nonlinear import gelu, rms_norm
 
 Params = dict[str, Any]
 
@@ -147,8 +147,7 @@ def attention(
 
 def mlp(x: Array, layer: int, weights: Params) -> Array:
     """Feed-forward layer of the normalised rows `x` [n, d]."""
-    wide = dense_unscaled(x, weights["fc"]["weight"], label=f"h.{layer}.fc")
-    h = gelu_of_product(wide + weights["fc"]["bias"] * UNSCALED)
+    h = gelu(linear(x, weights["fc"], f"h.{layer}.fc"))
     return linear(h, weights["proj"], f"h.{layer}.proj")
 
 

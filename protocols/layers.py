@@ -20,29 +20,13 @@ from spu_llm.settings import SpuConfig
 _UNIT = 2.0 ** -SpuConfig().frac_bits
 
 
-UNSCALED = 2.0 ** SpuConfig().frac_bits  # what a product is multiplied by that is not truncated
-
-
 def _dense(x: Any, weight: Any, *, label: str) -> Any:
     return x @ weight
-
-
-def _dense_unscaled(x: Any, weight: Any, *, label: str) -> Any:
-    return (x @ weight) * UNSCALED
-
-
-def _dense_unscaled_on_shares(x: Any, weight: Any, *, label: str) -> Any:
-    return product.linear(x, weight, label=label, shift=0)
 
 
 dense = approximation("dense", reference=_dense, on_shares=product.linear)
 """x [rows, k] @ weight [k, m] of the provider; `label` names the matrix, one and the same all
 session long."""
-
-dense_unscaled = approximation(
-    "dense_unscaled", reference=_dense_unscaled, on_shares=_dense_unscaled_on_shares
-)
-"""The same times UNSCALED, for a function that takes product words."""
 
 
 def _look_up_on_shares(one_hot: Any, table: Any, *, label: str) -> Any:
