@@ -81,6 +81,19 @@ def add_commands(commands: Any) -> None:
     cost.add_argument("--draft-model", type=Path, help="public model directory")
     cost.add_argument("--plot", type=Path, metavar="FILE", help="draw seconds per token")
     _common(cost, _cost)
+    latency = claims.add_parser("latency", help="latency against input length, by kind of layer")
+    latency.add_argument("--positions", type=_numbers, default="1,2,4,8,16", metavar="N,N,...",
+                         help="positions of a step (default: %(default)s)")  # fmt: skip
+    latency.add_argument("--network", type=_networks, default="lan,wan", metavar="NAME,...",
+                         help="lan, wan, after local (default: %(default)s)")  # fmt: skip
+    latency.add_argument("--repeat", type=int, default=2, metavar="N",
+                         help="measured steps of each size (default: %(default)s)")  # fmt: skip
+    latency.add_argument("--no-stock", dest="stock", action="store_false",
+                         help="leave the stock path's layers out, which take minutes")  # fmt: skip
+    latency.add_argument("--prompt", help="default: that of demo")
+    latency.add_argument("--draft-model", type=Path, help="public model directory")
+    latency.add_argument("--plot", type=Path, metavar="FILE", help="draw all figures into a file")
+    _common(latency, _latency)
 
 
 def _common(parser: argparse.ArgumentParser, run: Any) -> None:
@@ -228,6 +241,33 @@ def _cost(options: argparse.Namespace) -> None:
             cost_report.plot(results, options.plot)
     if failures := [text for result in results for text in result["failures"]]:
         raise SpuLlmError(f"a result is wrong: {'; '.join(failures[:3])}")
+
+
+def _latency(options: argparse.Namespace) -> None:
+    from experiments import cost, latency, latency_report
+    from spu_llm.app.cli import DEFAULT_DRAFT_LENGTH, DEFAULT_PROMPT, shipped, write_json
+
+    _check_folder(options.json, "--json")
+    _check_folder(options.plot, "--plot")
+    model = options.model or shipped("private")
+    draft_model = options.draft_model or shipped("public")
+    prompt = options.prompt or DEFAULT_PROMPT
+    latency.check(model, draft_model, prompt, options.positions, options.repeat)
+    speed = cost.greedy_speed(model, draft_model, DEFAULT_DRAFT_LENGTH)
+    results: list[dict[str, Any]] = []
+    # What computing takes is seen where the network takes no time.
+    for network in dict.fromkeys(["local", *options.network]):
+        results.append(
+            latency.measure(
+                model, draft_model, prompt, options.positions, options.repeat, network,
+                stock=options.stock, speed=speed, local=results[0] if results else None,
+            )
+        )  # fmt: skip
+        print(latency_report.table(results[-1]), end="\n\n", flush=True)
+        if options.json is not None:
+            write_json(options.json, {"networks": results})
+        if options.plot is not None:
+            latency_report.plot(results, options.plot)
 
 
 def _conclude(options: argparse.Namespace, result: dict[str, Any], table: str) -> None:

@@ -1,0 +1,113 @@
+"""The stock path: Flax's model with our weights, whole in SPU, says what plaintext says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import stock_gpt2, stock_layers
+from models.gpt2 import logits
+from models.hf import load_model
+from spu_llm.app import programs
+from spu_llm.errors import InputError
+from spu_llm.secure import PlaintextSession, Session, Simulation
+from spu_llm.values import CLIENT
+from tests.tiny import PRIVATE, endless, tiny_params
+
+PARAMS = endless(tiny_params(PRIVATE, 1))
+PROMPT = [40, 41, 42, 43]
+CAPACITY, STEPS = 12, 2
+
+
+def decode(session: Session) -> stock_gpt2.Decoded:
+    mine = getattr(session, "rank", CLIENT) == CLIENT
+    stock = stock_gpt2.build(PRIVATE, CAPACITY)
+    weights = stock_gpt2.share_params(session, PRIVATE, PARAMS)
+    prompt = PROMPT if mine else []
+    return stock_gpt2.decode_greedily(session, stock, weights, prompt, len(PROMPT), STEPS)
+
+
+def greedy_tokens(count: int) -> list[int]:
+    tokens = list(PROMPT)
+    for _ in range(count):
+        tokens.append(int(np.argmax(logits(PARAMS, PRIVATE, np.asarray(tokens))[-1])))
+    return tokens[len(PROMPT) :]
+
+
+def test_flax_computes_the_same_model() -> None:
+    tokens = np.arange(3, 40, 3, dtype=np.int32)
+    model = stock_gpt2.flax_model(PRIVATE)
+    theirs = model(tokens[None], params=stock_gpt2.flax_params(PARAMS)).logits[0]
+    np.testing.assert_allclose(theirs, logits(PARAMS, PRIVATE, tokens), atol=2e-4)
+
+
+def test_steps_with_a_cache_emit_the_greedy_tokens() -> None:
+    assert decode(PlaintextSession()).tokens == greedy_tokens(1 + STEPS)
+
+
+@pytest.mark.slow
+def test_two_parties_emit_the_greedy_tokens_and_open_nothing_else() -> None:
+    with Simulation(programs.spu_config(stock_gpt2.PROGRAM)) as simulation:
+        def program(session: Session) -> tuple[stock_gpt2.Decoded, dict[str, list[str]]]:
+            return decode(session), session.ledger.learned()
+
+        (mine, learned), (theirs, _) = simulation.run(program)
+    assert mine.tokens == greedy_tokens(1 + STEPS) and theirs.tokens == []
+    assert learned == {"client": ["token: 3 x 64 bit in 3 openings"], "provider": []}
+    prefill, *steps = [mine.prefill, *mine.steps]
+    # One layer, one row: hundreds of messages, which do not depend on what is computed.
+    assert steps[0]["messages"] > 1000 and prefill["messages"] > steps[0]["messages"]
+    assert steps[0]["messages"] == pytest.approx(steps[1]["messages"], rel=0.02)
+
+
+@pytest.mark.parametrize(("length", "capacity", "steps", "wanted"), [
+    (0, 8, 1, "a prompt and a step"),
+    (4, 8, 0, "a prompt and a step"),
+    (4, 5, 1, "need a cache"),
+    (4, 65, 1, "at most 64"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(length: int, capacity: int, steps: int, wanted: str) -> None:
+    with pytest.raises(InputError, match=wanted):
+        stock_gpt2.check(PRIVATE, length, capacity, steps)
+
+
+def test_the_layers_put_together_are_the_model() -> None:
+    """Each kind's function on plain numbers, in the order of a forward: Flax's logits."""
+    weights = stock_gpt2.flax_params(PARAMS)
+    tokens = np.asarray(PROMPT, np.int32)
+    n, heads = len(PROMPT), PRIVATE.n_head
+    found = {x.kind: x for x in stock_layers.layers(PRIVATE, weights, n, n)}
+
+    def run(kind: str, *xs: np.ndarray, held: object = None) -> list[np.ndarray]:
+        layer = found[kind]
+        assert [x.shape for x in xs] == list(layer.shapes)
+        return [np.asarray(y) for y in jax.tree.leaves(
+            layer.fn(layer.held if held is None else held, tokens, *xs))]  # fmt: skip
+
+    block, wide = weights["transformer"]["h"]["0"], np.zeros((1, n, 4 * PRIVATE.n_embd), np.float32)
+    (x,) = run("embedding")
+    (normed,) = run("norm", x)
+    query, key, value = (
+        part.reshape(1, n, heads, -1) for part in np.split(run("linear", normed, wide)[0], 3, -1)
+    )
+    no_law = np.zeros((1, heads, n, n), np.float32)
+    (law,) = run("softmax", run("attention products", query, key, no_law)[0])
+    mixed = run("attention products", query, value, law)[1].reshape(1, n, -1)
+    x = x + run("linear", mixed, wide)[1]
+    (h,) = run("GELU", run("linear", run("norm", x, held=block["ln_2"])[0], wide)[2])
+    x = x + run("linear", x, h)[3]
+    (rows,) = run("head", run("norm", x, held=weights["transformer"]["ln_f"])[0])
+    np.testing.assert_allclose(rows[0], logits(PARAMS, PRIVATE, tokens), atol=2e-4)
+    assert run("verification", rows[0])[0].tolist() == rows[0].argmax(-1).tolist()
+
+
+@pytest.mark.slow
+def test_a_session_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
+    private, _ = tiny_pair
+    result = stock_gpt2.measure(private, "def read", 16, 1, "local")
+    assert result["as_in_plaintext"] and len(result["runs"]) == 1
+    assert min(result["peak_memory"].values()) > 1 << 26
+    assert load_model(private)[0] == PRIVATE
