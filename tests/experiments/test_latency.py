@@ -1,0 +1,122 @@
+"""Latency against input length: the parts of its seconds, and how it is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import latency, latency_report
+from experiments.kinds import kind_of
+from models.training.evaluate import Speed, expected_tokens
+from spu_llm.errors import InputError
+from tests.experiments import costs
+
+LOCAL = {1: 0.8, 2: 1.0, 8: 1.6}
+LAN = {1: 2.4, 2: 2.6, 8: 3.6}
+
+
+def results(stock: bool = True) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for network, ours, theirs in (("local", LOCAL, 14.0), ("lan", LAN, 42.0)):
+        layers = costs.stock_layers(network, {n: theirs + n for n in ours}) if stock else None
+        found.append(
+            latency.analyse(
+                costs.sweep(network, ours), layers, found[0] if found else None, costs.SPEED
+            )
+            | {"machine": costs.MACHINE, "config": {}}
+        )
+    return found
+
+
+def test_ours_is_predicted_from_chains_bytes_and_local_seconds() -> None:
+    local, lan = results()
+    softmax = lan["paths"]["ours"][2]["kinds"]["softmax"]
+    assert softmax["seconds"] == pytest.approx(3.6 / 8)
+    assert softmax["delay"] == pytest.approx(20 * 0.010)
+    assert softmax["transmission"] == pytest.approx(8 * 8000 / 1e9)  # the busier direction
+    assert softmax["compute"] == pytest.approx(1.6 / 8)
+    assert local["paths"]["ours"][2]["kinds"]["softmax"]["delay"] == 0
+    assert latency.parts_of(lan["paths"]["ours"][0])["delay"] == pytest.approx(140 * 0.010)
+
+
+def test_of_the_stock_path_the_delay_is_what_is_left() -> None:
+    norm = results()[1]["paths"]["stock"][0]["kinds"]["norm"]
+    assert norm["seconds"] == pytest.approx(9 * 43 / 28)
+    assert norm["compute"] == pytest.approx(9 * 15 / 28)
+    assert norm["transmission"] == pytest.approx(8 * 9 * 1_500_000 / 1e9)
+    assert norm["delay"] + norm["compute"] + norm["transmission"] == pytest.approx(norm["seconds"])
+
+
+def test_drafting_pays_by_what_is_accepted() -> None:
+    path = results()[1]["paths"]["ours"]
+    assert latency.growth(path) == pytest.approx([1.0, 2.6 / 2.4, 1.5])
+    assert latency.speedup(path, 0.0, 7) == pytest.approx(1 / 1.5)
+    assert latency.speedup(path, 1.0, 7) == pytest.approx(8 / 1.5)
+    alpha = latency.effective_alpha(4.0, 7)
+    assert expected_tokens(alpha, 7) == pytest.approx(4.0)
+    assert latency.speedup(path, alpha, 7) == pytest.approx(4.0 / 1.5)
+
+
+@pytest.mark.parametrize(("scope", "op", "kind"), [
+    ("embedding/look_up", "linear", "embedding"),
+    ("attention/rms_norm", "square", "norm"),
+    ("rms_norm", "square", "norm"),
+    ("attention/dense", "linear", "linear"),
+    ("mlp/dense", "linear", "linear"),
+    ("attention/attention", "matmul", "attention products"),
+    ("attention/attention", "maximum", "softmax"),
+    ("mlp/gelu_of_product", "sign", "GELU"),
+    ("head/dense", "linear", "head"),
+    ("verification", "reveal", "verification"),
+    ("", "reveal", "other"),
+    ("attention", "", "other"),
+])  # fmt: skip
+def test_scopes_say_which_layer_an_op_is_of(scope: str, op: str, kind: str) -> None:
+    assert kind_of(scope, op) == kind
+
+
+def test_the_tables(tmp_path: Path) -> None:
+    lines = latency_report.table(results()[1]).splitlines()
+    assert lines[2].startswith("| ours: positions | embedding | norm | linear |")
+    assert lines[4].startswith("| 1 | 0.3000 | 0.3000 |")
+    assert lines[4].endswith("| 2.4000 | 1.00 | 1.4000 + 0.0001 + 0.8000 |")
+    assert sum(line.startswith("| messages at") for line in lines) == 4
+    without = latency_report.table(results(stock=False)[1])
+    assert "stock" not in without
+
+
+@pytest.mark.parametrize("stock", [True, False])
+def test_the_plot_is_drawn(stock: bool, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "latency.png"
+    latency_report.plot(results(stock), file)
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("positions", "repeat", "wanted"), [
+    ([2, 4], 1, "begin with 1"), ([1, 40], 1, "found 40"), ([1], 0, "--repeat"),
+])  # fmt: skip
+def test_what_cannot_be_measured_is_refused(
+    positions: list[int], repeat: int, wanted: str, tiny_pair: tuple[Path, Path]
+) -> None:
+    with pytest.raises(InputError, match=wanted):
+        latency.check(*tiny_pair, "def read", positions, repeat)
+
+
+@pytest.mark.slow
+def test_a_run_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
+    found = latency.measure(
+        *tiny_pair, "def read", [1, 2], 1, "local",
+        stock=True, speed=Speed(0.0, 7, 2.0, 0.2), local=None,
+    )  # fmt: skip
+    for name in ("ours", "stock"):
+        path = found["paths"][name]
+        assert [step["positions"] for step in path] == [1, 2]
+        kinds = latency.kinds_of(path)
+        assert kinds[:8] == list(costs.KINDS)
+        for step in path:
+            total = sum(cell["seconds"] for cell in step["kinds"].values())
+            assert total == pytest.approx(step["seconds"], rel=0.3)
+    assert latency_report.table(found).count("messages at") == 4
