@@ -1,0 +1,240 @@
+"""Material made ahead of time: kept from run to run, refused where it does not fit."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.gpt2 import logits
+from models.hf import load_model, save_model
+from models.tokenizer import Tokenizer
+from tests.app.conftest import Pair
+from tests.app.processes import Command, Start
+from tests.tiny import PRIVATE, endless, tiny_params
+
+RUN_S = 120.0
+END_S = 20.0
+PROMPT = "def read("
+NEW = 2
+REQUEST = ["--max-new-tokens", str(NEW), "--standard", "--temperature", "0"]
+slow = pytest.mark.slow
+
+
+def prepare(pair: Pair, port: int, pool: Path, *options: str) -> list[str]:
+    return [
+        "prepare", "--server", f"127.0.0.1:{port}", "--insecure", "--pool", str(pool),
+        "--draft-model", str(pair.public), *REQUEST, *options,
+    ]  # fmt: skip
+
+
+def generate(pair: Pair, port: int, pool: Path, *options: str) -> list[str]:
+    return pair.generate(port, "--prompt", PROMPT, "--pool", str(pool), *REQUEST, *options)
+
+
+def greedy(pair: Pair) -> list[int]:
+    """The private model's own continuation, in plaintext."""
+    config, params = load_model(pair.private)
+    tokens = Tokenizer.load(pair.public).encode(PROMPT)
+    for _ in range(NEW):
+        tokens.append(int(np.argmax(logits(params, config, jnp.asarray(tokens))[-1])))
+    return tokens[-NEW:]
+
+
+@dataclass
+class Prepared:
+    """Both parties' directories after `prepare`, whose server was killed; what it told."""
+
+    client: Path
+    provider: Path
+    result: dict[str, Any]
+    output: str
+
+    def copy(self, to: Path) -> Path:
+        """A client's directory to spoil."""
+        return Path(shutil.copytree(self.client, to))
+
+
+@pytest.fixture(scope="module")
+def prepared(start_shared: Start, pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    root = tmp_path_factory.mktemp("pools")
+    file, tokens = root / "result.json", len(Tokenizer.load(pair.public).encode(PROMPT))
+    server = start_shared(*pair.serve("--pool", str(root / "provider")))
+    options = ["--prompt-tokens", str(tokens), "--steps", str(NEW - 1), "--json", str(file)]
+    client = start_shared(
+        *prepare(pair, server.until_listening(), root / "client", *options)
+    )
+    assert client.wait(RUN_S) == 0, client.stderr
+    server.until("stderr", "session finished")
+    server.send(signal.SIGKILL)
+    server.wait(END_S)
+    assert "making material, 0 of " in client.stderr
+    result = json.loads(file.read_text())
+    return Prepared(root / "client", root / "provider", result, client.stdout)
+
+
+@pytest.fixture(scope="module")
+def server(start_shared: Start, pair: Pair, prepared: Prepared) -> Command:
+    """A provider that goes on with what the killed one had made."""
+    return start_shared(*pair.serve("--pool", str(prepared.provider)))
+
+
+def made(result: dict[str, Any]) -> int:
+    return sum(row["bytes"] for row in result["material"])
+
+
+def total(result: dict[str, Any]) -> int:
+    return sum(result["bytes"]["offline"].values())
+
+
+def test_what_was_made_is_told(prepared: Prepared) -> None:
+    result = prepared.result
+    assert result["steps"] >= NEW - 1
+    for row in result["material"]:
+        assert row["available_units"] == row["made_units"]  # nothing was there before
+        assert row["made_units"] >= row["prefill_units"] + (NEW - 1) * row["step_units"]
+        assert row["made_units"] == 0 or min(row["seconds"], row["stored_bytes"]) > 0
+    assert 0 < made(result) < total(result)
+    assert f"{result['steps']} secure steps" in prepared.output
+
+
+def test_a_completion_takes_what_was_made(
+    start: Start, pair: Pair, server: Command, prepared: Prepared, tmp_path: Path
+) -> None:
+    file, port = tmp_path / "result.json", server.until_listening()
+    client = start(*generate(pair, port, prepared.client, "--json", str(file)))
+    assert client.wait(RUN_S) == 0, client.stderr
+    result = json.loads(file.read_text())
+    assert result["token_ids"] == greedy(pair)
+    assert "making material" not in client.stderr
+    # What is left offline is SPU's own set-up, which `prepare` had, too.
+    assert total(result) < 1.05 * (total(prepared.result) - made(prepared.result))
+    learned = "which sessions had the other one's pool directory"
+    assert all(learned in result["learned"][role] for role in ("client", "provider"))
+
+
+def _cut(pool: Path) -> None:
+    file = next(pool.glob("*/masked-product-*/*/results.npy"))
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def _open_to_others(pool: Path) -> None:
+    pool.chmod(0o755)
+
+
+@contextmanager
+def in_use(pool: Path) -> Iterator[None]:
+    lock = next(pool.glob("*/lock")).open("r+b")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    yield
+    lock.close()
+
+
+@pytest.mark.parametrize(("spoil", "words"), [
+    (_cut, ["results.npy", "damaged", "remove"]),
+    pytest.param(_open_to_others, ["open to other users", "make it 700"], marks=slow),
+])  # fmt: skip
+def test_a_spoilt_directory_is_refused(
+    start: Start, pair: Pair, server: Command, prepared: Prepared, tmp_path: Path, spoil: Any,
+    words: list[str],
+) -> None:  # fmt: skip
+    pool = prepared.copy(tmp_path / "pool")
+    spoil(pool)
+    client = start(*generate(pair, server.until_listening(), pool))
+    client.assert_failed(1, *words, within_s=END_S)
+
+
+def test_a_directory_serves_one_session_at_a_time(
+    start: Start, pair: Pair, server: Command, prepared: Prepared, tmp_path: Path
+) -> None:
+    pool = prepared.copy(tmp_path / "pool")
+    with in_use(pool):
+        client = start(*generate(pair, server.until_listening(), pool))
+        client.assert_failed(1, "in use by another session", within_s=END_S)
+
+
+def test_more_steps_than_there_are_is_refused(
+    start: Start, pair: Pair, server: Command, tmp_path: Path
+) -> None:
+    client = start(*prepare(pair, server.until_listening(), tmp_path / "pool", "--steps", str(NEW)))
+    client.assert_failed(2, "--steps", f"0 to {NEW - 1}", within_s=END_S)
+
+
+def test_a_provider_without_a_pool_prepares_nothing(
+    start: Start, pair: Pair, tmp_path: Path
+) -> None:
+    server = start(*pair.serve("--once"))
+    client = start(*prepare(pair, server.until_listening(), tmp_path / "pool"))
+    client.assert_failed(1, "keeps no material", "--pool", within_s=END_S)
+    server.assert_failed(2, "keeps no material", within_s=END_S)
+
+
+@slow
+def test_material_for_other_weights_is_refused(
+    start: Start, pair: Pair, prepared: Prepared, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(pair.private, tmp_path / "other"))
+    save_model(other, PRIVATE, endless(tiny_params(PRIVATE, 5)))
+    both = [shutil.copytree(p, tmp_path / p.name) for p in (prepared.client, prepared.provider)]
+    server = start(*Pair(other, pair.public).serve("--once", "--pool", str(both[1])))
+    client = start(*generate(pair, server.until_listening(), both[0]))
+    client.assert_failed(1, "provider's worker failed", within_s=RUN_S)
+    server.assert_failed(1, "made for other weights", "remove", within_s=END_S)
+
+
+@slow
+def test_a_run_that_is_killed_costs_what_it_had_taken(
+    start: Start, pair: Pair, prepared: Prepared, tmp_path: Path
+) -> None:
+    both = [shutil.copytree(p, tmp_path / p.name) for p in (prepared.client, prepared.provider)]
+    server = start(*pair.serve("--pool", str(both[1])))
+    port = server.until_listening()
+    client = start(*generate(pair, port, both[0], "--max-new-tokens", "50"))
+    client.until_phase("decoding")
+    client.send(signal.SIGKILL)
+    server.until("stderr", "session failed")
+    file = tmp_path / "result.json"
+    client = start(*generate(pair, port, both[0], "--json", str(file)))
+    assert client.wait(RUN_S) == 0, client.stderr
+    result = json.loads(file.read_text())
+    assert result["token_ids"] == greedy(pair)
+    assert total(result) < total(prepared.result)
+
+
+@slow
+def test_demo_prepares_and_takes_on_one_machine(start: Start, pair: Pair, tmp_path: Path) -> None:
+    pool, files = str(tmp_path / "pool"), [tmp_path / "prepared", tmp_path / "run"]
+    models = ["--model", str(pair.private), "--draft-model", str(pair.public)]
+    drafting = ["--max-new-tokens", "6", "--draft-length", "2", "--temperature", "0"]
+    options = [*models, *drafting, "--pool", pool, "--json"]
+    assert start("prepare", *options, str(files[0])).wait(RUN_S) == 0
+    demo = start("demo", *options, str(files[1]), "--prompt", PROMPT)
+    assert demo.wait(RUN_S) == 0, demo.stderr
+    first, second = (json.loads(file.read_text()) for file in files)
+    assert second["token_ids"][:NEW] == greedy(pair) and second["drafted"] > 0
+    assert total(second) < total(first) / 2
+    assert sorted(p.name for p in (tmp_path / "pool").iterdir()) == ["client", "provider"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], ["--pool", "required"]),
+        (["--pool", "p", "--server", "127.0.0.1:9", "--model", "m"], ["--model", "--server"]),
+        (["--pool", "p", "--server", "127.0.0.1:9"], ["--insecure"]),
+        (["--pool", "p", "--prompt-tokens", "0"], ["prompt is empty"]),
+        (["--pool", "p", "--draft-length", "0"], ["--draft-length", "--standard"]),
+    ],
+)
+def test_bad_options(start: Start, options: list[str], words: list[str]) -> None:
+    start("prepare", *options).assert_failed(2, *words, within_s=END_S)

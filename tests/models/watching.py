@@ -1,0 +1,37 @@
+"""A party's session in which calls may make nothing, and what they take is recorded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from spu_llm.correlation import Correlation, Material
+from spu_llm.secure import PartySession, SecureFunction
+
+
+class Watched:
+    """`session`, whose calls find in the pool all that they take, or fail."""
+
+    def __init__(self, session: PartySession) -> None:
+        self._session = session
+        self.units: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def call(self, function: SecureFunction, *args: Any) -> Any:
+        session = self._session
+        pool, make = session.pool, session.pool._make
+        session.party.pool, pool._make = self, None
+        try:
+            return session.call(function, *args)
+        finally:
+            session.party.pool, pool._make = pool, make
+
+    def take(
+        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+    ) -> Material:
+        self.units[correlation.name] += units
+        return self._session.pool.take(correlation, units, fixed)
