@@ -71,7 +71,8 @@ def lookup(ones: Any, tables: Sequence[Table]) -> Any:
 
 
 def out_of_range(ones: Any) -> Any:
-    """How many values (int32) were below the first threshold, or not below the last, of the same
-    integers. Counts add up; a model opens whether the whole sum is zero.
+    """int32, of the same integers: 0 if all values were in range, else positive. One is added for a
+    value below the first threshold or not below the last, two where a difference wrapped around.
+    Sums stay so; a model adds them up and tests against zero.
     """
     return jnp.sum(ones[0] + 1 - ones[-1])

@@ -5,8 +5,8 @@ quadratics  Few pieces, many values. With T = x^2 unscaled and whole-number coef
                 f(x) = x + sum_j [x < t_j] (p_j - p_{j+1})(x),    the last piece being x.
               1. T (one round), while 2. [x < t_j] for all j (one comparison, narrow).
               3. Bits times differences (`protocols.mux`, one round), of which each party drops the
-              fraction bits that were too many, alone and mod 2^32: four bytes each. 4. `widen`.
-            A difference may overflow where its bit is zero: mod 2^32 that is zero all the same.
+              fraction bits that were too many, alone and mod 2^30: four bytes each. 4. `widen`.
+            A difference may overflow where its bit is zero: mod 2^30 that is zero all the same.
             Each dropped fraction may cost a unit of 2^-18.
 lines       Few values, many pieces. Thresholds in geometric progression over a public range; slope
             and intercept of a piece from one look-up (`protocols.lookup`).
@@ -36,7 +36,7 @@ from protocols.truncate import truncate
 
 UNIT_BITS = 6  # fraction bits of a threshold of `Quadratics`
 COEFFICIENT_BITS = 16
-_RESULT_BITS = 32
+_RESULT_BITS = 64 - FRAC_BITS - COEFFICIENT_BITS
 _LARGEST = 60  # bits of a word before a truncation, which takes 62
 
 
@@ -75,7 +75,7 @@ class Quadratics:
 
 def quadratics(x: Any, function: Quadratics, *, bits: int) -> Any:
     """The function of float x [...], shared. x - t fits `bits` bits, 6 of them fraction: |x| is
-    below 2^(bits-7) less the largest threshold. |x| < 2^12 in any case, for `widen`.
+    below 2^(bits-7) less the largest threshold. |x| < 2^10 in any case, for `widen`.
     """
     # 1. 36 fraction bits.
     squared = square(x, shift=0)
@@ -137,11 +137,12 @@ def lines(
 
     ValueError when the range is too wide for words of 64 bits, or comparisons of 32.
     """
-    if high * 2.0**position >= 2.0**62:
-        raise ValueError(f"{high} does not fit words with {position} fraction bits")
-    # Thresholds.
+    too_wide = f"no lines from {low} to {high} in words of 64 bits, comparisons of {MAX_BITS}"
     octaves = np.log2(high / low)
     top_bits = min(_TOP_BITS, MAX_BITS - 1 - int(np.ceil(octaves)))
+    if high * 2.0**position >= 2.0**62 or top_bits < 4:
+        raise ValueError(too_wide)
+    # Thresholds.
     drop = max(0, int(np.ceil(np.log2(low))) + position - top_bits)
     unit = 2.0 ** (drop - position)
     count = int(np.ceil(per_octave * octaves))
@@ -156,7 +157,7 @@ def lines(
     cut = max(0, int(np.ceil(position + np.log2(low) - places)))
     shift = scale - position_out
     if bits > MAX_BITS or not 0 < shift < 63:
-        raise ValueError(f"no lines from {low} to {high} in words of 64 bits: too wide a range")
+        raise ValueError(too_wide)
     # Pieces: the chord from an edge to one unit beyond the next, moved to the middle of its error.
     slopes, intercepts = [], []
     step = 2.0 ** (cut - position)  # of a truncated x
@@ -177,7 +178,7 @@ def lines(
     )  # fmt: skip
     error = _error(fitted, f, position, position_out)
     if error > MAX_ERROR:
-        raise ValueError(f"lines from {low} to {high} are off by {error:.1%}: too wide a range")
+        raise ValueError(f"{too_wide}: they would be off by {error:.1%}")
     return Lines(**{**vars(fitted), "error": error})
 
 

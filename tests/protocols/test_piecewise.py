@@ -1,0 +1,112 @@
+"""Pieces of functions: fits as stated, look-ups, and lines over any range that words can hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocols.fits import FITTED, REACH, error_of, minimax, quadratics
+from protocols.lookup import Table, lookup, out_of_range
+from protocols.narrow import FRAC_BITS
+from protocols.nonlinear import GELU, SILU
+from protocols.piecewise import MAX_ERROR, Lines, lines
+
+STATED = {"gelu": GELU, "silu": SILU}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_stated_errors_hold_at_every_point(name: str) -> None:
+    """Also where a piece is taken one unit beyond its end; more thresholds, smaller errors."""
+    errors = []
+    for count, function in STATED[name].items():
+        assert len(function.thresholds) == count == len(function.pieces) + 1
+        found = error_of(function, FITTED[name], REACH[name])
+        assert found == pytest.approx(function.error, rel=0.05)
+        # Far away only the two outermost pieces are left.
+        assert error_of(function, FITTED[name], 60.0) == pytest.approx(found)
+        errors.append(found)
+    assert errors == sorted(errors, reverse=True)
+
+
+@pytest.mark.parametrize(("name", "count"), [("gelu", 6), ("silu", 8)])
+def test_coefficients_are_the_fit(name: str, count: int) -> None:
+    found, stated = quadratics(FITTED[name], REACH[name], count), STATED[name][count]
+    np.testing.assert_allclose(found.thresholds, stated.thresholds, atol=1)
+    np.testing.assert_allclose(found.pieces, stated.pieces, atol=20)
+    assert found.error == pytest.approx(stated.error, rel=0.05)
+
+
+def test_minimax_is_chebyshevs() -> None:
+    """x^3 on [-1, 1]: off by 1/4 with the quadratic 3/4 x, by Chebyshev's theorem."""
+    error, coefficients = minimax(lambda x: x**3, -1.0, 1.0, 2)
+    assert error == pytest.approx(1 / 4, rel=1e-3)
+    np.testing.assert_allclose(coefficients, [0, 3 / 4, 0], atol=1e-3)
+
+
+@given(st.lists(st.integers(-(2**59), 2**59), min_size=2, max_size=9))
+def test_look_up_of_any_words(words: list[int]) -> None:
+    """In plaintext, every piece: what the bits [x < t_j] choose is the table's entry."""
+    table = Table.of(words)
+    entries = np.array(table.entries(), np.float64)
+    slack = 2.0**-23 * sum(map(abs, (*table.steps, table.base, 1)))
+    assert np.max(np.abs(entries - np.array(words, np.float64))) <= slack
+    pieces = np.arange(len(words))
+    below = (pieces[None] <= np.arange(len(words) - 1)[:, None]).astype(np.int32)
+    found = np.asarray(lookup(below, [table, table]), np.float64) * 2.0**FRAC_BITS
+    assert np.max(np.abs(found - entries)) <= 4 * slack
+
+
+def test_values_out_of_range_are_counted() -> None:
+    thresholds = np.array([2, 5, 9])
+    x = np.array([0, 1, 2, 8, 9, 40])
+    ones = (x[None] < thresholds[:, None]).astype(np.int32)
+    assert int(out_of_range(ones)) == 4
+    assert int(out_of_range(ones[:, 2:4])) == 0
+
+
+def _evaluated(x: np.ndarray, low: bool, function: Lines, position: int) -> np.ndarray:
+    """In whole numbers, as shares compute: x words, `low`: narrow words are one unit less."""
+    top = (x >> function.drop) - int(low)
+    piece = np.searchsorted(function.thresholds, top, side="right")
+    slopes, intercepts = (
+        np.array(t.entries(), object)[piece] for t in (function.slopes, function.intercepts)
+    )
+    product = slopes * (x >> function.cut).astype(object) + intercepts
+    assert np.all(np.abs(product.astype(np.float64)) < 2.0**62)
+    return (product >> function.shift).astype(np.float64) * 2.0**-position
+
+
+@given(st.integers(-8, 8), st.floats(1, 2), st.integers(1, 20), st.sampled_from([0.5, 1.0]))
+@settings(max_examples=30, deadline=None)
+def test_lines_are_as_close_as_they_say(
+    octave: int, part: float, octaves: int, power: float
+) -> None:
+    low = part * 2.0**octave
+    high, position, out = low * 2.0**octaves, 28, 26
+
+    def f(x: np.ndarray) -> np.ndarray:
+        return x**-power
+
+    try:
+        function = lines(f, low, high, position, out)
+    except ValueError:
+        # Only what words of 64 bits, or 26 fraction bits of the result, cannot hold.
+        assert power * octaves > 14 or f(np.array([high]))[0] < 2.0 ** (11 - out)
+        return
+    assert function.error <= MAX_ERROR
+    x = (np.geomspace(low, high * 0.999, 3001) * 2.0**position).astype(np.int64)
+    for one_less in (False, True):
+        found = _evaluated(x, one_less, function, out)
+        inside = (x >> function.drop) - one_less >= function.thresholds[0]
+        exact = f(x * 2.0**-position)
+        assert np.max((np.abs(found - exact) / exact)[inside]) <= function.error * 1.001
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "position"), [(2.0**-20, 2.0**14, 36), (2.0, 2.0**30, 36), (1.0, 2.0**28, 18)]
+)
+def test_ranges_that_words_cannot_hold_are_refused(low: float, high: float, position: int) -> None:
+    with pytest.raises(ValueError, match="words"):
+        lines(lambda x: 1 / x, low, high, position, 26)
