@@ -222,11 +222,16 @@ def _cut(
     waiting = list(closed.jaxpr.eqns)
     known = {*closed.jaxpr.invars, *closed.jaxpr.constvars}
     local = _local_ones(closed, owner_of, only_segments)
+    worker_of = {
+        id(e): join(_owner(v, owner_of) for v in e.invars)
+        for e in waiting
+        if op_of(e.primitive) is None
+    }
     wave = 0
     while waiting:
         for owner, locally in _ORDER:
             run, waiting_next = _take_run(
-                waiting, known, owner_of, owner, local if locally else None
+                waiting, known, worker_of, owner, local if locally else None
             )
             if run:
                 break
@@ -276,17 +281,18 @@ def _ready(eqn: JaxprEqn, known: set[Var]) -> bool:
 def _take_run(
     waiting: list[JaxprEqn],
     known: set[Var],
-    owner_of: dict[Var, Owner],
+    worker_of: dict[int, Owner],
     owner: Owner,
     only: set[int] | None,
 ) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations of `owner` that can run now, `only` those if given, and the others."""
+    """The equations of `owner` that can run now, `only` those if given, and the others.
+    `worker_of`: whose work an equation is, by its id; ops are not in it.
+    """
     inside = set(known)
     run, rest = [], []
     for eqn in waiting:  # jaxpr order is topological, so one pass is enough
-        mine = join(_owner(v, owner_of) for v in eqn.invars) is owner
-        chosen = op_of(eqn.primitive) is None and (only is None or id(eqn) in only)
-        if mine and chosen and _ready(eqn, inside):
+        mine = worker_of.get(id(eqn)) is owner and (only is None or id(eqn) in only)
+        if mine and _ready(eqn, inside):
             run.append(eqn)
             inside |= set(eqn.outvars)
         else:
