@@ -112,9 +112,7 @@ def _criterion(one: dict[str, Any]) -> str:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Seconds per token, a group of bars per network; what is made ahead stands on top, faint.
-    InputError without matplotlib.
-    """
+    """Seconds per token and per step in one file; InputError without matplotlib."""
     try:
         import matplotlib
 
@@ -123,39 +121,49 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
     except ImportError:
         raise InputError("--plot needs matplotlib: pip install matplotlib") from None
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    draw_tokens(left, results)
+    draw_lengths(right, results)
+    figure.savefig(path, dpi=120, metadata={"Software": ""})
+    pyplot.close(figure)
+
+
+def draw_tokens(axes: Any, results: Sequence[dict[str, Any]]) -> None:
+    """Seconds per token, a group of bars per network; what is made ahead on top, faint."""
     names = [row["name"] for row in results[0]["rows"]]
     width = 0.8 / len(names)
     for i, name in enumerate(names):
         rows = [result["rows"][i] for result in results]
         places = [group + i * width for group in range(len(results))]
-        online = [row["seconds"] for row in rows]
         both = [row["seconds_with_offline"] for row in rows]
         color = "0.6" if i == 0 else f"C{i - 1}"
-        left.bar(places, both, width, color=color, alpha=0.35)
-        left.bar(places, online, width, color=color, label=name)
+        axes.bar(places, both, width, color=color, alpha=0.35)
+        axes.bar(places, [row["seconds"] for row in rows], width, color=color, label=name)
+        if i == 0:
+            continue
         for x, row in zip(places, rows, strict=True):
-            if i:
-                text = f"{row['speedup']:.1f}x\n({row['speedup_with_offline']:.1f}x)"
-                top = row["seconds_with_offline"]
-                left.annotate(text, (x, top), ha="center", va="bottom", fontsize=7)
-    left.set_yscale("log")
-    left.margins(y=0.15)
-    left.set_xticks([g + 0.4 - width / 2 for g in range(len(results))])
-    left.set_xticklabels([result["network"] for result in results])
-    left.set_ylabel("seconds per generated token")
-    left.set_title("online; faint: with what is made ahead", fontsize=10)
-    left.grid(alpha=0.3, axis="y")
-    left.legend(fontsize=8)
+            text = f"{row['speedup']:.1f}x\n({row['speedup_with_offline']:.1f}x)"
+            at = (x, row["seconds_with_offline"])
+            axes.annotate(text, at, ha="center", va="bottom", fontsize=7)
+    axes.set_yscale("log")
+    axes.margins(y=0.15)
+    axes.set_xticks([group + 0.4 - width / 2 for group in range(len(results))])
+    axes.set_xticklabels([result["network"] for result in results])
+    axes.set_ylabel("seconds per generated token")
+    axes.set_title("online; faint: with what is made ahead", fontsize=10)
+    axes.grid(alpha=0.3, axis="y")
+    axes.legend(fontsize=8)
+
+
+def draw_lengths(axes: Any, results: Sequence[dict[str, Any]]) -> None:
+    """A step of ours against its positions, in steps of the stock path of one position."""
     for result in results:
         steps = result["lengths"]
         xs, ys = [s["positions"] for s in steps], [s["of_stock"] for s in steps]
-        right.plot(xs, ys, "o-", label=result["network"])
-    right.axhline(1.0, color="0.6", linestyle="--", label="stock, one position")
-    right.set_xticks([s["positions"] for s in results[0]["lengths"]])
-    right.set_xlabel("positions in one step of ours")
-    right.set_ylabel("seconds, of the stock path's step")
-    right.set_ylim(bottom=0)
-    right.grid(alpha=0.3)
-    right.legend(fontsize=8)
-    figure.savefig(path, dpi=120, metadata={"Software": ""})
-    pyplot.close(figure)
+        axes.plot(xs, ys, "o-", label=result["network"])
+    axes.axhline(1.0, color="0.6", linestyle="--", label="stock, one position")
+    axes.set_xticks([s["positions"] for s in results[0]["lengths"]])
+    axes.set_xlabel("positions in one step of ours")
+    axes.set_ylabel("seconds, in stock's of one position")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
