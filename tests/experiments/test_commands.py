@@ -26,6 +26,12 @@ from spu_llm.errors import SpuLlmError
         (["experiment", "logits", "--positions", "1"], "--positions must be at least 2, found 1"),
         (["experiment", "logits", "--model", "/nowhere"], "/nowhere is not a directory"),
         (["experiment", "transcript", "--json", "/nowhere/a"], "--json: /nowhere is not"),
+        (["experiment", "cost", "--network", "local,moon"], "unknown network 'moon'"),
+        (["experiment", "cost", "--steps", "0"], "--steps must be at least 1, found 0"),
+        (["experiment", "cost", "--draft-length", "16"], "--draft-length must be 1 to 15"),
+        (["experiment", "cost", "--plot", "/nowhere/a.png"], "--plot: /nowhere is not"),
+        (["experiment", "latency", "--positions", "4,8"], "--positions must begin with 1"),
+        (["experiment", "latency", "--json", "/nowhere/a"], "--json: /nowhere is not"),
     ],
 )
 def test_bad_input(arguments: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
