@@ -1,4 +1,5 @@
-"""The ops that `bench op` measures: test data of a size, the op, and SPU's own ways to the result.
+"""What `bench op` measures, ops and functions made of ops: test data of a size, ours, and SPU's own
+ways to the result.
 
 A way is a JAX function of the inputs; it is also the plaintext that its result is compared with.
 """
@@ -20,6 +21,15 @@ from protocols.joint import joint_bits, joint_fraction, joint_words
 from protocols.logic import and_bits, prefix_or
 from protocols.maximum import maximum
 from protocols.mux import mux
+from protocols.nonlinear import (
+    gelu,
+    layer_norm,
+    reciprocal,
+    rms_norm,
+    rsqrt,
+    silu,
+    softmax_of_product,
+)
 from protocols.product import linear, matmul, multiply, square
 from protocols.select import select
 from protocols.truncate import How, truncate
@@ -38,6 +48,9 @@ PREFIX = 8  # bits of a prefix-or
 FRACTION_BITS = 16  # of a random fraction; SPU takes a constant below 2^-16 for zero
 _ROW_BITS = 24  # of numbers whose largest is looked for
 _SHIFT = 18  # the fraction bits of a fixed-point product
+_EPSILON = 1e-5  # of norms
+_SCORES = 64  # a row of a softmax
+_RANGE = 2.0**-4, 2.0**6  # of reciprocals
 _EXACT_BITS = 10  # fraction bits of test data: products of two fit the ring exactly
 
 
@@ -62,6 +75,8 @@ class OpCase:
     inputs(rng, size) -> the inputs of all ways.
     ours, stock: the op, and SPU's own ways to its result by name.
     bits, slack: the op's integers may differ mod 2^bits by this much from its plaintext.
+    error: an approximation's floats may differ by this much (of the value itself where it is larger
+        than one), and SPU's by anything; the largest differences are reported. 0: not one.
     """
 
     name: str
@@ -74,6 +89,7 @@ class OpCase:
     largest: int = ELEMENTWISE
     bits: int = 64
     slack: int = 0
+    error: float = 0.0
 
 
 # ---- test data
@@ -137,6 +153,25 @@ def _bits_and_words(rng: np.random.Generator, size: int) -> Sequence[Input]:
     return Input(_bits(rng, size)), Input(integers(rng, 62, size))
 
 
+def _activations(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    return [Input(3 * _fixed(rng, size))]
+
+
+def _residuals(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    return [Input(2 * _fixed(rng, size, WIDTH))]
+
+
+def _scores(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    return [Input(3 * _fixed(rng, size, _SCORES))]
+
+
+def _positive(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    low, high = np.log2(_RANGE)
+    x = 2.0 ** rng.uniform(low, high, size)
+    scale = 2.0**FRAC_BITS / 64
+    return [Input((np.ceil(x * scale) / scale).clip(max=_RANGE[1] * 0.999).astype(np.float32))]
+
+
 def _secrets(make: Callable[..., np.ndarray]) -> Any:
     """One secret array of each party."""
     owners = Owner.CLIENT, Owner.PROVIDER
@@ -170,6 +205,14 @@ def _largest_so_far(x: Any) -> Any:
 def _fraction(client: Any, provider: Any) -> Any:
     low = (client ^ provider) & ((1 << FRACTION_BITS) - 1)
     return low.astype(jnp.float32) * 2.0**-FRACTION_BITS
+
+
+def _normed(x: Any) -> Any:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + _EPSILON)
+
+
+def _centred_and_normed(x: Any) -> Any:
+    return _normed(x - jnp.mean(x, axis=-1, keepdims=True))
 
 
 # ---- the table
@@ -210,6 +253,18 @@ def _of_rows(name: str, does: str, ours: Way, stock: Mapping[str, Way]) -> OpCas
     )  # fmt: skip
 
 
+def _function(
+    name: str, does: str, ours: Way, stock: Way, error: float, inputs: Any = _activations,
+    unit: str = "values", sizes: tuple[int, ...] = (64, 1024, 8192), largest: int = 1 << 16,
+) -> OpCase:  # fmt: skip
+    return OpCase(name, does, unit, inputs, ours, {"default": stock}, sizes, largest, error=error)
+
+
+def _of_row(name: str, does: str, ours: Way, stock: Way, error: float, inputs: Any) -> OpCase:
+    return _function(name, does, ours, stock, error, inputs, "rows", (1, 8, 64), 1 << 10)
+
+
+_LOW, _HIGH = _RANGE
 _CASES = [
     *(_sign(bits) for bits in (12, 16, 24, 32, 64)),
     OpCase(
@@ -274,6 +329,30 @@ _CASES = [
         _secrets(lambda rng, size: integers(rng, 63, size)),
         lambda x, y: joint_fraction(x, y, bits=FRACTION_BITS), {"low bits of x ^ y": _fraction},
     ),
+    _function("gelu", "GELU (tanh form)", gelu, lambda x: jax.nn.gelu(x), 1.8e-3),
+    _function("silu", "SiLU", silu, lambda x: jax.nn.silu(x), 2e-3),
+    _function(
+        "reciprocal", f"1 / x, {_LOW:g} <= x < {_HIGH:g}",
+        lambda x: reciprocal(x, low=_LOW, high=_HIGH)[0], lambda x: 1 / x, 3e-4,
+        _positive, sizes=(1, 16, 256), largest=1 << 12,
+    ),
+    _function(
+        "rsqrt", f"1 / sqrt(x), {_LOW:g} <= x < {_HIGH:g}",
+        lambda x: rsqrt(x, low=_LOW, high=_HIGH)[0], lambda x: jax.lax.rsqrt(x), 2e-4,
+        _positive, sizes=(1, 16, 256), largest=1 << 12,
+    ),
+    _of_row(
+        "rms-norm", f"x / sqrt(mean(x^2)), {WIDTH} wide",
+        lambda x: rms_norm(x, epsilon=_EPSILON)[0], _normed, 1e-3, _residuals,
+    ),
+    _of_row(
+        "layer-norm", f"the same of x - mean(x), {WIDTH} wide",
+        lambda x: layer_norm(x, epsilon=_EPSILON)[0], _centred_and_normed, 1e-3, _residuals,
+    ),
+    _of_row(
+        "softmax", f"softmax over {_SCORES}", lambda x: softmax_of_product(x * 2.0**FRAC_BITS),
+        lambda x: jax.nn.softmax(x), 4e-4, _scores,
+    ),
 ]  # fmt: skip
 OPS = {case.name: case for case in _CASES}
 ALIASES = {"sign": "sign-24"}
@@ -300,11 +379,13 @@ def choose(names: Sequence[str], sizes: Sequence[int] | None) -> list[tuple[OpCa
     return chosen
 
 
-def wrong(found: np.ndarray, wanted: np.ndarray, bits: int, slack: int) -> int:
+def wrong(
+    found: np.ndarray, wanted: np.ndarray, bits: int, slack: int, error: float = 0.0
+) -> int:
     """How many values are not as wanted.
 
     Integers may differ by `slack` mod 2^bits; fixed-point numbers by two units of the ring and a
-    float32's rounding.
+    float32's rounding, and by `error` as in `OpCase`.
     """
     if found.shape != wanted.shape:
         return wanted.size
@@ -312,6 +393,7 @@ def wrong(found: np.ndarray, wanted: np.ndarray, bits: int, slack: int) -> int:
         return int(np.sum(found != wanted))
     if np.issubdtype(found.dtype, np.floating):
         allowed = 2 * 2.0**-FRAC_BITS + np.abs(wanted) * 2.0**-23
+        allowed += error * np.maximum(1, np.abs(wanted)) if error else 0
         return int(np.sum(~(np.abs(found.astype(np.float64) - wanted) <= allowed)))
     difference = found.astype(np.int64).view(np.uint64) - wanted.astype(np.int64).view(np.uint64)
     spare = np.uint64(64 - bits)

@@ -90,9 +90,16 @@ def table(result: dict[str, Any]) -> str:
         ]
         for row in rows:
             lines += [_cells(row, name, figures) for name, figures in ways(row)]
+        lines += ["", *_errors(rows)] if "largest_error" in rows[0]["ours"] else []
     lines += ["", *(f"note: {text}" for text in result["notes"])] if result["notes"] else []
     lines += ["", "results: " + ("; ".join(result["failures"]) or "all as in plaintext")]
     return "\n".join(lines)
+
+
+def _errors(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for i, (name, _) in enumerate(ways(rows[0])):
+        largest = max(list(ways(row))[i][1]["largest_error"] for row in rows)
+        yield f"largest error, {name}: {largest:.2g}"
 
 
 def _cells(row: dict[str, Any], name: str, figures: dict[str, Any]) -> str:

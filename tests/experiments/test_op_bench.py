@@ -20,6 +20,7 @@ from experiments.op_cases import ALIASES, OPS, Input, choose, integers, wrong
 from protocols.truncate import truncate
 from spu_llm.app import cli
 from spu_llm.errors import InputError
+from spu_llm.op import Cost
 from spu_llm.secure import PartySession, Simulation
 from spu_llm.values import CLIENT
 
@@ -106,6 +107,16 @@ def test_wrong_results_are_counted() -> None:
     fixed = np.array([0.5, np.nan, 1.0], np.float32)
     assert wrong(fixed, np.array([0.5 + 2.0**-17, 1.0, 1.0 + 2.0**-15]), 64, 0) == 2
     assert wrong(x[:3], x, 64, 0) == 50
+    near = np.array([0.501, 10.01, -10.1], np.float32)
+    assert wrong(near, np.array([0.5, 10.0, -10.0]), 64, 0, error=2e-3) == 1
+
+
+def test_ops_side_by_side_take_fewer_messages_and_no_fewer_bytes() -> None:
+    calls = [Cost(2, 1, 80, 80), Cost(6, 3, 30, 10)]
+    assert all(op_bench._is_priced(cost(1, 110, 90, messages), calls) for messages in (6, 8))
+    assert not op_bench._is_priced(cost(1, 110, 90, 9), calls)
+    assert not op_bench._is_priced(cost(1, 109, 90, 6), calls)
+    assert not op_bench._is_priced(cost(1, 80, 80, 1), calls[:1])
 
 
 def test_ratios_of_nothing_are_left_out() -> None:
@@ -225,6 +236,23 @@ def test_two_ops_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
         assert ours["offline"]["chunks_made"]["chunks"] == 0  # the warm-up made enough
         assert stock["ratio"]["seconds"] == ours["seconds"] / stock["seconds"]
     assert "| 10 | ours |" in op_report.table(result)
+
+
+def test_an_approximation_says_how_far_it_is_off(simulation: Simulation) -> None:
+    """Ours within its bound; SPU's own, which is further off, is measured and not judged."""
+
+    def program(session: PartySession) -> Any:
+        with enable_x64():
+            return op_bench.Bench(session, repeat=1).measure(OPS["gelu"], 100)
+
+    result = simulation.run(program)[CLIENT]
+    ours, (stock,) = result["ours"], result["stock"]
+    assert ours["wrong"] == stock["wrong"] == 0 and ours["as_priced"]
+    assert 0 < ours["largest_error"] < 1.8e-3 < stock["largest_error"]
+    assert (ours["messages"], ours["rounds"]) == (10, 5)
+    assert op_report.failures(result, "memory") == []
+    text = op_report.table(RESULT | {"rows": [result]})
+    assert f"largest error, ours: {ours['largest_error']:.2g}" in text
 
 
 def test_the_notebook_runs() -> None:
