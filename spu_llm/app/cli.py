@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 from spu_llm.errors import InputError, SpuLlmError
 
 DEFAULT_PROMPT = "def read_config(path):"
-DEFAULT_PROMPT_TOKENS = 16
 DEFAULT_DRAFT_LENGTH = 7
 
 
@@ -90,9 +89,9 @@ def _parser() -> Parser:
 
     prepare = commands.add_parser(
         "prepare", help="make material for a completion ahead of time, which it then takes",
-        description="Both parties make what a completion takes, for a prompt of --prompt-tokens "
-        "and --steps secure steps: on this machine, or, with --server, with a provider that was "
-        "started with --pool. Give the completion the same options, and the same --pool.",
+        description="Both parties make what a completion takes: on this machine, or, with "
+        "--server, with a provider that was started with --pool. Give the completion the same "
+        "options, a prompt of the same length, and the same --pool.",
     )  # fmt: skip
     prepare.add_argument("--pool", type=Path, required=True, metavar="DIR",
                          help="where it is kept: both halves, or with --server the client's")
@@ -100,8 +99,10 @@ def _parser() -> Parser:
     place.add_argument("--server", metavar="HOST:PORT")
     place.add_argument("--model", type=Path, metavar="DIR",
                        help="the provider's private model directory")  # fmt: skip
-    prepare.add_argument("--prompt-tokens", type=int, default=DEFAULT_PROMPT_TOKENS, metavar="N",
-                         help="length of the prompt (default: %(default)s)")  # fmt: skip
+    length = prepare.add_mutually_exclusive_group()
+    length.add_argument("--prompt", default=DEFAULT_PROMPT,
+                        help="for its length alone (default: that of demo)")  # fmt: skip
+    length.add_argument("--prompt-tokens", type=int, metavar="N", help="the length itself")
     prepare.add_argument("--steps", type=int, metavar="K",
                          help="default: --max-new-tokens at three a step, with --standard at one")
     _request_options(prepare)
@@ -296,7 +297,8 @@ def _show(options: argparse.Namespace, run: Any) -> None:
 def _prepare(options: argparse.Namespace) -> None:
     """Progress to stderr, what was made to stdout, the result to `--json`."""
     from models.request import Request
-    from spu_llm.app.parties import Server
+    from models.tokenizer import Tokenizer
+    from spu_llm.app.parties import Server, check_text
     from spu_llm.app.preparing import PrepareOptions, prepare, prepare_both, table
     from spu_llm.app.screen import Stages
 
@@ -304,9 +306,14 @@ def _prepare(options: argparse.Namespace) -> None:
         _require_insecure(options)
     host, port = _address(options.server, "--server") if options.server is not None else ("", 0)
     _check_json(options.json)
+    directory = options.draft_model or shipped("public")
     drafts, new = _draft_length(options), options.max_new_tokens
+    tokens = options.prompt_tokens
+    if tokens is None:
+        check_text(options.prompt, "the prompt")
+        tokens = len(Tokenizer.load(directory).encode(options.prompt))
     request = Request(
-        prompt_tokens=options.prompt_tokens,
+        prompt_tokens=tokens,
         max_new_tokens=new,
         draft_length=drafts,
         temperature=options.temperature,
@@ -319,7 +326,7 @@ def _prepare(options: argparse.Namespace) -> None:
     asked = PrepareOptions(
         request=request,
         steps=likely if options.steps is None else options.steps,
-        tokenizer=options.draft_model or shipped("public"),
+        tokenizer=directory,
         server=Server(host, port, options.network),
         pool=options.pool,
     )

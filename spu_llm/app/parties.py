@@ -323,15 +323,20 @@ def model_config(agreed: Manifest) -> GPT2Config:
         raise PeerError(f"the provider's model description is wrong: {exc}") from None
 
 
+def check_text(text: str, name: str) -> None:
+    """InputError, which names it, when a text from the command line cannot be used."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(f"{name} is not valid UTF-8 text; give it as UTF-8") from None
+    if not text:
+        raise InputError(f"{name} is empty; give at least one character of text")
+
+
 def check_request(options: GenerateOptions) -> tuple[Tokenizer, list[int], Request]:
     """The tokenizer, the prompt's tokens and the request; InputError when they cannot be used."""
     for text, name in ((options.prompt, "the prompt"), *((s, "--stop") for s in options.stop)):
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise InputError(f"{name} is not valid UTF-8 text; give it as UTF-8") from None
-        if not text:
-            raise InputError(f"{name} is empty; give at least one character of text")
+        check_text(text, name)
     tokenizer = Tokenizer.load(options.draft_model)
     prompt = tokenizer.encode(options.prompt)
     request = Request(

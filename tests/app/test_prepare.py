@@ -68,9 +68,9 @@ class Prepared:
 @pytest.fixture(scope="module")
 def prepared(start_shared: Start, pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     root = tmp_path_factory.mktemp("pools")
-    file, tokens = root / "result.json", len(Tokenizer.load(pair.public).encode(PROMPT))
+    file = root / "result.json"
     server = start_shared(*pair.serve("--pool", str(root / "provider")))
-    options = ["--prompt-tokens", str(tokens), "--steps", str(NEW - 1), "--json", str(file)]
+    options = ["--prompt", PROMPT, "--steps", str(NEW - 1), "--json", str(file)]
     client = start_shared(
         *prepare(pair, server.until_listening(), root / "client", *options)
     )
@@ -97,9 +97,11 @@ def total(result: dict[str, Any]) -> int:
     return sum(result["bytes"]["offline"].values())
 
 
-def test_what_was_made_is_told(prepared: Prepared) -> None:
+def test_what_was_made_is_told(prepared: Prepared, pair: Pair) -> None:
     result = prepared.result
     assert result["steps"] >= NEW - 1
+    tokens = Tokenizer.load(pair.public).encode(PROMPT)
+    assert result["config"]["request.prompt_tokens"] == len(tokens)
     for row in result["material"]:
         assert row["available_units"] == row["made_units"]  # nothing was there before
         assert row["made_units"] >= row["prefill_units"] + (NEW - 1) * row["step_units"]
@@ -217,7 +219,7 @@ def test_demo_prepares_and_takes_on_one_machine(start: Start, pair: Pair, tmp_pa
     models = ["--model", str(pair.private), "--draft-model", str(pair.public)]
     drafting = ["--max-new-tokens", "6", "--draft-length", "2", "--temperature", "0"]
     options = [*models, *drafting, "--pool", pool, "--json"]
-    assert start("prepare", *options, str(files[0])).wait(RUN_S) == 0
+    assert start("prepare", *options, str(files[0]), "--prompt", PROMPT).wait(RUN_S) == 0
     demo = start("demo", *options, str(files[1]), "--prompt", PROMPT)
     assert demo.wait(RUN_S) == 0, demo.stderr
     first, second = (json.loads(file.read_text()) for file in files)
