@@ -5,7 +5,9 @@ narrow  Shares mod 2^64 of a word x, each shifted right by `drop` bits by its ho
         where c is 1 if the dropped bits of both shares add up to 2^drop or more, else 0. Any fewer
         `bits` of that are a share, too. A comparison of narrow words costs less, and a c that only
         moves the place where one piece of a function gives way to the next does no harm: both
-        pieces must hold over that one unit. c depends on how x is shared, not on x alone.
+        pieces must hold over that one unit. c depends on how x is shared, not on x alone:
+        whoever learned the narrow word would learn a little of where the low bits of its own share
+        put x, as after a truncation (`protocols.truncate`). While it stays shared, nobody does.
 widen   A share of x mod 2^bits becomes one mod 2^64, where |x| < 2^(bits-2). With 2^(bits-2) added
         x is not negative and below 2^(bits-1), so the shares wrap around unless both have a zero
         for their top bit: one prepared product of bits, as in `protocols.truncate`.
