@@ -28,6 +28,7 @@ STUDIES = {
     "verify-bench": "experiments.verify_bench",
     "stock-gpt2": "experiments.stock_gpt2",
     "stock-layers": "experiments.stock_layers",
+    "scale": "experiments.scale",
 }
 _MODULES = {
     COMPLETION: "models.completion",

@@ -94,6 +94,19 @@ def add_commands(commands: Any) -> None:
     latency.add_argument("--draft-model", type=Path, help="public model directory")
     latency.add_argument("--plot", type=Path, metavar="FILE", help="draw all figures into a file")
     _common(latency, _latency)
+    scale = claims.add_parser("scale", help="a completion by a model of GPT-2 small's shape")
+    for name, count, what in (
+        ("layers", 12, "blocks"), ("width", 768, "of the residual stream"),
+        ("heads", 12, "of each attention"), ("vocab", 50257, "tokens of the vocabulary"),
+        ("context", 1024, "positions of the model"), ("prompt-tokens", 64, "prefilled"),
+        ("new-tokens", 2, "decoded one by one after that"),
+        ("seed", 0, "of the random weights and prompt"),
+    ):  # fmt: skip
+        scale.add_argument(f"--{name}", type=int, default=count, metavar="N",
+                           help=f"{what} (default: %(default)s)")  # fmt: skip
+    scale.add_argument("--network", type=_networks, default="local", metavar="NAME,...",
+                       help="local, lan, wan: one after another (default: %(default)s)")
+    _common(scale, _scale)
 
 
 def _common(parser: argparse.ArgumentParser, run: Any) -> None:
@@ -268,6 +281,26 @@ def _latency(options: argparse.Namespace) -> None:
             write_json(options.json, {"networks": results})
         if options.plot is not None:
             latency_report.plot(results, options.plot)
+
+
+def _scale(options: argparse.Namespace) -> None:
+    from experiments import scale
+    from spu_llm.app.cli import shipped, write_json
+
+    _check_folder(options.json, "--json")
+    shape = scale.Shape(
+        layers=options.layers, width=options.width, heads=options.heads, vocab=options.vocab,
+        context=options.context, prompt_tokens=options.prompt_tokens,
+        new_tokens=options.new_tokens, seed=options.seed,
+    )  # fmt: skip
+    results: list[dict[str, Any]] = []
+    for network in options.network:
+        results.append(scale.measure(options.model or shipped("private"), shape, network))
+        print(scale.table(results[-1]), end="\n\n", flush=True)
+        if options.json is not None:
+            write_json(options.json, {"networks": results})
+    if failures := [text for result in results for text in result["failures"]]:
+        raise SpuLlmError(f"a result is wrong: {'; '.join(failures[:3])}")
 
 
 def _conclude(options: argparse.Namespace, result: dict[str, Any], table: str) -> None:
