@@ -15,7 +15,10 @@ Error. a <= 1 is rounded to 42 fraction bits, b_j <= e^16 to 19. Since a b = exp
 product is below 2^62 and wrong by less than 2^-43 e^16 + 2^-20, which is 0.52 units. An unbiased
 truncation (`protocols.truncate`) then rounds to a unit up or down.
 
-Where n >= M the product means nothing; a comparison n < M and `protocols.mux` make it zero.
+Where n >= M the product means nothing; a comparison n < M and `protocols.mux` make it zero. The
+comparison may leave out low bits of n: each party shifts its share (`protocols.narrow`), which is
+off by one at most, and the threshold lies two steps below M. What that cuts off too early is below
+a unit.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from spu_llm.op import Cost, Functionality, protocol_op
 from spu_llm.party import Party
 from spu_llm.prg import Prg
 from spu_llm.settings import SpuConfig
-from spu_llm.values import CLIENT, Arith, Owner, Value, frac_bits_of, low_bits
+from spu_llm.values import CLIENT, Arith, Owner, Value, frac_bits_of, low_bits, sign_extended
 
 FRAC_BITS = SpuConfig().frac_bits
 REACH = 16  # nats: exp(x) is zero from -REACH on
@@ -155,8 +158,8 @@ def _product_cost(count: int) -> Cost:
 # ---- the op
 
 
-def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
-    """1. n = -x. 2. The product's first message. 3. Whether n < M, from the sign of n - M.
+def _two_party(party: Party, x: Value, *, bits: int, drop: int = 0) -> Arith:
+    """1. n = -x. 2. The product's first message. 3. Whether n < M, from a sign.
     4. The product's second message, after the comparison, so that neither waits for the first one.
     5. Zero unless n < M.
     """
@@ -173,7 +176,8 @@ def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
     material = party.take(WORD_TIMES_CHOSEN, n.size)
     flip, masked = _ask(party, material, n)
     # 3.
-    inside = sign_words(party, n - _REACH if party.rank == CLIENT else n, bits)
+    top = low_bits(n, bits) >> np.uint64(drop)
+    inside = sign_words(party, top - _threshold(drop) if party.rank == CLIENT else top, bits - drop)
     # 4.
     product = _answer(party, material, n, flip, masked)
     # 5.
@@ -181,23 +185,28 @@ def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
     return Arith(words.reshape(x.shape), dtype, frac_bits)
 
 
+def _threshold(drop: int) -> np.uint64:
+    """What the bits of n above `drop` are compared with."""
+    return _REACH if not drop else (_REACH >> np.uint64(drop)) - np.uint64(1)
+
+
 def _result_dtype(dtype: np.dtype) -> np.dtype:
     return dtype if np.issubdtype(dtype, np.floating) else np.dtype(np.float32)
 
 
-def _reference(x: Any, *, bits: int) -> Any:
+def _reference(x: Any, *, bits: int, drop: int = 0) -> Any:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(np.float32) * np.float32(2.0**-FRAC_BITS)
     return jnp.where(x <= -REACH, 0, jnp.exp(x)) * 2.0 ** (SCALE_BITS - FRAC_BITS)
 
 
-def _cost(x: Value, *, bits: int) -> Cost:
+def _cost(x: Value, *, bits: int, drop: int = 0) -> Cost:
     count = math.prod(x.shape)
-    own = _product_cost(count) + sign_cost(count, bits) + mux_cost(count)
+    own = _product_cost(count) + sign_cost(count, bits - drop) + mux_cost(count)
     return arith_cost(x) + (own if count else Cost())
 
 
-def _correct(x: Value, *, bits: int) -> Correct:
+def _correct(x: Value, *, bits: int, drop: int = 0) -> Correct:
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
         if made.words.size:
             correct_mux(party, made.words, wanted.words)
@@ -206,14 +215,16 @@ def _correct(x: Value, *, bits: int) -> Correct:
 
 
 def model(
-    inputs: Sequence[Sequence[Value]], common: Prg, *, bits: int
+    inputs: Sequence[Sequence[Value]], common: Prg, *, bits: int, drop: int = 0
 ) -> Sequence[np.ndarray]:
     """Exact results: the rounding of a and b depends on how x is shared."""
     n_0, n_1 = (_0 - share_of(values[0]) for values in inputs)
     a, choice = client_factor(n_0.reshape(-1))
     b = provider_factors(n_1.reshape(-1))
     product = a * _pick(b, choice)
-    inside = low_bits(n_0 + n_1, width_of(inputs[0][0])) < _REACH
+    top_0, top_1 = (low_bits(n, bits) >> np.uint64(drop) for n in (n_0, n_1))
+    # The sum may be one below zero.
+    inside = sign_extended(top_0 + top_1, bits - drop).view(np.int64) < int(_threshold(drop))
     return [np.where(inside, product.reshape(n_0.shape), _0)]
 
 
@@ -221,7 +232,7 @@ scaled_exponential = protocol_op(
     "scaled_exponential",
     reference=_reference,
     two_party=_two_party,
-    owners=lambda x, bits: [Owner.JOINT],
+    owners=lambda x, bits, drop=0: [Owner.JOINT],
     cost=_cost,
     functionality=Functionality(),
     simulate=uniform_messages(_two_party, _correct),
@@ -229,7 +240,8 @@ scaled_exponential = protocol_op(
 )
 """exp(x) 2^(SCALE_BITS - FRAC_BITS) for x in (-2^(bits-1), 0] units, and exactly 0 for x <= -REACH:
 words of SCALE_BITS fraction bits, of which a truncation by the difference makes exp(x). An integer
-x counts units; a narrow share of at least `bits` bits will do. A float in either case."""
+x counts units; a narrow share of at least `bits` bits will do. A float in either case. `drop`: low
+bits that the comparison with REACH leaves out, which makes it cheaper."""
 
 
 def exponential(x: Any, *, bits: int = BITS) -> Any:

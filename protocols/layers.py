@@ -59,8 +59,11 @@ def attention_on_shares(query: Any, *blocks: Any) -> Any:
     scores = [matmul(query, keys.transpose(0, 2, 1), shift=0) for keys, _, _ in layers]
     rows = jnp.concatenate(scores, axis=-1).reshape(heads * n, -1)
     # 2.
-    visible = jnp.concatenate([v for _, _, v in layers], axis=-1)
-    weights, inverse = softmax_parts(rows, jnp.tile(visible, (heads, 1)))
+    seen = [v for _, _, v in layers]
+    if any(v.dtype != jnp.bool_ for v in seen):
+        seen = [v if v.dtype != jnp.bool_ else jnp.where(v, 0.0, -1.0) for v in seen]
+    visible = jnp.tile(jnp.concatenate(seen, axis=-1), (heads, 1))
+    weights, inverse = softmax_parts(rows, visible)
     # 3.
     weights = weights.reshape(heads, n, -1)
     total, start = jnp.zeros_like(query), 0

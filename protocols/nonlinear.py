@@ -30,6 +30,7 @@ from jax import Array
 from protocols.exponential import SCALE_BITS, scaled_exponential
 from protocols.lookup import out_of_range
 from protocols.maximum import maximum
+from protocols.mux import mux
 from protocols.narrow import FRAC_BITS, narrow
 from protocols.piecewise import Lines, Quadratics, evaluate, lines, quadratics
 from protocols.product import scale_rows, square
@@ -226,31 +227,48 @@ what `rms_norm` says of its rows."""
 
 # ---- softmax
 
-SCORE_BITS = 26  # of differences of scores in a row: below 128 nats
+SCORE_BITS = 30  # of differences of scores in a row: below 2,048 nats
+_COARSE = 8  # low bits that comparisons of scores leave out
 RECIPROCAL_BITS = 26  # fraction bits of the reciprocal of a row's sum
 
 
-def softmax_parts(scores: Any, visible: Any = None, *, bits: int = SCORE_BITS) -> tuple[Any, Any]:
-    """Unnormalised weights exp(z - max z) [rows, n] of the rows z of scores, from 0 to 1, and the
+def softmax_parts(scores: Any, visible: Any = None) -> tuple[Any, Any]:
+    """Unnormalised weights exp(z - m) [rows, n] of the rows z of scores, from 0 to 1, and the
     reciprocals [rows] of their sums, as words of 26 fraction bits.
 
-    scores: [rows, n] shared product words (36 fraction bits; as floats z 2^18). visible: bool
-    [rows, n], public; hidden scores weigh exactly nothing, and every row must see one. Visible
-    scores of a row differ by less than 2^(bits-1) units of 2^-18; |z| < 2^(bits-2) of them.
+    scores: [rows, n] shared product words (36 fraction bits; as floats z 2^18), |z| < 512 where
+    visible. visible: [rows, n], bool and public, or float and one party's secret: negative where
+    hidden. Hidden scores weigh exactly nothing, and every row must see one.
 
+    m is an upper bound of the row's maximum, 0.004 above it at most: the maximum of coarse scores.
     Whoever multiplies weights with rows normalises the products: `normalised`.
     """
     # Half the way to a softmax is free: narrow words need no truncation.
-    rows = narrow(scores, drop=FRAC_BITS, bits=bits)
-    if visible is not None:
-        rows = jnp.where(visible, rows, -(1 << (bits - 2)))
-    largest = maximum(rows, bits=bits)
-    scaled = scaled_exponential(rows - jnp.broadcast_to(largest[:, None], rows.shape), bits=bits)
+    rows = narrow(scores, drop=FRAC_BITS, bits=SCORE_BITS)
+    coarse = narrow(scores, drop=FRAC_BITS + _COARSE, bits=SCORE_BITS - _COARSE)
+    largest = maximum(_hide(coarse, visible, SCORE_BITS - _COARSE), bits=SCORE_BITS - _COARSE)
+    # Either narrow word may be one too low: coarse ones count for two more.
+    bound = largest * (1 << _COARSE) + (2 << _COARSE)
+    scaled = scaled_exponential(
+        _hide(rows, visible, SCORE_BITS) - jnp.broadcast_to(bound[:, None], rows.shape),
+        bits=SCORE_BITS, drop=_COARSE,
+    )  # fmt: skip
     weights = truncate(scaled, shift=SCALE_BITS - FRAC_BITS, how="unbiased", bits=64)
-    if visible is not None:
+    if visible is not None and visible.dtype == jnp.bool_:
         weights = jnp.where(visible, weights, 0.0)
+    elif visible is not None:
+        weights = mux(visible >= 0, weights)
     factor, _ = evaluate(jnp.sum(weights, axis=-1), _sum_lines(rows.shape[1]))
     return weights, factor
+
+
+def _hide(rows: Any, visible: Any, bits: int) -> Any:
+    """Scores of `bits` bits with hidden ones below all others."""
+    if visible is None:
+        return rows
+    if visible.dtype == jnp.bool_:
+        return jnp.where(visible, rows, -(1 << (bits - 2)))
+    return rows + jnp.where(visible >= 0, 0, -(1 << (bits - 2))).astype(rows.dtype)
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 Additive shares add up, move and multiply with public whole numbers share by share; xor-shared bits
 move. Such equations need no SPU and send nothing. Narrow shares stay narrow: the result of several
-has the bits of the narrowest.
+has the bits of the narrowest, and a product one more for every factor of two.
 
 A float share times a public whole number is exact, so its fraction bits stay where they are; any
 other factor needs a truncation and is left to SPU or to an op (`protocols.product`).
@@ -175,6 +175,7 @@ def _apply(eqn: JaxprEqn, operands: list[Value], rank: int, frac_bits: int) -> l
     bits = min((v.bits for v in shares if isinstance(v, Arith)), default=64)
     if name == "mul":
         made = [_times_whole(operands, rank, frac_bits)]
+        bits = min(64, bits + _factors_of_two(operands))
     elif name == "convert_element_type":
         (x,) = operands
         shift = frac_bits_of(dtypes[0], frac_bits) - frac_bits_of(x.dtype, frac_bits)
@@ -198,6 +199,15 @@ def _times_whole(operands: Sequence[Value], rank: int, frac_bits: int) -> np.nda
     (share,) = [v for v in operands if not isinstance(v, Public)]
     whole = np.asarray(factor.value, np.float64 if factor.dtype.kind == "f" else None)
     return arith_words(share, rank, frac_bits) * as_words(whole.astype(np.int64))
+
+
+def _factors_of_two(operands: Sequence[Value]) -> int:
+    """How many bits wider a product is: those that every factor puts in below a narrow share."""
+    (factor,) = [v for v in operands if isinstance(v, Public)]
+    whole = np.unique(as_words(np.asarray(factor.value).astype(np.int64)))
+    nonzero = whole[whole != 0]
+    low = int(np.bitwise_or.reduce(nonzero)) if nonzero.size else 1
+    return (low & -low).bit_length() - 1
 
 
 def arith_words(value: Value, rank: int, frac_bits: int) -> np.ndarray:

@@ -133,6 +133,17 @@ def test_narrow_shares_stay_narrow() -> None:
     np.testing.assert_array_equal(total, (-2 * small).astype(np.int64).view(np.uint64) & 127)
 
 
+def test_factors_of_two_widen_a_narrow_share() -> None:
+    small = np.arange(-6, 6, dtype=np.int32).reshape(3, 4)
+    plan = planned(lambda a: a * 24, (small,), [Owner.JOINT])
+    found = run_both(plan, [shared(small, 5)])
+    first, second = found[0][0], found[1][0]
+    assert isinstance(first, Arith) and isinstance(second, Arith) and first.bits == 8
+    # Mod 2^8: the share says small mod 2^5, and 24 * 2^5 is a multiple of 2^8.
+    total = (first.words + second.words) & np.uint64(255)
+    np.testing.assert_array_equal(total, (24 * small).astype(np.int64).view(np.uint64) & 255)
+
+
 def test_shared_bits_move() -> None:
     bits = RNG.random((3, 4)) < 0.5
     mask = RNG.integers(0, 2, bits.shape, np.uint64)

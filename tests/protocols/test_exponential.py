@@ -42,6 +42,7 @@ class TestExponential(OpContract):
     cases = [
         Case((np.array([-12345]),), ("arith",), {"bits": 24}),
         Case((EDGES[:0],), ("arith",), {"bits": BITS}),
+        Case((EDGES,), ("arith30",), {"bits": 30, "drop": 8}),
     ]
 
     def hidden(self, own: list[Value], peer: list[Value], case: Case) -> list[np.ndarray]:
@@ -83,6 +84,18 @@ def test_any_words(values: list[int]) -> None:
     x = np.array(values)
     outcome = run_op(scaled_exponential, Case((x,), ("arith",), {"bits": BITS}))
     assert_close(reconstruct_words([o[0] for o in outcome.outputs]), x)
+
+
+@given(st.lists(st.tuples(WORD, st.integers(0, 2**64 - 1)), min_size=1, max_size=200))
+def test_a_coarse_comparison_cuts_only_what_is_below_a_unit(pairs: list[tuple[int, int]]) -> None:
+    x, shares = np.array([v for v, _ in pairs]), np.array([s for _, s in pairs], np.uint64)
+    both = (shares, x.view(np.uint64) - shares)
+    inputs = [[Arith(words, np.dtype(np.int64), 0)] for words in both]
+    fine, coarse = (model(inputs, Prg.from_os(), bits=BITS, drop=d)[0] for d in (0, 8))
+    kept = (x > -EDGE) & (x <= 2 * 2**8 - EDGE)  # where the two may differ
+    np.testing.assert_array_equal(coarse[~kept], fine[~kept])
+    assert_close(np.where(coarse == 0, fine, coarse), x)
+    assert np.all(expected(x[kept]) < 0.04)
 
 
 @given(st.lists(st.tuples(WORD, st.integers(0, 2**64 - 1)), min_size=1, max_size=200))
