@@ -21,7 +21,7 @@ import numpy as np
 
 from experiments import step_sweep, stock_gpt2, stock_layers
 from experiments.local import machine
-from experiments.measured import medians
+from experiments.measured import FIGURES, medians
 from models.hf import load_config
 from models.tokenizer import Tokenizer
 from models.training.evaluate import PROMPT_TOKENS, PROMPTS, Model, Speed, Verifier, simulate
@@ -30,7 +30,6 @@ from spu_llm.errors import InputError
 
 LONGEST = 16  # positions
 BLOCK_KINDS = ("norm", "linear", "attention products", "softmax", "GELU")
-COUNTS = ("seconds", "client_to_provider", "provider_to_client", "messages")
 
 
 @dataclass(frozen=True)
@@ -129,6 +128,7 @@ def analyse(
             "client_to_provider": step["median"]["client_to_provider"],
             "provider_to_client": step["median"]["provider_to_client"],
             "offline": step["offline"],
+            "material": step["material"],
         }
         for n, step in steps.items()
     ]
@@ -154,13 +154,13 @@ def _row(
     name: str, step: dict[str, Any], offline: dict[str, Any] | None, tokens: float
 ) -> dict[str, Any]:
     """A way to decode, per generated token: online, and what is made ahead."""
-    ahead = offline or dict.fromkeys(COUNTS, 0.0)
+    ahead = offline or dict.fromkeys(FIGURES, 0.0)
     drafting = step.get("drafting", 0.0) if tokens != 1.0 else 0.0
-    online = {k: step[k] / tokens for k in COUNTS}
+    online = {k: step[k] / tokens for k in FIGURES}
     online["seconds"] += drafting / tokens
     return {"name": name, "tokens_per_step": tokens, "step_seconds": step["seconds"]} | online | {
         "drafting": drafting,
-        "offline": {k: ahead[k] / tokens for k in COUNTS},
+        "offline": {k: ahead[k] / tokens for k in FIGURES},
         "seconds_with_offline": online["seconds"] + ahead["seconds"] / tokens,
     }
 

@@ -9,6 +9,8 @@ from typing import Any
 from experiments.op_report import count_text, mib_text, seconds_text
 from spu_llm.errors import InputError
 
+MOST = 8  # kinds of material that are listed
+
 
 def table(result: dict[str, Any]) -> str:
     """One network's figures as Markdown."""
@@ -44,6 +46,8 @@ def table(result: dict[str, Any]) -> str:
             f"prefill, {name}: {cost['seconds']:.1f} s, {cost['messages']} messages"
             for name, cost in result["prefill"].items()
         ),
+        "",
+        *_material(result),
         "",
         *(_criterion(one) for one in result["criteria"]),
         "outcomes: " + ("; ".join(result["failures"]) or "as in plaintext"),
@@ -92,6 +96,20 @@ def _step(step: dict[str, Any]) -> list[str]:
         seconds_text(ahead["seconds"]),
         count_text(ahead["client_to_provider"] + ahead["provider_to_client"]),
     ]
+
+
+def _material(result: dict[str, Any]) -> list[str]:
+    """What the longest part of the making ahead goes into, for a drafted step."""
+    (step,) = [s for s in result["lengths"] if s["positions"] == result["draft_length"] + 1]
+    made = sorted(step["material"].items(), key=lambda item: -item[1]["seconds"])
+    lines = [f"made ahead for a step of {step['positions']} positions, by kind:"]
+    for name, cost in made[:MOST]:
+        size = cost["client_to_provider"] + cost["provider_to_client"]
+        lines.append(
+            f"- {name}: {count_text(cost['units'])} units, {seconds_text(cost['seconds'])} s, "
+            f"{count_text(size)} bytes"
+        )
+    return lines
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.measured import total
+from experiments.measured import FIGURES, total
 from spu_llm._jax import scope_of
 from spu_llm.meter import Entry
 from spu_llm.needs import Call
@@ -61,7 +61,7 @@ def by_kind(entries: Sequence[Entry], steps: Sequence[Step], rank: int) -> dict[
             kind = kind_of(entry.scope, entry.name)
         else:
             kind = kind_of(_scope_of_run(next(works)), "")
-        cell = found.setdefault(kind, dict.fromkeys(_FIGURES, 0))
+        cell = found.setdefault(kind, dict.fromkeys(FIGURES, 0))
         for name, number in total([entry], rank).items():
             cell[name] += number
     assert next(works, None) is None, "an entry for each step of the plan"
@@ -71,9 +71,6 @@ def by_kind(entries: Sequence[Entry], steps: Sequence[Step], rank: int) -> dict[
 def _scope_of_run(run: Run) -> str:
     scopes = map(scope_of, run.jaxpr.jaxpr.eqns)
     return next((scope for scope in scopes if scope), "")
-
-
-_FIGURES = ("seconds", "client_to_provider", "provider_to_client", "messages")
 
 
 def chains(calls: Sequence[Call], steps: Sequence[Step]) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,9 +18,10 @@ from spu_llm.reveal import reveal
 from spu_llm.secure import PartySession, SecureFunction, Session
 from spu_llm.values import CLIENT, PROVIDER, ROLES, Owner
 
-__all__ = ["forget_peak", "medians", "peaks", "price", "timed", "total"]
+__all__ = ["forget_peak", "medians", "peaks", "price", "summed", "timed", "total"]
 
 T = TypeVar("T")
+FIGURES = ("seconds", "client_to_provider", "provider_to_client", "messages")
 
 _note = SecureFunction(
     lambda x: reveal(x, to=Owner.CLIENT, label="provider's peak memory (study)"),
@@ -49,24 +50,30 @@ def timed(session: Session, phase: str, work: Callable[[], T]) -> tuple[T, dict[
     }
 
 
-def price(entries: Sequence[Entry], needs: Needs, rank: int) -> dict[str, Any]:
-    """What the material of `needs` costs to make: its part of the batches among `entries`.
+def price(entries: Sequence[Entry], needs: Needs, rank: int) -> dict[str, dict[str, Any]]:
+    """What the material of `needs` costs to make, by name: its part of the batches among `entries`.
 
     The first batch of a kind is left out where there are others: it compiles. Kinds that no batch
-    was made of are not counted.
+    was made of are not there.
     """
     made: dict[str, list[Entry]] = {}
     for entry in entries:
         if entry.kind == "pool":
             made.setdefault(entry.name, []).append(entry)
-    found = total([], rank)
+    found = {}
     for name, need in needs.material.items():
-        if name not in made:
-            continue
-        batches = made[name][1:] or made[name]
-        part = need.units / (len(batches) * need.correlation.chunk)
-        found = {k: found[k] + part * n for k, n in total(batches, rank).items()}
+        if name in made:
+            batches = made[name][1:] or made[name]
+            part = need.units / (len(batches) * need.correlation.chunk)
+            costs = total(batches, rank).items()
+            found[name] = {"units": need.units} | {k: part * n for k, n in costs}
     return found
+
+
+def summed(costs: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Seconds, bytes by direction and sends of all together."""
+    found = list(costs)
+    return {name: sum(cost[name] for cost in found) for name in FIGURES}
 
 
 def total(entries: Sequence[Entry], rank: int) -> dict[str, Any]:

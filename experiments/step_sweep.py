@@ -22,7 +22,7 @@ import numpy as np
 
 from experiments.kinds import by_kind, chains
 from experiments.local import machine, run_study
-from experiments.measured import forget_peak, medians, peaks, price, timed
+from experiments.measured import forget_peak, medians, peaks, price, summed, timed
 from models import secure_gpt2
 from models.draft import Drafter
 from models.generate import announce, private_tree, share_weights
@@ -202,12 +202,15 @@ class _Sweep:
         """
         needs, steps = self._needs[n], self._steps_of[n]
         session = self._session
+        material = price(session.meter.entries, needs, session.rank)
+        # Bound to the provider's weights: that of the linear layers.
+        bound = [n for n, need in needs.material.items() if need.correlation.fixed is not None]
         return {
             "chain": chains(needs.calls, steps),
             "segments": sum(isinstance(s, Run) and not s.local for s in steps),
-            "offline": price(session.meter.entries, needs, session.rank),
-            "offline_linear": price(session.meter.entries, _of_weights(needs), session.rank),
-            "units": {name: need.units for name, need in needs.material.items()},
+            "offline": summed(material.values()),
+            "offline_linear": summed(material[name] for name in bound if name in material),
+            "material": material,
         }
 
     def _measured(
@@ -249,11 +252,6 @@ class _Sweep:
             self._verifier.client_shapes(drafts, self._config.vocab_size),
             self._verifier.provider_shapes(drafts),
         )
-
-
-def _of_weights(needs: Needs) -> Needs:
-    """The material that is bound to the provider's weights: that of the linear layers."""
-    return Needs({k: n for k, n in needs.material.items() if n.correlation.fixed is not None})
 
 
 class _Drafts:

@@ -30,7 +30,8 @@ def step(n: int, seconds: float) -> dict[str, Any]:
     return {
         "positions": n, "warm_up": total, "runs": [total], "median": total, "segments": 0,
         "chain": {kind: 5 * times for kind, times in KINDS.items()},
-        "offline": figures(0.5 * n), "offline_linear": figures(0.01 * n, size=40_000),
+        "offline": figures(0.5 * n), "material": {"gate": {"units": n} | figures(0.5 * n)},
+        "offline_linear": figures(0.01 * n, size=40_000),
     }  # fmt: skip
 
 
