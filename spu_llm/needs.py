@@ -54,11 +54,18 @@ class Need:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an op: its name, its name scope in the program, and its exact price."""
+    """A call of an op: its name, its name scope in the program, and its exact price.
+
+    Beside that, at this party: what it takes, the correlations that keep others from running beside
+    it (`names`), and its messages in their order: whether it sends them, and their bytes.
+    """
 
     op: str
     scope: str
     cost: Cost
+    taken: tuple[Need, ...] = field(default=(), compare=False)
+    names: frozenset[str] = field(default=frozenset(), compare=False)
+    messages: tuple[tuple[bool, int], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -143,15 +150,19 @@ class _Source:
 
 
 class _Silence:
-    """A channel to nobody; each message that comes is zeros, of the size that is expected."""
+    """A channel to nobody; each message that comes is zeros, of the size that is expected. `heard`
+    has them all in order: whether they are sent from here, and their sizes.
+    """
 
     def __init__(self) -> None:
         self.expected = 0
+        self.heard: list[tuple[bool, int]] = []
 
     def send(self, data: bytes) -> None:
-        """Nobody is there."""
+        self.heard.append((True, len(data)))
 
     def recv(self) -> bytes:
+        self.heard.append((False, self.expected))
         return bytes(self.expected)
 
     def close(self) -> None:
@@ -185,6 +196,7 @@ class _Result:
     values: list[Value]
     taken: list[Need] = field(default_factory=list)
     cost: Cost = Cost()
+    messages: tuple[tuple[bool, int], ...] = ()
     arrays: tuple[weakref.ref[np.ndarray], ...] = ()
 
     def holds_for(self, values: Sequence[Value]) -> bool:
@@ -228,7 +240,11 @@ class DryRun:
             if isinstance(step, OpCall):
                 result = self._op(step, values, sure)
                 taken += result.taken
-                calls.append(Call(step.op.name, step.scope, result.cost))
+                names = _names(result.taken)
+                if any(map(_keeps_books, values)):
+                    names = self.names(step, values)
+                made = tuple(result.taken), names, result.messages
+                calls.append(Call(step.op.name, step.scope, result.cost, *made))
             else:
                 result = self._work(step, values, all(sure))
                 if all(sure) and _is_plaintext(step):
@@ -244,8 +260,7 @@ class DryRun:
             else v
             for v in values
         ]
-        taken = self._op(call, plain, (True,) * len(plain)).taken
-        return frozenset(need.correlation.name for need in taken)
+        return _names(self._op(call, plain, (True,) * len(plain)).taken)
 
     def _stand_ins(self, plan: Plan, inputs: Sequence[Any]) -> list[Value]:
         """Inputs without the client's content, and with bookkeeping of their own to change."""
@@ -280,23 +295,29 @@ class DryRun:
         if found is not None and found.holds_for(values):
             return found
         cost = call.op.cost(*values, **call.static)
-        source = _Source()
+        source, channel = _Source(), _Silence()
         party = _Alone(
-            self._rank, _Silence(), Prg(bytes(KEY_BYTES)), self._frac_bits, source,
+            self._rank, channel, Prg(bytes(KEY_BYTES)), self._frac_bits, source,
             Prg(bytes(KEY_BYTES)), Ledger(),
         )  # fmt: skip
-        results = call.op.run(party, values, call.static)
+        guesses = [_is_guess(v, known) for v, known in zip(values, sure, strict=True)]
+        # What is kept for an array goes with it: not for the weights of a whole model.
+        inputs = [
+            replace(v, value=np.zeros(v.shape, v.dtype))
+            if guess and isinstance(v, Private) and v.value is not None
+            else v
+            for v, guess in zip(values, guesses, strict=True)
+        ]
+        results = call.op.run(party, inputs, call.static)
         taken, arrays = source.taken, _arrays(values)
-        if any(
-            isinstance(v, Private) and v.owner == PROVIDER and not known
-            for v, known in zip(values, sure, strict=True)
-        ):
+        if any(guesses):
             # Material is never made for an array that only stands in for the provider's.
             taken = [Need(need.correlation, need.units) for need in taken]
         if all(need.fixed is None for need in taken):
             arrays = []
         refs = tuple(map(weakref.ref, arrays))
-        return self._keep(key, _Result(call.op, results, taken, cost, refs))
+        messages = tuple(channel.heard)
+        return self._keep(key, _Result(call.op, results, taken, cost, messages, refs))
 
     def _work(self, run: Run, values: list[Value], certain: bool) -> _Result:
         """Plaintext work of one party, of both, or work on shares: no op."""
@@ -329,6 +350,15 @@ def _arrays(values: Sequence[Value]) -> list[np.ndarray]:
         for v in values
         if isinstance(v, Private) and v.owner == PROVIDER and v.value is not None
     ]
+
+
+def _names(taken: Iterable[Need]) -> frozenset[str]:
+    return frozenset(need.correlation.name for need in taken)
+
+
+def _is_guess(value: Value, known: bool) -> bool:
+    """Whether a value stands in for what the provider alone knows."""
+    return isinstance(value, Private) and value.owner == PROVIDER and not known
 
 
 def _is_plaintext(run: Run) -> bool:
