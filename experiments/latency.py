@@ -173,7 +173,7 @@ def growth(path: Sequence[dict[str, Any]]) -> list[float]:
 
 def speedup(path: Sequence[dict[str, Any]], alpha: float, draft_length: int) -> float:
     """Of drafted over standard decoding on this path, when every draft is accepted with chance
-    `alpha` on its own (the paper's Figure 5).
+    `alpha` on its own (the paper's Figure 5; the client's drafting is not counted there).
     """
     seconds = {step["positions"]: step["seconds"] for step in path}
     tokens = float(draft_length + 1) if alpha == 1 else expected_tokens(alpha, draft_length)

@@ -95,8 +95,10 @@ def draw_growth(axes: Any, results: Sequence[dict[str, Any]]) -> None:
                 xs = [step["positions"] for step in path]
                 label = f"{name}, {result['network']}"
                 axes.plot(xs, growth(path), style, color=f"C{i}", label=label, markersize=4)
-        if paper := PAPER_GROWTH.get(result["network"]):
-            axes.plot(list(paper), list(paper.values()), "k:", label=f"paper, {result['network']}")
+        last = result["paths"]["ours"][-1]["positions"]
+        paper = PAPER_GROWTH.get(result["network"], {})
+        if shown := {n: times for n, times in paper.items() if n <= last}:
+            axes.plot(list(shown), list(shown.values()), "k:", label=f"paper, {result['network']}")
     axes.set_xticks([step["positions"] for step in results[0]["paths"]["ours"]])
     axes.set_ylim(bottom=0)
     axes.set_xlabel("positions in one step")
