@@ -238,7 +238,7 @@ class Pool:
 
     def _other_weights(self, name: str) -> PoolError:
         remedy = (
-            f"remove {self._stock.folder(name)}, or use another directory"
+            f"remove {self._stock.directory}, or use another directory"
             if self._stock
             else "start another session"
         )

@@ -19,6 +19,8 @@ import pytest
 from models.gpt2 import logits
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
+from spu_llm.app import cli
+from spu_llm.errors import InputError
 from tests.app.conftest import Pair
 from tests.app.processes import Command, Start
 from tests.tiny import PRIVATE, endless, tiny_params
@@ -156,6 +158,7 @@ def test_a_spoilt_directory_is_refused(
     client.assert_failed(1, *words, within_s=END_S)
 
 
+@slow
 def test_a_directory_serves_one_session_at_a_time(
     start: Start, pair: Pair, server: Command, prepared: Prepared, tmp_path: Path
 ) -> None:
@@ -229,14 +232,19 @@ def test_demo_prepares_and_takes_on_one_machine(start: Start, pair: Pair, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "said"),
     [
-        ([], ["--pool", "required"]),
-        (["--pool", "p", "--server", "127.0.0.1:9", "--model", "m"], ["--model", "--server"]),
-        (["--pool", "p", "--server", "127.0.0.1:9"], ["--insecure"]),
-        (["--pool", "p", "--prompt-tokens", "0"], ["prompt is empty"]),
-        (["--pool", "p", "--draft-length", "0"], ["--draft-length", "--standard"]),
+        ([], "--pool"),
+        (["--pool", "p", "--server", "127.0.0.1:9", "--model", "m"], "--model: not allowed with"),
+        (["--pool", "p", "--prompt", "a", "--prompt-tokens", "1"], "not allowed with"),
+        (["--pool", "p", "--server", "127.0.0.1:9"], "--insecure"),
+        (["--pool", "p", "--server", "nowhere", "--insecure"], "HOST:PORT"),
+        (["--pool", "p", "--prompt", ""], "prompt is empty"),
+        (["--pool", "p", "--draft-length", "0"], "--standard"),
+        (["--pool", "p", "--json", "nowhere/result"], "not a directory"),
     ],
 )
-def test_bad_options(start: Start, options: list[str], words: list[str]) -> None:
-    start("prepare", *options).assert_failed(2, *words, within_s=END_S)
+def test_bad_options(options: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        parsed = cli._parser().parse_args(["prepare", *options])
+        parsed.run(parsed)
