@@ -98,7 +98,7 @@ def masked_product(label: str, k: int, m: int) -> Correlation:
 # ---- shares of integer products
 
 
-def _open_masked(party: Party, words: np.ndarray) -> np.ndarray:
+def open_masked(party: Party, words: np.ndarray) -> np.ndarray:
     """Both shares of masked words added up: uniform, so both parties may know it."""
     party.send(words)
     return words + party.recv(words.shape)
@@ -109,7 +109,7 @@ def multiply_words(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     material = party.take(TRIPLE, x.size)
     a, b, ab = (w.reshape(x.shape) for w in (*material.masks, *material.results))
     # 1.
-    e, f = _open_masked(party, np.stack([x - a, y - b]))
+    e, f = open_masked(party, np.stack([x - a, y - b]))
     # 2.
     product = e * b + f * a + ab
     return product + e * f if party.rank == CLIENT else product
@@ -124,7 +124,7 @@ def _square(party: Party, x: np.ndarray) -> np.ndarray:
     material = party.take(SQUARE, x.size)
     a, aa = (w.reshape(x.shape) for w in (*material.masks, *material.results))
     # 1.
-    e = _open_masked(party, x - a)
+    e = open_masked(party, x - a)
     # 2.
     product = np.uint64(2) * e * a + aa
     return product + e * e if party.rank == CLIENT else product
@@ -136,7 +136,7 @@ def _matmul(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     (a, b), (ab,) = material.masks, material.results
     # 1. One message: the masked words of both matrices, batch element by batch element.
     flat = np.concatenate([(x - a).reshape(batch, -1), (y - b).reshape(batch, -1)], axis=1)
-    opened = _open_masked(party, flat)
+    opened = open_masked(party, flat)
     e, f = opened[:, : m * k].reshape(x.shape), opened[:, m * k :].reshape(y.shape)
     # 2.
     product = e @ b + a @ f + ab
@@ -161,19 +161,20 @@ def _linear(party: Party, x: np.ndarray, w: Private, frac_bits: int, label: str)
 # ---- the ops: forms in, truncation out
 
 
-def _cut(dtype: Any, shift: int | None, frac_bits: int = SpuConfig().frac_bits) -> int:
+def cut_bits(dtype: Any, shift: int | None, frac_bits: int = SpuConfig().frac_bits) -> int:
     """How many bits of a product of `dtype` are truncated."""
     return frac_bits_of(np.dtype(dtype), frac_bits) if shift is None else shift
 
 
-def _rescaled(
+def rescaled(
     party: Party, words: np.ndarray, dtype: np.dtype, frac_bits: int, shift: int | None
 ) -> Arith:
-    product, cut = Arith(words, dtype, frac_bits), _cut(dtype, shift, party.frac_bits)
+    """Shares of a product after its truncation; a round unless there is nothing to cut."""
+    product, cut = Arith(words, dtype, frac_bits), cut_bits(dtype, shift, party.frac_bits)
     return truncate_unbiased(party, product, cut) if cut and words.size else product
 
 
-def _meaning(product: Any, shift: int | None) -> Any:
+def meaning(product: Any, shift: int | None) -> Any:
     """A plain product as its words stand after the truncation."""
     if shift is None:
         return product
@@ -186,7 +187,7 @@ def _pairwise(words: Callable[..., np.ndarray]) -> Callable[..., Arith]:
     def two_party(party: Party, *inputs: Value, shift: int | None = None) -> Arith:
         shares = [as_arith(party, v) for v in inputs]
         product = words(party, *(s.words for s in shares))
-        return _rescaled(party, product, shares[0].dtype, shares[0].frac_bits, shift)
+        return rescaled(party, product, shares[0].dtype, shares[0].frac_bits, shift)
 
     return two_party
 
@@ -195,7 +196,7 @@ def correct_product(*inputs: Value, shift: int | None = None, **static: Any) -> 
     """The share of the prepared product enters the result as it is, or shifted by the truncation;
     what the shift leaves of a word's top, the truncation's own product of bits corrects.
     """
-    cut = _cut(inputs[0].dtype, shift)
+    cut = cut_bits(inputs[0].dtype, shift)
 
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
         difference = wanted.words - made.words
@@ -211,7 +212,7 @@ def correct_product(*inputs: Value, shift: int | None = None, **static: Any) -> 
 def _with_truncation(cost: Callable[..., Cost], shape: Callable[..., tuple[int, ...]]) -> Any:
     def total(*inputs: Value, shift: int | None = None, **static: Any) -> Cost:
         own, count = arith_cost(*inputs) + cost(*inputs), math.prod(shape(*inputs))
-        return own + truncate_cost(count) if _cut(inputs[0].dtype, shift) and count else own
+        return own + truncate_cost(count) if cut_bits(inputs[0].dtype, shift) and count else own
 
     return total
 
@@ -230,7 +231,7 @@ def _product_op(
     two_party = _pairwise(words)
     return protocol_op(
         name,
-        reference=lambda *inputs, shift=None: _meaning(reference(*inputs), shift),
+        reference=lambda *inputs, shift=None: meaning(reference(*inputs), shift),
         two_party=two_party,
         owners=lambda *owners, shift=None: [Owner.JOINT],
         cost=_with_truncation(lambda *inputs: _both_ways(opened(*inputs)), shape),
@@ -276,12 +277,12 @@ def _linear_two_party(
         raise ValueError("the matrix of `linear` is private to the provider")
     frac_bits = frac_bits_of(w.dtype, party.frac_bits)
     words = _linear(party, share.words, w, frac_bits, label)
-    return _rescaled(party, words, share.dtype, share.frac_bits, shift)
+    return rescaled(party, words, share.dtype, share.frac_bits, shift)
 
 
 linear = protocol_op(
     "linear",
-    reference=lambda x, w, label, shift=None: _meaning(x @ w, shift),
+    reference=lambda x, w, label, shift=None: meaning(x @ w, shift),
     two_party=_linear_two_party,
     owners=lambda x, w, label, shift=None: [Owner.JOINT],
     cost=_with_truncation(
