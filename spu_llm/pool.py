@@ -50,7 +50,8 @@ from spu_llm.stock import (
     slice_units,
 )
 
-INVENTORY_BYTES = 1 << 20  # some 25 000 batches
+INVENTORY_BYTES = 1 << 20  # enough for MAX_BATCHES
+MAX_BATCHES = 20_000  # on disk
 
 
 class Maker(Protocol):
@@ -191,6 +192,11 @@ class Pool:
         weights: str | None,
     ) -> _Batch:
         name, units = correlation.name, correlation.chunk
+        if self._stock is not None and sum(map(len, self._batches.values())) >= MAX_BATCHES:
+            raise PoolError(
+                f"the pool holds {MAX_BATCHES} batches, as many as two sessions can compare; "
+                "prepare fewer steps at once"
+            )
         # Counted before it is made, so that an attempt that fails leaves no number to two chunks.
         number = self._made[name] = self._made.get(name, 0) + 1
         key = self._own.words((KEY_BYTES // 8,)).tobytes()

@@ -22,7 +22,7 @@ from spu_llm import stock
 from spu_llm.channel import MemoryChannel
 from spu_llm.correlation import Correlation, Material, evaluate
 from spu_llm.errors import PoolError, WireError
-from spu_llm.pool import INVENTORY_BYTES, Pool
+from spu_llm.pool import INVENTORY_BYTES, MAX_BATCHES, Pool
 from spu_llm.prg import Prg
 from spu_llm.secure import PartySession
 from spu_llm.settings import SpuConfig
@@ -732,6 +732,20 @@ def test_an_inventory_that_would_be_refused_is_not_sent(
     with pytest.raises(PoolError, match="1 batches, more than can be compared"):
         stored_pool.inventory()
     stored_pool.close()
+
+
+def test_no_more_is_stored_than_can_be_compared(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = {f"{i:032x}": 10**6 for i in range(MAX_BATCHES)}
+    assert len(json.dumps(ids)) < INVENTORY_BYTES
+    monkeypatch.setattr("spu_llm.pool.MAX_BATCHES", 2)
+    parties.take(TRIPLE, TRIPLE.chunk)  # used up: it does not count
+    parties.prepare(TRIPLE, 2 * TRIPLE.chunk)
+    for pool in parties.pools:
+        with pytest.raises(PoolError, match="prepare fewer steps"):
+            pool.prepare(TRIPLE, 3 * TRIPLE.chunk)
+        assert pool.available(TRIPLE) == 2 * TRIPLE.chunk
 
 
 # ---- sessions
