@@ -1,6 +1,6 @@
 """Fits of functions by few polynomials: thresholds and coefficients, with their errors.
 
-Shares are compared with a threshold t in units of 2^-6 after `protocols.narrow`, which may be one
+Shares are compared with a threshold t in units of 2^-4 after `protocols.narrow`, which may be one
 unit low: which of two neighbours is taken is open for x in [t, t + 1) units. So every piece is
 fitted up to one unit beyond the threshold where it ends.
 

@@ -34,7 +34,7 @@ from protocols.narrow import FRAC_BITS, MAX_BITS, narrow, units, widen
 from protocols.product import multiply, square
 from protocols.truncate import truncate
 
-UNIT_BITS = 6  # fraction bits of a threshold of `Quadratics`
+UNIT_BITS = 4  # fraction bits of a threshold of `Quadratics`
 COEFFICIENT_BITS = 16
 _RESULT_BITS = 64 - FRAC_BITS - COEFFICIENT_BITS
 _LARGEST = 60  # bits of a word before a truncation, which takes 62
@@ -60,7 +60,7 @@ def _truncated(x: Any, shift: int) -> Any:
 
 @dataclass(frozen=True)
 class Quadratics:
-    """0 below the first of `thresholds` (in units of 2^-6), x from the last one on; between them
+    """0 below the first of `thresholds` (in units of 2^-4), x from the last one on; between them
     `pieces` a x^2 + b x + c, whole numbers of 2^-16. `error`: the largest difference from what was
     fitted, at any x.
     """
@@ -74,8 +74,8 @@ class Quadratics:
 
 
 def quadratics(x: Any, function: Quadratics, *, bits: int) -> Any:
-    """The function of float x [...], shared. x - t fits `bits` bits, 6 of them fraction: |x| is
-    below 2^(bits-7) less the largest threshold. |x| < 2^10 in any case, for `widen`.
+    """The function of float x [...], shared. x - t fits `bits` bits, 4 of them fraction: |x| is
+    below 2^(bits-5) less the largest threshold. |x| < 2^10 in any case, for `widen`.
     """
     # 1. 36 fraction bits.
     squared = square(x, shift=0)

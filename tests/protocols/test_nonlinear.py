@@ -45,9 +45,9 @@ def _held(x: np.ndarray) -> np.ndarray:
 # All pieces and thresholds, what lies next to these, and far away.
 GRID = np.concatenate([
     np.linspace(-10, 10, 161),
-    *(np.array(f.thresholds)[:, None] / 64 + [-2 * UNIT, 0, 2 * UNIT, 1 / 64]
+    *(np.array(f.thresholds)[:, None] / 16 + [-2 * UNIT, 0, 2 * UNIT, 1 / 16]
       for f in (GELU[6], SILU[8])),
-    [-499.0, 499.0],
+    [-246.0, 246.0],
 ], axis=None)  # fmt: skip
 GRID = _held(GRID)
 RANGE = {"low": 2.0**-4, "high": 2.0**6}
@@ -83,9 +83,9 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 FUNCTIONS = {
     "gelu": Function(
         gelu, lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))), GRID,
-        messages=10, error=1.8e-3,
+        messages=10, error=2.0e-3,
     ),
-    "silu": Function(silu, lambda x: x / (1 + np.exp(-x)), GRID, messages=10, error=2.0e-3),
+    "silu": Function(silu, lambda x: x / (1 + np.exp(-x)), GRID, messages=10, error=2.5e-3),
     "reciprocal": Function(
         lambda x: reciprocal(x, **RANGE)[0], lambda x: 1 / x, IN_RANGE, messages=12, relative=3e-4
     ),
@@ -187,10 +187,10 @@ def test_more_thresholds_more_bytes_no_more_messages(
         if count in (6, -8):
             continue  # the ones in use
         name = "gelu" if count > 0 else "silu"
-        on_shares = lambda x, f=function: nonlinear.quadratics(x, f, bits=16)  # noqa: E731
+        on_shares = lambda x, f=function: nonlinear.quadratics(x, f, bits=nonlinear.ACTIVATION_BITS)  # noqa: E731
         found, entries = _secure(simulation, on_shares, GRID[:160])
         exact = FUNCTIONS[name].exact(GRID[:160].astype(np.float64))
-        assert np.abs(found - exact).max() <= function.error + 16 * UNIT
+        assert np.abs(found - exact).max() <= 1.01 * function.error + 20 * UNIT
         assert sum(e.traffic.messages for e in entries) == 10
         sizes.append(sum(e.traffic.bytes for e in entries) / 160)
     assert sizes[:3] == sorted(sizes[:3]) and sizes[3:] == sorted(sizes[3:])
