@@ -10,6 +10,7 @@ Both know the seed of the weights here; a study of cost has nothing to hide.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 
 from experiments.kinds import by_kind
 from experiments.local import machine, run_study
-from experiments.measured import forget_peak, peaks, price, timed, total
+from experiments.measured import forget_peak, peaks, price, summed, timed, total
 from models.generate import Programs, announce, private_tree, share_weights
 from models.gpt2 import GPT2Config, Params, init_params, logits
 from models.request import Request
@@ -49,6 +50,7 @@ class Shape:
     prompt_tokens: int
     new_tokens: int  # decoded after the prefill's own token
     seed: int = 0
+    second_batches: bool = False  # of all material, so that its price holds no compilation
 
     @property
     def config(self) -> GPT2Config:
@@ -122,7 +124,7 @@ class _Completion:
     """One party's half of the measured completion."""
 
     def __init__(self, session: PartySession, shape: Shape, job: dict[str, Any]) -> None:
-        self._session = session
+        self._session, self._second_batches = session, shape.second_batches
         self._programs = Programs.build(shape.config, shape.request)
         params = shape.weights() if session.rank == PROVIDER else None
         self._weights = share_weights(session, shape.config, params)
@@ -177,13 +179,15 @@ class _Completion:
             for e in session.meter.entries[mark:]
             if e.phase == phase and e.function == function.name and e.kind != "control"
         ]
+        if self._second_batches:
+            _make_second_batches(session, needs)
+        material = price(session.meter.entries, needs, session.rank)
         steps = function.plan(*args)[0].steps
         return cost | {
-            "offline": price(session.meter.entries, needs, session.rank),
+            "offline": summed(material.values()),
             "kinds": by_kind(entries, steps, session.rank),
             "ops": _by_op(entries, session.rank),
-            "units": {name: need.units for name, need in needs.material.items()},
-            "offline_of": _by_material(session, needs),
+            "material": material,
         }
 
     def _private_tokens(self, work: Callable[[], Sequence[int]], count: int) -> Any:
@@ -205,19 +209,14 @@ class _Completion:
         )  # fmt: skip
 
 
-def group(name: str) -> str:
-    """The kind of a correlation: `masked product`, `gate leaf`, ..."""
-    return " ".join(name.split()[:2])
-
-
-def _by_material(session: PartySession, needs: Needs) -> dict[str, Any]:
-    """What the material of a call costs to make, by kind of correlation."""
-    found: dict[str, dict[str, float]] = {}
+def _make_second_batches(session: PartySession, needs: Needs) -> None:
+    """One more of what one batch was made of: the first one's seconds hold compilation."""
+    made = Counter(e.name for e in session.meter.entries if e.kind == "pool")
     for name, need in needs.material.items():
-        cost = price(session.meter.entries, Needs({name: need}), session.rank)
-        before = found.get(group(name), dict.fromkeys(cost, 0.0))
-        found[group(name)] = {k: before[k] + n for k, n in cost.items()}
-    return found
+        if made[name] == 1:
+            session.pool.prepare(
+                need.correlation, session.pool.available(need.correlation) + 1, need.fixed
+            )
 
 
 def _by_op(entries: Sequence[Any], rank: int) -> dict[str, Any]:
@@ -301,13 +300,22 @@ def table(result: dict[str, Any]) -> str:
         )
     for name, cost in (rows[0], rows[-1])[: len(rows)]:
         lines += ["", f"{name}, by kind of layer", "", *_parts(cost["kinds"], "layer")]
-        lines += ["", f"{name}, by kind of material", "", *_parts(cost["offline_of"], "material")]
+        made = grouped(cost["material"])
+        lines += ["", f"{name}, by kind of material", "", *_parts(made, "material")]
     memory = ", ".join(
         f"{role} {size / 2**30:.2f} GiB" for role, size in result["peak_memory"].items()
     )
     gap = max(result["gaps"])
     lines += ["", f"peak memory: {memory}; logits of emitted tokens: {gap:.3f} below the largest"]
     return "\n".join(lines)
+
+
+def grouped(material: dict[str, Any]) -> dict[str, Any]:
+    """Costs of material by kind (`masked product`, `gate leaf`, ...), added up."""
+    kinds: dict[str, list[Any]] = {}
+    for name, cost in material.items():
+        kinds.setdefault(" ".join(name.split()[:2]), []).append(cost)
+    return {kind: summed(costs) for kind, costs in kinds.items()}
 
 
 def _parts(found: dict[str, Any], name: str) -> list[str]:
