@@ -10,8 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from protocols import product
+from protocols.cached import append, times_columns, times_rows
 from protocols.nonlinear import normalised, softmax_parts
 from protocols.product import matmul
 from spu_llm.approx import approximation
@@ -42,8 +44,15 @@ def _append(rows: Any, more: Any, at: Any) -> Any:
     return jax.lax.dynamic_update_slice(rows, more, (0, at, 0))
 
 
-append_rows = approximation("append_rows", reference=_append, on_shares=_append)
+append_rows = approximation("append_rows", reference=_append, on_shares=append)
 """Cached rows [head, positions, d] with `more` [head, n, d] written from the public `at` on."""
+
+
+def tile_for(positions: int) -> int:
+    """Slots of a tile (`protocols.cached`) for a cache of so many rows: a small one wastes less of
+    what it opens, a large one is cheaper to make per position.
+    """
+    return 64 if positions <= 64 else 128
 
 
 def attention_on_shares(query: Any, *blocks: Any) -> Any:
@@ -55,8 +64,10 @@ def attention_on_shares(query: Any, *blocks: Any) -> Any:
     """
     heads, n, d = query.shape
     layers = [blocks[i : i + 3] for i in range(0, len(blocks), 3)]
+    earlier, (keys, values, _) = layers[:-1], layers[-1]
     # 1.
-    scores = [matmul(query, keys.transpose(0, 2, 1), shift=0) for keys, _, _ in layers]
+    scores = [matmul(query, k.transpose(0, 2, 1), shift=0) for k, _, _ in earlier]
+    scores.append(times_rows(query, keys, tile=tile_for(keys.shape[1]), shift=0))
     rows = jnp.concatenate(scores, axis=-1).reshape(heads * n, -1)
     # 2.
     seen = [v for _, _, v in layers]
@@ -66,10 +77,11 @@ def attention_on_shares(query: Any, *blocks: Any) -> Any:
     weights, inverse = softmax_parts(rows, visible)
     # 3.
     weights = weights.reshape(heads, n, -1)
-    total, start = jnp.zeros_like(query), 0
-    for keys, values, _ in layers:
-        total = total + matmul(weights[..., start : start + keys.shape[1]], values)
-        start += keys.shape[1]
+    ends = np.cumsum([v.shape[1] for _, v, _ in layers])[:-1].tolist()
+    *earlier_weights, last = jnp.split(weights, ends, axis=-1)
+    total = times_columns(last, values, tile=tile_for(values.shape[1]))
+    for w, (_, v, _) in zip(earlier_weights, earlier, strict=True):
+        total = total + matmul(w, v)
     # 4.
     out = normalised(total.reshape(heads * n, d), inverse)
     return out.reshape(heads, n, d).transpose(1, 0, 2).reshape(n, heads * d)

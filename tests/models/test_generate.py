@@ -13,6 +13,7 @@ import pytest
 from models import secure_gpt2
 from models.draft import Drafter
 from models.generate import ClientSide, Programs, generate, private_tree, share_weights
+from models.gpt2 import fold
 from models.gpt2 import logits as whole_logits
 from models.preparation import needs_of
 from models.request import Request
@@ -182,17 +183,16 @@ def test_two_party_rows_after_rollback_and_prefix(simulation: Simulation) -> Non
             mine = np.array(drafts), np.full(len(drafts), 1 << 16), np.full(len(drafts), 2**16 - 1)
             return private_tree(session, CLIENT, lambda: mine, shapes), None
 
-        one = public(np.float32(1))
         block = session.call(programs.prefix, weights, public(np.asarray(prefix, np.int32)))
-        outcome, _, shared = session.call(
-            programs.prefill, weights, tokens(prompt), *sure([]), one, block
+        outcome, _, shared, _ = session.call(
+            programs.prefill, weights, tokens(prompt), *sure([]), block
         )
         outcomes = [outcome]
         length = len(prompt)
         for ids in (first, second):
-            outcome, _, shared = session.call(
+            outcome, _, shared, _ = session.call(
                 programs.decode, weights, tokens(ids), None, *sure(ids[1:]), shared,
-                public(np.int32(length)), one, block,
+                public(np.int32(length)), block,
             )  # fmt: skip
             outcomes.append(outcome)
             length += 1
@@ -200,7 +200,7 @@ def test_two_party_rows_after_rollback_and_prefix(simulation: Simulation) -> Non
 
     client, provider = simulation.run(program)
     assert provider[0].row is None
-    plan = programs.prefix.plan(PARAMS, np.zeros(3, np.int32))[0]
+    plan = programs.prefix.plan(fold(PARAMS, PRIVATE), np.zeros(3, np.int32))[0]
     assert {s.owner for s in plan.steps} <= {Owner.PROVIDER, Owner.PUBLIC}  # type: ignore[union-attr]
     tokens = prefix + prompt
     _close_row(client[0].row, tokens)
