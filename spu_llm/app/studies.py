@@ -7,6 +7,7 @@ does not hold.
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,33 @@ def add_commands(commands: Any) -> None:
     scale.add_argument("--network", type=_networks, default="local", metavar="NAME,...",
                        help="local, lan, wan: one after another (default: %(default)s)")
     _common(scale, _scale)
+    prices = claims.add_parser(
+        "prices", help="what `estimate` computes with, on this machine: runs of small models"
+    )
+    prices.add_argument("--with", dest="more", type=_paths, default=[], metavar="FILE,...",
+                        help="results of `experiment scale --network local` to fit to as well")
+    _common(prices, _prices)
+
+    estimate = commands.add_parser(
+        "estimate", help="what a completion would cost: a larger model, another network",
+        description="Messages and online bytes are exact; material and computing are priced as "
+        "`experiment prices` measured them. Only the config.json of the model is read.",
+    )  # fmt: skip
+    estimate.add_argument("--prompt-tokens", type=int, default=64, metavar="N",
+                          help="prefilled (default: %(default)s)")  # fmt: skip
+    estimate.add_argument("--new-tokens", type=int, default=32, metavar="N",
+                          help="that the cache has room for (default: %(default)s)")  # fmt: skip
+    estimate.add_argument("--draft-length", type=int, default=7, metavar="G",
+                          help="drafts per step, 0 to 16 (default: %(default)s)")  # fmt: skip
+    estimate.add_argument("--network", choices=tuple(NETWORKS), default="lan",
+                          help="default: %(default)s")  # fmt: skip
+    estimate.add_argument("--bandwidth", type=float, metavar="MBPS", help="in its place")
+    estimate.add_argument("--delay", type=float, metavar="MS", help="one way, in its place")
+    estimate.add_argument("--cores", type=int, default=2, metavar="C",
+                          help="of both parties together (default: %(default)s)")  # fmt: skip
+    estimate.add_argument("--growth", action="store_true",
+                          help="also with layers, width, prompt and vocabulary doubled in turn")
+    _common(estimate, _estimate)
 
 
 def _common(parser: argparse.ArgumentParser, run: Any) -> None:
@@ -125,6 +153,10 @@ def _numbers(text: str) -> list[int]:
 
 def _names(text: str) -> list[str]:
     return text.split(",")
+
+
+def _paths(text: str) -> list[Path]:
+    return [Path(part) for part in text.split(",")]
 
 
 def _networks(text: str) -> list[str]:
@@ -301,6 +333,42 @@ def _scale(options: argparse.Namespace) -> None:
             write_json(options.json, {"networks": results})
     if failures := [text for result in results for text in result["failures"]]:
         raise SpuLlmError(f"a result is wrong: {'; '.join(failures[:3])}")
+
+
+def _prices(options: argparse.Namespace) -> None:
+    from experiments import prices
+    from spu_llm.app.cli import shipped, write_json
+
+    _check_folder(options.json, "--json")
+    more = [result for path in options.more for result in _results(path)]
+    found = prices.measure(options.model or shipped("private"), more=more)
+    write_json(options.json or prices.SHIPPED, found.asdict())
+    print(f"written to {options.json or prices.SHIPPED}", flush=True)
+
+
+def _results(path: Path) -> list[dict[str, Any]]:
+    """What a study has written, network by network."""
+    try:
+        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["networks"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"--with: {path} is not the JSON of a study") from None
+    return found
+
+
+def _estimate(options: argparse.Namespace) -> None:
+    from experiments import estimate
+    from spu_llm.app.cli import shipped, write_json
+
+    _check_folder(options.json, "--json")
+    asked = estimate.Options(
+        options.prompt_tokens, options.new_tokens, options.draft_length, options.network,
+        options.bandwidth, options.delay, options.cores,
+    )  # fmt: skip
+    model = options.model or shipped("private")
+    result = estimate.estimate(model, asked, growth=options.growth)
+    print(estimate.table(result), flush=True)
+    if options.json is not None:
+        write_json(options.json, result)
 
 
 def _conclude(options: argparse.Namespace, result: dict[str, Any], table: str) -> None:

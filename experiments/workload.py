@@ -1,0 +1,194 @@
+"""What a completion by a model of some shape sends, takes and computes, from its plans alone.
+
+Both parties' dry runs (`spu_llm.needs`) go through the programs with shapes in place of weights.
+Blocks are all alike: what L of them take is found from one and two (`of_layers`), but for models so
+small that they are run whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.kinds import kind_of
+from experiments.replay import Replay
+from models.generate import Programs, announce
+from models.gpt2 import GPT2Config, fold, init_params
+from models.request import Request
+from spu_llm._jax import shape_of
+from spu_llm.correlation import Correlation
+from spu_llm.executor import run_alone_at
+from spu_llm.needs import DryRun, Needs
+from spu_llm.net.shaping import NetworkShape
+from spu_llm.plan import Plan, Run
+from spu_llm.secure import SecureFunction, public
+from spu_llm.settings import SpuConfig
+from spu_llm.values import CLIENT, PROVIDER, Owner
+
+_ROUNDS = NetworkShape("rounds", None, 1.0)  # the seconds on such a link are its rounds
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Of one step, linear in everything: they add up.
+
+    counts: `messages` of both parties, `rounds`, bytes by direction, seconds on each network, and
+        what computing is fitted to (`COMPUTE`).
+    units: of every correlation, by name; matrices of different blocks under one name.
+    correlations: by the same names.
+    bytes_of: online bytes by kind of layer. material_of: units by kind of layer and name.
+    """
+
+    counts: dict[str, float]
+    units: dict[str, float]
+    correlations: dict[str, Correlation]
+    bytes_of: dict[str, float]
+    material_of: dict[tuple[str, str], float]
+
+    def combined(self, other: Workload, a: float, b: float) -> Workload:
+        """a times this and b times the other."""
+
+        def mixed(x: dict[Any, float], y: dict[Any, float]) -> dict[Any, float]:
+            return {k: a * x.get(k, 0.0) + b * y.get(k, 0.0) for k in {**x, **y}}
+
+        return Workload(
+            mixed(self.counts, other.counts),
+            mixed(self.units, other.units),
+            {**self.correlations, **other.correlations},
+            mixed(self.bytes_of, other.bytes_of),
+            mixed(self.material_of, other.material_of),
+        )
+
+
+# What computing takes time for, at the busier party: messages, words of shares and material that
+# are handled, and multiplications of words with weights and with each other.
+COMPUTE = ("messages", "words", "weight_products", "word_products")
+
+
+def of_completion(
+    config: GPT2Config, request: Request, networks: Sequence[NetworkShape]
+) -> list[Workload]:
+    """Of the prefill and of the decode step after it."""
+    if config.n_layer <= 2:
+        return _whole(config, request, networks)
+    one, two = (
+        _whole(dataclasses.replace(config, n_layer=n), request, networks) for n in (1, 2)
+    )
+    return [of_layers(a, b, config.n_layer) for a, b in zip(one, two, strict=True)]
+
+
+def of_layers(one: Workload, two: Workload, layers: int) -> Workload:
+    """Of so many blocks, from what one and two take."""
+    return two.combined(one, layers - 1, 2 - layers)
+
+
+def _whole(
+    config: GPT2Config, request: Request, networks: Sequence[NetworkShape]
+) -> list[Workload]:
+    programs = Programs.build(config, request)
+    weights = jax.eval_shape(lambda: fold(init_params(config, jax.random.key(0)), config))
+    frac_bits = SpuConfig().frac_bits
+    runs = [
+        DryRun(rank, frac_bits, functools.partial(run_alone_at, rank, frac_bits))
+        for rank in (CLIENT, PROVIDER)
+    ]
+    prefill = programs.prefill_shapes(weights)
+    first, results = _of_call(runs, programs.secure.prefill, [prefill, prefill], networks)
+    length = public(np.int32(request.prompt_tokens))
+    decode = [programs.decode_shapes(weights, shared, length) for _, _, shared, _ in results]
+    second, _ = _of_call(runs, programs.secure.decode, decode, networks)
+    return [first, second]
+
+
+def _of_call(
+    runs: Sequence[DryRun],
+    function: SecureFunction,
+    args: Sequence[Any],
+    networks: Sequence[NetworkShape],
+) -> tuple[Workload, list[Any]]:
+    """Of one call and of what the client announces after it; and its results at both parties."""
+    progress = jax.ShapeDtypeStruct((2,), np.int32)
+    replays = {shape.name: Replay(shape) for shape in (_ROUNDS, *networks)}
+    results: list[Any] = []
+    for called, inputs in ((function, args), (announce, [(progress,)] * 2)):
+        plan, tree = called.plan(*inputs[0])
+        found = [r.run(plan, jax.tree.leaves(x)) for r, x in zip(runs, inputs, strict=True)]
+        client, provider = (needs.calls for needs, _ in found)
+        for replay in replays.values():
+            replay.play(plan.steps, client, provider)
+        if called is function:
+            results = [jax.tree.unflatten(tree, out) for _, out in found]
+            work = _of_plan(plan, found[CLIENT][0])
+    rounds = replays.pop("rounds")
+    counts = {
+        "messages": float(sum(rounds.messages)),
+        "rounds": round(rounds.seconds),
+        "client_to_provider": float(rounds.sent[CLIENT]),
+        "provider_to_client": float(rounds.sent[PROVIDER]),
+        **{f"seconds {name}": replay.seconds for name, replay in replays.items()},
+    }
+    return dataclasses.replace(work, counts=work.counts | counts), results
+
+
+def _of_plan(plan: Plan, needs: Needs) -> Workload:
+    """What a call takes and computes."""
+    units: dict[str, float] = {}
+    correlations: dict[str, Correlation] = {}
+    bytes_of: dict[str, float] = {}
+    material_of: dict[tuple[str, str], float] = {}
+    counts = {"words": float(_local_words(plan)), "weight_products": 0.0, "word_products": 0.0}
+    for call in needs.calls:
+        kind = kind_of(call.scope, call.op)
+        size = call.cost.client_to_provider + call.cost.provider_to_client
+        bytes_of[kind] = bytes_of.get(kind, 0.0) + size
+        counts["words"] += size / 8
+        for need in call.taken:
+            correlation, name = need.correlation, common_name(need.correlation.name)
+            units[name] = units.get(name, 0.0) + need.units
+            material_of[kind, name] = material_of.get((kind, name), 0.0) + need.units
+            correlations[name] = correlation
+            masks = sum(part.size for part in correlation.masks)
+            counts["words"] += need.units * (masks + correlation.words)
+            if correlation.fixed is not None:
+                counts["weight_products"] += need.units * correlation.fixed.size
+            elif (sizes := matrix_sizes(correlation)) is not None:
+                counts["word_products"] += need.units * math.prod(sizes)
+    return Workload(counts, units, correlations, bytes_of, material_of)
+
+
+def common_name(name: str) -> str:
+    """One name for the matrices of all blocks."""
+    return re.sub(r"\bh\.\d+\.", "h.*.", name)
+
+
+def matrix_sizes(correlation: Correlation) -> tuple[int, int, int] | None:
+    """m, k, n of a product of shared matrices [m, k] and [k, n], or [m, k] and [n, k] transposed;
+    None of other correlations, and of outer products, which are made like single ones.
+    """
+    masks, results = correlation.masks, correlation.results
+    if [len(p.shape) for p in (*masks, *results)] != [2, 2, 2]:
+        return None
+    m, k = masks[0].shape
+    n = results[0].shape[1]
+    return (m, k, n) if k > 1 else None
+
+
+def _local_words(plan: Plan) -> int:
+    """Words that work on shares writes."""
+    return sum(
+        math.prod(shape_of(v).shape)
+        for step in plan.steps
+        if isinstance(step, Run) and step.owner is Owner.JOINT
+        for eqn in step.jaxpr.jaxpr.eqns
+        for v in eqn.outvars
+    )
+
+
