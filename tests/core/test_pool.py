@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
@@ -746,6 +747,30 @@ def test_no_more_is_stored_than_can_be_compared(
         with pytest.raises(PoolError, match="prepare fewer steps"):
             pool.prepare(TRIPLE, 3 * TRIPLE.chunk)
         assert pool.available(TRIPLE) == 2 * TRIPLE.chunk
+
+
+@pytest.mark.parametrize("call", ["mkdir", "open", "replace", "fsync"])
+def test_a_full_disk_costs_nothing_that_is_there(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    parties.prepare(TRIPLE, 3)
+    there, client = parties.available(TRIPLE), parties.pools[CLIENT]
+
+    def full(*args: Any, **options: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    client._make = lambda kind, masks, fixed: kind.split(
+        np.zeros((len(masks[0]), kind.words), np.uint64)
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        with pytest.raises(PoolError, match="No space left"):
+            client.prepare(TRIPLE, there + 1)
+    assert client.available(TRIPLE) == there
+    parties.end()
+    parties.open()
+    assert parties.available(TRIPLE) == there
+    parties.take(TRIPLE, there)
 
 
 # ---- sessions
