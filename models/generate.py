@@ -19,6 +19,7 @@ from jax import Array
 from models import secure_gpt2
 from models.draft import Drafter
 from models.gpt2 import GPT2Config, Params, fold, init_params
+from models.ranges import check_ranges
 from models.request import Request
 from models.tokenizer import StreamDecoder, Tokenizer
 from protocols import verification
@@ -226,11 +227,15 @@ def _shapes(args: Any) -> Any:
 
 def share_weights(session: Session, config: GPT2Config, params: Params | None) -> Any:
     """The provider's weights, folded (`models.gpt2.fold`), as private values; the client, who has
-    none, passes None.
+    none, passes None. InputError at the provider when activations may leave their ranges.
     """
     shapes = jax.eval_shape(lambda: fold(init_params(config, jax.random.key(0)), config))
     leaves, tree = jax.tree.flatten(shapes)
-    held = jax.tree.leaves(fold(params, config)) if params is not None else []
+    held: list[Any] = []
+    if params is not None:
+        folded = fold(params, config)
+        check_ranges(folded, config)
+        held = jax.tree.leaves(folded)
     values = [
         session.private(PROVIDER, functools.partial(np.asarray, w), s.shape, s.dtype)
         for s, w in zip(leaves, held or [None] * len(leaves), strict=True)

@@ -98,6 +98,7 @@ SILU = {
 # Of x in units of 2^-4, less a threshold: |x| < 247. A norm bounds what follows it: by
 # Cauchy-Schwarz |x_j| <= sqrt(d) |column j of the matrix| + |bias_j|, which the provider can check.
 ACTIVATION_BITS = 13
+LARGEST_ACTIVATION = 247
 
 
 def _activation(name: str, function: Callable[[Any], Any], pieces: Quadratics) -> Any:
@@ -229,6 +230,7 @@ what `rms_norm` says of its rows."""
 # ---- softmax
 
 SCORE_BITS = 30  # of differences of scores in a row: below 2,048 nats
+LARGEST_SCORE = 512  # so that a hidden one lies below all others
 _COARSE = 8  # low bits that comparisons of scores leave out
 RECIPROCAL_BITS = 26  # fraction bits of the reciprocal of a row's sum
 
@@ -237,9 +239,9 @@ def softmax_parts(scores: Any, visible: Any = None) -> tuple[Any, Any]:
     """Unnormalised weights exp(z - m) [rows, n] of the rows z of scores, from 0 to 1, and the
     reciprocals [rows] of their sums, as words of 26 fraction bits.
 
-    scores: [rows, n] shared product words (36 fraction bits; as floats z 2^18), |z| < 512 where
-    visible. visible: [rows, n], bool and public, or float and one party's secret: negative where
-    hidden. Hidden scores weigh exactly nothing, and every row must see one.
+    scores: [rows, n] shared product words (36 fraction bits; as floats z 2^18), |z| < LARGEST_SCORE
+    where visible. visible: [rows, n], bool and public, or float and one party's secret: negative
+    where hidden. Hidden scores weigh exactly nothing, and every row must see one.
 
     m is an upper bound of the row's maximum, 0.004 above it at most: the maximum of coarse scores.
     Whoever multiplies weights with rows normalises the products: `normalised`.
