@@ -24,6 +24,7 @@ from protocols.cached import (
 )
 from protocols.simulated import SimulatedParty, uniform_messages
 from protocols.slots import Slots
+from spu_llm.errors import PeerError
 from spu_llm.op import Cost, Functionality, ProtocolOp, protocol_op
 from spu_llm.party import Party
 from spu_llm.prg import Prg
@@ -252,6 +253,22 @@ def test_a_cache_of_another_session_is_refused() -> None:
     cache = _used(_party())
     with pytest.raises(ValueError, match="another session"):
         times_rows.run(_party(seed=1), [Arith(as_words(X), X.dtype, 0), cache], {"tile": 8})
+
+
+def test_after_a_failure_nothing_goes_on() -> None:
+    """What the slots say may not have been opened."""
+    party = _party()
+    cache = _used(party)
+
+    def fail(words: np.ndarray) -> None:
+        raise PeerError("gone")
+
+    party.send = fail  # type: ignore[method-assign]
+    x = Arith(as_words(X), X.dtype, 0)
+    with pytest.raises(PeerError):
+        times_rows.run(party, [x, cache], {"tile": 8})
+    with pytest.raises(ValueError, match="has failed"):
+        times_rows.run(party, [x, cache], {"tile": 8})
 
 
 def test_a_copy_has_no_words_and_sends_none() -> None:
