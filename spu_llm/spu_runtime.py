@@ -240,7 +240,8 @@ def _compile_correlation(
     correlation: Correlation, values: Sequence[Value]
 ) -> tuple[Program, list[int]]:
     """The program, and which of the values each of its inputs is."""
-    owners = [Owner.of_rank(v.owner) if isinstance(v, Private) else Owner.JOINT for v in values]
+    # All of it in SPU, what works on one party's words too: that is how memory stays bounded.
+    owners = [Owner.JOINT] * len(values)
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
     with enable_x64():  # whole ring words, where models compute with 32 bits
         plan = make_plan(
@@ -249,7 +250,7 @@ def _compile_correlation(
         (run,) = plan.steps
         assert isinstance(run, Run) and run.outputs == plan.outputs
         order = [plan.inputs.index(v) for v in run.inputs]
-        return compile_segment(run, [owners[i] for i in order]), order
+        return compile_segment(run, [Owner.JOINT] * len(order)), order
 
 
 class SpuRuntime:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -70,6 +72,28 @@ def test_masked_product_with_a_private_matrix(simulation: Simulation) -> None:
     both, _ = made(simulation, correlation, WEIGHTS)
     check(correlation, both, WEIGHTS)
     assert not both[PROVIDER].masks[0].any()
+
+
+@pytest.mark.parametrize("matrix", [WEIGHTS, np.ascontiguousarray(WEIGHTS.T)], ids=["k>m", "m>k"])
+def test_masked_product_in_slices(simulation: Simulation, matrix: np.ndarray) -> None:
+    """Cut along the longer side, evenly or not, and put together again."""
+    whole = product.masked_product("test", *matrix.shape)
+    for slices in (2, 5):
+        secure = functools.partial(product._in_slices, slices=slices)
+        name = f"{whole.name} in {slices}"
+        correlation = dataclasses.replace(whole, secure=secure, name=name, chunk=3)
+        both, _ = made(simulation, correlation, matrix)
+        check(whole, both, matrix)
+
+
+def test_masked_products_stay_within_memory() -> None:
+    """Each homomorphic product of a chunk is bounded, whatever the shape."""
+    for k, m in ((256, 768), (1024, 256), (768, 3072), (768, 50257), (50257, 768)):
+        correlation = product.masked_product("test", k, m)
+        assert isinstance(correlation.secure, functools.partial)
+        slices = correlation.secure.keywords["slices"]
+        assert correlation.chunk * k * m <= slices << 24
+        assert 8 <= correlation.chunk <= 128
 
 
 def test_products_of_bits_are_correlated_transfers(simulation: Simulation) -> None:
