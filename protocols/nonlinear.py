@@ -230,7 +230,7 @@ what `rms_norm` says of its rows."""
 # ---- softmax
 
 SCORE_BITS = 30  # of differences of scores in a row: below 2,048 nats
-LARGEST_SCORE = 512  # so that a hidden one lies below all others
+LARGEST_SCORE = 511  # so that a hidden one lies below all others
 _COARSE = 8  # low bits that comparisons of scores leave out
 RECIPROCAL_BITS = 26  # fraction bits of the reciprocal of a row's sum
 
