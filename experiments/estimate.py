@@ -71,8 +71,9 @@ def estimate(model: Path, options: Options, *, growth: bool = False) -> dict[str
     """Figures of the prefill and of the decode step after it, as JSON fields. `model`: a directory
     with a `config.json`; weights are not read.
     """
-    config, prices = load_config(model), Prices.load()
+    config = load_config(model)
     options.check(config)
+    prices = Prices.load()
     steps = _steps(config, options, prices)
     result: dict[str, Any] = {
         "model": config.asdict(),

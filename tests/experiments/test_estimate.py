@@ -1,0 +1,228 @@
+"""Estimates: exact where they say so, linear in blocks, refused in one line where impossible."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments import estimate, prices, scale, workload
+from experiments.prices import Prices
+from experiments.replay import Replay
+from experiments.scale import Shape
+from models.gpt2 import GPT2Config
+from models.request import Request
+from protocols.compare import less_than
+from protocols.product import multiply
+from spu_llm.app import cli
+from spu_llm.errors import InputError
+from spu_llm.net.shaping import NETWORKS, NetworkShape
+from spu_llm.secure import PartySession, SecureFunction, Simulation
+from spu_llm.values import CLIENT, PROVIDER, Owner
+
+TINY = Shape(1, 8, 2, vocab=24, context=16, prompt_tokens=4, new_tokens=2)
+ROUNDS = NetworkShape("rounds", None, 1.0)
+
+
+def test_a_measured_run_sends_what_is_estimated(simulation: Simulation) -> None:
+    job = {"request": vars(TINY), "prompt": TINY.prompt()}
+    result = simulation.run(lambda s: scale.run(s, job, lambda event, **fields: None))[CLIENT]
+    works = workload.of_completion(TINY.config, TINY.request, [])
+    for work, cost in zip(works, [result["prefill"], result["tokens"][0]], strict=True):
+        for name in ("messages", "client_to_provider", "provider_to_client"):
+            assert work.counts[name] == cost[name]
+        units: dict[str, int] = {}
+        for name, made in cost["material"].items():
+            common = workload.common_name(name)
+            units[common] = units.get(common, 0) + made["units"]
+        assert work.units == units
+        kinds = {k: scale.size_of(c) for k, c in cost["kinds"].items() if scale.size_of(c)}
+        assert {k: n for k, n in work.bytes_of.items() if n} == kinds
+    assert scale.check(TINY, result["emitted"])["failures"] == []
+    assert len(result["emitted"]) == 3
+    lines = scale.table(
+        {"network": "local", "shape": vars(TINY), "gaps": [0.0], **result}
+    ).splitlines()
+    assert sum(line.startswith(("| prefill ", "| token ")) for line in lines) == 3
+
+
+def test_blocks_are_alike() -> None:
+    """What three and five blocks take is found from one and two."""
+    request = Request(3, 2, 1, temperature=0.0)
+    networks = [NETWORKS["lan"]]
+
+    def of(layers: int) -> list[workload.Workload]:
+        return workload._whole(GPT2Config(20, 16, 8, layers, 2), request, networks)
+
+    one, two = of(1), of(2)
+    for layers in (3, 5):
+        for a, b, whole in zip(one, two, of(layers), strict=True):
+            found = workload.of_layers(a, b, layers)
+            seconds = found.counts.pop("seconds lan"), whole.counts.pop("seconds lan")
+            assert found.counts == whole.counts
+            assert seconds[0] == pytest.approx(seconds[1], rel=1e-6)
+            assert found.units == whole.units and found.bytes_of == whole.bytes_of
+            assert found.material_of == whole.material_of
+
+
+def _pair(x: Any, y: Any) -> Any:
+    return multiply(x, y), less_than(x, y, bits=32)
+
+
+def test_a_replay_counts_rounds_and_bytes_of_merged_messages(simulation: Simulation) -> None:
+    function = SecureFunction(_pair, (Owner.CLIENT, Owner.PROVIDER), "replayed")
+
+    def program(session: PartySession) -> Any:
+        args = [
+            session.private(rank, lambda: np.ones(8), (8,), np.float32) for rank in (0, 1)
+        ]
+        needs, _ = session.needs(function, *args)
+        session.make(needs)
+        mark = len(session.meter.entries)
+        session.call(function, *args)
+        entries = [e for e in session.meter.entries[mark:] if e.kind == "op"]
+        return needs.calls, function.plan(*args)[0].steps, sum(e.traffic.messages for e in entries)
+
+    (client, steps, messages), (provider, _, _) = simulation.run(program)
+    apart = sum(call.cost.messages for call in client)
+    replay = Replay(ROUNDS)
+    replay.play(steps, client, provider)
+    assert sum(replay.messages) == messages < apart
+    assert replay.sent[CLIENT] == sum(call.cost.client_to_provider for call in client)
+    assert replay.sent[PROVIDER] == sum(call.cost.provider_to_client for call in client)
+    assert replay.seconds == max(call.cost.rounds for call in client)
+    slow = Replay(NetworkShape("slow", 8e3, 0.0))  # a byte takes a millisecond
+    slow.play(steps, client, provider)
+    assert slow.seconds >= max(replay.sent) / 1e3
+
+
+# ---- prices
+
+
+def _made_up() -> tuple[list[workload.Workload], Prices]:
+    """Workloads of two shapes, and prices that they were measured at."""
+    works = workload.of_completion(TINY.config, TINY.request, [])
+    larger = GPT2Config(40, 32, 16, 1, 2)
+    works += workload.of_completion(larger, Request(9, 2, 0, temperature=0.0), [])
+    batches = []
+    for work in works:
+        for correlation in work.correlations.values():
+            words = correlation.chunk * correlation.words
+            cost = {"seconds": 1e-6 * words, "client_to_provider": 4.0 * words,
+                    "provider_to_client": 3.0 * words, "messages": 6.0}  # fmt: skip
+            batches.append((correlation, cost))
+    steps = [(w, 1e-3 * w.counts["messages"] + 1e-8 * w.counts["words"]) for w in works]
+    return works, prices.fit({"cores": 2, "processor": "some"}, [], batches, steps)
+
+
+def test_prices_give_back_what_they_were_fitted_to() -> None:
+    works, found = _made_up()
+    for work in works:
+        wanted = 1e-3 * work.counts["messages"] + 1e-8 * work.counts["words"]
+        assert found.computing(work) == pytest.approx(wanted, rel=0.02)
+        for name, units in work.units.items():
+            correlation = work.correlations[name]
+            cost = found.of_units(correlation, units)
+            assert all(number >= 0 for number in cost.values())
+            assert cost["messages"] == pytest.approx(6 * units / correlation.chunk)
+            if prices.kind_of(correlation) in found.flat:
+                assert cost["client_to_provider"] == pytest.approx(4 * units * correlation.words)
+    again = Prices(**json.loads(json.dumps(found.asdict())))
+    assert again == found
+
+
+def test_networks_and_cores_enter_as_stated() -> None:
+    (work, *_), found = _made_up()
+    options = estimate.Options(4, 3, 0, bandwidth=0.0, delay=0.0)
+    work.counts["seconds network"] = 0.0
+    local = estimate.figures(work, options, found)
+    assert local["seconds"] == local["seconds_of"]["compute"]
+    alone = estimate.figures(work, estimate.Options(4, 3, 0, cores=1), found)
+    assert alone["seconds"] == pytest.approx(2 * local["seconds"])
+    work.counts["seconds network"] = 1.5 + work.counts["rounds"] * 0.01
+    slow = estimate.figures(work, estimate.Options(4, 3, 0, delay=10.0, bandwidth=8.0), found)
+    assert slow["seconds_of"]["transmission"] == pytest.approx(1.5)
+    ahead = slow["offline"]
+    size = ahead["client_to_provider"] + ahead["provider_to_client"]
+    assert ahead["seconds"] == pytest.approx(
+        local["offline"]["seconds"] + size / 1e6 + ahead["messages"] / 2 * 0.01
+    )
+
+
+@pytest.mark.parametrize("path", ["missing.json", "other.json"])
+def test_prices_that_cannot_be_read(path: str, tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text('{"machine": {}}', encoding="utf-8")
+    with pytest.raises(InputError, match="prices|cannot be read"):
+        Prices.load(tmp_path / path)
+
+
+# ---- the command
+
+
+def _config(directory: Path, **changes: Any) -> Path:
+    raw = {"model_type": "gpt2", "vocab_size": 24, "n_positions": 64, "n_embd": 8, "n_layer": 3,
+           "n_head": 2} | changes  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    return directory
+
+
+def test_the_command_needs_a_shape_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, file = _config(tmp_path), tmp_path / "out.json"
+    with pytest.raises(SystemExit) as end:
+        cli.main(["estimate", "--model", str(model), "--prompt-tokens", "5", "--draft-length", "2",
+                  "--network", "wan", "--json", str(file)])  # fmt: skip
+    assert end.value.code == 0
+    result = json.loads(file.read_text(encoding="utf-8"))
+    assert result["model"]["n_layer"] == 3
+    step = result["step"]
+    assert step["seconds_of"]["delay"] == pytest.approx(0.04 * step["rounds"])
+    assert f"| step of 3 | {step['seconds']:.2f} |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--model", "/nowhere"], "/nowhere is not a directory"),
+        (["--prompt-tokens", "64"], "the model's context is 64"),
+        (["--draft-length", "17"], "--draft-length must be 0 to 16, found 17"),
+        (["--bandwidth", "-1"], "--bandwidth must be 0 to 1e9 Mbps, found -1.0"),
+        (["--bandwidth", "nan"], "--bandwidth must be"),
+        (["--delay", "-1"], "--delay must be 0 to 1e6 ms"),
+        (["--cores", "0"], "--cores must be at least 1, found 0"),
+        (["--network", "moon"], "invalid choice: 'moon'"),
+        (["--json", "/nowhere/a"], "--json: /nowhere is not a directory"),
+    ],
+)
+def test_bad_input(
+    arguments: list[str], wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--model", str(_config(tmp_path)), "--prompt-tokens", "5"]
+    with pytest.raises(SystemExit) as end:
+        cli.main(["estimate", *model, *arguments])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert wanted in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["scale", "--layers", "0"], "no model has this shape"),
+        (["scale", "--width", "10", "--heads", "3"], "n_embd must be a multiple of n_head"),
+        (["scale", "--new-tokens", "-1"], "--new-tokens must be at least 0, found -1"),
+        (["scale", "--context", "65"], "64 prompt tokens and 2 more exceed the context of 65"),
+        (["prices", "--with", "/nowhere"], "--with: /nowhere is not the JSON of a study"),
+    ],
+)
+def test_studies_that_cannot_be_run(
+    arguments: list[str], wanted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["experiment", *arguments])
+    assert end.value.code == 2
+    assert wanted in capsys.readouterr().err
