@@ -105,10 +105,12 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
     send("stage", name=f"prefilling {shape.prompt_tokens} tokens")
     prefill = completion.prefill()
     after_prefill = peaks(session)
+    send("measured", name="prefill", cost=prefill, memory=after_prefill)
     tokens = []
     for i in range(shape.new_tokens):
         send("stage", name=f"token {i + 1} of {shape.new_tokens}")
         tokens.append(completion.decode())
+        send("measured", name=f"token {i + 1}", cost=tokens[-1])
     return {
         "prefill": prefill,
         "tokens": tokens,
@@ -242,12 +244,20 @@ def material(session: PartySession) -> list[dict[str, Any]]:
 # ---- the command at the client
 
 
-def measure(model: Path, shape: Shape, network: str) -> dict[str, Any]:
-    """One network's session, as JSON fields. `model`: any, the provider is started with it."""
+def measure(
+    model: Path,
+    shape: Shape,
+    network: str,
+    on_part: Callable[[dict[str, Any]], None] = lambda part: None,
+) -> dict[str, Any]:
+    """One network's session, as JSON fields. `model`: any, the provider is started with it.
+    `on_part` hears of every step when it is done: a run may take an hour.
+    """
     shape.check()
     outcome, agreed = run_study(
-        PROGRAM, model, asdict(shape), {"prompt": shape.prompt()}, tokenizer=model, network=network
-    )
+        PROGRAM, model, asdict(shape), {"prompt": shape.prompt()}, tokenizer=model,
+        network=network, on_event=lambda e: on_part(e) if e["event"] == "measured" else None,
+    )  # fmt: skip
     result = outcome.result
     checked = check(shape, result["emitted"])
     return {

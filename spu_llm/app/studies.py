@@ -326,8 +326,17 @@ def _scale(options: argparse.Namespace) -> None:
         new_tokens=options.new_tokens, seed=options.seed,
     )  # fmt: skip
     results: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+
+    def keep(part: dict[str, Any]) -> None:
+        parts.append(part)
+        if options.json is not None:
+            write_json(options.json, {"networks": results, "unfinished": parts})
+
     for network in options.network:
-        results.append(scale.measure(options.model or shipped("private"), shape, network))
+        model = options.model or shipped("private")
+        results.append(scale.measure(model, shape, network, keep))
+        parts.clear()
         print(scale.table(results[-1]), end="\n\n", flush=True)
         if options.json is not None:
             write_json(options.json, {"networks": results})
