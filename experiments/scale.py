@@ -34,7 +34,9 @@ from spu_llm.secure import PartySession, public
 from spu_llm.values import CLIENT, PROVIDER
 
 PROGRAM = "scale"
-SHARPNESS = 4.0  # times GPT-2's initial scale: logits then differ by more than the sharing noise
+# Times GPT-2's initial scale, of matrices of blocks and of embeddings: logits then differ by more
+# than the sharing noise, and no bound on what the weights can give leaves the functions' ranges.
+SHARPNESS, CONTRAST = 2.0, 4.0
 TIE = 0.05  # a token whose logit is this near the largest one counts as right
 
 
@@ -80,7 +82,9 @@ class Shape:
     def weights(self) -> Params:
         """The random weights (float32)."""
         params = init_params(self.config, jax.random.key(self.seed))
-        return jax.tree.map(lambda w: w * SHARPNESS if w.ndim == 2 else w, params)
+        blocks = jax.tree.map(lambda w: w * SHARPNESS if w.ndim == 2 else w, params["blocks"])
+        wte, wpe = (params[name] * CONTRAST for name in ("wte", "wpe"))
+        return {**params, "blocks": blocks, "wte": wte, "wpe": wpe}
 
     def prompt(self) -> list[int]:
         """A random one."""
