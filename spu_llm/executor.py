@@ -16,6 +16,7 @@ from spu_llm.channel import Channel, CountingChannel, Traffic
 from spu_llm.local import evaluate, has_numbers_in_bits
 from spu_llm.lockstep import run_together
 from spu_llm.meter import Meter
+from spu_llm.needs import Need
 from spu_llm.party import Party
 from spu_llm.plan import OpCall, Plan, Run, Step
 from spu_llm.spu_runtime import Program, SpuRuntime, compile_segment
@@ -23,7 +24,9 @@ from spu_llm.values import Owner, Private, Public, Value
 
 
 class Executor:
-    """One party of a session. `names_of(call, values)`: the correlations that a call takes."""
+    """One party of a session. `takes(call, values)`: the material that a call takes;
+    `make(material)`: makes what the pool lacks of it.
+    """
 
     def __init__(
         self,
@@ -31,10 +34,11 @@ class Executor:
         channel: CountingChannel,
         spu: SpuRuntime,
         meter: Meter,
-        names_of: Callable[[OpCall, Sequence[Value]], frozenset[str]],
+        takes: Callable[[OpCall, Sequence[Value]], list[Need]],
+        make: Callable[[Sequence[Need]], None],
     ) -> None:
         self._party, self._channel, self._spu, self._meter = party, channel, spu, meter
-        self._names_of = names_of
+        self._takes, self._make = takes, make
         self._lanes = itertools.count()
 
     def run(self, name: str, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
@@ -76,17 +80,25 @@ class Executor:
     def _ops(
         self, name: str, calls: Sequence[OpCall], operands: Sequence[Sequence[Value]]
     ) -> list[list[Value]]:
-        """Independent calls: as many at once as draw on different correlations."""
+        """Independent calls: as many at once as draw on different correlations.
+
+        Their material is there before they start: lanes of the two parties may ask in another
+        order, and making takes both.
+        """
+        if len(calls) == 1:
+            return self._one(name, calls, operands)
+        taken = [self._takes(call, values) for call, values in zip(calls, operands, strict=True)]
+        self._make([need for needs in taken for need in needs])
+        names = [{need.correlation.name for need in needs} for needs in taken]
         results: dict[int, list[Value]] = {}
         left = list(range(len(calls)))
         while left:
             together: list[int] = []
-            taken: set[str] = set()
+            used: set[str] = set()
             for i in left:
-                names = self._names_of(calls[i], operands[i]) if len(calls) > 1 else frozenset()
-                if not together or not names & taken:
+                if not names[i] & used:
                     together.append(i)
-                    taken |= names
+                    used |= names[i]
             left = [i for i in left if i not in together]
             chosen = [calls[i] for i in together], [operands[i] for i in together]
             made = (self._one if len(together) == 1 else self._together)(name, *chosen)

@@ -77,6 +77,10 @@ class Needs:
     material: dict[str, Need] = field(default_factory=dict)
     calls: tuple[Call, ...] = ()
 
+    @staticmethod
+    def of(taken: Iterable[Need]) -> Needs:
+        return Needs(_by_name(taken))
+
     def __add__(self, other: Needs) -> Needs:
         """Of one after the other."""
         return Needs(
@@ -240,10 +244,7 @@ class DryRun:
             if isinstance(step, OpCall):
                 result = self._op(step, values, sure)
                 taken += result.taken
-                names = _names(result.taken)
-                if any(map(_keeps_books, values)):
-                    names = self.names(step, values)
-                made = tuple(result.taken), names, result.messages
+                made = tuple(result.taken), _names(result.taken), result.messages
                 calls.append(Call(step.op.name, step.scope, result.cost, *made))
             else:
                 result = self._work(step, values, all(sure))
@@ -252,15 +253,10 @@ class DryRun:
             env.update(zip(step.outputs, result.values, strict=True))
         return Needs(_by_name(taken), tuple(calls)), [read(v) for v in plan.outputs]
 
-    def names(self, call: OpCall, values: Sequence[Value]) -> frozenset[str]:
-        """The correlations that one call takes, by name."""
-        plain = [
-            Arith(v.words, v.dtype, v.frac_bits, v.bits)
-            if isinstance(v, Arith) and _keeps_books(v)
-            else v
-            for v in values
-        ]
-        return _names(self._op(call, plain, (True,) * len(plain)).taken)
+    def takes(self, call: OpCall, values: Sequence[Value]) -> list[Need]:
+        """What one call with these values takes."""
+        alone = [copy.deepcopy(v) if _keeps_books(v) else v for v in values]
+        return self._op(call, alone, (True,) * len(alone)).taken
 
     def _stand_ins(self, plan: Plan, inputs: Sequence[Any]) -> list[Value]:
         """Inputs without the client's content, and with bookkeeping of their own to change."""

@@ -39,7 +39,7 @@ from spu_llm.errors import ManifestMismatch
 from spu_llm.executor import Executor, check_owner, program_of, run_alone_at
 from spu_llm.ledger import Ledger
 from spu_llm.meter import Meter
-from spu_llm.needs import DryRun, Needs, make
+from spu_llm.needs import DryRun, Need, Needs, make
 from spu_llm.party import Party
 from spu_llm.plan import Plan, Run, make_plan
 from spu_llm.pool import Pool
@@ -197,7 +197,7 @@ class PartySession:
         run_alone = functools.partial(run_alone_at, self.rank, config.frac_bits)
         self._dry_run = DryRun(self.rank, config.frac_bits, run_alone)
         self._executor = Executor(
-            self.party, self._channel, self._spu, self.meter, self._dry_run.names
+            self.party, self._channel, self._spu, self.meter, self._dry_run.takes, self._make_all
         )
         self.on_batch: Callable[[int, int], None] = lambda made, total: None
 
@@ -242,6 +242,9 @@ class PartySession:
         """Make what the pool lacks of `needs`, in phase "offline"; `on_batch` hears of it."""
         with self.meter.in_phase("offline"):
             make(self.pool, needs, self.on_batch)
+
+    def _make_all(self, wanted: Sequence[Need]) -> None:
+        self.make(Needs.of(wanted))
 
     def make_ready(self, function: SecureFunction, *args: Any) -> None:
         with self.meter.in_phase("offline"):
