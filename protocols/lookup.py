@@ -71,8 +71,9 @@ def lookup(ones: Any, tables: Sequence[Table]) -> Any:
 
 
 def out_of_range(ones: Any) -> Any:
-    """int32, of the same integers: 0 if all values were in range, else positive. One is added for a
-    value below the first threshold or not below the last, two where a difference wrapped around.
-    Sums stay so; a model adds them up and tests against zero.
+    """int32, of such integers and one more, 1 for what is not far above the range: 0 if all values
+    were in range, else positive. One is added for a value below the first threshold, not below the
+    last, or far above; one more where a difference wrapped around. Sums stay so; a model adds them
+    up and tests against zero.
     """
-    return jnp.sum(ones[0] + 1 - ones[-1])
+    return jnp.sum(ones[0] + 2 - ones[-2] - ones[-1])

@@ -44,11 +44,15 @@ def below(top: Any, thresholds: tuple[int, ...], bits: int) -> Any:
     """[top < t] for every t, [thresholds, ...], of narrow words whose differences from the
     thresholds fit `bits` bits.
     """
+    return sign(_less(top, thresholds), bits=bits)
+
+
+def _less(top: Any, thresholds: tuple[int, ...]) -> Any:
+    """top - t for every t, [thresholds, ...]."""
     wide = (len(thresholds), *top.shape)
     # Added, since int32 holds -2^31 but not 2^31; of the full shape, so that it is local work.
     moved = np.array([-t for t in thresholds], np.int32).reshape(-1, *(1 for _ in top.shape))
-    tops = jnp.broadcast_to(top[None], wide)
-    return sign(tops + np.array(np.broadcast_to(moved, wide)), bits=bits)
+    return jnp.broadcast_to(top[None], wide) + np.array(np.broadcast_to(moved, wide))
 
 
 def _truncated(x: Any, shift: int) -> Any:
@@ -121,6 +125,14 @@ class Lines:
     intercepts: Table
     shift: int
     error: float
+
+    @property
+    def far(self) -> tuple[int, int]:
+        """Bits to drop, and a threshold in such units: a comparison of `bits` bits that tells what
+        lies so far above the range that the narrow word has wrapped around.
+        """
+        drop = min(64 - self.bits, self.drop + self.bits - 3)
+        return drop, -(-(self.thresholds[-1] << self.drop) >> drop)
 
 
 Function = Callable[[np.ndarray], np.ndarray]
@@ -204,20 +216,24 @@ def _error(fitted: Lines, f: Function, position: int, position_out: int) -> floa
 
 def evaluate(x: Any, function: Lines) -> tuple[Any, Any]:
     """The function of shared words x [...] (floats by type) in words of `position_out` fraction
-    bits, and the bits [thresholds, ...] as integers, of which `protocols.lookup.out_of_range` makes
-    a count.
+    bits, and integers [thresholds + 1, ...] of which `protocols.lookup.out_of_range` makes a count:
+    the bits, and one for values below the far threshold.
 
-    Right for x in [low, high). Other words of [0, 2^(drop + bits)), at least up to 2 high, are told
+    Right for x in [low, high). Other words of [0, 2^(drop + 2 bits - 4)), at most 2^63, are told
     from these: low and high are at most 2^(bits - 1) units, so where one of the two outermost
-    differences wraps around, the other one does not.
+    differences wraps around, the other one does not; and before the narrow word has wrapped around
+    to the range, the word is beyond the far threshold.
     """
     # 1.
-    taken = below(narrow(x, drop=function.drop, bits=function.bits), function.thresholds,
-                  function.bits)  # fmt: skip
+    near = narrow(x, drop=function.drop, bits=function.bits)
+    drop, threshold = function.far
+    far = narrow(x, drop=drop, bits=function.bits)
+    differences = [_less(near, function.thresholds), _less(far, (threshold,))]
+    taken = sign(jnp.concatenate(differences), bits=function.bits)
     # 2.
     value = _truncated(x, function.cut)
     # 3.
     ones = to_arith(taken)
-    slope, intercept = lookup(ones, [function.slopes, function.intercepts])
+    slope, intercept = lookup(ones[:-1], [function.slopes, function.intercepts])
     # 4. and 5.
     return _truncated(multiply(slope, value, shift=0) + intercept, function.shift), ones

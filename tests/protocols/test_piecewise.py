@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protocols.fits import FITTED, REACH, error_of, minimax, quadratics
 from protocols.lookup import Table, lookup, out_of_range
 from protocols.narrow import FRAC_BITS
-from protocols.nonlinear import GELU, SILU
+from protocols.nonlinear import GELU, NORM_HIGH, NORM_LOW, SILU, _norm_lines
 from protocols.piecewise import MAX_ERROR, Lines, lines
 
 STATED = {"gelu": GELU, "silu": SILU}
@@ -59,11 +59,40 @@ def test_look_up_of_any_words(words: list[int]) -> None:
 
 
 def test_values_out_of_range_are_counted() -> None:
-    thresholds = np.array([2, 5, 9])
+    thresholds = np.array([2, 5, 9, 16])
     x = np.array([0, 1, 2, 8, 9, 40])
     ones = (x[None] < thresholds[:, None]).astype(np.int32)
-    assert int(out_of_range(ones)) == 4
+    assert int(out_of_range(ones)) == 1 + 1 + 1 + 2
     assert int(out_of_range(ones[:, 2:4])) == 0
+
+
+@given(st.integers(4, 11), st.data())
+@settings(deadline=None)
+def test_nothing_passes_for_a_value_in_range(log_d: int, data: st.DataObject) -> None:
+    """Sums of squares up to 2^26, the bound of a norm: also where a narrow word of them is that of
+    a value in range, and whether or not narrow words are one less.
+    """
+    d = 2**log_d
+    function, _ = _norm_lines(d, 1e-5, 1.0, NORM_LOW, NORM_HIGH)
+    low, high = (int(x * d * 2.0**36) for x in (NORM_LOW, NORM_HIGH))
+    wrap, most = 1 << (function.drop + function.bits), 1 << 62
+    inside = data.draw(st.integers(low, high - 1))
+    beyond = inside + data.draw(st.integers(0, (most - inside) // wrap)) * wrap
+    x = data.draw(st.sampled_from([inside, beyond]) | st.integers(0, most))
+    one_less = data.draw(st.tuples(st.booleans(), st.booleans()))
+
+    def below(drop: int, threshold: int, less: bool) -> int:
+        top = ((x >> drop) - less - threshold) % 2**function.bits
+        return int(top >= 2 ** (function.bits - 1))
+
+    ones = [below(function.drop, t, one_less[0]) for t in function.thresholds]
+    ones.append(below(*function.far, one_less[1]))
+    counted = int(out_of_range(np.array(ones, np.int32)))
+    unit = 1 << function.drop
+    if x < low - unit or x >= high + 2 * unit:
+        assert counted > 0
+    if low + unit <= x < high:
+        assert counted == 0
 
 
 def _evaluated(x: np.ndarray, low: bool, function: Lines, position: int) -> np.ndarray:
