@@ -16,7 +16,7 @@ from spu_llm.channel import Channel, CountingChannel, Traffic
 from spu_llm.local import evaluate, has_numbers_in_bits
 from spu_llm.lockstep import run_together
 from spu_llm.meter import Meter
-from spu_llm.needs import Need
+from spu_llm.needs import DryRun, Need
 from spu_llm.party import Party
 from spu_llm.plan import OpCall, Plan, Run, Step
 from spu_llm.spu_runtime import Program, SpuRuntime, compile_segment
@@ -24,8 +24,8 @@ from spu_llm.values import Owner, Private, Public, Value
 
 
 class Executor:
-    """One party of a session. `takes(call, values)`: the material that a call takes;
-    `make(material)`: makes what the pool lacks of it.
+    """One party of a session. `dry_run` tells what a call takes; `make(material)` makes what the
+    pool lacks of it.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class Executor:
         channel: CountingChannel,
         spu: SpuRuntime,
         meter: Meter,
-        takes: Callable[[OpCall, Sequence[Value]], list[Need]],
+        dry_run: DryRun,
         make: Callable[[Sequence[Need]], None],
     ) -> None:
         self._party, self._channel, self._spu, self._meter = party, channel, spu, meter
-        self._takes, self._make = takes, make
+        self._dry_run, self._make = dry_run, make
         self._lanes = itertools.count()
 
     def run(self, name: str, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
@@ -87,9 +87,7 @@ class Executor:
         """
         if len(calls) == 1:
             return self._one(name, calls, operands)
-        taken = [self._takes(call, values) for call, values in zip(calls, operands, strict=True)]
-        self._make([need for needs in taken for need in needs])
-        names = [{need.correlation.name for need in needs} for needs in taken]
+        names = [self._dry_run.names(*call) for call in zip(calls, operands, strict=True)]
         results: dict[int, list[Value]] = {}
         left = list(range(len(calls)))
         while left:
@@ -101,7 +99,12 @@ class Executor:
                     used |= names[i]
             left = [i for i in left if i not in together]
             chosen = [calls[i] for i in together], [operands[i] for i in together]
-            made = (self._one if len(together) == 1 else self._together)(name, *chosen)
+            if len(together) == 1:
+                made = self._one(name, *chosen)
+            else:
+                taken = [self._dry_run.takes(*call) for call in zip(*chosen, strict=True)]
+                self._make([need for needs in taken for need in needs])
+                made = self._together(name, *chosen)
             results.update(zip(together, made, strict=True))
         return [results[i] for i in range(len(calls))]
 

@@ -244,7 +244,10 @@ class DryRun:
             if isinstance(step, OpCall):
                 result = self._op(step, values, sure)
                 taken += result.taken
-                made = tuple(result.taken), _names(result.taken), result.messages
+                names = _names(result.taken)
+                if any(map(_keeps_books, values)):
+                    names = self.names(step, values)
+                made = tuple(result.taken), names, result.messages
                 calls.append(Call(step.op.name, step.scope, result.cost, *made))
             else:
                 result = self._work(step, values, all(sure))
@@ -253,8 +256,20 @@ class DryRun:
             env.update(zip(step.outputs, result.values, strict=True))
         return Needs(_by_name(taken), tuple(calls)), [read(v) for v in plan.outputs]
 
+    def names(self, call: OpCall, values: Sequence[Value]) -> frozenset[str]:
+        """The correlations of one call, by name: for a cache, those that it takes units of at some
+        time, so that no other call with it runs beside this one.
+        """
+        plain = [
+            Arith(v.words, v.dtype, v.frac_bits, v.bits)
+            if isinstance(v, Arith) and _keeps_books(v)
+            else v
+            for v in values
+        ]
+        return _names(self._op(call, plain, (True,) * len(plain)).taken)
+
     def takes(self, call: OpCall, values: Sequence[Value]) -> list[Need]:
-        """What one call with these values takes."""
+        """What one call with these values takes, as their books are now."""
         alone = [copy.deepcopy(v) if _keeps_books(v) else v for v in values]
         return self._op(call, alone, (True,) * len(alone)).taken
 

@@ -197,7 +197,7 @@ class PartySession:
         run_alone = functools.partial(run_alone_at, self.rank, config.frac_bits)
         self._dry_run = DryRun(self.rank, config.frac_bits, run_alone)
         self._executor = Executor(
-            self.party, self._channel, self._spu, self.meter, self._dry_run.takes, self._make_all
+            self.party, self._channel, self._spu, self.meter, self._dry_run, self._make_all
         )
         self.on_batch: Callable[[int, int], None] = lambda made, total: None
 

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -416,3 +417,34 @@ def test_a_program_keeps_its_cache_from_call_to_call(simulation: Simulation) -> 
 def test_a_book_is_no_part_of_a_value_printed() -> None:
     assert "words" not in repr(_used(_party())) and "Book" not in repr(_used(_party()))
     assert Book().ids(2).tolist() == [0, 1]
+
+
+def test_products_with_one_cache_side_by_side(simulation: Simulation) -> None:
+    """They run one after the other, though the first takes nothing that the second does: each
+    finds the book as the one before left it.
+    """
+
+    def first_step(cache: Any, rows: Any, x: Any) -> Any:
+        cache = append(cache, rows, 0)
+        out = reveal(times_rows(x, cache, tile=2, shift=0), to=Owner.CLIENT, label="test")
+        return cache, out
+
+    def both_products(cache: Any, x: Any) -> Any:
+        found = [times_rows(k * x, cache, tile=2, shift=0) for k in (1, 2, 3)]
+        return reveal(jnp.concatenate(found), to=Owner.CLIENT, label="test")
+
+    one, other = Owner.CLIENT, Owner.PROVIDER
+    first = SecureFunction(first_step, (Owner.PUBLIC, one, other), "first step")
+    then = SecureFunction(both_products, (Owner.JOINT, other), "products")
+    rows, x = np.array([[[3, -2]], [[1, 5]]], np.int32), np.array([[[7, 1]], [[2, -4]]], np.int32)
+
+    def work(session: PartySession) -> Any:
+        mine = session.private(CLIENT, lambda: rows, rows.shape, rows.dtype)
+        theirs = session.private(PROVIDER, lambda: x, x.shape, x.dtype)
+        cache, _ = session.call(first, Public(np.zeros((2, 3, 2), np.int32)), mine, theirs)
+        return session.get(session.call(then, cache, theirs))
+
+    found, _ = simulation.run(work)
+    expected = np.zeros((2, 1, 3), np.int32)
+    expected[:, :, :1] = x @ rows.swapaxes(1, 2)
+    np.testing.assert_array_equal(found, np.concatenate([k * expected for k in (1, 2, 3)]))
