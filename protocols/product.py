@@ -87,8 +87,8 @@ def matrix_triple(m: int, k: int, n: int) -> Correlation:
 def masked_product(label: str, k: int, m: int) -> Correlation:
     """Masks r [k] of the client times the provider's matrix [k, m] that `label` names.
 
-    Many rows at once: a row by 256 x 1024 takes 440 kB and 0.64 s of processor time alone, 43 kB
-    and 0.08 s among 128. More than 64 gain less than they delay when the matrix is large.
+    Many rows at once: a row by 256 x 1024 takes 440 kB and 0.6 s of processor time alone, 43 kB
+    and 0.07 s among 128. More than 64 gain less than they delay when the matrix is large.
     """
     rows = 128 if k * m <= 1 << 18 else max(8, min(64, _CHUNK_MACS // (k * m)))
     return Correlation(
