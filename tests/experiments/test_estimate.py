@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,22 @@ from spu_llm.net.shaping import NETWORKS, NetworkShape
 from spu_llm.secure import PartySession, SecureFunction, Simulation
 from spu_llm.values import CLIENT, PROVIDER, Owner
 
+Priced = tuple[list[workload.Workload], Prices]
 TINY = Shape(1, 8, 2, vocab=24, context=16, prompt_tokens=4, new_tokens=2)
 ROUNDS = NetworkShape("rounds", None, 1.0)
 
 
-def test_a_measured_run_sends_what_is_estimated(simulation: Simulation) -> None:
+@pytest.fixture(scope="module")
+def tiny() -> list[workload.Workload]:
+    return workload.of_completion(TINY.config, TINY.request, [])
+
+
+def test_a_measured_run_sends_what_is_estimated(
+    simulation: Simulation, tiny: list[workload.Workload]
+) -> None:
     job = {"request": vars(TINY), "prompt": TINY.prompt()}
     result = simulation.run(lambda s: scale.run(s, job, lambda event, **fields: None))[CLIENT]
-    works = workload.of_completion(TINY.config, TINY.request, [])
-    for work, cost in zip(works, [result["prefill"], result["tokens"][0]], strict=True):
+    for work, cost in zip(tiny, [result["prefill"], result["tokens"][0]], strict=True):
         for name in ("messages", "client_to_provider", "provider_to_client"):
             assert work.counts[name] == cost[name]
         units: dict[str, int] = {}
@@ -50,22 +58,20 @@ def test_a_measured_run_sends_what_is_estimated(simulation: Simulation) -> None:
 
 
 def test_blocks_are_alike() -> None:
-    """What three and five blocks take is found from one and two."""
+    """What more blocks take is found from one and two."""
     request = Request(3, 2, 1, temperature=0.0)
     networks = [NETWORKS["lan"]]
 
     def of(layers: int) -> list[workload.Workload]:
         return workload._whole(GPT2Config(20, 16, 8, layers, 2), request, networks)
 
-    one, two = of(1), of(2)
-    for layers in (3, 5):
-        for a, b, whole in zip(one, two, of(layers), strict=True):
-            found = workload.of_layers(a, b, layers)
-            seconds = found.counts.pop("seconds lan"), whole.counts.pop("seconds lan")
-            assert found.counts == whole.counts
-            assert seconds[0] == pytest.approx(seconds[1], rel=1e-6)
-            assert found.units == whole.units and found.bytes_of == whole.bytes_of
-            assert found.material_of == whole.material_of
+    for one, two, three in zip(of(1), of(2), of(3), strict=True):
+        found = workload.of_layers(one, two, 3)
+        seconds = found.counts.pop("seconds lan"), three.counts.pop("seconds lan")
+        assert found.counts == three.counts
+        assert seconds[0] == pytest.approx(seconds[1], rel=1e-6)
+        assert found.units == three.units and found.bytes_of == three.bytes_of
+        assert found.material_of == three.material_of
 
 
 def _pair(x: Any, y: Any) -> Any:
@@ -102,11 +108,11 @@ def test_a_replay_counts_rounds_and_bytes_of_merged_messages(simulation: Simulat
 # ---- prices
 
 
-def _made_up() -> tuple[list[workload.Workload], Prices]:
-    """Workloads of two shapes, and prices that they were measured at."""
-    works = workload.of_completion(TINY.config, TINY.request, [])
+@pytest.fixture(scope="module")
+def priced(tiny: list[workload.Workload]) -> Priced:
+    """Workloads of two shapes, and prices fitted to made-up costs of them."""
     larger = GPT2Config(40, 32, 16, 1, 2)
-    works += workload.of_completion(larger, Request(9, 2, 0, temperature=0.0), [])
+    works = [*tiny, *workload.of_completion(larger, Request(9, 2, 0, temperature=0.0), [])]
     batches = []
     for work in works:
         for correlation in work.correlations.values():
@@ -118,8 +124,8 @@ def _made_up() -> tuple[list[workload.Workload], Prices]:
     return works, prices.fit({"cores": 2, "processor": "some"}, [], batches, steps)
 
 
-def test_prices_give_back_what_they_were_fitted_to() -> None:
-    works, found = _made_up()
+def test_prices_give_back_what_they_were_fitted_to(priced: Priced) -> None:
+    works, found = priced
     for work in works:
         wanted = 1e-3 * work.counts["messages"] + 1e-8 * work.counts["words"]
         assert found.computing(work) == pytest.approx(wanted, rel=0.02)
@@ -134,16 +140,17 @@ def test_prices_give_back_what_they_were_fitted_to() -> None:
     assert again == found
 
 
-def test_networks_and_cores_enter_as_stated() -> None:
-    (work, *_), found = _made_up()
-    options = estimate.Options(4, 3, 0, bandwidth=0.0, delay=0.0)
-    work.counts["seconds network"] = 0.0
-    local = estimate.figures(work, options, found)
+def test_networks_and_cores_enter_as_stated(priced: Priced) -> None:
+    (work, *_), found = priced
+    counts = work.counts | {"seconds network": 0.0}
+    still = dataclasses.replace(work, counts=counts)
+    local = estimate.figures(still, estimate.Options(4, 3, 0, bandwidth=0.0, delay=0.0), found)
     assert local["seconds"] == local["seconds_of"]["compute"]
-    alone = estimate.figures(work, estimate.Options(4, 3, 0, cores=1), found)
+    alone = estimate.figures(still, estimate.Options(4, 3, 0, cores=1), found)
     assert alone["seconds"] == pytest.approx(2 * local["seconds"])
-    work.counts["seconds network"] = 1.5 + work.counts["rounds"] * 0.01
-    slow = estimate.figures(work, estimate.Options(4, 3, 0, delay=10.0, bandwidth=8.0), found)
+    counts = counts | {"seconds network": 1.5 + counts["rounds"] * 0.01}
+    far = dataclasses.replace(work, counts=counts)
+    slow = estimate.figures(far, estimate.Options(4, 3, 0, delay=10.0, bandwidth=8.0), found)
     assert slow["seconds_of"]["transmission"] == pytest.approx(1.5)
     ahead = slow["offline"]
     size = ahead["client_to_provider"] + ahead["provider_to_client"]
