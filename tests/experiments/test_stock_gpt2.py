@@ -30,22 +30,23 @@ def decode(session: Session) -> stock_gpt2.Decoded:
     return stock_gpt2.decode_greedily(session, stock, weights, prompt, len(PROMPT), STEPS)
 
 
-def greedy_tokens(count: int) -> list[int]:
-    tokens = list(PROMPT)
-    for _ in range(count):
-        tokens.append(int(np.argmax(logits(PARAMS, PRIVATE, np.asarray(tokens))[-1])))
-    return tokens[len(PROMPT) :]
+def are_greedy(tokens: list[int]) -> bool:
+    """Whether each token is the most likely one after the prompt and those before it."""
+    rows = jax.jit(lambda xs: logits(PARAMS, PRIVATE, xs))(np.asarray(PROMPT + tokens[:-1]))
+    return np.argmax(rows[len(PROMPT) - 1 :], axis=-1).tolist() == tokens
 
 
 def test_flax_computes_the_same_model() -> None:
     tokens = np.arange(3, 40, 3, dtype=np.int32)
-    model = stock_gpt2.flax_model(PRIVATE)
-    theirs = model(tokens[None], params=stock_gpt2.flax_params(PARAMS)).logits[0]
-    np.testing.assert_allclose(theirs, logits(PARAMS, PRIVATE, tokens), atol=2e-4)
+    model, params = stock_gpt2.flax_model(PRIVATE), stock_gpt2.flax_params(PARAMS)
+    theirs = jax.jit(lambda xs: model(xs[None], params=params).logits[0])(tokens)
+    ours = jax.jit(lambda xs: logits(PARAMS, PRIVATE, xs))(tokens)
+    np.testing.assert_allclose(theirs, ours, atol=2e-4)
 
 
 def test_steps_with_a_cache_emit_the_greedy_tokens() -> None:
-    assert decode(PlaintextSession()).tokens == greedy_tokens(1 + STEPS)
+    tokens = decode(PlaintextSession()).tokens
+    assert len(tokens) == 1 + STEPS and are_greedy(tokens)
 
 
 @pytest.mark.slow
@@ -55,7 +56,7 @@ def test_two_parties_emit_the_greedy_tokens_and_open_nothing_else() -> None:
             return decode(session), session.ledger.learned()
 
         (mine, learned), (theirs, _) = simulation.run(program)
-    assert mine.tokens == greedy_tokens(1 + STEPS) and theirs.tokens == []
+    assert len(mine.tokens) == 1 + STEPS and are_greedy(mine.tokens) and theirs.tokens == []
     assert learned == {"client": ["token: 3 x 64 bit in 3 openings"], "provider": []}
     prefill, *steps = [mine.prefill, *mine.steps]
     # One layer, one row: hundreds of messages, which do not depend on what is computed.
