@@ -113,9 +113,8 @@ def is_local(
     if name in _SUMS:
         return True
     if name == "convert_element_type":
-        return (kinds, np.dtype(eqn.params["new_dtype"]).kind) != ({"f"}, "i") and np.dtype(
-            eqn.params["new_dtype"]
-        ).kind in "fiu"
+        kind = np.dtype(eqn.params["new_dtype"]).kind
+        return kind == "f" or (kind in "iu" and "f" not in kinds)
     if name == "mul":
         factors = [v for v in operands if public(v)]
         if len(factors) != 1:
@@ -162,8 +161,10 @@ def _apply(eqn: JaxprEqn, operands: list[Value], rank: int, frac_bits: int) -> l
         out = (_MOVES.get(name) or _SUMS[name])(*arrays, **eqn.params)
         return out if isinstance(out, list) else [out]
 
-    if name in _MOVES and any(isinstance(v, Bool) for v in shares):
-        widths = {v.bits for v in shares if isinstance(v, Bool)}
+    # What one party knows of bits is its share of them as xor-shared ones.
+    known_bits = all(not isinstance(v, Arith) and v.dtype == np.bool_ for v in shares)
+    if name in _MOVES and (known_bits or any(isinstance(v, Bool) for v in shares)):
+        widths = {v.bits for v in shares if isinstance(v, Bool)} or {1}
         if len(widths) != 1 or any(isinstance(v, Arith) for v in shares):
             raise TypeError(f"`{name}` of shares of different forms")
         (width,) = widths

@@ -133,6 +133,9 @@ def run_together(
             for lane in lanes:
                 while lane.ready:
                     lane.resume()
+            for i, lane in enumerate(lanes):
+                if lane.done and lane.inbox:
+                    raise WireError(f"a message came for lane {i}, which has ended")
             parts = [(i, data) for i, lane in enumerate(lanes) for data in lane.outbox]
             if parts:
                 lanes[parts[0][0]].traffic.sent_messages += 1
@@ -144,8 +147,6 @@ def run_together(
             arrived = unpack(channel.recv(), len(lanes))
             lanes[arrived[0][0]].traffic.received_messages += 1
             for i, data in arrived:
-                if lanes[i].done:
-                    raise WireError(f"a message came for lane {i}, which has ended")
                 lanes[i].inbox.append(data)
     finally:
         for lane in lanes:

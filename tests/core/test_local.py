@@ -52,6 +52,7 @@ NOT_LINEAR: dict[str, Callable[[Any, Any], Any]] = {
     "comparison": lambda a, b: (a < b).astype(jnp.float32),
     "secret choice": lambda a, b: jnp.where(a < 0, a, b),
     "rounding": lambda a, b: a.astype(jnp.int32),
+    "rounding to what is not negative": lambda a, b: a.astype(jnp.uint32),
     "matrix product": lambda a, b: a @ b.T,
 }
 
@@ -142,6 +143,21 @@ def test_factors_of_two_widen_a_narrow_share() -> None:
     # Mod 2^8: the share says small mod 2^5, and 24 * 2^5 is a multiple of 2^8.
     total = (first.words + second.words) & np.uint64(255)
     np.testing.assert_array_equal(total, (24 * small).astype(np.int64).view(np.uint64) & 255)
+
+
+def test_bits_of_two_owners_become_shared_bits() -> None:
+    plan = planned(
+        lambda a, b: jnp.concatenate([a, b]), (MASK, ~MASK), [Owner.CLIENT, Owner.PROVIDER]
+    )
+    inputs: list[list[Value]] = [
+        [Private(owner, MASK.shape, MASK.dtype, x if rank == owner else None) for rank in (0, 1)]
+        for owner, x in ((CLIENT, MASK), (PROVIDER, ~MASK))
+    ]
+    found = run_both(plan, inputs)
+    assert all(isinstance(party[0], Bool) for party in found)
+    np.testing.assert_array_equal(
+        reconstruct([found[0][0], found[1][0]]), np.concatenate([MASK, ~MASK])
+    )
 
 
 def test_shared_bits_move() -> None:

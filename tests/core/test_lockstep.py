@@ -151,3 +151,11 @@ def test_a_message_for_a_lane_that_has_ended_is_refused() -> None:
     ends[1].send(pack([(0, b"x"), (1, b"y")]))
     with pytest.raises(WireError, match="ended"):
         run_together(ends[0], [lambda c: None, lambda c: c.recv()])
+
+
+def test_a_part_that_no_lane_reads_is_refused() -> None:
+    """Also where it comes with the last one that its lane waits for."""
+    ends = MemoryChannel.pair()
+    ends[1].send(pack([(0, b"x"), (0, b"y")]))
+    with pytest.raises(WireError, match="ended"):
+        run_together(ends[0], [lambda c: c.recv()])
