@@ -387,3 +387,6 @@ def _declare(session: Session, request: Request) -> None:
     session.ledger.declare(PROVIDER, f"prompt length: {request.prompt_tokens} tokens")
     session.ledger.declare(PROVIDER, f"draft length: {request.draft_length}")
     session.ledger.declare(PROVIDER, "temperature, top-k, top-p and token limit")
+    # An early end tells.
+    session.ledger.declare(PROVIDER, "whether activations stayed in range, or the text ended there")
+    session.ledger.declare(CLIENT, "that the model's weights bound its activations")
