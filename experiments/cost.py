@@ -141,7 +141,7 @@ def analyse(
         "lengths": lengths,
         "marginal_seconds": slope([(x["positions"], x["seconds"]) for x in lengths]),
         "stock_messages_per_block": _stock_block_messages(stock_layers_1),
-        "linear": linear_offline(stock_layers_1["linear"], one["offline_linear"], layers),
+        "linear": linear_offline(stock_layers_1, one["offline_linear"], layers),
         "prefill": {"stock": stock["prefill"], "ours": ours["prefill"]},
         "peak_memory": {"stock": stock["peak_memory"], "ours": ours["peak_memory"]},
         "learned": {"stock": stock["learned"], "ours": ours["learned"]},
@@ -177,14 +177,19 @@ def _stock_block_messages(layers: dict[str, Any]) -> int:
     return sum(times[kind] * layers[kind]["messages"] for kind in BLOCK_KINDS)
 
 
-def linear_offline(stock: dict[str, Any], ours: dict[str, Any], layers: int) -> dict[str, Any]:
-    """The linear layers at one position: the stock path's encrypted products, which it makes
-    online, against our material for them, made ahead (head and embedding included).
+def linear_offline(
+    stock: dict[str, dict[str, Any]], ours: dict[str, Any], layers: int
+) -> dict[str, Any]:
+    """Products with weights at one position, embedding and head included: the stock path's
+    encrypted ones, which it makes online, against our material for them, made ahead.
     """
+
     def size(cost: dict[str, Any]) -> float:
         return cost["client_to_provider"] + cost["provider_to_client"]
 
-    seconds, count = layers * stock["seconds"], layers * size(stock)
+    times = {"linear": layers, "embedding": 1, "head": 1}
+    seconds = sum(n * stock[kind]["seconds"] for kind, n in times.items())
+    count = sum(n * size(stock[kind]) for kind, n in times.items())
     return {
         "stock_seconds": seconds,
         "stock_bytes": count,

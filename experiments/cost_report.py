@@ -33,10 +33,11 @@ def table(result: dict[str, Any]) -> str:
         *(_line(_step(step)) for step in result["lengths"]),
         "",
         f"a further position: {result['marginal_seconds']:.3f} s",
-        f"linear layers at one position: stock {seconds_text(linear['stock_seconds'])} s, "
-        f"{count_text(linear['stock_bytes'])} bytes, on the way; ours "
+        "linear layers, embedding and head at one position: stock "
+        f"{seconds_text(linear['stock_seconds'])} s, {count_text(linear['stock_bytes'])} bytes, on "
+        "the way; ours "
         f"{seconds_text(linear['ours_seconds'])} s, {count_text(linear['ours_bytes'])} bytes, "
-        "made ahead (embedding and head included)",
+        "made ahead",
         *(
             f"peak memory, {name}: client {mib_text(sizes['client'])} MiB, provider "
             f"{mib_text(sizes['provider'])} MiB"
