@@ -91,6 +91,7 @@ def fold(params: Params, config: GPT2Config) -> Params:
       head is tied to the embedding.
     - Whatever is added to the residual stream is centred over its width, so that the stream has
       mean zero and LayerNorm is a division by the root mean square.
+    - Logits are centred over the vocabulary: the same law, and a smaller spread.
     """
 
     def after(norm: Params, linear: Params) -> Params:
@@ -116,7 +117,7 @@ def fold(params: Params, config: GPT2Config) -> Params:
         "wte": centred(params["wte"]),
         "wpe": centred(params["wpe"]),
         "blocks": [block(p) for p in params["blocks"]],
-        "head": after(params["ln_f"], tied),
+        "head": centred(after(params["ln_f"], tied)),
     }
 
 
@@ -214,7 +215,9 @@ def head(weights: Params, rows: Array, scale: float = 1.0) -> Array:
 
 
 def logits(params: Params, config: GPT2Config, tokens: Array) -> Array:
-    """Logits [n, vocab] of a whole token sequence [n], without a cache; weights not folded."""
+    """Logits [n, vocab], less their mean over the vocabulary, of a whole token sequence [n] without
+    a cache; weights not folded.
+    """
     n = tokens.shape[0]
     weights = fold(params, config)
     x = embed_tokens(weights, tokens, jnp.arange(n))

@@ -13,25 +13,36 @@ from typing import Any
 import numpy as np
 
 from models.gpt2 import GPT2Config
+from protocols.distribution import SPREAD
 from protocols.nonlinear import LARGEST_ACTIVATION, LARGEST_SCORE
 from spu_llm.errors import InputError
 
 
 def check_ranges(weights: Any, config: GPT2Config) -> None:
     """InputError when activations of a model with these folded weights may leave a range."""
+    _check_logits(weights["head"], config)
     for i, block in enumerate(weights["blocks"]):
         activation = _largest(block["fc"], config.n_embd)
-        if activation >= LARGEST_ACTIVATION:
+        if not activation < LARGEST_ACTIVATION:
             raise InputError(
                 f"layer {i}'s feed-forward inputs can reach {activation:.0f}; functions on shares "
                 f"hold below {LARGEST_ACTIVATION}, so this model cannot be served"
             )
         score = _largest_score(block["qkv"], config)
-        if score >= LARGEST_SCORE:
+        if not score < LARGEST_SCORE:
             raise InputError(
                 f"layer {i}'s attention scores can reach {score:.0f}; functions on shares hold "
                 f"below {LARGEST_SCORE}, so this model cannot be served"
             )
+
+
+def _check_logits(head: Any, config: GPT2Config) -> None:
+    spread = 2 * _largest(head, config.n_embd)
+    if not spread < SPREAD:
+        raise InputError(
+            f"logits can spread over {spread:.0f} nats; verification on shares holds below "
+            f"{SPREAD}, so this model cannot be served"
+        )
 
 
 def _largest(linear: Any, d: int) -> float:

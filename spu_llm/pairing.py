@@ -80,10 +80,16 @@ def agree(channel: Channel, directory: Path | None) -> Path | None:
     folder = directory / theirs.decode()
     if not folder.exists():
         with failures(directory):
-            peers = sum(1 for name in os.listdir(directory) if _ID.fullmatch(os.fsencode(name)))
+            peers = sum(map(_has_material, directory.iterdir()))
         if peers >= MAX_PEERS:
             raise PoolError(
                 f"{directory} has material for {peers} parties already; remove the folders of "
                 "those that do not come again"
             )
     return folder
+
+
+def _has_material(folder: Path) -> bool:
+    """Whether `folder` is a peer's and holds more than its lock: ids cost a peer nothing."""
+    is_peer = _ID.fullmatch(os.fsencode(folder.name)) is not None
+    return is_peer and any(entry.name != "lock" for entry in folder.iterdir())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib.resources
 import select
 import subprocess
 import time
@@ -39,11 +42,23 @@ LINK_TIMEOUT_MS = 3_600_000
 def _shared_manifest(tokenizer: Tokenizer, network: str) -> Manifest:
     return {
         "version": version("spu-llm"),
+        "sources": _sources(),
         "jax.version": version("jax"),
         "tokenizer": tokenizer.digest,
         "network": network,
         **SpuConfig().manifest(),
     }
+
+
+@functools.cache
+def _sources() -> str:
+    """Digest of the code that both parties must have alike: protocols keep step by it."""
+    content = hashlib.sha256()
+    for package in ("models", "protocols", "spu_llm"):
+        root = Path(str(importlib.resources.files(package)))
+        for path in sorted(root.rglob("*.py")):
+            content.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return content.hexdigest()[:16]
 
 
 def _job(agreed: Manifest) -> dict[str, Any]:

@@ -80,6 +80,11 @@ def test_strangers_do_not_fill_a_directory(
     for folder in folders:
         assert folder is not None
         folder.mkdir(0o700)
+        (folder / "lock").touch()
+    # An id costs a stranger nothing, so a folder without material counts for nothing.
+    assert pairing.agree(Hears(PEER), tmp_path) is not None
+    for folder in folders:
+        (folder / "some material").mkdir()  # type: ignore[operator]
     with pytest.raises(PoolError, match="for 2 parties already"):
         pairing.agree(Hears(PEER), tmp_path)
     assert pairing.agree(Hears(b"%032x" % 1), tmp_path) == folders[1]

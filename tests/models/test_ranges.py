@@ -49,6 +49,21 @@ def test_a_model_within_its_ranges_is_served() -> None:
     check_ranges(weights(1.0, "fc"), CONFIG)
 
 
+def test_logits_that_spread_too_far_are_refused() -> None:
+    wide = weights(1.0, "fc")
+    wide["head"]["weight"] = wide["head"]["weight"] * 1e4
+    with pytest.raises(InputError, match="logits can spread over"):
+        check_ranges(wide, CONFIG)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
+    broken = weights(1.0, "fc")
+    broken["blocks"][0]["fc"]["weight"] = broken["blocks"][0]["fc"]["weight"].at[0, 0].set(value)
+    with pytest.raises(InputError, match="layer 0's feed-forward"):
+        check_ranges(broken, CONFIG)
+
+
 @pytest.mark.parametrize(
     ("name", "what"), [("fc", "layer 1's feed-forward inputs"), ("qkv", "layer 0's attention")]
 )
