@@ -12,6 +12,7 @@ those of the machine that the file names.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -105,25 +106,33 @@ def kind_of(correlation: Correlation) -> str:
 
 
 def _masked_terms(correlation: Correlation, figure: str) -> list[float]:
-    """Of a batch of masked products: ciphertexts in, or out; or words and multiplications."""
-    assert correlation.fixed is not None
+    """Of a batch of masked products, which is made in slices along the longer side of the matrix.
+
+    The holder of the smaller factor encrypts it, and gets the product back.
+    """
+    assert correlation.fixed is not None and isinstance(correlation.secure, functools.partial)
     rows, (k, m) = correlation.chunk, correlation.fixed.shape
-    if figure == "client_to_provider":
-        return [1.0, math.ceil(rows * k / _SLOTS)]
-    if figure == "provider_to_client":
-        return [1.0, math.ceil(rows * m / _SLOTS)]
-    return [1.0, rows * k, rows * m, k * m, rows * k * m]
+    slices = correlation.secure.keywords["slices"]
+    inner, outer = (math.ceil(k / slices), m) if k > m else (k, math.ceil(m / slices))
+    if figure == "seconds":
+        return [1.0, k * m, slices * rows * outer, rows * k * m]
+    masks, matrix, back = (
+        math.ceil(n / _SLOTS) for n in (rows * inner, inner * outer, rows * outer)
+    )
+    encrypts = "client_to_provider" if masks <= matrix else "provider_to_client"
+    sent = min(masks, matrix)
+    return [float(slices * sent), 0.0] if figure == encrypts else [0.0, float(slices * back)]
 
 
 def _matrix_terms(correlation: Correlation, figure: str) -> list[float]:
     """Of a batch of matrix triples: every unit is two products, one encrypted by each party."""
     sizes = matrix_sizes(correlation)
     assert sizes is not None
-    m, k, n = sizes
     units = correlation.chunk
-    ins, outs = math.ceil(min(m, n) * k / _SLOTS), math.ceil(m * n / _SLOTS)
+    m, k, n = sizes
     if figure != "seconds":
-        return [1.0, units * ins, units * outs]
+        sent, back = math.ceil(min(m, n) * k / _SLOTS), math.ceil(m * n / _SLOTS)
+        return [float(units * sent), float(units * back)]
     return [1.0, units, units * m * n, units * m * k * n]
 
 
