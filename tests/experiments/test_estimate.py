@@ -179,16 +179,30 @@ def _config(directory: Path, **changes: Any) -> Path:
 def test_the_command_needs_a_shape_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, file = _config(tmp_path), tmp_path / "out.json"
+    model, file = _config(tmp_path, n_layer=1), tmp_path / "out.json"
     with pytest.raises(SystemExit) as end:
         cli.main(["estimate", "--model", str(model), "--prompt-tokens", "5", "--draft-length", "2",
                   "--network", "wan", "--json", str(file)])  # fmt: skip
     assert end.value.code == 0
     result = json.loads(file.read_text(encoding="utf-8"))
-    assert result["model"]["n_layer"] == 3
+    assert result["model"]["n_layer"] == 1
     step = result["step"]
     assert step["seconds_of"]["delay"] == pytest.approx(0.04 * step["rounds"])
     assert f"| step of 3 | {step['seconds']:.2f} |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_growth_doubles_one_thing_at_a_time(tmp_path: Path) -> None:
+    options = estimate.Options(5, 3, 2)
+    result = estimate.estimate(_config(tmp_path, n_layer=1), options, growth=True)
+    grown = {row["twice"]: row["step"] for row in result["growth"]}
+    step = grown.pop("nothing")
+    assert list(grown) == ["layers", "width", "prompt", "vocabulary"]
+    assert all(row["seconds"] > step["seconds"] for row in grown.values())
+    assert grown["layers"]["bytes_of"]["GELU"] == 2 * step["bytes_of"]["GELU"]
+    assert grown["width"]["messages"] == step["messages"]
+    lines = estimate.table(result).splitlines()
+    assert sum(line.startswith(("| layers |", "| vocabulary |")) for line in lines) == 4
 
 
 @pytest.mark.parametrize(
