@@ -68,9 +68,9 @@ class Workload:
         )
 
 
-# What computing takes time for, at the busier party: messages, words of shares and material that
-# are handled, and multiplications of words with weights and with each other.
-COMPUTE = ("messages", "words", "weight_products", "word_products")
+# What computing takes time for: messages, words of shares and material that are handled, and
+# multiplications of words with weights. Those of shared matrices with each other are few.
+COMPUTE = ("messages", "words", "weight_products")
 
 
 def of_completion(
@@ -144,7 +144,7 @@ def _of_plan(plan: Plan, needs: Needs) -> Workload:
     correlations: dict[str, Correlation] = {}
     bytes_of: dict[str, float] = {}
     material_of: dict[tuple[str, str], float] = {}
-    counts = {"words": float(_local_words(plan)), "weight_products": 0.0, "word_products": 0.0}
+    counts = {"words": float(_local_words(plan)), "weight_products": 0.0}
     for call in needs.calls:
         kind = kind_of(call.scope, call.op)
         size = call.cost.client_to_provider + call.cost.provider_to_client
@@ -159,8 +159,6 @@ def _of_plan(plan: Plan, needs: Needs) -> Workload:
             counts["words"] += need.units * (masks + correlation.words)
             if correlation.fixed is not None:
                 counts["weight_products"] += need.units * correlation.fixed.size
-            elif (sizes := matrix_sizes(correlation)) is not None:
-                counts["word_products"] += need.units * math.prod(sizes)
     return Workload(counts, units, correlations, bytes_of, material_of)
 
 
