@@ -32,7 +32,8 @@ _CORES = 2  # that the prices' runs had between both parties, one for each
 class Options:
     """A greedy completion's public settings, the network, and the cores of both parties together.
 
-    `bandwidth` (Mbps, 0: unlimited) and `delay` (ms, one way) replace those of the network.
+    `bandwidth` (Mbps, 0: unlimited) and `delay` (ms, one way) replace those of the network. The
+    step is the mean of the first `steps`.
     """
 
     prompt_tokens: int
@@ -42,6 +43,7 @@ class Options:
     bandwidth: float | None = None
     delay: float | None = None
     cores: int = _CORES
+    steps: int = 1
 
     @property
     def request(self) -> Request:
@@ -65,10 +67,15 @@ class Options:
             raise InputError(f"--delay must be 0 to 1e6 ms, found {self.delay}")
         if self.cores < 1:
             raise InputError(f"--cores must be at least 1, found {self.cores}")
+        most = max(1, (self.request.limit(config) - 1) // (self.draft_length + 1))
+        if not 1 <= self.steps <= most:
+            raise InputError(
+                f"--steps must be 1 to {most} with so many new tokens, found {self.steps}"
+            )
 
 
 def estimate(model: Path, options: Options, *, growth: bool = False) -> dict[str, Any]:
-    """Figures of the prefill and of the decode step after it, as JSON fields. `model`: a directory
+    """Figures of the prefill and of a decode step after it, as JSON fields. `model`: a directory
     with a `config.json`; weights are not read.
     """
     config = load_config(model)
@@ -88,7 +95,7 @@ def estimate(model: Path, options: Options, *, growth: bool = False) -> dict[str
 
 
 def _steps(config: GPT2Config, options: Options, prices: Prices) -> list[dict[str, Any]]:
-    work = of_completion(config, options.request, [options.shape])
+    work = of_completion(config, options.request, [options.shape], options.steps)
     return [figures(w, options, prices) for w in work]
 
 

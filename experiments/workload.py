@@ -74,13 +74,15 @@ COMPUTE = ("messages", "words", "weight_products")
 
 
 def of_completion(
-    config: GPT2Config, request: Request, networks: Sequence[NetworkShape]
+    config: GPT2Config, request: Request, networks: Sequence[NetworkShape], steps: int = 1
 ) -> list[Workload]:
-    """Of the prefill and of the decode step after it."""
+    """Of the prefill, and the mean of the first `steps` decode steps, whose drafts all stay. Steps
+    differ in what they take for the cache, whose masks serve some positions and are then replaced.
+    """
     if config.n_layer <= 2:
-        return _whole(config, request, networks)
+        return _whole(config, request, networks, steps)
     one, two = (
-        _whole(dataclasses.replace(config, n_layer=n), request, networks) for n in (1, 2)
+        _whole(dataclasses.replace(config, n_layer=n), request, networks, steps) for n in (1, 2)
     )
     return [of_layers(a, b, config.n_layer) for a, b in zip(one, two, strict=True)]
 
@@ -91,7 +93,7 @@ def of_layers(one: Workload, two: Workload, layers: int) -> Workload:
 
 
 def _whole(
-    config: GPT2Config, request: Request, networks: Sequence[NetworkShape]
+    config: GPT2Config, request: Request, networks: Sequence[NetworkShape], steps: int = 1
 ) -> list[Workload]:
     programs = Programs.build(config, request)
     weights = jax.eval_shape(lambda: fold(init_params(config, jax.random.key(0)), config))
@@ -100,12 +102,19 @@ def _whole(
         DryRun(rank, frac_bits, functools.partial(run_alone_at, rank, frac_bits))
         for rank in (CLIENT, PROVIDER)
     ]
-    prefill = programs.prefill_shapes(weights)
-    first, results = _of_call(runs, programs.secure.prefill, [prefill, prefill], networks)
-    length = public(np.int32(request.prompt_tokens))
-    decode = [programs.decode_shapes(weights, shared, length) for _, _, shared, _ in results]
-    second, _ = _of_call(runs, programs.secure.decode, decode, networks)
-    return [first, second]
+    shapes = programs.prefill_shapes(weights)
+    prefill, results = _of_call(runs, programs.secure.prefill, [shapes, shapes], networks)
+    length, mean = request.prompt_tokens, None
+    for _ in range(steps):
+        decode = [
+            programs.decode_shapes(weights, shared, public(np.int32(length)))
+            for _, _, shared, _ in results
+        ]
+        work, results = _of_call(runs, programs.secure.decode, decode, networks)
+        length += request.draft_length + 1
+        mean = work.combined(mean or work, 1.0 / steps, 1.0 if mean else 0.0)
+    assert mean is not None
+    return [prefill, mean]
 
 
 def _of_call(

@@ -132,6 +132,8 @@ def add_commands(commands: Any) -> None:
     estimate.add_argument("--delay", type=float, metavar="MS", help="one way, in its place")
     estimate.add_argument("--cores", type=int, default=2, metavar="C",
                           help="of both parties together (default: %(default)s)")  # fmt: skip
+    estimate.add_argument("--steps", type=int, default=1, metavar="K",
+                          help="the mean of the first K steps (default: %(default)s)")  # fmt: skip
     estimate.add_argument("--growth", action="store_true",
                           help="also with layers, width, prompt and vocabulary doubled in turn")
     _common(estimate, _estimate)
@@ -371,7 +373,7 @@ def _estimate(options: argparse.Namespace) -> None:
     _check_folder(options.json, "--json")
     asked = estimate.Options(
         options.prompt_tokens, options.new_tokens, options.draft_length, options.network,
-        options.bandwidth, options.delay, options.cores,
+        options.bandwidth, options.delay, options.cores, options.steps,
     )  # fmt: skip
     model = options.model or shipped("private")
     result = estimate.estimate(model, asked, growth=options.growth)

@@ -49,6 +49,9 @@ def test_a_measured_run_sends_what_is_estimated(
         assert work.units == units
         kinds = {k: scale.size_of(c) for k, c in cost["kinds"].items() if scale.size_of(c)}
         assert {k: n for k, n in work.bytes_of.items() if n} == kinds
+    mean = workload.of_completion(TINY.config, TINY.request, [], steps=2)[1]
+    for name in ("messages", "client_to_provider", "provider_to_client"):
+        assert 2 * mean.counts[name] == sum(cost[name] for cost in result["tokens"])
     assert scale.check(TINY, result["emitted"])["failures"] == []
     assert len(result["emitted"]) == 3
     lines = scale.table(
@@ -214,6 +217,7 @@ def test_growth_doubles_one_thing_at_a_time(tmp_path: Path) -> None:
         (["--bandwidth", "-1"], "--bandwidth must be 0 to 1e9 Mbps, found -1.0"),
         (["--bandwidth", "nan"], "--bandwidth must be"),
         (["--delay", "-1"], "--delay must be 0 to 1e6 ms"),
+        (["--steps", "5"], "--steps must be 1 to 3 with so many new tokens, found 5"),
         (["--cores", "0"], "--cores must be at least 1, found 0"),
         (["--network", "moon"], "invalid choice: 'moon'"),
         (["--json", "/nowhere/a"], "--json: /nowhere is not a directory"),
