@@ -244,7 +244,8 @@ class PartySession:
             make(self.pool, needs, self.on_batch)
 
     def _make_all(self, wanted: Sequence[Need]) -> None:
-        self.make(Needs.of(wanted))
+        if self.party.pool is self.pool:  # and no study's own source
+            self.make(Needs.of(wanted))
 
     def make_ready(self, function: SecureFunction, *args: Any) -> None:
         with self.meter.in_phase("offline"):

@@ -90,6 +90,10 @@ def test_a_session_opens_all_logits(tiny_pair: tuple[Path, Path], tmp_path: Path
     assert 0 < result["largest_error"] < 0.05
     assert result["perplexity_secure"] == pytest.approx(result["perplexity_float32"], rel=0.02)
     assert result["learned"] == {
-        "client": ["logits (study): 1728 x 64 bit in 1 openings"], "provider": []
-    }  # fmt: skip
+        "client": [
+            "whether activations stayed in range: 1 x 64 bit in 1 openings",
+            "logits (study): 1728 x 64 bit in 1 openings",
+        ],
+        "provider": [],
+    }
     assert "| positions | 6 |" in logits.table(result)

@@ -41,7 +41,8 @@ def test_flax_computes_the_same_model() -> None:
     model, params = stock_gpt2.flax_model(PRIVATE), stock_gpt2.flax_params(PARAMS)
     theirs = jax.jit(lambda xs: model(xs[None], params=params).logits[0])(tokens)
     ours = jax.jit(lambda xs: logits(PARAMS, PRIVATE, xs))(tokens)
-    np.testing.assert_allclose(theirs, ours, atol=2e-4)
+    # Ours have mean zero over the vocabulary, which changes no law.
+    np.testing.assert_allclose(theirs - theirs.mean(-1, keepdims=True), ours, atol=2e-4)
 
 
 def test_steps_with_a_cache_emit_the_greedy_tokens() -> None:
@@ -101,7 +102,8 @@ def test_the_layers_put_together_are_the_model() -> None:
     (h,) = run("GELU", run("linear", run("norm", x, held=block["ln_2"])[0], wide)[2])
     x = x + run("linear", x, h)[3]
     (rows,) = run("head", run("norm", x, held=weights["transformer"]["ln_f"])[0])
-    np.testing.assert_allclose(rows[0], logits(PARAMS, PRIVATE, tokens), atol=2e-4)
+    centred = rows[0] - rows[0].mean(-1, keepdims=True)
+    np.testing.assert_allclose(centred, logits(PARAMS, PRIVATE, tokens), atol=2e-4)
     assert run("verification", rows[0])[0].tolist() == rows[0].argmax(-1).tolist()
 
 
