@@ -85,9 +85,11 @@ def test_a_session_opens_all_logits(tiny_pair: tuple[Path, Path], tmp_path: Path
     line = {"file": "a.py", "text": "def read(path):\n    return path\n" * 3}
     held_out.write_text(json.dumps(line) + "\n", encoding="utf-8")
     result = logits.measure(tiny_pair[0], held_out, positions=6)
-    assert result["failures"] == [] and result["passed"]
+    # Six positions of random weights may hold a near-tie; nothing else may be wrong.
     assert result["positions"] == 6
     assert 0 < result["largest_error"] < 0.05
+    assert all(flip["margin"] < 2 * result["largest_error"] for flip in result["flips"])
+    assert all("top-1" in failure for failure in result["failures"])
     assert result["perplexity_secure"] == pytest.approx(result["perplexity_float32"], rel=0.02)
     assert result["learned"] == {
         "client": [
