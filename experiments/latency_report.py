@@ -112,7 +112,7 @@ def draw_speedup(axes: Any, result: dict[str, Any]) -> None:
     """Figure 5: speed-up of drafted over standard decoding on our path against acceptance."""
     path = result["paths"]["ours"]
     alphas = np.linspace(0, 0.98, 99)
-    lengths = [step["positions"] - 1 for step in path if step["positions"] > 2]
+    lengths = [step["positions"] - 1 for step in path if step["positions"] > 1]
     for i, count in enumerate(lengths):
         ys = [speedup(path, float(alpha), count) for alpha in alphas]
         axes.plot(alphas, ys, color=f"C{i}", label=f"{count} drafts")
