@@ -37,6 +37,7 @@ PROGRAM = "scale"
 # Times GPT-2's initial scale, of matrices of blocks and of embeddings: logits then differ by more
 # than the sharing noise, and no bound on what the weights can give leaves the functions' ranges.
 SHARPNESS, CONTRAST = 2.0, 4.0
+_CONTRAST_BY_WIDTH = 2048.0  # at most this by the width: what logits can spread grows with it
 TIE = 0.05  # a token whose logit is this near the largest one counts as right
 
 
@@ -83,7 +84,8 @@ class Shape:
         """The random weights (float32)."""
         params = init_params(self.config, jax.random.key(self.seed))
         blocks = jax.tree.map(lambda w: w * SHARPNESS if w.ndim == 2 else w, params["blocks"])
-        wte, wpe = (params[name] * CONTRAST for name in ("wte", "wpe"))
+        contrast = min(CONTRAST, _CONTRAST_BY_WIDTH / self.width)
+        wte, wpe = (params[name] * contrast for name in ("wte", "wpe"))
         return {**params, "blocks": blocks, "wte": wte, "wpe": wpe}
 
     def prompt(self) -> list[int]:
