@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 import experiments
@@ -12,6 +13,7 @@ import experiments
 NOTEBOOK = Path(experiments.__file__).parent / "notebooks" / "quickstart.ipynb"
 
 
+@pytest.mark.slow
 def test_quickstart_runs() -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(notebook, timeout=500, kernel_name="python3").execute()

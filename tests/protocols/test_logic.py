@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from protocols.logic import and_bits, prefix_or
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
+from tests.protocols.composed import ComposedContract
 
 BITS = np.array([True, False, True, True, False])
 WORDS = np.array([[-1, 0], [2**63 - 1, 5]])
@@ -28,7 +29,7 @@ class TestAndBits(OpContract):
     ]
 
 
-class TestPrefixOr(OpContract):
+class TestPrefixOr(ComposedContract):
     op = prefix_or
     elementwise = False
     cases = [

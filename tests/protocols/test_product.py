@@ -39,7 +39,7 @@ class TestSquare(OpContract):
     cases = [Case((INTEGERS,), (form,)) for form in ("arith", "degenerate", "client")]
 
 
-class TestMatmul(OpContract):
+class TestMatmul(ComposedContract):
     op = matmul
     fresh = True
     elementwise = False
