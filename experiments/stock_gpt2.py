@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,24 +52,18 @@ class WholeFunction(SecureFunction):
     Outside the vetting of `make_plan`: SPU decides what each operation does with secret indices.
     """
 
-    def plan(self, *args: Any) -> tuple[Plan, Any]:
-        leaves, tree = jax.tree.flatten(args)
-        shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in leaves]
-        key = (tree, tuple((s.shape, s.dtype) for s in shapes))
-        if key not in self._plans:
-            counts = [len(jax.tree.leaves(a)) for a in args]
-            owners = [o for o, n in zip(self.owners, counts, strict=True) for _ in range(n)]
-            out_tree = jax.tree.structure(jax.eval_shape(lambda xs: self._flat(tree, xs), shapes))
-            closed = flat_jaxpr(lambda *xs: jax.tree.leaves(self._flat(tree, xs)), shapes)
-            inputs, outputs = tuple(closed.jaxpr.invars), tuple(closed.jaxpr.outvars)
-            run = Run(Owner.JOINT, closed, inputs, outputs, local=False)
-            owner_of = dict(zip(inputs, owners, strict=True)) | dict.fromkeys(outputs, Owner.JOINT)
-            digest = hashlib.sha256(f"{closed.jaxpr}|{owners}".encode()).hexdigest()
-            self._plans[key] = Plan(
-                inputs, tuple(owners), outputs, (Owner.JOINT,) * len(outputs), (run,), owner_of,
-                {}, digest,
-            ), out_tree  # fmt: skip
-        return self._plans[key]
+    def _make_plan(
+        self, flat: Callable[..., list[Any]], shapes: Sequence[Any], owners: Sequence[Owner]
+    ) -> Plan:
+        closed = flat_jaxpr(flat, shapes)
+        inputs, outputs = tuple(closed.jaxpr.invars), tuple(closed.jaxpr.outvars)
+        run = Run(Owner.JOINT, closed, inputs, outputs, local=False)
+        owner_of = dict(zip(inputs, owners, strict=True)) | dict.fromkeys(outputs, Owner.JOINT)
+        digest = hashlib.sha256(f"{closed.jaxpr}|{owners}".encode()).hexdigest()
+        return Plan(
+            inputs, tuple(owners), outputs, (Owner.JOINT,) * len(outputs), (run,), owner_of, {},
+            digest,
+        )  # fmt: skip
 
 
 # ---- the model

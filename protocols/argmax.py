@@ -24,9 +24,9 @@ from protocols.maximum import fan_ins, maximum_cost, maximum_words
 from protocols.mux import correct_mux
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
 from protocols.truncate import truncate_cost
-from spu_llm.op import Cost, Functionality, protocol_op
+from spu_llm.op import Cost, protocol_op
 from spu_llm.party import Party
-from spu_llm.values import CLIENT, Arith, Owner, Value, low_bits
+from spu_llm.values import CLIENT, Arith, Value, low_bits
 
 _1 = np.uint64(1)
 
@@ -90,9 +90,7 @@ argmax = protocol_op(
     "argmax",
     reference=_reference,
     two_party=_two_party,
-    owners=lambda x, bits: [Owner.JOINT],
     cost=_cost,
-    functionality=Functionality(),
     simulate=uniform_messages(_two_party, _correct),
 )
 """The place (int32 [rows]) of the largest number of every row of x [rows, n]; the first of equals.

@@ -60,11 +60,11 @@ import numpy as np
 
 from protocols.convert import arith_cost, as_arith, correct_product_of_own_bits
 from protocols.product import cut_bits, meaning, open_masked, rescaled
-from protocols.simulated import Correct, SimulatedParty, uniform_messages
+from protocols.simulated import Correct, SimulatedParty, nothing_to_correct, uniform_messages
 from protocols.slots import Schedule, Slots, Use
 from protocols.truncate import truncate_cost
 from spu_llm.correlation import Correlation, Form, Part
-from spu_llm.op import Cost, Functionality, ProtocolOp, protocol_op
+from spu_llm.op import Cost, ProtocolOp, protocol_op
 from spu_llm.party import Party
 from spu_llm.values import CLIENT, Arith, Owner, Public, Value, low_bits
 
@@ -209,18 +209,12 @@ def _append(party: Party, cache: Value, rows: Value, at: Value) -> Cached:
     return Cached(words, old.dtype, old.frac_bits, 64, book, ids, words)
 
 
-def _nothing_to_correct(*inputs: Value) -> Correct:
-    return lambda party, made, wanted: None
-
-
 append = protocol_op(
     "append",
     reference=_append_reference,
     two_party=_append,
-    owners=lambda cache, rows, at: [Owner.JOINT],
     cost=lambda cache, rows, at: arith_cost(cache, rows),
-    functionality=Functionality(),
-    simulate=uniform_messages(_append, _nothing_to_correct),
+    simulate=uniform_messages(_append, nothing_to_correct),
 )
 """cache [head, cap, d] with `rows` [head, n, d] written from the public position `at` on."""
 
@@ -426,10 +420,8 @@ def _product_op(name: str, kind: _Kind) -> ProtocolOp:
         name,
         reference=lambda x, cache, tile, shift=None: meaning(kind.reference(x, cache), shift),
         two_party=two_party,
-        owners=lambda x, cache, tile, shift=None: [Owner.JOINT],
-        cost=functools.partial(_cost, kind),
-        functionality=Functionality(),
-        simulate=uniform_messages(two_party, functools.partial(_correct, kind)),
+            cost=functools.partial(_cost, kind),
+            simulate=uniform_messages(two_party, functools.partial(_correct, kind)),
     )
 
 

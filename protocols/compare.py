@@ -23,9 +23,9 @@ from protocols.convert import arith_cost, as_arith
 from protocols.gates import ONE, Gate, evaluate, gate_cost, plus, times, variable
 from protocols.planes import from_planes, to_planes, words_for
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
-from spu_llm.op import Cost, Functionality, protocol_op
+from spu_llm.op import Cost, protocol_op
 from spu_llm.party import Party
-from spu_llm.values import CLIENT, Arith, Bool, Owner, Value, low_bits
+from spu_llm.values import CLIENT, Arith, Bool, Value, low_bits
 
 _MAX_FAN_IN = 4
 
@@ -189,9 +189,7 @@ sign = protocol_op(
     "sign",
     reference=_reference,
     two_party=_two_party,
-    owners=lambda x, bits: [Owner.JOINT],
     cost=_cost,
-    functionality=Functionality(),
     simulate=uniform_messages(_two_party, _correct),
 )
 """Whether x < 0, for x in [-2^(bits-1), 2^(bits-1)) of the ring (a float's encoding, fraction bits

@@ -18,7 +18,7 @@ import numpy as np
 from protocols.planes import bytes_for
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
 from spu_llm.correlation import Correlation, Form, Part
-from spu_llm.op import Cost, Functionality, protocol_op
+from spu_llm.op import Cost, protocol_op
 from spu_llm.party import Party
 from spu_llm.values import (
     CLIENT,
@@ -217,9 +217,7 @@ to_arith = protocol_op(
     "to_arith",
     reference=lambda x: x.astype(np.int32) if x.dtype == np.bool_ else x,
     two_party=as_arith,
-    owners=lambda x: [Owner.JOINT],
     cost=arith_cost,
-    functionality=Functionality(),
     simulate=uniform_messages(as_arith, _correct),
 )
 """A value in any form as additive shares; a bit becomes the integer 0 or 1."""

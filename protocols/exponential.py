@@ -39,7 +39,7 @@ from protocols.simulated import Correct, SimulatedParty, uniform_messages
 from protocols.slices import by_rows
 from protocols.truncate import share_of, truncate
 from spu_llm.correlation import Correlation, Form, Material, Part
-from spu_llm.op import Cost, Functionality, protocol_op
+from spu_llm.op import Cost, protocol_op
 from spu_llm.party import Party
 from spu_llm.prg import Prg
 from spu_llm.settings import SpuConfig
@@ -232,9 +232,7 @@ scaled_exponential = protocol_op(
     "scaled_exponential",
     reference=_reference,
     two_party=_two_party,
-    owners=lambda x, bits, drop=0: [Owner.JOINT],
     cost=_cost,
-    functionality=Functionality(),
     simulate=uniform_messages(_two_party, _correct),
     model=model,
 )

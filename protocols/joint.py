@@ -17,7 +17,7 @@ import numpy as np
 from protocols.convert import arith_from_bool, correct_bits
 from protocols.planes import bytes_for
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
-from spu_llm.op import Cost, Functionality, View, protocol_op
+from spu_llm.op import Cost, View, protocol_op
 from spu_llm.party import Party
 from spu_llm.values import CLIENT, PROVIDER, Arith, Bool, Owner, Private, Value, as_words, low_bits
 
@@ -60,7 +60,6 @@ joint_bits = protocol_op(
     two_party=_bits_two_party,
     owners=_owners,
     cost=lambda client, provider, bits=64: Cost(),
-    functionality=Functionality(),
     simulate=_nothing_seen,
 )
 """The low `bits` bits of client ^ provider, of bits or integers: a boolean share; no message."""
@@ -76,7 +75,6 @@ joint_words = protocol_op(
     two_party=_words_two_party,
     owners=_owners,
     cost=lambda client, provider: Cost(),
-    functionality=Functionality(),
     simulate=_nothing_seen,
 )
 """client + provider mod 2^64, of integers: a uniform ring value; no message."""
@@ -119,7 +117,6 @@ joint_fraction = protocol_op(
     two_party=_fraction_two_party,
     owners=_owners,
     cost=_fraction_cost,
-    functionality=Functionality(),
     simulate=uniform_messages(_fraction_two_party, _fraction_correct),
 )
 """The low `bits` bits of client ^ provider as a fraction in [0, 1): float32, a multiple of

@@ -13,9 +13,9 @@ import numpy as np
 from protocols.gates import ONE, Gate, Polynomial, evaluate, gate_cost, plus, times, variable
 from protocols.planes import from_planes, to_planes
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
-from spu_llm.op import Cost, Functionality, protocol_op
+from spu_llm.op import Cost, protocol_op
 from spu_llm.party import Party
-from spu_llm.values import CLIENT, Arith, Bool, Owner, Public, Value, as_words, low_bits
+from spu_llm.values import CLIENT, Arith, Bool, Public, Value, as_words, low_bits
 
 _GROUP = 4  # inputs of one gate
 
@@ -80,9 +80,7 @@ and_bits = protocol_op(
     "and_bits",
     reference=lambda x, y: x & y,
     two_party=_and_two_party,
-    owners=lambda x, y: [Owner.JOINT],
     cost=_and_cost,
-    functionality=Functionality(),
     simulate=uniform_messages(_and_two_party, _and_correct),
 )
 """x & y bit by bit, of equal shapes and types: boolean shares. One message each way."""
@@ -203,9 +201,7 @@ prefix_or = protocol_op(
     "prefix_or",
     reference=_prefix_or_reference,
     two_party=_prefix_or_two_party,
-    owners=lambda x: [Owner.JOINT],
     cost=_prefix_or_cost,
-    functionality=Functionality(),
     simulate=uniform_messages(_prefix_or_two_party, _prefix_or_correct),
 )
 """y_i = x_0 or .. or x_i along the last axis of x [..., n], shared bits: a boolean share.

@@ -30,9 +30,9 @@ from protocols.gates import Gate, evaluate, gate_cost, times, variable
 from protocols.mux import correct_mux, mux_cost, mux_words, width_of
 from protocols.planes import from_planes, to_planes
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
-from spu_llm.op import Cost, Functionality, protocol_op
+from spu_llm.op import Cost, protocol_op
 from spu_llm.party import Party
-from spu_llm.values import CLIENT, Arith, Owner, Value, low_bits
+from spu_llm.values import CLIENT, Arith, Value, low_bits
 
 _MAX_FAN_IN = 8
 # Bytes, each way, that a round is worth: half of what 100 Mbit/s pass in the 20 ms that a message
@@ -182,9 +182,7 @@ maximum = protocol_op(
     "maximum",
     reference=_reference,
     two_party=_two_party,
-    owners=lambda x, bits: [Owner.JOINT],
     cost=_cost,
-    functionality=Functionality(),
     simulate=uniform_messages(_two_party, _correct),
 )
 """The maximum of every row of x [rows, n], where all differences of two words of a row lie in

@@ -21,9 +21,9 @@ from protocols.logic import as_bool
 from protocols.planes import bytes_for
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
 from spu_llm.correlation import Correlation, Form, Part
-from spu_llm.op import Cost, Functionality, protocol_op
+from spu_llm.op import Cost, protocol_op
 from spu_llm.party import Party
-from spu_llm.values import CLIENT, PROVIDER, Arith, Owner, Value, low_bits
+from spu_llm.values import CLIENT, PROVIDER, Arith, Owner, Value, from_bytes, low_bits, to_bytes
 
 _1, _2 = np.uint64(1), np.uint64(2)
 
@@ -64,32 +64,19 @@ def mux_words(party: Party, bit: np.ndarray, x: np.ndarray, bits: int = 64) -> n
     party.send_bytes(
         np.concatenate([
             np.packbits(masked.astype(np.uint8), bitorder="little"),
-            _to_bytes(signed - own_word, bits),
+            to_bytes(signed - own_word, bits),
         ])
     )  # fmt: skip
     size = bytes_for(x.size)
     data = party.recv_bytes((size + bytes_for(bits) * x.size,))
     their_masked = np.unpackbits(data[:size], count=x.size, bitorder="little").astype(np.uint64)
-    their_word = _from_bytes(data[size:], bits)
+    their_word = from_bytes(data[size:], bits)
     # 2. The product whose bit is ours, then the one whose word is ours.
     ours, theirs = material.results[0][:, party.rank], material.results[0][:, 1 - party.rank]
     product = bit * x
     product += (_1 - _2 * masked) * (own_bit * their_word + ours)
     product += their_masked * signed + (_1 - _2 * their_masked) * theirs
     return product
-
-
-def _to_bytes(words: np.ndarray, bits: int) -> np.ndarray:
-    """The bytes that hold the low `bits` bits of words [n]."""
-    every = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 8)
-    return every[:, : bytes_for(bits)].reshape(-1)
-
-
-def _from_bytes(data: np.ndarray, bits: int) -> np.ndarray:
-    size = bytes_for(bits)
-    every = np.zeros((data.size // size, 8), np.uint8)
-    every[:, :size] = data.reshape(-1, size)
-    return every.reshape(-1).view(np.uint64)
 
 
 def mux_cost(count: int, bits: int = 64) -> Cost:
@@ -149,9 +136,7 @@ mux = protocol_op(
     "mux",
     reference=lambda bit, x: bit * x,
     two_party=_two_party,
-    owners=lambda bit, x: [Owner.JOINT],
     cost=_cost,
-    functionality=Functionality(),
     simulate=uniform_messages(_two_party, _correct),
 )
 """x where the bit is set, else zero; of equal shapes. One message each way, 8 bytes (fewer for a

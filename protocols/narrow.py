@@ -31,25 +31,16 @@ from protocols.convert import (
     correct_product_of_own_bits,
     product_of_own_bits,
 )
-from protocols.simulated import Correct, SimulatedParty, uniform_messages
+from protocols.simulated import Correct, SimulatedParty, nothing_to_correct, uniform_messages
 from protocols.truncate import refresh, share_of, truncate_cost
-from spu_llm.op import Cost, Functionality, protocol_op
+from spu_llm.op import Cost, protocol_op
 from spu_llm.party import Party
 from spu_llm.prg import Prg
 from spu_llm.settings import SpuConfig
-from spu_llm.values import CLIENT, Arith, Owner, Value, low_bits, sign_extended
+from spu_llm.values import CLIENT, Arith, Value, low_bits, sign_extended
 
 MAX_BITS = 32  # what int32 holds
 FRAC_BITS = SpuConfig().frac_bits
-
-
-def _nothing_to_correct(*inputs: Value, **static: Any) -> Any:
-    """A simulator's share follows from the party's input."""
-
-    def correct(*_: Any) -> None:
-        raise AssertionError
-
-    return correct
 
 
 # ---- narrow
@@ -96,10 +87,8 @@ narrow = protocol_op(
     "narrow",
     reference=_narrow_reference,
     two_party=_narrow_two_party,
-    owners=lambda x, drop, bits: [Owner.JOINT],
     cost=lambda x, drop, bits: arith_cost(x),
-    functionality=Functionality(),
-    simulate=uniform_messages(_narrow_two_party, _nothing_to_correct),
+    simulate=uniform_messages(_narrow_two_party, nothing_to_correct),
     model=_narrow_model,
     silent=True,
 )
@@ -152,9 +141,7 @@ widen = protocol_op(
     "widen",
     reference=lambda x: x,
     two_party=_widen_two_party,
-    owners=lambda x: [Owner.JOINT],
     cost=_widen_cost,
-    functionality=Functionality(),
     simulate=uniform_messages(_widen_two_party, _widen_correct),
 )
 """A narrow share mod 2^bits of x, |x| < 2^(bits-2), as a share mod 2^64: one message each way, one
@@ -182,10 +169,8 @@ units = protocol_op(
     "units",
     reference=_units_reference,
     two_party=_units_two_party,
-    owners=lambda x: [Owner.JOINT],
     cost=arith_cost,
-    functionality=Functionality(),
-    simulate=uniform_messages(_units_two_party, _nothing_to_correct),
+    simulate=uniform_messages(_units_two_party, nothing_to_correct),
     model=_units_model,
     silent=True,
 )

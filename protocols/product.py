@@ -31,7 +31,7 @@ from protocols.integers import factor_of, times_factor
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
 from protocols.truncate import truncate_cost, truncate_unbiased
 from spu_llm.correlation import Correlation, Form, Part
-from spu_llm.op import Cost, Functionality, ProtocolOp, protocol_op
+from spu_llm.op import Cost, ProtocolOp, protocol_op
 from spu_llm.party import Party
 from spu_llm.settings import SpuConfig
 from spu_llm.values import (
@@ -253,10 +253,8 @@ def _product_op(
         name,
         reference=lambda *inputs, shift=None: meaning(reference(*inputs), shift),
         two_party=two_party,
-        owners=lambda *owners, shift=None: [Owner.JOINT],
-        cost=_with_truncation(lambda *inputs: _both_ways(opened(*inputs)), shape),
-        functionality=Functionality(),
-        simulate=uniform_messages(two_party, correct_product),
+            cost=_with_truncation(lambda *inputs: _both_ways(opened(*inputs)), shape),
+            simulate=uniform_messages(two_party, correct_product),
     )
 
 
@@ -304,11 +302,9 @@ linear = protocol_op(
     "linear",
     reference=lambda x, w, label, shift=None: meaning(x @ w, shift),
     two_party=_linear_two_party,
-    owners=lambda x, w, label, shift=None: [Owner.JOINT],
     cost=_with_truncation(
         lambda x, w: Cost(1, 1, 8 * _size(x), 0), lambda x, w: (x.shape[0], w.shape[1])
     ),
-    functionality=Functionality(),
     simulate=uniform_messages(_linear_two_party, correct_product),
 )
 """x [rows, k] @ w [k, m], w private to the provider. `label` names w: its prepared masks serve this

@@ -32,10 +32,10 @@ from protocols.convert import arith_cost, as_arith
 from protocols.mux import correct_mux, mux_cost, mux_words
 from protocols.product import multiply_cost, multiply_words
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
-from spu_llm.op import Cost, Functionality, protocol_op
+from spu_llm.op import Cost, protocol_op
 from spu_llm.party import Party
 from spu_llm.settings import SpuConfig
-from spu_llm.values import CLIENT, Arith, Bool, Owner, Private, Value
+from spu_llm.values import CLIENT, Arith, Bool, Private, Value
 
 _RING = 62  # bits of a magnitude that no step exceeds
 
@@ -136,9 +136,7 @@ reject = protocol_op(
     "reject",
     reference=_reject_reference,
     two_party=_reject_two_party,
-    owners=lambda *inputs, widths: [Owner.JOINT],
     cost=_reject_cost,
-    functionality=Functionality(),
     simulate=uniform_messages(_reject_two_party, _correct_reject),
 )
 """Whether each draft is rejected: shared bits [drafts].
@@ -189,9 +187,7 @@ residual = protocol_op(
     "residual",
     reference=_residual_reference,
     two_party=_residual_two_party,
-    owners=lambda weights, q, widths: [Owner.JOINT],
     cost=_residual_cost,
-    functionality=Functionality(),
     simulate=uniform_messages(_residual_two_party, _correct_residual),
 )
 """Shares of max(0, W_x 2^draft - Q_x Z), of weights [rows, vocab] and the client's integers q (same
@@ -236,9 +232,7 @@ locate = protocol_op(
     "locate",
     reference=_locate_reference,
     two_party=_locate_two_party,
-    owners=lambda weights, u, draw, total: [Owner.JOINT],
     cost=_locate_cost,
-    functionality=Functionality(),
     simulate=uniform_messages(_locate_two_party, _correct_locate),
 )
 """Shared bits [u S < P_x 2^draw] of weights [rows, n] with prefix sums P and totals S below

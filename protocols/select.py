@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from protocols.transfer import Batch, choose, offer, simulate_choose, simulate_offer
-from spu_llm.op import Cost, Functionality, View, protocol_op
+from spu_llm.op import Cost, View, protocol_op
 from spu_llm.party import Party
 from spu_llm.prg import Prg
 from spu_llm.values import (
@@ -174,7 +174,6 @@ select = protocol_op(
     two_party=_two_party,
     owners=_owners,
     cost=_cost,
-    functionality=Functionality(),
     simulate=_simulate,
 )
 """x[i, index[i]] of a table x [rows, entries, ...] in any form and an index [rows] (int32, int64)

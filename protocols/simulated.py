@@ -119,6 +119,15 @@ def _same(a: Arith | Bool, b: Arith | Bool) -> bool:
 Correct = Callable[[SimulatedParty, Any, Any], None]
 
 
+def nothing_to_correct(*inputs: Value, **static: Any) -> Correct:
+    """For a result share that follows from the party's own input."""
+
+    def correct(party: SimulatedParty, made: Any, wanted: Any) -> None:
+        raise AssertionError
+
+    return correct
+
+
 def uniform_messages(two_party: Callable[..., Any], correct: Callable[..., Correct]) -> Any:
     """A simulator for `protocol_op`.
 

@@ -17,7 +17,7 @@ from protocols.convert import arith_cost, as_arith
 from protocols.product import correct_product, multiply_cost, multiply_words
 from protocols.simulated import uniform_messages
 from spu_llm.errors import RangeError
-from spu_llm.op import Cost, Functionality, protocol_op
+from spu_llm.op import Cost, protocol_op
 from spu_llm.party import Party
 from spu_llm.reveal import reveal
 from spu_llm.values import Arith, Owner, Value
@@ -41,9 +41,7 @@ random_multiple = protocol_op(
     "random_multiple",
     reference=lambda x: x,
     two_party=_two_party,
-    owners=lambda x: [Owner.JOINT],
     cost=_cost,
-    functionality=Functionality(),
     simulate=uniform_messages(_two_party, correct_product),
 )
 """x times a uniform word that nobody knows; in plaintext x itself, which is zero just as often."""

@@ -48,10 +48,10 @@ from protocols.convert import (
 )
 from protocols.planes import bytes_for, from_planes
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
-from spu_llm.op import Cost, Functionality, protocol_op
+from spu_llm.op import Cost, protocol_op
 from spu_llm.party import Party
 from spu_llm.prg import Prg
-from spu_llm.values import CLIENT, Arith, Bool, Owner, Private, Value, as_words, low_bits
+from spu_llm.values import CLIENT, Arith, Bool, Private, Value, as_words, low_bits
 
 How = Literal["unbiased", "local", "exact"]
 MAX_LOCAL_BITS = 24
@@ -211,9 +211,7 @@ truncate = protocol_op(
     "truncate",
     reference=_reference,
     two_party=_two_party,
-    owners=lambda x, shift, how, bits: [Owner.JOINT],
     cost=_cost,
-    functionality=Functionality(),
     simulate=uniform_messages(_two_party, _correct),
     model=model,
 )

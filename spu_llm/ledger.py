@@ -24,8 +24,10 @@ from spu_llm.values import (
     Value,
     as_words,
     decode,
+    from_bytes,
     low_bits,
     sign_extended,
+    to_bytes,
 )
 
 
@@ -144,8 +146,7 @@ def opening_bytes(count: int, bits: int) -> int:
 def _pack(words: np.ndarray, bits: int) -> bytes:
     if bits == 1:
         return np.packbits(words.astype(np.uint8).ravel(), bitorder="little").tobytes()
-    raw = np.ascontiguousarray(words, "<u8").view(np.uint8).reshape(-1, 8)
-    return raw[:, : (bits + 7) // 8].tobytes()
+    return to_bytes(words, bits).tobytes()
 
 
 def _unpack(data: bytes, shape: tuple[int, ...], bits: int) -> np.ndarray:
@@ -157,9 +158,7 @@ def _unpack(data: bytes, shape: tuple[int, ...], bits: int) -> np.ndarray:
     if bits == 1:
         flat = np.unpackbits(raw, count=count, bitorder="little")
         return flat.astype(np.uint64).reshape(shape)
-    whole = np.zeros((count, 8), np.uint8)
-    whole[:, : (bits + 7) // 8] = raw.reshape(count, -1) if count else 0
-    return low_bits(whole.view("<u8").astype(np.uint64), bits).reshape(shape)
+    return low_bits(from_bytes(raw, bits), bits).reshape(shape)
 
 
 def _plaintext(words: np.ndarray, dtype: np.dtype, frac_bits: int) -> np.ndarray:

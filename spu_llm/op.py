@@ -97,10 +97,10 @@ def protocol_op(
     *,
     reference: Callable[..., Any],
     two_party: Callable[..., Any],
-    owners: Callable[..., Sequence[Owner]],
     cost: Callable[..., Cost],
-    functionality: Functionality,
     simulate: Callable[..., View],
+    owners: Callable[..., Sequence[Owner]] = lambda *owners, **static: [Owner.JOINT],
+    functionality: Functionality = Functionality(),
     opens: Callable[..., Sequence[Opening]] = lambda *values, **static: (),
     model: Callable[..., Sequence[np.ndarray]] | None = None,
     silent: bool = False,
@@ -109,7 +109,7 @@ def protocol_op(
 
     reference(*arrays, **static) -> arrays: the plaintext meaning, in JAX.
     two_party(party, *values, **static) -> values: this party's half; accepts every `Value` form.
-    owners(*input_owners, **static) -> owner of each result.
+    owners(*input_owners, **static) -> owner of each result; one shared result by default.
     cost(*values, **static) -> Cost, from forms and shapes alone.
     simulate(rank, prg, common, inputs, outputs, **static) -> View: from a party's own input values
         and its own declared outputs (and the stream that both parties share), a view that nobody

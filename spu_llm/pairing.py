@@ -63,7 +63,7 @@ def _draw_id(path: Path) -> None:
 
 
 def agree(channel: Channel, directory: Path | None) -> Path | None:
-    """The folder for this session's peer, or None when either of the two keeps no material.
+    """The folder for the peer on this channel, or None when either of the two keeps no material.
 
     One message each. WireError on anything but an id; PoolError when the directory cannot be used
     or is full of other peers.

@@ -77,13 +77,13 @@ class Pool:
     ) -> None:
         """`make` None: never refilled; a request for more than there is fails.
 
-        `session`: a secret of both parties, of this session alone. `directory`: where batches
+        `session`: a secret of both parties, fresh for every pool. `directory`: where batches
         outlive the process; what is there serves after `resume`. PoolError when it is in use, open
         to others or damaged.
         """
         assert session or directory is None, "batches on disk are named after their session"
         self.rank, self._own, self._make, self._session = rank, own, make, session
-        self._made: dict[str, int] = {}  # chunks begun in this session, by name
+        self._made: dict[str, int] = {}  # chunks begun since it was opened, by name
         self._batches: dict[str, list[_Batch]] = {}
         self._fixed: dict[str, tuple[np.ndarray, str]] = {}
         self._closed = False

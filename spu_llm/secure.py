@@ -84,8 +84,13 @@ class SecureFunction:
             def flat(*xs: Any) -> list[Any]:
                 return jax.tree.leaves(self._flat(tree, xs))
 
-            self._plans[key] = make_plan(flat, shapes, owners), out_tree
+            self._plans[key] = self._make_plan(flat, shapes, owners), out_tree
         return self._plans[key]
+
+    def _make_plan(
+        self, flat: Callable[..., list[Any]], shapes: Sequence[Any], owners: Sequence[Owner]
+    ) -> Plan:
+        return make_plan(flat, shapes, owners)
 
     def _flat(self, tree: Any, leaves: Sequence[Any]) -> Any:
         return self.fn(*jax.tree.unflatten(tree, leaves))

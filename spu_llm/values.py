@@ -133,3 +133,17 @@ def sign_extended(words: np.ndarray, bits: int) -> np.ndarray:
 def frac_bits_of(dtype: np.dtype, ring_frac_bits: int) -> int:
     """Fixed-point position a plaintext dtype is encoded with."""
     return ring_frac_bits if np.issubdtype(dtype, np.floating) else 0
+
+
+def to_bytes(words: np.ndarray, bits: int) -> np.ndarray:
+    """The bytes (uint8 [n * ceil(bits / 8)]) that hold the low `bits` bits of words, in order."""
+    every = np.ascontiguousarray(words, "<u8").view(np.uint8).reshape(-1, 8)
+    return every[:, : (bits + 7) // 8].reshape(-1)
+
+
+def from_bytes(data: np.ndarray, bits: int) -> np.ndarray:
+    """The words [n] of `to_bytes`; whole bytes, which may be more than `bits` bits."""
+    size = (bits + 7) // 8
+    every = np.zeros((data.size // size, 8), np.uint8)
+    every[:, :size] = data.reshape(-1, size)
+    return every.reshape(-1).view("<u8").astype(np.uint64)

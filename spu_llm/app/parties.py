@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import importlib.resources
 import select
 import subprocess
 import time
@@ -23,7 +20,7 @@ from spu_llm.app import programs
 from spu_llm.app.supervisor import Outcome, Worker, python_command, run_session
 from spu_llm.errors import InputError, PeerError, SpuLlmError
 from spu_llm.net.control import Control
-from spu_llm.net.manifest import Manifest, Scalar
+from spu_llm.net.manifest import Manifest, Scalar, source_digest
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import ByteStream, Listener, TcpStream, connect, listen
@@ -42,23 +39,12 @@ LINK_TIMEOUT_MS = 3_600_000
 def _shared_manifest(tokenizer: Tokenizer, network: str) -> Manifest:
     return {
         "version": version("spu-llm"),
-        "sources": _sources(),
+        "sources": source_digest(),
         "jax.version": version("jax"),
         "tokenizer": tokenizer.digest,
         "network": network,
         **SpuConfig().manifest(),
     }
-
-
-@functools.cache
-def _sources() -> str:
-    """Digest of the code that both parties must have alike: protocols keep step by it."""
-    content = hashlib.sha256()
-    for package in ("models", "protocols", "spu_llm"):
-        root = Path(str(importlib.resources.files(package)))
-        for path in sorted(root.rglob("*.py")):
-            content.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return content.hexdigest()[:16]
 
 
 def _job(agreed: Manifest) -> dict[str, Any]:

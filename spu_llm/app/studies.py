@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -198,28 +199,23 @@ def _step(options: argparse.Namespace) -> None:
 
 def _op(options: argparse.Namespace) -> None:
     from experiments import op_bench, op_report
-    from spu_llm.app.cli import shipped, write_json
+    from spu_llm.app.cli import shipped
 
     _check_folder(options.json, "--json")
     _check_folder(options.plot, "--plot")
     model = options.model or shipped("private")
-    results: list[dict[str, Any]] = []
-    for network in options.network:
-        results.append(
-            op_bench.measure(model, options.names, options.size, options.repeat, network)
-        )
-        print(op_report.table(results[-1]), end="\n\n", flush=True)
-        if options.json is not None:
-            write_json(options.json, {"networks": results})
-        if options.plot is not None:
-            op_report.plot(results, options.plot)
-    if failures := [text for result in results for text in result["failures"]]:
-        raise SpuLlmError(f"the criterion does not hold: {'; '.join(failures[:3])}")
+    _each_network(
+        options, options.network,
+        lambda network: op_bench.measure(
+            model, options.names, options.size, options.repeat, network
+        ),
+        op_report, "the criterion does not hold",
+    )  # fmt: skip
 
 
 def _verify(options: argparse.Namespace) -> None:
     from experiments import verify_bench, verify_report
-    from spu_llm.app.cli import shipped, write_json
+    from spu_llm.app.cli import shipped
 
     _check_folder(options.json, "--json")
     _check_folder(options.plot, "--plot")
@@ -234,16 +230,10 @@ def _verify(options: argparse.Namespace) -> None:
     request.check()
     model = options.model or shipped("private")
     blocks = verify_bench.measure_blocks(model, request) if request.block else []
-    results: list[dict[str, Any]] = []
-    for network in options.network:
-        results.append(verify_bench.measure(model, request, network, blocks))
-        print(verify_report.table(results[-1]), end="\n\n", flush=True)
-        if options.json is not None:
-            write_json(options.json, {"networks": results})
-        if options.plot is not None:
-            verify_report.plot(results, options.plot)
-    if failures := [text for result in results for text in result["failures"]]:
-        raise SpuLlmError(f"a result is wrong: {'; '.join(failures[:3])}")
+    _each_network(
+        options, options.network,
+        lambda network: verify_bench.measure(model, request, network, blocks), verify_report,
+    )  # fmt: skip
 
 
 def _logits(options: argparse.Namespace) -> None:
@@ -268,7 +258,7 @@ def _transcript(options: argparse.Namespace) -> None:
 
 def _cost(options: argparse.Namespace) -> None:
     from experiments import cost, cost_report
-    from spu_llm.app.cli import DEFAULT_PROMPT, shipped, write_json
+    from spu_llm.app.cli import DEFAULT_PROMPT, shipped
 
     _check_folder(options.json, "--json")
     _check_folder(options.plot, "--plot")
@@ -278,21 +268,15 @@ def _cost(options: argparse.Namespace) -> None:
     request = cost.Request(prompt, options.draft_length, options.steps)
     request.check(model, draft_model)
     speed = cost.greedy_speed(model, draft_model, request.draft_length)
-    results: list[dict[str, Any]] = []
-    for network in options.network:
-        results.append(cost.measure(model, draft_model, request, network, speed))
-        print(cost_report.table(results[-1]), end="\n\n", flush=True)
-        if options.json is not None:
-            write_json(options.json, {"networks": results})
-        if options.plot is not None:
-            cost_report.plot(results, options.plot)
-    if failures := [text for result in results for text in result["failures"]]:
-        raise SpuLlmError(f"a result is wrong: {'; '.join(failures[:3])}")
+    _each_network(
+        options, options.network,
+        lambda network: cost.measure(model, draft_model, request, network, speed), cost_report,
+    )  # fmt: skip
 
 
 def _latency(options: argparse.Namespace) -> None:
     from experiments import cost, latency, latency_report
-    from spu_llm.app.cli import DEFAULT_DRAFT_LENGTH, DEFAULT_PROMPT, shipped, write_json
+    from spu_llm.app.cli import DEFAULT_DRAFT_LENGTH, DEFAULT_PROMPT, shipped
 
     _check_folder(options.json, "--json")
     _check_folder(options.plot, "--plot")
@@ -301,20 +285,19 @@ def _latency(options: argparse.Namespace) -> None:
     prompt = options.prompt or DEFAULT_PROMPT
     latency.check(model, draft_model, prompt, options.positions, options.repeat)
     speed = cost.greedy_speed(model, draft_model, DEFAULT_DRAFT_LENGTH)
-    results: list[dict[str, Any]] = []
-    # What computing takes is seen where the network takes no time.
-    for network in dict.fromkeys(["local", *options.network]):
-        results.append(
-            latency.measure(
-                model, draft_model, prompt, options.positions, options.repeat, network,
-                stock=options.stock, speed=speed, local=results[0] if results else None,
-            )
+    first: list[dict[str, Any]] = []
+
+    def measure(network: str) -> dict[str, Any]:
+        result = latency.measure(
+            model, draft_model, prompt, options.positions, options.repeat, network,
+            stock=options.stock, speed=speed, local=first[0] if first else None,
         )  # fmt: skip
-        print(latency_report.table(results[-1]), end="\n\n", flush=True)
-        if options.json is not None:
-            write_json(options.json, {"networks": results})
-        if options.plot is not None:
-            latency_report.plot(results, options.plot)
+        first.append(result)
+        return result
+
+    # What computing takes is seen where the network takes no time.
+    networks = dict.fromkeys(["local", *options.network])
+    _each_network(options, networks, measure, latency_report)
 
 
 def _scale(options: argparse.Namespace) -> None:
@@ -380,6 +363,30 @@ def _estimate(options: argparse.Namespace) -> None:
     print(estimate.table(result), flush=True)
     if options.json is not None:
         write_json(options.json, result)
+
+
+def _each_network(
+    options: argparse.Namespace,
+    networks: Iterable[str],
+    measure: Callable[[str], dict[str, Any]],
+    report: Any,
+    complaint: str = "a result is wrong",
+) -> None:
+    """Measure, print, write and draw network by network, each at once, since the next may take
+    hours. SpuLlmError with `complaint` when results have failures. `report`: `table` and `plot`.
+    """
+    from spu_llm.app.cli import write_json
+
+    results: list[dict[str, Any]] = []
+    for network in networks:
+        results.append(measure(network))
+        print(report.table(results[-1]), end="\n\n", flush=True)
+        if options.json is not None:
+            write_json(options.json, {"networks": results})
+        if options.plot is not None:
+            report.plot(results, options.plot)
+    if failures := [text for result in results for text in result.get("failures", ())]:
+        raise SpuLlmError(f"{complaint}: {'; '.join(failures[:3])}")
 
 
 def _conclude(options: argparse.Namespace, result: dict[str, Any], table: str) -> None:
