@@ -46,8 +46,8 @@ from spu_llm.values import (
 )
 
 _TRIPLES = 1 << 15  # made at once: SPU packs them in batches of 2^14
-_SLICE_MACS = 1 << 24  # of one homomorphic product: some 600 MB at the holder of the matrix
-_CHUNK_MACS = 1 << 29  # of all masked products made at once: bounds the time
+_LARGE = 1 << 20  # entries of a matrix that only a large model has
+_CHUNK_MACS = 1 << 29  # of all masked products with a large one made at once: bounds the time
 
 
 def _part(shape: tuple[int, ...], holder: Owner = Owner.JOINT, form: Form = Form.ARITH) -> Part:
@@ -88,21 +88,25 @@ def masked_product(label: str, k: int, m: int) -> Correlation:
     """Masks r [k] of the client times the provider's matrix [k, m] that `label` names.
 
     Many rows at once: a row by 256 x 1024 takes 440 kB and 0.6 s of processor time alone, 43 kB
-    and 0.07 s among 128. More than 64 gain less than they delay when the matrix is large.
+    and 0.06 s among 128. More than 64 gain less than they delay when the matrix is large. SPU's
+    memory grows with a product, some 36 bytes per multiplication at the holder of the matrix:
+    600 MB, and four times that where the matrix itself is large.
     """
-    rows = 128 if k * m <= 1 << 18 else max(8, min(64, _CHUNK_MACS // (k * m)))
+    large = k * m > _LARGE
+    rows = max(8, min(64, _CHUNK_MACS // (k * m))) if large else 128
+    slices = -(-rows * k * m // (1 << 26 if large else 1 << 24))
     return Correlation(
         name=f"masked product {label} {k} {m}",
         masks=(_part((k,), Owner.CLIENT, Form.PRIVATE),),
         results=(_part((m,)),),
-        secure=functools.partial(_in_slices, slices=-(-rows * k * m // _SLICE_MACS)),
+        secure=functools.partial(_in_slices, slices=slices),
         fixed=_part((k, m), Owner.PROVIDER, Form.PRIVATE),
         chunk=rows,
     )
 
 
 def _in_slices(r: Any, w: Any, *, slices: int) -> list[Any]:
-    """r [rows, k] @ w [k, m], cut along the longer side of w: SPU's memory grows with a product.
+    """r [rows, k] @ w [k, m], cut along the longer side of w.
 
     What is cut off costs its side's ciphertexts again: 31 bytes per output or 23 per input.
     """
