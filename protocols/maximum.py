@@ -173,7 +173,7 @@ def _correct(x: Value, *, bits: int) -> Correct:
             products = np.zeros((last - 1, rows), np.uint64)
             changed = products.copy()
             changed[0] = low_bits(wanted.words - made.words, made.bits)
-            correct_mux(party, products, changed)
+            correct_mux(party, products, changed, bits=made.bits)
 
     return correct
 

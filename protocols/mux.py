@@ -1,12 +1,13 @@
 """A shared bit times a shared word: b x for b = b_0 ^ b_1 and x = x_0 + x_1.
 
-With X_0 = (1 - 2 b_0) x_0 of the client and X_1 = (1 - 2 b_1) x_1 of the provider,
+Prepared are a random bit l = c ^ p, whose parts the parties know, a random shared word w, and
+shares of l w and of l (correlated OT, as in Gilboa, CRYPTO'99, with one bit). With d = b ^ l and
+f = x - w opened,
 
-    b x = b_0 x_0 + b_1 x_1 + b_0 X_1 + b_1 X_0,
+    b x = d x + (1 - 2d) l x = d x + (1 - 2d) (f l + l w).
 
-and only the last two products are of both parties: a private bit times the other one's private
-word. One is prepared for each direction (correlated OT, as in Gilboa, CRYPTO'99, with one bit).
-Of a narrow share of x, mod 2^bits, only the bytes that hold its bits are sent.
+Of a narrow share of x, mod 2^bits, only the bytes that hold its bits are sent, and up to 32 bits
+one prepared word stands for both products at half the price: l (2^32 w + 1).
 """
 
 from __future__ import annotations
@@ -20,27 +21,40 @@ from protocols.convert import arith_cost, as_arith
 from protocols.logic import as_bool
 from protocols.planes import bytes_for
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
-from spu_llm.correlation import Correlation, Form, Part
+from spu_llm.correlation import Correlation, Form, Material, Part
 from spu_llm.op import Cost, protocol_op
 from spu_llm.party import Party
-from spu_llm.values import CLIENT, PROVIDER, Arith, Owner, Value, from_bytes, low_bits, to_bytes
+from spu_llm.values import CLIENT, Arith, Owner, Value, from_bytes, low_bits, to_bytes
 
 _1, _2 = np.uint64(1), np.uint64(2)
+NARROW_BITS = 32
+_LOW = np.uint64((1 << NARROW_BITS) - 1)
+
+_MASKS = (
+    Part((), Owner.CLIENT, Form.BIT),  # c
+    Part((), Owner.PROVIDER, Form.BIT),  # p
+    Part((), Owner.JOINT, Form.ARITH),  # w
+)
 
 BIT_TIMES_WORD = Correlation(
     name="bits times words",
-    masks=(
-        Part((), Owner.CLIENT, Form.BIT),
-        Part((), Owner.PROVIDER, Form.BIT),
-        Part((), Owner.CLIENT, Form.ARITH),
-        Part((), Owner.PROVIDER, Form.ARITH),
-    ),
+    masks=_MASKS,
     results=(Part((2,), Owner.JOINT, Form.ARITH),),
-    # Client's bit times provider's word, provider's bit times client's word.
-    derive=lambda c, p, a, b: [_pair(c, p), _pair(b, a)],
+    # l w and c p, from which l follows. The provider's bit is an additive share there.
+    derive=lambda c, p, w: [_pair(c ^ p, c), _pair(w, p)],
     inputs=(Part((2,), Owner.JOINT, Form.BIT), Part((2,), Owner.JOINT, Form.ARITH)),
     secure=lambda bits, words: [bits.astype(words.dtype) * words],
     chunk=1 << 14,
+)
+
+BIT_TIMES_NARROW_WORD = Correlation(
+    name="bits times narrow words",
+    masks=_MASKS,
+    results=(Part((), Owner.JOINT, Form.ARITH),),
+    derive=lambda c, p, w: [c ^ p, w],
+    inputs=(Part((), Owner.JOINT, Form.BIT), Part((), Owner.JOINT, Form.ARITH)),
+    secure=lambda bit, word: [bit.astype(word.dtype) * (word * (1 << NARROW_BITS) + 1)],
+    chunk=1 << 15,
 )
 
 
@@ -48,35 +62,49 @@ def _pair(x: Any, y: Any) -> Any:
     return np.stack([x, y], axis=-1)
 
 
+def correlation_for(bits: int) -> Correlation:
+    """What words of so many bits are multiplied with."""
+    return BIT_TIMES_NARROW_WORD if bits <= NARROW_BITS else BIT_TIMES_WORD
+
+
+def _prepared(rank: int, material: Material, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """This party's shares of l and of l w, mod 2^bits."""
+    (product,) = material.results
+    if bits > NARROW_BITS:
+        return material.masks[rank] - _2 * product[:, 1], product[:, 0]
+    # The low halves add up to l + 2^32, unless they are 0 and l or l and 0: then, with probability
+    # 2^-31, the product is off by one.
+    carry = np.uint64(1 if rank == CLIENT else 0)
+    return product & _LOW, (product >> np.uint64(NARROW_BITS)) + carry
+
+
 def mux_words(party: Party, bit: np.ndarray, x: np.ndarray, bits: int = 64) -> np.ndarray:
     """Shares of b x mod 2^bits. bit: this party's xor share (0 or 1) and x: its additive share,
     words [n].
 
-    1. Each party sends its share of b under its prepared bit and its X under its prepared word.
-    2. Both evaluate; with d = b_0 ^ c and f = X_1 - beta opened,
-       b_0 X_1 = d X_1 + (1 - 2d) (c f + c beta), and likewise the other way round.
+    1. Each party sends its share of b under its bit of l, and its share of x under that of w.
+    2. The sum above, every term of which is something opened times something shared.
     """
-    material = party.take(BIT_TIMES_WORD, x.size)
-    own_bit, own_word = material.masks[party.rank], material.masks[2 + party.rank]
-    signed = (_1 - _2 * bit) * x
+    material = party.take(correlation_for(bits), x.size)
+    own_bit, own_word = material.masks[party.rank], material.masks[2]
     # 1.
-    masked = bit ^ own_bit
+    masked, rest = bit ^ own_bit, x - own_word
     party.send_bytes(
         np.concatenate([
-            np.packbits(masked.astype(np.uint8), bitorder="little"),
-            to_bytes(signed - own_word, bits),
+            np.packbits(masked.astype(np.uint8), bitorder="little"), to_bytes(rest, bits)
         ])
     )  # fmt: skip
     size = bytes_for(x.size)
     data = party.recv_bytes((size + bytes_for(bits) * x.size,))
-    their_masked = np.unpackbits(data[:size], count=x.size, bitorder="little").astype(np.uint64)
-    their_word = from_bytes(data[size:], bits)
-    # 2. The product whose bit is ours, then the one whose word is ours.
-    ours, theirs = material.results[0][:, party.rank], material.results[0][:, 1 - party.rank]
-    product = bit * x
-    product += (_1 - _2 * masked) * (own_bit * their_word + ours)
-    product += their_masked * signed + (_1 - _2 * their_masked) * theirs
-    return product
+    d, f = masked ^ _bits_of(data, x.size), rest + from_bytes(data[size:], bits)
+    # 2.
+    share_of_l, share_of_lw = _prepared(party.rank, material, bits)
+    return d * x + (_1 - _2 * d) * (f * share_of_l + share_of_lw)
+
+
+def _bits_of(message: np.ndarray, count: int) -> np.ndarray:
+    packed = message[: bytes_for(count)]
+    return np.unpackbits(packed, count=count, bitorder="little").astype(np.uint64)
 
 
 def mux_cost(count: int, bits: int = 64) -> Cost:
@@ -108,26 +136,27 @@ def _cost(bit: Value, x: Value) -> Cost:
 
 
 def correct_mux(
-    party: SimulatedParty, made: np.ndarray, wanted: np.ndarray, *, later: int = 0
+    party: SimulatedParty, made: np.ndarray, wanted: np.ndarray, *, bits: int = 64, later: int = 0
 ) -> None:
-    """Change the last prepared products so that the result `made` becomes `wanted` (words).
-
-    A product enters the result times 1 or -1, as the masked bit of its bit's owner says; the one
-    with this party's own bit is changed. `later`: prepared products of bits
-    (`protocols.convert.BITS`), and rounds, that come after these.
+    """Change the last prepared products so that the result `made` becomes `wanted` (words), mod
+    2^bits. l w enters the result times 1 or -1, as the opened bit says. `later`: prepared products
+    of bits (`protocols.convert.BITS`), and rounds, that come after these.
     """
     count = made.size
-    data = party.outgoing[-1 - later][: bytes_for(count)]
-    mine = np.unpackbits(data, count=count, bitorder="little").astype(np.uint64)
-    difference = (wanted - made).reshape(-1)
-    party.drawn[-1 - 3 * later][:, party.rank] += (_1 - _2 * mine) * difference
+    messages = party.outgoing[-1 - later], party.incoming[-1 - later]
+    d = _bits_of(messages[0], count) ^ _bits_of(messages[1], count)
+    difference = (_1 - _2 * d) * (wanted - made).reshape(-1)
+    if bits > NARROW_BITS:
+        party.drawn[-1 - 3 * later][:, 0] += difference
+    else:
+        party.drawn[-1 - 3 * later] += difference << np.uint64(NARROW_BITS)
 
 
 def _correct(bit: Value, x: Value) -> Correct:
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
         if made.words.size:
             difference = low_bits(wanted.words - made.words, made.bits)
-            correct_mux(party, np.zeros_like(difference), difference)
+            correct_mux(party, np.zeros_like(difference), difference, bits=made.bits)
 
     return correct
 
@@ -140,6 +169,5 @@ mux = protocol_op(
     simulate=uniform_messages(_two_party, _correct),
 )
 """x where the bit is set, else zero; of equal shapes. One message each way, 8 bytes (fewer for a
-narrow x, which stays narrow) and a bit per value."""
-
-assert (CLIENT, PROVIDER) == (0, 1)  # masks and results are in the order of ranks
+narrow x, which stays narrow) and a bit per value. Up to 32 bits, a product is off by one with
+probability 2^-31."""

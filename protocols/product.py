@@ -257,8 +257,8 @@ def _product_op(
         name,
         reference=lambda *inputs, shift=None: meaning(reference(*inputs), shift),
         two_party=two_party,
-            cost=_with_truncation(lambda *inputs: _both_ways(opened(*inputs)), shape),
-            simulate=uniform_messages(two_party, correct_product),
+        cost=_with_truncation(lambda *inputs: _both_ways(opened(*inputs)), shape),
+        simulate=uniform_messages(two_party, correct_product),
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.mux import BIT_TIMES_WORD, mux
+from protocols.mux import BIT_TIMES_NARROW_WORD, BIT_TIMES_WORD, mux
 from spu_llm.secure import PartySession, Simulation
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
 from spu_llm.values import CLIENT, Arith
@@ -57,13 +57,17 @@ def test_a_narrow_word_takes_fewer_bytes_and_stays_narrow() -> None:
 
 
 def test_products_are_correlated_transfers(simulation: Simulation) -> None:
-    """Two of 16 bytes and a quarter; homomorphic products would take 200."""
+    """Two of 8 bytes and a fraction each, and half of that; homomorphic products would take 200."""
 
-    def work(session: PartySession) -> float:
-        session.pool.take(BIT_TIMES_WORD, 4 * BIT_TIMES_WORD.chunk)
-        entries = [e for e in session.meter.entries if e.name == BIT_TIMES_WORD.name]
-        # The cheapest chunk: SPU refills its own stock of transfers now and then.
-        return min(e.traffic.bytes for e in entries) / BIT_TIMES_WORD.chunk
+    def work(session: PartySession) -> list[float]:
+        found = []
+        for correlation in (BIT_TIMES_WORD, BIT_TIMES_NARROW_WORD):
+            session.pool.take(correlation, 4 * correlation.chunk)
+            entries = [e for e in session.meter.entries if e.name == correlation.name]
+            # The cheapest chunk: SPU refills its own stock of transfers now and then.
+            found.append(min(e.traffic.bytes for e in entries) / correlation.chunk)
+        return found
 
-    per_unit = simulation.run(work)[CLIENT]
-    assert 32 <= per_unit < 40, per_unit
+    whole, narrow = simulation.run(work)[CLIENT]
+    assert 32 <= whole < 40, whole
+    assert 16 <= narrow < 20, narrow
