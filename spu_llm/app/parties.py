@@ -12,8 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from models.gpt2 import GPT2Config
+from models.gpt2 import GPT2Config, fold
 from models.hf import load_config, load_model
+from models.ranges import check_ranges
 from models.request import Request
 from models.tokenizer import Tokenizer
 from spu_llm.app import programs
@@ -88,7 +89,10 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
     A session that fails is reported through `say`; with `once` its error is raised instead.
     """
     # The weights too: what is wrong with them is said now, not in the middle of a session.
-    config, tokenizer = load_model(options.model)[0], Tokenizer.load(options.model)
+    config, params = load_model(options.model)
+    check_ranges(fold(params, config), config)
+    del params  # the worker reads its own
+    tokenizer = Tokenizer.load(options.model)
     if options.pool is not None:
         open_directory(options.pool)
     listener = listen(options.host, options.port)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from models.gpt2 import GPT2Config
-from models.hf import save_model
+from models.hf import load_model, save_model
 from tests.app.conftest import Pair
 from tests.app.processes import Command, Start
 from tests.tiny import PUBLIC, save_tokenizer, tiny_params
@@ -141,6 +141,13 @@ def test_serve_refuses_a_damaged_model_before_it_listens(
 ) -> None:
     words = damage(own_pair.private)
     assert_refused(start(*own_pair.serve()), str(own_pair.private), words)
+
+
+def test_serve_refuses_a_model_that_may_leave_its_ranges(start: Start, own_pair: Pair) -> None:
+    config, params = load_model(own_pair.private)
+    params["blocks"][0]["fc"]["weight"] = 1e3 * params["blocks"][0]["fc"]["weight"]
+    save_model(own_pair.private, config, params)
+    assert_refused(start(*own_pair.serve()), "layer 0's feed-forward", "cannot be served")
 
 
 def test_models_with_different_tokenizers_do_not_work_together(
