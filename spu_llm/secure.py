@@ -199,6 +199,7 @@ class PartySession:
             self.rank, self._channel, own, config.frac_bits, self.pool, common, self.ledger
         )
         self._agreed: set[str] = set()
+        self._products_set_up = False
         run_alone = functools.partial(run_alone_at, self.rank, config.frac_bits)
         self._dry_run = DryRun(self.rank, config.frac_bits, run_alone)
         self._executor = Executor(
@@ -217,9 +218,12 @@ class PartySession:
 
     def warm_up(self) -> None:
         """Oblivious transfer set-up and encryption contexts, before any secret is used."""
+        self._set_up("warm-up", self._spu.warm_up)
+
+    def _set_up(self, name: str, work: Callable[[], Traffic]) -> None:
         started = time.perf_counter()
-        traffic = self._spu.warm_up()
-        self.meter.record("segment", "warm-up", "warm-up", time.perf_counter() - started, traffic)
+        traffic = work()
+        self.meter.record("segment", name, name, time.perf_counter() - started, traffic)
 
     def prepare(self, function: SecureFunction, *args: Any) -> None:
         """Compile for arguments of these shapes and agree with the peer on the program."""
@@ -276,6 +280,9 @@ class PartySession:
     ) -> list[np.ndarray]:
         """One chunk of correlated randomness from SPU, metered as offline wherever it falls."""
         with self.meter.in_phase("offline"):
+            if correlation.fixed is not None and not self._products_set_up:
+                self._set_up("set-up of products", self._spu.set_up_products)
+                self._products_set_up = True
             started = time.perf_counter()
             results, traffic = self._spu.make(correlation, masks, fixed)
             seconds = time.perf_counter() - started

@@ -326,6 +326,20 @@ class SpuRuntime:
             return Bool(words, np.dtype(np.bool_), 0, 1)
         return Bool(words, np.dtype(np.int64), 0, 64)
 
+    def set_up_products(self) -> Traffic:
+        """Keys that pack the results of homomorphic products of matrices, 19 MB: SPU exchanges them
+        at the first product that is large enough for it.
+        """
+        rows, matrix = (
+            Part(shape, owner, Form.PRIVATE)
+            for shape, owner in (((64,), Owner.CLIENT), ((64, 64), Owner.PROVIDER))
+        )
+        product = Correlation(
+            "set-up", (rows,), (Part((64,), Owner.JOINT, Form.ARITH),), lambda r, w: [r @ w],
+            fixed=matrix,
+        )  # fmt: skip
+        return self.make(product, [np.zeros((8, 64), np.uint64)], np.zeros((64, 64), np.uint64))[1]
+
     def warm_up(self) -> Traffic:
         """Set up oblivious transfer and encryption contexts before the first secret is used."""
         traffic = Traffic()
