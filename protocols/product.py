@@ -46,8 +46,7 @@ from spu_llm.values import (
 )
 
 _TRIPLES = 1 << 15  # made at once: SPU packs them in batches of 2^14
-_LARGE = 1 << 20  # entries of a matrix that only a large model has
-_CHUNK_MACS = 1 << 29  # of all masked products with a large one made at once: bounds the time
+_LARGE, _HUGE = 1 << 20, 1 << 22  # entries of a large model's matrices, and of its vocabulary's
 
 
 def _part(shape: tuple[int, ...], holder: Owner = Owner.JOINT, form: Form = Form.ARITH) -> Part:
@@ -88,13 +87,12 @@ def masked_product(label: str, k: int, m: int) -> Correlation:
     """Masks r [k] of the client times the provider's matrix [k, m] that `label` names.
 
     Many rows at once: a row by 256 x 1024 takes 440 kB and 0.6 s of processor time alone, 43 kB
-    and 0.06 s among 128. More than 64 gain less than they delay when the matrix is large. SPU's
-    memory grows with a product, some 36 bytes per multiplication at the holder of the matrix:
-    600 MB, and four times that where the matrix itself is large.
+    and 0.06 s among 128; of 768 x 768, 0.12 s among 64 and 0.085 s among 128. SPU's memory grows
+    with a product, some 36 bytes per multiplication at the holder of the matrix: 600 MB, and four
+    times that where the matrix itself is large.
     """
-    large = k * m > _LARGE
-    rows = max(8, min(64, _CHUNK_MACS // (k * m))) if large else 128
-    slices = -(-rows * k * m // (1 << 26 if large else 1 << 24))
+    rows = 64 if k * m > _HUGE else 128
+    slices = -(-rows * k * m // (1 << 26 if k * m > _LARGE else 1 << 24))
     return Correlation(
         name=f"masked product {label} {k} {m}",
         masks=(_part((k,), Owner.CLIENT, Form.PRIVATE),),
