@@ -78,7 +78,7 @@ def test_a_killed_client_ends_serve_once(start: Start, pair: Pair, phase: str) -
     client.assert_gone(2)
 
 
-@pytest.mark.parametrize("phase", ["decoding", pytest.param("prefilling", marks=slow)])
+@pytest.mark.parametrize("phase", ["prefilling", pytest.param("decoding", marks=slow)])
 def test_a_frozen_provider_ends_the_client(demo: Command, phase: str) -> None:
     demo.until_phase(phase)
     for process in demo.provider():

@@ -255,6 +255,7 @@ def test_an_approximation_says_how_far_it_is_off(simulation: Simulation) -> None
     assert f"largest error, ours: {ours['largest_error']:.2g}" in text
 
 
+@pytest.mark.slow
 def test_the_notebook_runs() -> None:
     file = Path(experiments.__file__).parent / "notebooks" / "primitives.ipynb"
     notebook = nbformat.read(file, as_version=4)

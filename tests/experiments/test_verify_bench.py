@@ -269,6 +269,7 @@ def test_a_failure_is_written_and_ends_in_an_error(
     assert len(json.loads(file.read_text(encoding="utf-8"))["networks"]) == 2
 
 
+@pytest.mark.slow
 def test_all_variants_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
     result = verify_bench.measure(tiny_pair[0], REQUEST, "local")
     assert result["passed"] and result["failures"] == [] == result["blocks"]

@@ -87,6 +87,7 @@ def run_two_parties(simulation: Simulation, tokenizer: Tokenizer, request: Reque
     return simulation.run(program)
 
 
+@pytest.mark.slow
 def test_greedy_drafts_do_not_change_the_text(tokenizer: Tokenizer) -> None:
     standard, _ = run_plaintext(tokenizer, request_for(12, 0, 0.0))
     expected = list(PROMPT)
