@@ -18,6 +18,7 @@ times_columns  w [n, cap] times the rows V of a cache. As above, with P over all
                such a row C stands in as its content (f = 0 when it was never opened): e C is then
                -P C, and takes out what it adds to the prepared product.
 append         Writes rows. Nothing is sent; they are opened when they are first used.
+lengthen       Adds rows that are not written. Nothing is sent.
 
 A row that was never written is zero and stays out of every product; its scores are exact zeros. Of
 a cache from elsewhere (plain shares) every row counts as written, of a public one every row that is
@@ -56,6 +57,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from protocols.convert import arith_cost, as_arith, correct_product_of_own_bits
@@ -217,6 +219,31 @@ append = protocol_op(
     simulate=uniform_messages(_append, nothing_to_correct),
 )
 """cache [head, cap, d] with `rows` [head, n, d] written from the public position `at` on."""
+
+
+# ---- lengthen
+
+
+def _lengthen_reference(cache: Any, *, positions: int) -> Any:
+    return jnp.pad(cache, ((0, 0), (0, positions - cache.shape[1]), (0, 0)))
+
+
+def _lengthen(party: Party, cache: Value, *, positions: int) -> Cached:
+    book, ids = _rows_of(cache)
+    old, more = as_arith(party, cache), positions - cache.shape[1]
+    words = np.pad(old.words, ((0, 0), (0, more), (0, 0)))
+    ids = np.pad(ids, (0, more), constant_values=-1)
+    return Cached(words, old.dtype, old.frac_bits, 64, book, ids, words)
+
+
+lengthen = protocol_op(
+    "lengthen",
+    reference=_lengthen_reference,
+    two_party=_lengthen,
+    cost=lambda cache, positions: arith_cost(cache),
+    simulate=uniform_messages(_lengthen, nothing_to_correct),
+)
+"""cache [head, cap, d] with zeros after it, `positions` rows in all. Rows that are open stay so."""
 
 
 # ---- products

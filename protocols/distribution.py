@@ -12,7 +12,7 @@ import numpy as np
 from spu_llm.prg import Prg
 from spu_llm.settings import SpuConfig
 
-SPREAD = 128  # nats: the logits of a row differ by less at temperature 1
+SPREAD = 128  # nats: by how much the logits of a row may differ at temperature 1
 DRAFT_BITS = 16  # drafts are drawn from multiples of 2^-16, so that q is exact on shares
 
 
@@ -29,12 +29,13 @@ class Sampling:
     tokens (0: all), of them the fewest likeliest that hold `top_p` of the mass.
 
     Both restrictions keep ties: a token stays when fewer than `top_k` are likelier, and when the
-    likelier ones hold less than `top_p`.
+    likelier ones hold less than `top_p`. No two logits differ by more than `logit_spread` nats.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    logit_spread: float = SPREAD
 
     @property
     def greedy(self) -> bool:
@@ -48,7 +49,7 @@ class Sampling:
     def difference_bits(self) -> int:
         """Signed bits of a difference of two logits over the temperature, in fixed point."""
         colder = 0 if self.greedy else max(0, math.ceil(-math.log2(self.temperature)))
-        return SpuConfig().frac_bits + SPREAD.bit_length() + colder
+        return SpuConfig().frac_bits + 1 + math.ceil(math.log2(self.logit_spread)) + colder
 
     def distribution(self, logits: np.ndarray) -> np.ndarray:
         """Probabilities float64 [vocab] of logits [vocab]."""

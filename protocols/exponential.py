@@ -15,10 +15,10 @@ Error. a <= 1 is rounded to 42 fraction bits, b_j <= e^16 to 19. Since a b = exp
 product is below 2^62 and wrong by less than 2^-43 e^16 + 2^-20, which is 0.52 units. An unbiased
 truncation (`protocols.truncate`) then rounds to a unit up or down.
 
-Where n >= M the product means nothing; a comparison n < M and `protocols.mux` make it zero. The
-comparison may leave out low bits of n: each party shifts its share (`protocols.narrow`), which is
-off by one at most, and the threshold lies two steps below M. What that cuts off too early is below
-a unit.
+Where n >= M the product means nothing; a comparison n < M and `protocols.mux` make it zero. It
+looks at a second word, `top`, which may be a coarser one with a wider reach (`protocols.narrow`):
+then it is cheap, and right for any n that the coarse word holds, while of n itself the low 23 bits
+count.
 """
 
 from __future__ import annotations
@@ -158,26 +158,28 @@ def _product_cost(count: int) -> Cost:
 # ---- the op
 
 
-def _two_party(party: Party, x: Value, *, bits: int, drop: int = 0) -> Arith:
+def _two_party(party: Party, x: Value, top: Value, *, bits: int, drop: int = 0) -> Arith:
     """1. n = -x. 2. The product's first message. 3. Whether n < M, from a sign.
     4. The product's second message, after the comparison, so that neither waits for the first one.
     5. Zero unless n < M.
     """
-    if not _REACH_BITS + 2 <= bits <= width_of(x):
-        raise ValueError(f"exponents of {bits} bits; give {_REACH_BITS + 2} to {width_of(x)}")
-    share = x if isinstance(x, Arith) else as_arith(party, x)
+    least = _REACH_BITS + 2 - drop
+    if not least <= bits <= width_of(top) or width_of(x) <= _REACH_BITS:
+        raise ValueError(f"exponents of {bits} bits; give {least} to {width_of(top)}")
+    share, coarse = (v if isinstance(v, Arith) else as_arith(party, v) for v in (x, top))
     dtype = _result_dtype(share.dtype)
     frac_bits = frac_bits_of(dtype, party.frac_bits)
     if not share.words.size:
         return Arith(share.words, dtype, frac_bits)
     # 1.
-    n = _0 - share.words.reshape(-1)
+    n, over = _0 - share.words.reshape(-1), _0 - coarse.words.reshape(-1)
     # 2.
     material = party.take(WORD_TIMES_CHOSEN, n.size)
     flip, masked = _ask(party, material, n)
     # 3.
-    top = low_bits(n, bits) >> np.uint64(drop)
-    inside = sign_words(party, top - _threshold(drop) if party.rank == CLIENT else top, bits - drop)
+    if party.rank == CLIENT:
+        over = over - (_REACH >> np.uint64(drop))
+    inside = sign_words(party, over, bits)
     # 4.
     product = _answer(party, material, n, flip, masked)
     # 5.
@@ -185,28 +187,25 @@ def _two_party(party: Party, x: Value, *, bits: int, drop: int = 0) -> Arith:
     return Arith(words.reshape(x.shape), dtype, frac_bits)
 
 
-def _threshold(drop: int) -> np.uint64:
-    """What the bits of n above `drop` are compared with."""
-    return _REACH if not drop else (_REACH >> np.uint64(drop)) - np.uint64(1)
-
-
 def _result_dtype(dtype: np.dtype) -> np.dtype:
     return dtype if np.issubdtype(dtype, np.floating) else np.dtype(np.float32)
 
 
-def _reference(x: Any, *, bits: int, drop: int = 0) -> Any:
+def _reference(x: Any, top: Any, *, bits: int, drop: int = 0) -> Any:
+    outside = top <= -REACH
     if not jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(np.float32) * np.float32(2.0**-FRAC_BITS)
-    return jnp.where(x <= -REACH, 0, jnp.exp(x)) * 2.0 ** (SCALE_BITS - FRAC_BITS)
+        outside = top <= -(int(_REACH) >> drop)
+    return jnp.where(outside | (x <= -REACH), 0, jnp.exp(x)) * 2.0 ** (SCALE_BITS - FRAC_BITS)
 
 
-def _cost(x: Value, *, bits: int, drop: int = 0) -> Cost:
+def _cost(x: Value, top: Value, *, bits: int, drop: int = 0) -> Cost:
     count = math.prod(x.shape)
-    own = _product_cost(count) + sign_cost(count, bits - drop) + mux_cost(count)
-    return arith_cost(x) + (own if count else Cost())
+    own = _product_cost(count) + sign_cost(count, bits) + mux_cost(count)
+    return arith_cost(x) + arith_cost(top) + (own if count else Cost())
 
 
-def _correct(x: Value, *, bits: int, drop: int = 0) -> Correct:
+def _correct(x: Value, top: Value, *, bits: int, drop: int = 0) -> Correct:
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
         if made.words.size:
             correct_mux(party, made.words, wanted.words)
@@ -222,9 +221,8 @@ def model(
     a, choice = client_factor(n_0.reshape(-1))
     b = provider_factors(n_1.reshape(-1))
     product = a * _pick(b, choice)
-    top_0, top_1 = (low_bits(n, bits) >> np.uint64(drop) for n in (n_0, n_1))
-    # The sum may be one below zero.
-    inside = sign_extended(top_0 + top_1, bits - drop).view(np.int64) < int(_threshold(drop))
+    top = _0 - share_of(inputs[0][1]) - share_of(inputs[1][1])
+    inside = sign_extended(top, bits).view(np.int64) < int(_REACH) >> drop
     return [np.where(inside, product.reshape(n_0.shape), _0)]
 
 
@@ -236,10 +234,10 @@ scaled_exponential = protocol_op(
     simulate=uniform_messages(_two_party, _correct),
     model=model,
 )
-"""exp(x) 2^(SCALE_BITS - FRAC_BITS) for x in (-2^(bits-1), 0] units, and exactly 0 for x <= -REACH:
-words of SCALE_BITS fraction bits, of which a truncation by the difference makes exp(x). An integer
-x counts units; a narrow share of at least `bits` bits will do. A float in either case. `drop`: low
-bits that the comparison with REACH leaves out, which makes it cheaper."""
+"""exp(x) 2^(SCALE_BITS - FRAC_BITS) for x <= 0, and exactly 0 for x <= -REACH: words of SCALE_BITS
+fraction bits, of which a truncation by the difference makes exp(x). An integer x counts units; a
+narrow share of 23 bits or more will do. `top` tells whether x > -REACH: x itself, or words of
+`bits` signed bits from floor(x / 2^drop) - 1 to floor((x + 1) / 2^drop). A float in either case."""
 
 
 def exponential(x: Any, *, bits: int = BITS) -> Any:
@@ -247,7 +245,7 @@ def exponential(x: Any, *, bits: int = BITS) -> Any:
 
     Unbiased but for the rounding of the factors. 24 bits and more; 26 reach to 128 nats.
     """
-    scaled = scaled_exponential(x, bits=bits)
+    scaled = scaled_exponential(x, x, bits=bits)
     return truncate(scaled, shift=SCALE_BITS - FRAC_BITS, how="unbiased", bits=64)
 
 

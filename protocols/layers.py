@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from protocols import product
-from protocols.cached import append, times_columns, times_rows
-from protocols.nonlinear import normalised, softmax_parts
+from protocols.cached import append, lengthen, times_columns, times_rows
+from protocols.nonlinear import normalised, score_bits, softmax_parts
 from protocols.product import matmul
 from spu_llm.approx import approximation
 from spu_llm.settings import SpuConfig
@@ -30,6 +30,10 @@ dense = approximation("dense", reference=_dense, on_shares=product.linear)
 session long."""
 
 
+def _pick(one_hot: Any, rows: Any) -> Any:
+    return one_hot @ rows
+
+
 def _look_up_on_shares(one_hot: Any, table: Any, *, label: str) -> Any:
     # A one in the last place of a word instead of a one: the product needs no truncation.
     return product.linear(one_hot * _UNIT, table, label=label, shift=0)
@@ -39,8 +43,21 @@ look_up = approximation("look_up", reference=_dense, on_shares=_look_up_on_share
 """Rows of the provider's `table` [n, d], one for each of the client's one-hot rows [rows, n]."""
 
 
+def _pick_on_shares(one_hot: Any, rows: Any) -> Any:
+    return matmul(one_hot * _UNIT, rows, shift=0)
+
+
+pick_rows = approximation("pick_rows", reference=_pick, on_shares=_pick_on_shares)
+"""Rows of shared `rows` [batch, n, d], one for each of the one-hot rows [batch, m, n]; zeros where
+a row has no one in it."""
+
+
 append_rows = approximation("append_rows", reference=append.reference, on_shares=append)
 """Cached rows [head, positions, d] with `more` [head, n, d] written from the public `at` on."""
+
+
+lengthen_rows = approximation("lengthen_rows", reference=lengthen.reference, on_shares=lengthen)
+"""Cached rows [head, n, d] with room for more: `positions` rows in all."""
 
 
 def tile_for(positions: int) -> int:
@@ -50,9 +67,10 @@ def tile_for(positions: int) -> int:
     return 64 if positions <= 64 else 128
 
 
-def attention_on_shares(query: Any, *blocks: Any) -> Any:
+def attention_on_shares(query: Any, *blocks: Any, largest_score: float) -> tuple[Any, Any]:
     """Attention of shared queries [head, n, d] over blocks of (keys, values [head, t, d], visible
-    [n, t]), the cache that grows last: [n, head * d].
+    [n, t]), the cache that grows last: [n, head * d], and what `softmax_parts` says of its sums. No
+    visible score is larger than the public `largest_score`.
 
     1. Scores of all blocks, not truncated. 2. Weights, and the inverse of their sum.
     3. Weighted values, while the inverse is under way. 4. Normalised.
@@ -69,7 +87,7 @@ def attention_on_shares(query: Any, *blocks: Any) -> Any:
     if any(v.dtype != jnp.bool_ for v in seen):
         seen = [v if v.dtype != jnp.bool_ else jnp.where(v, 0.0, -1.0) for v in seen]
     visible = jnp.tile(jnp.concatenate(seen, axis=-1), (heads, 1))
-    weights, inverse = softmax_parts(rows, visible)
+    weights, inverse, outside = softmax_parts(rows, visible, score_bits(largest_score))
     # 3.
     weights = weights.reshape(heads, n, -1)
     ends = np.cumsum([v.shape[1] for _, v, _ in layers])[:-1].tolist()
@@ -79,4 +97,4 @@ def attention_on_shares(query: Any, *blocks: Any) -> Any:
         total = total + matmul(w, v)
     # 4.
     out = normalised(total.reshape(heads * n, d), inverse)
-    return out.reshape(heads, n, d).transpose(1, 0, 2).reshape(n, heads * d)
+    return out.reshape(heads, n, d).transpose(1, 0, 2).reshape(n, heads * d), outside

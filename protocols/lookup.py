@@ -6,7 +6,7 @@ alone:
 
     table(x) = base + sum_j b_j step_j
 
-Several tables cost one conversion. The outermost two bits tell whether x was in range.
+Several tables cost one conversion.
 """
 
 from __future__ import annotations
@@ -69,11 +69,3 @@ def lookup(ones: Any, tables: Sequence[Table]) -> Any:
     scaled = jnp.broadcast_to(ones[None], wide.shape) * np.array(wide)
     return jnp.sum(scaled, axis=1) + np.array(first)
 
-
-def out_of_range(ones: Any) -> Any:
-    """int32, of such integers and one more, 1 for what is not far above the range: 0 if all values
-    were in range, else positive. One is added for a value below the first threshold, not below the
-    last, or far above; one more where a difference wrapped around. Sums stay so; a model adds them
-    up and tests against zero.
-    """
-    return jnp.sum(ones[0] + 2 - ones[-2] - ones[-1])

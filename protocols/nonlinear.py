@@ -8,17 +8,19 @@ which asserts what is said here.
 gelu, silu        10         2.0e-3, 2.4e-3 (absolute; `protocols.piecewise.quadratics`)
 reciprocal, rsqrt 12         3e-4, 2e-4 (relative; `protocols.piecewise.lines`)
 rms_norm          18         9e-4 (relative, of a whole row; 4e-4 but for the smallest rows)
-layer_norm        20         the same
 softmax over 64   48         4e-4 (relative)
 
-Ranges are the caller's promise. Where it is a promise about activations, the function also returns
-a shared int32, zero unless it was broken (`protocols.lookup.out_of_range`), for the model to add up
-and to test.
+Reciprocals and norms also return a shared int32 that is positive if an input was out of range,
+whatever its 64 bits are, else 0 (`protocols.piecewise.evaluate`); a model adds them up and lets
+nothing pass that came of others (`protocols.in_range`). Activations, scores and logits follow norms
+through known matrices, so they have bounds: their comparisons are as wide as the caller's bound
+needs (`activation_bits`, `score_bits`).
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,12 +30,12 @@ import numpy as np
 from jax import Array
 
 from protocols.exponential import SCALE_BITS, scaled_exponential
-from protocols.lookup import out_of_range
 from protocols.maximum import maximum
 from protocols.mux import mux
 from protocols.narrow import FRAC_BITS, narrow
 from protocols.piecewise import Lines, Quadratics, evaluate, lines, quadratics
 from protocols.product import scale_rows, square
+from protocols.projection import LONGEST, bound, project
 from protocols.truncate import truncate
 from spu_llm.approx import approximation
 
@@ -95,23 +97,32 @@ SILU = {
         error=0.0011,
     ),
 }  # fmt: skip
-# Of x in units of 2^-4, less a threshold: |x| < 247. A norm bounds what follows it: by
-# Cauchy-Schwarz |x_j| <= sqrt(d) |column j of the matrix| + |bias_j|, which the provider can check.
-ACTIVATION_BITS = 13
-LARGEST_ACTIVATION = 247
+LARGEST_ACTIVATION = 1000  # what the products of `protocols.piecewise.quadratics` hold
+
+
+def activation_bits(largest: float) -> int:
+    """Bits of comparisons for |x| <= largest, which is at most LARGEST_ACTIVATION: of x in units of
+    2^-4, less a threshold.
+    """
+    thresholds = [t for table in (GELU, SILU) for f in table.values() for t in f.thresholds]
+    return 1 + math.ceil(math.log2(16 * largest + max(map(abs, thresholds)) + 1))
 
 
 def _activation(name: str, function: Callable[[Any], Any], pieces: Quadratics) -> Any:
     return approximation(
-        name, reference=function, on_shares=lambda x: quadratics(x, pieces, bits=ACTIVATION_BITS)
+        name,
+        reference=lambda x, bits=0: function(x),
+        on_shares=lambda x, bits=_BITS: quadratics(x, pieces, bits=bits),
     )
 
 
+_BITS = activation_bits(240)
+
 gelu = _activation("gelu", lambda x: jax.nn.gelu(x, approximate=True), GELU[6])
-"""GELU, tanh form; |x| < 247."""
+"""GELU, tanh form; |x| <= 240, or what `bits` = `activation_bits(largest)` holds."""
 
 silu = _activation("silu", jax.nn.silu, SILU[8])
-"""SiLU; |x| < 247."""
+"""SiLU, likewise."""
 
 
 # ---- reciprocals
@@ -137,8 +148,7 @@ def _on_range(name: str, f: Callable[..., Any]) -> Any:
         return f(x), _outside(x, low, high)
 
     def on_shares(x: Any, *, low: float, high: float) -> tuple[Any, Any]:
-        y, ones = evaluate(x, _lines_of(f, low, high))
-        return y, out_of_range(ones)
+        return evaluate(x, _lines_of(f, low, high))
 
     return approximation(name, reference=reference, on_shares=on_shares)
 
@@ -153,17 +163,34 @@ rsqrt = _on_range("rsqrt", _inverse_root)
 
 # ---- norms
 
-# Mean squares of rows, public: from a small model's embedding to a large one's outliers.
+# Mean squares of rows, public; a model's own range is narrower (`models.ranges`).
 NORM_LOW, NORM_HIGH = 2.0**-11, 2.0**14
 _NORM_PIECES = 8  # per octave: half the comparisons for an error that a whole row shares
+_NORM_BITS = 31  # of comparisons: what projections need
+
+
+def norm_high(width: int) -> float:
+    """The largest power of two that rows of this width may have for a mean square, or less."""
+    return min(NORM_HIGH, 2.0 ** math.floor(math.log2(LONGEST**2 / width)))
 
 
 def _rms_norm(
-    x: Array, *, epsilon: float, gain: float = 1.0, low: float = NORM_LOW, high: float = NORM_HIGH
+    x: Array, *, epsilon: float, gain: float = 1.0, low: float = NORM_LOW, high: float | None = None
 ) -> tuple[Array, Array]:
     mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
     normed = x * (jax.lax.rsqrt(mean_square + epsilon) * gain)
-    return normed, _outside(mean_square, low, high)
+    return normed, _outside(mean_square, low, high or norm_high(x.shape[-1]))
+
+
+def check_norm(width: int, epsilon: float, low: float, high: float) -> None:
+    """ValueError when rows of this width and range cannot be normalised on shares, times some gain
+    from 1/8 to 32.
+    """
+    high = min(high, norm_high(width))
+    if not low < high:
+        raise ValueError(f"rows of {width} have mean squares below {high:g}, not from {low:g} on")
+    for gain in (0.125, 1.0, 32.0):
+        bound(width, _norm_lines(width, epsilon, gain, low, high)[0].bits)
 
 
 @functools.cache
@@ -178,91 +205,91 @@ def _norm_lines(
     def of_sum(s: np.ndarray) -> np.ndarray:
         return gain / np.sqrt(s / d + epsilon)
 
-    function = lines(of_sum, low * d, high * d, 2 * FRAC_BITS, position_out, _NORM_PIECES)
+    function = lines(
+        of_sum, low * d, high * d, 2 * FRAC_BITS, position_out, _NORM_PIECES, _NORM_BITS
+    )
     return function, position_out
 
 
 def _rms_norm_on_shares(
-    x: Any, *, epsilon: float, gain: float = 1.0, low: float = NORM_LOW, high: float = NORM_HIGH
+    x: Any, *, epsilon: float, gain: float = 1.0, low: float = NORM_LOW, high: float | None = None
 ) -> tuple[Any, Any]:
-    """1. Squares (unscaled) and their sum. 2. Its root's inverse. 3. Rows times that."""
+    """1. Squares (unscaled) and their sum, mod 2^64. 2. Its root's inverse, and whether it and the
+    row's projections are in range. 3. Rows times the inverse.
+    """
     *_, d = x.shape
-    rows = x.reshape(-1, d)
+    rows, high = x.reshape(-1, d), high or norm_high(d)
+    if high > norm_high(d):
+        raise ValueError(f"rows of {d} with a mean square up to {high:g}: too long for words")
     # 1.
     total = jnp.sum(square(rows, shift=0), axis=-1)
     # 2.
     function, position = _norm_lines(d, epsilon, gain, low, high)
-    factor, ones = evaluate(total, function)
+    limit = bound(d, function.bits)
+    projections = project(rows, factor_bits=limit.factor_bits)
+    short = narrow(projections.T, drop=64 - limit.bits, bits=limit.bits), limit.units
+    factor, outside = evaluate(total, function, short)
     # 3.
-    return scale_rows(rows, factor, shift=position).reshape(x.shape), out_of_range(ones)
+    return scale_rows(rows, factor, shift=position).reshape(x.shape), outside
 
 
 rms_norm = approximation("rms_norm", reference=_rms_norm, on_shares=_rms_norm_on_shares)
 """x [..., d] gain / sqrt(mean(x^2) + epsilon), and an int32 that is positive if some row has a mean
-square out of [low, high), else 0. low, high, gain and epsilon are public. |x|^2 < 2^26."""
+square out of [low, high), else 0. low, high (default: `norm_high`), gain and epsilon are public.
 
-
-def _layer_norm(
-    x: Array, *, epsilon: float, low: float = NORM_LOW, high: float = NORM_HIGH
-) -> tuple[Array, Array]:
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    return _rms_norm(centred, epsilon=epsilon, low=low, high=high)
-
-
-_MEAN_BITS = 20
-
-
-def _layer_norm_on_shares(
-    x: Any, *, epsilon: float, low: float = NORM_LOW, high: float = NORM_HIGH
-) -> tuple[Any, Any]:
-    """The mean is the sum times a whole number of 2^-20, truncated: one word per row."""
-    total = jnp.sum(x, axis=-1, keepdims=True) * float(round(2.0**_MEAN_BITS / x.shape[-1]))
-    mean = truncate(total, shift=_MEAN_BITS, how="unbiased", bits=64)
-    centred = x - jnp.broadcast_to(mean, x.shape)
-    return _rms_norm_on_shares(centred, epsilon=epsilon, low=low, high=high)
-
-
-layer_norm = approximation("layer_norm", reference=_layer_norm, on_shares=_layer_norm_on_shares)
-"""(x - mean) / sqrt(variance + epsilon) of every row of x [..., d], without gain and bias, and
-what `rms_norm` says of its rows."""
+On shares that int32 is right for all 64-bit words, but for a probability of 2^-40 a row at most
+(`protocols.projection`). ValueError for a range that words of 64 bits do not hold."""
 
 
 # ---- softmax
 
-SCORE_BITS = 30  # of differences of scores in a row: below 2,048 nats
-LARGEST_SCORE = 511  # so that a hidden one lies below all others
+_FINE_BITS = 30  # of scores in units: what exponentials look at, and more
 _COARSE = 8  # low bits that comparisons of scores leave out
+LARGEST_SCORE = 2.0**18  # what comparisons of narrow words hold
 RECIPROCAL_BITS = 26  # fraction bits of the reciprocal of a row's sum
 
 
-def softmax_parts(scores: Any, visible: Any = None) -> tuple[Any, Any]:
-    """Unnormalised weights exp(z - m) [rows, n] of the rows z of scores, from 0 to 1, and the
-    reciprocals [rows] of their sums, as words of 26 fraction bits.
+def score_bits(largest: float) -> int:
+    """Bits of comparisons for scores |z| <= largest, which is at most LARGEST_SCORE: of differences
+    of coarse scores, hidden ones below all others.
+    """
+    units = 2.0 ** (FRAC_BITS - _COARSE)
+    return max(18, 2 + math.ceil(math.log2(2 * largest * units + 4)))
 
-    scores: [rows, n] shared product words (36 fraction bits; as floats z 2^18), |z| < LARGEST_SCORE
-    where visible. visible: [rows, n], bool and public, or float and one party's secret: negative
-    where hidden. Hidden scores weigh exactly nothing, and every row must see one.
+
+_SCORE_BITS = score_bits(511)
+
+
+def softmax_parts(
+    scores: Any, visible: Any = None, bits: int = _SCORE_BITS
+) -> tuple[Any, Any, Any]:
+    """Unnormalised weights exp(z - m) [rows, n] of the rows z of scores, from 0 to 1, the
+    reciprocals [rows] of their sums, as words of 26 fraction bits, and an int32 that is positive if
+    a sum was out of range, else 0.
+
+    scores: [rows, n] shared product words (36 fraction bits; as floats z 2^18); `bits`, from
+    `score_bits`, holds |z| where visible. visible: [rows, n], bool and public, or float and one
+    party's secret: negative where hidden. Hidden scores weigh exactly nothing, and every row must
+    see one.
 
     m is an upper bound of the row's maximum, 0.004 above it at most: the maximum of coarse scores.
     Whoever multiplies weights with rows normalises the products: `normalised`.
     """
     # Half the way to a softmax is free: narrow words need no truncation.
-    rows = narrow(scores, drop=FRAC_BITS, bits=SCORE_BITS)
-    coarse = narrow(scores, drop=FRAC_BITS + _COARSE, bits=SCORE_BITS - _COARSE)
-    largest = maximum(_hide(coarse, visible, SCORE_BITS - _COARSE), bits=SCORE_BITS - _COARSE)
+    fine = narrow(scores, drop=FRAC_BITS, bits=_FINE_BITS)
+    coarse = _hide(narrow(scores, drop=FRAC_BITS + _COARSE, bits=bits), visible, bits)
     # Either narrow word may be one too low: coarse ones count for two more.
-    bound = largest * (1 << _COARSE) + (2 << _COARSE)
+    bound = jnp.broadcast_to(maximum(coarse, bits=bits)[:, None] + 2, coarse.shape)
     scaled = scaled_exponential(
-        _hide(rows, visible, SCORE_BITS) - jnp.broadcast_to(bound[:, None], rows.shape),
-        bits=SCORE_BITS, drop=_COARSE,
-    )  # fmt: skip
+        fine - bound * (1 << _COARSE), coarse - bound, bits=bits, drop=_COARSE
+    )
     weights = truncate(scaled, shift=SCALE_BITS - FRAC_BITS, how="unbiased", bits=64)
     if visible is not None and visible.dtype == jnp.bool_:
         weights = jnp.where(visible, weights, 0.0)
     elif visible is not None:
         weights = mux(visible >= 0, weights)
-    factor, _ = evaluate(jnp.sum(weights, axis=-1), _sum_lines(rows.shape[1]))
-    return weights, factor
+    factor, outside = evaluate(jnp.sum(weights, axis=-1), _sum_lines(coarse.shape[1]))
+    return weights, factor, outside
 
 
 def _hide(rows: Any, visible: Any, bits: int) -> Any:
@@ -289,7 +316,12 @@ def _softmax(scores: Array) -> Array:
     return jax.nn.softmax(scores * 2.0**-FRAC_BITS, axis=-1)
 
 
+def _softmax_on_shares(scores: Any) -> Any:
+    weights, factor, _ = softmax_parts(scores)  # no score leaves a sum out of range
+    return normalised(weights, factor)
+
+
 softmax_of_product = approximation(
-    "softmax_of_product", reference=_softmax, on_shares=lambda x: normalised(*softmax_parts(x))
+    "softmax_of_product", reference=_softmax, on_shares=_softmax_on_shares
 )
 """The softmax of every row of scores [rows, n], given as product words (36 fraction bits)."""

@@ -10,8 +10,8 @@ quadratics  Few pieces, many values. With T = x^2 unscaled and whole-number coef
             Each dropped fraction may cost a unit of 2^-18.
 lines       Few values, many pieces. Thresholds in geometric progression over a public range; slope
             and intercept of a piece from one look-up (`protocols.lookup`).
-              1. [x < t_j] for all j, while 2. x is truncated to what the slopes are worth.
-              3. The look-up (one round). 4. Slope times x. 5. One truncation.
+              1. [x < t_j] for all j, and whether x is in range, while 2. x is truncated to what the
+              slopes are worth. 3. The look-up (one round). 4. Slope times x. 5. One truncation.
 
 Comparisons are of `protocols.narrow` words, so a piece may still be taken within one unit beyond
 its end: the fits allow for it.
@@ -28,6 +28,7 @@ import numpy as np
 
 from protocols.compare import sign
 from protocols.convert import to_arith
+from protocols.in_range import count_outside
 from protocols.lookup import Table, lookup
 from protocols.mux import mux
 from protocols.narrow import FRAC_BITS, MAX_BITS, narrow, units, widen
@@ -127,12 +128,19 @@ class Lines:
     error: float
 
     @property
-    def far(self) -> tuple[int, int]:
-        """Bits to drop, and a threshold in such units: a comparison of `bits` bits that tells what
-        lies so far above the range that the narrow word has wrapped around.
+    def above(self) -> tuple[tuple[int, int], ...]:
+        """(bits to drop, u) of narrow words that hold the bits above those of the thresholds, up to
+        bit 63: such a word of a value in range is in [-1, u).
+
+        Each has three bits in common with the one below it, so that a word which the one above lets
+        pass is the only one with its narrow word below.
         """
-        drop = min(64 - self.bits, self.drop + self.bits - 3)
-        return drop, -(-(self.thresholds[-1] << self.drop) >> drop)
+        found, last, covered = [], self.thresholds[-1] << self.drop, self.drop + self.bits
+        while covered < 64:
+            drop = min(64 - self.bits, covered - 3)
+            found.append((drop, (last >> drop) + 1))
+            covered = drop + self.bits
+        return tuple(found)
 
 
 Function = Callable[[np.ndarray], np.ndarray]
@@ -142,10 +150,12 @@ _TOP_BITS = 8  # of the lower end, in units; fewer for a range that needs more
 
 
 def lines(
-    f: Function, low: float, high: float, position: int, position_out: int, per_octave: int = 16
-) -> Lines:
+    f: Function, low: float, high: float, position: int, position_out: int, per_octave: int = 16,
+    least_bits: int = 9,
+) -> Lines:  # fmt: skip
     """Lines for a convex, falling f. With 16 per octave the error is about 1e-4 of 1/sqrt(x) and
-    2.5e-4 of 1/x, plus what `position_out` fraction bits leave of the smallest result.
+    2.5e-4 of 1/x, plus what `position_out` fraction bits leave of the smallest result. Comparisons
+    have `least_bits` bits at least.
 
     ValueError when the range is too wide for words of 64 bits, or comparisons of 32.
     """
@@ -156,11 +166,12 @@ def lines(
         raise ValueError(too_wide)
     # Thresholds.
     drop = max(0, int(np.ceil(np.log2(low))) + position - top_bits)
+    drop = min(drop, 64 - least_bits)
     unit = 2.0 ** (drop - position)
     count = int(np.ceil(per_octave * octaves))
     ends = low * (high / low) ** (np.arange(count + 1) / count)
     thresholds = tuple(np.unique(np.round(ends / unit).astype(np.int64)).tolist())
-    bits = (thresholds[-1] - 1).bit_length() + 1
+    bits = min(64 - drop, max(least_bits, (thresholds[-1] - 1).bit_length() + 1))
     # Scales: errors of the truncated x and of rounded slopes are balanced.
     edges = np.array(thresholds) * unit
     fall = np.log2(f(edges[:1])[0] / f(edges[-1:])[0])
@@ -214,26 +225,37 @@ def _error(fitted: Lines, f: Function, position: int, position_out: int) -> floa
     return worst
 
 
-def evaluate(x: Any, function: Lines) -> tuple[Any, Any]:
+def evaluate(
+    x: Any, function: Lines, short: tuple[Any, int] | None = None
+) -> tuple[Any, Any]:
     """The function of shared words x [...] (floats by type) in words of `position_out` fraction
-    bits, and integers [thresholds + 1, ...] of which `protocols.lookup.out_of_range` makes a count:
-    the bits, and one for values below the far threshold.
+    bits, and a shared int32 that is zero if every x is in [low, high), for all 64-bit words x: up
+    to a unit of the thresholds, a word out of that range makes it positive.
 
-    Right for x in [low, high). Other words of [0, 2^(drop + 2 bits - 4)), at most 2^63, are told
-    from these: low and high are at most 2^(bits - 1) units, so where one of the two outermost
-    differences wraps around, the other one does not; and before the narrow word has wrapped around
-    to the range, the word is beyond the far threshold.
+    short: narrow words [m, ...] of `function.bits` bits and u, to be in [-u, u), too: compared in
+    the same messages, and counted with the others.
     """
     # 1.
     near = narrow(x, drop=function.drop, bits=function.bits)
-    drop, threshold = function.far
-    far = narrow(x, drop=drop, bits=function.bits)
-    differences = [_less(near, function.thresholds), _less(far, (threshold,))]
+    differences = [_less(near, function.thresholds)]
+    for drop, above in function.above:
+        differences.append(_less(narrow(x, drop=drop, bits=function.bits), (-1, above)))
+    if short is not None:
+        words, units = short
+        differences += [words + units, words - units]
     taken = sign(jnp.concatenate(differences), bits=function.bits)
     # 2.
     value = _truncated(x, function.cut)
     # 3.
     ones = to_arith(taken)
-    slope, intercept = lookup(ones[:-1], [function.slopes, function.intercepts])
+    pieces, others = jnp.split(ones, [len(function.thresholds)])
+    slope, intercept = lookup(pieces, [function.slopes, function.intercepts])
     # 4. and 5.
-    return _truncated(multiply(slope, value, shift=0) + intercept, function.shift), ones
+    y = _truncated(multiply(slope, value, shift=0) + intercept, function.shift)
+    edges = 2 * len(function.above)
+    sides = others[:edges].reshape(-1, 2, *x.shape)
+    not_below, below = [pieces[0], sides[:, 0]], [pieces[-1], sides[:, 1]]
+    if short is not None:
+        low, high = jnp.split(others[edges:], 2)
+        not_below, below = [*not_below, low], [*below, high]
+    return y, count_outside(not_below, below)

@@ -14,9 +14,11 @@ algorithms closed (Li et al., Algorithms 1 and 2):
 Simulation. All messages but the openings are those of ops that give nothing (their simulators are
 under test); three openings remain. The bits of step 3 are 0^k 1^(d-k): k is the number of emitted
 tokens less one. The bits of step 4 are 0^j 1^.. twice: block and place, the token itself. So the
-client's view follows from the emitted tokens, and the provider's from k. With hidden progress the
-bits of step 3 are opened to the client alone, and row k is taken by oblivious transfer: nothing is
-opened to the provider.
+client's view follows from the emitted tokens, and the provider's from k. With hidden progress, as
+is the default of a completion, the bits of step 3 are opened to the client alone, and row k is
+taken by oblivious transfer: nothing is opened to the provider. (A provider that shifts its share in
+step 2 reads an answer to a question of its choice from an opened stop, and nothing from a hidden
+one: `protocols.verification`.)
 
 If all of the residual was rounded away (p_k and q_k agree to about 2^-20), no block is found, and
 the draft is the token: then the bits of step 4 follow from the token being the rejected draft.

@@ -9,8 +9,8 @@ law; the variants differ in what the parties see on the way:
 |---|---|---|
 | `naive`, `post` | tokens, all rejection bits (top-k, top-p: and as many more), one row of the \
 distribution a step | draft length, steps, accepted count per step |
-| `token` (default), `race` | the emitted tokens | the same |
-| `token`, `race` with hidden progress | the emitted tokens | draft length, steps, length limits |
+| `token` (default), `race` | the emitted tokens | draft length, steps, length limits |
+| `token`, `race` with progress shown | the emitted tokens | and accepted count per step |
 
 The emitted tokens are those of whole steps: where the text ends inside one, the client has seen up
 to d tokens more. They are a function of what the client brings, and it may bring what it likes:
@@ -19,8 +19,23 @@ drafts and their laws q everywhere, thresholds r in `naive` and `post`, the nois
 leaves room for one token alone asks whether p exceeds it; a claim of next to nothing forces a draft
 through). Joint randomness takes r from its hands, not q: no variant is more than semi-honest.
 
-"The private model's law" is meant up to rounding: of weights to 18 fraction bits, of r and of
-fractions (`protocols.sampling`); the tests bound it.
+A party that deviates reaches more:
+
+| who, how | with progress shown | with progress hidden |
+|---|---|---|
+| provider adds constants to its share inside `select`, or serves weights made for it | the \
+opened stop answers a question of its choice about the drafts or the prompt at every step: a draft \
+among 64 candidates in 6 steps | nothing at a step; when the text ends, after how many steps, and \
+whether the client gives up for an activation out of range may still depend on what it asked |
+| client adds constants to its shares | logits and acceptance biased at will, and tokens that \
+answer questions about single weights: layers can be extracted, as MUSE does (Lehmkuhl et al., \
+USENIX Security 2021) | the same |
+
+"The private model's law" is meant up to rounding; the tests bound it. A draft is accepted with
+min(1, p / q) rounded to a multiple of 2^-accept (`protocols.sampling.Widths`: 14 bits for 4,096
+tokens, 11 for 50,257), the token drawn by fractions of 20 bits; where these do not fit beside a
+wide row, its low bits are rounded by a coin. The logits themselves come of a forward with weights
+of 18 fraction bits, pieces for its nonlinear functions, and a coin at every truncation.
 """
 
 from __future__ import annotations
@@ -40,6 +55,7 @@ from spu_llm.op import Functionality
 from spu_llm.prg import Prg
 
 VARIANTS = ("token", "post", "naive", "race")
+HIDING = ("token", "race")  # those that can hide progress from the provider
 
 _STEPS = "draft length, number of steps"
 _PUBLISHED = Functionality(
@@ -47,7 +63,7 @@ _PUBLISHED = Functionality(
     "of its own choice, one whole row of the distribution per step",
     provider=f"{_STEPS}, accepted count per step",
 )
-FUNCTIONALITIES = {
+FUNCTIONALITIES = {  # with progress shown
     "naive": _PUBLISHED,
     "post": _PUBLISHED,
     "token": Functionality(
@@ -120,7 +136,9 @@ def functionality(variant: str, *, hide_progress: bool = False) -> Functionality
 
 def verifier(variant: str, sampling: Sampling, *, hide_progress: bool = False) -> Verifier:
     """The variant of that name; InputError for what it does not offer."""
-    check(variant, sampling, hide_progress)
+    check(variant, sampling)
+    if hide_progress and variant not in HIDING:
+        raise InputError(f"--verify {variant} shows progress to the provider; use --verify token")
     if sampling.greedy or variant == "race":
         return Race(sampling, not sampling.greedy, hide_progress)
     if variant == "token":
@@ -128,15 +146,10 @@ def verifier(variant: str, sampling: Sampling, *, hide_progress: bool = False) -
     return Post(sampling, naive=variant == "naive")
 
 
-def check(variant: str, sampling: Sampling, hide_progress: bool = False) -> None:
-    """InputError when the variant cannot sample this way, or not hide progress."""
+def check(variant: str, sampling: Sampling) -> None:
+    """InputError when the variant cannot sample this way."""
     if variant not in VARIANTS:
         raise InputError(f"unknown --verify {variant!r}; choose from {', '.join(VARIANTS)}")
-    if hide_progress and variant not in ("token", "race"):
-        raise InputError(
-            f"--verify {variant} shows progress to the provider; use --verify token with "
-            "--hide-progress"
-        )
     if sampling.greedy and variant != "token":
         raise InputError(
             f"--verify {variant} has no greedy decoding; use --verify token or a --temperature"

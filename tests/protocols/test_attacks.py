@@ -1,11 +1,12 @@
-"""What a client makes of what it sees: attacks that work on `post` and must fail on `token`.
+"""What a party makes of what it sees: attacks that work on `post` and must fail on `token`.
 
 After spec of POST, section 8. The client follows the messages and brings true laws; what it can do
-with false ones stands at the end.
+with false ones stands at the end, and after that what a provider that deviates reads.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,12 @@ import pytest
 from protocols import token
 from protocols.post import ClientInput
 from protocols.sampling import Widths
+from protocols.select import select
+from spu_llm.op import protocol_op
+from spu_llm.party import Party
 from spu_llm.secure import Simulation
+from spu_llm.values import PROVIDER, Arith, Value
+from tests.protocols import verifying
 from tests.protocols.verifying import UNIT, Seen, two_parties
 
 VOCAB = 6
@@ -133,7 +139,7 @@ def test_span_of_the_head_from_opened_rows(simulation: Simulation) -> None:
 
 
 def test_progress_is_hidden_from_the_provider(simulation: Simulation) -> None:
-    """By default the provider sees how many drafts stay; with hidden progress it does not."""
+    """The provider sees how many drafts stay where progress is shown, and only there."""
     rng = np.random.default_rng(3)
     weights = np.stack([SURE, SURE, FLAT])
     for name, visible in (("token", True), ("hidden", False)):
@@ -223,3 +229,57 @@ def test_false_laws_ask_and_force(simulation: Simulation) -> None:
     unlikely = np.stack([row_of([0.01, 0.9, 0.09, 0.0, 0.0, 0.0]), FLAT])
     law = np.array([1, ONE - 1, 0, 0, 0, 0])
     assert all(ask_with_law(simulation, unlikely, 0, law, rng)[0] == 1 for _ in range(6))
+
+
+# ---- a provider that deviates
+
+CANDIDATES = 64
+
+
+class Probe:
+    """`select` by a provider that adds constants to its share of the drafts' rows, and there alone:
+    drafts of `chosen` then weigh more than all tokens do, others less than nothing.
+    """
+
+    def __init__(self) -> None:
+        self.chosen = np.zeros(CANDIDATES, bool)
+        self.select = protocol_op(
+            "select of a probing provider",
+            reference=select.reference, two_party=self._select, owners=select.owners,
+            cost=select.cost, simulate=select.simulate,
+        )  # fmt: skip
+
+    def _select(self, party: Party, table: Value, index: Value, **static: Any) -> Any:
+        # Tables [drafts, vocab]; those of rows and of blocks have one dimension more.
+        if party.rank == PROVIDER and isinstance(table, Arith) and len(table.shape) == 2:
+            far = np.uint64(1 << (Widths.of_weights(CANDIDATES).total - 1))
+            words = table.words + np.where(self.chosen, far, ~far + np.uint64(1))
+            table = dataclasses.replace(table, words=words)
+        return select.two_party(party, table, index, **static)
+
+
+@pytest.mark.parametrize("name", ["token", "hidden"])
+def test_a_provider_asks_for_the_draft(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Where progress is shown, the opened stop says whether the secret draft lies in a set of the
+    provider's choice: one of 64 is found in six steps, if the client keeps to it. With hidden
+    progress nothing is opened to the provider. What remains: the client still accepts or rejects by
+    that set, so whatever it later shows of its own (when the text ends, how many steps that took,
+    whether it gives up for an activation out of range) may depend on it.
+    """
+    probe, rng = Probe(), np.random.default_rng(7)
+    monkeypatch.setattr(token, "select", probe.select)
+    monkeypatch.setattr(verifying, "_FUNCTIONS", {})  # none compiled with the true op
+    weights = row_of(list(rng.dirichlet(np.ones(CANDIDATES), 2).reshape(-1))).reshape(2, -1)
+    secret, read = int(rng.integers(CANDIDATES)), 0
+    for bit in range(6):
+        probe.chosen = np.arange(CANDIDATES) >> bit & 1 == 1
+        client, provider = ask_token(simulation, weights, [secret], ONE // 4, [0], rng, name)
+        assert client.outcome.accepted == probe.chosen[secret]
+        if name == "token":
+            read |= int(provider.accepted or 0) << bit
+        else:
+            assert provider.accepted is None and provider.opened == []
+            assert {o.learner for o in provider.openings} == {"client"}
+    assert name == "hidden" or read == secret

@@ -31,6 +31,7 @@ class TestJointWords(OpContract):
 
 class TestJointFraction(OpContract):
     op = joint_fraction
+    nothing_to_compare = "each party brings one of the two inputs"
     cases = [Case((INTEGERS, INTEGERS[::-1]), OWNERS, {"bits": b}) for b in (1, 8, 18)]
 
     def test_result_is_the_reference(self) -> None:

@@ -28,7 +28,7 @@ class TestMaximum(ComposedContract):
     elementwise = False
     cases = [
         # One match of three: comparisons, a gate and two products.
-        Case((np.array([[1, 1, -2]]),), ("arith",), {"bits": 3}),
+        Case((np.array([[1, 1, -2], [-2, 0, 1]]),), ("arith",), {"bits": 3}),
         Case((np.array([[1, 1, -2]]),), ("arith20",), {"bits": 3}),
         Case((np.zeros((0, 3), np.int64),), ("arith",), {"bits": BITS}),
     ]

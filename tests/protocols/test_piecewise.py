@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.fits import FITTED, REACH, error_of, minimax, quadratics
-from protocols.lookup import Table, lookup, out_of_range
+from protocols.lookup import Table, lookup
 from protocols.narrow import FRAC_BITS
-from protocols.nonlinear import GELU, NORM_HIGH, NORM_LOW, SILU, _norm_lines
+from protocols.nonlinear import GELU, NORM_LOW, SILU, _norm_lines, norm_high
 from protocols.piecewise import MAX_ERROR, Lines, lines
 
 STATED = {"gelu": GELU, "silu": SILU}
@@ -58,41 +60,45 @@ def test_look_up_of_any_words(words: list[int]) -> None:
     assert np.max(np.abs(found - entries)) <= 4 * slack
 
 
-def test_values_out_of_range_are_counted() -> None:
-    thresholds = np.array([2, 5, 9, 16])
-    x = np.array([0, 1, 2, 8, 9, 40])
-    ones = (x[None] < thresholds[:, None]).astype(np.int32)
-    assert int(out_of_range(ones)) == 1 + 1 + 1 + 2
-    assert int(out_of_range(ones[:, 2:4])) == 0
+def _passes(x: int, function: Lines, less: Sequence[bool]) -> bool:
+    """Whether the word x is taken for one in range; `less`: narrow words that are one unit low."""
+
+    def below(top: int, threshold: int) -> bool:
+        return (top - threshold) % 2**function.bits >= 2 ** (function.bits - 1)
+
+    words = [(function.drop, function.thresholds[0], function.thresholds[-1])]
+    words += [(drop, -1, above) for drop, above in function.above]
+    assert words[-1][0] + function.bits >= 64
+    return all(
+        not below((x >> drop) - low, first) and below((x >> drop) - low, last)
+        for (drop, first, last), low in zip(words, less, strict=False)
+    )
 
 
-@given(st.integers(4, 11), st.data())
-@settings(deadline=None)
-def test_nothing_passes_for_a_value_in_range(log_d: int, data: st.DataObject) -> None:
-    """Sums of squares up to 2^26, the bound of a norm: also where a narrow word of them is that of
-    a value in range, and whether or not narrow words are one less.
+SUMS = lines(lambda x: 1 / x, 0.9, 128.5, FRAC_BITS, 26)  # few bits: several words above
+NORMS = [_norm_lines(d, 1e-5, 1.0, NORM_LOW, norm_high(d))[0] for d in (16, 256, 2048)]
+
+
+@given(st.sampled_from([SUMS, *NORMS]), st.data())
+@settings(deadline=None, max_examples=300)
+def test_only_a_value_in_range_passes_of_all_64_bit_words(
+    function: Lines, data: st.DataObject
+) -> None:
+    """Also where a narrow word is that of a value in range, whether or not it is one low, and for
+    words that are negative.
     """
-    d = 2**log_d
-    function, _ = _norm_lines(d, 1e-5, 1.0, NORM_LOW, NORM_HIGH)
-    low, high = (int(x * d * 2.0**36) for x in (NORM_LOW, NORM_HIGH))
-    wrap, most = 1 << (function.drop + function.bits), 1 << 62
+    low, high = (t << function.drop for t in (function.thresholds[0], function.thresholds[-1]))
     inside = data.draw(st.integers(low, high - 1))
-    beyond = inside + data.draw(st.integers(0, (most - inside) // wrap)) * wrap
-    x = data.draw(st.sampled_from([inside, beyond]) | st.integers(0, most))
-    one_less = data.draw(st.tuples(st.booleans(), st.booleans()))
-
-    def below(drop: int, threshold: int, less: bool) -> int:
-        top = ((x >> drop) - less - threshold) % 2**function.bits
-        return int(top >= 2 ** (function.bits - 1))
-
-    ones = [below(function.drop, t, one_less[0]) for t in function.thresholds]
-    ones.append(below(*function.far, one_less[1]))
-    counted = int(out_of_range(np.array(ones, np.int32)))
+    bit = data.draw(st.integers(0, 63))
+    aliases = st.sampled_from([inside, inside + (1 << bit), -inside, inside - (1 << bit), ~inside])
+    x = data.draw(aliases | st.integers(-(2**63), 2**63 - 1) | st.integers(low - 9, low + 9))
+    x = (x + 2**63) % 2**64 - 2**63
+    less = data.draw(st.lists(st.booleans(), min_size=4, max_size=4))
     unit = 1 << function.drop
-    if x < low - unit or x >= high + 2 * unit:
-        assert counted > 0
+    if not low <= x < high + unit:
+        assert not _passes(x, function, less)
     if low + unit <= x < high:
-        assert counted == 0
+        assert _passes(x, function, less)
 
 
 def _evaluated(x: np.ndarray, low: bool, function: Lines, position: int) -> np.ndarray:

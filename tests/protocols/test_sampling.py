@@ -43,7 +43,7 @@ class TestResidual(ComposedContract):
     op = residual
     elementwise = False
     fresh = True
-    cases = [Case((np.array([[5]]), np.array([[0]])), ("arith", "client"), {"widths": W})]
+    cases = [Case((np.array([[5], [2]]), np.array([[0], [1]])), ("arith", "client"), {"widths": W})]
 
 
 class TestLocate(ComposedContract):
@@ -51,8 +51,11 @@ class TestLocate(ComposedContract):
     elementwise = False
     fresh = True
     cases = [
-        Case((np.array([[3, 1]]), np.array([31])), ("arith", "arith"), {"draw": 5, "total": 4})
-    ]
+        Case(
+            (np.array([[3, 1], [1, 3]]), np.array([31, 0])), ("arith", "arith"),
+            {"draw": 5, "total": 4},
+        )
+    ]  # fmt: skip
 
 
 # ---- the rules, over their whole range

@@ -1,0 +1,86 @@
+"""One bit that says whether activations stayed in range, and what stands behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.in_range import count_outside, nonzero, require, when_in_range
+from spu_llm.errors import RangeError
+from spu_llm.reveal import reveal
+from spu_llm.secure import SecureFunction, Simulation
+from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
+from spu_llm.values import CLIENT, PROVIDER, Owner
+
+WORDS = np.array([0, 1, -1, 2**63 - 1, -(2**63), 2**32, -(2**61), 0])
+
+
+class TestNonzero(OpContract):
+    op = nonzero
+    fresh = True
+    cases = [
+        Case((WORDS[:3],), ("arith",)),
+        Case((WORDS[:2],), ("degenerate",)),
+        Case((WORDS[:0],), ("arith",)),
+    ]
+
+
+class TestRequire(OpContract):
+    op = require
+    masks = False
+    cases = [Case((np.array(False), WORDS), ("public", "arith"))]
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=70))
+def test_every_word_is_told_from_zero(values: list[int]) -> None:
+    x = np.array([*values, 0, 1, -1, -(2**63)])
+    outcome = run_op(nonzero, Case((x,), ("arith",)))
+    found = reconstruct_words([o[0] for o in outcome.outputs])
+    np.testing.assert_array_equal(found != 0, x != 0)
+    assert (outcome.rounds, sum(t.sent_messages for t in outcome.traffic)) == (3, 6)
+
+
+def _session(count: int) -> Any:
+    """Of two counts, one of each party: whether an opening comes after the bit, and what it is."""
+    function = SecureFunction(
+        lambda a, b: reveal(when_in_range(a + b, a), to=Owner.CLIENT, label="result"),
+        (Owner.CLIENT, Owner.PROVIDER), "checked",
+    )  # fmt: skip
+
+    def program(session: Any) -> Any:
+        mine = session.private(CLIENT, lambda: 7, (), np.int32)
+        theirs = session.private(PROVIDER, lambda: count - 7, (), np.int32)
+        try:
+            return session.get(session.call(function, mine, theirs)), session.ledger.learned()
+        except RangeError as error:
+            return error, session.ledger.learned()
+
+    return program
+
+
+def test_a_count_of_zero_lets_results_pass(simulation: Simulation) -> None:
+    (found, _), (nothing, learned) = simulation.run(_session(0))
+    assert int(found) == 7 and nothing is None
+    assert "whether activations left their ranges" in str(learned)
+
+
+@pytest.mark.parametrize("count", [1, 2, 2**20, 2**31 - 1])
+def test_any_other_count_ends_both_before_anything_else_is_opened(
+    simulation: Simulation, count: int
+) -> None:
+    for found, learned in simulation.run(_session(count)):
+        assert isinstance(found, RangeError) and "left the range" in str(found)
+        assert "whether activations left their ranges" in str(learned)
+        assert "result" not in str(learned)
+
+
+@given(st.lists(st.integers(-9, 9)), st.integers(-9, 9), st.integers(-9, 9))
+def test_what_is_not_in_range_is_counted(x: list[int], low: int, high: int) -> None:
+    values = np.array(x, np.int32)
+    bits = [(values < t).astype(np.int32) for t in (low, high)]
+    expected = sum(v < low for v in x) + sum(v >= high for v in x)
+    assert int(count_outside(bits[:1], bits[1:])) == expected
