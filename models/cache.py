@@ -5,7 +5,9 @@ A cache is a list of blocks in position order: a *prefix* that the provider know
 and, past them, the positions of the current step (chain or tree, as the mask says). Attention
 visits each block by itself; the partial results meet in `merge`. Rolling back rejected drafts is
 moving the public length of the shared block: rows at or past it are invisible and overwritten by
-the next step.
+the next step. Where the provider may not know how many drafts stayed, the length only grows, the
+client hides the rows of rejected drafts, and a block that is full is packed. Blocks start short
+and are lengthened as rows are written, since attention costs the same for every row it has.
 
 Source: "Confidential Prompting", Theorem 4.1 (attention over concatenated keys from per-block
 results).
@@ -21,11 +23,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from protocols.layers import attention_on_shares
+from protocols.layers import append_rows, attention_on_shares, lengthen_rows, pick_rows
 from spu_llm.approx import approximation
 
 # Below every score a trained model produces.
-SCORE_FLOOR = -1024.0
+SCORE_FLOOR = -1.0e30
 # Says of a position that only the client knows to be hidden.
 HIDDEN = -1.0
 
@@ -74,6 +76,31 @@ def empty_block(layers: int, heads: int, positions: int, head_dim: int) -> Block
     """A block of zeros (float32)."""
     zeros = tuple(jnp.zeros((heads, positions, head_dim), jnp.float32) for _ in range(layers))
     return Block(zeros, zeros)
+
+
+def lengthened(block: Block, positions: int) -> Block:
+    """The block with room for more rows: `positions` in all."""
+    keys, values = (
+        tuple(lengthen_rows(rows, positions=positions) for rows in part) for part in block
+    )
+    return Block(keys, values)
+
+
+def packed(block: Block, kept: Array, positions: int) -> Block:
+    """A block of `positions` rows that begins with the rows `kept` (int32 [m]; -1: a row of zeros)
+    of another one; the others are given up.
+    """
+    one_hot = jax.nn.one_hot(kept, block.positions, dtype=jnp.float32)
+    rows = jnp.concatenate([*block.keys, *block.values])  # [layer * head, position, head_dim]
+    picked = pick_rows(jnp.broadcast_to(one_hot, (rows.shape[0], *one_hot.shape)), rows)
+    parts = jnp.split(picked, 2 * len(block.keys))
+    heads, _, head_dim = block.keys[0].shape
+    room = jnp.zeros((heads, positions, head_dim), jnp.float32)
+    keys, values = (
+        tuple(append_rows(room, part, 0) for part in half)
+        for half in (parts[: len(block.keys)], parts[len(block.keys) :])
+    )
+    return Block(keys, values)
 
 
 def prefix_layer(prefix: Block, layer: int, queries: int) -> LayerBlock:
@@ -151,18 +178,19 @@ def _total(terms: Sequence[Array]) -> Array:
     return functools.reduce(jnp.add, terms)
 
 
-def _attend(query: Array, *blocks: Array) -> Array:
+def _attend(query: Array, *blocks: Array, largest_score: float) -> tuple[Array, Array]:
     layers = [LayerBlock(*blocks[i : i + 3]) for i in range(0, len(blocks), 3)]
     out = merge(partials_with_common_shift(query, layers))
     heads, queries, head_dim = out.shape
-    return out.transpose(1, 0, 2).reshape(queries, heads * head_dim)
+    return out.transpose(1, 0, 2).reshape(queries, heads * head_dim), jnp.int32(0)
 
 
 _attention = approximation("attention", reference=_attend, on_shares=attention_on_shares)
 
 
-def attend(query: Array, blocks: Sequence[LayerBlock]) -> Any:
+def attend(query: Array, blocks: Sequence[LayerBlock], largest_score: float) -> Any:
     """Attention of `query` [head, query, head_dim] (already scaled) over `blocks`, the cache that
-    grows last: [query, head * head_dim].
+    grows last: [query, head * head_dim], and an int32 that is positive if something left its range.
+    No visible score is larger than `largest_score`.
     """
-    return _attention(query, *(x for b in blocks for x in b))
+    return _attention(query, *(x for b in blocks for x in b), largest_score=largest_score)

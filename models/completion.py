@@ -78,7 +78,7 @@ def _client_side(job: dict[str, Any], programs: Programs, send: Send) -> ClientS
     directory = Path(job["draft_dir"])
     if programs.request.draft_length:
         config, params = load_model(directory)
-        drafter = Drafter(config, params, programs.capacity)
+        drafter = Drafter(config, params, programs.live_rows + programs.request.draft_length)
     return ClientSide(
         prompt=job["prompt"],
         tokenizer=Tokenizer.load(directory),

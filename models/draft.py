@@ -18,12 +18,18 @@ from models.gpt2 import GPT2Config, Params, embed_tokens, fold, head, step
 Pick = Callable[[np.ndarray, int], tuple[int, np.ndarray]]
 
 
+# Tokens that go through the model at a time, always as many: neither its shapes nor its time say
+# how many drafts were accepted. A step brings two at most that the cache does not hold: the last
+# draft, if all stayed, and the token after it.
+WIDTH = 8
+
+
 @dataclass
 class Drafter:
-    """A public GPT-2 that proposes tokens after a context.
+    """A public GPT-2 that proposes tokens after a context of up to `capacity` tokens.
 
     The cache follows the context it is given: tokens it has already seen are kept, rejected ones
-    roll back by moving the length.
+    roll back by moving the length. Compiled when it is made, for one shape.
     """
 
     config: GPT2Config
@@ -33,9 +39,13 @@ class Drafter:
 
     def __post_init__(self) -> None:
         c = self.config
-        self._shared: Block = empty_block(c.n_layer, c.n_head, self.capacity, c.head_dim)
+        self._shared: Block = empty_block(
+            c.n_layer, c.n_head, self.capacity + WIDTH, c.head_dim
+        )
         self._step = jax.jit(partial(_draft_step, self.config))
         self._weights = jax.device_put(fold(self.params, self.config))
+        self._follow([0])
+        self._seen = []
 
     def propose(
         self, context: list[int], count: int, pick: Pick
@@ -56,19 +66,32 @@ class Drafter:
         """Logits [vocab] after `tokens`, feeding only what the cache does not hold."""
         same = len(os.path.commonprefix([self._seen, tokens[:-1]]))
         self._seen = self._seen[:same]
-        fresh = tokens[same:]
-        logits, self._shared = self._step(
-            self._weights, jnp.asarray(fresh, jnp.int32), self._shared, jnp.int32(same)
-        )
+        for start in range(same, len(tokens), WIDTH):
+            fresh = tokens[start : start + WIDTH]
+            logits, self._shared = self._step(
+                self._weights,
+                np.pad(np.array(fresh, np.int32), (0, WIDTH - len(fresh))),
+                self._shared,
+                np.int32(start),
+                np.int32(len(fresh) - 1),
+            )
         self._seen = list(tokens)
         return np.asarray(logits)
 
 
 def _draft_step(
-    config: GPT2Config, weights: Params, tokens: jax.Array, cache: Block, length: jax.Array
+    config: GPT2Config,
+    weights: Params,
+    tokens: jax.Array,
+    cache: Block,
+    length: jax.Array,
+    last: jax.Array,
 ) -> tuple[jax.Array, Block]:
+    """Logits [vocab] after tokens[last], and the cache with all of them; what follows `last` is
+    seen by none of the tokens before, and its rows are written over.
+    """
     n = tokens.shape[0]
     positions = jnp.minimum(length + jnp.arange(n), config.n_positions - 1)
     x = embed_tokens(weights, tokens, positions)
     rows, cache, _ = step(weights, config, x, cache, length, see(length, n, cache.positions))
-    return head(weights, rows[-1:])[0], cache
+    return head(weights, jax.lax.dynamic_slice_in_dim(rows, last, 1))[0], cache

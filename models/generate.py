@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from models import secure_gpt2
+from models.cadence import Cadence
 from models.draft import Drafter
 from models.gpt2 import GPT2Config, Params, fold, init_params
 from models.ranges import check_ranges
@@ -24,7 +25,6 @@ from models.request import Request
 from models.tokenizer import StreamDecoder, Tokenizer
 from protocols import verification
 from protocols.distribution import Streams
-from protocols.soundness import require_sound
 from protocols.verification import Verifier
 from spu_llm.errors import WireError
 from spu_llm.prg import Prg
@@ -61,6 +61,7 @@ class ClientSide:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str = ""
+    cadence: Cadence | None = None  # of what the provider sees of a step
 
     def __post_init__(self) -> None:
         self._decoder = StreamDecoder(self.tokenizer)
@@ -73,24 +74,42 @@ class ClientSide:
         """Draft in the clear (POST, Algorithm 1, line 1)."""
         self._drafts, self._q = [], np.zeros((0, self._q.shape[1]))
         if count:
-            assert self.drafter is not None
-            self._drafts, self._q = self.drafter.propose(
-                self.prompt + self.tokens,
-                count,
-                lambda logits, position: self.verifier.propose(logits, position, self.streams),
-            )
+            self._drafts, self._q = self._draft(self.prompt + self.tokens, count, self.streams)
+
+    def _draft(
+        self, text: list[int], count: int, streams: Streams
+    ) -> tuple[list[int], np.ndarray]:
+        assert self.drafter is not None
+        return self.drafter.propose(
+            text,
+            count,
+            lambda logits, position: self.verifier.propose(logits, position, streams),
+        )
+
+    def keep_time(self, count: int) -> None:
+        """Set the cadence of steps with `count` drafts, by drafts after a text of zeros."""
+        streams = Streams(Prg.from_os(), Prg.from_os())
+        self.cadence = Cadence.of(lambda: self._draft([0] * len(self.prompt), count, streams))
 
     def step_tokens(self) -> list[int]:
         """Input of the secure forward: the last token, not cached yet, and the drafts."""
         return [(self.prompt + self.tokens)[-1], *self._drafts]
 
-    def place(self, capacity: int, context: int) -> secure_gpt2.Place:
-        """Where the step's tokens stand, for a block of `capacity` rows."""
+    def kept_rows(self, count: int) -> np.ndarray:
+        """Which rows hold the text, int32 [count], -1 after the last; they are the first ones now.
+        Of a block that is packed.
+        """
+        kept = np.flatnonzero(self._rows)
+        self._rows = [i < kept.size for i in range(count)]
+        return np.pad(kept.astype(np.int32), (0, count - kept.size), constant_values=-1)
+
+    def place(self, positions: int, context: int) -> secure_gpt2.Place:
+        """Where the step's tokens stand, for a block of `positions` rows."""
         start = len(self.prompt) + len(self.tokens) - 1
-        positions = np.minimum(start + np.arange(len(self._drafts) + 1), context - 1)
-        visible = np.zeros(capacity, bool)
+        places = np.minimum(start + np.arange(len(self._drafts) + 1), context - 1)
+        visible = np.zeros(positions, bool)
         visible[: len(self._rows)] = self._rows
-        return secure_gpt2.Place(positions, visible)
+        return secure_gpt2.Place(places, visible)
 
     def verifier_input(self) -> Any:
         """The client's input to the verifier."""
@@ -169,31 +188,59 @@ class Programs:
     verifier: Verifier
     secure: secure_gpt2.SecureGPT2
     limit: int
-    capacity: int  # rows of the shared cache block
+    sizes: tuple[int, ...]  # rows of the shared cache block, which grows
+    live_rows: int  # that hold text at most
 
     @staticmethod
     def build(config: GPT2Config, request: Request) -> Programs:
         request.check(config)
         limit = request.limit(config)
-        capacity = request.capacity(config)
+        sizes = request.sizes(config)
+        sampling = replace(request.sampling, logit_spread=config.logit_spread)
         verifier = verification.verifier(
-            request.verify, request.sampling, hide_progress=request.hide_progress
+            request.verify, sampling, hide_progress=request.hide_progress
         )
-        secure = secure_gpt2.build(config, capacity, verifier, request.logits_scale)
-        return Programs(config, request, verifier, secure, limit, capacity)
+        secure = secure_gpt2.build(config, sizes[0], verifier, request.logits_scale)
+        live = request.live_rows(config)
+        return Programs(config, request, verifier, secure, limit, sizes, live)
 
     def prepare(self, session: PartySession, weights: Any) -> None:
         """Compile everything and agree with the peer on every program, before the first secret."""
         prefill = self.prefill_shapes(weights)
         session.prepare(self.secure.prefill, *prefill)
-        _, _, shared, _ = jax.eval_shape(self.secure.prefill.fn, *_shapes(prefill))
+        _, _, shared = jax.eval_shape(self.secure.prefill.fn, *_shapes(prefill))
         shape = jax.ShapeDtypeStruct
-        decode = self.decode_shapes(weights, shared, shape((), np.int32))
-        session.prepare(self.secure.decode, *decode)
+
+        def run(function: SecureFunction, *args: Any) -> Any:
+            session.prepare(function, *args)
+            return jax.eval_shape(function.fn, *_shapes(args))
+
+        for size in self.sizes:
+            if size > shared.positions:
+                shared = run(secure_gpt2.lengthen(size), shared)
+            decode = self.decode_shapes(weights, shared, shape((), np.int32))
+            session.prepare(self.secure.decode, *decode)
+        if self.request.may_pack(self.config):
+            run(secure_gpt2.pack(self.sizes[-1]), self.kept_shapes(), shared)
         if self.request.hide_progress:
             session.prepare(announce_end, shape((1,), np.int32))
         else:
             session.prepare(announce, shape((2,), np.int32))
+
+    def with_room(
+        self, run: Callable[..., Any], shared: Any, length: int, kept: Callable[[], Any]
+    ) -> tuple[Any, int]:
+        """A block with room for a step after `length` rows, and the rows that it then has: the same
+        block, a longer one, or, when it is full, one packed by the rows `kept()` of the client's
+        choice. `run(function, *args)` runs what that takes.
+        """
+        needed = length + self.request.draft_length + 1
+        if needed <= shared.positions:
+            return shared, length
+        for size in self.sizes:
+            if needed <= size:
+                return run(secure_gpt2.lengthen(size), shared), length
+        return run(secure_gpt2.pack(self.sizes[-1]), kept(), shared), self.live_rows
 
     def prefill_shapes(self, weights: Any) -> tuple[Any, ...]:
         """Arguments of the prefill, with shapes for what the parties put in."""
@@ -205,16 +252,21 @@ class Programs:
         count = self.request.draft_length
         tokens = jax.ShapeDtypeStruct((count + 1,), np.int32)
         inputs = self._verifier_shapes(count)
-        return (weights, tokens, self.place_shapes(), *inputs, shared, length, None)
+        place = self.place_shapes(shared.positions)
+        return (weights, tokens, place, *inputs, shared, length, None)
 
-    def place_shapes(self) -> secure_gpt2.Place | None:
-        """Shapes of the client's secret place, if it is one."""
+    def place_shapes(self, positions: int) -> secure_gpt2.Place | None:
+        """Shapes of the client's secret place, if it is one, for a block of `positions` rows."""
         if not self.request.hide_progress:
             return None
         shape = jax.ShapeDtypeStruct
         return secure_gpt2.Place(
-            shape((self.request.draft_length + 1,), np.int32), shape((self.capacity,), np.bool_)
+            shape((self.request.draft_length + 1,), np.int32), shape((positions,), np.bool_)
         )
+
+    def kept_shapes(self) -> Any:
+        """Shape of the client's choice of rows to keep."""
+        return jax.ShapeDtypeStruct((self.live_rows,), np.int32)
 
     def _verifier_shapes(self, drafts: int) -> tuple[Any, Any]:
         vocab = self.config.vocab_size
@@ -273,9 +325,6 @@ def generate(
         session.make_ready(function, *args)
         return session.call(function, *args)
 
-    def check(sound: Any) -> None:
-        session.local(CLIENT, lambda: require_sound(session.get(sound)))
-
     def verifier_inputs(drafts: int) -> tuple[Any, Any]:
         def secrets() -> Any:
             assert provider is not None
@@ -287,12 +336,19 @@ def generate(
         return mine, theirs
 
     def finish_step(outcome: Any, accepted: Any, drafted: int) -> int:
-        """The client emits tokens; both learn whether text goes on, and how many drafts stay (-1
-        where the provider may not know).
+        """The client emits tokens and drafts the next step's; both learn whether text goes on, and
+        how many drafts stay (-1 where the provider may not know). Where it may not, what the client
+        does here takes a time that says nothing.
         """
 
         def resolve(c: ClientSide) -> tuple[int, int]:
+            if c.cadence is not None:
+                c.cadence.begin()
             k = c.resolve(jax.tree.map(session.get, outcome), limit)
+            if not c.finish_reason:
+                c.propose(request.draft_length)
+            if c.cadence is not None:
+                c.cadence.wait()
             return k, int(bool(c.finish_reason))
 
         done = session.local(CLIENT, client_does(resolve))
@@ -323,37 +379,43 @@ def generate(
         on_step(report)
         return stay
 
+    def kept_rows() -> Any:
+        rows = programs.live_rows
+        kept = client_does(lambda c: c.kept_rows(rows))
+        return session.private(CLIENT, kept, (rows,), np.int32)
+
+    def place_in(positions: int) -> Any:
+        place = client_does(lambda c: c.place(positions, programs.config.n_positions))
+        return private_tree(session, CLIENT, place, programs.place_shapes(positions))
+
+    if request.hide_progress:
+        session.local(CLIENT, client_does(lambda c: c.keep_time(request.draft_length)))
+
     # Prefill: the prompt's keys and values become shares; its last row gives the first token.
     with session.meter.in_phase("prefill"):
         prompt = session.private(
             CLIENT, client_does(lambda c: c.prompt), (request.prompt_tokens,), np.int32
         )
         session.local(CLIENT, client_does(lambda c: c.propose(0)))
-        outcome, accepted, shared, sound = call(
+        outcome, accepted, shared = call(
             programs.secure.prefill, weights, prompt, *verifier_inputs(0), None
         )
-        check(sound)
         finish_step(outcome, accepted, drafted=0)  # emits the first token
         length = request.prompt_tokens
 
-    # Decode: draft in the clear, verify all drafts in one secure forward, keep what was accepted.
+    # Decode: verify all drafts in one secure forward, keep what was accepted, draft in the clear.
     with session.meter.in_phase("decode"):
         count = request.draft_length
         while not report.finish_reason:
-            session.local(CLIENT, client_does(lambda c: c.propose(count)))
             tokens = session.private(
                 CLIENT, client_does(lambda c: c.step_tokens()), (count + 1,), np.int32
             )
-            place = private_tree(
-                session, CLIENT,
-                client_does(lambda c: c.place(programs.capacity, programs.config.n_positions)),
-                programs.place_shapes(),
-            )  # fmt: skip
-            outcome, accepted, shared, sound = call(
+            shared, length = programs.with_room(call, shared, length, kept_rows)
+            place = place_in(shared.positions)
+            outcome, accepted, shared = call(
                 programs.secure.decode, weights, tokens, place, *verifier_inputs(count), shared,
                 public(np.int32(length)), None,
             )  # fmt: skip
-            check(sound)
             report.steps += 1
             stay = finish_step(outcome, accepted, drafted=count)
             # Roll-back: rows of rejected drafts lie past the new length and are overwritten; where
@@ -387,6 +449,6 @@ def _declare(session: Session, request: Request) -> None:
     session.ledger.declare(PROVIDER, f"prompt length: {request.prompt_tokens} tokens")
     session.ledger.declare(PROVIDER, f"draft length: {request.draft_length}")
     session.ledger.declare(PROVIDER, "temperature, top-k, top-p and token limit")
-    # An early end tells.
-    session.ledger.declare(PROVIDER, "whether activations stayed in range, or the text ended there")
-    session.ledger.declare(CLIENT, "that the model's weights bound its activations")
+    for learner in (CLIENT, PROVIDER):
+        session.ledger.declare(learner, "whether activations left their ranges, which ends it")
+    session.ledger.declare(CLIENT, "ranges of the model's activations, by powers of two")

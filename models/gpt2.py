@@ -9,7 +9,7 @@ tanh-approximated GELU).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,15 +19,18 @@ import numpy as np
 from jax import Array
 
 from models.cache import Block, LayerBlock, attend, empty_block, prefix_layer, see
+from models.ranges import Ranges
 from protocols.layers import append_rows, dense, look_up
-from protocols.nonlinear import gelu, rms_norm
+from protocols.nonlinear import activation_bits, check_norm, gelu, norm_high, rms_norm
 
 Params = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class GPT2Config:
-    """Shape of a GPT-2 model, in the words of its `config.json`."""
+class GPT2Config(Ranges):
+    """Shape of a GPT-2 model, in the words of its `config.json`, and the ranges of its activations
+    on shares.
+    """
 
     vocab_size: int
     n_positions: int
@@ -37,6 +40,7 @@ class GPT2Config:
     layer_norm_epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         sizes = (self.vocab_size, self.n_positions, self.n_embd, self.n_layer, self.n_head)
         # Far above every GPT-2, and small enough not to exhaust memory while tracing.
         if not all(1 <= n <= 1_000_000 for n in sizes) or self.n_layer > 1000:
@@ -45,6 +49,12 @@ class GPT2Config:
             raise ValueError("n_embd must be a multiple of n_head")
         if not 0 < self.layer_norm_epsilon < 1:
             raise ValueError("layer_norm_epsilon must be between 0 and 1")
+        check_norm(self.n_embd, self.norm_epsilon, self.norm_low, self.norm_high)
+
+    @property
+    def norm_epsilon(self) -> float:
+        """What is added to mean squares of the scaled residual stream."""
+        return self.layer_norm_epsilon * 4.0**-self.stream_shift
 
     @property
     def head_dim(self) -> int:
@@ -92,7 +102,9 @@ def fold(params: Params, config: GPT2Config) -> Params:
     - Whatever is added to the residual stream is centred over its width, so that the stream has
       mean zero and LayerNorm is a division by the root mean square.
     - Logits are centred over the vocabulary: the same law, and a smaller spread.
+    - The residual stream is scaled by 2^-stream_shift, which the norms take out again.
     """
+    scale = 2.0**-config.stream_shift
 
     def after(norm: Params, linear: Params) -> Params:
         return {
@@ -100,22 +112,22 @@ def fold(params: Params, config: GPT2Config) -> Params:
             "bias": norm["bias"] @ linear["weight"] + linear["bias"],
         }
 
-    def centred(x: Any) -> Any:
-        return jax.tree.map(lambda w: w - jnp.mean(w, axis=-1, keepdims=True), x)
+    def centred(x: Any, scale: float = 1.0) -> Any:
+        return jax.tree.map(lambda w: (w - jnp.mean(w, axis=-1, keepdims=True)) * scale, x)
 
     def block(p: Params) -> Params:
         each = np.repeat([config.head_dim**-0.5, 1.0, 1.0], config.n_embd).astype(np.float32)
         return {
             "qkv": jax.tree.map(lambda w: w * each, after(p["ln_1"], p["qkv"])),
-            "out": centred(p["out"]),
+            "out": centred(p["out"], scale),
             "fc": after(p["ln_2"], p["fc"]),
-            "proj": centred(p["proj"]),
+            "proj": centred(p["proj"], scale),
         }
 
     tied = {"weight": params["wte"].T, "bias": jnp.zeros(config.vocab_size, jnp.float32)}
     return {
-        "wte": centred(params["wte"]),
-        "wpe": centred(params["wpe"]),
+        "wte": centred(params["wte"], scale),
+        "wpe": centred(params["wpe"], scale),
         "blocks": [block(p) for p in params["blocks"]],
         "head": centred(after(params["ln_f"], tied)),
     }
@@ -129,9 +141,10 @@ def linear(x: Array, params: Params, label: str) -> Array:
 def attention(
     x: Array, layer: int, weights: Params, config: GPT2Config, past: LayerBlock | None,
     keys: Array, values: Array, at: Array | int, visible: Array,
-) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Attention output [n, d] of the normalised rows `x` [n, d], and the cache with their keys and
-    values: [head, positions, head_dim] each, rows from `at` on written.
+) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+    """Attention output [n, d] of the normalised rows `x` [n, d], the cache with their keys and
+    values: [head, positions, head_dim] each, rows from `at` on written; and what left a range
+    (int32).
 
     `visible` [n, positions] is the mask; `past` is the block of a prefix.
     """
@@ -142,13 +155,16 @@ def attention(
     )
     keys, values = append_rows(keys, key, at), append_rows(values, value, at)
     blocks = [LayerBlock(keys, values, visible)]
-    rows = attend(query, [past, *blocks] if past is not None else blocks)
-    return linear(rows, weights["out"], f"h.{layer}.out"), keys, values
+    rows, outside = attend(
+        query, [past, *blocks] if past is not None else blocks, config.largest_score
+    )
+    return linear(rows, weights["out"], f"h.{layer}.out"), keys, values, outside
 
 
-def mlp(x: Array, layer: int, weights: Params) -> Array:
+def mlp(x: Array, layer: int, weights: Params, config: GPT2Config) -> Array:
     """Feed-forward layer of the normalised rows `x` [n, d]."""
-    h = gelu(linear(x, weights["fc"], f"h.{layer}.fc"))
+    bits = activation_bits(config.largest_activation)
+    h = gelu(linear(x, weights["fc"], f"h.{layer}.fc"), bits=bits)
     return linear(h, weights["proj"], f"h.{layer}.proj")
 
 
@@ -177,10 +193,11 @@ def step(
     visible: Array,
     prefix: Block | None = None,
     scale: float = 1.0,
+    normalise: Callable[..., tuple[Array, Array]] = rms_norm,
 ) -> tuple[Array, Block, Array]:
     """The stack on n further positions, of folded weights: normalised rows [n, d], times `scale`,
-    for `head`, the cache with their keys and values, and how many rows left the range of a norm
-    (int32; see `protocols.nonlinear.rms_norm`).
+    for `head`, the cache with their keys and values, and a count of what left the range of a
+    function on shares (int32; see `protocols.in_range`).
 
     `x` [n, d] is the embedding of the positions; their rows are written at `at`. `visible`
     [n, cache.positions] says what each sees, itself included (`see`); all of `prefix` is visible.
@@ -191,19 +208,22 @@ def step(
 
     def norm(x: Array, gain: float = 1.0) -> Array:
         nonlocal outside
-        normed, out = rms_norm(x, epsilon=config.layer_norm_epsilon, gain=gain)
+        normed, out = normalise(
+            x, epsilon=config.norm_epsilon, gain=gain,
+            low=config.norm_low, high=min(config.norm_high, norm_high(config.n_embd)),
+        )  # fmt: skip
         outside = outside + out
         return normed
 
     for i, weights_i in enumerate(weights["blocks"]):
         past = prefix_layer(prefix, i, x.shape[0]) if prefix is not None else None
         with jax.named_scope("attention"):
-            rows, keys[i], values[i] = attention(
+            rows, keys[i], values[i], out = attention(
                 norm(x), i, weights_i, config, past, keys[i], values[i], at, visible
             )
-            x = x + rows
+            x, outside = x + rows, outside + out
         with jax.named_scope("mlp"):
-            x = x + mlp(norm(x), i, weights_i)
+            x = x + mlp(norm(x), i, weights_i, config)
     return norm(x, scale), Block(tuple(keys), tuple(values)), outside
 
 

@@ -1,4 +1,5 @@
-"""GPT-2 directories in the Hugging Face layout: `config.json` and `model.safetensors`.
+"""GPT-2 directories in the Hugging Face layout: `config.json` and `model.safetensors`; beside them
+`ranges.json`, where the model's ranges were chosen (`models.calibration`).
 
 Weights are stored as float16 or float32 and come into memory as float32 numpy arrays. Whatever is
 wrong with a directory is one InputError that names the path and says what to do.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from models import ranges
 from models.gpt2 import HF_NAMES, GPT2Config, Params
 from spu_llm.errors import InputError
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+RANGES_FILE = "ranges.json"
 PREFIX = "transformer."
 
 # The `config.json` switches that change the arithmetic, with the only value `gpt2.py` computes.
@@ -33,9 +37,32 @@ ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
 
 
 def load_config(directory: Path) -> GPT2Config:
-    """The shape that `directory/config.json` declares, without reading weights."""
+    """The shape that `directory/config.json` declares, and the ranges in `directory/ranges.json` if
+    there is one, without reading weights.
+    """
     path = Path(directory) / CONFIG_FILE
-    return _parse_config(path, _read_json(path))
+    config = _parse_config(path, _read_json(path))
+    stored = Path(directory) / RANGES_FILE
+    return _with_ranges(config, stored, _read_json(stored)) if stored.exists() else config
+
+
+def save_ranges(directory: Path, config: GPT2Config) -> None:
+    """Write the ranges of `config` into `directory/ranges.json`. InputError when that fails."""
+    path = Path(directory) / RANGES_FILE
+    try:
+        path.write_text(json.dumps(ranges.as_dict(config), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _with_ranges(config: GPT2Config, path: Path, raw: Mapping[str, Any]) -> GPT2Config:
+    kinds = {name: type(value) for name, value in ranges.as_dict(config).items()}
+    if {name: type(value) for name, value in raw.items()} != kinds:
+        raise InputError(f"{path} has other fields than {', '.join(kinds)}; calibrate again")
+    try:
+        return replace(config, **raw)
+    except ValueError as error:
+        raise InputError(f"{path} has ranges that cannot be: {error}; calibrate again") from None
 
 
 def load_model(directory: Path) -> tuple[GPT2Config, Params]:
@@ -154,7 +181,10 @@ def _parse_config(path: Path, raw: Mapping[str, Any]) -> GPT2Config:
     epsilon = raw.get("layer_norm_epsilon", 1e-5)
     if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < 1:
         raise InputError(f"{path} has layer_norm_epsilon {epsilon!r}; it must be between 0 and 1")
-    return GPT2Config(**sizes, layer_norm_epsilon=float(epsilon))
+    try:
+        return GPT2Config(**sizes, layer_norm_epsilon=float(epsilon))
+    except ValueError as error:
+        raise InputError(f"{path} describes no model that works here: {error}") from None
 
 
 def _positive_int(path: Path, raw: Mapping[str, Any], name: str) -> int:

@@ -22,7 +22,7 @@ from spu_llm.errors import PoolError
 from spu_llm.meter import Entry
 from spu_llm.needs import Needs
 from spu_llm.pool import Pool
-from spu_llm.secure import PartySession, public
+from spu_llm.secure import PartySession, SecureFunction, public
 
 Send = Callable[..., None]
 
@@ -61,13 +61,21 @@ def needs_of(
     are the most steps.
     """
     prefill = programs.prefill_shapes(weights)
-    needs, (_, _, shared, *_) = session.needs(programs.secure.prefill, *prefill)
+    needs, (_, _, shared) = session.needs(programs.secure.prefill, *prefill)
     course, request = [needs], programs.request
     length = request.prompt_tokens
     for _ in range(steps):
+        before: list[Needs] = []
+
+        def run(function: SecureFunction, *args: Any) -> Any:
+            needs, result = session.needs(function, *args)
+            before.append(needs)  # noqa: B023 - called in this turn
+            return result
+
+        shared, length = programs.with_room(run, shared, length, programs.kept_shapes)
         decode = programs.decode_shapes(weights, shared, public(np.int32(length)))
-        needs, (_, _, shared, *_) = session.needs(programs.secure.decode, *decode)
-        course.append(needs)
+        needs, (_, _, shared) = session.needs(programs.secure.decode, *decode)
+        course.append(sum(before, Needs()) + needs)
         length += 1 + (request.draft_length if request.hide_progress else 0)
     return course
 

@@ -13,6 +13,16 @@ from spu_llm.errors import InputError
 
 MAX_NEW_TOKENS = 1_000_000  # any model's context ends before
 
+# Rows that steps write before a full block is packed again. Packed rows are opened under fresh
+# masks, but by then a tile's masks for queries are used up and rows move anyway.
+_SPARE_ROWS = 128
+_LEAST_ROWS = 96
+_ROWS_AT_ONCE = 32
+
+
+def _rounded(rows: int) -> int:
+    return -(-rows // _ROWS_AT_ONCE) * _ROWS_AT_ONCE
+
 
 @dataclass(frozen=True)
 class Request:
@@ -25,7 +35,15 @@ class Request:
     verify: str = "token"  # a variant of protocols.verification
     top_k: int = 0
     top_p: float = 1.0
-    hide_progress: bool = False  # from the provider
+    show_progress: bool = False  # to the provider: how many drafts stay
+
+    @property
+    def hide_progress(self) -> bool:
+        """Whether the provider does not learn how many drafts stay: wherever there are drafts and
+        the variant can hide it, unless asked otherwise.
+        """
+        can = self.draft_length > 0 and self.verify in verification.HIDING
+        return can and not self.show_progress
 
     @property
     def sampling(self) -> Sampling:
@@ -71,19 +89,43 @@ class Request:
             raise InputError(f"--top-k must be 1 or more (0: all), found {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise InputError(f"--top-p must be above 0 and at most 1, found {self.top_p}")
-        verification.check(self.verify, self.sampling, self.hide_progress)
+        verification.check(self.verify, self.sampling)
 
     def steps(self, config: GPT2Config) -> int:
         """Secure steps at most: the prefill and each step write a token or more."""
         return max(1, self.limit(config) - 1)
 
+    def live_rows(self, config: GPT2Config) -> int:
+        """Rows that the text has at most while it goes on."""
+        return self.prompt_tokens + self.limit(config)
+
     def capacity(self, config: GPT2Config) -> int:
-        """Rows of the shared cache block, room for the last step's drafts included. With hidden
-        progress no row is used again.
+        """Rows of the shared cache block at most, room for a step's drafts included. With hidden
+        progress the rows of rejected drafts stay until the block is full and is packed.
         """
-        if self.hide_progress:
-            return self.prompt_tokens + self.steps(config) * (self.draft_length + 1)
-        return self.prompt_tokens + self.limit(config) + self.draft_length + 1
+        if not self.hide_progress:
+            return self.live_rows(config) + self.draft_length + 1
+        return min(self._most_written(config), self.live_rows(config) + _SPARE_ROWS)
+
+    def may_pack(self, config: GPT2Config) -> bool:
+        """Whether a block of `capacity` rows may be full before the text ends."""
+        return self.hide_progress and self._most_written(config) > self.capacity(config)
+
+    def _most_written(self, config: GPT2Config) -> int:
+        """Rows of the prompt and of all steps, rejected drafts included."""
+        return self.prompt_tokens + self.steps(config) * (self.draft_length + 1)
+
+    def sizes(self, config: GPT2Config) -> tuple[int, ...]:
+        """Rows that the block has one after the other: each some quarter more than the one before.
+        All of them have tiles of one size (`protocols.layers.tile_for`), so that no row moves.
+        """
+        most, size = self.capacity(config), self.prompt_tokens + self.draft_length + 1
+        size = max(_LEAST_ROWS, _rounded(size))
+        sizes = []
+        while size + _ROWS_AT_ONCE // 2 < most:
+            sizes.append(size)
+            size = _rounded(size * 5 // 4)
+        return (*sizes, most)
 
     def limit(self, config: GPT2Config) -> int:
         """Tokens that can be generated: as asked, and within the model's context."""

@@ -175,7 +175,7 @@ def cut_blocks(
 @given(st.integers(0, 5), st.sets(st.integers(1, KEYS - 1), max_size=3))
 def test_blocks_with_a_common_shift_equal_whole_attention(seed: int, cuts: set[int]) -> None:
     query, keys, values, visible = random_attention(seed)
-    found = attend(jnp.asarray(query), cut_blocks(keys, values, visible, cuts))
+    found, _ = attend(jnp.asarray(query), cut_blocks(keys, values, visible, cuts), 511.0)
     wanted = whole_attention(query, keys, values, visible).transpose(1, 0, 2)
     np.testing.assert_allclose(found, wanted.reshape(QUERIES, -1), atol=TOLERANCE)
 
@@ -232,7 +232,7 @@ def test_rows_that_the_client_hides_have_no_influence(simulation: Simulation) ->
     visible = np.arange(hidden + seen) >= hidden
     function = SecureFunction(
         lambda q, k, v, m: reveal(
-            attend(q, [LayerBlock(k, v, jnp.where(m, 0.0, HIDDEN)[None])]),
+            attend(q, [LayerBlock(k, v, jnp.where(m, 0.0, HIDDEN)[None])], 511.0)[0],
             to=Owner.CLIENT, label="test",
         ),
         (Owner.CLIENT, Owner.PROVIDER, Owner.PROVIDER, Owner.CLIENT), "hidden rows",

@@ -10,16 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import secure_gpt2
+from models import request, secure_gpt2
 from models.draft import Drafter
 from models.generate import ClientSide, Programs, generate, private_tree, share_weights
-from models.gpt2 import fold
+from models.gpt2 import GPT2Config, fold
 from models.gpt2 import logits as whole_logits
 from models.preparation import needs_of
 from models.request import Request
 from models.tokenizer import Tokenizer
 from protocols.distribution import Sampling, Streams
+from protocols.layers import tile_for
 from protocols.post import Post
+from protocols.verification import verifier
 from spu_llm.errors import InputError
 from spu_llm.needs import Needs
 from spu_llm.prg import Prg
@@ -103,21 +105,23 @@ def test_greedy_drafts_do_not_change_the_text(tokenizer: Tokenizer) -> None:
 
 
 COURSES = [
-    request_for(6, 3, 0.0),
-    request_for(4, 2, 0.8),
-    request_for(4, 2, 0.8, "race"),
-    request_for(6, 2, 0.8, hide_progress=True),
+    request_for(6, 3, 0.0, show_progress=True),
+    request_for(4, 2, 0.8, show_progress=True),
+    request_for(4, 2, 0.8, "race", show_progress=True),
+    request_for(6, 2, 0.8),
     request_for(4, 2, 0.8, "post", top_k=40, top_p=0.95),
     *(pytest.param(r, marks=pytest.mark.slow) for r in (
         request_for(3, 0, 0.8),
-        request_for(8, 2, 0.0, hide_progress=True),
+        request_for(8, 2, 0.0),
         request_for(4, 2, 0.8, "naive"),
     )),
 ]  # fmt: skip
 ROW = ("client", "row of the distribution", 288, 21)
 END = ("provider", "accepted drafts and end of text", 2, 64)
 STOP = [(role, "where drafts stop", 2, 1) for role in ("client", "provider")]
-SOUND = ("client", "whether activations stayed in range", 1, 64)
+IN_RANGE = [
+    (learner, "whether activations left their ranges", 1, 1) for learner in ("client", "provider")
+]
 OPENED = {  # by a step with two drafts
     "token": [*STOP, ("client", "block of the token", 17, 1),
               ("client", "place of the token", 17, 1), END],
@@ -133,9 +137,16 @@ def course_name(r: Request) -> str:
     return f"{r.verify} {r.draft_length} at {r.temperature}{hidden}"
 
 
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that grow by few rows and, with hidden progress, are packed as soon as can be."""
+    for name, rows in (("_SPARE_ROWS", 4), ("_LEAST_ROWS", 1), ("_ROWS_AT_ONCE", 8)):
+        monkeypatch.setattr(request, name, rows)
+
+
 @pytest.mark.parametrize("request_", COURSES, ids=course_name)
 def test_two_parties_write_the_plaintext_text(
-    tokenizer: Tokenizer, simulation: Simulation, request_: Request
+    tokenizer: Tokenizer, simulation: Simulation, small_blocks: None, request_: Request
 ) -> None:
     """Every variant, greedy and sampled, drafted and standard: the driver gives both parties the
     same course, and the ledger holds what the variant declares.
@@ -152,14 +163,13 @@ def test_two_parties_write_the_plaintext_text(
     assert openings == provider_openings
     if request_.hide_progress:
         to_provider = {(o.label, o.count) for o in openings if o.learner == "provider"}
-        assert to_provider == {("end of text", 1)}
+        assert to_provider == {("end of text", 1), (IN_RANGE[0][1], 1)}
         assert report.accepted < report.drafted and provider_report.accepted == 0
     elif request_.draft_length == 2:
         found = [(o.learner, o.label, o.count, o.bits) for o in openings]
-        assert found.count(SOUND) == report.steps + 1
-        found = [opening for opening in found if opening != SOUND]
-        steps = OPENED[request_.verify] * report.steps
+        steps = (IN_RANGE + OPENED[request_.verify]) * report.steps
         assert found[len(found) - len(steps) :] == steps
+        assert found[: len(IN_RANGE)] == IN_RANGE and found.count(IN_RANGE[0]) == report.steps + 1
 
 
 def test_two_party_rows_after_rollback_and_prefix(simulation: Simulation) -> None:
@@ -185,13 +195,13 @@ def test_two_party_rows_after_rollback_and_prefix(simulation: Simulation) -> Non
             return private_tree(session, CLIENT, lambda: mine, shapes), None
 
         block = session.call(programs.prefix, weights, public(np.asarray(prefix, np.int32)))
-        outcome, _, shared, _ = session.call(
+        outcome, _, shared = session.call(
             programs.prefill, weights, tokens(prompt), *sure([]), block
         )
         outcomes = [outcome]
         length = len(prompt)
         for ids in (first, second):
-            outcome, _, shared, _ = session.call(
+            outcome, _, shared = session.call(
                 programs.decode, weights, tokens(ids), None, *sure(ids[1:]), shared,
                 public(np.int32(length)), block,
             )  # fmt: skip
@@ -239,15 +249,34 @@ def test_requests_that_cannot_be_served(change: dict[str, Any], words: str) -> N
         Request(**fields).check(PRIVATE)
 
 
-def test_hidden_rows_do_not_change_the_text(tokenizer: Tokenizer) -> None:
-    """Stale rows that the client hides: the same tokens as with roll-back, over many steps."""
+def test_hidden_rows_do_not_change_the_text(tokenizer: Tokenizer, small_blocks: None) -> None:
+    """Stale rows that the client hides, and gives up when the block is full: the same tokens as
+    with roll-back, over many steps.
+    """
+    assert request_for(20, 3, 0.0).may_pack(PRIVATE)
     for temperature in (0.0, 0.8):
-        plain, _ = run_plaintext(tokenizer, request_for(20, 3, temperature))
-        hidden, report = run_plaintext(
-            tokenizer, request_for(20, 3, temperature, hide_progress=True)
+        plain, _ = run_plaintext(
+            tokenizer, request_for(20, 3, temperature, show_progress=True)
         )
+        hidden, report = run_plaintext(tokenizer, request_for(20, 3, temperature))
         assert hidden.tokens == plain.tokens
         assert report.accepted < report.drafted and (report.accepted > 0 or not temperature)
+
+
+def test_blocks_grow_and_stay_bounded() -> None:
+    """With hidden progress a block ends at the text's longest and 128 rows, however many steps."""
+    for prompt, new, drafts in ((1, 1, 1), (6, 64, 7), (6, 240, 7), (30, 10, 16), (6, 240, 0)):
+        for show in (True, False):
+            asked = Request(prompt, new, drafts, 0.7, show_progress=show)
+            config = GPT2Config(288, 256, 8, 1, 1)
+            sizes = asked.sizes(config)
+            assert list(sizes) == sorted(set(sizes)) and sizes[0] >= prompt + drafts + 1
+            assert sizes[-1] <= prompt + new + (drafts + 1 if show else 128)
+            assert all(tile_for(n) == tile_for(sizes[0]) for n in sizes)
+            assert asked.hide_progress == (drafts > 0 and not show)
+    with pytest.raises(InputError, match="shows progress"):
+        verifier("post", Sampling(), hide_progress=True)
+    assert not Request(4, 4, 4, 0.7, "post").hide_progress
 
 
 def test_context_limits_the_text(tokenizer: Tokenizer) -> None:

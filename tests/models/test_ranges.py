@@ -1,29 +1,44 @@
-"""What activations can be: bounds that hold, and models that are refused."""
+"""What activations can be: bounds that hold, ranges that fit, and models that are refused."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.logits import build
 from models import ranges
-from models.gpt2 import GPT2Config, fold, init_params
-from models.ranges import check_ranges
-from spu_llm.errors import InputError
+from models.calibration import calibrated, mean_squares
+from models.gpt2 import GPT2Config, Params, fold, init_params, logits
+from models.hf import load_config, save_model, save_ranges
+from models.ranges import Ranges, bounds, check_ranges
+from protocols.nonlinear import norm_high
+from spu_llm.errors import InputError, RangeError
+from spu_llm.secure import PartySession, Simulation
+from spu_llm.values import CLIENT
+from tests.tiny import tiny_params
 
 CONFIG = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
 
 
 def weights(scale: float, name: str) -> Any:
     """Folded weights of a random model, those of one kind of layer `scale` times as large."""
+    return fold(params_with(scale, name), CONFIG)
+
+
+def params_with(scale: float, name: str) -> Params:
     params = init_params(CONFIG, jax.random.key(0))
     noise = jax.random.normal(jax.random.key(1), (8, 64))
     for i, block in enumerate(params["blocks"]):
         m = block[name]["weight"].shape[1]
         block[name] = {"weight": scale * noise[:, :m] * (i + 1), "bias": scale * noise[0, :m]}
-    return fold(params, CONFIG)
+    return params
 
 
 def rows(count: int) -> np.ndarray:
@@ -34,9 +49,11 @@ def rows(count: int) -> np.ndarray:
 
 def test_no_row_passes_the_bounds_and_some_come_near() -> None:
     block = jax.tree.map(np.asarray, weights(1.0, "fc"))["blocks"][1]["fc"]
+    found = rows(20_000) @ block["weight"] + block["bias"]
     bound = ranges._largest(block, CONFIG.n_embd)
-    found = np.max(np.abs(rows(20_000) @ block["weight"] + block["bias"]))
-    assert 0.7 * bound < found <= bound
+    assert 0.7 * bound < np.max(np.abs(found)) <= bound
+    bound = ranges._longest(block, CONFIG.n_embd)
+    assert 0.7 * bound < np.max(np.linalg.norm(found, axis=1)) <= bound
 
     qkv = jax.tree.map(np.asarray, weights(1.0, "qkv"))["blocks"][1]["qkv"]
     bound = ranges._largest_score(qkv, CONFIG)
@@ -49,26 +66,184 @@ def test_a_model_within_its_ranges_is_served() -> None:
     check_ranges(weights(1.0, "fc"), CONFIG)
 
 
-def test_logits_that_spread_too_far_are_refused() -> None:
-    wide = weights(1.0, "fc")
-    wide["head"]["weight"] = wide["head"]["weight"] * 1e4
-    with pytest.raises(InputError, match="logits can spread over"):
-        check_ranges(wide, CONFIG)
+@pytest.mark.parametrize(
+    ("scale", "name", "what"),
+    [(10.0, "fc", "feed-forward inputs"), (30.0, "qkv", "attention scores")],
+)
+def test_a_model_beyond_its_ranges_is_refused_until_they_are_chosen(
+    scale: float, name: str, what: str
+) -> None:
+    params = params_with(scale, name)
+    with pytest.raises(InputError, match=f"{what} can reach .* spu-llm calibrate") as caught:
+        check_ranges(fold(params, CONFIG), CONFIG)
+    assert "\n" not in str(caught.value)
+    chosen = calibrated(CONFIG, params, [np.arange(16)])
+    check_ranges(fold(params, chosen), chosen)
+
+
+@pytest.mark.parametrize(
+    ("scale", "name", "what"),
+    [
+        (100.0, "fc", "feed-forward inputs can reach"), (100.0, "qkv", "attention scores can"),
+        (1e8, "out", "activations can reach"),
+    ],
+)  # fmt: skip
+def test_a_model_that_no_range_holds_is_refused_in_one_line(
+    scale: float, name: str, what: str
+) -> None:
+    params = params_with(1.0, name)
+    for block in params["blocks"]:
+        block[name]["weight"] = scale * block[name]["weight"]
+    with pytest.raises(InputError, match=what) as caught:
+        check_ranges(fold(params, CONFIG), CONFIG)
+    assert "cannot be served" in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(InputError):
+        calibrated(CONFIG, params, [np.arange(16)])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
     broken = weights(1.0, "fc")
     broken["blocks"][0]["fc"]["weight"] = broken["blocks"][0]["fc"]["weight"].at[0, 0].set(value)
-    with pytest.raises(InputError, match="layer 0's feed-forward"):
+    with pytest.raises(InputError, match="NaN or infinite"):
         check_ranges(broken, CONFIG)
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("fc", "layer 1's feed-forward inputs"), ("qkv", "layer 0's attention")]
-)
-def test_a_model_that_may_leave_them_is_refused_in_one_line(name: str, what: str) -> None:
-    scale = 10.0 if name == "fc" else 30.0
-    with pytest.raises(InputError, match=what) as caught:
-        check_ranges(weights(scale, name), CONFIG)
-    assert "\n" not in str(caught.value)
+    "wrong",
+    [
+        {"norm_low": 0.0}, {"norm_low": 2.0, "norm_high": 1.0}, {"norm_low": 2.0**-20},
+        {"largest_activation": 5000.0}, {"largest_score": float("nan")}, {"stream_shift": -1},
+        {"logit_spread": 1e6}, {"logit_spread": 32.0},
+    ],
+)  # fmt: skip
+def test_ranges_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        Ranges(**wrong)
+
+
+@pytest.mark.parametrize("width", [64, 256, 768, 1600, 4096])
+@pytest.mark.parametrize("octaves", [1, 8, 26])
+def test_every_range_of_a_norm_that_is_accepted_can_be_built(width: int, octaves: int) -> None:
+    high = norm_high(width)
+    shape = {"vocab_size": 8, "n_positions": 8, "n_embd": width, "n_layer": 1, "n_head": 1}
+    config = GPT2Config(**shape, norm_low=high * 2.0**-octaves, norm_high=high)  # type: ignore[arg-type]
+    assert config.norm_high == high
+    with pytest.raises(ValueError, match="mean squares"):
+        replace(config, norm_low=high, norm_high=2 * high)
+
+
+def test_values_that_attention_cannot_add_up_are_refused() -> None:
+    """Before they are normalised, weights of a whole cache come to its number of rows."""
+    params = params_with(1.0, "fc")
+    for scale, refused in ((2.0**15, False), (2.0**21, True)):
+        params["blocks"][0]["qkv"]["bias"] = np.full(24, scale, np.float32)
+        weights = jax.tree.map(np.array, fold(params, CONFIG))
+        weights["blocks"][0]["qkv"]["bias"][:16] *= 0  # queries and keys
+        weights["blocks"][0]["out"]["weight"] *= 2.0**-12
+        if refused:
+            with pytest.raises(InputError, match="activations can reach"):
+                check_ranges(weights, CONFIG)
+        else:
+            check_ranges(weights, CONFIG)
+
+
+# ---- a model with outliers, as trained ones have them
+
+OUTLIERS = GPT2Config(vocab_size=64, n_positions=24, n_embd=64, n_layer=2, n_head=2)
+TEXT = np.arange(24) * 7 % 64
+
+
+def outliers() -> Params:
+    """A residual norm of 3,000 at the first position, scores to about 200, inputs of the GELU to
+    about 60, and a bound of more than 150 nats on the spread of logits.
+    """
+    params = tiny_params(OUTLIERS, 3)
+    params["wpe"] *= 4
+    params["wte"] *= 2
+    params["wpe"][0, 5] = 3000.0
+    for block in params["blocks"]:
+        block["qkv"]["weight"][:, :128] *= 7.8
+        block["fc"]["weight"][:, 7] *= 28.0
+        block["proj"]["weight"] *= 0.2
+    params["ln_f"]["gain"] = np.full(64, 4.5, np.float32)
+    return params
+
+
+@pytest.fixture(scope="module")
+def own_simulation() -> Iterator[Simulation]:
+    """With material for this model's weights alone, some of which is left over."""
+    with Simulation() as running:
+        yield running
+
+
+def test_outliers_are_as_large_as_they_should_be() -> None:
+    params = outliers()
+    seen = calibration_squares(params)
+    assert np.sqrt(seen.max() * 64) == pytest.approx(3000, rel=0.02)
+    found = bounds(fold(params, OUTLIERS), OUTLIERS)
+    assert found.spread > 150
+    assert np.sqrt(seen.min() * 64) < 10  # other positions
+    folded = jax.tree.map(np.asarray, fold(params, OUTLIERS))
+    x = folded["wte"][TEXT] + folded["wpe"][: len(TEXT)]
+    x = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True))
+    block = folded["blocks"][0]
+    query, key, _ = np.split(x @ block["qkv"]["weight"], 3, axis=1)
+    scores = [np.abs(query[:, h : h + 32] @ key[:, h : h + 32].T).max() for h in (0, 32)]
+    assert 150 < max(scores) < 250
+    assert 50 < np.abs(x @ block["fc"]["weight"]).max() < 80
+
+
+def calibration_squares(params: Params) -> np.ndarray:
+    return mean_squares(OUTLIERS, fold(params, OUTLIERS), TEXT)
+
+
+def secure_logits(simulation: Simulation, config: GPT2Config, params: Params, ids: Any) -> Any:
+    """Between two parties; the client's and the provider's result or error."""
+    forward, folded = build(config), fold(params, config)
+
+    def program(session: PartySession) -> Any:
+        held = jax.tree.map(
+            lambda w: session.private(1 - CLIENT, lambda: np.asarray(w), w.shape, w.dtype), folded
+        )
+        tokens = session.private(CLIENT, lambda: np.asarray(ids), (len(ids),), np.int32)
+        try:
+            return session.get(session.call(forward, held, tokens))
+        except RangeError as error:
+            return error
+
+    return simulation.run(program)
+
+
+def test_a_model_with_outliers_is_right_in_its_own_ranges(own_simulation: Simulation) -> None:
+    """The first position included; the residual stream is scaled down by a power of two."""
+    params = outliers()
+    with pytest.raises(InputError, match="spu-llm calibrate"):
+        check_ranges(fold(params, OUTLIERS), OUTLIERS)
+    chosen = calibrated(OUTLIERS, params, [TEXT])
+    assert chosen.stream_shift > 0 and chosen.norm_high <= norm_high(64)
+    ids = TEXT[:10]
+    found, _ = secure_logits(own_simulation, chosen, params, ids)
+    exact = np.asarray(logits(params, OUTLIERS, jnp.asarray(ids)))
+    assert np.max(np.abs(found - exact)) < 4e-3 * np.ptp(exact)
+
+
+def test_the_same_model_outside_its_ranges_ends_at_both_parties(own_simulation: Simulation) -> None:
+    """Calibrated on text that never saw the first position."""
+    params = outliers()
+    chosen = calibrated(OUTLIERS, params, [TEXT])
+    narrow = replace(chosen, norm_high=chosen.norm_high * 2.0**-10)
+    for found in secure_logits(own_simulation, narrow, params, TEXT[:2]):
+        assert isinstance(found, RangeError), found
+
+
+def test_ranges_are_stored_beside_the_weights(tmp_path: Path) -> None:
+    params = outliers()
+    chosen = calibrated(OUTLIERS, params, [TEXT])
+    save_model(tmp_path, OUTLIERS, params, np.float32)
+    assert load_config(tmp_path) == OUTLIERS
+    save_ranges(tmp_path, chosen)
+    assert load_config(tmp_path) == chosen
+    (tmp_path / "ranges.json").write_text('{"norm_low": 1}')
+    with pytest.raises(InputError, match="calibrate again"):
+        load_config(tmp_path)

@@ -1,0 +1,87 @@
+"""Ranges for a model from text of its owner's, in plaintext."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.cache import empty_block, see
+from models.gpt2 import GPT2Config, Params, embed_tokens, fold, step
+from models.ranges import LEAST_SPREAD, bounds, check_ranges
+from protocols.nonlinear import LARGEST_ACTIVATION, norm_high
+from spu_llm.errors import InputError
+
+_MARGIN = 4.0  # between mean squares that were seen and the range, on either side
+_LEAST = 2.0**-20  # a smaller mean square is noise on shares
+
+
+def calibrated(config: GPT2Config, params: Params, texts: Sequence[np.ndarray]) -> GPT2Config:
+    """`config` with ranges for these parameters: norms as in the texts (token ids [n] each) and the
+    embeddings, with a margin; the rest from the weights' bounds.
+
+    InputError for a model that cannot be served.
+    """
+    plain = replace(config, stream_shift=0)
+    weights = fold(params, plain)
+    seen = np.concatenate(
+        [_embeddings(weights), *(mean_squares(plain, weights, ids) for ids in texts)]
+    )
+    low, high = max(float(seen.min()) / _MARGIN, _LEAST), float(seen.max()) * _MARGIN
+    shift = max(0, math.ceil(math.log2(high / norm_high(config.n_embd)) / 2))
+    low, high = _power(low, math.floor) * 4.0**-shift, _power(high, math.ceil) * 4.0**-shift
+    try:
+        shifted = replace(plain, stream_shift=shift)
+        found = bounds(fold(params, shifted), shifted)
+        chosen = replace(
+            shifted,
+            norm_low=low, norm_high=high,
+            largest_activation=min(_above(found.activation), LARGEST_ACTIVATION),
+            largest_score=_above(found.score),
+            logit_spread=max(LEAST_SPREAD, _above(found.spread)),
+        )  # fmt: skip
+    except ValueError as exc:
+        raise InputError(f"this model cannot be served: {exc}") from None
+    check_ranges(fold(params, chosen), chosen)
+    return chosen
+
+
+def _above(bound: float) -> float:
+    return _power(max(bound, 1.0), math.ceil)
+
+
+def _power(x: float, rounded: Callable[[float], int]) -> float:
+    """The power of two next to x > 0."""
+    return float(2.0 ** rounded(math.log2(x)))
+
+
+def _embeddings(weights: Any) -> np.ndarray:
+    """The extreme mean squares of embeddings: of every token at every position."""
+    tokens, positions = (np.asarray(weights[name], np.float64) for name in ("wte", "wpe"))
+    squares = np.sum(tokens**2, axis=1)
+    found = []
+    for position in positions:
+        sums = squares + 2 * tokens @ position + position @ position
+        found += [sums.min(), sums.max()]
+    return np.maximum(found, 0.0) / tokens.shape[1]
+
+
+def mean_squares(config: GPT2Config, weights: Any, tokens: np.ndarray) -> np.ndarray:
+    """Of every row that goes into a norm, in plaintext."""
+    seen: list[jax.Array] = []
+
+    def normalise(x: jax.Array, *, epsilon: float, gain: float, **range_: float) -> Any:
+        mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
+        seen.append(mean_square)
+        return x * (jax.lax.rsqrt(mean_square + epsilon) * gain), jnp.int32(0)
+
+    n = len(tokens)
+    room = empty_block(config.n_layer, config.n_head, n, config.head_dim)
+    x = embed_tokens(weights, jnp.asarray(tokens), jnp.arange(n))
+    step(weights, config, x, room, 0, see(0, n, n), normalise=normalise)
+    return np.concatenate([np.asarray(m).reshape(-1) for m in seen])

@@ -1,0 +1,203 @@
+"""Hidden progress in time: drafts in one compiled shape, and a cadence for the provider to see."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import mannwhitneyu
+
+from models import cadence, generate
+from models.cadence import Cadence
+from models.draft import WIDTH, Drafter
+from models.generate import ClientSide, Programs, share_weights
+from models.gpt2 import GPT2Config, logits
+from models.preparation import needs_of
+from models.request import Request
+from models.tokenizer import Tokenizer
+from protocols.distribution import Streams
+from spu_llm.needs import Needs
+from spu_llm.prg import Prg
+from spu_llm.secure import PartySession, SecureFunction, Simulation
+from spu_llm.values import CLIENT, PROVIDER
+from tests.tiny import PUBLIC, VOCAB, endless, save_tokenizer, tiny_params
+
+TINY = GPT2Config(VOCAB, n_positions=64, n_embd=8, n_layer=1, n_head=1)
+PARAMS = endless(tiny_params(TINY, 1))
+DRAFTS, STEPS = 2, 14
+PROMPT = [40, 41, 42, 43]
+FALSE_ALARM = 2e-3  # of the comparison of two laws that are one
+
+
+@pytest.mark.parametrize("prompt", [1, WIDTH, 3 * WIDTH + 1])
+def test_drafts_go_through_one_compiled_shape(prompt: int) -> None:
+    """Whatever was accepted before, the drafter runs one program, compiled when it was made; and it
+    drafts from the logits of the whole text.
+    """
+    params = tiny_params(PUBLIC, 2)
+    drafter = Drafter(PUBLIC, params, 60)
+    assert drafter._step._cache_size() == 1
+    calls: list[tuple[int, ...]] = []
+    step = drafter._step
+    drafter._step = lambda w, tokens, *rest: (calls.append(tokens.shape), step(w, tokens, *rest))[1]
+    seen: list[np.ndarray] = []
+
+    def pick(found: np.ndarray, position: int) -> tuple[int, np.ndarray]:
+        seen.append(found)
+        return int(np.argmax(found)), found
+
+    text, fed = [10 + i for i in range(prompt)], []
+    for stay in (3, 0, 2, 3, 1):
+        calls.clear()
+        drafts, _ = drafter.propose(text, 3, pick)
+        fed.append(len(calls))
+        wanted = logits(params, PUBLIC, jnp.asarray(text + drafts[:2]))[-3:]
+        np.testing.assert_allclose(np.array(seen[-3:]), wanted, atol=1e-4)
+        assert set(calls) == {(WIDTH,)}
+        text = [*text, *drafts[:stay], 7 + stay]
+    assert fed[0] == 2 + math.ceil(prompt / WIDTH) and set(fed[1:]) == {3}
+    assert step._cache_size() == 1
+
+
+def test_a_cadence_lets_whole_intervals_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [5.0]
+    monkeypatch.setattr(cadence.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(cadence.time, "sleep", lambda s: now.__setitem__(0, now[0] + s / 2 + 1e-6))
+    kept = Cadence(0.25)
+    for work, passed in ((0.0, 0.25), (0.1, 0.25), (0.24, 0.25), (0.3, 0.5), (0.8, 1.0)):
+        kept.begin()
+        began = now[0]
+        now[0] += work
+        kept.wait()
+        assert now[0] - began == pytest.approx(passed, abs=1e-4)
+    times = iter([9.0, 0.011, 0.013, 0.012, 0.011, 0.01])  # the first one compiles
+
+    def rehearse() -> None:
+        now[0] += next(times)
+
+    assert Cadence.of(rehearse).interval_s == pytest.approx(0.03)
+
+
+class Swaying(Drafter):
+    """Proposes what the private model likes best and what it likes least, in turn; after drafts
+    that all stayed it takes `slower` seconds more.
+    """
+
+    slower = 0.0
+    turns = 0
+
+    def propose(self, context: list[int], count: int, pick: Any) -> Any:
+        if context[:2] == PROMPT[:2]:  # no rehearsal
+            self.turns += 1
+            time.sleep(self.slower * (self.turns % 2 == 0))
+        sign = 1 if self.turns % 2 else -1
+        return super().propose(context, count, lambda z, position: pick(sign * z, position))
+
+
+class Clocked:
+    """A session that notes when messages come, and in which function."""
+
+    def __init__(self, session: PartySession) -> None:
+        self._session = session
+        self.arrivals: list[tuple[str, float]] = []
+        self._running = ""
+        receive = session.party.channel.recv
+
+        def recv() -> bytes:
+            data = receive()
+            self.arrivals.append((self._running, time.perf_counter()))
+            return data
+
+        session.party.channel.recv = recv  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        del self._session.party.channel.recv
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def call(self, function: SecureFunction, *args: Any) -> Any:
+        self._running = function.name
+        return self._session.call(function, *args)
+
+    def gaps(self) -> np.ndarray:
+        """Seconds [steps, 2] from a step's last message to the announcement, and from that to the
+        first message of the next step.
+        """
+        names = [name for name, _ in self.arrivals]
+        at = [i for i, name in enumerate(names) if name == "announce end"]
+        times = np.array([t for _, t in self.arrivals])
+        return np.array([np.diff(times[i - 1 : i + 2]) for i in at[1:-1]])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: Any) -> Tokenizer:
+    directory: Path = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(directory)
+    return Tokenizer.load(directory)
+
+
+def watch(simulation: Simulation, tokenizer: Tokenizer, slower: float) -> Any:
+    """The provider's gaps [steps, 2] after every step but the last, and whether its drafts all
+    stayed: bool [steps].
+    """
+    new = 1 + (DRAFTS + 2) * STEPS // 2
+    request = Request(len(PROMPT), new, DRAFTS, 0.0)
+
+    def program(session: PartySession) -> Any:
+        programs = Programs.build(TINY, request)
+        weights = share_weights(session, TINY, PARAMS if session.rank == PROVIDER else None)
+        programs.prepare(session, weights)
+        session.make(sum(needs_of(session, programs, weights, STEPS), Needs()))
+        client = None
+        if session.rank == CLIENT:
+            drafter = Swaying(TINY, PARAMS, 64)
+            drafter.slower = slower
+            streams = Streams(Prg.from_os(), Prg.from_os())
+            client = ClientSide(list(PROMPT), tokenizer, drafter, programs.verifier, streams)
+        clocked: Any = Clocked(session)
+        try:
+            report = generate.generate(clocked, programs, weights, client, None)
+        finally:
+            clocked.close()
+        if client is None:
+            return clocked.gaps()
+        assert drafter._step._cache_size() == 1  # no gap holds a compilation
+        return report.emitted
+
+    emitted, gaps = simulation.run(program)
+    stayed = np.array(emitted[1:-1])
+    assert set(stayed.tolist()) == {1, DRAFTS + 1} and len(gaps) == len(stayed) >= STEPS - 2
+    return gaps, stayed == DRAFTS + 1
+
+
+@pytest.fixture(scope="module")
+def simulation() -> Iterator[Simulation]:
+    """Its own: material of products with weights belongs to one set of weights a session."""
+    with Simulation() as parties:
+        yield parties
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "no cadence"])
+def test_gaps_say_nothing_of_the_accepted_count(
+    simulation: Simulation, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """Times at the provider after steps whose drafts all stayed and after steps whose drafts all
+    went, with a client that drafts 60 ms longer after the former: ranks as of one law
+    (Mann-Whitney) where the cadence is kept, apart where it is not.
+    """
+    interval = Cadence(0.2 if kept else 1e-9)
+    monkeypatch.setattr(generate.Cadence, "of", lambda rehearse: interval)
+    gaps, stayed = watch(simulation, tokenizer, slower=0.06)
+    p = [mannwhitneyu(g[stayed], g[~stayed]).pvalue for g in gaps.T]
+    if kept:
+        assert min(p) > FALSE_ALARM / 2, gaps
+        assert np.median(gaps[:, 0]) > 0.15
+    else:
+        assert p[0] < FALSE_ALARM, gaps
