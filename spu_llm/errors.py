@@ -37,6 +37,10 @@ class WorkerError(SpuLlmError):
     """This party's own worker process died or could not start."""
 
 
+class StalledError(SpuLlmError):
+    """The session stood still for longer than its deadline; which party is stuck is not known."""
+
+
 class LeakError(SpuLlmError):
     """A secret was about to leave the secure region outside the ledger; nothing was sent."""
 

@@ -1,7 +1,7 @@
 """A party's pool directory: one folder of material for each other party it has sessions with.
 
     <directory>/id             32 hex digits, drawn once: who this party is to its peers
-    <directory>/<peer's id>/   the pool that it shares with that peer (spu_llm.stock)
+    <directory>/<peer's id>/   the pool that it shares with that peer (spu_llm.pool_files)
 
 Material serves the two parties that made it, nobody else, and a session that meets other batches at
 its peer drops its own: without a folder for each, one client would cost all others theirs. The ids
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from spu_llm.channel import Channel
 from spu_llm.errors import PoolError, WireError
-from spu_llm.stock import check, failures
+from spu_llm.pool_files import check, failures
 
 MAX_PEERS = 64  # parties that one directory has material for
 _ID = re.compile(rb"[0-9a-f]{32}")

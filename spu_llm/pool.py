@@ -38,17 +38,17 @@ import numpy as np
 
 from spu_llm.correlation import Correlation, Material, digest
 from spu_llm.errors import PoolError, WireError
-from spu_llm.prg import KEY_BYTES, Prg
-from spu_llm.stock import (
+from spu_llm.pool_files import (
     BATCH_ID,
     Files,
     Label,
     Memory,
+    PoolDirectory,
     State,
-    Stock,
     checksum,
     slice_units,
 )
+from spu_llm.prg import KEY_BYTES, Prg
 
 INVENTORY_BYTES = 1 << 20  # enough for MAX_BATCHES
 MAX_BATCHES = 20_000  # on disk
@@ -87,8 +87,8 @@ class Pool:
         self._batches: dict[str, list[_Batch]] = {}
         self._fixed: dict[str, tuple[np.ndarray, str]] = {}
         self._closed = False
-        self._stock = Stock(directory, rank) if directory is not None else None
-        self._found = [_Batch(*kept) for kept in self._stock.found] if self._stock else []
+        self._directory = PoolDirectory(directory, rank) if directory is not None else None
+        self._found = [_Batch(*kept) for kept in self._directory.found] if self._directory else []
 
     def inventory(self) -> bytes:
         """For the peer: how far the batches that were on disk at the start are used."""
@@ -181,8 +181,8 @@ class Pool:
                     batch.put_back()
         finally:
             self._batches, self._found = {}, []
-            if self._stock is not None:
-                self._stock.close()
+            if self._directory is not None:
+                self._directory.close()
 
     def _new_batch(
         self,
@@ -192,7 +192,7 @@ class Pool:
         weights: str | None,
     ) -> _Batch:
         name, units = correlation.name, correlation.chunk
-        if self._stock is not None and sum(map(len, self._batches.values())) >= MAX_BATCHES:
+        if self._directory is not None and sum(map(len, self._batches.values())) >= MAX_BATCHES:
             raise PoolError(
                 f"the pool holds {MAX_BATCHES} batches, as many as two sessions can compare; "
                 "prepare fewer steps at once"
@@ -214,16 +214,16 @@ class Pool:
             weights, tuple(checksum(results[start:stop]) for start, stop in slices),
         )  # fmt: skip
         state = State(0, 0, key)
-        if self._stock is None:
+        if self._directory is None:
             return _Batch(label, state, Memory(label, results))
-        return _Batch(label, state, self._stock.add(label, results, state))
+        return _Batch(label, state, self._directory.add(label, results, state))
 
     def _check(self, label: Label, correlation: Correlation, weights: str | None) -> None:
         """The material of a batch is what is asked for, or PoolError."""
         if label.fixed != weights:
             raise self._other_weights(label.name)
         if label.words != correlation.words:
-            where = self._stock.folder(label.name) if self._stock else "it"
+            where = self._directory.folder(label.name) if self._directory else "it"
             raise PoolError(
                 f"material of {label.name} has {label.words} words a unit, not "
                 f"{correlation.words}; remove {where}"
@@ -244,8 +244,8 @@ class Pool:
 
     def _other_weights(self, name: str) -> PoolError:
         remedy = (
-            f"remove {self._stock.directory}, or use another directory"
-            if self._stock
+            f"remove {self._directory.path}, or use another directory"
+            if self._directory
             else "start another session"
         )
         return PoolError(f"material of {name} was made for other weights; {remedy}")

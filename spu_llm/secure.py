@@ -207,6 +207,11 @@ class PartySession:
         )
         self.on_batch: Callable[[int, int], None] = lambda made, total: None
 
+    @property
+    def finished(self) -> int:
+        """How many messages and pieces of work are done: it stands still when this party does."""
+        return self._channel.traffic.messages + len(self.meter.entries)
+
     def close(self) -> None:
         """Put unused correlated randomness back on disk and wait until the peer has come to the
         end, too: it has then got all that this party sent. Only after success.

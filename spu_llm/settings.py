@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,21 @@ class SpuConfig:
     exp_iters: int = 8
     # Otherwise SPU splits work above 2,048 elements per core and messages double.
     max_concurrency: int = 1
+
+    def settings(self) -> dict[str, Any]:
+        """By SPU's own names; what is no field here is the same in every session."""
+        return {
+            "protocol": self.protocol,
+            "field": self.field,
+            "fxp_fraction_bits": self.frac_bits,
+            "fxp_exp_mode": self.exp_mode,
+            "fxp_exp_iters": self.exp_iters,
+            # One owner's values stay local; private x shared products use the cheaper kernels.
+            "experimental_enable_colocated_optimization": True,
+            "max_concurrency": self.max_concurrency,
+            # Integer products must be exact: no error in the lowest bit.
+            "cheetah_2pc_config": {"ot_kind": self.ot_kind, "enable_mul_lsb_error": False},
+        }
 
     def manifest(self) -> dict[str, str | int]:
         return {f"spu.{k}": v for k, v in vars(self).items()} | {"spu.version": version("spu")}

@@ -47,19 +47,7 @@ from spu_llm.values import (
 
 def runtime_config(config: SpuConfig, *, profile: bool) -> libspu.RuntimeConfig:
     """SPU's own settings object; `profile` writes each segment's traffic to the log."""
-    settings = {
-        "protocol": config.protocol,
-        "field": config.field,
-        "fxp_fraction_bits": config.frac_bits,
-        "fxp_exp_mode": config.exp_mode,
-        "fxp_exp_iters": config.exp_iters,
-        # One owner's values stay local; private x shared products use the cheaper kernels.
-        "experimental_enable_colocated_optimization": True,
-        "max_concurrency": config.max_concurrency,
-        "enable_pphlo_profile": profile,
-        # Integer products must be exact: no error in the lowest bit.
-        "cheetah_2pc_config": {"ot_kind": config.ot_kind, "enable_mul_lsb_error": False},
-    }
+    settings = config.settings() | {"enable_pphlo_profile": profile}
     parsed = libspu.RuntimeConfig()
     assert parsed.ParseFromJsonString(json.dumps(settings))
     return parsed

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,6 +35,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command and exit: 0 success, 2 bad input, 1 any other failure, 130 interrupted."""
+    started = time.monotonic()
     signal.signal(signal.SIGTERM, _terminated)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # started with that stream closed
@@ -43,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if argv is None else argv
     debug = "--debug" in arguments
     try:
-        options = _parser().parse_args(arguments)
+        options = _parser().parse_args(arguments, argparse.Namespace(started=started))
         options.run(options)
         sys.stdout.flush()
         code = 0
@@ -133,8 +135,10 @@ def _parser() -> Parser:
     _insecure_option(generate)
     generate.set_defaults(run=_generate)
 
+    from spu_llm.app import calibrating
     from spu_llm.app.studies import add_commands
 
+    calibrating.add_command(commands)
     add_commands(commands)
     return parser
 
@@ -164,8 +168,9 @@ def _request_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verify", default="token", metavar="VARIANT",
                         help="token (default; gives away tokens alone), post and naive (as "
                         "published), race")  # fmt: skip
-    parser.add_argument("--hide-progress", action="store_true",
-                        help="the provider does not learn how many drafts stay")  # fmt: skip
+    parser.add_argument("--show-progress", action="store_true",
+                        help="the provider learns how many drafts stay, step by step: somewhat "
+                        "cheaper (with --verify post and naive it always does)")  # fmt: skip
     parser.add_argument("--top-k", type=int, default=0, metavar="K",
                         help="draw among the K likeliest tokens (with --verify post)")  # fmt: skip
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P",
@@ -222,11 +227,12 @@ def _client(options: argparse.Namespace, host: str, port: int) -> Any:
         verify=options.verify,
         top_k=options.top_k,
         top_p=options.top_p,
-        hide_progress=options.hide_progress,
+        show_progress=options.show_progress,
         stop=tuple(options.stop),
         draft_seed=options.seed,
         sampling_seed=options.seed if options.command == "demo" else None,
         pool=options.pool,
+        started=options.started,
     )
 
 
@@ -320,7 +326,7 @@ def _prepare(options: argparse.Namespace) -> None:
         verify=options.verify,
         top_k=options.top_k,
         top_p=options.top_p,
-        hide_progress=options.hide_progress,
+        show_progress=options.show_progress,
     )
     likely = -(-(new - 1) // 3) if drafts else new - 1
     asked = PrepareOptions(

@@ -19,6 +19,7 @@ from models.request import Request
 from models.tokenizer import Tokenizer
 from spu_llm.app import programs
 from spu_llm.app.supervisor import Outcome, Worker, python_command, run_session
+from spu_llm.app.watch import WAIT_S
 from spu_llm.errors import InputError, PeerError, SpuLlmError
 from spu_llm.net.control import Control
 from spu_llm.net.manifest import Manifest, Scalar, source_digest
@@ -33,8 +34,8 @@ CONNECT_S = 20.0
 GREETING_S = 6.0
 HANDSHAKE_S = 10.0
 PROVIDER_EXIT_S = 2.0
-# Silence on the SPU link is judged by the supervisors' heartbeat, not by this.
-LINK_TIMEOUT_MS = 3_600_000
+# How long SPU waits for one message: the supervisors judge first, and say why.
+LINK_TIMEOUT_MS = int(1000 * (WAIT_S + 60))
 
 
 def _shared_manifest(tokenizer: Tokenizer, network: str) -> Manifest:
@@ -210,11 +211,13 @@ class GenerateOptions:
     verify: str = "token"
     top_k: int = 0
     top_p: float = 1.0
-    hide_progress: bool = False
+    show_progress: bool = False
     stop: tuple[str, ...] = field(default=())
     draft_seed: int | None = None
     sampling_seed: int | None = None
     pool: Path | None = None  # where material outlives the session
+    # On the monotonic clock: what the first token's and all elapsed seconds are counted from.
+    started: float = field(default_factory=time.monotonic, compare=False)
 
 
 def generate(
@@ -245,10 +248,17 @@ def generate(
         "sampling_seed": options.sampling_seed,
         "pool_dir": _text(options.pool),
     }
+    first_token: list[float] = []
+
+    def watch(event: dict[str, Any], relay: Relay) -> None:
+        if event["event"] in ("text", "step") and not first_token:
+            first_token.append(time.monotonic() - options.started)
+        on_event(event, relay)
+
     outcome, agreed = run_as_client(
-        options.server, tokenizer, programs.COMPLETION, asdict(request), job, on_event, check=check
+        options.server, tokenizer, programs.COMPLETION, asdict(request), job, watch, check=check
     )
-    return _summary(options, outcome, agreed)
+    return _summary(options, outcome, agreed, first_token[0])
 
 
 def run_as_client(
@@ -352,7 +362,7 @@ def check_request(options: GenerateOptions) -> tuple[Tokenizer, list[int], Reque
         verify=options.verify,
         top_k=options.top_k,
         top_p=options.top_p,
-        hide_progress=options.hide_progress,
+        show_progress=options.show_progress,
     )
     request.check_options()
     if options.draft_length:
@@ -361,7 +371,7 @@ def check_request(options: GenerateOptions) -> tuple[Tokenizer, list[int], Reque
 
 
 def _summary(
-    options: GenerateOptions, outcome: Outcome, agreed: Manifest
+    options: GenerateOptions, outcome: Outcome, agreed: Manifest, first_token: float
 ) -> dict[str, Any]:
     result = outcome.result
     report, traffic, seconds = result["report"], result["traffic"], result["seconds"]
@@ -378,6 +388,8 @@ def _summary(
         "drafted": report["drafted"],
         "accepted": report["accepted"],
         "seconds": {p: round(seconds.get(p, 0.0), 3) for p in ("offline", *online)},
+        "first_token_seconds": round(first_token, 3),
+        "elapsed_seconds": round(time.monotonic() - options.started, 3),
         "bytes": {
             kind: {
                 "client_to_provider": total("sent_bytes", *phases),
@@ -500,4 +512,6 @@ def _provider_failure(provider: subprocess.Popen[str], seen: SpuLlmError) -> Spu
     if not lines:
         return seen
     words = lines[-1].removeprefix("spu-llm: error: ")
+    if words in str(seen):
+        return seen
     return InputError(words) if code == 2 else PeerError(f"{seen}; the provider said: {words}")

@@ -29,6 +29,7 @@ STUDIES = {
     "stock-gpt2": "experiments.stock_gpt2",
     "stock-layers": "experiments.stock_layers",
     "scale": "experiments.scale",
+    "completion-study": "experiments.completions",
 }
 _MODULES = {
     COMPLETION: "models.completion",

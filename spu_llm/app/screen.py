@@ -86,31 +86,12 @@ class Screen(Stages):
             sys.stdout.flush()
 
     def summary(self, result: dict[str, Any]) -> None:
-        """What it took, and what each party learned."""
-        tokens, steps, seconds = len(result["token_ids"]), result["steps"], result["seconds"]
-        online = result["bytes"]["online"]
-        lines = [
-            f"{tokens} tokens, ended by {result['finish_reason']}; prefill "
-            f"{seconds['prefill']:.1f} s, {steps} secure steps in {seconds['decode']:.1f} s"
-        ]
-        if steps:
-            decoded = tokens - 1
-            lines.append(
-                f"{decoded / seconds['decode']:.2f} tokens/s, {decoded / steps:.2f} tokens per step"
-            )
-        if result["drafted"]:
-            accepted, drafted = result["accepted"], result["drafted"]
-            lines.append(f"{accepted} of {drafted} drafts accepted ({accepted / drafted:.0%})")
-        offline = sum(result["bytes"]["offline"].values())
-        lines.append(f"offline: {seconds['offline']:.1f} s, {offline / 1e6:.1f} MB")
-        lines.append(
-            f"online: client sent {online['client_to_provider'] / 1e6:.1f} MB, provider "
-            f"{online['provider_to_client'] / 1e6:.1f} MB, {result['messages']['online']} messages"
-        )
+        """What each party learned, and what it took."""
+        lines = []
         for role, facts in result["learned"].items():
             lines.append(f"{role} learned:")
             lines += [f"  - {fact}" for fact in facts]
-        print("\n".join(lines), file=sys.stderr)
+        print("\n".join([*lines, *_figures(result)]), file=sys.stderr)
 
     def _show_prompt(self) -> None:
         if not self._texted:
@@ -121,3 +102,40 @@ class Screen(Stages):
     def _write(self, text: str) -> None:
         sys.stdout.write(text.translate(_HARMLESS) if sys.stdout.isatty() else text)
         sys.stdout.flush()
+
+
+def _figures(result: dict[str, Any]) -> list[str]:
+    """Speed and traffic: online alone, and with all that comes before and beside it."""
+    tokens, steps, drafted = len(result["token_ids"]), result["steps"], result["drafted"]
+    seconds, elapsed = result["seconds"], result["elapsed_seconds"]
+    online, offline = result["bytes"]["online"], sum(result["bytes"]["offline"].values())
+    wire = result["wire_bytes"]
+    text = f"{tokens} tokens, ended by {result['finish_reason']}"
+    if steps:
+        text += f"; {steps} secure steps, {(tokens - 1) / steps:.2f} tokens a step"
+    if drafted:
+        accepted = result["accepted"]
+        text += f", {accepted} of {drafted} drafts accepted ({accepted / drafted:.0%})"
+    lines = [text]
+    if tokens:
+        lines.append(
+            f"first token: after {result['first_token_seconds']:.1f} s, set-up and material "
+            f"included (prefill alone {seconds['prefill']:.1f} s)"
+        )
+    if steps:
+        rate = (tokens - 1) / seconds["decode"]
+        lines.append(f"online: {rate:.2f} tokens/s, {seconds['decode']:.1f} s of decoding")
+    everything = f"everything included: {elapsed:.1f} s, {seconds['offline']:.1f} s of them offline"
+    lines.append(everything + (f"; {elapsed / tokens:.2f} s per token" if tokens else ""))
+    lines += [
+        f"payload: online {_mb(sum(online.values()))} in {result['messages']['online']:,} messages "
+        f"(client sent {_mb(online['client_to_provider'])}, provider "
+        f"{_mb(online['provider_to_client'])}), offline {_mb(offline)}",
+        f"on the wire: {_mb(sum(wire.values()))} (client sent {_mb(wire['client_to_provider'])}, "
+        f"provider {_mb(wire['provider_to_client'])})",
+    ]
+    return lines
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"

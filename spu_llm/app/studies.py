@@ -66,23 +66,47 @@ def add_commands(commands: Any) -> None:
     claims = experiment.add_subparsers(dest="claim", required=True)
     logits = claims.add_parser("logits", help="secure logits against float32")
     logits.add_argument("--positions", type=int, default=200, metavar="N",
-                        help="held-out positions (default: %(default)s)")  # fmt: skip
+                        help="held-out positions on shares (default: %(default)s)")  # fmt: skip
+    logits.add_argument("--pieces-positions", type=int, default=5000, metavar="N",
+                        help="in plaintext by the same pieces (default: %(default)s)")  # fmt: skip
     _common(logits, _logits)
     transcript = claims.add_parser(
         "transcript", help="whether message sizes and counts depend on secrets"
     )
     _common(transcript, _transcript)
-    cost = claims.add_parser("cost", help="a generated token: the stock path against ours")
+    cost = claims.add_parser("cost", help="a step: the stock path's against ours")
     cost.add_argument("--network", type=_networks, default="local,lan,wan", metavar="NAME,...",
                       help="local, lan, wan: one after another (default: %(default)s)")  # fmt: skip
     cost.add_argument("--steps", type=int, default=2, metavar="K",
                       help="measured steps of each kind (default: %(default)s)")  # fmt: skip
     cost.add_argument("--draft-length", type=int, default=7, metavar="G",
-                      help="drafts per step (default: %(default)s)")  # fmt: skip
+                      help="a step of that and one more position (default: %(default)s)")
     cost.add_argument("--prompt", help="default: that of demo")
     cost.add_argument("--draft-model", type=Path, help="public model directory")
-    cost.add_argument("--plot", type=Path, metavar="FILE", help="draw seconds per token")
+    cost.add_argument("--plot", type=Path, metavar="FILE", help="draw seconds per step")
     _common(cost, _cost)
+    completions = claims.add_parser(
+        "completions", help="complete generations: ours and the stock path, all that they cost",
+        description="Hours. Each run is written at once; the same command goes on where it was "
+        "stopped.",
+    )  # fmt: skip
+    completions.add_argument("--network", type=_networks, default="local,lan", metavar="NAME,...",
+                             help="local, lan, wan (default: %(default)s)")  # fmt: skip
+    completions.add_argument("--prompts", type=int, metavar="N",
+                             help="the first N held-out prompts (default: all)")  # fmt: skip
+    completions.add_argument("--only", type=_names, metavar="NAME,...",
+                             help="ours-drafted, ours-standard, stock (default: all)")  # fmt: skip
+    completions.add_argument("--tokens", type=int, default=32, metavar="N",
+                             help="of each completion (default: %(default)s)")  # fmt: skip
+    completions.add_argument("--stock-tokens", type=int, metavar="N",
+                             help="end the stock path's runs earlier; they are marked")
+    completions.add_argument("--draft-model", type=Path, help="public model directory")
+    completions.add_argument("--plot", type=Path, metavar="FILE", help="draw seconds per token")
+    _common(completions, _completions)
+    stock_options = claims.add_parser(
+        "stock-options", help="bytes and messages of the stock path under SPU's own options"
+    )
+    _common(stock_options, _stock_options)
     latency = claims.add_parser("latency", help="latency against input length, by kind of layer")
     latency.add_argument("--positions", type=_numbers, default="1,2,4,8,16", metavar="N,N,...",
                          help="positions of a step (default: %(default)s)")  # fmt: skip
@@ -115,6 +139,13 @@ def add_commands(commands: Any) -> None:
     prices.add_argument("--with", dest="more", type=_paths, default=[], metavar="FILE,...",
                         help="results of `experiment scale --network local` to fit to as well")
     _common(prices, _prices)
+
+    exact = claims.add_parser(
+        "exact", help="exact messages and bytes, and whether the documents say the same"
+    )
+    exact.add_argument("--write", action="store_true",
+                       help="bring the documents and experiments/data/exact.json up to date")
+    _common(exact, _exact)
 
     estimate = commands.add_parser(
         "estimate", help="what a completion would cost: a larger model, another network",
@@ -243,7 +274,9 @@ def _logits(options: argparse.Namespace) -> None:
 
     _check_folder(options.json, "--json")
     held_out = SHIPPED / "held_out.jsonl"
-    result = logits.measure(options.model or shipped("private"), held_out, options.positions)
+    result = logits.measure(
+        options.model or shipped("private"), held_out, options.positions, options.pieces_positions
+    )
     _conclude(options, result, logits.table(result))
 
 
@@ -267,16 +300,66 @@ def _cost(options: argparse.Namespace) -> None:
     prompt = options.prompt or DEFAULT_PROMPT
     request = cost.Request(prompt, options.draft_length, options.steps)
     request.check(model, draft_model)
-    speed = cost.greedy_speed(model, draft_model, request.draft_length)
     _each_network(
         options, options.network,
-        lambda network: cost.measure(model, draft_model, request, network, speed), cost_report,
+        lambda network: cost.measure(model, draft_model, request, network), cost_report,
     )  # fmt: skip
 
 
+def _completions(options: argparse.Namespace) -> None:
+    from experiments import completions, completions_report
+    from spu_llm.app.cli import shipped, write_json
+
+    _check_folder(options.json, "--json")
+    _check_folder(options.plot, "--plot")
+    model = options.model or shipped("private")
+    draft_model = options.draft_model or shipped("public")
+    systems = options.only or list(completions.SYSTEMS)
+    if unknown := set(systems) - set(completions.SYSTEMS):
+        raise InputError(f"--only: there is no {min(unknown)!r}; choose from "
+                         f"{', '.join(completions.SYSTEMS)}")  # fmt: skip
+    prompts = completions.read_prompts()
+    if options.prompts is not None and not 1 <= options.prompts <= len(prompts):
+        raise InputError(f"--prompts must be 1 to {len(prompts)}, found {options.prompts}")
+    runs = completions.matrix(
+        prompts[: options.prompts], options.network, systems, options.tokens, options.stock_tokens
+    )
+    completions.check(model, draft_model, runs)
+    found = completions.load(options.json)
+    for asked, prompt in completions.missing(runs, found):
+        print(f"{asked.network}, {asked.prompt}, {asked.mode}, {asked.system}", flush=True)
+        try:
+            found["runs"].append(completions.measure(asked, prompt, model, draft_model))
+        except SpuLlmError as exc:
+            # The next run of hours may do better; this one is made when the command is given again.
+            print(f"  failed: {exc}", flush=True)
+            found["failed"].append({"asked": vars(asked), "error": str(exc)})
+        if options.json is not None:
+            write_json(options.json, found)
+    if found["runs"]:
+        print(completions_report.table(found), flush=True)
+    if options.plot is not None and found["runs"]:
+        completions_report.plot(found, options.plot)
+    if left := completions.missing(runs, found):
+        raise SpuLlmError(f"{len(left)} of {len(runs)} runs failed; give the command again")
+    if failures := [text for record in found["runs"] for text in record["failures"]]:
+        raise SpuLlmError(f"a result is wrong: {'; '.join(failures[:3])}")
+
+
+def _stock_options(options: argparse.Namespace) -> None:
+    from experiments import stock_options
+    from spu_llm.app.cli import shipped, write_json
+
+    _check_folder(options.json, "--json")
+    result = stock_options.measure(options.model or shipped("private"))
+    print(stock_options.table(result), flush=True)
+    if options.json is not None:
+        write_json(options.json, result)
+
+
 def _latency(options: argparse.Namespace) -> None:
-    from experiments import cost, latency, latency_report
-    from spu_llm.app.cli import DEFAULT_DRAFT_LENGTH, DEFAULT_PROMPT, shipped
+    from experiments import latency, latency_report
+    from spu_llm.app.cli import DEFAULT_PROMPT, shipped
 
     _check_folder(options.json, "--json")
     _check_folder(options.plot, "--plot")
@@ -284,13 +367,12 @@ def _latency(options: argparse.Namespace) -> None:
     draft_model = options.draft_model or shipped("public")
     prompt = options.prompt or DEFAULT_PROMPT
     latency.check(model, draft_model, prompt, options.positions, options.repeat)
-    speed = cost.greedy_speed(model, draft_model, DEFAULT_DRAFT_LENGTH)
     first: list[dict[str, Any]] = []
 
     def measure(network: str) -> dict[str, Any]:
         result = latency.measure(
             model, draft_model, prompt, options.positions, options.repeat, network,
-            stock=options.stock, speed=speed, local=first[0] if first else None,
+            stock=options.stock, local=first[0] if first else None,
         )  # fmt: skip
         first.append(result)
         return result
@@ -347,6 +429,27 @@ def _results(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"--with: {path} is not the JSON of a study") from None
     return found
+
+
+def _exact(options: argparse.Namespace) -> None:
+    from experiments import exact, exact_cells
+    from spu_llm.app.cli import shipped, write_json
+
+    _check_folder(options.json, "--json")
+    if options.write and options.model is not None:
+        raise InputError("--write is for the shipped model's figures; leave --model out")
+    found = exact.figures(options.model or shipped("private"))
+    print(exact_cells.table(found), flush=True)
+    for path in filter(None, [options.json, exact.FILE if options.write else None]):
+        write_json(path, found)
+    stale = exact_cells.documents(found, write=options.write)
+    if options.write:
+        stale = exact_cells.documents(found, write=False)  # what cannot be written
+    elif exact_cells.stored(exact.FILE) != found:
+        stale.append(f"{exact.FILE.name} has other figures")
+    if stale:
+        text = "; ".join(stale[:3])
+        raise SpuLlmError(f"{len(stale)} stale ({exact_cells.COMMAND} mends them): {text}")
 
 
 def _estimate(options: argparse.Namespace) -> None:

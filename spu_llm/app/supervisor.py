@@ -7,7 +7,9 @@ ends first, it stops the rest within seconds and says why.
 from __future__ import annotations
 
 import json
+import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -17,13 +19,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spu_llm.errors import InputError, PeerError, SpuLlmError, WorkerError
+from spu_llm.app.watch import Watch
+from spu_llm.errors import InputError, PeerError, SpuLlmError, StalledError, WorkerError
 from spu_llm.net.control import Control
 from spu_llm.values import ROLES
 
 WORKER_START_S = 120.0
-WORKER_SILENT_S = 30.0  # it shows life every 2 s, but a compiler may hold it up
 AFTER_PEER_S = 30.0  # for our half, once the peer has finished its own
+# For the peer to say how it ended, where its end may be the cause of what is seen here. Who lost a
+# worker speaks first: the other one's link has failed because of it.
+DEATH_WORD_S = 2.0
+LINK_WORD_S = 5.0
 STDERR_KEPT = 4000
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -72,6 +78,20 @@ class Worker:
         if event is None:
             raise self.death()
         return event
+
+    def cpu_s(self) -> float:
+        """CPU time that the worker has used so far, in seconds; 0 once it has gone."""
+        try:
+            with open(f"/proc/{self._process.pid}/stat") as file:
+                user, system = file.read().rpartition(")")[2].split()[11:13]
+        except OSError:
+            return 0.0
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def killed(self) -> bool:
+        """Whether it was killed from outside, which no broken link does."""
+        return self._process.poll() == -signal.SIGKILL
 
     def death(self) -> WorkerError:
         """How the worker ended, with its last words: for this party's eyes only."""
@@ -132,8 +152,9 @@ def run_session(
 ) -> Outcome:
     """Run `job` in `worker` over an agreed session; the caller closes both afterwards.
 
-    PeerError, WorkerError or the worker's own error, whichever ended the session; the peer is told
-    who failed unless it was itself, but not how: a worker's words may quote its secrets.
+    PeerError, WorkerError, StalledError or the worker's own error, whichever ended the session; the
+    peer is told who failed unless it was itself, but not how: a worker's words may quote its
+    secrets.
     """
     try:
         _wait_ready(control, worker)
@@ -149,6 +170,10 @@ def run_session(
     except PeerError:
         worker.stop()
         control.close()
+        raise
+    except StalledError as exc:
+        worker.stop()
+        control.bye(str(exc), ok=False)
         raise
     except SpuLlmError:
         worker.stop()
@@ -170,15 +195,15 @@ def _wait_ready(control: Control, worker: Worker) -> None:
 
 
 def _follow(control: Control, worker: Worker, on_event: OnEvent) -> dict[str, Any]:
-    """Pass on the worker's events until its result; it must show life and not outlast the peer."""
-    heard = time.monotonic()
+    """Pass on the worker's events until its result; it must get on and not outlast the peer."""
+    watch = Watch(control, worker.cpu_s)
     peer_finished: float | None = None
     while True:
         try:
             event = worker.next_event(0.2)
         except WorkerError:
             # SPU exits when its link breaks: then the peer's end is the cause, ours the symptom.
-            if control.ended.wait(2.0):
+            if control.ended.wait(0.0 if worker.killed else DEATH_WORD_S):
                 _check_peer(control)
             raise
         now = time.monotonic()
@@ -186,16 +211,13 @@ def _follow(control: Control, worker: Worker, on_event: OnEvent) -> dict[str, An
             peer_finished = peer_finished or now
             if now - peer_finished > AFTER_PEER_S:
                 raise PeerError("the peer finished, but this party's half did not")
-        if event is not None:
-            heard = now
-        elif now - heard > WORKER_SILENT_S:
-            raise WorkerError(f"the worker process showed no life for {WORKER_SILENT_S:g} s")
+        watch.look(event)
         if event is None or event["event"] == "alive":
             _check_peer(control)
         elif event["event"] == "result":
             return event
         elif event["event"] == "error":
-            if control.ended.wait(0.5):
+            if control.ended.wait(LINK_WORD_S if event["of_link"] else 0.0):
                 control.check()
             error = InputError if event["exit_code"] == 2 else WorkerError
             raise error(event["message"])

@@ -15,10 +15,11 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from spu_llm.errors import PoolError, SpuLlmError
+from spu_llm.errors import PeerError, PoolError, SpuLlmError
 from spu_llm.values import ROLES
 
 ALIVE_S = 2.0  # between signs of life
@@ -31,6 +32,7 @@ class Events:
         self._out: IO[str] = os.fdopen(os.dup(1), "w", encoding="utf-8")
         self._lock = threading.Lock()
         os.dup2(2, 1)
+        self.finished: Callable[[], int] = lambda: 0  # messages and work of the thread that works
 
     def send(self, event: str, **fields: Any) -> None:
         with self._lock:
@@ -38,12 +40,12 @@ class Events:
             self._out.flush()
 
     def show_life(self) -> None:
-        """Tell the supervisor every ALIVE_S that this process is not frozen."""
+        """Tell the supervisor every ALIVE_S that this process is not frozen, and how far it is."""
 
         def beat() -> None:
             while True:
                 time.sleep(ALIVE_S)
-                self.send("alive")
+                self.send("alive", finished=self.finished())
 
         threading.Thread(target=beat, daemon=True).start()
 
@@ -65,9 +67,11 @@ def main() -> None:
     try:
         events.send("result", **run_job(json.loads(line), events))
     except SpuLlmError as exc:
-        events.send("error", message=str(exc), exit_code=exc.exit_code)
+        of_link = isinstance(exc, PeerError)  # perhaps only a symptom of how the peer ended
+        events.send("error", message=str(exc), exit_code=exc.exit_code, of_link=of_link)
     except RuntimeError as exc:  # SPU's own errors: the link broke or a program cannot run
-        events.send("error", message=f"SPU failed: {_first_line(exc)}", exit_code=1)
+        message = f"SPU failed: {_first_line(exc)}"
+        events.send("error", message=message, exit_code=1, of_link=True)
     finally:
         sys.stdout.flush()
     # SPU's link threads may outlive the peer; everything of worth has been sent.
@@ -86,6 +90,7 @@ def run_job(job: dict[str, Any], events: Events) -> dict[str, Any]:
     link = create_link(rank, job["addresses"], timeout_ms=job["timeout_ms"])
     pool_dir = Path(job["pool_dir"]) if job.get("pool_dir") else None
     session = PartySession(link, SpuConfig(**job["spu"]), pool_dir=pool_dir)
+    events.finished = lambda: session.finished
     session.on_batch = lambda made, total: events.send("making", made=made, total=total)
     if pool_dir is not None and session.pool_folder is None:
         events.send("note", text="the other party keeps no material: --pool has no effect")

@@ -33,12 +33,15 @@ class Control:
     """The control side of a relay, which it starts and closes.
 
     `ended` is set when the peer says goodbye or the connection fails; `check` then says which.
+    `progress` may be raised by the owner and goes out with each heartbeat; `peer_progress` is what
+    the peer has said of itself.
     """
 
     def __init__(self, relay: Relay, heartbeat_s: float = HEARTBEAT_S) -> None:
         self.relay = relay
         self.ended = threading.Event()
         self.peer_bye: Bye | None = None
+        self.progress = self.peer_progress = 0
         self._heartbeat_s = heartbeat_s
         self._changed = threading.Condition()
         self._their_fields: dict[str, object] | None = None
@@ -118,7 +121,7 @@ class Control:
         message = _decode(payload)
         match message.get("type"):
             case "ping":
-                pass  # any byte received is a sign of life
+                self._got_ping(message.get("progress"))
             case "manifest":
                 self._got_manifest(message.get("fields"))
             case "bye":
@@ -128,6 +131,12 @@ class Control:
                 self._bye_answered.set()
             case other:
                 raise WireError(f"control message of unknown type {str(other)[:80]!a}")
+
+    def _got_ping(self, progress: object) -> None:
+        # Any byte received is a sign of life; this says whether the peer's worker gets on.
+        if type(progress) is not int:
+            raise WireError("control message with a heartbeat that is malformed")
+        self.peer_progress = progress
 
     def _got_manifest(self, fields: object) -> None:
         if not isinstance(fields, dict) or self._their_fields is not None:
@@ -173,7 +182,7 @@ class Control:
         seen = -1
         while not self.relay.ended.wait(self._heartbeat_s / _LOOKS_PER_BEAT):
             if look % _LOOKS_PER_BEAT == 0:
-                self._send({"type": "ping"})
+                self._send({"type": "ping", "progress": self.progress})
             look += 1
             now_seen = self.relay.signs_of_life
             alive = now_seen != seen or self.relay.held_by_worker

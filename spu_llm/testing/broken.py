@@ -10,7 +10,7 @@ import numpy as np
 from spu_llm.channel import Channel, SealedChannel
 from spu_llm.correlation import Correlation, Form, Material
 from spu_llm.party import Party
-from spu_llm.testing.run import leaked_stream
+from spu_llm.testing.run import leaked_words
 from spu_llm.values import Owner
 
 
@@ -82,12 +82,11 @@ class KnownMask(BrokenParty):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.known: set[tuple[int, ...]] = set()  # shapes of masks
+        self.known: set[tuple[tuple[int, ...], bool]] = set()  # shapes of masks, and if bits
 
     def spoil(self, words: np.ndarray, form: Form) -> np.ndarray:
-        self.known.add(words.shape)
-        known = leaked_stream().words(words.shape)
-        return known & np.uint64(1) if form is Form.BIT else known
+        self.known.add((words.shape, form is Form.BIT))
+        return leaked_words(words.shape, form is Form.BIT)
 
 
 MASK_TWINS: dict[str, type[Party]] = {

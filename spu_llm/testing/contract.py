@@ -10,9 +10,20 @@ import numpy as np
 
 from spu_llm.errors import WireError
 from spu_llm.op import ProtocolOp
-from spu_llm.testing.broken import MASK_TWINS, TAMPERINGS, tampering
-from spu_llm.testing.run import Case, owner_of, reconstruct_words, run_op, share_inputs
-from spu_llm.testing.views import ROWS, columns_of, differences, distinguish
+from spu_llm.party import Party
+from spu_llm.prg import Prg
+from spu_llm.testing.broken import MASK_TWINS, TAMPERINGS, HalfReusedMask, tampering
+from spu_llm.testing.hiding import Replay, too_few, twice, uncaught, unhidden
+from spu_llm.testing.run import (
+    Case,
+    common_stream,
+    owner_of,
+    reconstruct_words,
+    run_op,
+    share_inputs,
+    wrong_results,
+)
+from spu_llm.testing.views import ROWS, columns_of, differences, distinguish, ideal_share
 from spu_llm.values import (
     CLIENT,
     PROVIDER,
@@ -21,15 +32,21 @@ from spu_llm.values import (
     as_words,
 )
 
+_FEW, _MANY = 2, 64 + 5  # elements
+
 
 class OpContract:
     """Inherit, set `op` and `cases`; see the module docstring.
 
     `masks` says whether some case makes a party mask what it sends; an op that only opens has none.
     `elementwise` ops treat every element alike; others have a leading axis of rows in every input
-    but those at the positions `whole`, which all rows share. `fresh` ops hand out a random sharing
-    of their result: when views are compared, an ideal one takes its place, so that a share which
-    the peer's masks do not hide is noticed.
+    but those at the positions `whole`, which all rows share. `uniform`: all that a party draws, is
+    dealt and receives is uniform and independent of both parties' inputs; of other ops the
+    simulator says what it looks like. `fresh` ops hand out a random sharing of their result: when
+    views are compared, an ideal one takes its place, so that a share which the peer's masks do not
+    hide is noticed. `hashes`: parties whose prepared masks are keys of a hash that is fresh in
+    every call, so that a unit may serve in two. `nothing_to_compare`: why no party that gets
+    messages sees the same kind of view of two secrets.
     """
 
     op: ProtocolOp
@@ -37,7 +54,10 @@ class OpContract:
     masks = True
     elementwise = True
     whole: Sequence[int] = ()
+    uniform = True
     fresh = False
+    hashes: Sequence[int] = ()
+    nothing_to_compare = ""
 
     def hidden(self, own: list[Value], peer: list[Value], case: Case) -> list[np.ndarray]:
         """Words [ROWS, ...] under the masks of the peer's messages, where they are not simply its
@@ -99,21 +119,85 @@ class OpContract:
                     else:
                         raise AssertionError(f"{case.forms}: a message {how} goes unnoticed")
 
+    def test_messages_are_masked(self) -> None:
+        """Every bit that a party sends, in every column and round, has a fresh bit of its own; of
+        elementwise ops there are enough of these also past the first 64 rows.
+        """
+        sent = 0
+        checks = [(case, unhidden) for case in self._small_cases()]
+        checks += [(case, too_few) for case in self._long_cases()]
+        for case, check in checks if self.masks else ():
+            for rank in (CLIENT, PROVIDER):
+                replay = Replay(self.op, case, rank)
+                wrong = check(replay)
+                assert not wrong, f"{case}, rank {rank}: {wrong}"
+                sent += replay.total
+        assert bool(sent) == self.masks
+
+    def test_each_broken_correlation_is_caught(self) -> None:
+        """The masks of each draw alone are dropped, and repeat those of the draw before: in one
+        call and, once, across two. Its results alone are wrong.
+        """
+        tried = 0
+        cases = [(self.op, case) for case in self._small_cases()]
+        cases += [(twice(op), case) for op, case in cases[:1]]
+        for op, case in cases if self.masks else ():
+            for rank in (CLIENT, PROVIDER):
+                count, found = uncaught(op, case, rank, rank not in self.hashes)
+                assert not found, f"{case}, rank {rank} may use {found}"
+                tried += count
+        drawn = set()
+        for case in self._small_cases():
+            drawn |= {t.correlation.name for f in run_op(self.op, case).fresh for t in f.taken}
+        assert bool(tried) >= bool(drawn)
+        for name in drawn:
+            with wrong_results(name):
+                assert not self._is_the_reference(), f"results of {name!r} need not be right"
+
+    def _is_the_reference(self) -> bool:
+        for _ in range(8):  # a wrong bit may meet a zero
+            try:
+                self.test_result_is_the_reference()
+            except AssertionError:
+                return False
+        return True
+
+    def test_simulator_reaches_its_output(self) -> None:
+        """From a party's inputs and outputs, the ideal ones of a fresh op, it makes a view of the
+        real one's shape.
+        """
+        for case in self.cases:
+            outcome = run_op(self.op, case)
+            for rank in (CLIENT, PROVIDER):
+                outputs = outcome.outputs[rank]
+                if self.fresh:
+                    outputs = [ideal_share(v) for v in outputs]
+                simulated = self.op.simulate(
+                    rank, Prg.from_os(), common_stream(), outcome.inputs[rank], outputs,
+                    **case.static,
+                )  # fmt: skip
+                real = outcome.views[rank]
+                assert [w.shape for w in simulated.own] == [w.shape for w in real.own]
+                assert [m.nbytes for m in simulated.incoming] == [m.nbytes for m in real.incoming]
+
     def test_views_are_simulated(self) -> None:
         for case in self._sampled_cases():
             for rank in (CLIENT, PROVIDER):
-                found = distinguish(self.op, case, rank, fresh=self.fresh, hidden=self.hidden)
+                found = self._distinguish(case, rank)
                 assert not found, f"{case}, rank {rank}: {found}"
 
     def test_views_do_not_depend_on_the_secret(self) -> None:
         """To a party that knows nothing of the inputs, the smallest and the largest element look
         the same, its shares of the results included. This needs no simulator.
         """
+        compared = 0
+        sends = any(v.incoming for c in self.cases for v in run_op(self.op, c).views)
         for smallest, largest in itertools.pairwise(self._sampled_cases()):
-            kinds = [(c.forms, c.static, [x.shape for x in c.inputs]) for c in (smallest, largest)]
-            if kinds[0] != kinds[1]:
-                continue  # of two cases
             outcomes = run_op(self.op, smallest), run_op(self.op, largest)
+            kinds = [(c.forms, c.static, [x.shape for x in c.inputs]) for c in (smallest, largest)]
+            same = all(map(np.array_equal, smallest.inputs, largest.inputs))
+            if kinds[0] != kinds[1] or same:
+                continue  # of two cases
             if any(owner_of(v) is not Owner.JOINT for v in outcomes[0].outputs[CLIENT]):
                 continue
             for rank in (CLIENT, PROVIDER):
@@ -127,6 +211,11 @@ class OpContract:
                 )
                 found = differences(a, b)
                 assert not found, f"{smallest}, rank {rank}: {found}"
+                compared += sum(name.startswith("incoming") for name in a)
+        assert bool(compared) == (sends and not self.nothing_to_compare), (
+            f"{compared} columns of messages compared; a case needs two inputs of one form that "
+            "some party does not know"
+        )
 
     def test_broken_twins_are_caught(self) -> None:
         tried = 0
@@ -135,28 +224,55 @@ class OpContract:
             for rank in (CLIENT, PROVIDER):
                 if not outcome.views[1 - rank].own or not outcome.views[rank].incoming:
                     continue  # the peer masks nothing in this case: no mask to break
+                replay = Replay(self.op, self._of_rows(case, 2 * _FEW), 1 - rank)
                 for name, twin in MASK_TWINS.items():
-                    found = distinguish(
-                        self.op, case, rank, twin, fresh=self.fresh, hidden=self.hidden
-                    )
+                    if 1 - rank not in self.hashes:
+                        caught = unhidden(replay.by(twin))
+                        assert caught, f"{case}: a {name} of {1 - rank} hides all"
+                    # Which rows a mask reused once serves is up to its shape.
+                    found = twin is HalfReusedMask or self._distinguish(case, rank, twin)
                     assert found, f"{case}: rank {rank} does not notice a {name}"
                     tried += 1
         assert bool(tried) == self.masks
+
+    def _distinguish(self, case: Case, rank: int, twin: type[Party] | None = None) -> list[str]:
+        return distinguish(
+            self.op, case, rank, twin, fresh=self.fresh, uniform=self.uniform, hidden=self.hidden
+        )
+
+    def _small_cases(self) -> list[Case]:
+        """The cases, elementwise ones cut to a few elements."""
+        return [self._of_elements(case, _FEW) if self.elementwise else case for case in self.cases]
+
+    def _long_cases(self) -> list[Case]:
+        """Elementwise cases with more elements than a word has bits."""
+        cases = self.cases if self.elementwise else ()
+        return [self._of_elements(case, _MANY) for case in cases if case.inputs[0].size]
+
+    @staticmethod
+    def _of_elements(case: Case, count: int) -> Case:
+        flat = [np.asarray(x).reshape(-1) for x in case.inputs]
+        count = count if count > _FEW else min(count, flat[0].size)
+        return Case(tuple(np.resize(x, count) for x in flat), case.forms, case.static)
+
+    def _of_rows(self, case: Case, count: int) -> Case:
+        rows = (
+            x if j in self.whole else np.repeat(x[:1], count, axis=0)
+            for j, x in enumerate(case.inputs)
+        )
+        return Case(tuple(rows), case.forms, case.static)
 
     def _sampled_cases(self) -> list[Case]:
         """Per case, its smallest and largest element in ROWS equal rows: one call, ROWS views."""
         sampled = []
         for case in self.cases:
-            inputs = [np.asarray(x) for x in case.inputs]
+            inputs = tuple(np.asarray(x) for x in case.inputs)
             if self.elementwise:
-                inputs = [x.reshape(-1) for x in inputs]
+                inputs = tuple(x.reshape(-1) for x in inputs)
                 order = np.argsort(inputs[0], kind="stable").tolist()
             else:
                 order = list(range(len(inputs[0])))
             for i in {order[0], order[-1]} if order else ():
-                rows = tuple(
-                    x if j in self.whole else np.repeat(x[i : i + 1], ROWS, axis=0)
-                    for j, x in enumerate(inputs)
-                )
-                sampled.append(Case(rows, case.forms, case.static))
+                one = tuple(x if j in self.whole else x[i : i + 1] for j, x in enumerate(inputs))
+                sampled.append(self._of_rows(Case(one, case.forms, case.static), ROWS))
         return sampled

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -49,6 +51,23 @@ class Case:
     static: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Taken:
+    """Units of a correlation as one party got them; `fixed` as the provider gave it."""
+
+    correlation: Correlation
+    material: Material
+    fixed: np.ndarray | None = None
+
+
+@dataclass
+class Fresh:
+    """All randomness that one party got in a run: words of its own stream, and prepared units."""
+
+    own: list[np.ndarray] = field(default_factory=list)
+    taken: list[Taken] = field(default_factory=list)
+
+
 @dataclass
 class Outcome:
     """What both parties saw of one run."""
@@ -62,6 +81,7 @@ class Outcome:
     common: list[np.ndarray]  # what both drew from their common stream
     leaked: list[np.ndarray]  # what the peer's masks are when it draws them from a known stream
     modelled: list[np.ndarray] | None  # words of the results by the op's integer model
+    fresh: list[Fresh]  # before a broken party spoils it
 
 
 def owner_of(value: Value) -> Owner:
@@ -81,8 +101,9 @@ class Dealer:
         """No more units: the client is not left waiting."""
         self._for_client.put(None)
 
-    def source(self, rank: int) -> _DealtHalf:
-        return _DealtHalf(self, rank)
+    def source(self, rank: int, taken: list[Taken] | None = None) -> _DealtHalf:
+        """`taken` keeps what is handed out."""
+        return _DealtHalf(self, rank, taken if taken is not None else [])
 
     def take(self, rank: int, correlation: Correlation, units: int, fixed: Any) -> Material:
         if rank == CLIENT:
@@ -94,25 +115,87 @@ class Dealer:
             return material
         masks = [correlation.draw(r, Prg.from_os(), units) for r in (CLIENT, PROVIDER)]
         results = deal(correlation, masks, Prg.from_os(), fixed)
+        if correlation.name in _wrong:
+            results[CLIENT] = [Prg.from_os().words(words.shape) for words in results[CLIENT]]
         self._for_client.put(
             (correlation.name, units, Material(masks[CLIENT], results[CLIENT]))
         )
         return Material(masks[PROVIDER], results[PROVIDER])
 
 
+_wrong: set[str] = set()
+
+
+@contextmanager
+def wrong_results(name: str) -> Iterator[None]:
+    """Broken: dealers give results of this correlation that have nothing to do with its masks."""
+    _wrong.add(name)
+    try:
+        yield
+    finally:
+        _wrong.remove(name)
+
+
 @dataclass(frozen=True)
 class _DealtHalf:
     dealer: Dealer
     rank: int
+    taken: list[Taken]
 
     def take(
         self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
     ) -> Material:
-        return self.dealer.take(self.rank, correlation, units, fixed)
+        with _the_tests_own():
+            material = self.dealer.take(self.rank, correlation, units, fixed)
+        self.taken.append(Taken(correlation, material, fixed))
+        return material
 
 
-def leaked_stream() -> Prg:
-    return Prg.from_seed(0, "known to both parties")
+def leaked_words(shape: tuple[int, ...], bits: bool) -> np.ndarray:
+    """Words, or single bits, of a stream that the peer has, too."""
+    with _the_tests_own():
+        words = Prg.from_seed(0, "known to both parties").words(shape)
+    return words & np.uint64(1) if bits else words
+
+
+# ---- streams that an op makes
+
+
+_in_an_op = threading.local()
+_make_stream = Prg.__init__
+
+
+def _refuse_stream(self: Prg, key: bytes) -> None:
+    if getattr(_in_an_op, "running", False):
+        raise AssertionError("an op's code makes a `Prg`: masks come from `Party.mask` and `take`")
+    _make_stream(self, key)
+
+
+@contextmanager
+def _an_op() -> Iterator[None]:
+    """In this thread an op's code runs: AssertionError when it makes a `Prg`, unless it is a child
+    of its party's own or common stream. Works under `_watched`.
+    """
+    _in_an_op.running = True
+    try:
+        yield
+    finally:
+        _in_an_op.running = False
+
+
+def _watched() -> Any:
+    return mock.patch.object(Prg, "__init__", _refuse_stream)
+
+
+@contextmanager
+def _the_tests_own() -> Iterator[None]:
+    """What runs here belongs to the test, not to the op."""
+    before = getattr(_in_an_op, "running", False)
+    _in_an_op.running = False
+    try:
+        yield
+    finally:
+        _in_an_op.running = before
 
 
 class _TracedChannel:
@@ -157,12 +240,13 @@ def run_op(
     drawn: list[list[np.ndarray]] = [[], []]
     parties = []
     dealer = Dealer()
-    commons = [_RecordedStream(), _RecordedStream()]
+    commons = [RecordedStream(common_stream()) for _ in range(2)]
+    fresh = [Fresh(), Fresh()]
     for rank in (CLIENT, PROVIDER):
         kind = peer_of[1] if peer_of is not None and peer_of[0] != rank else Party
-        party = kind(
-            rank, channels[rank], Prg.from_os(), FRAC_BITS, dealer.source(rank), commons[rank]
-        )
+        own = RecordedStream(Prg.from_os(), fresh[rank].own)
+        source = dealer.source(rank, fresh[rank].taken)
+        party = kind(rank, channels[rank], own, FRAC_BITS, source, commons[rank])
         party.taps.append(drawn[rank].append)
         parties.append(party)
     outputs: list[Any] = [None, None]
@@ -170,7 +254,8 @@ def run_op(
 
     def work(rank: int) -> None:
         try:
-            outputs[rank] = op.run(parties[rank], inputs[rank], case.static)
+            with _an_op():
+                outputs[rank] = op.run(parties[rank], inputs[rank], case.static)
         except BaseException as exc:  # re-raised in the caller's thread
             failures.append(exc)
             # The other one need not wait for its timeout.
@@ -179,10 +264,11 @@ def run_op(
             dealer.stop()
 
     threads = [threading.Thread(target=work, args=(r,)) for r in (CLIENT, PROVIDER)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    with _watched():
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
     if failures:
         raise failures[0]  # the cause, not what the peer made of it
     views = [
@@ -194,25 +280,30 @@ def run_op(
         for r in (CLIENT, PROVIDER)
     ]
     broken = parties[1 - peer_of[0]] if peer_of else None
-    peer_shapes: set[tuple[int, ...]] = getattr(broken, "known", set())  # see KnownMask
+    known: set[tuple[tuple[int, ...], bool]] = getattr(broken, "known", set())  # see KnownMask
     modelled = list(op.model(inputs, common_stream(), **case.static)) if op.model else None
     return Outcome(
         inputs, outputs, views, [c.traffic for c in counting], max(c.depth for c in channels),
         [p.ledger for p in parties], commons[CLIENT].drawn,
-        [leaked_stream().words(shape) for shape in sorted(peer_shapes)], modelled,
+        [leaked_words(*kind) for kind in sorted(known)], modelled,
+        fresh,
     )  # fmt: skip
 
 
-class _RecordedStream(Prg):
-    """The stream common to both parties, keeping what was drawn."""
+class RecordedStream(Prg):
+    """A stream of a party's, keeping what was drawn."""
 
-    def __init__(self) -> None:
-        self._inner = common_stream()
-        self.drawn: list[np.ndarray] = []
+    def __init__(self, inner: Prg, drawn: list[np.ndarray] | None = None) -> None:
+        self._inner = inner
+        self.drawn: list[np.ndarray] = drawn if drawn is not None else []
 
     def words(self, shape: tuple[int, ...]) -> np.ndarray:
         self.drawn.append(self._inner.words(shape))
         return self.drawn[-1]
+
+    def child(self, label: str) -> Prg:
+        with _the_tests_own():
+            return self._inner.child(label)
 
 
 def common_stream() -> Prg:

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spu_llm import stock
+from spu_llm import pool_files
 from spu_llm.errors import PeerError, PoolError
 from spu_llm.pool import Pool
 from spu_llm.prg import Prg
@@ -152,9 +152,9 @@ def instrument(root: Path, mode: str, die_at: int, count: Path) -> Callable[...,
 def break_pool(fault: str) -> None:
     """A mistake that the tests must notice."""
     if fault == "state is not written":
-        stock.Files._write_state = lambda self, state: None  # type: ignore[method-assign]
+        pool_files.Files._write_state = lambda self, state: None  # type: ignore[method-assign]
     elif fault in ("contents are not synced", "names are not synced"):
-        stock._replacing = lambda path: _Careless(path, fault)  # type: ignore[assignment]
+        pool_files._replacing = lambda path: _Careless(path, fault)  # type: ignore[assignment]
     elif fault == "smaller index":
         Pool.resume = _trusting_resume  # type: ignore[method-assign]
     else:
@@ -180,7 +180,7 @@ class _Careless:
         self._file.close()
         os.replace(self._part, self._path)
         if self._fault == "contents are not synced":
-            stock._sync(self._path.parent)
+            pool_files._sync(self._path.parent)
 
 
 def _trusting_resume(pool: Pool, theirs: bytes) -> None:

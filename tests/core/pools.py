@@ -104,8 +104,8 @@ class Parties:
 
 
 def _die(pool: Pool) -> None:
-    assert pool._stock is not None
-    pool._stock.close()  # the lock goes with the process; nothing else does
+    assert pool._directory is not None
+    pool._directory.close()  # the lock goes with the process; nothing else does
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spu_llm import stock
+from spu_llm import pool_files
 from spu_llm.channel import MemoryChannel
 from spu_llm.correlation import evaluate
 from spu_llm.errors import PoolError
@@ -77,7 +77,7 @@ def test_units_match_and_come_once(threads: ThreadPoolExecutor, actions: list[An
                 parties.open()
                 for c in CORRELATIONS:
                     lost = before[c.name] - parties.available(c)
-                    assert lost == 0 if all(rest) else 0 <= lost < stock.slice_units(c.chunk)
+                    assert lost == 0 if all(rest) else 0 <= lost < pool_files.slice_units(c.chunk)
             else:
                 rank, correlation, units, *clean = rest
                 parties.take_alone(rank, correlation, units)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spu_llm import stock
+from spu_llm import pool_files
 from spu_llm.correlation import Correlation
 from spu_llm.errors import PoolError
 from spu_llm.pool import Pool
@@ -47,8 +47,8 @@ def _words_by_keys(root: Path) -> set[int]:
     found: set[int] = set()
     for path in root.rglob("state.json"):
         key = bytes.fromhex(json.loads(path.read_bytes())["key"])
-        for _ in range(stock.SLICES):
-            for words in TRIPLE.draw(CLIENT, _masks_of(key), stock.slice_units(TRIPLE.chunk)):
+        for _ in range(pool_files.SLICES):
+            for words in TRIPLE.draw(CLIENT, _masks_of(key), pool_files.slice_units(TRIPLE.chunk)):
                 found.update(words.reshape(-1).tolist())
             key = _next_key(key)
     return found
@@ -77,7 +77,7 @@ def test_a_thief_finds_results_wiped_after_a_crash_at_the_next_start(parties: Pa
     parties.prepare(TRIPLE, 16)
     for pool in parties.pools:
         for batch in pool._batches[TRIPLE.name]:
-            assert isinstance(batch.store, stock.Files)
+            assert isinstance(batch.store, pool_files.Files)
             batch.store._wipe = lambda first, last: None  # type: ignore[method-assign]
     (client, _) = parties.take(TRIPLE, 2)
     results = {int(x) for x in client.results[0].reshape(-1)}
@@ -140,7 +140,7 @@ def _sealed_with(path: Path, **changes: Any) -> None:
     fields = json.loads(path.read_bytes())
     del fields["seal"]
     owner = path.parent.name if path.name == "state.json" else ""
-    path.write_bytes(stock._sealed({**fields, **changes}, owner))
+    path.write_bytes(pool_files._sealed({**fields, **changes}, owner))
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], Any]]] = {

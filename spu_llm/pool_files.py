@@ -180,7 +180,7 @@ class Files:
             file.write(bytes(8 * self.label.words * (stop - start)))
 
 
-class Stock:
+class PoolDirectory:
     """One party's directory of batches, locked until `close`; `found` is what it held at first.
 
     PoolError when another session has it, when others than its owner may read it, or when anything
@@ -188,7 +188,7 @@ class Stock:
     """
 
     def __init__(self, directory: Path, rank: int) -> None:
-        self.directory, self._rank = directory, rank
+        self.path, self._rank = directory, rank
         with failures(directory):
             try:
                 directory.mkdir(mode=0o700, parents=True)
@@ -206,7 +206,7 @@ class Stock:
     def folder(self, name: str) -> Path:
         """Where the batches of a correlation lie."""
         slug = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:40]
-        return self.directory / f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        return self.path / f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
     def add(self, label: Label, results: np.ndarray, state: State) -> Files:
         """Store a batch: after a crash it is there whole, or not at all."""
@@ -215,7 +215,7 @@ class Stock:
         with failures(final):
             if not folder.exists():
                 os.mkdir(folder, 0o700)
-                _sync(self.directory)
+                _sync(self.path)
             os.mkdir(made, 0o700)
             with _creating(made / "results.npy") as file:
                 np.save(file, results, allow_pickle=False)
@@ -233,7 +233,7 @@ class Stock:
         os.close(self._lock)
 
     def _scan(self) -> Iterator[tuple[Label, State, Files]]:
-        for folder in sorted(self.directory.iterdir()):
+        for folder in sorted(self.path.iterdir()):
             if folder.name == "lock":
                 continue
             check(folder, folder=True)
@@ -271,7 +271,7 @@ class Stock:
             raise PoolError(f"{path} was moved here from elsewhere; remove it")
         if label.rank != self._rank:
             raise PoolError(
-                f"{self.directory} holds the other party's material; use another directory"
+                f"{self.path} holds the other party's material; use another directory"
             )
         fields = _unsealed(path / "state.json")
         try:

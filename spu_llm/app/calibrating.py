@@ -1,0 +1,52 @@
+"""`spu-llm calibrate`: choose the ranges of a model from text, in plaintext at its owner."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from spu_llm.errors import InputError
+
+MAX_WINDOWS = 64
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser(
+        "calibrate", help="choose the ranges of a model's activations from text of yours",
+        description="Runs the model in plaintext on this machine and writes ranges.json beside its "
+        "weights. A prompt that leaves the ranges is refused while it runs; the ranges, powers of "
+        "two, are known to clients. Give text like the prompts to come.",
+    )  # fmt: skip
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--text", type=Path, required=True, metavar="FILE",
+                        help=f"UTF-8; the first {MAX_WINDOWS} contexts of it are used")  # fmt: skip
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    parser.set_defaults(run=_calibrate)
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    import numpy as np
+
+    from models.calibration import calibrated
+    from models.hf import RANGES_FILE, load_model, save_ranges
+    from models.ranges import as_dict
+    from models.tokenizer import Tokenizer
+
+    try:
+        text = options.text.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{options.text} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{options.text} is not UTF-8 text") from None
+    config, params = load_model(options.model)
+    ids, size = Tokenizer.load(options.model).encode(text), config.n_positions
+    windows = [ids[i : i + size] for i in range(0, len(ids), size)][:MAX_WINDOWS]
+    if not windows:
+        raise InputError(f"{options.text} is empty; give text like the prompts to come")
+    chosen = calibrated(config, params, [np.array(window) for window in windows])
+    save_ranges(options.model, chosen)
+    for name, value in as_dict(chosen).items():
+        print(f"{name:20}{value:g}")
+    tokens = sum(map(len, windows))
+    print(f"{options.model / RANGES_FILE} written, from {tokens} tokens of text")
