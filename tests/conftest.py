@@ -11,6 +11,13 @@ import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 from spu_llm.secure import Simulation  # noqa: E402
+from tests.parts import (  # noqa: E402
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_sessionfinish,
+)
+
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_sessionfinish"]
 
 # Compilation makes the first example slow and times on shared machines mean little.
 settings.register_profile("spu-llm", deadline=None)

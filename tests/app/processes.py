@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+STUB = Path(__file__).parent / "stub"
 MARKER = "SPU_LLM_TEST_COMMAND"
 START_S = 60.0  # for a phase of a run to begin; machines that run tests are slow
 ERROR = "spu-llm: error: "
@@ -63,11 +64,17 @@ def eventually(condition: Callable[[], bool], timeout_s: float) -> bool:
 class Command:
     """A running `spu-llm` with its own marker in the environment, session and TMPDIR."""
 
-    def __init__(self, args: Sequence[str | bytes], directory: Path) -> None:
+    def __init__(
+        self, args: Sequence[str | bytes], directory: Path, stub: str | None = None, **env: str
+    ) -> None:
+        """`stub`: what its workers do in place of a model (`stub/stub_program.py`)."""
         self._mark = uuid.uuid4().hex
         self.tmp = directory / f"tmp-{self._mark}"
         self.tmp.mkdir()
-        path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
+        paths = [str(STUB), str(ROOT), os.environ.get("PYTHONPATH")]
+        env |= {MARKER: self._mark, "TMPDIR": str(self.tmp)}
+        env |= {"PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+        env |= {} if stub is None else {"SPU_LLM_STUB": stub}
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # Tests run as a background job: the command would inherit that Ctrl-C does nothing.
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -77,7 +84,7 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=directory,
-            env=os.environ | {MARKER: self._mark, "TMPDIR": str(self.tmp), "PYTHONPATH": path},
+            env=os.environ | env,
             start_new_session=True,
         )
         self.pid = self._process.pid

@@ -174,7 +174,7 @@ def test_a_stop_string_that_is_not_ascii(tokenizer: Tokenizer) -> None:
     ("change", "valid"),
     [
         ({}, True),
-        ({"hide_progress": 0}, False),
+        ({"show_progress": 0}, False),
         ({"verify": None}, False),
         ({"max_new_tokens": "5"}, False),
         ({"prompt_tokens": 5.0}, False),
@@ -187,7 +187,7 @@ def test_a_request_from_a_peer_has_exact_types(change: dict[str, Any], valid: bo
 
     fields = {"prompt_tokens": 5, "max_new_tokens": 5, "draft_length": 1}
     fields |= {"temperature": 0.7, "verify": "token", "top_k": 0, "top_p": 1.0}
-    fields |= {"hide_progress": False, **change}
+    fields |= {"show_progress": False, **change}
     if valid:
         assert Request.from_peer(fields) == Request(5, 5, 1, 0.7)
     else:

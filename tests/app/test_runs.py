@@ -34,8 +34,11 @@ def check_types(result: dict[str, Any]) -> None:
         "drafted": int,
         "accepted": int,
         "seconds": {"offline": float, "prefill": float, "decode": float},
+        "first_token_seconds": float,
+        "elapsed_seconds": float,
         "bytes": {"offline": both_ways, "online": both_ways},
         "messages": {"offline": int, "online": int},
+        "wire_bytes": both_ways,
         "learned": {"client": list, "provider": list},
         "config": dict,
     }
@@ -62,6 +65,14 @@ def check_counts(result: dict[str, Any], draft_length: int) -> None:
         assert result["bytes"]["online"][kind] > 100_000
     assert result["messages"]["online"] > 100
     assert result["seconds"]["prefill"] > 0
+    for kind in ("client_to_provider", "provider_to_client"):  # framing and handshake come on top
+        payload = result["bytes"]["online"][kind] + result["bytes"]["offline"][kind]
+        assert payload < result["wire_bytes"][kind] < 1.2 * payload
+    # The first token comes after the prefill and before all decoding.
+    first, elapsed = result["first_token_seconds"], result["elapsed_seconds"]
+    assert result["seconds"]["prefill"] < first < elapsed
+    assert first + result["seconds"]["decode"] < elapsed
+    assert sum(result["seconds"].values()) < elapsed
     # Prefill gives the first token, which may be the last.
     assert (result["seconds"]["decode"] > 0) == (steps > 0)
 
@@ -139,7 +150,7 @@ def test_the_result_is_for_its_owner_only(served: Served) -> None:
         assert list(file.parent.iterdir()) == [file]  # no temporary file beside it
 
 
-def test_the_prompt_never_reaches_the_provider_in_clear(served: Served) -> None:
+def test_the_prompt_is_in_no_argument_and_no_output_of_the_provider(served: Served) -> None:
     assert len({p.pid for p in served.provider}) == 3  # its supervisor, and a worker per session
     for process in served.provider:
         assert CANARY not in process.argv and CANARY not in process.environ
@@ -183,7 +194,7 @@ def test_demo_stops_at_the_context_limit(start: Start, pair: Pair, tmp_path: Pat
 @pytest.mark.parametrize(
     "mode",
     [["--standard"], *(["--draft-length", "3", *v] for v in (
-        [], ["--hide-progress"], ["--verify", "race"], ["--verify", "naive"],
+        [], ["--show-progress"], ["--verify", "race"], ["--verify", "naive"],
         ["--verify", "post", "--top-k", "50"],
     ))],
     ids=" ".join,

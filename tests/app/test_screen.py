@@ -28,11 +28,14 @@ RESULT: dict[str, Any] = {
     "drafted": 2,
     "accepted": 1,
     "seconds": {"offline": 4.0, "prefill": 1.0, "decode": 2.0},
+    "first_token_seconds": 5.5,
+    "elapsed_seconds": 9.0,
     "bytes": {
         "offline": {"client_to_provider": 5_000_000, "provider_to_client": 1_000_000},
         "online": {"client_to_provider": 2_000_000, "provider_to_client": 3_000_000},
     },
-    "messages": {"online": 7},
+    "messages": {"online": 1007},
+    "wire_bytes": {"client_to_provider": 7_500_000, "provider_to_client": 4_600_000},
     "learned": {"client": ["emitted tokens"], "provider": ["draft length: 2"]},
 }
 
@@ -95,15 +98,18 @@ def test_piped_output_is_the_text_alone(capsys: pytest.CaptureFixture[str]) -> N
     assert err.splitlines() == [
         "[starting: 0 s, 0.0 MB on the wire]",
         "[preparing: 0 s, 1.5 MB on the wire]",
-        "3 tokens, ended by length; prefill 1.0 s, 1 secure steps in 2.0 s",
-        "1.00 tokens/s, 2.00 tokens per step",
-        "1 of 2 drafts accepted (50%)",
-        "offline: 4.0 s, 6.0 MB",
-        "online: client sent 2.0 MB, provider 3.0 MB, 7 messages",
         "client learned:",
         "  - emitted tokens",
         "provider learned:",
         "  - draft length: 2",
+        "3 tokens, ended by length; 1 secure steps, 2.00 tokens a step, "
+        "1 of 2 drafts accepted (50%)",
+        "first token: after 5.5 s, set-up and material included (prefill alone 1.0 s)",
+        "online: 1.00 tokens/s, 2.0 s of decoding",
+        "everything included: 9.0 s, 4.0 s of them offline; 3.00 s per token",
+        "payload: online 5.0 MB in 1,007 messages (client sent 2.0 MB, provider 3.0 MB), "
+        "offline 6.0 MB",
+        "on the wire: 12.1 MB (client sent 7.5 MB, provider 4.6 MB)",
     ]
 
 
@@ -113,7 +119,11 @@ def test_a_completion_without_text_shows_the_prompt(capsys: pytest.CaptureFixtur
     screen.finish()
     screen.close()
     screen.summary(RESULT | {"token_ids": [], "steps": 0, "drafted": 0, "accepted": 0})
-    assert capsys.readouterr().out == "def \n"
+    out, err = capsys.readouterr()
+    assert out == "def \n"
+    lines = err.splitlines()
+    at = lines.index("0 tokens, ended by length")
+    assert lines[at + 1] == "everything included: 9.0 s, 4.0 s of them offline"
 
 
 def test_a_failure_before_any_text_leaves_stdout_empty(capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,10 +209,7 @@ def test_on_a_terminal_progress_gives_way_to_text(monkeypatch: pytest.MonkeyPatc
     screen.close()
     screen.summary(RESULT)
     shown = visible(terminal.getvalue())
-    assert shown[:3] == ["def f(x):", "  pass", RESULT_LINE]
-
-
-RESULT_LINE = "3 tokens, ended by length; prefill 1.0 s, 1 secure steps in 2.0 s"
+    assert shown[:3] == ["def f(x):", "  pass", "client learned:"]
 
 
 def test_the_model_cannot_send_escape_sequences_to_a_terminal(

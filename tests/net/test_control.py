@@ -147,6 +147,16 @@ def test_heartbeats_keep_an_idle_session(bench: Bench) -> None:
     assert not any(control.ended.is_set() for control in pair)
 
 
+def test_heartbeats_tell_the_peer_s_progress(bench: Bench) -> None:
+    pair = bench.controls(heartbeat_s=0.1)
+    open_both(pair, {}, {})
+    client, provider = pair
+    assert client.peer_progress == provider.peer_progress == 0
+    client.progress = 7
+    assert eventually(lambda: provider.peer_progress == 7)
+    assert client.peer_progress == 0
+
+
 def test_backlog_is_no_stall(bench: Bench) -> None:
     """Two seconds of waiting data on a slow link, with a limit of 0.3 s of silence."""
     pair = bench.controls(NetworkShape("slow", 8e6, 0.02), heartbeat_s=0.1)

@@ -234,6 +234,8 @@ def test_streams_are_limited(bench: Bench) -> None:
         (PREAMBLE + encode(Frame(Kind.CONTROL, 0, b'{"type":"x","type":"y"}')), "not JSON"),
         (PREAMBLE + encode(Frame(Kind.CONTROL, 0, b'{"type":"x"}')), "unknown type 'x'"),
         (PREAMBLE + encode(Frame(Kind.CONTROL, 0, b'{"type":"bye"}')), "goodbye"),
+        (PREAMBLE + encode(Frame(Kind.CONTROL, 0, b'{"type":"ping"}')), "heartbeat"),
+        (PREAMBLE + encode(Frame(Kind.CONTROL, 0, b'{"type":"ping","progress":true}')), "heartb"),
     ],
 )
 def test_broken_rules_end_the_connection(bench: Bench, wire: bytes, message: str) -> None:

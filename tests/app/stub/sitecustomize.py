@@ -1,0 +1,20 @@
+"""Python imports this first in every process of a command whose PYTHONPATH has this folder.
+
+`SPU_LLM_STUB` set: workers run `stub_program` in place of SPU and the models. `SPU_LLM_STALL_S`
+shortens the deadlines of supervisors.
+"""
+
+import os
+import sys
+
+if any("spu_llm.app.worker" in argument for argument in sys.orig_argv):
+    if "SPU_LLM_STUB" in os.environ:
+        import stub_program
+
+        stub_program.install()
+elif "SPU_LLM_STALL_S" in os.environ:
+    from spu_llm.app import watch
+
+    deadline_s = float(os.environ["SPU_LLM_STALL_S"])
+    watch.COMPUTED_S *= deadline_s / watch.STALL_S
+    watch.STALL_S = deadline_s

@@ -1,0 +1,130 @@
+"""What a worker runs in place of SPU and a model: two processes that exchange bytes over the relay.
+
+The client goes through the phases of a completion, one byte and its echo after another.
+`SPU_LLM_STUB` is `WHO:PHASE:DEED`, or empty for a run that ends at once: in that phase, WHO (client
+or provider)
+
+    holds       goes on exchanging bytes for ever (the client)
+    deadlocks   waits for a lock that it holds, while its other threads live
+    computes    COMPUTE_S seconds without a message, then goes on
+    sends FILE  sends the file as it is, in clear; the other one keeps it, and both go on for ever
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+import types
+from typing import Any
+
+PHASES = ("preparing", "prefilling", "decoding")
+TOKENS = 3  # of a run that ends
+COMPUTE_S = 9.0
+HELD: list[bytes] = []  # what was received in clear
+
+
+def install() -> None:
+    """Make the worker of this process a stub."""
+    sys.modules["models.completion"] = types.ModuleType("models.completion")  # slow, not needed
+    from spu_llm.app import worker
+
+    worker.run_job = run_job
+
+
+class Peer:
+    """The connection to the other worker; counts the messages of the thread that works."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._file = sock.makefile("rwb")
+        self.messages = 0
+
+    def send(self, data: bytes) -> None:
+        self._file.write(len(data).to_bytes(4, "big") + data)
+        self._file.flush()
+        self.messages += 1
+
+    def recv(self) -> bytes:
+        from spu_llm.errors import PeerError
+
+        try:
+            size = self._file.read(4)
+            data = self._file.read(int.from_bytes(size, "big"))
+        except OSError as exc:
+            raise PeerError("no message from the other party") from exc
+        if len(size) < 4:
+            raise PeerError("no message from the other party")
+        self.messages += 1
+        return data
+
+
+def run_job(job: dict[str, Any], events: Any) -> dict[str, Any]:
+    """In place of `worker.run_job`."""
+    events.send("stage", name="connecting")
+    role = job["role"]
+    peer = Peer(_meet(role, job["addresses"][1]))
+    events.finished = lambda: peer.messages
+    who, phase, deed = (os.environ["SPU_LLM_STUB"] or "nobody::").split(":", 2)
+    mine = deed if who == role else ""
+    if role == "provider":
+        while (message := peer.recv()) != b"end":
+            if message == phase.encode() and mine:
+                _do(mine, peer)
+                mine = ""
+            HELD.append(message)
+            peer.send(b"echo")
+        return {}
+    for name in PHASES:
+        events.send("stage", name=name)
+        for _ in range(TOKENS):
+            if name == "decoding":
+                events.send("text", text="x")
+            peer.send(name.encode())
+            HELD.append(peer.recv())
+        if name == phase and mine:
+            _do(mine, peer)
+        while name == phase and (mine == "holds" or deed.startswith("sends ")):
+            peer.send(name.encode())
+            peer.recv()
+            time.sleep(0.05)
+    peer.send(b"end")
+    return _result()
+
+
+def _meet(role: str, address: str) -> socket.socket:
+    host, port = address.split(":")
+    if role == "provider":
+        with socket.create_server((host, int(port))) as server:
+            return server.accept()[0]
+    return socket.create_connection((host, int(port)))
+
+
+def _do(deed: str, peer: Peer) -> None:
+    if deed == "deadlocks":
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    elif deed == "computes":
+        until = time.monotonic() + COMPUTE_S
+        while time.monotonic() < until:
+            sum(range(10_000))
+    elif deed.startswith("sends "):
+        with open(deed.removeprefix("sends "), "rb") as file:
+            peer.send(file.read())
+        peer.recv()
+
+
+def _result() -> dict[str, Any]:
+    numbers = ("sent_bytes", "received_bytes", "sent_messages", "received_messages")
+    phases = ("offline", "prefill", "decode")
+    return {
+        "text": "x" * TOKENS,
+        "token_ids": [1] * TOKENS,
+        "report": {"finish_reason": "length", "steps": 2, "drafted": 0, "accepted": 0},
+        "traffic": {phase: dict.fromkeys(numbers, 0) for phase in phases},
+        "seconds": dict.fromkeys(phases, 1.0),
+        "steps": [],
+        "learned": {"client": [], "provider": []},
+    }
