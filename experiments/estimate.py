@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.local import machine
 from experiments.prices import Prices
 from experiments.workload import Workload, of_completion
 from models.gpt2 import GPT2Config
@@ -88,6 +89,7 @@ def estimate(model: Path, options: Options, *, growth: bool = False) -> dict[str
         "prefill": steps[0],
         "step": steps[1],
         "prices_of": prices.machine,
+        "machine": asdict(machine()),
     }
     if growth:
         result["growth"] = _growth(config, options, prices, steps)

@@ -27,7 +27,7 @@ from experiments.kinds import KINDS
 from experiments.local import machine
 from models.hf import load_config
 from models.tokenizer import Tokenizer
-from models.training.evaluate import Speed, expected_tokens
+from models.training.evaluate import expected_tokens
 from spu_llm.errors import InputError
 from spu_llm.net.shaping import NETWORKS, NetworkShape
 
@@ -56,7 +56,6 @@ def measure(
     network: str,
     *,
     stock: bool,
-    speed: Speed,
     local: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """One network's sessions, as JSON fields. `local`: the result on the local network, which
@@ -66,7 +65,7 @@ def measure(
     theirs = None
     if stock:
         theirs = stock_layers.measure(model, positions, ours["capacity"], network)
-    return analyse(ours, theirs, local, speed) | {
+    return analyse(ours, theirs, local) | {
         "machine": asdict(machine()),
         "config": ours["config"],
         "learned": ours["learned"],
@@ -80,7 +79,6 @@ def analyse(
     ours: dict[str, Any],
     stock: dict[str, Any] | None,
     local: dict[str, Any] | None,
-    speed: Speed,
 ) -> dict[str, Any]:
     """The figures of one network."""
     shape = NETWORKS[ours["network"]]
@@ -88,14 +86,7 @@ def analyse(
     paths = {"ours": _ours(ours, shape, before.get("ours"))}
     if stock is not None:
         paths["stock"] = _stock(stock, shape, before.get("stock"))
-    return {
-        "network": ours["network"],
-        "capacity": ours["capacity"],
-        "draft_length": speed.draft_length,
-        "tokens_per_step": speed.tokens_per_step,
-        "alpha": effective_alpha(speed.tokens_per_step, speed.draft_length),
-        "paths": paths,
-    }
+    return {"network": ours["network"], "capacity": ours["capacity"], "paths": paths}
 
 
 def _ours(
@@ -178,15 +169,3 @@ def speedup(path: Sequence[dict[str, Any]], alpha: float, draft_length: int) -> 
     seconds = {step["positions"]: step["seconds"] for step in path}
     tokens = float(draft_length + 1) if alpha == 1 else expected_tokens(alpha, draft_length)
     return tokens * seconds[1] / seconds[draft_length + 1]
-
-
-def effective_alpha(tokens_per_step: float, draft_length: int) -> float:
-    """The chance of acceptance at which independent drafts yield as many tokens per step."""
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        if expected_tokens(middle, draft_length) < tokens_per_step:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -117,10 +117,6 @@ def draw_speedup(axes: Any, result: dict[str, Any]) -> None:
         ys = [speedup(path, float(alpha), count) for alpha in alphas]
         axes.plot(alphas, ys, color=f"C{i}", label=f"{count} drafts")
     axes.axhline(1.0, color="red", linestyle=":", label="standard")
-    if result["draft_length"] in lengths:
-        y = speedup(path, result["alpha"], result["draft_length"])
-        label = f"this pair, {result['draft_length']} drafts, greedy"
-        axes.plot([result["alpha"]], [y], "k*", markersize=9, label=label)
     axes.set_xlabel("acceptance ratio")
     axes.set_ylabel("speed-up")
     axes.set_ylim(bottom=0)

@@ -23,7 +23,6 @@ from protocols.maximum import maximum
 from protocols.mux import mux
 from protocols.nonlinear import (
     gelu,
-    layer_norm,
     reciprocal,
     rms_norm,
     rsqrt,
@@ -211,10 +210,6 @@ def _normed(x: Any) -> Any:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + _EPSILON)
 
 
-def _centred_and_normed(x: Any) -> Any:
-    return _normed(x - jnp.mean(x, axis=-1, keepdims=True))
-
-
 # ---- the table
 
 
@@ -344,10 +339,6 @@ _CASES = [
     _of_row(
         "rms-norm", f"x / sqrt(mean(x^2)), {WIDTH} wide",
         lambda x: rms_norm(x, epsilon=_EPSILON)[0], _normed, 1e-3, _residuals,
-    ),
-    _of_row(
-        "layer-norm", f"the same of x - mean(x), {WIDTH} wide",
-        lambda x: layer_norm(x, epsilon=_EPSILON)[0], _centred_and_normed, 1e-3, _residuals,
     ),
     _of_row(
         "softmax", f"softmax over {_SCORES}", lambda x: softmax_of_product(x * 2.0**FRAC_BITS),

@@ -32,6 +32,7 @@ from spu_llm.errors import InputError, SpuLlmError
 SHIPPED = Path(__file__).parent / "prices.json"
 FIGURES = ("seconds", "client_to_provider", "provider_to_client")
 _SLOTS = 8192  # words that a ciphertext holds
+_MADE_ALIKE = {"transfer": "bits times"}  # a correlated OT a word
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,9 @@ class Prices:
         return found | {"messages": batches * self.messages[self._known(kind)]}
 
     def _known(self, kind: str) -> str:
-        """What was measured of this kind, or of a gate of another one."""
-        return kind if kind in self.messages else kind.split()[0]
+        """What was measured of this kind, of a gate of another one, or of what is made alike."""
+        known = kind if kind in self.messages else kind.split()[0]
+        return known if known in self.messages else _MADE_ALIKE[known]
 
     def of_material(self, work: Workload) -> dict[str, dict[str, float]]:
         """Of all that a step takes, by kind."""

@@ -26,7 +26,6 @@ from models.generate import Programs, announce, private_tree, share_weights
 from models.gpt2 import GPT2Config, Params, init_params, logits
 from models.request import Request
 from protocols.distribution import Streams
-from protocols.soundness import require_sound
 from spu_llm.errors import InputError
 from spu_llm.needs import Needs
 from spu_llm.prg import Prg
@@ -155,6 +154,9 @@ class _Completion:
     def decode(self) -> dict[str, Any]:
         """One further token."""
         token = self._private_tokens(lambda: self.emitted[-1:], 1)
+        self._shared, self._length = self._programs.with_room(
+            self._session.call, self._shared, self._length, self._programs.kept_shapes
+        )
         args = (
             self._weights, token, None, *self._verifier_inputs(), self._shared,
             public(np.int32(self._length)), None,
@@ -170,10 +172,9 @@ class _Completion:
 
         def work() -> None:
             session.make(needs)
-            outcome, _, self._shared, sound = session.call(function, *args)
+            outcome, _, self._shared = session.call(function, *args)
             seen = jax.tree.map(session.get, outcome)
             if session.rank == CLIENT:
-                require_sound(session.get(sound))
                 vocab = self._programs.config.vocab_size
                 _, token = self._programs.verifier.resolve(
                     seen, [], np.zeros((0, vocab)), lambda: 0.0

@@ -26,7 +26,7 @@ import numpy as np
 from jax import Array
 
 from experiments.local import run_study
-from experiments.measured import forget_peak, peaks, timed
+from experiments.measured import forget_peak, peaks, timed, total
 from models.generate import private_tree
 from models.gpt2 import GPT2Config, Params, init_params
 from models.hf import load_config, load_model
@@ -235,6 +235,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
         weights = share_params(session, config, params)
         send("stage", name="compiling the stock path")
         _prepare(session, stock, weights, length)
+    set_up = total([e for e in session.meter.entries if e.phase == "offline"], session.rank)
     send("stage", name=f"stock prefill of {length} tokens")
     forget_peak()
     decoded = decode_greedily(
@@ -243,6 +244,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
     )  # fmt: skip
     return {
         "tokens": decoded.tokens,
+        "set_up": set_up | {"seconds": session.meter.seconds["offline"]},
         "prefill": decoded.prefill,
         "warm_up": decoded.steps[0],
         "runs": decoded.steps[1:],
@@ -287,7 +289,15 @@ def greedy_reference(model: Path, prompt: list[int], count: int) -> list[int]:
 
 
 def measure(model: Path, prompt: str, capacity: int, steps: int, network: str) -> dict[str, Any]:
-    """One network's session, as JSON fields."""
+    """One network's session, as JSON fields, with its tokens compared with plaintext's."""
+    found = complete(model, prompt, capacity, steps, network)
+    tokens = Tokenizer.load(model).encode(prompt)
+    wanted = greedy_reference(model, tokens, len(found["tokens"]))
+    return found | {"as_in_plaintext": found["tokens"] == wanted}
+
+
+def complete(model: Path, prompt: str, capacity: int, steps: int, network: str) -> dict[str, Any]:
+    """One session of 2 + `steps` tokens, as JSON fields."""
     tokens = Tokenizer.load(model).encode(prompt)
     check(load_config(model), len(tokens), capacity, steps)
     asked = {"prompt_tokens": len(tokens), "capacity": capacity, "steps": steps}
@@ -295,13 +305,11 @@ def measure(model: Path, prompt: str, capacity: int, steps: int, network: str) -
         PROGRAM, model, asked, {"prompt": tokens}, tokenizer=model, network=network
     )
     result = outcome.result
-    wanted = greedy_reference(model, tokens, len(result["tokens"]))
     return {
         "network": network,
         "prompt_tokens": len(tokens),
         "capacity": capacity,
-        **{k: result[k] for k in ("tokens", "prefill", "warm_up", "runs", "peak_memory")},
-        "as_in_plaintext": result["tokens"] == wanted,
+        **{k: result[k] for k in ("tokens", "set_up", "prefill", "warm_up", "runs", "peak_memory")},
         "wire_bytes": {
             "client_to_provider": outcome.wire_sent,
             "provider_to_client": outcome.wire_received,

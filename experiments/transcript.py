@@ -121,14 +121,14 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
     send("update", name=f"{job.get('label', '')}, prefill")
     with session.meter.in_phase("prefill"):
         prompt = own("prompt", None, (prompt_tokens,), np.int32)
-        _, _, shared, _ = session.call(
+        _, _, shared = session.call(
             secure.prefill, weights, prompt, *inputs(None), None
         )
         tell(0)
     for step in range(STEPS):
         send("update", name=f"{job.get('label', '')}, step {step + 1} of {STEPS}")
         with session.meter.in_phase(f"step {step + 1}"):
-            _, _, shared, _ = session.call(
+            _, _, shared = session.call(
                 secure.decode,
                 weights,
                 own("tokens", step, (POSITIONS,), np.int32),

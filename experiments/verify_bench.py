@@ -251,7 +251,7 @@ class VerifyBench(Bench):
         words = np.stack([exact_weights(row) for row in logits]) if exact else logits
         given = shared(session.rank, words, seed=count)
         del words
-        runs = Runs(_function(chosen, exact), None, 64, 0)
+        runs = Runs(function_of(chosen, exact), None, 64, 0)
         found: list[str] = []
 
         def once(number: int) -> None:
@@ -396,7 +396,7 @@ class VerifyBench(Bench):
         return delays([mine, theirs.tolist()]) if theirs is not None else 0
 
 
-def _function(chosen: Verifier, exact: bool) -> SecureFunction:
+def function_of(chosen: Verifier, exact: bool) -> SecureFunction:
     """The verifier from shared logits, or what it does after its exponential."""
     owners = (Owner.JOINT, Owner.CLIENT, Owner.PROVIDER)
     if not exact:

@@ -20,7 +20,7 @@ import numpy as np
 
 from experiments.kinds import kind_of
 from experiments.replay import Replay
-from models.generate import Programs, announce
+from models.generate import Programs, announce, announce_end
 from models.gpt2 import GPT2Config, fold, init_params
 from models.request import Request
 from spu_llm._jax import shape_of
@@ -33,7 +33,7 @@ from spu_llm.secure import SecureFunction, public
 from spu_llm.settings import SpuConfig
 from spu_llm.values import CLIENT, PROVIDER, Owner
 
-_ROUNDS = NetworkShape("rounds", None, 1.0)  # the seconds on such a link are its rounds
+ROUNDS = NetworkShape("rounds", None, 1.0)  # the seconds on such a link are its rounds
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,25 @@ def of_completion(
     """Of the prefill, and the mean of the first `steps` decode steps, whose drafts all stay. Steps
     differ in what they take for the cache, whose masks serve some positions and are then replaced.
     """
+    prefill, *some = of_steps(config, request, networks, [request.draft_length] * steps)
+    mean = some[0]
+    for work in some[1:]:
+        mean = mean.combined(work, 1.0, 1.0)
+    return [prefill, mean.combined(mean, 1.0 / steps, 0.0)]
+
+
+def of_steps(
+    config: GPT2Config,
+    request: Request,
+    networks: Sequence[NetworkShape],
+    accepted: Sequence[int],
+) -> list[Workload]:
+    """Of the prefill, and of every step of a course: so many drafts stay in each."""
     if config.n_layer <= 2:
-        return _whole(config, request, networks, steps)
+        return _whole(config, request, networks, accepted)
     one, two = (
-        _whole(dataclasses.replace(config, n_layer=n), request, networks, steps) for n in (1, 2)
+        _whole(dataclasses.replace(config, n_layer=n), request, networks, accepted)
+        for n in (1, 2)
     )
     return [of_layers(a, b, config.n_layer) for a, b in zip(one, two, strict=True)]
 
@@ -93,7 +108,10 @@ def of_layers(one: Workload, two: Workload, layers: int) -> Workload:
 
 
 def _whole(
-    config: GPT2Config, request: Request, networks: Sequence[NetworkShape], steps: int = 1
+    config: GPT2Config,
+    request: Request,
+    networks: Sequence[NetworkShape],
+    accepted: Sequence[int] = (0,),
 ) -> list[Workload]:
     programs = Programs.build(config, request)
     weights = jax.eval_shape(lambda: fold(init_params(config, jax.random.key(0)), config))
@@ -102,19 +120,47 @@ def _whole(
         DryRun(rank, frac_bits, functools.partial(run_alone_at, rank, frac_bits))
         for rank in (CLIENT, PROVIDER)
     ]
+    tell, words = (announce_end, 1) if request.hide_progress else (announce, 2)
+    announcement = tell, (jax.ShapeDtypeStruct((words,), np.int32),)
     shapes = programs.prefill_shapes(weights)
-    prefill, results = _of_call(runs, programs.secure.prefill, [shapes, shapes], networks)
-    length, mean = request.prompt_tokens, None
-    for _ in range(steps):
+    prefill, results = _of_call(
+        runs, programs.secure.prefill, [shapes, shapes], networks, announcement
+    )
+    works, length = [prefill], request.prompt_tokens
+    both = _Both([shared for _, _, shared in results])
+    for stay in accepted:
+        room: list[Workload] = []
+
+        def run(function: SecureFunction, *args: Any) -> _Both:
+            inputs = [[x.of(rank) if isinstance(x, _Both) else x for x in args] for rank in (0, 1)]
+            work, results = _of_call(runs, function, inputs, networks)
+            room.append(work)  # noqa: B023 - called in this turn
+            return _Both(results)
+
+        both, length = programs.with_room(run, both, length, programs.kept_shapes)
         decode = [
             programs.decode_shapes(weights, shared, public(np.int32(length)))
-            for _, _, shared, _ in results
+            for shared in both.shared
         ]
-        work, results = _of_call(runs, programs.secure.decode, decode, networks)
-        length += request.draft_length + 1
-        mean = work.combined(mean or work, 1.0 / steps, 1.0 if mean else 0.0)
-    assert mean is not None
-    return [prefill, mean]
+        work, results = _of_call(runs, programs.secure.decode, decode, networks, announcement)
+        both = _Both([shared for _, _, shared in results])
+        works.append(functools.reduce(lambda a, b: a.combined(b, 1.0, 1.0), room, work))
+        length += 1 + (request.draft_length if request.hide_progress else stay)
+    return works
+
+
+@dataclass(frozen=True)
+class _Both:
+    """Both parties' shares of a cache block."""
+
+    shared: list[Any]
+
+    @property
+    def positions(self) -> int:
+        return int(self.shared[CLIENT].positions)
+
+    def of(self, rank: int) -> Any:
+        return self.shared[rank]
 
 
 def _of_call(
@@ -122,12 +168,15 @@ def _of_call(
     function: SecureFunction,
     args: Sequence[Any],
     networks: Sequence[NetworkShape],
+    announcement: tuple[SecureFunction, tuple[Any, ...]] | None = None,
 ) -> tuple[Workload, list[Any]]:
     """Of one call and of what the client announces after it; and its results at both parties."""
-    progress = jax.ShapeDtypeStruct((2,), np.int32)
-    replays = {shape.name: Replay(shape) for shape in (_ROUNDS, *networks)}
+    replays = {shape.name: Replay(shape) for shape in (ROUNDS, *networks)}
     results: list[Any] = []
-    for called, inputs in ((function, args), (announce, [(progress,)] * 2)):
+    calls: list[tuple[SecureFunction, Sequence[Any]]] = [(function, args)]
+    if announcement is not None:
+        calls.append((announcement[0], [announcement[1]] * 2))
+    for called, inputs in calls:
         plan, tree = called.plan(*inputs[0])
         found = [r.run(plan, jax.tree.leaves(x)) for r, x in zip(runs, inputs, strict=True)]
         client, provider = (needs.calls for needs, _ in found)

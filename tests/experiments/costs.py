@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.training.evaluate import Speed
-
-SPEED = Speed(temperature=0.0, draft_length=7, tokens_per_step=4.0, accepted=0.43)
 KINDS = {"embedding": 1, "norm": 9, "linear": 4, "attention products": 4, "softmax": 4, "GELU": 4,
          "head": 1, "verification": 1}  # fmt: skip
 MACHINE = {"cores": 2, "processor": "some"}

@@ -24,6 +24,7 @@ from spu_llm.errors import SpuLlmError
         (["bench", "step", "--plot", "/nowhere/a.png"], "--plot: /nowhere is not a directory"),
         (["experiment"], "claim"),
         (["experiment", "logits", "--positions", "1"], "--positions must be at least 2, found 1"),
+        (["experiment", "logits", "--pieces-positions", "1"], "--pieces-positions must be at"),
         (["experiment", "logits", "--model", "/nowhere"], "/nowhere is not a directory"),
         (["experiment", "transcript", "--json", "/nowhere/a"], "--json: /nowhere is not"),
         (["experiment", "cost", "--network", "local,moon"], "unknown network 'moon'"),
@@ -41,7 +42,7 @@ def test_bad_input(arguments: list[str], wanted: str, capsys: pytest.CaptureFixt
     assert wanted in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("failures", [[], ["largest error 0.0600 exceeds 0.05"]])
+@pytest.mark.parametrize("failures", [[], ["largest error 0.0800 exceeds 0.07"]])
 def test_a_failed_criterion_is_written_and_ends_in_an_error(
     failures: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

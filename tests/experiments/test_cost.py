@@ -1,15 +1,18 @@
-"""The cost of a token: what is computed from measurements, and how it is shown."""
+"""The cost of a step: what is computed from measurements, and how it is shown."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments import cost, cost_report
+from experiments import cost, cost_report, step_sweep, workload
 from experiments.cost import Request
-from models.training.evaluate import Speed
+from models.hf import load_config
+from models.request import Request as Completion
+from models.tokenizer import Tokenizer
 from spu_llm.errors import InputError
 from tests.experiments import costs
 
@@ -19,21 +22,17 @@ def result(network: str = "lan", right: bool = True, stock: float = 40.0) -> dic
         costs.stock(network, stock - 2, stock, stock + 9, right=right),
         costs.stock_layers(network, {1: stock}),
         costs.sweep(network, {1: 2.0, 8: 4.0, 16: 6.0}),
-        costs.SPEED,
-        7,
     ) | {"machine": costs.MACHINE, "config": {}}
 
 
-def test_seconds_per_token() -> None:
-    stock, standard, drafted = result()["rows"]
-    assert (stock["seconds"], stock["speedup"], stock["seconds_with_offline"]) == (40.0, 1.0, 40.0)
-    assert (standard["seconds"], standard["speedup"]) == (2.0, 20.0)
-    assert (standard["seconds_with_offline"], standard["speedup_with_offline"]) == (2.5, 16.0)
-    # A step of 8 positions and its drafting give 4 tokens.
-    assert drafted["seconds"] == pytest.approx((4.0 + 0.2) / 4)
-    assert drafted["seconds_with_offline"] == pytest.approx((4.0 + 0.2 + 0.5 * 8) / 4)
-    assert drafted["messages"] == 280 / 4
-    assert drafted["offline"]["client_to_provider"] == 1_000_000 / 4
+def test_steps_are_compared_with_the_stock_paths() -> None:
+    found = result()
+    assert found["stock_step"]["seconds"] == 40.0  # the median of 38, 40 and 49
+    one, eight, _ = found["lengths"]
+    assert (one["seconds"], one["of_stock"], eight["of_stock"]) == (2.0, 0.05, 0.1)
+    assert (one["offline"]["seconds"], eight["offline"]["seconds"]) == (0.5, 4.0)
+    # No figure is divided by tokens of a step, which other runs than these had.
+    assert not {"rows", "tokens_per_step", "accepted"} & set(found)
 
 
 def test_a_blocks_messages_leave_out_what_a_step_has_once() -> None:
@@ -58,7 +57,7 @@ def test_criteria_say_what_holds() -> None:
     assert set(holds.values()) == {True}
     assert "step of 16 against stock's of 1" in holds and "peak memory, client" in holds
     slow = {one["name"]: one["holds"] for one in result(stock=7.0)["criteria"]}
-    assert not slow["speed-up online"] and not slow["step of 8 against stock's of 1"]
+    assert not slow["step of 8 against stock's of 1"]
     assert slow["messages per block at 8"]
     assert "step of 8 against stock's of 1" not in {
         one["name"] for one in result("wan")["criteria"]
@@ -73,9 +72,9 @@ def test_a_stock_path_that_is_wrong_is_a_failure() -> None:
 def test_the_table_and_the_plot(tmp_path: Path) -> None:
     lines = cost_report.table(result()).splitlines()
     assert lines[0].startswith("network lan, both parties on 2 cores; greedy")
-    row = next(line for line in lines if line.startswith("| ours, drafted"))
-    assert row.split("|")[2:6] == [" 1.0500 ", " 38.1 ", " 2.0500 ", " 19.5 "]
-    assert any(line.startswith("criterion speed-up online, at least 8: 38.1: holds")
+    row = next(line for line in lines if line.startswith("| 8 |"))
+    assert row.split("|")[2:6] == [" 4.0000 ", " 0.100 ", " 280 ", " 60 "]
+    assert any(line.startswith("criterion step of 8 against stock's of 1, at most 0.5: 0.1: holds")
                for line in lines)  # fmt: skip
     pytest.importorskip("matplotlib")
     file = tmp_path / "cost.png"
@@ -97,15 +96,32 @@ def test_what_cannot_be_measured_is_refused(
 
 
 @pytest.mark.slow
-def test_a_run_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
-    speed = Speed(0.0, 3, 2.0, 0.33)
-    found = cost.measure(*tiny_pair, Request("def read", 3, 1), "local", speed)
+def test_a_run_between_two_processes_sends_what_a_dry_run_finds(
+    tiny_pair: tuple[Path, Path]
+) -> None:
+    prompt = "def read"
+    found = cost.measure(*tiny_pair, Request(prompt, 3, 1), "local")
     assert not found["failures"]
     assert [step["positions"] for step in found["lengths"]] == [1, 4, 16]
-    assert [row["name"] for row in found["rows"]] == [
-        "stock, standard", "ours, standard", "ours, drafted"
-    ]  # fmt: skip
+    length = len(Tokenizer.load(tiny_pair[1]).encode(prompt))
+    config = load_config(tiny_pair[0])
+    for step in found["lengths"]:
+        # The same step of a completion with as much room in the cache, from shapes alone.
+        n = step["positions"]
+        asked = Completion(length, step_sweep.NEW_TOKENS + cost.LONGEST - n, n - 1, 0.0)
+        _, wanted = workload.of_completion(config, asked, [])
+        for name in ("messages", "client_to_provider", "provider_to_client"):
+            assert step[name] == wanted.counts[name], (n, name)
+        units: dict[str, float] = {}
+        for name, made in step["material"].items():
+            common = workload.common_name(name)
+            units[common] = units.get(common, 0) + made["units"]
+        assert units.items() <= wanted.units.items()
+        _, deeper = workload.of_completion(replace(config, n_layer=2), asked, [])
+        block = deeper.counts["messages"] - wanted.counts["messages"]
+        assert step["messages_per_block"] == pytest.approx(block)
     one = found["lengths"][0]
-    assert 0 < one["messages_per_block"] < found["stock_messages_per_block"] < 2000
-    assert found["rows"][1]["offline"]["seconds"] > 0
+    assert one["segments"] == 0 and one["of_stock"] < 1
+    assert one["messages"] < found["stock_messages_per_block"]
+    assert found["linear"]["times_fewer_bytes"] > 1
     assert cost_report.table(found).count("criterion") == len(found["criteria"])

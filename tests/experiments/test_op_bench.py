@@ -8,13 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import pytest
 from jax.experimental import enable_x64
-from nbclient import NotebookClient
 
-import experiments
 from experiments import op_bench, op_report
 from experiments.op_cases import ALIASES, OPS, Input, choose, integers, wrong
 from protocols.truncate import truncate
@@ -253,18 +250,3 @@ def test_an_approximation_says_how_far_it_is_off(simulation: Simulation) -> None
     assert op_report.failures(result, "memory") == []
     text = op_report.table(RESULT | {"rows": [result]})
     assert f"largest error, ours: {ours['largest_error']:.2g}" in text
-
-
-@pytest.mark.slow
-def test_the_notebook_runs() -> None:
-    file = Path(experiments.__file__).parent / "notebooks" / "primitives.ipynb"
-    notebook = nbformat.read(file, as_version=4)
-    (parameters,) = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", ())]
-    parameters.source = (
-        'OPS, SIZES, NETWORKS, REPEAT = ["sign"], [1, 20], ["local", "lan"], 1'
-    )
-    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
-    printed = "".join(
-        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])
-    )
-    assert "| 20 | ours |" in printed and "delays a round" in printed

@@ -138,7 +138,7 @@ def plain_outcome(step: Step) -> Any:
         outcome, _ = step.verifier.verify(z, step.client, None)
     else:
         with jax.experimental.enable_x64():
-            function = verify_bench._function(step.verifier, exact=True).fn
+            function = verify_bench.function_of(step.verifier, exact=True).fn
             words = np.stack([verify_data.exact_weights(z) for z in step.logits])
             wide = jax.tree.map(lambda x: x.astype(np.int64), (step.client, step.provider))
             outcome, _ = function(words.astype(np.int64), *wide)

@@ -1,0 +1,342 @@
+"""Complete generations: which runs are made, what they cost by parts, how it is shown."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import completions, completions_report
+from experiments.completions import NO_COST, SYSTEMS, Asked, Prompt
+from experiments.completions_report import amortised, everything, online, ratios
+from experiments.measured import FIGURES, summed
+from models.tokenizer import Tokenizer
+from models.training.corpus import read_manifest
+from models.training.snippets import SHIPPED, read_snippets
+from spu_llm import lockstep
+from spu_llm.app import cli
+from spu_llm.channel import Traffic
+from spu_llm.errors import WorkerError
+from spu_llm.secure import PartySession, Simulation
+from spu_llm.values import CLIENT
+from tests.experiments import costs
+from tests.tiny import PRIVATE
+
+TINY = Prompt(3, "tiny", "def read")
+
+
+# ---- which runs
+
+
+def test_prompts_are_held_out_and_of_different_kinds() -> None:
+    prompts = completions.read_prompts()
+    assert len({p.kind for p in prompts}) == len(prompts) >= 8
+    assert [p.number for p in prompts] == list(range(1, len(prompts) + 1))
+    held_out = {f.path for f in read_manifest(SHIPPED / "corpus.json") if f.held_out}
+    rows = json.loads(completions.PROMPTS.read_text(encoding="utf-8"))
+    snippets = read_snippets()
+    for row in rows:
+        assert row["file"] in held_out
+        lines = [s.text + "\n" for s in snippets if s.file == row["file"]]
+        assert any(row["text"] + "\n" in text for text in lines), row["kind"]
+
+
+def runs_of(*systems: str, prompts: int = 3) -> list[tuple[Asked, Prompt]]:
+    chosen = completions.read_prompts()[:prompts]
+    return completions.matrix(chosen, ["local", "lan"], systems, 32)
+
+
+def test_partial_results_are_balanced() -> None:
+    runs = [asked for asked, _ in runs_of(*SYSTEMS)]
+    assert len(set(runs)) == len(runs) == 3 * 2 * 5  # the stock path is not sampled
+    for n in range(0, len(runs), 5):
+        compared = runs[n : n + 5]
+        assert len({(a.prompt, a.network) for a in compared}) == 1
+        assert {(a.system, a.mode) for a in compared} == {
+            ("stock", "greedy"),
+            *((s, m) for s in SYSTEMS[1:] for m in completions.MODES),
+        }
+    # Who is first takes turns.
+    assert {runs[n].system for n in range(0, len(runs), 10)} == set(SYSTEMS)
+    assert {a.seed for a in runs} == {1, 2, 3}
+
+
+def test_a_study_goes_on_where_it_was_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[Asked] = []
+    died = WorkerError("the worker died")
+    endings: list[BaseException | None] = [None, died, KeyboardInterrupt()]
+
+    def measure(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[str, Any]:
+        ending = endings.pop(0) if endings else None
+        if ending is not None:
+            raise ending
+        made.append(asked)
+        return record(asked.system, asked.prompt, mode=asked.mode, seed=asked.seed)
+
+    monkeypatch.setattr(completions, "measure", measure)
+    file = tmp_path / "runs.json"
+    command = ["experiment", "completions", "--network", "lan", "--prompts", "1"]
+    command += ["--json", str(file)]
+
+    def run() -> int:
+        with pytest.raises(SystemExit) as end:
+            cli.main(command)
+        return int(end.value.code or 0)
+
+    assert run() == 130  # interrupted in the third run; the second one failed
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert len(found["runs"]) == 1 and found["failed"][0]["error"] == "the worker died"
+    assert run() == 0
+    assert len(made) == len(set(made)) == 5
+    assert run() == 0 and len(made) == 5  # nothing is left: only the table
+    assert "1 runs broke off" in capsys.readouterr().out
+    file.write_text("{}", encoding="utf-8")
+    assert run() == 2
+
+
+@pytest.mark.parametrize(("options", "wanted"), [
+    (["--prompts", "0"], "--prompts must be 1 to 10, found 0"),
+    (["--only", "ours"], "there is no 'ours'; choose from stock, ours-standard, ours-drafted"),
+    (["--tokens", "2"], "--tokens must be 3 or more"),
+    (["--stock-tokens", "33"], "--stock-tokens 3 to --tokens, found 32 and 33"),
+    (["--tokens", "250"], "the model's context of 256; lower --tokens"),
+    (["--network", "moon"], "unknown network 'moon'"),
+    (["--json", "/nowhere/a"], "--json: /nowhere is not"),
+])  # fmt: skip
+def test_bad_input(options: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["experiment", "completions", *options])
+    assert end.value.code == 2
+    assert wanted in capsys.readouterr().err
+
+
+# ---- figures
+
+
+def record(
+    system: str, prompt: str = "tiny", *, network: str = "lan", mode: str = "greedy",
+    seconds: float = 1.0, emitted: int = 32, stock_tokens: int | None = None, seed: int = 3,
+    others: float = 0.0,
+) -> dict[str, Any]:  # fmt: skip
+    """Parts cost 1, 2, 3, ... times `seconds`; half of the material is used."""
+    parts = ("launch", "set_up", "material", "planning", "prefill", "decode")
+    cost = {p: costs.figures(n * seconds, n, 1000 * n) for n, p in enumerate(parts, start=1)}
+    cost["used_material"] = {k: v / 2 for k, v in cost["material"].items()}
+    cost["whole"] = summed(cost[p] for p in parts)
+    return {
+        "asked": vars(Asked(network, prompt, mode, system, 32, seed, stock_tokens)),
+        "commit": "0123", "date": "2026-01-02T03:04:05+00:00", "machine": costs.MACHINE,
+        "load_start": 0.5, "load_end": 2.0, "others": others, "costs": cost, "steps": 10,
+        "emitted": emitted, "repetition": 0.25, "near_ties": 1, "largest_margin": 0.01,
+        "peak_memory": costs.MEMORY, "failures": [],
+        **({"same_as_plaintext": emitted} if mode == "sampled" else {}),
+    }  # fmt: skip
+
+
+def test_a_runs_figures_per_emitted_token() -> None:
+    one = record("ours-drafted", seconds=32.0)
+    assert online(one, "seconds") == 5 + 6
+    assert everything(one, "seconds") == one["costs"]["whole"]["seconds"] / 32 == 21
+    # Launch, set-up and half of the material are paid once.
+    assert amortised(one, "seconds", 32) == everything(one, "seconds")
+    assert amortised(one, "seconds", 64) == 21 - 4.5 / 2
+    assert amortised(one, "bytes", 512) == pytest.approx(1500 * (21 - 4.5 * (1 - 1 / 16)) / 32)
+    assert completions_report.tokens_per_step(one) == 3.1
+
+
+def test_a_stock_run_that_ended_early_is_scaled_and_marked() -> None:
+    short = record("stock", seconds=1.0, emitted=11, stock_tokens=11)
+    # Three times the steps; all that comes before them is as it was.
+    assert online(short, "seconds") == (5 + 3.1 * 6) / 32
+    assert everything(short, "seconds") == (1 + 2 + 3 + 4 + 5 + 3.1 * 6) / 32
+    data = {"runs": [short, record("ours-drafted")], "failed": []}
+    assert "| stock, greedy, +ended after 11 tokens | 1 |" in completions_report.table(data)
+    whole = record("stock", seconds=1.0)
+    found = completions_report.of_group({"runs": [whole, short]}, "lan", 32)
+    assert found == [whole]
+
+
+def test_ratios_are_of_the_same_prompt() -> None:
+    records = [
+        *(record("stock", p, seconds=s) for p, s in (("a", 10.0), ("b", 90.0), ("c", 20.0))),
+        *(record("ours-drafted", p, seconds=s) for p, s in (("a", 1.0), ("b", 30.0))),
+        record("ours-drafted", "c", seconds=4.0, mode="sampled"),
+    ]
+
+    def seconds(r: dict[str, Any]) -> float:
+        return online(r, "seconds")
+
+    assert ratios(records, "ours-drafted", "greedy", seconds) == [10, 3]
+    assert ratios(records, "ours-drafted", "sampled", seconds) == [5]  # to greedy stock
+    data = {"runs": records, "failed": []}
+    lines = completions_report.table(data).splitlines()
+    assert any(line.startswith("| ours-drafted, greedy | 2 | 6.5 (3.0 to 10.0) |")
+               for line in lines)  # fmt: skip
+    assert "criterion online, at least 8 times less: 5.0: does not hold" in lines
+    assert "criterion with everything, at least 3 times less: 5.0: holds" in lines
+
+
+def test_the_table_says_when_the_machine_was_not_quiet() -> None:
+    quiet = {"runs": [record("stock"), record("ours-drafted")], "failed": []}
+    assert "NOT QUIET" not in completions_report.table(quiet)
+    quiet["runs"].append(record("ours-standard", others=0.9))
+    assert "NOT QUIET: 1 runs" in completions_report.table(quiet)
+
+
+def test_the_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    runs = [record(s, n, network=n) for s in SYSTEMS for n in ("local", "lan")]
+    file = tmp_path / "completions.png"
+    completions_report.plot({"runs": runs, "failed": []}, file)
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_repetition_counts_tokens_in_runs_of_four_that_stood_before() -> None:
+    assert completions.repetition([1, 2, 3], [4, 5, 6, 7, 8]) == 0.0
+    assert completions.repetition([], [1, 2, 3, 4, 1, 2, 3, 4]) == 0.5
+    assert completions.repetition([1, 2, 3, 4], [9, 1, 2, 3, 4]) == 0.8  # of the prompt, too
+    assert completions.repetition([], [7] * 8) == 7 / 8  # a run may overlap the earlier one
+    assert completions.repetition([1, 2], []) == 0.0
+
+
+# ---- against plaintext
+
+
+def asked(system: str, mode: str = "greedy", tokens: int = 6) -> Asked:
+    return Asked("local", TINY.kind, mode, system, tokens, TINY.number)
+
+
+def test_a_token_that_plaintext_does_not_give_is_found(tiny_pair: tuple[Path, Path]) -> None:
+    given = Tokenizer.load(tiny_pair[1]).encode(TINY.text)
+    right = completions.plaintext_tokens(asked("ours-drafted"), given, *tiny_pair)
+    assert right == completions.plaintext_tokens(asked("ours-standard"), given, *tiny_pair)
+
+    def compare(system: str, tokens: list[int]) -> dict[str, Any]:
+        return completions.against_plaintext(asked(system), TINY, *tiny_pair, tokens)
+
+    assert compare("ours-drafted", right) == {
+        "near_ties": 0, "largest_margin": 0.0, "failures": []
+    }  # fmt: skip
+    wrong = [*right[:-1], (right[-1] + 1) % PRIVATE.vocab_size]
+    found = compare("ours-drafted", wrong)
+    assert found["near_ties"] == 1 and found["largest_margin"] > 0.14 and found["failures"]
+    assert compare("stock", wrong)["failures"] == []  # has no bound; the margin is shown
+    drawn = completions.plaintext_tokens(asked("ours-drafted", "sampled"), given, *tiny_pair)
+    cut = [*drawn[:4], (drawn[4] + 1) % PRIVATE.vocab_size, drawn[5]]
+    found = completions.against_plaintext(
+        asked("ours-drafted", "sampled"), TINY, *tiny_pair, cut
+    )
+    assert found == {"same_as_plaintext": 4, "failures": []}
+
+
+# ---- what a session really makes and sends
+
+
+def _watched(
+    session: PartySession, job: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, int], Traffic]:
+    """The study's result; the units that SPU made, by name; and all payload that went to the peer
+    and came from it until the completion ended, counted where it is sent.
+    """
+    units: dict[str, int] = {}
+    spu, mine = session._spu, threading.get_ident()  # the peer is another thread
+    sent = sum((e.traffic for e in session.meter.entries if e.kind == "segment"), Traffic())
+    ended: list[Traffic] = []
+    run, make, account = spu.run, spu.make, completions.account
+    pack, unpack = lockstep.pack, lockstep.unpack
+
+    def counted_run(*args: Any, **options: Any) -> Any:
+        nonlocal sent
+        results, traffic = run(*args, **options)
+        sent += traffic
+        return results, traffic
+
+    def counted_make(correlation: Any, masks: Any, fixed: Any) -> Any:
+        units[correlation.name] = units.get(correlation.name, 0) + len(masks[0])
+        return make(correlation, masks, fixed)
+
+    def without_heads(found: Any, message: bytes, parts: Any, name: str) -> Any:
+        """Merged messages say which part is whose: no payload."""
+        nonlocal sent
+        if threading.get_ident() == mine:
+            sent += Traffic(**{name: sum(len(data) for _, data in parts) - len(message)})
+        return found
+
+    def counted_pack(parts: Any) -> bytes:
+        message = pack(parts)
+        return without_heads(message, message, parts, "sent_bytes")
+
+    def counted_unpack(message: bytes, lanes: int) -> Any:
+        parts = unpack(message, lanes)
+        return without_heads(parts, message, parts, "received_bytes")
+
+    def at_the_end(*args: Any) -> dict[str, Any]:
+        if threading.get_ident() == mine:
+            ended.append(sent + session._channel.traffic)
+        return account(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if session.rank == CLIENT:
+            patch.setattr(spu, "run", counted_run)
+            patch.setattr(spu, "make", counted_make)
+            patch.setattr(lockstep, "pack", counted_pack)
+            patch.setattr(lockstep, "unpack", counted_unpack)
+            patch.setattr(completions, "account", at_the_end)
+        result = completions.run(session, job, lambda event, **fields: None)
+    return result, units, ended[0] if ended else Traffic()
+
+
+def test_the_offline_price_is_all_that_is_made(tiny_pair: tuple[Path, Path]) -> None:
+    """Nothing is made, sent or timed outside the parts of a run: a tiny completion's units and
+    bytes, counted inside SPU's runtime and at the channel, against its costs.
+    """
+    private, public = tiny_pair
+    job = {
+        "model": PRIVATE.asdict(), "model_dir": str(private), "draft_dir": str(public),
+        "prompt": [40, 41, 42, 43], "stop": [], "draft_seed": 1, "sampling_seed": 1,
+        "request": {"prompt_tokens": 4, "max_new_tokens": 4, "draft_length": 2,
+                    "temperature": 0.0},
+    }  # fmt: skip
+    with Simulation() as simulation:
+        (result, units, sent), _ = simulation.run(lambda session: _watched(session, job))
+    cost = result["costs"]
+    kinds = cost["kinds"]
+    set_up_keys = units.pop("set-up")  # of SPU's products: a made-up correlation of 8 rows
+    assert set_up_keys == 8
+    assert {name: kind["units"] for name, kind in kinds.items() if kind["units"]} == units
+    assert any("cached" in name for name in units)  # the cache's tiles
+    parts = [cost[p] for p in ("set_up", "material", "planning", "prefill", "decode")]
+    assert summed(parts)["client_to_provider"] == sent.sent_bytes
+    assert summed(parts)["provider_to_client"] == sent.received_bytes
+    assert summed(parts)["messages"] == sent.messages
+    for name in FIGURES[1:]:
+        assert summed(kinds.values())[name] == cost["material"][name]
+        assert cost["used_material"][name] <= cost["material"][name]
+    for name, kind in kinds.items():
+        assert 0 < kind["used_units"] <= kind["units"], name
+    assert min(cost[p]["seconds"] for p in ("prefill", "decode", "planning")) > 0
+    assert len(result["token_ids"]) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_run_between_two_processes(system: str, tiny_pair: tuple[Path, Path]) -> None:
+    found = completions.measure(asked(system), TINY, *tiny_pair)
+    assert found["failures"] == [] and found["emitted"] == 6
+    cost = found["costs"]
+    payload = cost["whole"]["client_to_provider"] + cost["whole"]["provider_to_client"]
+    # What the relay carried is that, framed.
+    assert payload < found["wire_bytes"] < 1.2 * payload
+    assert cost["whole"]["seconds"] > cost["launch"]["seconds"] > 0
+    if system == "stock":
+        assert cost["material"] == NO_COST and found["steps"] == 5
+    else:
+        assert cost["material"]["seconds"] > 0 and found["drafted"] == 7 * found["steps"] * (
+            system == "ours-drafted"
+        )
+    completions_report.table({"runs": [found], "failed": []})

@@ -1,0 +1,84 @@
+"""What hiding progress costs: the plans' figures are those of a run, blocks that are packed too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import hiding
+from experiments.prices import Prices
+from experiments.workload import of_steps
+from models import request
+from models.draft import Drafter
+from models.generate import ClientSide, Programs, generate, share_weights
+from models.gpt2 import GPT2Config
+from models.request import Request
+from models.tokenizer import Tokenizer
+from protocols.distribution import Streams
+from spu_llm.prg import Prg
+from spu_llm.secure import PartySession, Simulation
+from spu_llm.values import CLIENT, PROVIDER
+from tests.tiny import VOCAB, endless, save_tokenizer, tiny_params
+
+TINY = GPT2Config(VOCAB, n_positions=64, n_embd=8, n_layer=1, n_head=1)
+PARAMS = endless(tiny_params(TINY, 1))
+
+
+def test_a_course_has_so_many_tokens_a_step() -> None:
+    assert hiding.course(64, 3.0, 7) == [2] * 21
+    for rate in (1.0, 2.5, 3.5):
+        stays = hiding.course(64, rate, 7)
+        assert 63 <= sum(stays) + len(stays) < 64 + rate
+        assert len(stays) == pytest.approx(63 / rate, abs=1)
+
+
+def test_a_hidden_text_sends_what_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text whose block grows and is packed."""
+    for name, rows in (("_SPARE_ROWS", 3), ("_LEAST_ROWS", 1), ("_ROWS_AT_ONCE", 4)):
+        monkeypatch.setattr(request, name, rows)
+    save_tokenizer(tmp_path)
+    asked = Request(4, 5, 2, 0.0)
+    assert asked.sizes(TINY) == (8, 12) and asked.may_pack(TINY)
+    drafter_params = endless(tiny_params(TINY, 3))
+
+    def program(session: PartySession) -> Any:
+        programs = Programs.build(TINY, asked)
+        weights = share_weights(session, TINY, PARAMS if session.rank == PROVIDER else None)
+        programs.prepare(session, weights)
+        client = None
+        if session.rank == CLIENT:
+            client = ClientSide(
+                [40, 41, 42, 43], Tokenizer.load(tmp_path), Drafter(TINY, drafter_params, 64),
+                programs.verifier, Streams(Prg.from_os(), Prg.from_os()),
+            )  # fmt: skip
+        mark = len(session.meter.entries)
+        report = generate(session, programs, weights, client, None)
+        online = [e for e in session.meter.entries[mark:] if e.phase in ("prefill", "decode")]
+        sent = sum(e.traffic.sent_bytes for e in online)
+        received = sum(e.traffic.received_bytes for e in online)
+        return report.steps, sum(e.traffic.messages for e in online), sent, received
+
+    with Simulation() as simulation:  # material of its own, for weights of its own
+        (steps, *found), _ = simulation.run(program)
+    assert steps >= 4  # the third packs
+    works = of_steps(TINY, asked, [], [0] * steps)
+    names = ("messages", "client_to_provider", "provider_to_client")
+    assert found == [sum(w.counts[n] for w in works) for n in names]
+
+
+def test_the_table_puts_hidden_beside_shown() -> None:
+    shown, hidden = (
+        hiding.cost(TINY, Request(4, 6, 2, 0.7, show_progress=show), [1, 0], Prices.load())
+        for show in (True, False)
+    )
+    assert (shown.rows, hidden.rows) == (13, 19)
+    assert hidden.messages > shown.messages and hidden.online_bytes > shown.online_bytes
+    assert hidden.offline_bytes > shown.offline_bytes > 0
+    assert hidden.total_seconds("lan") > hidden.total_seconds("local") > 0
+    lines = hiding.table(TINY, 4, 4, 2, [3.0]).splitlines()
+    width = lines[2].count("|")
+    assert [line.count("|") for line in lines[2:]] == [width] * 5

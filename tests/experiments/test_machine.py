@@ -1,0 +1,45 @@
+"""What a study writes of the machine and the code that it measured."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import asdict
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from experiments import local
+
+
+def test_a_measurement_says_what_it_ran_on_and_of() -> None:
+    found = local.machine()
+    assert found.cores >= 1 and found.memory_gib > 1
+    assert min(found.load) >= 0
+    age = datetime.now(timezone.utc) - datetime.fromisoformat(found.date)
+    assert timedelta(seconds=-1) < age < timedelta(minutes=1)
+    assert found.spu == "0.9.5" and found.python.startswith("3.1")
+    assert found.commit == "unknown" or re.fullmatch(r"[0-9a-f]{7,}(-dirty)?", found.commit)
+    assert set(asdict(found)) >= {"commit", "date", "cores", "memory_gib", "load", "processor"}
+
+
+def test_changed_files_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "__file__", str(tmp_path / "local.py"))
+    assert local._commit() == "unknown"
+    file = tmp_path / "local.py"
+
+    def git(*arguments: str) -> str:
+        names = ("-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false")
+        command = ["git", *names, *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+
+    file.write_text("1", encoding="utf-8")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "One")
+    commit = git("rev-parse", "HEAD").strip()
+    clean = local._commit()
+    assert len(clean) >= 7 and commit.startswith(clean)
+    file.write_text("2", encoding="utf-8")
+    assert local._commit() == f"{clean}-dirty"

@@ -1,0 +1,206 @@
+"""The tables of RESULTS.md and protocols/README.md: where each comes from, and exact figures as the
+code has them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import experiments
+from experiments import exact, exact_cells
+from spu_llm.app import cli
+from spu_llm.app.cli import shipped
+
+FOLDER = Path(experiments.__file__).parent
+RESULTS = FOLDER / "RESULTS.md"
+MEASURED = re.compile(
+    r"Commit (?P<said>[0-9a-f]{7}, \d{4}-\d{2}-\d{2}; \d+ cores, \d+ GiB); load [^;]+; "
+    r"(\[data\]\((?P<data>data/[\w.-]+\.json)\)|no JSON kept, to be measured again)\.\*$"
+)
+EXACT = "*Exact: computed from the code, compared with it in `make test`; [data](data/exact.json).*"
+LARGEST = 300_000  # bytes of a JSON file
+
+
+def tables(text: str) -> Iterator[tuple[str, str]]:
+    """The head of every table, and the paragraph under the table."""
+    lines = text.splitlines()
+    starts = [
+        i for i, line in enumerate(lines)
+        if line.startswith("|") and (i == 0 or not lines[i - 1].startswith("|"))
+    ]  # fmt: skip
+    for i in starts:
+        after = i
+        while after < len(lines) and lines[after].startswith("|"):
+            after += 1
+        under = next((line for line in lines[after:] if line.strip()), "")
+        yield lines[i], under
+
+
+def origin_mistakes(head: str, under: str, folder: Path) -> list[str]:
+    """What is wrong with the line under a table."""
+    if under == EXACT:
+        return []
+    found = MEASURED.search(under)
+    if not under.startswith("*") or found is None:
+        return [f"under the table {head[:60]!r} stands {under[:80]!r}, not where it comes from"]
+    if found["data"] is None:
+        return []
+    file = folder / found["data"]
+    if not file.is_file() or file.stat().st_size > LARGEST:
+        return [f"{found['data']} is not there, or larger than {LARGEST:,} bytes"]
+    of = set(origins(json.loads(file.read_text(encoding="utf-8"))))
+    if of != {found["said"]}:
+        return [f"{found['data']} is of {sorted(of)}, the table of {found['said']!r}"]
+    return []
+
+
+def origins(result: Any) -> Iterator[str]:
+    """Of every machine in a study's JSON, as tables say it."""
+    if isinstance(result, dict):
+        if "machine" in result:
+            of = result["machine"]
+            yield (
+                f"{of['commit']}, {of['date'][:10]}; {of['cores']} cores, "
+                f"{of['memory_gib']:.0f} GiB"
+            )
+        result = list(result.values())
+    if isinstance(result, list):
+        for part in result:
+            yield from origins(part)
+
+
+def test_every_table_says_where_it_comes_from() -> None:
+    text = RESULTS.read_text(encoding="utf-8")
+    found = [m for head, under in tables(text) for m in origin_mistakes(head, under, FOLDER)]
+    assert found == []
+    assert len(list(tables(text))) == len(re.findall(r"^\|[-|: ]+\|$", text, re.M))
+
+
+def test_every_file_of_data_is_named() -> None:
+    """By RESULTS.md, or by the index of what notebooks and figures are made from."""
+    named = set(re.findall(r"\(data/([\w.-]+)\)", RESULTS.read_text(encoding="utf-8")))
+    index = FOLDER / "data" / "index.json"
+    named |= {index.name, *(f"{name}.json" for name in json.loads(index.read_text("utf-8")))}
+    assert {file.name for file in (FOLDER / "data").iterdir()} == named
+
+
+LINE = "*Commit 1234567, 2026-11-22; 2 cores, 24 GiB; load 0.1; {}.*"
+
+
+@pytest.mark.parametrize(
+    ("under", "wanted"),
+    [
+        (LINE.format("no JSON kept, to be measured again"), ""),
+        (LINE.format("[data](data/right.json)"), ""),
+        (EXACT, ""),
+        ("- A point.", "not where it comes from"),
+        (LINE.format("no JSON"), "not where it comes from"),
+        (LINE.format("[data](data/right.json)").replace("load 0.1; ", ""), "not where it comes"),
+        (LINE.format("[data](data/missing.json)"), "is not there"),
+        (LINE.format("[data](data/other.json)"), "is of ['7654321, 2026-11-22; 2 cores, 24 GiB']"),
+        (LINE.format("[data](data/right.json)").replace("11-22", "11-21"), "the table of"),
+        (LINE.format("[data](data/right.json)").replace("2 cores", "4 cores"), "the table of"),
+        (LINE.format("[data](data/nothing.json)"), "is of []"),
+    ],
+)
+def test_a_table_without_its_origin_is_found(under: str, wanted: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name, commit in (("right", "1234567"), ("other", "7654321")):
+        machine = {"commit": commit, "date": "2026-11-22T10:00:00+00:00", "cores": 2,
+                   "memory_gib": 23.5}  # fmt: skip
+        text = json.dumps({"networks": [{"machine": machine}] * 2})
+        (tmp_path / "data" / f"{name}.json").write_text(text, encoding="utf-8")
+    (tmp_path / "data" / "nothing.json").write_text("{}", encoding="utf-8")
+    ((head, line),) = tables(f"Text.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n{under}\n")
+    found = origin_mistakes(head, line, tmp_path)
+    assert len(found) == bool(wanted) and all(wanted in text for text in found)
+
+
+# ---- exact figures
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Any]:
+    return exact.figures(shipped("private"))
+
+
+def test_exact_figures_are_those_of_the_code(figures: dict[str, Any]) -> None:
+    stale = exact_cells.documents(figures, write=False)
+    for part, rows in figures.items():
+        if exact_cells.stored(exact.FILE).get(part) != rows:
+            stale.append(f"{exact.FILE.name}: {part}")
+    assert not stale, "\n".join([f"stale; `{exact_cells.COMMAND}` mends it:", *stale])
+
+
+def test_all_tables_of_exact_figures_stand_somewhere(figures: dict[str, Any]) -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in exact_cells.DOCUMENTS)
+    assert set(re.findall(r"<!-- exact: (.+) -->", text)) == set(exact_cells.cells(figures))
+
+
+TEXT = """\
+<!-- exact: steps -->
+| | messages | bytes = | seconds |
+|---|---|---|---|
+| `one` | 5 | **7** | 3.1 |
+| two, [rows](x.md) | 6 | 8 | 3.2 |
+
+Text.
+"""
+WANTED = {"steps": {"one": {"messages": "5", "bytes": "7"}, "two, rows": {"messages": "60"}}}
+
+
+def test_stale_cells_are_found_and_mended() -> None:
+    right, stale = exact_cells.checked(TEXT, WANTED)
+    assert [(cell.line, cell.row, cell.column, cell.found, cell.wanted) for cell in stale] == [
+        (5, "two, rows", "messages", "6", "60")
+    ]
+    assert right == TEXT.replace("| 6 |", "| 60 |")
+    assert exact_cells.checked(right, WANTED) == (right, [])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({}, "nothing of this name"),
+        ({"steps": {"three": {"messages": "1"}}}, "no such row"),
+        ({"steps": {"one": {"rounds": "1"}}}, "no such column"),
+    ],
+)
+def test_what_is_not_in_a_table_is_stale(wanted: exact_cells.Cells, words: str) -> None:
+    right, (cell,) = exact_cells.checked(TEXT, wanted)
+    assert right == TEXT and words in str(cell)
+
+
+def test_the_command_finds_and_mends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = tmp_path / "tables.md"
+    document.write_text(TEXT, encoding="utf-8")
+    monkeypatch.setattr(exact, "figures", lambda model: {"steps": [1]})
+    monkeypatch.setattr(exact, "FILE", tmp_path / "exact.json")
+    monkeypatch.setattr(exact_cells, "ROOT", tmp_path)
+    monkeypatch.setattr(exact_cells, "DOCUMENTS", (document,))
+    monkeypatch.setattr(exact_cells, "cells", lambda figures: WANTED)
+    monkeypatch.setattr(exact_cells, "table", lambda figures: "the table")
+
+    def run(*options: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as end:
+            cli.main(["experiment", "exact", *options])
+        return int(end.value.code or 0), capsys.readouterr().err
+
+    code, error = run()
+    assert code == 1 and "tables.md: line 5" in error and f"{exact_cells.COMMAND} mends" in error
+    assert "2 stale" in error  # that, and there is no JSON
+    assert run("--write") == (0, "")
+    assert document.read_text(encoding="utf-8") == TEXT.replace("| 6 |", "| 60 |")
+    assert run() == (0, "")
+    (tmp_path / "exact.json").write_text("{}", encoding="utf-8")
+    assert run()[0] == 1
+    code, error = run("--write", "--model", "elsewhere")
+    assert code == 2 and "leave --model out" in error
