@@ -1,11 +1,12 @@
 # `make` prints what there is. Everything runs in .venv, made once from requirements.lock.
 #   PYTHON=...   the interpreter that makes .venv (default: first CPython 3.11 or 3.10 on PATH)
+#   PART=K/N     of `make test-slow`: only the K-th of N pieces
 #   ARGS=...     passed on, e.g.  make demo ARGS='--prompt "Once upon a time" --network lan'
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help demo test test-all check venv lock clean
+.PHONY: help demo test test-slow test-all check venv lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -20,6 +21,7 @@ NEED = $(if $(PYTHON),PYTHON=$(PYTHON) is not a working,There is no working) CPy
 help:
 	@echo 'make demo      both parties on this machine, one private prompt (ARGS=... for spu-llm demo)'
 	@echo 'make test      the tests, without those marked slow   (ARGS=... for pytest)'
+	@echo 'make test-slow those marked slow                      (PART=2/12 for the second of 12 pieces)'
 	@echo 'make test-all  every test'
 	@echo 'make check     ruff and mypy'
 	@echo 'make venv      only make .venv from requirements.lock (PYTHON=... to choose CPython 3.10 or 3.11)'
@@ -31,6 +33,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -q $(ARGS)
+
+test-slow: $(STAMP)
+	@$(BIN)/python -m pytest -q -m slow $(if $(PART),--part $(PART)) $(ARGS)
 
 test-all: $(STAMP)
 	@$(BIN)/python -m pytest -q -m "" $(ARGS)

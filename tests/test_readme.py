@@ -1,0 +1,82 @@
+"""What the README tells a reader to type, open or read is there, and its figures are measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from experiments import headline, render, saved
+from spu_llm.app import cli
+from tests.experiments.test_headline import study
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = "\n".join(re.findall(r"^```\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
+COMMANDS = [line.split("#")[0].strip() for line in BLOCKS.splitlines()]
+
+
+def heading_anchor(heading: str) -> str:
+    """As GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("spu-llm ")])
+def test_commands_are_understood(command: str) -> None:
+    options = cli._parser().parse_args(shlex.split(command)[1:])
+    assert callable(options.run)
+
+
+def test_make_targets_and_modules_are_there() -> None:
+    targets = re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert {"demo", "test"} <= set(targets)
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+    (arguments,) = re.findall(r"make demo ARGS='(.*?)'", README)
+    assert cli._parser().parse_args(["demo", *shlex.split(arguments)]).network == "lan"
+    modules = re.findall(r"^python -m (\S+)", BLOCKS, re.MULTILINE)
+    assert len(modules) >= 2 and all(map(importlib.util.find_spec, modules))
+
+
+def test_links_lead_somewhere() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert len(links) > 20
+    for link in links:
+        file, _, anchor = link.partition("#")
+        assert (ROOT / file).exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", (ROOT / file).read_text("utf-8"), re.MULTILINE)
+            assert anchor in map(heading_anchor, headings), link
+
+
+def test_what_the_demo_takes_is_what_it_took() -> None:
+    demo = saved.load("demo")
+    online, ahead = (sum(demo["bytes"][kind].values()) / 1e6 for kind in ("online", "offline"))
+    text = " ".join(README.split())
+    assert (
+        f"Its {len(demo['token_ids'])} tokens take {online:.0f} MB online and "
+        f"{round(ahead, -1):.0f} MB ahead of time" in text
+    )
+
+
+def test_the_headline_is_that_of_the_committed_study() -> None:
+    assert render.with_headline(README) == README
+    said = README.split(render.BEGIN)[1].split(render.END)[0]
+    seconds = headline.headline(saved.load("completions"), timed=True).splitlines()[-1]
+    assert ("s a token online" in said) == saved.timed("completions") == (seconds in said)
+    assert saved.load("index")["completions"]["command"] in " ".join(said.split())
+
+
+def test_the_headline_follows_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = {"completions": {"command": "spu-llm", "quiet": True}}
+    results = {"completions": study(), "index": index}
+    monkeypatch.setattr(saved, "load", results.__getitem__)
+    changed = render.with_headline(README)
+    assert "**0.344 s a token online on an emulated LAN**" in changed
+    assert "All of it from `spu-llm`.\n" in changed and "upper bounds" not in changed
+    # All the rest stays.
+    for before, after in zip(README.split(render.BEGIN), changed.split(render.BEGIN), strict=True):
+        assert before.split(render.END)[-1] == after.split(render.END)[-1]
