@@ -176,7 +176,7 @@ def account(
     for name, kind in kinds.items():
         made = [e for e in batches if e.name == name]
         units = len(made) * kind.chunk
-        used = units - session.pool.available(kind)
+        used = units - session.supply.available(kind)
         cost, later = total(made, rank), total(made[1:] or made, rank)
         part = used / (max(1, len(made[1:])) * kind.chunk)
         material[name] = {

@@ -32,7 +32,7 @@ from spu_llm.errors import InputError
 from spu_llm.meter import Entry
 from spu_llm.net.manifest import Scalar
 from spu_llm.op import Cost
-from spu_llm.pool import Pool
+from spu_llm.party import Source
 from spu_llm.reveal import reveal
 from spu_llm.secure import PartySession, SecureFunction
 from spu_llm.values import CLIENT, PROVIDER, ROLES, Owner, Value
@@ -102,9 +102,9 @@ class Need:
 
 @dataclass
 class Counting:
-    """A pool, and what is taken from it."""
+    """A supply, and what is taken from it."""
 
-    pool: Pool
+    supply: Source
     needs: dict[str, Need] = field(default_factory=dict)
 
     def take(
@@ -112,7 +112,7 @@ class Counting:
     ) -> Material:
         before = self.needs[correlation.name].units if correlation.name in self.needs else 0
         self.needs[correlation.name] = Need(correlation, before + units, fixed)
-        return self.pool.take(correlation, units, fixed)
+        return self.supply.take(correlation, units, fixed)
 
 
 @dataclass
@@ -175,9 +175,9 @@ class Bench:
             name: self._way(name, f, inputs, error=free) for name, f in case.stock.items()
         }
         # The warm-up compiles, fills the pool, and shows what the op takes from it.
-        session.party.pool = counting = Counting(session.pool)
+        session.party.supply = counting = Counting(session.supply)
         count = self._run_once(ours, values)
-        session.party.pool = session.pool
+        session.party.supply = session.supply
         ours.needs = list(counting.needs.values())
         for runs in stock.values():
             self._run_once(runs, values)
@@ -256,7 +256,7 @@ class Bench:
         forget_peak()
         before = resident("VmRSS")
         for need in runs.needs:
-            session.pool.prepare(need.correlation, need.units, need.fixed)
+            session.supply.prepare(need.correlation, need.units, need.fixed)
         self._hear(0, 0)  # now the provider is ready, too
         soon = session.private(CLIENT, lambda: [time.monotonic_ns() + LEAD_NS], (1,), np.int64)
         start = int(session.call(start_together, soon).value[0])
@@ -289,9 +289,10 @@ class Bench:
         return [e for e in entries if e.kind == "pool" and e.name == correlation.name]
 
     def _make_second_chunk(self, need: Need) -> None:
-        pool = self._session.pool
+        supply = self._session.supply
         if len(self._chunks(need.correlation)) < 2:
-            pool.prepare(need.correlation, pool.available(need.correlation) + 1, need.fixed)
+            there = supply.available(need.correlation)
+            supply.prepare(need.correlation, there + 1, need.fixed)
 
     def _offline(self, needs: Sequence[Need]) -> dict[str, float]:
         """What the units of one call cost: their part of the session's chunks after the first."""

@@ -223,8 +223,8 @@ def _make_second_batches(session: PartySession, needs: Needs) -> None:
     made = Counter(e.name for e in session.meter.entries if e.kind == "pool")
     for name, need in needs.material.items():
         if made[name] == 1:
-            session.pool.prepare(
-                need.correlation, session.pool.available(need.correlation) + 1, need.fixed
+            session.supply.prepare(
+                need.correlation, session.supply.available(need.correlation) + 1, need.fixed
             )
 
 

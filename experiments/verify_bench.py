@@ -266,15 +266,15 @@ class VerifyBench(Bench):
                 runs.wrong += bool(wrong)
 
         mark = len(session.meter.entries)
-        session.party.pool = counting = Counting(Zeros())  # type: ignore[arg-type]
+        session.party.supply = counting = Counting(Zeros())  # type: ignore[arg-type]
         once(0)
-        session.party.pool = session.pool
+        session.party.supply = session.supply
         segments = [e for e in session.meter.entries[mark:] if e.kind == "segment"]
         chain = self._delays()
         runs.needs = list(counting.needs.values())
         for need in runs.needs:
             update(f"making {need.correlation.name} for {name} from {source}")
-            session.pool.prepare(need.correlation, need.units, need.fixed)
+            session.supply.prepare(need.correlation, need.units, need.fixed)
             self._make_second_chunk(need)
         for number in range(1, 1 + self._repeat):
             update(f"run {number} of {self._repeat} of {name} from {source}")
@@ -356,7 +356,7 @@ class VerifyBench(Bench):
         """Prepare and run one way once."""
         session = self._session
         for need in runs.needs:
-            session.pool.prepare(need.correlation, need.units, need.fixed)
+            session.supply.prepare(need.correlation, need.units, need.fixed)
         session.prepare(runs.function, *values)
         channel = session.party.channel
         session.party.channel = ordered = Ordered(channel)

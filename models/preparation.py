@@ -116,13 +116,13 @@ def summary(session: PartySession, course: Sequence[Needs]) -> list[dict[str, An
             "kind": name,
             "prefill_units": units(course[0], name),
             "step_units": units(course[-1], name) if len(course) > 1 else 0,
-            "available_units": session.pool.available(kind),
+            "available_units": session.supply.available(kind),
             "made_units": len(entries) * kind.chunk,
             "seconds": round(sum(e.seconds for e in entries), 3),
             "bytes": traffic.bytes,
             "messages": traffic.messages,
             "stored_bytes": round(
-                session.pool.stored_bytes(kind) * session.pool.available(kind)
+                session.pool.stored_bytes(kind) * session.supply.available(kind)
             ),
         })  # fmt: skip
     return rows

@@ -19,6 +19,7 @@ from spu_llm.approx import approximation
 from spu_llm.settings import SpuConfig
 
 _UNIT = 2.0 ** -SpuConfig().frac_bits
+_LOOK_UP_LIFT = 18  # holds entries below 2^8
 
 
 def _dense(x: Any, weight: Any, *, label: str) -> Any:
@@ -35,8 +36,8 @@ def _pick(one_hot: Any, rows: Any) -> Any:
 
 
 def _look_up_on_shares(one_hot: Any, table: Any, *, label: str) -> Any:
-    # A one in the last place of a word instead of a one: the product needs no truncation.
-    return product.linear(one_hot * _UNIT, table, label=label, shift=0)
+    # Entries of a table are small, and its columns long.
+    return product.linear(one_hot, table, label=label, lift=_LOOK_UP_LIFT)
 
 
 look_up = approximation("look_up", reference=_dense, on_shares=_look_up_on_shares)

@@ -11,9 +11,11 @@ multiply   Beaver, CRYPTO'91, section 3. Triple: shared a, b and a * b.
 square     With y = x one opening will do: 8 bytes per value each way.
 matmul     The same with matrices: a [m, k], b [k, n], per batch element.
 linear     x [rows, k] shared times w [k, m] of the provider (Delphi, USENIX Security'20,
-           section 4): masks r [k] of the client, shares of r w made in large batches.
-             1. The client sends x_0 - r: one message, 8 k bytes per row.
-             2. x w = (x_0 - r) w + r w + x_1 w; the provider knows both factors of the outer terms.
+           section 4): masks r [k] of the client and shares of r w, by `spu_llm.silent.products`.
+             1. Both parties lift their shares: x = 2^lift x.
+             2. The client sends x_0 - r: one message, 8 k bytes per row.
+             3. x w = (x_0 - r) w + r w + x_1 w; the provider knows both factors of the outer terms.
+             4. The truncation takes the lift away, too, and with it the noise of r w.
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from protocols.convert import arith_cost, as_arith, correct_product_of_own_bits
-from protocols.integers import factor_of, times_factor
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
 from protocols.truncate import truncate_cost, truncate_unbiased
 from spu_llm.correlation import Correlation, Form, Part
+from spu_llm.integers import factor_of, times_factor
 from spu_llm.op import Cost, ProtocolOp, protocol_op
 from spu_llm.party import Party
 from spu_llm.settings import SpuConfig
+from spu_llm.silent.ring import SPARE_BITS, N
 from spu_llm.values import (
     CLIENT,
     PROVIDER,
@@ -46,7 +49,9 @@ from spu_llm.values import (
 )
 
 _TRIPLES = 1 << 15  # made at once: SPU packs them in batches of 2^14
-_LARGE, _HUGE = 1 << 20, 1 << 22  # entries of a large model's matrices, and of its vocabulary's
+_WINDOW = 1 << 21  # words of masks and products that are made at once
+LIFT = 12  # bits that inputs of `linear` are lifted by
+assert LIFT >= SPARE_BITS, "masks leave the lowest bits of a word open"
 
 
 def _part(shape: tuple[int, ...], holder: Owner = Owner.JOINT, form: Form = Form.ARITH) -> Part:
@@ -84,37 +89,20 @@ def matrix_triple(m: int, k: int, n: int) -> Correlation:
 
 @functools.cache
 def masked_product(label: str, k: int, m: int) -> Correlation:
-    """Masks r [k] of the client times the provider's matrix [k, m] that `label` names.
-
-    Many rows at once: a row by 256 x 1024 takes 440 kB and 0.6 s of processor time alone, 43 kB
-    and 0.06 s among 128; of 768 x 768, 0.12 s among 64 and 0.085 s among 128. SPU's memory grows
-    with a product, some 36 bytes per multiplication at the holder of the matrix: 600 MB, and four
-    times that where the matrix itself is large.
+    """Masks r [k] of the client times the provider's matrix [k, m] that `label` names, up to the
+    noise of `spu_llm.silent.products`, which makes them.
     """
-    rows = 64 if k * m > _HUGE else 128
-    slices = -(-rows * k * m // (1 << 26 if k * m > _LARGE else 1 << 24))
+    rows = N
+    while rows > 1 and rows * (k + m) > _WINDOW:
+        rows //= 2
     return Correlation(
         name=f"masked product {label} {k} {m}",
         masks=(_part((k,), Owner.CLIENT, Form.PRIVATE),),
         results=(_part((m,)),),
-        secure=functools.partial(_in_slices, slices=slices),
+        secure=lambda r, w: [r @ w],
         fixed=_part((k, m), Owner.PROVIDER, Form.PRIVATE),
         chunk=rows,
     )
-
-
-def _in_slices(r: Any, w: Any, *, slices: int) -> list[Any]:
-    """r [rows, k] @ w [k, m], cut along the longer side of w.
-
-    What is cut off costs its side's ciphertexts again: 31 bytes per output or 23 per input.
-    """
-    k, m = w.shape
-    step = -(-max(k, m) // slices)
-    starts = range(0, max(k, m), step)
-    if k > m:
-        return [sum(r[:, i : i + step] @ w[i : i + step] for i in starts)]
-    parts = [r @ w[:, i : i + step] for i in starts]
-    return [np.concatenate(parts, axis=1) if isinstance(r, np.ndarray) else jnp.hstack(parts)]
 
 
 # ---- shares of integer products
@@ -166,16 +154,17 @@ def _matmul(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _linear(party: Party, x: np.ndarray, w: Private, frac_bits: int, label: str) -> np.ndarray:
+    """Words of x w for lifted x."""
     rows, k = x.shape
     factor = factor_of(w.value, frac_bits) if w.value is not None else None
     fixed = factor.entries if factor is not None else None
     material = party.take(masked_product(label, k, w.shape[1]), rows, fixed)
     (r,), (rw,) = material.masks, material.results
-    # 1.
+    # 2.
     if party.rank == CLIENT:
         party.send(x - r)
         return rw
-    # 2.
+    # 3.
     assert factor is not None
     return times_factor(party.recv(x.shape) + x, factor) + rw
 
@@ -290,24 +279,37 @@ def scale_rows(x: Any, r: Any, *, shift: int | None = None) -> Any:
 
 
 def _linear_two_party(
-    party: Party, x: Value, w: Value, *, label: str, shift: int | None = None
+    party: Party, x: Value, w: Value, *, label: str, shift: int | None = None, lift: int = LIFT
 ) -> Arith:
     share = as_arith(party, x)
     if not isinstance(w, Private) or w.owner != PROVIDER:
         raise ValueError("the matrix of `linear` is private to the provider")
     frac_bits = frac_bits_of(w.dtype, party.frac_bits)
-    words = _linear(party, share.words, w, frac_bits, label)
-    return rescaled(party, words, share.dtype, share.frac_bits, shift)
+    # 1.
+    words = _linear(party, share.words << np.uint64(lift), w, frac_bits, label)
+    # 4.
+    cut = cut_bits(share.dtype, shift, party.frac_bits) + lift
+    return rescaled(party, words, share.dtype, share.frac_bits, cut)
+
+
+def _correct_linear(
+    x: Value, w: Value, *, label: str, shift: int | None = None, lift: int = LIFT
+) -> Correct:
+    return correct_product(x, shift=cut_bits(x.dtype, shift) + lift)
+
+
+def _linear_cost(x: Value, w: Value, **static: Any) -> Cost:
+    online, count = arith_cost(x, w) + Cost(1, 1, 8 * _size(x), 0), x.shape[0] * w.shape[1]
+    return online + truncate_cost(count) if count else online
 
 
 linear = protocol_op(
     "linear",
-    reference=lambda x, w, label, shift=None: meaning(x @ w, shift),
+    reference=lambda x, w, label, shift=None, lift=LIFT: meaning(x @ w, shift),
     two_party=_linear_two_party,
-    cost=_with_truncation(
-        lambda x, w: Cost(1, 1, 8 * _size(x), 0), lambda x, w: (x.shape[0], w.shape[1])
-    ),
-    simulate=uniform_messages(_linear_two_party, correct_product),
+    cost=_linear_cost,
+    simulate=uniform_messages(_linear_two_party, _correct_linear),
 )
-"""x [rows, k] @ w [k, m], w private to the provider. `label` names w: its prepared masks serve this
-matrix alone."""
+"""x [rows, k] @ w [k, m], w private to the provider and |x w| < 2^(26 - lift). `label` names w: its
+prepared masks serve this matrix alone. Their noise is some 0.8 units of 2^-18 times the length of
+w's column, half of that for each further bit of lift."""

@@ -15,7 +15,7 @@ class Entry:
     """One executed step of a plan (or control exchange)."""
 
     phase: str
-    kind: str  # "segment", "op", "pool", "local" or "control"
+    kind: str  # "segment", "op", "pool", "hint", "local" or "control"
     name: str
     function: str  # the secure function it belongs to
     seconds: float

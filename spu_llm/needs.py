@@ -27,8 +27,8 @@ from spu_llm.local import has_numbers_in_bits
 from spu_llm.op import Cost
 from spu_llm.party import Party
 from spu_llm.plan import OpCall, Plan, Run
-from spu_llm.pool import Pool
 from spu_llm.prg import KEY_BYTES, Prg
+from spu_llm.supply import Supply
 from spu_llm.values import (
     PROVIDER,
     Arith,
@@ -104,32 +104,33 @@ def _by_name(taken: Iterable[Need]) -> dict[str, Need]:
     return total
 
 
-def make(pool: Pool, needs: Needs, on_batch: Callable[[int, int], None]) -> None:
-    """Make what `needs` asks for and `pool` lacks; both parties at the same time.
+def make(supply: Supply, needs: Needs, on_batch: Callable[[int, int], None]) -> None:
+    """Make what `needs` asks for and `supply` lacks; both parties at the same time.
 
     on_batch(made, total) is called before each batch and, if there was any, in the end. PoolError,
     with nothing made, when what is there was made for other weights.
     """
     wanted = list(needs.material.values())
     for need in wanted:
-        holder = need.correlation.fixed and need.correlation.fixed.holder.rank
-        assert holder != pool.rank or need.fixed is not None, "made for an array that is not known"
-        pool.prepare(need.correlation, 0, need.fixed)
-    total, made = sum(_batches(pool, need) for need in wanted), 0
+        if need.correlation.fixed is None:
+            supply.prepare(need.correlation, 0)
+    bound = [(n.correlation, n.fixed) for n in wanted if n.correlation.fixed is not None]
+    supply.set_up(bound)
+    total, made = sum(_batches(supply, need) for need in wanted), 0
     for need in wanted:
-        while _batches(pool, need):
+        while _batches(supply, need):
             on_batch(made, total)
-            there = pool.available(need.correlation)
+            there = supply.available(need.correlation)
             units = min(need.units, there + need.correlation.chunk)
-            pool.prepare(need.correlation, units, need.fixed)
+            supply.prepare(need.correlation, units, need.fixed)
             made += 1
     if total:
         on_batch(total, total)
 
 
-def _batches(pool: Pool, need: Need) -> int:
+def _batches(supply: Supply, need: Need) -> int:
     """Batches of one chunk that are missing."""
-    missing = need.units - pool.available(need.correlation)
+    missing = need.units - supply.available(need.correlation)
     return max(0, math.ceil(missing / need.correlation.chunk))
 
 

@@ -17,7 +17,7 @@ from spu_llm.values import Owner, Private, Public, Value
 
 
 class Source(Protocol):
-    """Where units of correlated randomness come from: the session's pool."""
+    """Where units of correlated randomness come from: the session's supply."""
 
     def take(
         self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
@@ -29,16 +29,16 @@ class Party:
     """One of the two parties of a running session.
 
     `own` is this party's secret stream: every word it sends is masked from it, or from a unit of
-    `pool`, whose masks come from such a stream, too. `common` is a stream that both parties share:
-    it hides nothing. `frac_bits` is the fixed-point position of encoded floats. `taps` see own
-    random words; tests compare them with simulators.
+    `supply`, whose masks are secret, too. `common` is a stream that both parties share: it hides
+    nothing. `frac_bits` is the fixed-point position of encoded floats. `taps` see own random words;
+    tests compare them with simulators.
     """
 
     rank: int
     channel: Channel
     own: Prg
     frac_bits: int
-    pool: Source
+    supply: Source
     common: Prg
     ledger: Ledger = field(default_factory=Ledger)
     taps: list[Callable[[np.ndarray], None]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Party:
         self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
     ) -> Material:
         """Fresh units of correlated randomness, never handed out again."""
-        material = self.pool.take(correlation, units, fixed)
+        material = self.supply.take(correlation, units, fixed)
         for tap in self.taps:
             for words in (*material.masks, *material.results):
                 tap(words)

@@ -36,7 +36,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from spu_llm.correlation import Correlation, Material, digest
+from spu_llm.correlation import Correlation, Material
 from spu_llm.errors import PoolError, WireError
 from spu_llm.pool_files import (
     BATCH_ID,
@@ -57,10 +57,8 @@ MAX_BATCHES = 20_000  # on disk
 class Maker(Protocol):
     """Runs a correlation between the two parties: the peer calls its own at the same time."""
 
-    def __call__(
-        self, correlation: Correlation, masks: list[np.ndarray], fixed: np.ndarray | None
-    ) -> list[np.ndarray]:
-        """Result words for one chunk of masks; `fixed` only at the party that holds it."""
+    def __call__(self, correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
+        """Result words for one chunk of masks."""
 
 
 class Pool:
@@ -85,7 +83,6 @@ class Pool:
         self.rank, self._own, self._make, self._session = rank, own, make, session
         self._made: dict[str, int] = {}  # chunks begun since it was opened, by name
         self._batches: dict[str, list[_Batch]] = {}
-        self._fixed: dict[str, tuple[np.ndarray, str]] = {}
         self._closed = False
         self._directory = PoolDirectory(directory, rank) if directory is not None else None
         self._found = [_Batch(*kept) for kept in self._directory.found] if self._directory else []
@@ -130,33 +127,25 @@ class Pool:
         size = sum(batch.store.size() for batch in batches)
         return size / sum(batch.left_in_store for batch in batches) if size else 0.0
 
-    def prepare(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
-    ) -> None:
-        """Make whole chunks until `units` units are there.
-
-        PoolError when it may not, or when those there were made for another `fixed`.
-        """
+    def prepare(self, correlation: Correlation, units: int) -> None:
+        """Make whole chunks until `units` units are there. PoolError when it may not."""
         if self._closed:
             raise PoolError("the pool is closed")
         name = correlation.name
-        weights = self._digest(name, fixed)
         for batch in self._batches.get(name, ()):
-            self._check(batch.label, correlation, weights)
+            self._check(batch.label, correlation)
         while (there := self.available(correlation)) < units:
             if self._make is None:
                 raise PoolError(
                     f"the pool has {there} of {units} units of {name} and may not "
                     "make more; prepare more ahead of time"
                 )
-            batch = self._new_batch(correlation, self._make, fixed, weights)
+            batch = self._new_batch(correlation, self._make)
             self._batches.setdefault(name, []).append(batch)
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int) -> Material:
         """`units` units that nobody ever gets again, after a crash of this process either."""
-        self.prepare(correlation, units, fixed)
+        self.prepare(correlation, units)
         batches = self._batches.get(correlation.name, [])
         counts, missing = [], units
         for batch in batches:
@@ -184,13 +173,7 @@ class Pool:
             if self._directory is not None:
                 self._directory.close()
 
-    def _new_batch(
-        self,
-        correlation: Correlation,
-        make: Maker,
-        fixed: np.ndarray | None,
-        weights: str | None,
-    ) -> _Batch:
+    def _new_batch(self, correlation: Correlation, make: Maker) -> _Batch:
         name, units = correlation.name, correlation.chunk
         if self._directory is not None and sum(map(len, self._batches.values())) >= MAX_BATCHES:
             raise PoolError(
@@ -207,48 +190,25 @@ class Pool:
             drawn.append(correlation.draw(self.rank, _masks_of(at), stop - start))
             at = _next_key(at)
         masks = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
-        results = _pack(make(correlation, masks, fixed), units)
+        results = _pack(make(correlation, masks), units)
         assert results.shape[1] == correlation.words
         label = Label(
             _batch_id(self._session, name, number), name, self.rank, units, correlation.words,
-            weights, tuple(checksum(results[start:stop]) for start, stop in slices),
+            tuple(checksum(results[start:stop]) for start, stop in slices),
         )  # fmt: skip
         state = State(0, 0, key)
         if self._directory is None:
             return _Batch(label, state, Memory(label, results))
         return _Batch(label, state, self._directory.add(label, results, state))
 
-    def _check(self, label: Label, correlation: Correlation, weights: str | None) -> None:
+    def _check(self, label: Label, correlation: Correlation) -> None:
         """The material of a batch is what is asked for, or PoolError."""
-        if label.fixed != weights:
-            raise self._other_weights(label.name)
         if label.words != correlation.words:
             where = self._directory.folder(label.name) if self._directory else "it"
             raise PoolError(
                 f"material of {label.name} has {label.words} words a unit, not "
                 f"{correlation.words}; remove {where}"
             )
-
-    def _digest(self, name: str, fixed: np.ndarray | None) -> str | None:
-        """Digest of `fixed`, the same for a name all session long, or PoolError."""
-        if fixed is None:
-            return None
-        array, before = self._fixed.get(name, (None, None))
-        # Weights are large: the same array, which nobody writes into, is not read again.
-        found = before if array is fixed else digest(fixed)
-        if before not in (None, found):
-            raise self._other_weights(name)
-        assert found is not None
-        self._fixed[name] = fixed, found
-        return found
-
-    def _other_weights(self, name: str) -> PoolError:
-        remedy = (
-            f"remove {self._directory.path}, or use another directory"
-            if self._directory
-            else "start another session"
-        )
-        return PoolError(f"material of {name} was made for other weights; {remedy}")
 
 
 @dataclass

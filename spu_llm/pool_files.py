@@ -31,7 +31,7 @@ import numpy as np
 from spu_llm.errors import PoolError
 from spu_llm.prg import KEY_BYTES
 
-FORMAT = 1
+FORMAT = 2
 SLICES = 8  # of a batch: one is used up on disk before its first unit is handed out
 BATCH_ID = re.compile(r"[0-9a-f]{32}")
 _HALF = re.compile(r"\.[0-9a-f]{32}\.(made|gone)")  # a batch on its way in or out
@@ -40,16 +40,13 @@ _JSON_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Label:
-    """What a batch is. `fixed` is the digest of the array it was made for, at that array's holder;
-    `sums` are checksums of the result words of each slice.
-    """
+    """What a batch is; `sums` are checksums of the result words of each slice."""
 
     id: str
     name: str
     rank: int
     units: int
     words: int
-    fixed: str | None
     sums: tuple[str, ...]
 
     @property

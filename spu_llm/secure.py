@@ -45,7 +45,9 @@ from spu_llm.plan import Plan, Run, make_plan
 from spu_llm.pool import Pool
 from spu_llm.prg import Prg
 from spu_llm.settings import SpuConfig
+from spu_llm.silent.products import SilentProducts
 from spu_llm.spu_runtime import SpuRuntime, create_memory_link
+from spu_llm.supply import Supply
 from spu_llm.values import (
     CLIENT,
     PROVIDER,
@@ -174,9 +176,11 @@ class PartySession:
         own: Prg | None = None,
         profile: bool = True,
         pool_dir: Path | None = None,
+        hints_dir: Path | None = None,
     ) -> None:
         """`pool_dir`: where correlated randomness outlives the session, if the peer has such a
-        directory, too; in memory by default.
+        directory, too; in memory by default. `hints_dir`: the same for hints of silent products,
+        whatever the peer has.
         """
         self.rank: int = link.rank
         self.meter, self.ledger = Meter(), Ledger()
@@ -191,15 +195,18 @@ class PartySession:
         try:
             self._agree_on_pool(before)
             self._spu = SpuRuntime(link, config, profile=profile)
+            self.products = SilentProducts(
+                self.rank, own, self._channel, self.meter, directory=hints_dir
+            )
         except BaseException:
             self.pool.close()
             raise
         common = Prg(hashlib.sha256(b"common" + key).digest())
+        self.supply = Supply(self.pool, self.products)
         self.party = Party(
-            self.rank, self._channel, own, config.frac_bits, self.pool, common, self.ledger
+            self.rank, self._channel, own, config.frac_bits, self.supply, common, self.ledger
         )
         self._agreed: set[str] = set()
-        self._products_set_up = False
         run_alone = functools.partial(run_alone_at, self.rank, config.frac_bits)
         self._dry_run = DryRun(self.rank, config.frac_bits, run_alone)
         self._executor = Executor(
@@ -223,12 +230,11 @@ class PartySession:
 
     def warm_up(self) -> None:
         """Oblivious transfer set-up and encryption contexts, before any secret is used."""
-        self._set_up("warm-up", self._spu.warm_up)
-
-    def _set_up(self, name: str, work: Callable[[], Traffic]) -> None:
         started = time.perf_counter()
-        traffic = work()
-        self.meter.record("segment", name, name, time.perf_counter() - started, traffic)
+        traffic = self._spu.warm_up()
+        self.meter.record(
+            "segment", "warm-up", "warm-up", time.perf_counter() - started, traffic
+        )
 
     def prepare(self, function: SecureFunction, *args: Any) -> None:
         """Compile for arguments of these shapes and agree with the peer on the program."""
@@ -253,12 +259,12 @@ class PartySession:
         return needs, jax.tree.unflatten(out_tree, results)
 
     def make(self, needs: Needs) -> None:
-        """Make what the pool lacks of `needs`, in phase "offline"; `on_batch` hears of it."""
+        """Make what the supply lacks of `needs`, in phase "offline"; `on_batch` hears of it."""
         with self.meter.in_phase("offline"):
-            make(self.pool, needs, self.on_batch)
+            make(self.supply, needs, self.on_batch)
 
     def _make_all(self, wanted: Sequence[Need]) -> None:
-        if self.party.pool is self.pool:  # and no study's own source
+        if self.party.supply is self.supply:  # and no study's own source
             self.make(Needs.of(wanted))
 
     def make_ready(self, function: SecureFunction, *args: Any) -> None:
@@ -280,16 +286,11 @@ class PartySession:
             return value.value
         raise TypeError(f"{value} is shared; only `reveal` opens it")
 
-    def _make(
-        self, correlation: Correlation, masks: list[np.ndarray], fixed: np.ndarray | None
-    ) -> list[np.ndarray]:
+    def _make(self, correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
         """One chunk of correlated randomness from SPU, metered as offline wherever it falls."""
         with self.meter.in_phase("offline"):
-            if correlation.fixed is not None and not self._products_set_up:
-                self._set_up("set-up of products", self._spu.set_up_products)
-                self._products_set_up = True
             started = time.perf_counter()
-            results, traffic = self._spu.make(correlation, masks, fixed)
+            results, traffic = self._spu.make(correlation, masks)
             seconds = time.perf_counter() - started
             self.meter.record("pool", correlation.name, "", seconds, traffic)
         return results

@@ -40,7 +40,6 @@ from spu_llm.values import (
     Private,
     Public,
     Value,
-    as_words,
     frac_bits_of,
 )
 
@@ -277,15 +276,12 @@ class SpuRuntime:
         return outputs, self._log.read_traffic() if self._log else Traffic()
 
     def make(
-        self, correlation: Correlation, masks: Sequence[np.ndarray], fixed: np.ndarray | None
+        self, correlation: Correlation, masks: Sequence[np.ndarray]
     ) -> tuple[list[np.ndarray], Traffic]:
         """This party's result words of one chunk of a correlation, and what they cost."""
         units = len(masks[0])
         inputs = zip(correlation.input_parts(), correlation.derive(*masks), strict=True)
         values = [self._as_value(part, (units, *part.shape), words) for part, words in inputs]
-        if correlation.fixed is not None:
-            whole = None if fixed is None else as_words(fixed)
-            values.append(self._as_value(correlation.fixed, correlation.fixed.shape, whole))
         key = f"{correlation.name}|{units}"
         if key not in self._correlations:
             self._correlations[key] = _compile_correlation(correlation, values)
@@ -313,20 +309,6 @@ class SpuRuntime:
         if part.form is Form.BIT:
             return Bool(words, np.dtype(np.bool_), 0, 1)
         return Bool(words, np.dtype(np.int64), 0, 64)
-
-    def set_up_products(self) -> Traffic:
-        """Keys that pack the results of homomorphic products of matrices, 19 MB: SPU exchanges them
-        at the first product that is large enough for it.
-        """
-        rows, matrix = (
-            Part(shape, owner, Form.PRIVATE)
-            for shape, owner in (((64,), Owner.CLIENT), ((64, 64), Owner.PROVIDER))
-        )
-        product = Correlation(
-            "set-up", (rows,), (Part((64,), Owner.JOINT, Form.ARITH),), lambda r, w: [r @ w],
-            fixed=matrix,
-        )  # fmt: skip
-        return self.make(product, [np.zeros((8, 64), np.uint64)], np.zeros((64, 64), np.uint64))[1]
 
     def warm_up(self) -> Traffic:
         """Set up oblivious transfer and encryption contexts before the first secret is used."""

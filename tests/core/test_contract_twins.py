@@ -156,7 +156,7 @@ def test_masks_of_one_round_repeated_in_the_next(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("protocols.maximum.fan_ins", lambda rows, n, *_: (2, 2))
 
     def repeats(party: Party, x: Value, *, bits: int) -> Arith:
-        party.pool = _RepeatsMux(party.pool)
+        party.supply = _RepeatsMux(party.supply)
         result: Arith = maximum.two_party(party, x, bits=bits)
         return result
 

@@ -68,10 +68,10 @@ def units(needs: Needs) -> dict[str, int]:
 
 def recorded_call(session: PartySession, function: SecureFunction, *args: Any) -> Any:
     """Result, units taken by name, and the meter's entries."""
-    session.party.pool = recorded = Recorded(session.pool)
+    session.party.supply = recorded = Recorded(session.supply)
     mark = len(session.meter.entries)
     result = session.call(function, *args)
-    session.party.pool = session.pool
+    session.party.supply = session.supply
     return result, recorded.units, session.meter.entries[mark:]
 
 
@@ -110,9 +110,9 @@ def test_secrets_do_not_matter_nor_are_they_needed(simulation: Simulation) -> No
         ]
         found.append(session.needs(LAYER, shape, arguments(session, np.ones((2, 4)))[1])[0])
         found.append(session.needs(LAYER, shape, jax.ShapeDtypeStruct((4, 3), np.float32))[0])
-        session.party.pool = recorded = Recorded(session.pool)
+        session.party.supply = recorded = Recorded(session.supply)
         session.call(LAYER, *arguments(session, np.ones((2, 4), np.float32)))
-        session.party.pool = session.pool
+        session.party.supply = session.supply
         bound = [n.material[MASKED].fixed for n in found]
         return [(units(n), n.calls) for n in found], bound, recorded.fixed.get(MASKED)
 
@@ -134,7 +134,7 @@ def test_nothing_is_made_inside_a_call_that_was_made_ready(simulation: Simulatio
     def program(session: PartySession) -> Any:
         def batches(needs: Needs) -> int:
             lacking = (
-                (need.units - session.pool.available(need.correlation), need.correlation.chunk)
+                (need.units - session.supply.available(need.correlation), need.correlation.chunk)
                 for need in needs.material.values()
             )
             return sum(-(-units // chunk) for units, chunk in lacking if units > 0)
@@ -260,7 +260,7 @@ def test_books_are_kept_from_call_to_call_and_not_by_looking(simulation: Simulat
     rows = [public(np.zeros(n, np.float32)) for n in (2, 5)]
 
     def program(session: PartySession) -> Any:
-        session.pool.prepare(TICKET, 64)
+        session.supply.prepare(TICKET, 64)
         plain = Arith(np.zeros(7, np.uint64), np.dtype(np.float32), 18)
         needs, ahead = session.needs(function, plain, rows[0])
         assert units(needs) == {"tests ticket": 2}

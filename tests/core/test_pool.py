@@ -228,7 +228,7 @@ def test_sessions_resume(tmp_path: Path) -> None:
                 link, SpuConfig(), profile=False, pool_dir=directories[rank]
             )
             session.pool._make = dealer(rank, ends[rank], made)
-            found.put((rank, session.pool.available(TRIPLE)))
+            found.put((rank, session.supply.available(TRIPLE)))
             session.party.take(TRIPLE, 3)
             session.close()
 

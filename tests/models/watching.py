@@ -23,15 +23,15 @@ class Watched:
 
     def call(self, function: SecureFunction, *args: Any) -> Any:
         session = self._session
-        pool, make = session.pool, session.pool._make
-        session.party.pool, pool._make = self, None
+        session.party.supply = self
         try:
             return session.call(function, *args)
         finally:
-            session.party.pool, pool._make = pool, make
+            session.party.supply = session.supply
 
     def take(
         self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
     ) -> Material:
         self.units[correlation.name] += units
-        return self._session.pool.take(correlation, units, fixed)
+        assert self._session.supply.available(correlation) >= units
+        return self._session.supply.take(correlation, units, fixed)

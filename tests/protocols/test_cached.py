@@ -376,7 +376,7 @@ def test_slots_only_move_forward(size: int, calls: list[tuple[int, list[int]]]) 
 
 @pytest.mark.parametrize("correlation", [cached_products(4, 3), weighted_rows(4, 3)])
 def test_spu_makes_what_is_declared(simulation: Simulation, correlation: Any) -> None:
-    both = simulation.run(lambda session: session.pool.take(correlation, 2))
+    both = simulation.run(lambda session: session.supply.take(correlation, 2))
     a, b = (x + y for x, y in zip(both[0].masks, both[1].masks, strict=True))
     (product,) = (x + y for x, y in zip(both[0].results, both[1].results, strict=True))
     np.testing.assert_array_equal(product, correlation.secure(a, b)[0])

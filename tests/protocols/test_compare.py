@@ -140,7 +140,7 @@ def test_units_that_serve_twice_in_one_message_are_noticed() -> None:
     """The result is right and every word alone uniform; two planes together open a xor."""
 
     def twin(party: Party, x: Value, *, bits: int) -> Bool:
-        party.pool = _ReusesUnits(party.pool)
+        party.supply = _ReusesUnits(party.supply)
         return sign.two_party(party, x, bits=bits)
 
     contract = OpContract()

@@ -63,6 +63,13 @@ def _encoded(matrix: np.ndarray, frac_bits: int) -> Factor:
     return Factor(encode(matrix, frac_bits), 64)  # not a number: largest compares false
 
 
+def factor_from(entries: np.ndarray) -> Factor:
+    """The factor with these entries, as `factor_of` made them."""
+    if entries.dtype == np.uint64:
+        return Factor(entries, 64)
+    return Factor(entries, int(np.max(np.abs(entries), initial=0.0)).bit_length())
+
+
 def times_factor(x: np.ndarray, factor: Factor) -> np.ndarray:
     """Words (uint64) x [rows, k] times a factor [k, m], mod 2^64: words [rows, m]."""
     if factor.entries.dtype == np.uint64:
