@@ -1,0 +1,1 @@
+"""Silent products: masks times the provider's weights, without a message per mask."""

@@ -1,0 +1,105 @@
+"""Hints: what a client needs of the provider's weights for silent products (`silent.products`).
+
+A hint is the same for every client and for ever: rows of N coefficients, one row per column of a
+matrix, that hide the column under RLWE (step 1 of `silent.products`). Of a coefficient's 54 bits
+the top 40 are kept, as 5 bytes: rounding them away adds noise below that of step 3.
+
+The provider makes hints once per matrix and keeps them; a client asks for them by their SHA-256 and
+keeps them, too. Both keep them as files when they have a directory, else in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from spu_llm.integers import Factor, times_factor
+from spu_llm.prg import Prg
+from spu_llm.silent import ring
+from spu_llm.silent.ring import N
+
+VERSION = "spu-llm silent product 1"  # separates the domains of all public strings
+BYTES = 5  # of a coefficient that are kept
+ROW_BYTES = BYTES * N
+ROWS = 64  # polynomials worked on together: they fit the cache
+_DROPPED = np.uint64(64 - 8 * BYTES)
+_INPUTS = 1024  # polynomials of a public string held at a time
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix [inputs, outputs] of the provider's, by the name that both parties give it."""
+
+    name: str
+    inputs: int
+    outputs: int
+
+    @property
+    def hint_bytes(self) -> int:
+        return self.outputs * ROW_BYTES
+
+
+def public_inputs(matrix: Matrix, start: int, count: int) -> np.ndarray:
+    """a_j of inputs j = start..: words [count, N]."""
+    return ring.public(f"{VERSION}: a, {matrix.name}", start, count)
+
+
+def public_key_base() -> np.ndarray:
+    """p: words [N]. Fixed: a p of somebody's choice, zero for one, would show the weights."""
+    return ring.public(f"{VERSION}: p", 0, 1)[0]
+
+
+def slices(count: int) -> Iterator[slice]:
+    return (slice(i, min(i + ROWS, count)) for i in range(0, count, ROWS))
+
+
+class Secrets:
+    """The provider's polynomials u_o and e'_o of one matrix: streams under its key, of its own for
+    every matrix and version of the weights, since two hints that share a u differ by the weights.
+    """
+
+    def __init__(self, key: bytes, matrix: Matrix, weights: str) -> None:
+        """`weights`: the digest of what the matrix holds."""
+        self._prg = Prg(key).child(f"{VERSION}: {matrix.name}, {weights}")
+        self.name = self._prg.child("name").words((4,)).tobytes().hex()  # of the hint
+
+    def small(self, rows: slice) -> np.ndarray:
+        """u_o of one of `slices`, transformed: complex [rows, N / 2]."""
+        stream = self._prg.child(f"u {rows.start}")
+        return ring.transform(ring.ternary(stream, rows.stop - rows.start))
+
+    def noise(self, rows: slice) -> np.ndarray:
+        """e'_o: words [rows, N]."""
+        return ring.noise(self._prg.child(f"e {rows.start}"), (rows.stop - rows.start, N))
+
+
+def make(matrix: Matrix, factor: Factor, own: Secrets) -> np.ndarray:
+    """The hint: bytes [outputs, N, 5] of A_o + p u_o + e'_o, A = W^T a.
+
+    Given u_o uniform ternary and known to nobody else, p u_o + e'_o is an RLWE sample per output.
+    """
+    # One column of `public` per product: the sum over inputs goes in pieces to bound memory.
+    total = np.zeros((N, matrix.outputs), np.uint64)
+    for start in range(0, matrix.inputs, _INPUTS):
+        count = min(_INPUTS, matrix.inputs - start)
+        a = public_inputs(matrix, start, count)
+        part = Factor(factor.entries[start : start + count], factor.bits)
+        total += times_factor(np.ascontiguousarray(a.T), part)
+    base = public_key_base()[None]
+    kept = np.empty((matrix.outputs, N, BYTES), np.uint8)
+    half = np.uint64(1) << (_DROPPED - np.uint64(1))
+    for rows in slices(matrix.outputs):
+        masked = total[:, rows].T + own.noise(rows)
+        masked += ring.exact_product(base, own.small(rows))
+        rounded = np.ascontiguousarray((masked + half) >> _DROPPED)
+        kept[rows] = rounded.view(np.uint8).reshape(-1, N, 8)[..., :BYTES]
+    return kept
+
+
+def transformed(kept: np.ndarray) -> np.ndarray:
+    """Transform of some rows of a hint (bytes [rows, N, 5]) as parts of q."""
+    words = np.zeros((len(kept), N, 8), np.uint8)
+    words[..., 8 - BYTES :] = kept
+    return ring.transform(ring.fractions(words.view(np.uint64)[..., 0]))
