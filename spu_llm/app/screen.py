@@ -36,6 +36,16 @@ class Stages:
                 else:
                     show = self._progress.update if made else self._progress.stage
                     show(f"making material, {made} of {total} batches")
+            case "hint":
+                done, total = event["done"], event["total"]
+                if done == total:
+                    self._progress.stage(self._doing)
+                else:
+                    show = self._progress.update if done else self._progress.stage
+                    show(
+                        f"fetching the model's hint, {done / 1e6:.0f} of {total / 1e6:.0f} MB "
+                        "(once: it is kept)"
+                    )
             case "note":
                 self._progress.pause()
                 print(f"spu-llm: {event['text']}", file=sys.stderr, flush=True)

@@ -89,9 +89,11 @@ def run_job(job: dict[str, Any], events: Events) -> dict[str, Any]:
     rank = ROLES.index(job["role"])
     link = create_link(rank, job["addresses"], timeout_ms=job["timeout_ms"])
     pool_dir = Path(job["pool_dir"]) if job.get("pool_dir") else None
-    session = PartySession(link, SpuConfig(**job["spu"]), pool_dir=pool_dir)
+    hints_dir = _hints_directory(job["role"], events)
+    session = PartySession(link, SpuConfig(**job["spu"]), pool_dir=pool_dir, hints_dir=hints_dir)
     events.finished = lambda: session.finished
     session.on_batch = lambda made, total: events.send("making", made=made, total=total)
+    session.products.on_hint = lambda done, total: events.send("hint", done=done, total=total)
     if pool_dir is not None and session.pool_folder is None:
         events.send("note", text="the other party keeps no material: --pool has no effect")
     try:
@@ -106,6 +108,19 @@ def run_job(job: dict[str, Any], events: Events) -> dict[str, Any]:
         raise
     session.close()
     return result
+
+
+def _hints_directory(role: str, events: Events) -> Path | None:
+    """Where hints are kept, or None where that cannot be."""
+    from spu_llm.silent import store
+
+    directory = store.default_directory(role)
+    try:
+        store.open_directory(directory)
+    except PoolError as exc:
+        events.send("note", text=f"hints of the model are not kept for the next session: {exc}")
+        return None
+    return directory
 
 
 def _first_line(exc: BaseException) -> str:

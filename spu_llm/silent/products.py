@@ -120,6 +120,7 @@ class SilentProducts:
         self._uses: dict[str, _Use] = {}
         self._keys: list[np.ndarray] = []  # transforms of s at the client, of P at the provider
         self._digests: dict[str, tuple[np.ndarray, str]] = {}
+        # Hears of bytes of hints that are there, and of all that are needed.
         self.on_hint: Callable[[int, int], None] = lambda done, total: None
 
     # ---- step 1
@@ -158,8 +159,7 @@ class SilentProducts:
 
     def _offer(self, missing: list[tuple[Correlation, np.ndarray | None, str]]) -> None:
         offered = []
-        for number, (correlation, fixed, weights) in enumerate(missing):
-            self.on_hint(number, len(missing))
+        for correlation, fixed, weights in missing:
             matrix = matrix_of(correlation)
             assert fixed is not None
             own = hints.Secrets(self._provider_key, matrix, weights)
@@ -169,7 +169,6 @@ class SilentProducts:
                 made = hints.make(matrix, factor_from(fixed), own)
                 found = store.save_own(self._directory, name, made)
             offered.append((matrix, own, weights, *found))
-        self.on_hint(len(missing), len(missing))
         self._channel.send(b"".join(sum_ for _, _, _, sum_, _ in offered))
         held = np.frombuffer(self._received(8 * len(offered)), np.uint64)
         for (matrix, own, weights, _, content), start in zip(offered, held.tolist(), strict=True):
@@ -181,13 +180,14 @@ class SilentProducts:
             self._uses[matrix.name] = _Use(matrix, nothing, own, weights)
 
     def _receive(self, missing: list[Matrix]) -> None:
+        total = sum(matrix.hint_bytes for matrix in missing)
+        self.on_hint(0, total)
         sums = self._received(32 * len(missing))
         found = [
             store.Received(self._directory, sums[32 * i : 32 * i + 32], matrix.hint_bytes)
             for i, matrix in enumerate(missing)
         ]
         self._channel.send(np.array([f.held for f in found], np.uint64).tobytes())
-        total = sum(m.hint_bytes for m in missing)
         done = sum(f.held for f in found)
         for matrix, received in zip(missing, found, strict=True):
             for at in range(received.held, received.size, _PIECE):

@@ -24,6 +24,12 @@ from spu_llm.prg import KEY_BYTES
 _SUM = 32
 
 
+def default_directory(role: str) -> Path:
+    """Where a party of this user keeps its hints: below XDG_CACHE_HOME, or ~/.cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser().absolute() / "spu-llm" / "hints" / role
+
+
 def open_directory(directory: Path) -> None:
     """Made if need be. PoolError when it is not this user's alone or cannot be used."""
     with failures(directory):
