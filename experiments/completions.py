@@ -13,6 +13,7 @@ else kept it busy (`others`, in cores), and compared with plaintext.
 A run's parts, which add up to all of it:
 
     launch    both parties' processes, their imports and handshake, and their end: seconds only
+    hint      what the client gets of the weights once, and keeps (`spu_llm.silent`)
     set_up    oblivious transfer, keys, weights, compiling, agreeing on programs
     material  batches of correlated randomness, what is left over of them included; seconds that
               the parties plan with are apart (`planning`)
@@ -141,7 +142,7 @@ def check(
 def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
     """The completion of `demo` (`models.completion`), accounted for."""
     kinds: dict[str, Correlation] = {}
-    started: list[tuple[float, int]] = []  # the prefill: offline seconds and entries before it
+    started: list[float] = []  # the prefill: offline seconds before it
     make = session.make
 
     def noting(needs: Needs) -> None:
@@ -150,28 +151,27 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
 
     def watch(event: str, **fields: Any) -> None:
         if event == "stage" and fields["name"].startswith("prefill"):
-            started.append((session.meter.seconds["offline"], len(session.meter.entries)))
+            started.append(session.meter.seconds["offline"])
         send(event, **fields)
 
     session.make = noting  # type: ignore[method-assign]
     result = completion.run(session, job, watch)
-    costs = account(session, kinds, *started[0])
+    costs = account(session, kinds, started[0])
     return result | {"costs": costs, "peak_memory": peaks(session)}
 
 
 def account(
-    session: PartySession, kinds: dict[str, Correlation], seconds: float, entries: int
+    session: PartySession, kinds: dict[str, Correlation], seconds: float
 ) -> dict[str, Any]:
     """Cost of a completion by its parts, all that the session's meter has; of material also what
     the completion used of it, in units and as its part of the cost of all but a kind's first batch.
 
-    `seconds`, `entries`: offline, and of the meter, when the prefill began.
+    `seconds`: offline, when the prefill began.
     """
     meter, rank = session.meter, session.rank
     batches = [e for e in meter.entries if e.kind == "pool"]
-    rest = [e for e in meter.entries if e.phase == "offline" and e.kind != "pool"]
-    late = (e for e in meter.entries[entries:] if e.phase == "offline" and e.kind != "pool")
-    keys = sum(e.seconds for e in late)  # SPU's for products, when it makes the first one
+    hints = [e for e in meter.entries if e.kind == "hint"]
+    rest = [e for e in meter.entries if e.phase == "offline" and e.kind not in ("pool", "hint")]
     material = {}
     for name, kind in kinds.items():
         made = [e for e in batches if e.name == name]
@@ -183,10 +183,12 @@ def account(
             "batches": len(made), "units": units, "used_units": used, **cost,
             "used": {k: part * later[k] for k in FIGURES} if made else NO_COST,
         }  # fmt: skip
-    set_up = total(rest, rank) | {"seconds": seconds + keys}
+    set_up, hint = total(rest, rank) | {"seconds": seconds}, total(hints, rank)
     making = total(batches, rank)
-    planning = meter.seconds["offline"] - set_up["seconds"] - making["seconds"]
+    spent = sum(part["seconds"] for part in (set_up, hint, making))
+    planning = meter.seconds["offline"] - spent
     return {
+        "hint": hint,
         "set_up": set_up,
         "material": making,
         "planning": NO_COST | {"seconds": planning},
@@ -218,7 +220,7 @@ def measure(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dic
     elapsed = time.perf_counter() - started
     others = _busy_seconds() - busy - (_own_seconds() - own)
     costs = record["costs"]
-    parts = ("set_up", "material", "planning", "prefill", "decode")
+    parts = ("hint", "set_up", "material", "planning", "prefill", "decode")
     costs["launch"] = NO_COST | {"seconds": elapsed - sum(costs[p]["seconds"] for p in parts)}
     costs["whole"] = summed(costs[p] for p in ("launch", *parts))
     compared = against_plaintext(asked, prompt, model, draft_model, record["token_ids"])
@@ -264,7 +266,8 @@ def _stock(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict
     steps = [found["warm_up"], *found["runs"]]
     return {
         "costs": {
-            "set_up": found["set_up"], "material": NO_COST, "planning": NO_COST,
+            "hint": NO_COST, "set_up": found["set_up"], "material": NO_COST,
+            "planning": NO_COST,
             "prefill": _online(found["prefill"]), "decode": summed(map(_online, steps)),
             "used_material": NO_COST, "kinds": {},
         },

@@ -3,7 +3,8 @@
 Everything is per emitted token, a median over prompts with the smallest and the largest. Measured:
 
     online      prefill and decode, the client's drafting included
-    everything  a first short completion: launch, set-up and all batches, left-overs too
+    everything  a first short completion: launch, set-up and all batches, left-overs too; but for
+                the hint, which a client gets once for all its sessions and which is said apart
 
 Derived, and marked with +: what a token would cost if the same session and its pool went on for N
 tokens in completions like this one,
@@ -152,7 +153,7 @@ def table(data: dict[str, Any]) -> str:
         records = of_group(data, network, tokens)
         if records:
             lines += [*_seconds(records, network, tokens), "", *_traffic(records), ""]
-            lines += [*_ratios(records), "", *_texts(records), ""]
+            lines += [*_ratios(records), "", *_texts(records), "", *_hint(records)]
             lines += [*_criteria(records, network), ""]
     failures = [text for record in data["runs"] for text in record["failures"]]
     lines.append("outcomes: " + ("; ".join(failures) or "as in plaintext, near-ties apart"))
@@ -288,6 +289,19 @@ def _as_in_plaintext(records: Sequence[Record]) -> str:
     ties, largest = (f(r[k] for r in records) for f, k in
                      ((sum, "near_ties"), (max, "largest_margin")))  # fmt: skip
     return f"{count - ties} of {count}; {ties} near-ties, {largest:.3f} below at most"
+
+
+def _hint(records: Sequence[Record]) -> list[str]:
+    """Of the runs that fetched it."""
+    found = [r["costs"]["hint"] for r in records]
+    found = [cost for cost in found if _size(cost, "bytes") > 1e6]
+    if not found:
+        return []
+    size, seconds = (
+        spread((_size(c, unit) for c in found), text)
+        for unit, text in (("bytes", _mb), ("seconds", seconds_short))
+    )
+    return [f"hint, once for a client and a model, not in these tables: {size} MB, {seconds} s", ""]
 
 
 def _criteria(records: Sequence[Record], network: str) -> list[str]:

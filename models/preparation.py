@@ -1,7 +1,7 @@
 """The program behind `prepare`: both parties make material for a completion to come.
 
-Neither prompt nor drafts are needed: what a completion takes follows from its request and from the
-provider's weights, which part of the material is bound to.
+Neither prompt nor drafts are needed: what a completion takes follows from its request. Of products
+with the provider's weights only the hint is kept (`spu_llm.silent`): masks are made in the session.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any
         send("stage", name="finding out what is needed")
         course = needs_of(session, programs, weights, steps)
         send("stage", name="making material")
+        session.set_up(sum(course, Needs()))
+        course = [needs.unbound for needs in course]
         session.make(sum(course, Needs()))
     return {
         "steps": steps_covered(session.pool, course),
@@ -82,7 +84,7 @@ def needs_of(
 
 def steps_covered(pool: Pool, course: Sequence[Needs]) -> int:
     """Decode steps that the pool has all material for, after a prefill; further ones are taken to
-    be like the last of `course`.
+    be like the last of `course`, which is of what a pool keeps.
     """
     total = sum(course, Needs())
     if any(pool.available(n.correlation) < n.units for n in total.material.values()):
@@ -116,13 +118,13 @@ def summary(session: PartySession, course: Sequence[Needs]) -> list[dict[str, An
             "kind": name,
             "prefill_units": units(course[0], name),
             "step_units": units(course[-1], name) if len(course) > 1 else 0,
-            "available_units": session.supply.available(kind),
+            "available_units": session.pool.available(kind),
             "made_units": len(entries) * kind.chunk,
             "seconds": round(sum(e.seconds for e in entries), 3),
             "bytes": traffic.bytes,
             "messages": traffic.messages,
             "stored_bytes": round(
-                session.pool.stored_bytes(kind) * session.supply.available(kind)
+                session.pool.stored_bytes(kind) * session.pool.available(kind)
             ),
         })  # fmt: skip
     return rows

@@ -89,6 +89,12 @@ class Needs:
         )
 
     @property
+    def unbound(self) -> Needs:
+        """Without material that is bound to weights: what a pool keeps."""
+        kept = {name: n for name, n in self.material.items() if n.correlation.fixed is None}
+        return Needs(kept, self.calls)
+
+    @property
     def cost(self) -> Cost:
         """Online price of the ops, one after the other."""
         return sum((call.cost for call in self.calls), Cost())
@@ -104,6 +110,12 @@ def _by_name(taken: Iterable[Need]) -> dict[str, Need]:
     return total
 
 
+def set_up(supply: Supply, needs: Needs) -> None:
+    """What material that is bound to weights takes before the first unit of it."""
+    wanted = needs.material.values()
+    supply.set_up([(n.correlation, n.fixed) for n in wanted if n.correlation.fixed is not None])
+
+
 def make(supply: Supply, needs: Needs, on_batch: Callable[[int, int], None]) -> None:
     """Make what `needs` asks for and `supply` lacks; both parties at the same time.
 
@@ -114,8 +126,7 @@ def make(supply: Supply, needs: Needs, on_batch: Callable[[int, int], None]) -> 
     for need in wanted:
         if need.correlation.fixed is None:
             supply.prepare(need.correlation, 0)
-    bound = [(n.correlation, n.fixed) for n in wanted if n.correlation.fixed is not None]
-    supply.set_up(bound)
+    set_up(supply, needs)
     total, made = sum(_batches(supply, need) for need in wanted), 0
     for need in wanted:
         while _batches(supply, need):

@@ -39,7 +39,7 @@ from spu_llm.errors import ManifestMismatch
 from spu_llm.executor import Executor, check_owner, program_of, run_alone_at
 from spu_llm.ledger import Ledger
 from spu_llm.meter import Meter
-from spu_llm.needs import DryRun, Need, Needs, make
+from spu_llm.needs import DryRun, Need, Needs, make, set_up
 from spu_llm.party import Party
 from spu_llm.plan import Plan, Run, make_plan
 from spu_llm.pool import Pool
@@ -257,6 +257,10 @@ class PartySession:
         plan, out_tree = function.plan(*args)
         needs, results = self._dry_run.run(plan, jax.tree.leaves(args))
         return needs, jax.tree.unflatten(out_tree, results)
+
+    def set_up(self, needs: Needs) -> None:
+        """Bring what products with weights take once: hints, which outlive the session."""
+        set_up(self.supply, needs)
 
     def make(self, needs: Needs) -> None:
         """Make what the supply lacks of `needs`, in phase "offline"; `on_batch` hears of it."""

@@ -21,9 +21,11 @@ from spu_llm.app import cli
 from spu_llm.channel import Traffic
 from spu_llm.errors import WorkerError
 from spu_llm.secure import PartySession, Simulation
+from spu_llm.silent.hint import ROW_BYTES
+from spu_llm.silent.ring import N
 from spu_llm.values import CLIENT
 from tests.experiments import costs
-from tests.tiny import PRIVATE
+from tests.tiny import PRIVATE, VOCAB
 
 TINY = Prompt(3, "tiny", "def read")
 
@@ -126,6 +128,7 @@ def record(
     """Parts cost 1, 2, 3, ... times `seconds`; half of the material is used."""
     parts = ("launch", "set_up", "material", "planning", "prefill", "decode")
     cost = {p: costs.figures(n * seconds, n, 1000 * n) for n, p in enumerate(parts, start=1)}
+    cost["hint"] = costs.figures(0.0, 0, 0)
     cost["used_material"] = {k: v / 2 for k, v in cost["material"].items()}
     cost["whole"] = summed(cost[p] for p in parts)
     return {
@@ -306,11 +309,13 @@ def test_the_offline_price_is_all_that_is_made(tiny_pair: tuple[Path, Path]) -> 
         (result, units, sent), _ = simulation.run(lambda session: _watched(session, job))
     cost = result["costs"]
     kinds = cost["kinds"]
-    set_up_keys = units.pop("set-up")  # of SPU's products: a made-up correlation of 8 rows
-    assert set_up_keys == 8
-    assert {name: kind["units"] for name, kind in kinds.items() if kind["units"]} == units
+    made = {name: kind["units"] for name, kind in kinds.items() if kind["units"]}
+    silent = {name: made.pop(name) for name in list(made) if name.startswith("masked product")}
+    assert made == units
+    assert set(silent.values()) == {N} and len(silent) == 4 * PRIVATE.n_layer + 3
     assert any("cached" in name for name in units)  # the cache's tiles
-    parts = [cost[p] for p in ("set_up", "material", "planning", "prefill", "decode")]
+    parts = [cost[p] for p in ("hint", "set_up", "material", "planning", "prefill", "decode")]
+    assert cost["hint"]["provider_to_client"] > ROW_BYTES * VOCAB  # the head's, and others
     assert summed(parts)["client_to_provider"] == sent.sent_bytes
     assert summed(parts)["provider_to_client"] == sent.received_bytes
     assert summed(parts)["messages"] == sent.messages
