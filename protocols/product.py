@@ -51,7 +51,6 @@ from spu_llm.values import (
 _TRIPLES = 1 << 15  # made at once: SPU packs them in batches of 2^14
 _WINDOW = 1 << 21  # words of masks and products that are made at once
 LIFT = 12  # bits that inputs of `linear` are lifted by
-assert LIFT >= SPARE_BITS, "masks leave the lowest bits of a word open"
 
 
 def _part(shape: tuple[int, ...], holder: Owner = Owner.JOINT, form: Form = Form.ARITH) -> Part:
@@ -284,6 +283,8 @@ def _linear_two_party(
     share = as_arith(party, x)
     if not isinstance(w, Private) or w.owner != PROVIDER:
         raise ValueError("the matrix of `linear` is private to the provider")
+    if lift < SPARE_BITS:
+        raise ValueError(f"masks leave the lowest {SPARE_BITS} bits of a word open; lift {lift}")
     frac_bits = frac_bits_of(w.dtype, party.frac_bits)
     # 1.
     words = _linear(party, share.words << np.uint64(lift), w, frac_bits, label)

@@ -2,10 +2,13 @@
 
 A hint is the same for every client and for ever: rows of N coefficients, one row per column of a
 matrix, that hide the column under RLWE (step 1 of `silent.products`). Of a coefficient's 54 bits
-the top 40 are kept, as 5 bytes: rounding them away adds noise below that of step 3.
+the top 40 are kept, as 5 bytes. What rounding leaves out is uniform in +-2^23 of 2^64; times s, it
+is noise of standard deviation 2^27.4 in a result.
 
-The provider makes hints once per matrix and keeps them; a client asks for them by their SHA-256 and
-keeps them, too. Both keep them as files when they have a directory, else in memory.
+The provider makes hints once per matrix and keeps them. It names them to a client by their SHA-256;
+the client asks for what it lacks, and keeps them, too. Both keep them as files when they have a
+directory, else in memory. The SHA-256 finds damage. It comes from the provider, so it says nothing
+of whether a hint is true.
 """
 
 from __future__ import annotations
@@ -20,12 +23,14 @@ from spu_llm.prg import Prg
 from spu_llm.silent import ring
 from spu_llm.silent.ring import N
 
-VERSION = "spu-llm silent product 1"  # separates the domains of all public strings
+# Separates the domains of all strings. Another number whenever a hint would come out otherwise: two
+# hints of one name and one u must be equal.
+VERSION = "spu-llm silent product 1"
 BYTES = 5  # of a coefficient that are kept
 ROW_BYTES = BYTES * N
 ROWS = 64  # polynomials worked on together: they fit the cache
 _DROPPED = np.uint64(64 - 8 * BYTES)
-_INPUTS = 1024  # polynomials of a public string held at a time
+_INPUTS, _OUTPUTS = 1024, 64 * ROWS  # polynomials of `make` held at a time
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,8 @@ def slices(count: int) -> Iterator[slice]:
 
 
 class Secrets:
-    """The provider's polynomials u_o and e'_o of one matrix: streams under its key, of its own for
-    every matrix and version of the weights, since two hints that share a u differ by the weights.
+    """The provider's polynomials u_o and e'_o of one matrix: streams under its key, other ones for
+    every matrix and version of the weights. Two hints that share a u differ by what the weights do.
     """
 
     def __init__(self, key: bytes, matrix: Matrix, weights: str) -> None:
@@ -78,24 +83,32 @@ class Secrets:
 def make(matrix: Matrix, factor: Factor, own: Secrets) -> np.ndarray:
     """The hint: bytes [outputs, N, 5] of A_o + p u_o + e'_o, A = W^T a.
 
-    Given u_o uniform ternary and known to nobody else, p u_o + e'_o is an RLWE sample per output.
+    p u_o + e'_o is an RLWE sample: one under each u_o, which is uniform ternary and known to nobody
+    else.
     """
-    # One column of `public` per product: the sum over inputs goes in pieces to bound memory.
-    total = np.zeros((N, matrix.outputs), np.uint64)
-    for start in range(0, matrix.inputs, _INPUTS):
-        count = min(_INPUTS, matrix.inputs - start)
-        a = public_inputs(matrix, start, count)
-        part = Factor(factor.entries[start : start + count], factor.bits)
-        total += times_factor(np.ascontiguousarray(a.T), part)
     base = public_key_base()[None]
     kept = np.empty((matrix.outputs, N, BYTES), np.uint8)
     half = np.uint64(1) << (_DROPPED - np.uint64(1))
-    for rows in slices(matrix.outputs):
-        masked = total[:, rows].T + own.noise(rows)
-        masked += ring.exact_product(base, own.small(rows))
-        rounded = np.ascontiguousarray((masked + half) >> _DROPPED)
-        kept[rows] = rounded.view(np.uint8).reshape(-1, N, 8)[..., :BYTES]
+    for first in range(0, matrix.outputs, _OUTPUTS):
+        hidden = _times_inputs(matrix, factor, slice(first, first + _OUTPUTS))
+        for rows in slices(len(hidden)):
+            own_rows = slice(first + rows.start, first + rows.stop)
+            masked = hidden[rows] + own.noise(own_rows)
+            masked += ring.exact_product(base, own.small(own_rows))
+            rounded = np.ascontiguousarray((masked + half) >> _DROPPED)
+            kept[own_rows] = rounded.view(np.uint8).reshape(-1, N, 8)[..., :BYTES]
     return kept
+
+
+def _times_inputs(matrix: Matrix, factor: Factor, outputs: slice) -> np.ndarray:
+    """A_o of some outputs: words [outputs, N]."""
+    total = np.zeros((N, 1), np.uint64)
+    for start in range(0, matrix.inputs, _INPUTS):
+        some = slice(start, min(start + _INPUTS, matrix.inputs))
+        a = public_inputs(matrix, some.start, some.stop - some.start)
+        part = Factor(factor.entries[some, outputs], factor.bits)
+        total = total + times_factor(np.ascontiguousarray(a.T), part)
+    return total.T
 
 
 def transformed(kept: np.ndarray) -> np.ndarray:

@@ -14,38 +14,46 @@ Public, from SHAKE128 over fixed labels: a_j for every input of every matrix, an
      provider. It serves all matrices.
   3. Masks: r_j = -(a_j s + e_j), with fresh noise e_j. Nobody sends them. The client's share of
      r W is -hint s.
-  4. The provider's share is P u_o + e''_o, e'' uniform and wide.
+  4. The provider's share is P u_o + e''_o, e'' uniform of WIDE_BITS bits.
 
-The shares add up to r W + W^T e + e_p u + e'' - e' s - (what the hint leaves out) s. All of that is
-small: a result is off by `ring.NOISE` times the length of W's column, and WIDE. A product for
-inputs lifted by some bits, which a truncation takes away again with the noise, is right in its last
-place (`protocols.product.linear`).
+Error. The shares add up to r W + W^T e + e_p u + e'' - e' s - d s, d what rounding leaves out of
+the hint. `protocols.product.linear` lifts its inputs by L bits and truncates 18 + L bits. In units
+of its last place the standard deviation is then, |w| being the length of W's column:
+
+    W^T e           3.24 * 2^10 * 2^18 |w| / 2^(18 + L)     0.81 |w| for L = 12
+    d s             2^27.4 / 2^(18 + L)                     0.17
+    e''             2^(WIDE_BITS - 1.8) / 2^(18 + L)        0.009
+    e_p u and e' s  2^16.9 / 2^(18 + L)                     0.0001
 
 What each party learns. The provider sees P and, online, x_j - r_j = x_j + a_j s + e_j: RLWE samples
-under s, as many as there are inputs of matrices, each position once. By decision RLWE with ternary
-secrets they are uniform to it. The client sees hints: samples under u_o, one u_o each, all with the
-public p; by the same assumption they are uniform and say nothing of A. No key P that a client sends
-shows more, since the provider's share P u + e'' never leaves it but masked.
+under s, as many as there are inputs of matrices, each position once. If RLWE with ternary secrets
+is hard, they are uniform to it. The client sees hints: samples under u_o, one for each u_o, all
+with the public p. They are uniform to it by the same assumption and say nothing of A. Beside that,
+a client tells the provider which hints it has kept: whether it was here before.
 
-Conditions, each with a test (tests/core/test_silent_attacks.py):
-  - a_j and p come from strings that neither party chooses: p = 0 would show A, and so W.
+Conditions, each with a test (tests/core/test_silent_conditions.py):
+  - a_j and p come from strings that neither party chooses: p = 0 would show A.
   - One a_j serves one input of one matrix under one s. Inputs of several matrices are one matrix.
   - u_o belongs to one output, matrix and version of the weights (`hint.Secrets`): two hints with
-    one u differ by the difference of the weights.
-  - A position under one s is used once. s lives in one session and is never stored, so nothing can
-    roll it back; a matrix's positions are counted upwards.
-  - Nobody opens a raw product: the client's share is linear in s and some hundred openings to the
-    provider would give it. `linear` truncates, and e'' covers what the client could see of e_p u
-    and e' s in the last place of a truncated result, which never comes near it: WIDE is 2^-6 of
-    that place.
+    one u differ by what the weights do.
+  - A position under one s is used once. A matrix's positions are counted upwards, before anything
+    is made of them. s is never stored; a copy of a running machine has it, as it has all masks.
+  - Nobody opens a raw product. The client's share is linear in s, and N numbers of it, without the
+    provider's noise to hide them, are s. The same holds of the provider's share and u.
+  - A truncated product is opened to the client alone. Its last place still depends on d s, and the
+    provider knows d. Who also knows x finds s by regression, from a million or so numbers under one
+    key. For the client, e_p u lies 2^13 times below the last place, and e'' is 2^8 times as wide:
+    it would need some 2^33 numbers of one output, and far fewer give W itself.
 
-Gap, stated: what follows is computed from results that depend on e and s (by W^T e, in their last
-place), so that later messages encrypt values that depend, in the last place, on the key. No attack
-is known; circular security is assumed, as everywhere where noise is not flooded.
-
-Semi-honest parties: a provider that sends wrong hints sees effects of s in what it can observe, one
-coefficient at a time; one whose `x` is openly visible nowhere, as with hidden progress, has little
-to look at.
+Gaps, stated:
+  - Circular: results depend on e and s by their error, so later messages encrypt values that
+    depend, in the last place, on the key that encrypts them. No attack is known.
+  - One for all: a_j and p are the same for all sessions, so that work on their lattice serves
+    against all keys and hints. The price of an attack is paid once (for its size: `silent.ring`).
+  - Semi-honest parties. A provider that sends wrong hints puts a function of s into results; a
+    client that sends a wrong P puts one of u there. Neither is noticed. Either sees it only in what
+    is opened to it, a little at a time. For W that is no new kind of gap, since a client may send
+    wrong x, too; but a column of u has 3.2 kbit, mostly less than one of W.
 """
 
 from __future__ import annotations
@@ -73,6 +81,7 @@ from spu_llm.values import CLIENT
 
 WIDE_BITS = 25  # of e'', in a word
 _PIECE = 1 << 22  # bytes of a hint in one message
+_NO_HINT = np.empty((0, N, hints.BYTES), np.uint8)
 
 
 def matrix_of(correlation: Correlation) -> Matrix:
@@ -126,8 +135,8 @@ class SilentProducts:
     # ---- step 1
 
     def set_up(self, wanted: Sequence[tuple[Correlation, np.ndarray | None]]) -> None:
-        """Bring the hints of matrices to the client where it lacks them: three messages for all of
-        them, and their pieces. `wanted`: each with the provider's words, which only it has.
+        """Bring the hints of matrices to the client where it lacks them: a message each way for all
+        of them, and the pieces. `wanted`: each with the provider's words, which only it has.
 
         PoolError when a hint is damaged, or a matrix is not what it was.
         """
@@ -137,7 +146,7 @@ class SilentProducts:
             use = self._uses.get(correlation.name)
             if use is None:
                 missing[correlation.name] = correlation, fixed, weights
-            elif use.weights != weights:
+            elif (use.matrix, use.weights) != (matrix_of(correlation), weights):
                 raise PoolError(f"{correlation.name} is asked for with other weights than before")
         if not missing:
             return
@@ -158,45 +167,50 @@ class SilentProducts:
             self._meter.record(kind, name, "", seconds, self._channel.traffic.since(before))
 
     def _offer(self, missing: list[tuple[Correlation, np.ndarray | None, str]]) -> None:
+        """Tell the client the SHA-256 of all hints; hear how much it has of each; send the rest."""
         offered = []
         for correlation, fixed, weights in missing:
             matrix = matrix_of(correlation)
             assert fixed is not None
             own = hints.Secrets(self._provider_key, matrix, weights)
-            name = own.name
-            found = store.load_own(self._directory, name, matrix.hint_bytes)
+            found = store.load_own(self._directory, own.name, matrix.hint_bytes)
             if found is None:
                 made = hints.make(matrix, factor_from(fixed), own)
-                found = store.save_own(self._directory, name, made)
-            offered.append((matrix, own, weights, *found))
-        self._channel.send(b"".join(sum_ for _, _, _, sum_, _ in offered))
-        held = np.frombuffer(self._received(8 * len(offered)), np.uint64)
-        for (matrix, own, weights, _, content), start in zip(offered, held.tolist(), strict=True):
-            if start > content.size:
-                raise WireError(f"the client has {start} bytes of a hint of {content.size}")
-            for at in range(start, content.size, _PIECE):
-                self._channel.send(content[at : at + _PIECE].tobytes())
-            nothing = np.empty((0, N, hints.BYTES), np.uint8)
-            self._uses[matrix.name] = _Use(matrix, nothing, own, weights)
+                found = store.save_own(self._directory, own.name, made)
+            offered.append((_Use(matrix, _NO_HINT, own, weights), found))
+        self._channel.send(b"".join(hint.digest for _, hint in offered))
+        held = np.frombuffer(self._received(8 * len(offered)), np.uint64).tolist()
+        for start, (_, hint) in zip(held, offered, strict=True):
+            if start > hint.size:
+                raise WireError(f"the client has {start} bytes of a hint of {hint.size}")
+        for start, (use, hint) in zip(held, offered, strict=True):
+            if start < hint.size:
+                hint.check()
+            for at in range(start, hint.size, _PIECE):
+                self._channel.send(hint.content[at : at + _PIECE].tobytes())
+            self._uses[use.matrix.name] = use
 
     def _receive(self, missing: list[Matrix]) -> None:
         total = sum(matrix.hint_bytes for matrix in missing)
         self.on_hint(0, total)
         sums = self._received(32 * len(missing))
-        found = [
-            store.Received(self._directory, sums[32 * i : 32 * i + 32], matrix.hint_bytes)
-            for i, matrix in enumerate(missing)
-        ]
-        self._channel.send(np.array([f.held for f in found], np.uint64).tobytes())
-        done = sum(f.held for f in found)
-        for matrix, received in zip(missing, found, strict=True):
-            for at in range(received.held, received.size, _PIECE):
-                self.on_hint(done, total)
-                piece = self._received(min(_PIECE, received.size - at))
-                received.add(piece)
-                done += len(piece)
-            content = received.finish().reshape(matrix.outputs, N, hints.BYTES)
-            self._uses[matrix.name] = _Use(matrix, content, None)
+        with store.receiving(self._directory) as keep:
+            found = [
+                store.Received(
+                    self._directory, sums[32 * i : 32 * i + 32], matrix.hint_bytes, keep=keep
+                )
+                for i, matrix in enumerate(missing)
+            ]
+            self._channel.send(np.array([f.held for f in found], np.uint64).tobytes())
+            done = sum(f.held for f in found)
+            for matrix, received in zip(missing, found, strict=True):
+                for at in range(received.held, received.size, _PIECE):
+                    self.on_hint(done, total)
+                    piece = self._received(min(_PIECE, received.size - at))
+                    received.add(piece)
+                    done += len(piece)
+                content = received.finish().reshape(matrix.outputs, N, hints.BYTES)
+                self._uses[matrix.name] = _Use(matrix, content, None)
         self.on_hint(total, total)
 
     def _received(self, size: int) -> bytes:
@@ -223,10 +237,10 @@ class SilentProducts:
                 self._make_some(use, correlation.chunk)
 
     def _make_some(self, use: _Use, count: int) -> None:
-        """The next positions of a matrix; N of them are a whole number of times `count`."""
+        """The next positions of a matrix: `count`, or as many as are left under its key."""
         if use.key == len(self._keys):
             self._keys.append(self._next_key())
-        key, window = self._keys[use.key], slice(use.next, use.next + count)
+        key, window = self._keys[use.key], slice(use.next, min(use.next + count, N))
         # Counted before anything is made of them.
         use.next = window.stop % N
         use.key += use.next == 0

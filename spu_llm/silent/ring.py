@@ -5,9 +5,13 @@ A coefficient stands in the top 54 bits of a word (uint64), so that words wrap a
 transforms: a real polynomial of degree N is N/2 complex numbers, coefficients n and n + N/2 as one,
 twisted by exp(i pi n / N) so that the cyclic convolution of scipy.fft becomes a negacyclic one.
 
-Parameters: N = 2048, ternary secrets, noise of standard deviation 3.24 and q of 54 bits are the row
-"128 bits, classical" of the homomorphic encryption standard (homomorphicencryption.org, 2018, table
-1: N = 2048, log q = 54, sigma = 3.2).
+Parameters: N = 2048, q = 2^54, uniform ternary secrets, centred binomial noise of standard
+deviation 3.24. This is the row "128 bits, classical, ternary secret" of the homomorphic encryption
+standard (homomorphicencryption.org, 2018, table 1: N = 2048, log q = 54, sigma = 3.2). What 128
+means depends on the measure. The best known attack (primal) reduces a lattice of dimension 3937 in
+blocks of 337. The standard's measure of that, 2^(0.292 * 337 + 16.4 + log2(8 * 3937)), is 130 bits.
+The more cautious core-SVP counts one sieve, 2^(0.292 * 337): 98 bits, and 89 with a quantum
+computer (0.265 for 0.292). N = 4096 with q = 2^64 would have 233, 201 and 182 bits.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ _ONES = np.array([bin(i).count("1") for i in range(1 << 11)], np.int8)
 
 def public(label: str, start: int, count: int) -> np.ndarray:
     """Polynomials number start.. of a public string that nobody chose: words [count, N], SHAKE128
-    of the label and the number.
+    of the label and the number. Labels that differ give independent strings: the number is what
+    follows the last space.
     """
     streams = [
         hashlib.shake_128(f"{label} {i}".encode()).digest(8 * N)
@@ -55,7 +60,7 @@ def ternary(prg: Prg, count: int) -> np.ndarray:
 
 
 def noise(prg: Prg, shape: tuple[int, ...]) -> np.ndarray:
-    """Centred binomial noise, in place of a coefficient: words of `shape`."""
+    """Centred binomial noise, -21 to 21, in place of a coefficient: words of `shape`."""
     drawn = prg.words(shape)
     heads = _count(drawn & _COINS) - _count((drawn >> np.uint64(NOISE_PAIRS)) & _COINS)
     return heads.astype(np.int64).view(np.uint64) << _SPARE
@@ -81,7 +86,8 @@ def _inverse(z: np.ndarray) -> np.ndarray:
 
 def exact_product(words: np.ndarray, small: np.ndarray) -> np.ndarray:
     """Words [rows, N] times polynomials of coefficients in {-1, 0, 1}, given by their transform
-    [N / 2] or [rows, N / 2]: words. Two limbs of 27 bits keep all sums below 2^38: exact.
+    [N / 2] or [rows, N / 2]: words. Two limbs of 27 bits keep all sums below 2^38, so that a
+    double is off by some 2^-17 and rounding makes it exact.
     """
     signed = words.view(np.int64) >> np.int64(SPARE_BITS)
     low = signed & np.int64((1 << _LIMB) - 1)
@@ -94,7 +100,9 @@ def exact_product(words: np.ndarray, small: np.ndarray) -> np.ndarray:
 
 
 def product(transformed: np.ndarray, small: np.ndarray) -> np.ndarray:
-    """The same up to 2^20 of 2^64, from the transform of `fractions`: words of 64 bits."""
+    """The same, from the transform of `fractions`: words of 64 bits, off by some 2^16 and less than
+    2^20.
+    """
     y = _inverse(transformed * small)
     y -= np.rint(y)
     return np.rint(y * 2.0**63).astype(np.int64).view(np.uint64) << np.uint64(1)
