@@ -1,0 +1,136 @@
+"""Both parties of silent products, over a pair of queues; for the tests of `spu_llm.silent`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spu_llm.channel import CountingChannel, MemoryChannel
+from spu_llm.correlation import Correlation, Form, Material, Part
+from spu_llm.errors import WireError
+from spu_llm.meter import Meter
+from spu_llm.prg import Prg
+from spu_llm.silent.products import SilentProducts
+from spu_llm.silent.ring import N
+from spu_llm.values import CLIENT, PROVIDER, Owner
+
+RANKS = (CLIENT, PROVIDER)
+HALF = N // 2
+
+
+def correlation_of(k: int, m: int, name: str = "matrix", chunk: int = HALF) -> Correlation:
+    return Correlation(
+        f"{name} {k} {m}",
+        masks=(Part((k,), Owner.CLIENT, Form.PRIVATE),),
+        results=(Part((m,), Owner.JOINT, Form.ARITH),),
+        secure=lambda r, w: [r @ w],
+        fixed=Part((k, m), Owner.PROVIDER, Form.PRIVATE),
+        chunk=chunk,
+    )
+
+
+def matrix(seed: int, k: int, m: int, bits: int = 18) -> np.ndarray:
+    """Whole numbers below 2^bits in size: doubles, or words when doubles cannot multiply them."""
+    drawn = Prg.from_seed(seed, "matrix").uniform((k, m)) * 2 - 1
+    whole = np.rint(drawn * 2.0**bits)
+    return whole if bits <= 24 else whole.astype(np.int64).view(np.uint64)
+
+
+def words_of(w: np.ndarray) -> np.ndarray:
+    return w if w.dtype == np.uint64 else w.astype(np.int64).view(np.uint64)
+
+
+class Wire:
+    """One end of a memory channel: keeps what was sent, and can change it on the way."""
+
+    def __init__(self, inner: MemoryChannel) -> None:
+        self.inner = inner
+        self.sent: list[bytes] = []
+        self.change: Callable[[int, bytes], bytes] = lambda number, data: data
+
+    def send(self, data: bytes) -> None:
+        data = self.change(len(self.sent), data)
+        self.sent.append(data)
+        self.inner.send(data)
+
+    def recv(self) -> bytes:
+        data = self.inner.recv()
+        if data == b"gone":
+            raise WireError("the other party is gone")
+        return data
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class Two:
+    """A session of two parties."""
+
+    def __init__(self, client: Path | None = None, provider: Path | None = None) -> None:
+        self.wires = [Wire(end) for end in MemoryChannel.pair()]
+        self.meters = [Meter(), Meter()]
+        self.products = [
+            SilentProducts(
+                rank, Prg.from_os(), CountingChannel(self.wires[rank]), self.meters[rank],
+                directory=(client, provider)[rank],
+            )
+            for rank in RANKS
+        ]  # fmt: skip
+
+    def outcomes(self, work: Callable[[int, SilentProducts], Any]) -> list[Any]:
+        """What `work` returns or raises at each party."""
+        found: list[Any] = [None, None]
+
+        def run(rank: int) -> None:
+            try:
+                found[rank] = work(rank, self.products[rank])
+            except Exception as exc:
+                found[rank] = exc
+                self.wires[rank].inner.send(b"gone")
+
+        thread = threading.Thread(target=run, args=(PROVIDER,))
+        thread.start()
+        run(CLIENT)
+        thread.join()
+        return found
+
+    def both(self, work: Callable[[int, SilentProducts], Any]) -> list[Any]:
+        found = self.outcomes(work)
+        errors = [x for x in found if isinstance(x, Exception)]
+        for error in sorted(errors, key=lambda e: "is gone" in str(e)):
+            raise error
+        return found
+
+    def set_up(self, *wanted: tuple[Correlation, np.ndarray]) -> None:
+        self.both(lambda rank, p: p.set_up([(c, w if rank else None) for c, w in wanted]))
+
+    def take(self, correlation: Correlation, units: int, w: np.ndarray) -> list[Material]:
+        return self.both(lambda rank, p: p.take(correlation, units, w if rank else None))
+
+    def errors(self, correlation: Correlation, units: int, w: np.ndarray) -> np.ndarray:
+        """Of the results of some units: how far the shares' sum is from r W, int64."""
+        client, provider = self.take(correlation, units, w)
+        (r,), (mine,), (theirs,) = client.masks, client.results, provider.results
+        assert not provider.masks[0].any() and provider.masks[0].shape == r.shape
+        assert r.shape == (units, w.shape[0]) and mine.shape == theirs.shape == (units, w.shape[1])
+        return (mine + theirs - r @ words_of(w)).view(np.int64)
+
+    def sent(self, rank: int) -> list[int]:
+        """Bytes of the messages of one party so far."""
+        return [len(data) for data in self.wires[rank].sent]
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray | float) -> float:
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def looks_uniform(data: np.ndarray) -> bool:
+    """Bytes [...]: chi-square over 256 values, within 6 standard deviations of its mean: uniform
+    ones fail once in some 10^8 times.
+    """
+    counts = np.bincount(data.reshape(-1), minlength=256)
+    return abs(chi_square(counts, data.size / 256) - 255) < 6 * np.sqrt(2 * 255)

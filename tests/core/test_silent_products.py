@@ -1,0 +1,186 @@
+"""Silent products: masks, shares that add up to their products, and what is sent for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocols.product import linear
+from spu_llm.errors import PoolError
+from spu_llm.party import Party
+from spu_llm.silent import hint
+from spu_llm.silent.products import WIDE_BITS, matrix_of
+from spu_llm.silent.ring import N
+from spu_llm.supply import Supply
+from spu_llm.values import CLIENT, PROVIDER, Arith, Private
+from tests.core.silent_pair import HALF, Two, correlation_of, matrix, words_of
+
+KEY = 8 * N
+
+
+def bound(w: np.ndarray) -> np.ndarray:
+    """Of the errors, by column. Noise is at most 21 of 2^10; the rest has standard deviation
+    2^27.4, so that 2^31 is twelve of them.
+    """
+    lengths = np.abs(words_of(w).view(np.int64)).sum(axis=0)
+    return 21 * 2**10 * lengths + 2**31
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(1, 70), st.integers(1, 70), st.integers(0, 34), st.integers(1, HALF + 5),
+    st.integers(0, 10**6),
+)  # fmt: skip
+def test_shares_add_up(k: int, m: int, bits: int, units: int, seed: int) -> None:
+    """For weights as doubles and as words, which large ones are."""
+    w = matrix(seed, k, m, bits)
+    assert (w.dtype == np.uint64) == (bits > 24)
+    error = Two().errors(correlation_of(k, m), units, w)
+    assert (np.abs(error) <= bound(w)).all()
+
+
+@pytest.mark.parametrize("length", [0.0, 0.05, 1.6])
+def test_error_is_as_predicted(length: float) -> None:
+    """`silent.products`: noise times the column, what the hint leaves out, the provider's own."""
+    w = matrix(1, 64, 6)
+    w = np.rint(w * length * 2.0**18 / np.linalg.norm(w, axis=0))
+    found = Two().errors(correlation_of(64, 6, chunk=N), N, w).std()
+    noise = 3.24 * 2.0**10 * 2**18 * length
+    predicted = np.sqrt(noise**2 + 2.0 ** (2 * 27.42) + 4.0**WIDE_BITS / 12)
+    assert abs(found / predicted - 1) < 0.1
+
+
+def test_masks_differ_and_shares_look_random() -> None:
+    two = Two()
+    client, provider = two.take(correlation_of(3, 4, chunk=N), 2 * N, matrix(2, 3, 4))
+    masks = client.masks[0]
+    assert len(np.unique(masks)) == masks.size and not (masks & np.uint64(1023)).any()
+    for words in (masks, client.results[0], provider.results[0]):
+        top = (words >> np.uint64(63)).mean()
+        assert abs(top - 0.5) < 5 * 0.5 / np.sqrt(words.size)
+
+
+def test_positions_and_keys() -> None:
+    """One key has N positions for every matrix; another is sent when they are used up."""
+    a, b = correlation_of(2, 3, "a"), correlation_of(4, 1, "b")
+    w, v = matrix(3, 2, 3), matrix(4, 4, 1)
+    two = Two()
+    client = two.products[CLIENT]
+    assert client.available(a) == 0
+    seen = []
+    for correlation, values, units, left in [
+        (a, w, 10, HALF - 10),  # the first window under the first key
+        (a, w, HALF - 10, 0),
+        (b, v, 1, HALF - 1),
+        (a, w, 1, HALF - 1),
+        (a, w, HALF, HALF - 1),  # crosses to the second key
+        (b, v, N - 1, 0),
+        (b, v, N, 0),  # the second key, made for `a`
+    ]:
+        error = two.errors(correlation, units, values)
+        assert (np.abs(error) <= bound(values)).all()
+        assert [p.available(correlation) for p in two.products] == [left, left]
+        seen.append(two.sent(CLIENT).count(KEY))
+    assert seen == [1, 1, 1, 1, 2, 2, 2]
+    two.take(b, 1, v)
+    assert two.sent(CLIENT).count(KEY) == 3
+
+
+@pytest.mark.parametrize("chunk", [90, 700, 3000])
+def test_a_window_ends_with_its_key(chunk: int) -> None:
+    """Whatever a correlation's chunk: no position is made twice, none is left out."""
+    c, w = correlation_of(1, 1, chunk=chunk), matrix(5, 1, 1)
+    two = Two()
+    two.take(c, N - 3, w)
+    use = two.products[CLIENT]._uses[c.name]
+    assert use.next + N * use.key == N - 3 + use.left <= N
+    two.errors(c, 3, w)
+    assert two.sent(CLIENT).count(KEY) == 1
+    assert (np.abs(two.errors(c, 5, w)) <= bound(w)).all()
+    assert two.sent(CLIENT).count(KEY) == 2
+
+
+def test_a_failure_while_positions_are_made_loses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    c, w = correlation_of(1, 1), matrix(6, 1, 1)
+    two = Two()
+    two.set_up((c, w))
+
+    def broken(start: int, count: int) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hint, "public_inputs", broken)
+        client, _ = two.outcomes(lambda rank, p: p.prepare(c, 1, w if rank else None))
+    assert isinstance(client, Exception)
+    use = two.products[CLIENT]._uses[c.name]
+    assert (use.key, use.next, use.left) == (0, HALF, 0)
+
+
+def test_nothing_to_take() -> None:
+    two = Two()
+    for material in two.take(correlation_of(2, 3), 0, matrix(7, 2, 3)):
+        assert material.masks[0].shape == (0, 2) and material.results[0].shape == (0, 3)
+    assert two.sent(CLIENT) == [8]  # the hint is there, no key
+
+
+def test_exact_traffic() -> None:
+    """Set-up: 32 bytes per matrix down, 8 up, and the hints in pieces of 4 MiB; a key: 16 KiB up.
+    Positions: nothing.
+    """
+    a, b = correlation_of(1, 420, "a"), correlation_of(3, 2, "b")
+    w, v = matrix(8, 1, 420), matrix(9, 3, 2)
+    two = Two()
+    two.set_up((a, w), (b, v))
+    assert matrix_of(a).hint_bytes == 420 * 5 * N
+    down, up = [64, 1 << 22, 420 * 5 * N - (1 << 22), 2 * 5 * N], [16]
+    assert (two.sent(PROVIDER), two.sent(CLIENT)) == (down, up)
+    two.set_up((a, w), (b, v))
+    two.take(b, 1, v)
+    two.take(a, HALF, w)
+    two.take(b, N - 1, v)
+    assert (two.sent(PROVIDER), two.sent(CLIENT)) == (down, [*up, KEY])
+    for meter, sent, received in zip(two.meters, (up, down), (down, up), strict=True):
+        assert {e.phase for e in meter.entries} == {"offline"}
+        assert [e.kind for e in meter.entries[:2]] == ["hint", "pool"]
+        first, total = meter.entries[0].traffic, meter.traffic()
+        assert (first.sent_bytes, first.received_bytes) == (sum(sent), sum(received))
+        assert total.bytes == sum(sent) + sum(received) + KEY
+        assert total.messages == len(sent) + len(received) + 1
+
+
+def test_progress_of_hints() -> None:
+    two = Two()
+    heard: list[tuple[int, int]] = []
+    two.products[CLIENT].on_hint = lambda done, total: heard.append((done, total))
+    c, total = correlation_of(1, 420), 420 * 5 * N
+    two.set_up((c, matrix(8, 1, 420)))
+    assert heard == [(0, total), (0, total), (1 << 22, total), (total, total)]
+
+
+def test_another_matrix_of_the_same_name_is_refused() -> None:
+    c, w = correlation_of(2, 2), matrix(10, 2, 2)
+    two = Two()
+    two.take(c, 1, w)
+    two.take(c, 1, w.copy())  # the same weights elsewhere
+    with pytest.raises(PoolError, match="other weights than before"):
+        two.products[PROVIDER].set_up([(c, w + 1)])
+    other = correlation_of(2, 3)
+    object.__setattr__(other, "name", c.name)
+    with pytest.raises(PoolError, match="other weights than before"):
+        two.products[CLIENT].set_up([(other, None)])
+
+
+# ---- the consumer
+
+
+def test_linear_refuses_a_lift_that_masks_do_not_cover() -> None:
+    two = Two()
+    supply = Supply(None, two.products[CLIENT])  # type: ignore[arg-type]
+    prg = two.products[CLIENT]._own
+    party = Party(CLIENT, two.wires[CLIENT], prg, 18, supply, prg)
+    x = Arith(np.zeros((1, 2), np.uint64), np.dtype(np.float32), 18)
+    w = Private(PROVIDER, (2, 2), np.dtype(np.float32), None)
+    with pytest.raises(ValueError, match="lowest 10 bits"):
+        linear.run(party, [x, w], {"label": "w", "shift": None, "lift": 9})
