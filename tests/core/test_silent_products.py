@@ -8,13 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.product import linear
+from spu_llm.correlation import Correlation
 from spu_llm.errors import PoolError
 from spu_llm.party import Party
 from spu_llm.silent import hint
-from spu_llm.silent.products import WIDE_BITS, matrix_of
+from spu_llm.silent.products import WIDE_BITS, SilentProducts, matrix_of
 from spu_llm.silent.ring import N
 from spu_llm.supply import Supply
 from spu_llm.values import CLIENT, PROVIDER, Arith, Private
+from tests.core.dealing import TRIPLE
 from tests.core.silent_pair import HALF, Two, correlation_of, matrix, words_of
 
 KEY = 8 * N
@@ -172,7 +174,44 @@ def test_another_matrix_of_the_same_name_is_refused() -> None:
         two.products[CLIENT].set_up([(other, None)])
 
 
-# ---- the consumer
+# ---- around them
+
+
+class _Pool:
+    """Records what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, int]] = []
+
+    def available(self, correlation: Correlation) -> int:
+        return 7
+
+    def prepare(self, correlation: Correlation, units: int) -> None:
+        self.asked.append(("prepare", correlation.name, units))
+
+    def take(self, correlation: Correlation, units: int) -> str:
+        self.asked.append(("take", correlation.name, units))
+        return "from the pool"
+
+
+def test_supply() -> None:
+    """What is bound to weights comes from silent products, everything else from the pool."""
+    two, bound_, w = Two(), correlation_of(2, 1), matrix(11, 2, 1)
+    pools = [_Pool(), _Pool()]
+
+    def work(rank: int, products: SilentProducts) -> list[int]:
+        supply = Supply(pools[rank], products)  # type: ignore[arg-type]
+        fixed = w if rank else None
+        supply.set_up([(bound_, fixed)])
+        supply.prepare(bound_, 1, fixed)
+        supply.prepare(TRIPLE, 5)
+        material = supply.take(bound_, 3, fixed)
+        assert supply.take(TRIPLE, 2) == "from the pool"
+        return [len(material.results[0]), supply.available(bound_), supply.available(TRIPLE)]
+
+    assert two.both(work) == [[3, HALF - 3, 7]] * 2
+    for pool in pools:
+        assert pool.asked == [("prepare", TRIPLE.name, 5), ("take", TRIPLE.name, 2)]
 
 
 def test_linear_refuses_a_lift_that_masks_do_not_cover() -> None:
