@@ -124,11 +124,16 @@ def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
         "rounds": round(counts["rounds"]),
         "client_to_provider": round(counts["client_to_provider"]),
         "provider_to_client": round(counts["provider_to_client"]),
+        "hint_bytes": round(counts["hint_bytes"]),
         "bytes_of": {kind: round(n) for kind, n in work.bytes_of.items()},
         "offline": ahead | {"seconds": making},
         "material": material,
         "stored_bytes": round(
-            sum(8 * work.correlations[name].words * units for name, units in work.units.items())
+            sum(
+                8 * kind.words * work.units[name]
+                for name, kind in work.correlations.items()
+                if kind.fixed is None
+            )
         ),
     }
 
@@ -183,6 +188,8 @@ def table(result: dict[str, Any]) -> str:
             if rows:
                 lines += ["", *_header(f"{name}, twice")]
                 lines += [_row(row["twice"], row[name]) for row in rows]
+    hint = max(result[name]["hint_bytes"] for name in ("prefill", "step"))
+    lines += ["", f"hint of the weights, once for a client: {hint / 1e6:.0f} MB"]
     of = result["prices_of"]
     lines += ["", f"prices measured on: {of['processor']}, {of['cores']} cores"]
     return "\n".join(lines)

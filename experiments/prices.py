@@ -2,8 +2,9 @@
 
 Runs are those of `experiments.scale` on models small enough to take minutes; their workloads
 (`experiments.workload`) say what was made and computed. A batch of most correlations costs its
-words of results times a price of their kind. Products of matrices are made of ciphertexts that hold
-8,192 words: bytes follow from how many it takes, seconds from words and multiplications. Computing
+words of results times a price of their kind. Products of shared matrices are made of ciphertexts
+that hold 8,192 words: bytes follow from how many it takes, seconds from words and multiplications.
+Silent products with weights take seconds for each input and output, and no bytes. Computing
 online is a sum of such terms, too (`workload.COMPUTE`).
 
 The prices in `prices.json` next to this file were made by `spu-llm experiment prices`; they are
@@ -108,22 +109,9 @@ def kind_of(correlation: Correlation) -> str:
 
 
 def _masked_terms(correlation: Correlation, figure: str) -> list[float]:
-    """Of a batch of masked products, which is made in slices along the longer side of the matrix.
-
-    The holder of the smaller factor encrypts it, and gets the product back.
-    """
-    assert correlation.fixed is not None and isinstance(correlation.secure, functools.partial)
-    rows, (k, m) = correlation.chunk, correlation.fixed.shape
-    slices = correlation.secure.keywords["slices"]
-    inner, outer = (math.ceil(k / slices), m) if k > m else (k, math.ceil(m / slices))
-    if figure == "seconds":
-        return [1.0, k * m, slices * rows * outer, rows * k * m]
-    masks, matrix, back = (
-        math.ceil(n / _SLOTS) for n in (rows * inner, inner * outer, rows * outer)
-    )
-    encrypts = "client_to_provider" if masks <= matrix else "provider_to_client"
-    sent = min(masks, matrix)
-    return [float(slices * sent), 0.0] if figure == encrypts else [0.0, float(slices * back)]
+    """Of a batch of silent products: transforms for each input and each output, and no bytes."""
+    assert correlation.fixed is not None
+    return [1.0, *map(float, correlation.fixed.shape)] if figure == "seconds" else [0.0]
 
 
 def _matrix_terms(correlation: Correlation, figure: str) -> list[float]:

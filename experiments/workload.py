@@ -31,6 +31,7 @@ from spu_llm.net.shaping import NetworkShape
 from spu_llm.plan import Plan, Run
 from spu_llm.secure import SecureFunction, public
 from spu_llm.settings import SpuConfig
+from spu_llm.silent.products import matrix_of
 from spu_llm.values import CLIENT, PROVIDER, Owner
 
 ROUNDS = NetworkShape("rounds", None, 1.0)  # the seconds on such a link are its rounds
@@ -40,8 +41,8 @@ ROUNDS = NetworkShape("rounds", None, 1.0)  # the seconds on such a link are its
 class Workload:
     """Of one step, linear in everything: they add up.
 
-    counts: `messages` of both parties, `rounds`, bytes by direction, seconds on each network, and
-        what computing is fitted to (`COMPUTE`).
+    counts: `messages` of both parties, `rounds`, bytes by direction, seconds on each network, what
+        computing is fitted to (`COMPUTE`), and bytes of the hints that its matrices take once.
     units: of every correlation, by name; matrices of different blocks under one name.
     correlations: by the same names.
     bytes_of: online bytes by kind of layer. material_of: units by kind of layer and name.
@@ -202,7 +203,8 @@ def _of_plan(plan: Plan, needs: Needs) -> Workload:
     correlations: dict[str, Correlation] = {}
     bytes_of: dict[str, float] = {}
     material_of: dict[tuple[str, str], float] = {}
-    counts = {"words": float(_local_words(plan)), "weight_products": 0.0}
+    counts = {"words": float(_local_words(plan)), "weight_products": 0.0, "hint_bytes": 0.0}
+    matrices = set()
     for call in needs.calls:
         kind = kind_of(call.scope, call.op)
         size = call.cost.client_to_provider + call.cost.provider_to_client
@@ -217,6 +219,8 @@ def _of_plan(plan: Plan, needs: Needs) -> Workload:
             counts["words"] += need.units * (masks + correlation.words)
             if correlation.fixed is not None:
                 counts["weight_products"] += need.units * correlation.fixed.size
+                matrices.add(matrix_of(correlation))
+    counts["hint_bytes"] = float(sum(matrix.hint_bytes for matrix in matrices))
     return Workload(counts, units, correlations, bytes_of, material_of)
 
 

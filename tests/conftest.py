@@ -24,6 +24,14 @@ settings.register_profile("spu-llm", deadline=None)
 settings.load_profile("spu-llm")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def hints_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands keep hints in a place of their own, not in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def simulation() -> Iterator[Simulation]:
     """Both parties as threads on real Cheetah; set up once, since oblivious transfer is."""

@@ -31,11 +31,11 @@ from spu_llm.errors import PeerError, PoolError
 from spu_llm.pool import Pool
 from spu_llm.prg import Prg
 from spu_llm.values import CLIENT, PROVIDER
-from tests.core.dealing import PRODUCT, TRIPLE, Made, dealer, fixed_at, views
+from tests.core.dealing import MIXED, TRIPLE, Made, dealer, views
 
 RANKS = (CLIENT, PROVIDER)
 # More than a slice, within what is in memory, over the end of a chunk, all that is left of one.
-TAKES = [(TRIPLE, 3), (TRIPLE, 1), (PRODUCT, 1), (TRIPLE, 14), (PRODUCT, 2)]
+TAKES = [(TRIPLE, 3), (TRIPLE, 1), (MIXED, 1), (TRIPLE, 14), (MIXED, 2)]
 CALLS = ("fsync", "replace", "unlink", "rmdir", "mkdir", "truncate")
 
 
@@ -223,7 +223,7 @@ def party(
         pool.resume(channel.recv())
         pool.prepare(TRIPLE, 1)
         for correlation, units in TAKES:
-            material = pool.take(correlation, units, fixed_at(rank, correlation))
+            material = pool.take(correlation, units)
             log.line(took=views(material))
     except PeerError:
         lost(pool)

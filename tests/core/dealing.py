@@ -26,20 +26,14 @@ GATE = Correlation(
     secure=lambda c, d: [c & d, c[:, 0] & d[:, 0] & d[:, 1]],
     chunk=11,
 )
-PRODUCT = Correlation(
-    "masked product",
+MIXED = Correlation(
+    "mixture of masks",
     masks=(Part((2,), Owner.CLIENT, Form.PRIVATE),),
     results=(Part((3,), Owner.JOINT, Form.ARITH),),
-    secure=lambda r, w: [r @ w],
-    fixed=Part((2, 3), Owner.PROVIDER, Form.PRIVATE),
+    secure=lambda r: [r @ np.array([[1, -2, 3], [4, 0, -6]])],
     chunk=3,
 )
-CORRELATIONS = (TRIPLE, GATE, PRODUCT)
-WEIGHTS = Prg.from_seed(0, "weights").words((2, 3))
-
-
-def fixed_at(rank: int, correlation: Correlation) -> np.ndarray | None:
-    return WEIGHTS if correlation.fixed is not None and rank == PROVIDER else None
+CORRELATIONS = (TRIPLE, GATE, MIXED)
 
 
 class Made:
@@ -68,22 +62,18 @@ def views(material: Material) -> list[str]:
 def dealer(rank: int, channel: Channel, made: Made) -> Maker:
     """Makes chunks with the peer's dealer at the other end of `channel`."""
 
-    def make(
-        correlation: Correlation, masks: list[np.ndarray], fixed: np.ndarray | None
-    ) -> list[np.ndarray]:
+    def make(correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
         mine = b"".join(x.tobytes() for x in masks)
-        channel.send(mine + (fixed.tobytes() if fixed is not None else b""))
+        channel.send(mine)
         data = channel.recv()
         theirs, start = [], 0
         for x in masks:
             theirs.append(np.frombuffer(data, np.uint64, x.size, start).reshape(x.shape))
             start += x.nbytes
-        if correlation.fixed is not None and fixed is None:
-            fixed = np.frombuffer(data, np.uint64, offset=start).reshape(correlation.fixed.shape)
-        both = [mine, data[:start]] if rank == CLIENT else [data[:start], mine]
+        both = [mine, data] if rank == CLIENT else [data, mine]
         sharing = Prg(hashlib.sha256(b"".join(both)).digest())
         shares = [masks, theirs] if rank == CLIENT else [theirs, masks]
-        results = deal(correlation, shares, sharing, fixed)
+        results = deal(correlation, shares, sharing)
         made.add(shares, results)
         return results[rank]
 

@@ -20,7 +20,6 @@ from tests.core.dealing import (
     TRIPLE,
     Made,
     dealer,
-    fixed_at,
 )
 
 RANKS = (CLIENT, PROVIDER)
@@ -71,10 +70,10 @@ class Parties:
         return [future.result() for future in waiting]
 
     def prepare(self, correlation: Correlation, units: int) -> None:
-        self.both(lambda r, pool: pool.prepare(correlation, units, fixed_at(r, correlation)))
+        self.both(lambda r, pool: pool.prepare(correlation, units))
 
     def take(self, correlation: Correlation, units: int) -> list[Material]:
-        found = self.both(lambda r, pool: pool.take(correlation, units, fixed_at(r, correlation)))
+        found = self.both(lambda r, pool: pool.take(correlation, units))
         taken = [self.made.units_of(rank, found[rank]) for rank in RANKS]
         assert taken[CLIENT] == taken[PROVIDER] and len(taken[CLIENT]) == units
         self.record(taken[CLIENT])
@@ -83,7 +82,7 @@ class Parties:
     def take_alone(self, rank: int, correlation: Correlation, units: int) -> None:
         """One party goes ahead as far as it can; what it took is gone for both."""
         units = min(units, self.pools[rank].available(correlation))
-        found = self.pools[rank].take(correlation, units, fixed_at(rank, correlation))
+        found = self.pools[rank].take(correlation, units)
         self.record(self.made.units_of(rank, found))
 
     def record(self, units: list[tuple[str, int]]) -> None:

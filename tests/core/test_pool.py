@@ -29,9 +29,7 @@ from spu_llm.values import CLIENT, PROVIDER
 from tests.core.dealing import (
     CORRELATIONS,
     GATE,
-    PRODUCT,
     TRIPLE,
-    WEIGHTS,
     Made,
     dealer,
 )
@@ -95,9 +93,7 @@ def test_in_memory(threads: ThreadPoolExecutor) -> None:
             client, provider = parties.take(correlation, units)
             masks = [a + b for a, b in zip(client.masks, provider.masks, strict=True)]
             if correlation is not GATE:
-                (expected,) = evaluate(
-                    correlation, masks, WEIGHTS if correlation.fixed is not None else None
-                )
+                (expected,) = evaluate(correlation, masks)
                 np.testing.assert_array_equal(client.results[0] + provider.results[0], expected)
             assert client.masks[0].shape == (units, *correlation.masks[0].shape)
         assert parties.pools[CLIENT].stored_bytes(correlation) == 0.0
@@ -178,40 +174,6 @@ def test_a_peer_that_went_back_cannot_bring_units_back(parties: Parties) -> None
     units = parties.made.units_of(CLIENT, pool.take(TRIPLE, 11))
     assert not set(units) & set(parties.gone)
     pool.close()
-
-
-def test_weights(parties: Parties) -> None:
-    """Material belongs to the weights it was made for: in the session and after it."""
-    other = WEIGHTS + np.uint64(1)
-    parties.take(PRODUCT, 1)
-
-    def refused(remedy: str) -> None:
-        provider = parties.pools[PROVIDER]
-        for ask in (provider.take, provider.prepare):
-            with pytest.raises(PoolError, match=f"made for other weights; {remedy}"):
-                ask(PRODUCT, 1, other)
-        assert provider.available(PRODUCT) == 2
-
-    refused(f"remove {parties.directories[PROVIDER]}, or use another directory")
-    parties.take(PRODUCT, 0)
-    parties.end()
-    parties.open()
-    refused(f"remove {parties.directories[PROVIDER]}, or use another directory")
-    with pytest.raises(PoolError, match="other weights"):
-        parties.pools[PROVIDER].take(PRODUCT, 1)
-    parties.end()
-    parties.open()
-    parties.take(PRODUCT, 2)
-    parties.end()
-
-
-def test_equal_weights_are_read_once(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr("spu_llm.pool.digest", lambda array: calls.append(1) or "d")
-    for _ in range(5):
-        parties.take(PRODUCT, 1)
-    assert len(calls) == 1
-    parties.end()
 
 
 def test_sessions_resume(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_modes_and_layout(threads: ThreadPoolExecutor, tmp_path: Path) -> None:
     results = np.load(folder / "results.npy", allow_pickle=False)
     assert results.shape == (16, TRIPLE.words) and results.dtype == np.uint64
     meta = json.loads((folder / "meta.json").read_bytes())
-    assert (meta["name"], meta["units"], meta["fixed"]) == (TRIPLE.name, 16, None)
+    assert (meta["name"], meta["units"]) == (TRIPLE.name, 16)
 
 
 def test_stored_bytes(parties: Parties) -> None:
@@ -160,7 +160,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "empty table": ("state.json", lambda p: p.write_bytes(b"{}")),
     "deep JSON": ("state.json", lambda p: p.write_bytes(b"[" * 60000)),
     "long JSON": ("meta.json", lambda p: p.write_bytes(b"[" + b"1," * 60000 + b"1]")),
-    "foreign version": ("meta.json", lambda p: _sealed_with(p, format=2)),
+    "foreign version": ("meta.json", lambda p: _sealed_with(p, format=99)),
     "unknown field": ("meta.json", lambda p: _sealed_with(p, colour=1)),
     "wrong type": ("meta.json", lambda p: _sealed_with(p, units="16")),
     "fraction": ("state.json", lambda p: _sealed_with(p, used=[3])),
@@ -314,7 +314,7 @@ def test_a_full_disk_costs_nothing_that_is_there(
     def full(*args: Any, **options: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    client._make = lambda kind, masks, fixed: kind.split(
+    client._make = lambda kind, masks: kind.split(
         np.zeros((len(masks[0]), kind.words), np.uint64)
     )
     with monkeypatch.context() as patch:

@@ -259,9 +259,9 @@ def _watched(
         sent += traffic
         return results, traffic
 
-    def counted_make(correlation: Any, masks: Any, fixed: Any) -> Any:
+    def counted_make(correlation: Any, masks: Any) -> Any:
         units[correlation.name] = units.get(correlation.name, 0) + len(masks[0])
-        return make(correlation, masks, fixed)
+        return make(correlation, masks)
 
     def without_heads(found: Any, message: bytes, parts: Any, name: str) -> Any:
         """Merged messages say which part is whose: no payload."""
