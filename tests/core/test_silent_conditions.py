@@ -177,15 +177,13 @@ def test_raw_products_stay_closed() -> None:
     """A provider that saw the raw products of N positions would have the client's share -hint s,
     and from it s, here mod 2. That is why `linear` truncates before anything can be opened.
     """
-    for seed in range(9):  # a hint with an odd sum is one in two
-        two, w, c = Two(), matrix(seed, 2, 1), correlation_of(2, 1, chunk=N)
-        client, _ = two.take(c, N, w)
-        kept = two.products[CLIENT]._uses[c.name].hint[0]
-        h = (kept[:, 0] & 1).astype(float)
-        if h.sum() % 2:
-            break
-    (share,) = client.results
-    parity = (np.uint64(0) - share[:, 0] + np.uint64(1 << 23)) >> np.uint64(24) & np.uint64(1)
+    m = 64
+    two, w, c = Two(), matrix(5, 2, m), correlation_of(2, m, chunk=N)
+    client, _ = two.take(c, N, w)
+    lowest = (two.products[CLIENT]._uses[c.name].hint[..., 0] & 1).astype(float)
+    o = int(np.argmax(lowest.sum(axis=1) % 2))  # one with an odd sum: half of them are
+    h, share = lowest[o], client.results[0][:, o]
+    parity = (np.uint64(0) - share + np.uint64(1 << 23)) >> np.uint64(24) & np.uint64(1)
     found = times(parity.astype(float), inverse_mod_2(h)) % 2
     s = np.rint(ring._inverse(two.products[CLIENT]._keys[0]))
     assert (found == np.abs(s)).all() and 0.6 < found.mean() < 0.72

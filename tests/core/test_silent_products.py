@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from protocols.product import linear
 from spu_llm.correlation import Correlation
 from spu_llm.errors import PoolError
+from spu_llm.integers import factor_from
 from spu_llm.party import Party
-from spu_llm.silent import hint
+from spu_llm.prg import Prg
+from spu_llm.silent import hint, ring
 from spu_llm.silent.products import WIDE_BITS, SilentProducts, matrix_of
 from spu_llm.silent.ring import N
 from spu_llm.supply import Supply
 from spu_llm.values import CLIENT, PROVIDER, Arith, Private
 from tests.core.dealing import TRIPLE
-from tests.core.silent_pair import HALF, Two, correlation_of, matrix, words_of
+from tests.core.silent_pair import HALF, Two, chi_square, correlation_of, matrix, words_of
 
 KEY = 8 * N
 
@@ -62,6 +64,51 @@ def test_masks_differ_and_shares_look_random() -> None:
     for words in (masks, client.results[0], provider.results[0]):
         top = (words >> np.uint64(63)).mean()
         assert abs(top - 0.5) < 5 * 0.5 / np.sqrt(words.size)
+
+
+def test_the_provider_adds_noise_of_its_own() -> None:
+    """To P u: uniform words of WIDE_BITS bits around zero, fresh for each result."""
+    two, w, c = Two(), matrix(2, 1, 9), correlation_of(1, 9, chunk=N)
+    _, provider = two.take(c, N, w)
+    use, key = two.products[PROVIDER]._uses[c.name], two.products[PROVIDER]._keys[0]
+    assert use.own is not None
+    wide = (provider.results[0].T - ring.product(key, use.own.small(slice(0, 9)))).view(np.int64)
+    half = 1 << WIDE_BITS - 1
+    assert -half <= wide.min() < -0.99 * half and 0.99 * half < wide.max() < half
+    counts = np.bincount((wide.reshape(-1) + half) >> (WIDE_BITS - 8), minlength=256)
+    assert abs(chi_square(counts, wide.size / 256) - 255) < 6 * np.sqrt(510)
+    assert len(np.unique(wide)) > 0.99 * wide.size
+
+
+def test_hints_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large matrix is worked on in pieces: the hint is the same, and no stream serves twice."""
+    own, w = hint.Secrets(bytes(32), hint.Matrix("w", 9, 200), "weights"), matrix(3, 9, 200)
+    whole = hint.make(hint.Matrix("w", 9, 200), factor_from(w), own)
+    labels: list[str] = []
+    child = Prg.child
+
+    def recorded(prg: Prg, label: str) -> Prg:
+        labels.append(label)
+        return child(prg, label)
+
+    monkeypatch.setattr(Prg, "child", recorded)
+    monkeypatch.setattr(hint, "_OUTPUTS", 64)
+    monkeypatch.setattr(hint, "_INPUTS", 4)
+    assert (hint.make(hint.Matrix("w", 9, 200), factor_from(w), own) == whole).all()
+    assert sorted(labels) == sorted(f"{x} {n}" for x in "eu" for n in (0, 64, 128, 192))
+
+
+def test_hints_have_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of their own, though most of it is rounded away."""
+    m, w = hint.Matrix("w", 1, 2), np.zeros((1, 2))
+    own = hint.Secrets(bytes(32), m, "weights")
+    before = hint.make(m, factor_from(w), own)
+    large = np.full((2, N), 1 << 62, np.uint64)
+    monkeypatch.setattr(hint.Secrets, "noise", lambda self, rows: large)
+    after = hint.make(m, factor_from(w), own)
+    # The highest byte moves by 64, and by a carry of the noise that is gone.
+    moved = (after[..., 4] - before[..., 4]).astype(int)
+    assert np.abs(moved - 64).max() <= 1 and (moved == 64).mean() > 0.99
 
 
 def test_positions_and_keys() -> None:
