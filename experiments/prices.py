@@ -13,7 +13,6 @@ those of the machine that the file names.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -44,6 +44,13 @@ def add_commands(commands: Any) -> None:
     op.add_argument("--plot", type=Path, metavar="FILE", help="draw seconds and bytes against size")
     _common(op, _op)
 
+    products = parts.add_parser("products", help="silent products with weights, by matrix")
+    products.add_argument("--shapes", metavar="KxM,...",
+                          help="inputs and outputs (default: those of GPT-2's of width 256, 768)")
+    products.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
+    products.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    products.set_defaults(run=_products)
+
     verify = parts.add_parser("verify", help="secure verification beside a decoder block of SPU's")
     verify.add_argument("--vocab", type=int, default=32000, metavar="N",
                         help="tokens of the vocabulary (default: %(default)s)")  # fmt: skip
@@ -242,6 +249,18 @@ def _op(options: argparse.Namespace) -> None:
         ),
         op_report, "the criterion does not hold",
     )  # fmt: skip
+
+
+def _products(options: argparse.Namespace) -> None:
+    from experiments.products_bench import SHAPES, measure, parse, table
+    from spu_llm.app.cli import write_json
+
+    shapes = SHAPES if options.shapes is None else parse(options.shapes)
+    _check_folder(options.json, "--json")
+    result = measure(shapes)
+    if options.json is not None:
+        write_json(options.json, result)
+    print(table(result))
 
 
 def _verify(options: argparse.Namespace) -> None:
