@@ -452,3 +452,4 @@ def _declare(session: Session, request: Request) -> None:
     for learner in (CLIENT, PROVIDER):
         session.ledger.declare(learner, "whether activations left their ranges, which ends it")
     session.ledger.declare(CLIENT, "ranges of the model's activations, by powers of two")
+    session.ledger.declare(PROVIDER, "whether the client had the weights' hint already")

@@ -19,7 +19,9 @@ import jax
 import numpy as np
 
 from protocols.distribution import SPREAD
+from protocols.layers import LOOK_UP_LIFT
 from protocols.nonlinear import LARGEST_ACTIVATION, LARGEST_SCORE, NORM_HIGH, NORM_LOW
+from protocols.product import LIFT
 from spu_llm.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 LEAST_SPREAD = 64.0  # nats: a race's noise spreads over 41
 LARGEST_SPREAD = 2.0**12  # comparisons of logits have 31 bits at temperature 1
 LARGEST_PRODUCT = 2.0**24  # of words that have 36 fraction bits before a truncation
+LARGEST_LINEAR = 2.0 ** (25 - LIFT)  # of a layer's, which has LIFT more
+LARGEST_ENTRY = 2.0 ** (25 - LOOK_UP_LIFT)  # of a table
 LARGEST_VALUE = 2.0**17  # of attention: its rows have 44 fraction bits before they are normalised
 _SLACK = 1.01  # functions on shares are approximate: norms are off by 0.001,
 _GELU_ERROR = 0.002  # a GELU by this
@@ -74,13 +78,16 @@ NAMES = tuple(f.name for f in fields(Ranges))
 
 @dataclass(frozen=True)
 class Bounds:
-    """The largest that activations of folded weights can be, in any layer; `product`: any result of
-    a matrix, sums over a whole cache included; `value`: of attention's values.
+    """The largest that activations of folded weights can be, in any layer; `linear`: any result of
+    a matrix; `entry`: of an embedding; `product`: sums of attention over a whole cache; `value`: of
+    its values.
     """
 
     activation: float
     score: float
     spread: float
+    linear: float
+    entry: float
     product: float
     value: float
 
@@ -95,17 +102,24 @@ def bounds(weights: Any, config: GPT2Config) -> Bounds:
     # |gelu(x)| <= |x|
     inner = [_longest(b["fc"], d) + _GELU_ERROR * math.sqrt(4 * d) for b in blocks]
     values = [_largest(b["qkv"], d) for b in blocks]
-    products = [
-        spread,
-        *(np.max(np.abs(weights[name])) for name in ("wte", "wpe")),
-        # Weights of attention are up to one each until they are normalised.
-        *(v * (config.n_positions + _MORE_ROWS) for v in values),
-        *(_largest(b["out"], d * v**2) for b, v in zip(blocks, values, strict=True)),
-        *(_largest(b["proj"], h**2) for b, h in zip(blocks, inner, strict=True)),
+    squares: dict[str, list[float]] = {  # of the length of a row that goes in, by layer
+        "qkv": [d] * len(blocks),
+        "out": [d * v**2 for v in values],
+        "fc": [d] * len(blocks),
+        "proj": [h**2 for h in inner],
+    }
+    linear = [
+        _largest_product(b[name], square)
+        for name, by_layer in squares.items()
+        for b, square in zip(blocks, by_layer, strict=True)
     ]
+    linear.append(_largest_product(weights["head"], d))
+    entry = max(np.max(np.abs(weights[name])) for name in ("wte", "wpe"))
+    # Weights of attention are up to one each until they are normalised.
+    product = max(values) * (config.n_positions + _MORE_ROWS)
     score = max(_largest_score(b["qkv"], config) for b in blocks)
-    found = np.array([activation, score, spread, max(products), max(values)], np.float64)
-    return Bounds(*(found * _SLACK).tolist())
+    found = [activation, score, spread, max(linear), entry, product, max(values)]
+    return Bounds(*(np.array(found, np.float64) * _SLACK).tolist())
 
 
 def check_ranges(weights: Any, config: GPT2Config) -> None:
@@ -113,12 +127,21 @@ def check_ranges(weights: Any, config: GPT2Config) -> None:
     configuration without being noticed.
     """
     found = bounds(weights, config)
-    for bound, most in ((found.product, LARGEST_PRODUCT), (found.value, LARGEST_VALUE)):
+    for bound, most in (
+        (found.linear, LARGEST_LINEAR),
+        (found.product, LARGEST_PRODUCT),
+        (found.value, LARGEST_VALUE),
+    ):
         if not bound < most:
             raise InputError(
                 f"the model's activations can reach {bound:.2g}; shares hold numbers below "
                 f"{most:.2g} there, so this model cannot be served"
             )
+    if not found.entry < LARGEST_ENTRY:
+        raise InputError(
+            f"the model's embeddings reach {found.entry:.2g}; shares hold numbers below "
+            f"{LARGEST_ENTRY:.2g} there; have them scaled by: spu-llm calibrate"
+        )
     for name, bound, chosen, most in (
         ("feed-forward inputs", found.activation, config.largest_activation, LARGEST_ACTIVATION),
         ("attention scores", found.score, config.largest_score, LARGEST_SCORE),
@@ -134,6 +157,12 @@ def check_ranges(weights: Any, config: GPT2Config) -> None:
                 f"the model's {name} can reach {bound:.0f}, beyond its range of {chosen:.0f}; "
                 "choose its ranges with: spu-llm calibrate"
             )
+
+
+def _largest_product(linear: Any, square: float) -> float:
+    """Of any entry of x @ weight, for |x|^2 = square."""
+    columns = np.linalg.norm(np.asarray(linear["weight"], np.float64), axis=0)
+    return float(np.sqrt(square) * np.max(columns))
 
 
 def _largest(linear: Any, square: float) -> float:

@@ -19,7 +19,7 @@ from spu_llm.approx import approximation
 from spu_llm.settings import SpuConfig
 
 _UNIT = 2.0 ** -SpuConfig().frac_bits
-_LOOK_UP_LIFT = 18  # holds entries below 2^8
+LOOK_UP_LIFT = 14  # entries stay below 2^11
 
 
 def _dense(x: Any, weight: Any, *, label: str) -> Any:
@@ -37,7 +37,7 @@ def _pick(one_hot: Any, rows: Any) -> Any:
 
 def _look_up_on_shares(one_hot: Any, table: Any, *, label: str) -> Any:
     # Entries of a table are small, and its columns long.
-    return product.linear(one_hot, table, label=label, lift=_LOOK_UP_LIFT)
+    return product.linear(one_hot, table, label=label, lift=LOOK_UP_LIFT)
 
 
 look_up = approximation("look_up", reference=_dense, on_shares=_look_up_on_shares)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -16,6 +14,7 @@ from protocols.convert import to_arith
 from spu_llm.correlation import Correlation, Form, Material, evaluate
 from spu_llm.reveal import reveal
 from spu_llm.secure import PartySession, SecureFunction, Simulation
+from spu_llm.silent.ring import N
 from spu_llm.values import CLIENT, PROVIDER, Owner
 
 WEIGHTS = (np.arange(24 * 16).reshape(24, 16) - 100).astype(np.int64).view(np.uint64)
@@ -69,32 +68,22 @@ def test_spu_makes_what_is_declared(simulation: Simulation, correlation: Correla
 
 
 def test_masked_product_with_a_private_matrix(simulation: Simulation) -> None:
+    """Up to noise, which is that of the hint's rounding for columns so small; no bytes."""
     correlation = product.masked_product("test", *WEIGHTS.shape)
-    both, _ = made(simulation, correlation, WEIGHTS)
-    check(correlation, both, WEIGHTS)
+    both, per_unit = made(simulation, correlation, WEIGHTS)
+    (wanted,) = evaluate(correlation, both[CLIENT].masks, WEIGHTS)
+    off = (both[CLIENT].results[0] + both[PROVIDER].results[0] - wanted).view(np.int64)
+    assert 2.0**20 < np.abs(off).max() < 2.0 ** (12 + 18)  # a unit, after a lift by 12 bits
     assert not both[PROVIDER].masks[0].any()
-
-
-@pytest.mark.parametrize("matrix", [WEIGHTS, np.ascontiguousarray(WEIGHTS.T)], ids=["k>m", "m>k"])
-def test_masked_product_in_slices(simulation: Simulation, matrix: np.ndarray) -> None:
-    """Cut along the longer side, evenly or not, and put together again."""
-    whole = product.masked_product("test", *matrix.shape)
-    for slices in (2, 5):
-        secure = functools.partial(product._in_slices, slices=slices)
-        name = f"{whole.name} in {slices}"
-        correlation = dataclasses.replace(whole, secure=secure, name=name, chunk=3)
-        both, _ = made(simulation, correlation, matrix)
-        check(whole, both, matrix)
+    assert per_unit < 9  # a key for all positions
 
 
 def test_masked_products_stay_within_memory() -> None:
-    """Each homomorphic product of a chunk is bounded, whatever the shape."""
+    """Masks and products that are made at once, whatever the shape."""
     for k, m in ((256, 768), (1024, 256), (768, 3072), (768, 50257), (50257, 768)):
         correlation = product.masked_product("test", k, m)
-        assert isinstance(correlation.secure, functools.partial)
-        slices = correlation.secure.keywords["slices"]
-        assert correlation.chunk * k * m <= slices << (26 if k * m > 1 << 20 else 24)
-        assert 8 <= correlation.chunk <= 128
+        assert 32 <= correlation.chunk <= N and N % correlation.chunk == 0
+        assert correlation.chunk * (k + m) <= 1 << 21
 
 
 def test_products_of_bits_are_correlated_transfers(simulation: Simulation) -> None:

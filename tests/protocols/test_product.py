@@ -21,6 +21,9 @@ INTEGERS = np.array([3, -1, 0, 2**62, -(2**63), 7])
 INT64 = st.integers(-(2**63), 2**63 - 1)
 MATRIX = np.array([[1, -2, 3], [2**40, 5, -(2**63)]])  # [2, 3]
 ROWS = np.array([[3, -1], [2**62, 0]])
+# What `linear` multiplies must leave room for its lift, and for an offset of 2^62.
+WEIGHTS = np.array([[1, -2, 3], [2**30, 5, -(2**24)]])
+INPUTS = np.array([[3, -1], [2**12, 2**13 - 1]])
 
 
 class TestMultiply(OpContract):
@@ -46,13 +49,13 @@ class TestMatmul(ComposedContract):
     cases = [Case((ROWS[:, None, :], ROWS[:, :, None]), ("arith",) * 2)]
 
 
-class TestLinear(OpContract):
+class TestLinear(ComposedContract):
     op = linear
-    fresh = True
     elementwise = False
     whole = (1,)
     cases = [
-        Case((ROWS, MATRIX), (form, "provider"), {"label": "w"}) for form in ("arith", "degenerate")
+        Case((INPUTS, WEIGHTS), (form, "provider"), {"label": "w", **more})
+        for form, more in (("arith", {}), ("degenerate", {"lift": 18}))
     ]
 
 
