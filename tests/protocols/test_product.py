@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from protocols.product import linear, matmul, matrix_triple, multiply, scale_rows, square
 from spu_llm.op import ProtocolOp
+from spu_llm.party import Party
 from spu_llm.secure import Simulation
 from spu_llm.testing import FRAC_BITS, Case, OpContract, Outcome, reconstruct_words, run_op
 from spu_llm.values import CLIENT, Arith
@@ -57,6 +58,13 @@ class TestLinear(ComposedContract):
         Case((INPUTS, WEIGHTS), (form, "provider"), {"label": "w", **more})
         for form, more in (("arith", {}), ("degenerate", {"lift": 18}))
     ]
+
+    def _distinguish(self, case: Case, rank: int, twin: type[Party] | None = None) -> list[str]:
+        if twin is not None and rank == CLIENT:
+            # The provider sends a truncation's bits alone, of words that no view here has: a broken
+            # mask shows in the exact check, and in the truncation's own contract.
+            return ["bits of the truncation"]
+        return super()._distinguish(case, rank, twin)
 
 
 # Products are multiples of 2^18, which a truncation by 18 bits keeps exact.
