@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.product import linear, matmul, matrix_triple, multiply, scale_rows, square
+from protocols.product import LIFT, linear, matmul, matrix_triple, multiply, scale_rows, square
 from spu_llm.op import ProtocolOp
 from spu_llm.party import Party
 from spu_llm.secure import Simulation
 from spu_llm.testing import FRAC_BITS, Case, OpContract, Outcome, reconstruct_words, run_op
-from spu_llm.values import CLIENT, Arith
+from spu_llm.values import CLIENT, Arith, Value
 from tests.protocols.composed import ComposedContract
 from tests.protocols.test_correlations import check, made
 
@@ -58,6 +58,10 @@ class TestLinear(ComposedContract):
         Case((INPUTS, WEIGHTS), (form, "provider"), {"label": "w", **more})
         for form, more in (("arith", {}), ("degenerate", {"lift": 18}))
     ]
+
+    def hidden(self, own: list[Value], peer: list[Value], case: Case) -> list[np.ndarray]:
+        lift = np.uint64(case.static.get("lift", LIFT))
+        return [x.words << lift for x in peer if isinstance(x, Arith)]
 
     def _distinguish(self, case: Case, rank: int, twin: type[Party] | None = None) -> list[str]:
         if twin is not None and rank == CLIENT:
