@@ -41,12 +41,19 @@ _SPU = {
     "stock-gpt2": SpuConfig(exp_mode="EXP_PADE"),
     "stock-layers": SpuConfig(exp_mode="EXP_PADE"),
 }
+# Their weights are random, so that nobody asks for a hint of them again.
+_OF_RANDOM_WEIGHTS = ("op-bench", "verify-bench", "scale")
 
 
 def load(name: str) -> Program:
     """The program's `run` function."""
     run: Program = import_module(_MODULES[name]).run
     return run
+
+
+def keeps_hints(name: str) -> bool:
+    """Whether hints of silent products outlive a session of the program."""
+    return name not in _OF_RANDOM_WEIGHTS
 
 
 def spu_config(name: str) -> SpuConfig:

@@ -89,7 +89,9 @@ def run_job(job: dict[str, Any], events: Events) -> dict[str, Any]:
     rank = ROLES.index(job["role"])
     link = create_link(rank, job["addresses"], timeout_ms=job["timeout_ms"])
     pool_dir = Path(job["pool_dir"]) if job.get("pool_dir") else None
-    hints_dir = _hints_directory(job["role"], events)
+    hints_dir = None
+    if programs.keeps_hints(job["program"]):
+        hints_dir = _hints_directory(job["role"], events)
     session = PartySession(link, SpuConfig(**job["spu"]), pool_dir=pool_dir, hints_dir=hints_dir)
     events.finished = lambda: session.finished
     session.on_batch = lambda made, total: events.send("making", made=made, total=total)
