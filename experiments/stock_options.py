@@ -66,6 +66,7 @@ class Tuned(SpuConfig):
     """The stock path's settings with more of SPU's own."""
 
     exp_mode: str = "EXP_PADE"
+    ot_kind: str = "EMP_Ferret"
     lower_accuracy_rsqrt: bool = False
     disable_mmul_split: bool = False
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from protocols.convert import arith_cost, as_arith
-from protocols.gates import ONE, Gate, evaluate, gate_cost, plus, times, variable
+from protocols.gates import ONE, Gate, evaluate, gate_cost, plus, recipe, times, variable
 from protocols.planes import from_planes, to_planes, words_for
 from protocols.simulated import Correct, SimulatedParty, uniform_messages
 from spu_llm.op import Cost, protocol_op
@@ -77,7 +77,7 @@ def levels(bits: int) -> tuple[tuple[int, int], ...]:
 
     def products(plan: tuple[tuple[int, int], ...]) -> int:
         return sum(
-            n * len(node(f, root=i == len(plan) - 1).products) for i, (f, n) in enumerate(plan)
+            n * recipe(node(f, root=i == len(plan) - 1)).products for i, (f, n) in enumerate(plan)
         )
 
     return min(plans(digits), key=lambda plan: (len(plan), products(plan)))
@@ -170,7 +170,7 @@ def _correct(x: Value, *, bits: int) -> Correct:
 
 
 def correct_sign(party: SimulatedParty, made: Bool, wanted: Bool, bits: int) -> None:
-    """Make `sign_words`, the last step, give `wanted`: change its last prepared products."""
+    """Make `sign_words`, the last step, give `wanted`: change its last prepared sums."""
     if bits > 1 and made.words.size:
         plan = levels(bits - 1)
         last = node(plan[-1][0], root=True) if plan else leaf(root=True)
@@ -178,11 +178,11 @@ def correct_sign(party: SimulatedParty, made: Bool, wanted: Bool, bits: int) -> 
 
 
 def correct_gate(party: SimulatedParty, gate: Gate, made: Bool, wanted: Bool) -> None:
-    """Change the last gate's prepared products so that its one output changes as wanted."""
+    """Change the last gate's prepared sums so that its one output changes as wanted."""
     top = max(gate.outputs[0], key=len)
     difference = low_bits(made.words ^ wanted.words, 1).reshape(-1)
-    products = party.drawn[-1]
-    products[:, gate.products.index(top)] ^= to_planes(difference, 1)[0]
+    sums = party.drawn[-1]
+    sums[:, gate.place(top)] ^= to_planes(difference, 1)[0]
 
 
 sign = protocol_op(

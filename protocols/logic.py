@@ -183,16 +183,16 @@ def _prefix_or_correct(x: Value) -> Correct:
         difference = low_bits(made.words ^ wanted.words, 1).reshape(-1, n)
         planes = np.stack([to_planes(c, 1)[0] for c in difference.T])  # [n, words]
         first = _prefix_gate(min(n, _GROUP))
-        products = party.drawn[3].reshape(planes.shape[1], -1, len(first.products))
+        sums = party.drawn[3].reshape(planes.shape[1], -1, len(first.sums))
         if planes[:_GROUP].any():
             i = next(i for i in range(_GROUP) if planes[i].any())
-            products[:, 0, first.products.index(frozenset(range(i + 1)))] ^= planes[i]
+            sums[:, 0, first.place(frozenset(range(i + 1)))] ^= planes[i]
             return
         gate = _carry_gate()
-        products = party.drawn[-1].reshape(planes.shape[1], -1, len(gate.products))
+        sums = party.drawn[-1].reshape(planes.shape[1], -1, len(gate.sums))
         for i in range(_GROUP, n):
-            top = gate.products.index(frozenset([i % _GROUP, _GROUP]))
-            products[:, i // _GROUP - 1, top] ^= planes[i]
+            top = gate.place(frozenset([i % _GROUP, _GROUP]))
+            sums[:, i // _GROUP - 1, top] ^= planes[i]
 
     return correct
 

@@ -14,7 +14,9 @@ class SpuConfig:
     protocol: str = "CHEETAH"
     field: str = "FM64"
     frac_bits: int = 18
-    ot_kind: str = "EMP_Ferret"
+    # For transfers in bulk a third faster than EMP_Ferret. Extending its stock by ten million takes
+    # 1,300 small messages each way, none of which waits for another.
+    ot_kind: str = "YACL_Ferret"
     exp_mode: str = "EXP_DEFAULT"
     exp_iters: int = 8
     # Otherwise SPU splits work above 2,048 elements per core and messages double.

@@ -36,10 +36,14 @@ _MODULES = {
     PREPARATION: "models.preparation",
     **STUDIES,
 }
-# SPU's settings where a program runs with others than ours.
+# SPU's settings where a program runs with others than ours. SPU's own way to a result transfers
+# while it runs: there its stock must be extended in few messages.
+_FEW_MESSAGES = "EMP_Ferret"
 _SPU = {
-    "stock-gpt2": SpuConfig(exp_mode="EXP_PADE"),
-    "stock-layers": SpuConfig(exp_mode="EXP_PADE"),
+    "op-bench": SpuConfig(ot_kind=_FEW_MESSAGES),
+    "verify-bench": SpuConfig(ot_kind=_FEW_MESSAGES),
+    "stock-gpt2": SpuConfig(exp_mode="EXP_PADE", ot_kind=_FEW_MESSAGES),
+    "stock-layers": SpuConfig(exp_mode="EXP_PADE", ot_kind=_FEW_MESSAGES),
 }
 # Their weights are random, so that nobody asks for a hint of them again.
 _OF_RANDOM_WEIGHTS = ("op-bench", "verify-bench", "scale")

@@ -13,13 +13,21 @@ from hypothesis import strategies as st
 
 from protocols import compare, gates
 from protocols.compare import leaf, levels, node, sign
-from spu_llm.correlation import Correlation, Material
+from protocols.maximum import all_of
+from protocols.planes import to_planes
+from spu_llm.correlation import Correlation, Material, deal
 from spu_llm.correlation import evaluate as plain_results
 from spu_llm.party import Party, Source
 from spu_llm.prg import Prg
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
 from spu_llm.values import CLIENT, PROVIDER, Bool, Owner, Value
 
+# x_0 x_1 y_0 z_0 + x_1 y_1 + y_0 z_0 z_1 + 1 and y_0 y_1 + x_0 y_1 + z_1, of two bits x that the
+# client knows, two bits y that the provider knows, and two shared bits z.
+MIXED = gates.Gate("mixed", 2, 2, 2, (
+    frozenset(map(frozenset, ({0, 1, 2, 4}, {1, 3}, {2, 4, 5}, ()))),
+    frozenset(map(frozenset, ({2, 3}, {0, 3}, {5}))),
+))  # fmt: skip
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
@@ -99,20 +107,50 @@ def test_gates_mean_what_they_say(root: bool) -> None:
             assert found == expected[: len(found)]
 
 
-def test_products_of_masks_are_those_that_the_polynomials_need() -> None:
-    """The prepared correlation against a direct product of masks; nobody gets a product for free
-    that involves the other's mask."""
-    for gate in (leaf(False), leaf(True), node(4, False), node(3, True)):
+def test_sums_of_products_of_masks_are_those_that_the_polynomials_need() -> None:
+    """The prepared correlation against a direct sum of products; nobody gets one for free that
+    involves the other's mask."""
+    for gate in (leaf(False), leaf(True), node(4, False), node(3, True), all_of(5), MIXED):
         correlation = gates.correlation(gate)
         masks = [correlation.draw(r, Prg.from_os(), 5) for r in (CLIENT, PROVIDER)]
         plain = [a ^ b for a, b in zip(*masks, strict=True)]
         (found,) = plain_results(correlation, plain)
         columns = np.concatenate(plain, axis=1)
-        for i, s in enumerate(gate.products):
-            np.testing.assert_array_equal(
-                found[:, i], np.bitwise_and.reduce(columns[:, sorted(s)], axis=1)
-            )
-            assert {gate.holder(j) for j in s} not in ({Owner.CLIENT}, {Owner.PROVIDER})
+        for i, total in enumerate(gate.sums):
+            products = [np.bitwise_and.reduce(columns[:, sorted(s)], axis=1) for s in total]
+            np.testing.assert_array_equal(found[:, i], np.bitwise_xor.reduce(products))
+            alone = ({Owner.CLIENT}, {Owner.PROVIDER})
+            assert any(len(s) > 1 and {gate.holder(j) for j in s} not in alone for s in total)
+
+
+@pytest.mark.parametrize(
+    ("gate", "products"),
+    [(leaf(False), 5), (node(2, False), 2), (node(3, False), 7), (node(4, False), 18),
+     (node(3, True), 4), (node(4, True), 11), (all_of(7), 120)],
+    ids=lambda x: getattr(x, "name", None),
+)  # fmt: skip
+def test_products_that_a_gate_takes(gate: gates.Gate, products: int) -> None:
+    assert gates.recipe(gate).products == products
+
+
+@pytest.mark.parametrize("gate", [leaf(False), node(4, False), MIXED], ids=lambda g: g.name)
+def test_shares_of_a_gate(gate: gates.Gate) -> None:
+    """What the parties come to, for all inputs, under random masks."""
+    words = -(-(1 << gate.arity) // 64)
+    plain = to_planes(np.arange(64 * words, dtype=np.uint64), gate.arity)
+    correlation = gates.correlation(gate)
+    masks = [correlation.draw(r, Prg.from_os(), words) for r in (CLIENT, PROVIDER)]
+    dealt = deal(correlation, masks, Prg.from_os())
+    opened = plain ^ np.concatenate([a ^ b for a, b in zip(*masks, strict=True)], axis=1).T
+    found = [
+        gates._combine(gate, r, opened[None], np.concatenate(masks[r], axis=1).T[None],
+                       dealt[r][0].T[None])
+        for r in (CLIENT, PROVIDER)
+    ]  # fmt: skip
+    for i, output in enumerate(gate.outputs):
+        products = [np.bitwise_and.reduce(plain[sorted(s)], axis=0) for s in output if s]
+        wanted = np.bitwise_xor.reduce(products) ^ (~np.uint64(0) if frozenset() in output else 0)
+        np.testing.assert_array_equal(found[CLIENT][0, i] ^ found[PROVIDER][0, i], wanted)
 
 
 @dataclass
