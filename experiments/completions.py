@@ -202,6 +202,16 @@ def account(
     }
 
 
+def by_kind(material: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Cost of material by the first two words of its names, which matrices and gates share."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for name, cost in material.items():
+        groups.setdefault(" ".join(name.split()[:2]), []).append(cost)
+    return {
+        name: {k: round(v, 3) for k, v in summed(costs).items()} for name, costs in groups.items()
+    }
+
+
 # ---- one run
 
 
@@ -249,6 +259,7 @@ def _ours(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[
     )  # fmt: skip
     result = outcome.result
     report = result["report"]
+    result["costs"]["kinds"] = by_kind(result["costs"]["kinds"])
     return {
         **{k: result[k] for k in ("costs", "peak_memory", "text", "token_ids", "learned")},
         **{k: report[k] for k in ("steps", "drafted", "accepted", "finish_reason")},
