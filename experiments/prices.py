@@ -38,7 +38,8 @@ _MADE_ALIKE = {"transfer": "bits times"}  # a correlated OT a word
 @dataclass(frozen=True)
 class Prices:
     """`flat`: per word of results, by kind of correlation. `fitted`: coefficients of the terms of
-    products of matrices, by kind. `messages`: of a batch, both parties', by kind. `compute`:
+    products of matrices, by kind. `messages`: of a batch that does not extend SPU's stock of
+    transfers, both parties', by kind: those of an extension do not wait for each other. `compute`:
     seconds per unit of `workload.COMPUTE`.
     """
 
@@ -220,7 +221,7 @@ def batches_of(result: dict[str, Any], work: Workload) -> Batches:
         if correlation is None:
             continue
         batches = row["batches"][1:] or row["batches"]
-        figures = (*FIGURES, "messages")
-        cost = {name: sum(b[name] for b in batches) / len(batches) for name in figures}
+        cost = {name: sum(b[name] for b in batches) / len(batches) for name in FIGURES}
+        cost["messages"] = min(b["messages"] for b in batches)
         found.append((correlation, cost))
     return found
