@@ -51,6 +51,10 @@ class TestExponential(OpContract):
         Case((EDGES, EDGES >> 8), ("arith30", "arith22"), {"bits": 22, "drop": 8}),
     ]
 
+    @pytest.mark.slow
+    def test_broken_twins_are_caught(self) -> None:
+        super().test_broken_twins_are_caught()
+
     def hidden(self, own: list[Value], peer: list[Value], case: Case) -> list[np.ndarray]:
         """The factors that the peer masks, whichever party it is."""
         share, _ = peer
