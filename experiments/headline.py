@@ -129,6 +129,12 @@ def headline(data: dict[str, Any], *, timed: bool) -> str:
             f"{of('everything', 'seconds')} s, against "
             f"{of('everything', 'seconds', 'stock')} s (two cores for both parties together)."
         )
+    hint = max(r["costs"]["hint"]["provider_to_client"] for r in records)
+    if hint > 1e6:
+        texts.append(
+            f"- Before its first completion a client fetches a hint of the model: {hint / 1e6:.0f} "
+            "MB, which it keeps, and which are in none of these figures."
+        )
     first, *bullets = (
         textwrap.fill(text, 100, subsequent_indent="  " if text.startswith("-") else "",
                       break_long_words=False, break_on_hyphens=False)
