@@ -292,16 +292,17 @@ def _as_in_plaintext(records: Sequence[Record]) -> str:
 
 
 def _hint(records: Sequence[Record]) -> list[str]:
-    """Of the runs that fetched it."""
+    """Of the runs that fetched a part of it: hidden progress takes one table more."""
     found = [r["costs"]["hint"] for r in records]
     found = [cost for cost in found if _size(cost, "bytes") > 1e6]
     if not found:
         return []
-    size, seconds = (
-        spread((_size(c, unit) for c in found), text)
-        for unit, text in (("bytes", _mb), ("seconds", seconds_short))
-    )
-    return [f"hint, once for a client and a model, not in these tables: {size} MB, {seconds} s", ""]
+    size, seconds = (sum(_size(cost, unit) for cost in found) for unit in ("bytes", "seconds"))
+    return [
+        f"hint, once for a client and a model, not in these tables: {_mb(size)} MB, "
+        f"{seconds_short(seconds)} s",
+        "",
+    ]
 
 
 def _criteria(records: Sequence[Record], network: str) -> list[str]:
