@@ -75,7 +75,9 @@ def draw_traffic(axes: Sequence[Any], data: dict[str, Any]) -> None:
         panel.spines[["top", "right", "bottom"]].set_visible(False)
     for panel in axes[1:]:
         panel.set_yticklabels([])
-    axes[-1].set_xlabel("medians; solid: online; hatched: the rest of a session, but for the hint", loc="right")
+    axes[-1].set_xlabel(
+        "medians; solid: online; hatched: the rest of a session, but for the hint", loc="right"
+    )
 
 
 def plot_traffic(data: dict[str, Any], path: Path, *, timed: bool) -> None:
