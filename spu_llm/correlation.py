@@ -117,6 +117,23 @@ class Material:
     results: list[np.ndarray]
 
 
+def cut(material: Material, start: int, stop: int | None = None) -> Material:
+    """Some of its units."""
+    return Material(
+        [x[start:stop] for x in material.masks], [x[start:stop] for x in material.results]
+    )
+
+
+def joined(pieces: Sequence[Material]) -> Material:
+    """The units of one piece after the other's; there must be one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Material(
+        [np.concatenate(parts) for parts in zip(*(p.masks for p in pieces), strict=True)],
+        [np.concatenate(parts) for parts in zip(*(p.results for p in pieces), strict=True)],
+    )
+
+
 def evaluate(
     correlation: Correlation, masks: Sequence[np.ndarray], fixed: np.ndarray | None = None
 ) -> list[np.ndarray]:

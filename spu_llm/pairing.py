@@ -17,7 +17,7 @@ from pathlib import Path
 
 from spu_llm.channel import Channel
 from spu_llm.errors import PoolError, WireError
-from spu_llm.pool_files import check, failures
+from spu_llm.pool_files import check, failures, open_folder
 
 MAX_PEERS = 64  # parties that one directory has material for
 _ID = re.compile(rb"[0-9a-f]{32}")
@@ -29,12 +29,8 @@ def open_directory(directory: Path) -> bytes:
     PoolError when the directory is not this user's alone or cannot be used.
     """
     path = directory / "id"
+    open_folder(directory)
     with failures(directory):
-        try:
-            directory.mkdir(mode=0o700, parents=True)
-        except FileExistsError:
-            pass  # what it is, is checked next
-        check(directory, folder=True)
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PoolError(f"{directory} cannot be written to; use another directory")
         if not os.path.lexists(path):

@@ -36,7 +36,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from spu_llm.correlation import Correlation, Material
+from spu_llm.correlation import Correlation, Material, cut, joined
 from spu_llm.errors import PoolError, WireError
 from spu_llm.pool_files import (
     BATCH_ID,
@@ -157,7 +157,7 @@ class Pool:
         # Only now that all of them are used up on disk, the first one leaves.
         taken = [batch.take(count) for batch, count in chosen]
         self._batches[correlation.name] = [batch for batch in batches if batch.left]
-        return _join(taken) if taken else _no_units(correlation)
+        return joined(taken) if taken else _no_units(correlation)
 
     def close(self) -> None:
         """Put back what was not handed out and leave the directory to the next session."""
@@ -245,15 +245,15 @@ class _Batch:
             rows = self.store.rows(index)
             masks = correlation.draw(label.rank, _masks_of(key), len(rows))
             slice_ = Material(masks, correlation.split(rows))
-            pieces.append(_cut(slice_, max(state.used - start, 0)))
+            pieces.append(cut(slice_, max(state.used - start, 0)))
             key, index = _next_key(key), index + 1
         self._advance(State(end, index, key))
-        self.held = _join(pieces)
+        self.held = joined(pieces)
 
     def take(self, count: int) -> Material:
         """The next units of those in memory."""
         assert self.held is not None and self.used + count <= self.state.used
-        taken, self.held = _cut(self.held, 0, count), _cut(self.held, count)
+        taken, self.held = cut(self.held, 0, count), cut(self.held, count)
         self.used += count
         if not self.left:
             self.store.remove()
@@ -316,21 +316,6 @@ def _pack(arrays: Sequence[np.ndarray], units: int) -> np.ndarray:
     """Arrays [units, ...] -> words [units, words]."""
     flat = [np.asarray(x, np.uint64).reshape(units, -1) for x in arrays if x.size]
     return np.concatenate([np.empty((units, 0), np.uint64), *flat], axis=1)
-
-
-def _cut(material: Material, start: int, stop: int | None = None) -> Material:
-    return Material(
-        [x[start:stop] for x in material.masks], [x[start:stop] for x in material.results]
-    )
-
-
-def _join(pieces: Sequence[Material]) -> Material:
-    if len(pieces) == 1:
-        return pieces[0]
-    return Material(
-        [np.concatenate(parts) for parts in zip(*(p.masks for p in pieces), strict=True)],
-        [np.concatenate(parts) for parts in zip(*(p.results for p in pieces), strict=True)],
-    )
 
 
 def _no_units(correlation: Correlation) -> Material:

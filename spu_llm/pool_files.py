@@ -177,6 +177,16 @@ class Files:
             file.write(bytes(8 * self.label.words * (stop - start)))
 
 
+def open_folder(directory: Path) -> None:
+    """Make a directory if need be. PoolError when it is not this user's alone or cannot be used."""
+    with failures(directory):
+        try:
+            directory.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            pass  # what it is, is checked next
+        check(directory, folder=True)
+
+
 class PoolDirectory:
     """One party's directory of batches, locked until `close`; `found` is what it held at first.
 
@@ -186,12 +196,8 @@ class PoolDirectory:
 
     def __init__(self, directory: Path, rank: int) -> None:
         self.path, self._rank = directory, rank
+        open_folder(directory)
         with failures(directory):
-            try:
-                directory.mkdir(mode=0o700, parents=True)
-            except FileExistsError:
-                pass  # what it is, is checked next
-            check(directory, folder=True)
             self._lock = _take_lock(directory)
         try:
             with failures(directory):

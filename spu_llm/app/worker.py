@@ -114,11 +114,12 @@ def run_job(job: dict[str, Any], events: Events) -> dict[str, Any]:
 
 def _hints_directory(role: str, events: Events) -> Path | None:
     """Where hints are kept, or None where that cannot be."""
+    from spu_llm import pool_files
     from spu_llm.silent import store
 
     directory = store.default_directory(role)
     try:
-        store.open_directory(directory)
+        pool_files.open_folder(directory)
     except PoolError as exc:
         events.send("note", text=f"hints of the model are not kept for the next session: {exc}")
         return None

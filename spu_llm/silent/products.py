@@ -67,8 +67,9 @@ from pathlib import Path
 
 import numpy as np
 
+from spu_llm import pool_files
 from spu_llm.channel import CountingChannel
-from spu_llm.correlation import Correlation, Material, digest
+from spu_llm.correlation import Correlation, Material, cut, digest, joined
 from spu_llm.errors import PoolError, WireError
 from spu_llm.integers import factor_from
 from spu_llm.meter import Meter
@@ -124,7 +125,7 @@ class SilentProducts:
         self.rank, self._own, self._channel, self._meter = rank, own, channel, meter
         self._directory = directory
         if directory is not None:
-            store.open_directory(directory)
+            pool_files.open_folder(directory)
         self._provider_key = store.provider_key(directory) if rank != CLIENT else b""
         self._uses: dict[str, _Use] = {}
         self._keys: list[np.ndarray] = []  # transforms of s at the client, of P at the provider
@@ -257,13 +258,13 @@ class SilentProducts:
         while missing:
             first = use.made.pop(0)
             count = min(missing, len(first.results[0]))
-            pieces.append(_cut(first, slice(0, count)))
+            pieces.append(cut(first, 0, count))
             missing -= count
             if count < len(first.results[0]):
-                use.made.insert(0, _cut(first, slice(count, None)))
+                use.made.insert(0, cut(first, count))
         k, m = use.matrix.inputs, use.matrix.outputs
         empty = Material([np.empty((0, k), np.uint64)], [np.empty((0, m), np.uint64)])
-        return _joined(pieces) if pieces else empty
+        return joined(pieces) if pieces else empty
 
     def _next_key(self) -> np.ndarray:
         """Step 2: the transform of s, or of P."""
@@ -309,14 +310,3 @@ class SilentProducts:
             found = digest(fixed)
             self._digests[name] = fixed, found
         return found
-
-
-def _cut(material: Material, part: slice) -> Material:
-    return Material([x[part] for x in material.masks], [x[part] for x in material.results])
-
-
-def _joined(pieces: list[Material]) -> Material:
-    if len(pieces) == 1:
-        return pieces[0]
-    masks = np.concatenate([p.masks[0] for p in pieces])
-    return Material([masks], [np.concatenate([p.results[0] for p in pieces])])

@@ -42,23 +42,11 @@ def default_directory(role: str) -> Path:
     return Path(home).expanduser().absolute() / "spu-llm" / "hints" / role
 
 
-def open_directory(directory: Path) -> None:
-    """Made if need be. PoolError when it is not this user's alone or cannot be used."""
-    with failures(directory):
-        try:
-            directory.mkdir(mode=0o700, parents=True)
-        except FileExistsError:
-            pass  # what it is, is checked next
-        check(directory, folder=True)
-
-
 # ---- the provider
 
 
 def provider_key(directory: Path | None) -> bytes:
-    """The key of the hints in `directory`, drawn if there is none; of this session alone without
-    one.
-    """
+    """The key of the hints in `directory`, drawn if there is none; without one a passing key."""
     if directory is None:
         return os.urandom(KEY_BYTES)
     path = directory / "key"
@@ -122,7 +110,7 @@ def save_own(directory: Path | None, name: str, hint: np.ndarray) -> Own:
 
 @contextmanager
 def receiving(directory: Path | None) -> Iterator[bool]:
-    """Whether this session is the one that may write parts here; it is until the block ends."""
+    """Whether the caller alone may write parts here, until the block ends."""
     if directory is None:
         yield False
         return

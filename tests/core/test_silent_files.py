@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from spu_llm import pool_files
 from spu_llm.errors import PoolError
 from spu_llm.silent import store
 from spu_llm.silent.ring import N
@@ -172,5 +173,5 @@ def test_where_hints_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     found = store.default_directory("provider")
     assert found == tmp_path / "home" / ".cache" / "spu-llm" / "hints" / "provider"
-    store.open_directory(found)
+    pool_files.open_folder(found)
     assert found.stat().st_mode & 0o777 == 0o700
