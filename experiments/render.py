@@ -12,7 +12,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from experiments import headline, saved
+from experiments.claims import headline
+from experiments.common import saved
 
 FOLDER = Path(__file__).parent
 NOTEBOOKS = FOLDER / "notebooks"

@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from protocols.layers import append_rows, attention_on_shares, lengthen_rows, pick_rows
-from spu_llm.approx import approximation
+from protocols.functions.layers import append_rows, attention_on_shares, lengthen_rows, pick_rows
+from spu_llm.core.approx import approximation
 
 # Below every score a trained model produces.
 SCORE_FLOOR = -1.0e30

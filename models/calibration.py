@@ -14,8 +14,8 @@ import numpy as np
 from models.cache import empty_block, see
 from models.gpt2 import GPT2Config, Params, embed_tokens, fold, step
 from models.ranges import LEAST_SPREAD, bounds, check_ranges
-from protocols.nonlinear import LARGEST_ACTIVATION, norm_high
-from spu_llm.errors import InputError
+from protocols.functions.nonlinear import LARGEST_ACTIVATION, norm_high
+from spu_llm.core.errors import InputError
 
 _MARGIN = 4.0  # between mean squares that were seen and the range, on either side
 _LEAST = 2.0**-20  # a smaller mean square is noise on shares

@@ -20,8 +20,8 @@ from jax import Array
 
 from models.cache import Block, LayerBlock, attend, empty_block, prefix_layer, see
 from models.ranges import Ranges
-from protocols.layers import append_rows, dense, look_up
-from protocols.nonlinear import activation_bits, check_norm, gelu, norm_high, rms_norm
+from protocols.functions.layers import append_rows, dense, look_up
+from protocols.functions.nonlinear import activation_bits, check_norm, gelu, norm_high, rms_norm
 
 Params = dict[str, Any]
 
@@ -197,7 +197,7 @@ def step(
 ) -> tuple[Array, Block, Array]:
     """The stack on n further positions, of folded weights: normalised rows [n, d], times `scale`,
     for `head`, the cache with their keys and values, and a count of what left the range of a
-    function on shares (int32; see `protocols.in_range`).
+    function on shares (int32; see `protocols.functions.in_range`).
 
     `x` [n, d] is the embedding of the positions; their rows are written at `at`. `visible`
     [n, cache.positions] says what each sees, itself included (`see`); all of `prefix` is visible.

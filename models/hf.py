@@ -19,7 +19,7 @@ from safetensors.numpy import save
 
 from models import ranges
 from models.gpt2 import HF_NAMES, GPT2Config, Params
-from spu_llm.errors import InputError
+from spu_llm.core.errors import InputError
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

@@ -2,11 +2,11 @@
 
 Functions on shares hold on public ranges, and cost more the wider these are. Of a norm's input no
 weight gives a useful bound: its range is chosen from text of the provider's (`models.calibration`),
-and rows outside are noticed while the model runs (`protocols.in_range`). What follows a norm is
-bounded by Cauchy-Schwarz (a row of d values with mean square 1 has length sqrt(d)): comparisons are
-as wide as that bound needs (`bounds`), and nothing of it is left to check. Ranges are stored beside
-the weights (`ranges.json`) and public to both parties; they are powers of two, so that they say
-little of the weights.
+and rows outside are noticed while the model runs (`protocols.functions.in_range`). What follows a
+norm is bounded by Cauchy-Schwarz (a row of d values with mean square 1 has length sqrt(d)):
+comparisons are as wide as that bound needs (`bounds`), and nothing of it is left to check. Ranges
+are stored beside the weights (`ranges.json`) and public to both parties; they are powers of two, so
+that they say little of the weights.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from protocols.distribution import SPREAD
-from protocols.layers import LOOK_UP_LIFT
-from protocols.nonlinear import LARGEST_ACTIVATION, LARGEST_SCORE, NORM_HIGH, NORM_LOW
-from protocols.product import LIFT
-from spu_llm.errors import InputError
+from protocols.arithmetic.product import LIFT
+from protocols.functions.layers import LOOK_UP_LIFT
+from protocols.functions.nonlinear import LARGEST_ACTIVATION, LARGEST_SCORE, NORM_HIGH, NORM_LOW
+from protocols.verification.distribution import SPREAD
+from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
     from models.gpt2 import GPT2Config

@@ -15,7 +15,7 @@ from typing import Any
 
 import tokenizers
 
-from spu_llm.errors import InputError
+from spu_llm.core.errors import InputError
 
 TOKENIZER_FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"

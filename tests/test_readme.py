@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments import headline, render, saved
+from experiments import render
+from experiments.claims import headline
+from experiments.common import saved
 from spu_llm.app import cli
 from tests.experiments.test_headline import study
 

@@ -15,7 +15,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from spu_llm.errors import InputError
+from spu_llm.core.errors import InputError
 
 # Tests repeat themselves, the codec tables and topic texts are data rather than code.
 SKIPPED_DIRECTORIES = frozenset(

@@ -25,7 +25,7 @@ from models.gpt2 import GPT2Config, Params, embed_tokens, fold, head, logits, st
 from models.hf import load_model
 from models.tokenizer import Tokenizer
 from models.training.snippets import SHIPPED, read_snippets
-from protocols.distribution import Sampling, draft, draw, residual
+from protocols.verification.distribution import Sampling, draft, draw, residual
 
 DRAFT_LENGTHS = (3, 5, 7, 9)
 TEMPERATURES = (1.0, 0.7, 0.0)  # 0 is greedy

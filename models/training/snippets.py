@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.training.corpus import CorpusFile, read_manifest, read_text
-from spu_llm.errors import InputError
+from spu_llm.core.errors import InputError
 
 SHIPPED = Path(__file__).resolve().parent.parent / "shipped"
 PROMPT_CHARACTERS = 200

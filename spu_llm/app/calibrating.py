@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from spu_llm.errors import InputError
+from spu_llm.core.errors import InputError
 
 MAX_WINDOWS = 64
 

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spu_llm.errors import InputError, SpuLlmError
+from spu_llm.core.errors import InputError, SpuLlmError
 
 DEFAULT_PROMPT = "def read_config(path):"
 DEFAULT_DRAFT_LENGTH = 7
@@ -215,7 +215,7 @@ def _require_insecure(options: argparse.Namespace) -> None:
 
 
 def _client(options: argparse.Namespace, host: str, port: int) -> Any:
-    from spu_llm.app.parties import GenerateOptions, Server
+    from spu_llm.service.parties import GenerateOptions, Server
 
     return GenerateOptions(
         prompt=options.prompt,
@@ -246,7 +246,7 @@ def _draft_length(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from spu_llm.app.parties import demo
+    from spu_llm.service.parties import demo
 
     model = options.model or shipped("private")
     client = _client(options, "", 0)
@@ -254,7 +254,7 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from spu_llm.app.parties import ServeOptions, serve
+    from spu_llm.service.parties import ServeOptions, serve
 
     _require_insecure(options)
     if options.sampling_seed is not None and not options.once:
@@ -277,7 +277,7 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _generate(options: argparse.Namespace) -> None:
-    from spu_llm.app.parties import generate
+    from spu_llm.service.parties import generate
 
     _require_insecure(options)
     host, port = _address(options.server, "--server")
@@ -302,11 +302,11 @@ def _show(options: argparse.Namespace, run: Any) -> None:
 
 def _prepare(options: argparse.Namespace) -> None:
     """Progress to stderr, what was made to stdout, the result to `--json`."""
-    from models.request import Request
     from models.tokenizer import Tokenizer
-    from spu_llm.app.parties import Server, check_text
     from spu_llm.app.preparing import PrepareOptions, prepare, prepare_both, table
     from spu_llm.app.screen import Stages
+    from spu_llm.service.parties import Server, check_text
+    from spu_llm.systems.decoding.request import Request
 
     if options.server is not None:
         _require_insecure(options)

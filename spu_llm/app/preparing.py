@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from models.request import Request
 from models.tokenizer import Tokenizer
-from spu_llm.app import programs
-from spu_llm.app.parties import (
+from spu_llm.net.manifest import Manifest
+from spu_llm.net.relay import Relay
+from spu_llm.offline.peer_directories import open_directory
+from spu_llm.service import programs
+from spu_llm.service.parties import (
     Server,
     check_preparation,
     check_vocabulary,
@@ -20,9 +22,7 @@ from spu_llm.app.parties import (
     provider_directory,
     run_as_client,
 )
-from spu_llm.net.manifest import Manifest
-from spu_llm.net.relay import Relay
-from spu_llm.pairing import open_directory
+from spu_llm.systems.decoding.request import Request
 
 
 @dataclass(frozen=True)

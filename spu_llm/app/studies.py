@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from spu_llm.errors import InputError, SpuLlmError
+from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.net.shaping import NETWORKS
 
 
@@ -210,7 +210,7 @@ def _networks(text: str) -> list[str]:
 
 
 def _step(options: argparse.Namespace) -> None:
-    from experiments import step_sweep
+    from experiments.benchmarks import step_sweep
     from spu_llm.app.cli import DEFAULT_PROMPT, shipped, write_json
 
     _check_folder(options.json, "--json")
@@ -236,7 +236,7 @@ def _step(options: argparse.Namespace) -> None:
 
 
 def _op(options: argparse.Namespace) -> None:
-    from experiments import op_bench, op_report
+    from experiments.benchmarks import op_bench, op_report
     from spu_llm.app.cli import shipped
 
     _check_folder(options.json, "--json")
@@ -252,7 +252,7 @@ def _op(options: argparse.Namespace) -> None:
 
 
 def _products(options: argparse.Namespace) -> None:
-    from experiments.products_bench import SHAPES, measure, parse, table
+    from experiments.benchmarks.products_bench import SHAPES, measure, parse, table
     from spu_llm.app.cli import write_json
 
     shapes = SHAPES if options.shapes is None else parse(options.shapes)
@@ -264,7 +264,7 @@ def _products(options: argparse.Namespace) -> None:
 
 
 def _verify(options: argparse.Namespace) -> None:
-    from experiments import verify_bench, verify_report
+    from experiments.benchmarks import verify_bench, verify_report
     from spu_llm.app.cli import shipped
 
     _check_folder(options.json, "--json")
@@ -287,7 +287,7 @@ def _verify(options: argparse.Namespace) -> None:
 
 
 def _logits(options: argparse.Namespace) -> None:
-    from experiments import logits
+    from experiments.claims import logits
     from models.training.snippets import SHIPPED
     from spu_llm.app.cli import shipped
 
@@ -300,7 +300,7 @@ def _logits(options: argparse.Namespace) -> None:
 
 
 def _transcript(options: argparse.Namespace) -> None:
-    from experiments import transcript
+    from experiments.claims import transcript
     from spu_llm.app.cli import DEFAULT_PROMPT, shipped
 
     _check_folder(options.json, "--json")
@@ -309,7 +309,7 @@ def _transcript(options: argparse.Namespace) -> None:
 
 
 def _cost(options: argparse.Namespace) -> None:
-    from experiments import cost, cost_report
+    from experiments.claims import cost, cost_report
     from spu_llm.app.cli import DEFAULT_PROMPT, shipped
 
     _check_folder(options.json, "--json")
@@ -326,7 +326,7 @@ def _cost(options: argparse.Namespace) -> None:
 
 
 def _completions(options: argparse.Namespace) -> None:
-    from experiments import completions, completions_report
+    from experiments.claims import completions, completions_report
     from spu_llm.app.cli import shipped, write_json
 
     _check_folder(options.json, "--json")
@@ -366,7 +366,7 @@ def _completions(options: argparse.Namespace) -> None:
 
 
 def _stock_options(options: argparse.Namespace) -> None:
-    from experiments import stock_options
+    from experiments.spu_baseline import options as stock_options
     from spu_llm.app.cli import shipped, write_json
 
     _check_folder(options.json, "--json")
@@ -377,7 +377,7 @@ def _stock_options(options: argparse.Namespace) -> None:
 
 
 def _latency(options: argparse.Namespace) -> None:
-    from experiments import latency, latency_report
+    from experiments.claims import latency, latency_report
     from spu_llm.app.cli import DEFAULT_PROMPT, shipped
 
     _check_folder(options.json, "--json")
@@ -402,7 +402,7 @@ def _latency(options: argparse.Namespace) -> None:
 
 
 def _scale(options: argparse.Namespace) -> None:
-    from experiments import scale
+    from experiments.benchmarks import scale
     from spu_llm.app.cli import shipped, write_json
 
     _check_folder(options.json, "--json")
@@ -431,7 +431,7 @@ def _scale(options: argparse.Namespace) -> None:
 
 
 def _prices(options: argparse.Namespace) -> None:
-    from experiments import prices
+    from experiments.cost_model import prices
     from spu_llm.app.cli import shipped, write_json
 
     _check_folder(options.json, "--json")
@@ -451,7 +451,7 @@ def _results(path: Path) -> list[dict[str, Any]]:
 
 
 def _exact(options: argparse.Namespace) -> None:
-    from experiments import exact, exact_cells
+    from experiments.claims import exact, exact_cells
     from spu_llm.app.cli import shipped, write_json
 
     _check_folder(options.json, "--json")
@@ -472,7 +472,7 @@ def _exact(options: argparse.Namespace) -> None:
 
 
 def _estimate(options: argparse.Namespace) -> None:
-    from experiments import estimate
+    from experiments.cost_model import estimate
     from spu_llm.app.cli import shipped, write_json
 
     _check_folder(options.json, "--json")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from spu_llm.errors import ManifestMismatch, PeerError, WireError
+from spu_llm.core.errors import ManifestMismatch, PeerError, WireError
 from spu_llm.net.manifest import Manifest, Scalar, Side, agree, check_manifest, with_nonce
 from spu_llm.net.relay import Relay
 

@@ -10,7 +10,7 @@ import enum
 import struct
 from dataclasses import dataclass
 
-from spu_llm.errors import WireError
+from spu_llm.core.errors import WireError
 
 VERSION = 1
 MAX_PAYLOAD = 1 << 20

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from spu_llm.errors import ManifestMismatch, WireError
+from spu_llm.core.errors import ManifestMismatch, WireError
 
 Scalar = str | int | float | bool | None
 Manifest = dict[str, Scalar]

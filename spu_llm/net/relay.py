@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from spu_llm.errors import PeerError, WireError
+from spu_llm.core.errors import PeerError, WireError
 from spu_llm.net.frames import (
     ABORT,
     END,

@@ -8,7 +8,7 @@ import socket
 import threading
 from typing import Protocol
 
-from spu_llm.errors import InputError, PeerError
+from spu_llm.core.errors import InputError, PeerError
 
 
 class ByteStream(Protocol):

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.channel import Channel, SealedChannel
-from spu_llm.correlation import Correlation, Form, Material
-from spu_llm.party import Party
+from spu_llm.core.channel import Channel, SealedChannel
+from spu_llm.core.correlation import Correlation, Form, Material
+from spu_llm.core.party import Party
+from spu_llm.core.values import Owner
 from spu_llm.testing.run import leaked_words
-from spu_llm.values import Owner
 
 
 class BrokenParty(Party):

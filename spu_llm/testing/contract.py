@@ -8,10 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.errors import WireError
-from spu_llm.op import ProtocolOp
-from spu_llm.party import Party
-from spu_llm.prg import Prg
+from spu_llm.core.errors import WireError
+from spu_llm.core.op import ProtocolOp
+from spu_llm.core.party import Party
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import (
+    CLIENT,
+    PROVIDER,
+    Owner,
+    Value,
+    as_words,
+)
 from spu_llm.testing.broken import MASK_TWINS, TAMPERINGS, HalfReusedMask, tampering
 from spu_llm.testing.hiding import Replay, too_few, twice, uncaught, unhidden
 from spu_llm.testing.run import (
@@ -24,13 +31,6 @@ from spu_llm.testing.run import (
     wrong_results,
 )
 from spu_llm.testing.views import ROWS, columns_of, differences, distinguish, ideal_share
-from spu_llm.values import (
-    CLIENT,
-    PROVIDER,
-    Owner,
-    Value,
-    as_words,
-)
 
 _FEW, _MANY = 2, 64 + 5  # elements
 

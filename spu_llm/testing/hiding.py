@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.correlation import Correlation, Form, Material, evaluate
-from spu_llm.op import ProtocolOp
-from spu_llm.party import Party
-from spu_llm.prg import Prg
+from spu_llm.core.correlation import Correlation, Form, Material, evaluate
+from spu_llm.core.op import ProtocolOp
+from spu_llm.core.party import Party
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import Arith, Bool, Owner, Value
 from spu_llm.testing.run import FRAC_BITS, Case, Taken, common_stream, run_op
-from spu_llm.values import Arith, Bool, Owner, Value
 
 _PADDING_RUNS = 24
 

@@ -12,14 +12,14 @@ from unittest import mock
 
 import numpy as np
 
-from spu_llm.channel import Channel, CountingChannel, MemoryChannel, Traffic
-from spu_llm.correlation import Correlation, Material, deal
-from spu_llm.errors import PeerError
-from spu_llm.ledger import Ledger
-from spu_llm.op import ProtocolOp, View
-from spu_llm.party import Party
-from spu_llm.prg import Prg
-from spu_llm.values import (
+from spu_llm.core.channel import Channel, CountingChannel, MemoryChannel, Traffic
+from spu_llm.core.correlation import Correlation, Material, deal
+from spu_llm.core.errors import PeerError
+from spu_llm.core.ledger import Ledger
+from spu_llm.core.op import ProtocolOp, View
+from spu_llm.core.party import Party
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import (
     CLIENT,
     PROVIDER,
     Arith,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spu_llm.op import Cost, Functionality, View, protocol_op
-from spu_llm.party import Party
-from spu_llm.prg import Prg
-from spu_llm.values import (
+from spu_llm.core.op import Cost, Functionality, View, protocol_op
+from spu_llm.core.party import Party
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import (
     Arith,
     Owner,
     Value,

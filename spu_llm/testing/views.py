@@ -17,12 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import bdtr, chdtrc, ndtr  # the tails of scipy.stats, without its checks
 
-from spu_llm.op import ProtocolOp, View
-from spu_llm.party import Party
-from spu_llm.prg import Prg
-from spu_llm.testing.hiding import insert
-from spu_llm.testing.run import Case, Outcome, common_stream, run_op
-from spu_llm.values import (
+from spu_llm.core.op import ProtocolOp, View
+from spu_llm.core.party import Party
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import (
     Arith,
     Bool,
     Owner,
@@ -31,6 +29,8 @@ from spu_llm.values import (
     as_words,
     low_bits,
 )
+from spu_llm.testing.hiding import insert
+from spu_llm.testing.run import Case, Outcome, common_stream, run_op
 
 # Samples of a view: one call with that many equal rows. They fill no byte and no word of a plane,
 # and since their number is prime, a message's size tells how it is made up of rows.

@@ -31,7 +31,7 @@ class Process:
 
     @property
     def is_worker(self) -> bool:
-        return "spu_llm.app.worker" in self.argv
+        return "spu_llm.service.worker" in self.argv
 
     def send(self, signum: int) -> None:
         try:

@@ -11,8 +11,8 @@ import numpy as np
 from models.gpt2 import fold
 from models.hf import load_model
 from models.tokenizer import Tokenizer
-from spu_llm.settings import SpuConfig
-from spu_llm.values import encode
+from spu_llm.core.settings import SpuConfig
+from spu_llm.core.values import encode
 
 Needles = dict[str, bytes]  # what they are -> bytes that appear nowhere else
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.generate import ClientSide
-from models.request import Request
 from models.tokenizer import Tokenizer
-from protocols.distribution import Sampling, Streams
-from protocols.token import Outcome, Token
-from spu_llm.prg import Prg
+from protocols.verification.distribution import Sampling, Streams
+from protocols.verification.token import Outcome, Token
+from spu_llm.core.prg import Prg
+from spu_llm.systems.decoding.generate import ClientSide
+from spu_llm.systems.decoding.request import Request
 from tests.tiny import save_tokenizer
 
 
@@ -183,7 +183,7 @@ def test_a_stop_string_that_is_not_ascii(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_a_request_from_a_peer_has_exact_types(change: dict[str, Any], valid: bool) -> None:
-    from spu_llm.errors import InputError
+    from spu_llm.core.errors import InputError
 
     fields = {"prompt_tokens": 5, "max_new_tokens": 5, "draft_length": 1}
     fields |= {"temperature": 0.7, "verify": "token", "top_k": 0, "top_p": 1.0}

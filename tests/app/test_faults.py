@@ -311,6 +311,6 @@ def test_a_peer_whose_worker_says_nothing_is_given_up(start: Start, pair: Pair) 
 
 def test_the_longest_frame_is_shorter_than_a_deadline() -> None:
     """A frame counts once it has left; at 1 Mbps that takes a tenth of the deadline."""
-    from spu_llm.app.watch import STALL_S as deadline_s
+    from spu_llm.service.watch import STALL_S as deadline_s
 
     assert MAX_PAYLOAD * 8 / 1e6 < deadline_s / 10

@@ -20,7 +20,7 @@ from models.gpt2 import logits
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli
-from spu_llm.errors import InputError
+from spu_llm.core.errors import InputError
 from tests.app.conftest import Pair
 from tests.app.processes import Command, Start
 from tests.tiny import PRIVATE, endless, tiny_params

@@ -17,7 +17,7 @@ import pytest
 from spu_llm.app import progress
 from spu_llm.app.cli import write_json
 from spu_llm.app.screen import Screen
-from spu_llm.errors import InputError
+from spu_llm.core.errors import InputError
 from spu_llm.net.relay import Relay
 from tests.app.processes import ROOT
 

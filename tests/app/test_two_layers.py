@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import exact
+from experiments.claims import exact
 from models.gpt2 import GPT2Config, Params, logits
 from models.hf import save_model
-from models.request import Request
 from models.tokenizer import Tokenizer
+from spu_llm.systems.decoding.request import Request
 from tests.app.conftest import Pair
 from tests.app.processes import Start
 from tests.tiny import PRIVATE, endless, save_tokenizer, tiny_params

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from spu_llm.app import watch as watch_module
-from spu_llm.app.supervisor import Worker
-from spu_llm.app.watch import COMPUTED_S, SILENT_S, STALL_S, WAIT_S, Watch
-from spu_llm.errors import SpuLlmError, StalledError, WorkerError
+from spu_llm.core.errors import SpuLlmError, StalledError, WorkerError
+from spu_llm.service import watch as watch_module
+from spu_llm.service.supervisor import Worker
+from spu_llm.service.watch import COMPUTED_S, SILENT_S, STALL_S, WAIT_S, Watch
 from tests.app.processes import eventually
 
 BEAT_S = 2.0

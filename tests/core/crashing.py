@@ -26,11 +26,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spu_llm import pool_files
-from spu_llm.errors import PeerError, PoolError
-from spu_llm.pool import Pool
-from spu_llm.prg import Prg
-from spu_llm.values import CLIENT, PROVIDER
+from spu_llm.core.errors import PeerError, PoolError
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.offline import files as pool_files
+from spu_llm.offline.pool import Pool
 from tests.core.dealing import MIXED, TRIPLE, Made, dealer, views
 
 RANKS = (CLIENT, PROVIDER)

@@ -6,11 +6,11 @@ import hashlib
 
 import numpy as np
 
-from spu_llm.channel import Channel
-from spu_llm.correlation import Correlation, Form, Material, Part, deal
-from spu_llm.pool import Maker
-from spu_llm.prg import Prg
-from spu_llm.values import CLIENT, PROVIDER, Owner
+from spu_llm.core.channel import Channel
+from spu_llm.core.correlation import Correlation, Form, Material, Part, deal
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.offline.pool import Maker
 
 TRIPLE = Correlation(
     "triple of words / 16",

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from spu_llm.channel import MemoryChannel
-from spu_llm.correlation import Correlation, Material
-from spu_llm.pool import Pool
-from spu_llm.prg import Prg
-from spu_llm.values import CLIENT, PROVIDER
+from spu_llm.core.channel import MemoryChannel
+from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.offline.pool import Pool
 from tests.core.dealing import (
     TRIPLE,
     Made,

@@ -1,4 +1,4 @@
-"""Both parties of silent products, over a pair of queues; for the tests of `spu_llm.silent`."""
+"""Both parties of silent products, over a pair of queues; for their tests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.channel import CountingChannel, MemoryChannel
-from spu_llm.correlation import Correlation, Form, Material, Part
-from spu_llm.errors import WireError
-from spu_llm.meter import Meter
-from spu_llm.prg import Prg
-from spu_llm.silent.products import SilentProducts
-from spu_llm.silent.ring import N
-from spu_llm.values import CLIENT, PROVIDER, Owner
+from spu_llm.core.channel import CountingChannel, MemoryChannel
+from spu_llm.core.correlation import Correlation, Form, Material, Part
+from spu_llm.core.errors import WireError
+from spu_llm.core.meter import Meter
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.offline.silent.products import SilentProducts
+from spu_llm.offline.silent.ring import N
 
 RANKS = (CLIENT, PROVIDER)
 HALF = N // 2

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spu_llm.op import ProtocolOp
-from spu_llm.party import Party
-from spu_llm.reveal import reveal
+from spu_llm.core.op import ProtocolOp
+from spu_llm.core.party import Party
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, PROVIDER, Arith, Bool, Owner, Public, Value
 from spu_llm.testing import Case, OpContract, run_op, toy_reshare
-from spu_llm.values import CLIENT, PROVIDER, Arith, Bool, Owner, Public, Value
 
 INTEGERS = np.array([[3, -1, 0], [2**62, -(2**63), 7]])
 BITS = np.array([True, False, True, True, False])

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols import mux
-from protocols.maximum import maximum
-from protocols.mux import correlation_for
-from protocols.product import LIFT, cut_bits, linear, masked_product, multiply
-from protocols.product import rescaled as _rescaled
-from spu_llm.correlation import Correlation, Material
-from spu_llm.op import ProtocolOp
-from spu_llm.party import Party, Source
-from spu_llm.prg import Prg
+from protocols.arithmetic.product import LIFT, cut_bits, linear, masked_product, multiply
+from protocols.arithmetic.product import rescaled as _rescaled
+from protocols.bits import mux
+from protocols.bits.mux import correlation_for
+from protocols.functions.maximum import maximum
+from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.op import ProtocolOp
+from spu_llm.core.party import Party, Source
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER, Arith, Private, Value
 from spu_llm.testing import ROWS, Case, OpContract, distinguish, run_op, toy_reshare
 from spu_llm.testing.hiding import Replay, twice, uncaught, unhidden
-from spu_llm.values import CLIENT, PROVIDER, Arith, Private, Value
 
 
 def contract_of(op: ProtocolOp, two_party: Any, *cases: Case, **attributes: Any) -> OpContract:
@@ -154,7 +154,7 @@ class _RepeatsMux:
 
 
 def test_masks_of_one_round_repeated_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocols.maximum.fan_ins", lambda rows, n, *_: (2, 2))
+    monkeypatch.setattr("protocols.functions.maximum.fan_ins", lambda rows, n, *_: (2, 2))
 
     def repeats(party: Party, x: Value, *, bits: int) -> Arith:
         party.supply = _RepeatsMux(party.supply)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spu_llm import integers
-from spu_llm.integers import factor_of, times_factor
+from spu_llm.core import integers
+from spu_llm.core.integers import factor_of, times_factor
 
 WORDS = st.sampled_from([0, 1, 2**22 - 1, 2**44 - 1, 2**63 - 1, 2**63, 2**64 - 1]) | st.integers(
     0, 2**64 - 1

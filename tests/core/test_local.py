@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spu_llm.local import evaluate
-from spu_llm.plan import Plan, Run, make_plan
-from spu_llm.secure import reconstruct
-from spu_llm.values import CLIENT, PROVIDER, Arith, Bool, Owner, Private, Public, Value, encode
+from spu_llm.compiler.linear import evaluate
+from spu_llm.compiler.plan import Plan, Run, make_plan
+from spu_llm.core.values import CLIENT, PROVIDER, Arith, Bool, Owner, Private, Public, Value, encode
+from spu_llm.runtime.session import reconstruct
 
 FRAC_BITS = 18
 RNG = np.random.default_rng(0)

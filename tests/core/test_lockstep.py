@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spu_llm.channel import Channel, CountingChannel, MemoryChannel
-from spu_llm.errors import WireError
-from spu_llm.lockstep import pack, run_together, unpack
+from spu_llm.core.channel import Channel, CountingChannel, MemoryChannel
+from spu_llm.core.errors import WireError
+from spu_llm.core.lockstep import pack, run_together, unpack
 
 Task = Callable[[Channel], Any]
 

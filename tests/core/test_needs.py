@@ -13,17 +13,23 @@ import jax
 import numpy as np
 import pytest
 
-from protocols.compare import less_than
-from protocols.product import linear, multiply
-from spu_llm.correlation import Correlation, Form, Material, Part
-from spu_llm.errors import PoolError
-from spu_llm.meter import Meter
-from spu_llm.needs import Needs
-from spu_llm.op import Cost, Functionality, View, protocol_op
-from spu_llm.party import Party
-from spu_llm.reveal import reveal
-from spu_llm.secure import PartySession, PlaintextSession, SecureFunction, Simulation, public
-from spu_llm.values import CLIENT, PROVIDER, Arith, Owner, Value
+from protocols.arithmetic.product import linear, multiply
+from protocols.bits.compare import less_than
+from spu_llm.compiler.demand import Needs
+from spu_llm.core.correlation import Correlation, Form, Material, Part
+from spu_llm.core.errors import PoolError
+from spu_llm.core.meter import Meter
+from spu_llm.core.op import Cost, Functionality, View, protocol_op
+from spu_llm.core.party import Party
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, Value
+from spu_llm.runtime.session import (
+    PartySession,
+    PlaintextSession,
+    SecureFunction,
+    Simulation,
+    public,
+)
 
 C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC
 WEIGHTS = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spu_llm import pairing
-from spu_llm.errors import PoolError, WireError
+from spu_llm.core.errors import PoolError, WireError
+from spu_llm.offline import peer_directories as pairing
 
 
 class Hears:

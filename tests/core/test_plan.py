@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spu_llm.plan import OpCall, Run, make_plan
-from spu_llm.reveal import reveal
-from spu_llm.values import Owner
+from spu_llm.compiler.plan import OpCall, Run, make_plan
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import Owner
 
 C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC
 F32 = np.float32

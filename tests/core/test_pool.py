@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spu_llm import pool_files
-from spu_llm.channel import MemoryChannel
-from spu_llm.correlation import evaluate
-from spu_llm.errors import PoolError
-from spu_llm.pool import Pool
-from spu_llm.prg import Prg
-from spu_llm.secure import PartySession
-from spu_llm.settings import SpuConfig
-from spu_llm.spu_runtime import create_memory_link
-from spu_llm.values import CLIENT, PROVIDER
+from spu_llm.core.channel import MemoryChannel
+from spu_llm.core.correlation import evaluate
+from spu_llm.core.errors import PoolError
+from spu_llm.core.prg import Prg
+from spu_llm.core.settings import SpuConfig
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.offline import files as pool_files
+from spu_llm.offline.pool import Pool
+from spu_llm.runtime.session import PartySession
+from spu_llm.runtime.spu_runtime import create_memory_link
 from tests.core.dealing import (
     CORRELATIONS,
     GATE,

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spu_llm import pool_files
-from spu_llm.correlation import Correlation
-from spu_llm.errors import PoolError
-from spu_llm.pool import Pool
-from spu_llm.prg import Prg
-from spu_llm.values import CLIENT, PROVIDER
+from spu_llm.core.correlation import Correlation
+from spu_llm.core.errors import PoolError
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.offline import files as pool_files
+from spu_llm.offline.pool import Pool
 from tests.core.dealing import (
     GATE,
     TRIPLE,
@@ -42,7 +42,7 @@ def _words_on_disk(root: Path) -> set[int]:
 
 def _words_by_keys(root: Path) -> set[int]:
     """Mask words that the keys on disk give (of TRIPLE, slice by slice)."""
-    from spu_llm.pool import _masks_of, _next_key
+    from spu_llm.offline.pool import _masks_of, _next_key
 
     found: set[int] = set()
     for path in root.rglob("state.json"):

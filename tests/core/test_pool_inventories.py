@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from spu_llm.errors import PoolError, WireError
-from spu_llm.pool import INVENTORY_BYTES, MAX_BATCHES, Pool
-from spu_llm.prg import Prg
-from spu_llm.values import CLIENT
+from spu_llm.core.errors import PoolError, WireError
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT
+from spu_llm.offline.pool import INVENTORY_BYTES, MAX_BATCHES, Pool
 from tests.core.dealing import (
     TRIPLE,
 )
@@ -124,7 +124,7 @@ def test_any_inventory_is_taken_or_refused(stored: Parties, sent: Any) -> None:
 def test_an_inventory_that_would_be_refused_is_not_sent(
     stored: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spu_llm.pool.INVENTORY_BYTES", 10)
+    monkeypatch.setattr("spu_llm.offline.pool.INVENTORY_BYTES", 10)
     stored_pool = Pool(
         CLIENT, Prg.from_os(), None, session=b"s", directory=stored.directories[CLIENT]
     )
@@ -138,7 +138,7 @@ def test_no_more_is_stored_than_can_be_compared(
 ) -> None:
     ids = {f"{i:032x}": 10**6 for i in range(MAX_BATCHES)}
     assert len(json.dumps(ids)) < INVENTORY_BYTES
-    monkeypatch.setattr("spu_llm.pool.MAX_BATCHES", 2)
+    monkeypatch.setattr("spu_llm.offline.pool.MAX_BATCHES", 2)
     parties.take(TRIPLE, TRIPLE.chunk)  # used up: it does not count
     parties.prepare(TRIPLE, 2 * TRIPLE.chunk)
     for pool in parties.pools:

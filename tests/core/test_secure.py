@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spu_llm import spu_runtime
-from spu_llm.errors import LeakError, ManifestMismatch
-from spu_llm.reveal import reveal
-from spu_llm.secure import (
+from spu_llm.core.errors import LeakError, ManifestMismatch
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, PROVIDER, Arith, Bool, Owner, Private
+from spu_llm.runtime import spu_runtime
+from spu_llm.runtime.session import (
     PartySession,
     PlaintextSession,
     SecureFunction,
@@ -21,7 +22,6 @@ from spu_llm.secure import (
     reconstruct,
 )
 from spu_llm.testing import toy_reshare
-from spu_llm.values import CLIENT, PROVIDER, Arith, Bool, Owner, Private
 
 C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC
 RNG = np.random.default_rng(0)

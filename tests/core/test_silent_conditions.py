@@ -1,5 +1,5 @@
-"""Conditions that silent products rest on (`spu_llm.silent.products`), each with a twin that breaks
-it and shows what an attacker would have.
+"""Conditions that silent products rest on (`spu_llm.offline.silent.products`), each with a twin
+that breaks it and shows what an attacker would have.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spu_llm.correlation import digest
-from spu_llm.integers import factor_from
-from spu_llm.prg import Prg
-from spu_llm.silent import hint, ring
-from spu_llm.silent.hint import Matrix, Secrets
-from spu_llm.silent.ring import N
-from spu_llm.values import CLIENT, PROVIDER
+from spu_llm.core.correlation import digest
+from spu_llm.core.integers import factor_from
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.offline.silent import hint, ring
+from spu_llm.offline.silent.hint import Matrix, Secrets
+from spu_llm.offline.silent.ring import N
 from tests.core.silent_pair import HALF, Two, correlation_of, looks_uniform, matrix
 
 ONE = Matrix("one 1 1", 1, 1)  # its weight is searched for

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spu_llm import pool_files
-from spu_llm.errors import PoolError
-from spu_llm.silent import store
-from spu_llm.silent.ring import N
-from spu_llm.values import CLIENT, PROVIDER
+from spu_llm.core.errors import PoolError
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.offline import files as pool_files
+from spu_llm.offline.silent import store
+from spu_llm.offline.silent.ring import N
 from tests.core.silent_pair import Two, correlation_of, matrix
 
 MATRIX, WEIGHTS = correlation_of(2, 5), matrix(1, 2, 5)

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.product import linear
-from spu_llm.correlation import Correlation
-from spu_llm.errors import PoolError
-from spu_llm.integers import factor_from
-from spu_llm.party import Party
-from spu_llm.prg import Prg
-from spu_llm.silent import hint, ring
-from spu_llm.silent.products import WIDE_BITS, SilentProducts, matrix_of
-from spu_llm.silent.ring import N
-from spu_llm.supply import Supply
-from spu_llm.values import CLIENT, PROVIDER, Arith, Private
+from protocols.arithmetic.product import linear
+from spu_llm.core.correlation import Correlation
+from spu_llm.core.errors import PoolError
+from spu_llm.core.integers import factor_from
+from spu_llm.core.party import Party
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER, Arith, Private
+from spu_llm.offline.silent import hint, ring
+from spu_llm.offline.silent.products import WIDE_BITS, SilentProducts, matrix_of
+from spu_llm.offline.silent.ring import N
+from spu_llm.offline.supply import Supply
 from tests.core.dealing import TRIPLE
 from tests.core.silent_pair import HALF, Two, chi_square, correlation_of, matrix, words_of
 

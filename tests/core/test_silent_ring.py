@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spu_llm.prg import Prg
-from spu_llm.silent import hint, ring
-from spu_llm.silent.ring import N
+from spu_llm.core.prg import Prg
+from spu_llm.offline.silent import hint, ring
+from spu_llm.offline.silent.ring import N
 from tests.core.silent_pair import chi_square, looks_uniform
 
 TOP = np.uint64(1 << 63)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spu_llm.errors import PoolError, WireError
-from spu_llm.silent import hint, products
-from spu_llm.silent.ring import N
-from spu_llm.values import CLIENT, PROVIDER
+from spu_llm.core.errors import PoolError, WireError
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.offline.silent import hint, products
+from spu_llm.offline.silent.ring import N
 from tests.core.silent_pair import Two, correlation_of, matrix
 
 MATRIX, WEIGHTS = correlation_of(2, 5), matrix(1, 2, 5)

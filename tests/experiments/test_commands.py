@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spu_llm.app import cli, studies
-from spu_llm.errors import SpuLlmError
+from spu_llm.core.errors import SpuLlmError
 
 
 @pytest.mark.parametrize(

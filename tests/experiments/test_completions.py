@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from experiments import completions, completions_report
-from experiments.completions import NO_COST, SYSTEMS, Asked, Prompt
-from experiments.completions_report import amortised, everything, online, ratios
-from experiments.measured import FIGURES, summed
+from experiments.claims import completions, completions_report
+from experiments.claims.completions import NO_COST, SYSTEMS, Asked, Prompt
+from experiments.claims.completions_report import amortised, everything, online, ratios
+from experiments.common.measured import FIGURES, summed
 from models.tokenizer import Tokenizer
 from models.training.corpus import read_manifest
 from models.training.snippets import SHIPPED, read_snippets
-from spu_llm import lockstep
 from spu_llm.app import cli
-from spu_llm.channel import Traffic
-from spu_llm.errors import WorkerError
-from spu_llm.secure import PartySession, Simulation
-from spu_llm.silent.hint import ROW_BYTES
-from spu_llm.silent.ring import N
-from spu_llm.values import CLIENT
+from spu_llm.core import lockstep
+from spu_llm.core.channel import Traffic
+from spu_llm.core.errors import WorkerError
+from spu_llm.core.values import CLIENT
+from spu_llm.offline.silent.hint import ROW_BYTES
+from spu_llm.offline.silent.ring import N
+from spu_llm.runtime.session import PartySession, Simulation
 from tests.experiments import costs
 from tests.tiny import PRIVATE, VOCAB
 

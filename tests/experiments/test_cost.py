@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from experiments import cost, cost_report, step_sweep, workload
-from experiments.cost import Request
+from experiments.benchmarks import step_sweep
+from experiments.claims import cost, cost_report
+from experiments.claims.cost import Request
+from experiments.cost_model import workload
 from models.hf import load_config
-from models.request import Request as Completion
 from models.tokenizer import Tokenizer
-from spu_llm.errors import InputError
+from spu_llm.core.errors import InputError
+from spu_llm.systems.decoding.request import Request as Completion
 from tests.experiments import costs
 
 

@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import estimate, prices, scale, workload
-from experiments.prices import Prices
-from experiments.replay import Replay
-from experiments.scale import Shape
+from experiments.benchmarks import scale
+from experiments.benchmarks.scale import Shape
+from experiments.common.replay import Replay
+from experiments.cost_model import estimate, prices, workload
+from experiments.cost_model.prices import Prices
 from models.gpt2 import GPT2Config
-from models.request import Request
-from protocols.compare import less_than
-from protocols.product import multiply
+from protocols.arithmetic.product import multiply
+from protocols.bits.compare import less_than
 from spu_llm.app import cli
-from spu_llm.errors import InputError
+from spu_llm.core.errors import InputError
+from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.net.shaping import NETWORKS, NetworkShape
-from spu_llm.secure import PartySession, SecureFunction, Simulation
-from spu_llm.values import CLIENT, PROVIDER, Owner
+from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
+from spu_llm.systems.decoding.request import Request
 
 Priced = tuple[list[workload.Workload], Prices]
 TINY = Shape(1, 8, 2, vocab=24, context=16, prompt_tokens=4, new_tokens=2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments import headline
+from experiments.claims import headline
 from tests.experiments.test_completions import record
 
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from experiments import hiding
-from experiments.prices import Prices
-from experiments.workload import of_steps
-from models import request
+from experiments.claims import hiding
+from experiments.cost_model.prices import Prices
+from experiments.cost_model.workload import of_steps
 from models.draft import Drafter
-from models.generate import ClientSide, Programs, generate, share_weights
 from models.gpt2 import GPT2Config
-from models.request import Request
 from models.tokenizer import Tokenizer
-from protocols.distribution import Streams
-from spu_llm.prg import Prg
-from spu_llm.secure import PartySession, Simulation
-from spu_llm.values import CLIENT, PROVIDER
+from protocols.verification.distribution import Streams
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.runtime.session import PartySession, Simulation
+from spu_llm.systems.decoding import request
+from spu_llm.systems.decoding.generate import ClientSide, Programs, generate, share_weights
+from spu_llm.systems.decoding.request import Request
 from tests.tiny import VOCAB, endless, save_tokenizer, tiny_params
 
 TINY = GPT2Config(VOCAB, n_positions=64, n_embd=8, n_layer=1, n_head=1)

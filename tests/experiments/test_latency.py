@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from experiments import exact, latency, latency_report
-from experiments.kinds import kind_of
+from experiments.claims import exact, latency, latency_report
+from experiments.common.kinds import kind_of
 from models.tokenizer import Tokenizer
-from spu_llm.errors import InputError
+from spu_llm.core.errors import InputError
 from tests.experiments import costs
 from tests.tiny import PRIVATE
 

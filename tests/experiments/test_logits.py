@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import logits
-from experiments.logits import compare, perplexity, windows_from
+from experiments.claims import logits
+from experiments.claims.logits import compare, perplexity, windows_from
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
 from models.training.snippets import SHIPPED
-from protocols.nonlinear import GELU, activation_bits
-from protocols.piecewise import quadratics
-from spu_llm.errors import InputError
+from protocols.functions.nonlinear import GELU, activation_bits
+from protocols.functions.piecewise import quadratics
+from spu_llm.core.errors import InputError
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(30, size=(4, 25)).astype(np.int32)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import local
+from experiments.common import two_parties as local
 
 
 def test_a_measurement_says_what_it_ran_on_and_of() -> None:

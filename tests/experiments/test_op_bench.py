@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from jax.experimental import enable_x64
 
-from experiments import op_bench, op_report
-from experiments.op_cases import ALIASES, OPS, Input, choose, integers, wrong
-from protocols.truncate import truncate
+from experiments.benchmarks import op_bench, op_report
+from experiments.benchmarks.op_cases import ALIASES, OPS, Input, choose, integers, wrong
+from protocols.arithmetic.truncate import truncate
 from spu_llm.app import cli
-from spu_llm.errors import InputError
-from spu_llm.op import Cost
-from spu_llm.secure import PartySession, Simulation
-from spu_llm.values import CLIENT
+from spu_llm.core.errors import InputError
+from spu_llm.core.op import Cost
+from spu_llm.core.values import CLIENT
+from spu_llm.runtime.session import PartySession, Simulation
 
 
 def cost(seconds: float, sent: float, received: float, messages: float) -> dict[str, Any]:

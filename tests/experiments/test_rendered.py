@@ -10,7 +10,9 @@ from typing import Any
 import nbformat
 import pytest
 
-from experiments import headline, render, saved
+from experiments import render
+from experiments.claims import headline
+from experiments.common import saved
 from tests.experiments.test_cost import result as cost_result
 from tests.experiments.test_latency import results as latency_results
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import experiments
-from experiments import exact, exact_cells
+from experiments.claims import exact, exact_cells
 from spu_llm.app import cli
 from spu_llm.app.cli import shipped
 

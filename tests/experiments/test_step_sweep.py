@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from experiments import exact, scale, step_sweep
-from spu_llm.errors import InputError
+from experiments.benchmarks import scale, step_sweep
+from experiments.claims import exact
+from spu_llm.core.errors import InputError
 from tests.tiny import PRIVATE
 
 

@@ -8,13 +8,14 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import stock_gpt2, stock_layers
+from experiments.spu_baseline import gpt2 as stock_gpt2
+from experiments.spu_baseline import layers as stock_layers
 from models.gpt2 import logits
 from models.hf import load_model
-from spu_llm.app import programs
-from spu_llm.errors import InputError
-from spu_llm.secure import PlaintextSession, Session, Simulation
-from spu_llm.values import CLIENT
+from spu_llm.core.errors import InputError
+from spu_llm.core.values import CLIENT
+from spu_llm.runtime.session import PlaintextSession, Session, Simulation
+from spu_llm.service import programs
 from tests.tiny import PRIVATE, endless, tiny_params
 
 PARAMS = endless(tiny_params(PRIVATE, 1))

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import stock_layers, stock_options
-from experiments.stock_options import OPTIONS, Tuned, puma_gelu, puma_softmax
+from experiments.spu_baseline import layers as stock_layers
+from experiments.spu_baseline import options as stock_options
+from experiments.spu_baseline.options import OPTIONS, Tuned, puma_gelu, puma_softmax
 from models.gpt2 import GPT2Config, init_params
-from spu_llm.app import programs
-from spu_llm.spu_runtime import runtime_config
+from spu_llm.runtime.spu_runtime import runtime_config
+from spu_llm.service import programs
 
 
 def test_pumas_functions_are_near_the_exact_ones() -> None:

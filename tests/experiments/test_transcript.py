@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import transcript
-from experiments.transcript import Comparison, Recorded, compare
-from experiments.wire import Message
+from experiments.claims import transcript
+from experiments.claims.transcript import Comparison, Recorded, compare
+from experiments.common.wire import Message
 from models.tokenizer import Tokenizer
-from spu_llm.values import CLIENT, PROVIDER
+from spu_llm.core.values import CLIENT, PROVIDER
 
 CIPHERTEXTS, FIXED = 400, 600  # messages per sender
 

@@ -12,15 +12,16 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import stock_block, verify_bench, verify_data, verify_report
-from experiments.stock_block import BlockShape
-from experiments.verify_bench import Request
-from experiments.verify_data import Step, mistakes, places
-from protocols import post
-from protocols.verification import VARIANTS, verifier
+from experiments.benchmarks import verify_bench, verify_data, verify_report
+from experiments.benchmarks.verify_bench import Request
+from experiments.benchmarks.verify_data import Step, mistakes, places
+from experiments.spu_baseline import block as stock_block
+from experiments.spu_baseline.block import BlockShape
+from protocols.verification import post
+from protocols.verification.variants import VARIANTS, verifier
 from spu_llm.app import cli
-from spu_llm.secure import PartySession, Simulation
-from spu_llm.values import CLIENT
+from spu_llm.core.values import CLIENT
+from spu_llm.runtime.session import PartySession, Simulation
 
 REQUEST = Request(64, (2,), VARIANTS, verify_bench.SOURCES, 1, False)
 

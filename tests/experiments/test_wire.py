@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.wire import Message, Push, Recorder, RequestParser, Transcript
-from spu_llm.errors import WireError
+from experiments.common.wire import Message, Push, Recorder, RequestParser, Transcript
+from spu_llm.core.errors import WireError
+from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.net.frames import PREAMBLE, Frame, Kind, encode
-from spu_llm.values import CLIENT, PROVIDER
 
 # The provider's first request, its fifth, and the response to one of the client's.
 SERVICE = b"\n0\n(org.interconnection.link.ReceiverService\x12\x04Push"

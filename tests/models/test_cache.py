@@ -33,9 +33,9 @@ from models.gpt2 import (
     logits,
     step,
 )
-from spu_llm.reveal import reveal
-from spu_llm.secure import PartySession, SecureFunction, Simulation
-from spu_llm.values import CLIENT, PROVIDER, Owner
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
 
 CONFIG = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
 LENGTH = 6

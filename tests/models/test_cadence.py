@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
-from models import cadence, generate
-from models.cadence import Cadence
 from models.draft import WIDTH, Drafter
-from models.generate import ClientSide, Programs, share_weights
 from models.gpt2 import GPT2Config, logits
-from models.preparation import needs_of
-from models.request import Request
 from models.tokenizer import Tokenizer
-from protocols.distribution import Streams
-from spu_llm.needs import Needs
-from spu_llm.prg import Prg
-from spu_llm.secure import PartySession, SecureFunction, Simulation
-from spu_llm.values import CLIENT, PROVIDER
+from protocols.verification.distribution import Streams
+from spu_llm.compiler.demand import Needs
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
+from spu_llm.systems.decoding import cadence, generate
+from spu_llm.systems.decoding.cadence import Cadence
+from spu_llm.systems.decoding.generate import ClientSide, Programs, share_weights
+from spu_llm.systems.decoding.preparation import needs_of
+from spu_llm.systems.decoding.request import Request
 from tests.tiny import PUBLIC, VOCAB, endless, save_tokenizer, tiny_params
 
 TINY = GPT2Config(VOCAB, n_positions=64, n_embd=8, n_layer=1, n_head=1)

@@ -10,23 +10,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import request, secure_gpt2
 from models.draft import Drafter
-from models.generate import ClientSide, Programs, generate, private_tree, share_weights
 from models.gpt2 import GPT2Config, fold
 from models.gpt2 import logits as whole_logits
-from models.preparation import needs_of
-from models.request import Request
 from models.tokenizer import Tokenizer
-from protocols.distribution import Sampling, Streams
-from protocols.layers import tile_for
-from protocols.post import Post
-from protocols.verification import verifier
-from spu_llm.errors import InputError
-from spu_llm.needs import Needs
-from spu_llm.prg import Prg
-from spu_llm.secure import PartySession, PlaintextSession, Simulation, public
-from spu_llm.values import CLIENT, PROVIDER, Owner
+from protocols.functions.layers import tile_for
+from protocols.verification.distribution import Sampling, Streams
+from protocols.verification.post import Post
+from protocols.verification.variants import verifier
+from spu_llm.compiler.demand import Needs
+from spu_llm.core.errors import InputError
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.runtime.session import PartySession, PlaintextSession, Simulation, public
+from spu_llm.systems.decoding import request
+from spu_llm.systems.decoding import secure_model as secure_gpt2
+from spu_llm.systems.decoding.generate import (
+    ClientSide,
+    Programs,
+    generate,
+    private_tree,
+    share_weights,
+)
+from spu_llm.systems.decoding.preparation import needs_of
+from spu_llm.systems.decoding.request import Request
 from tests.models.watching import Watched
 from tests.tiny import PRIVATE, PUBLIC, save_tokenizer, tiny_params
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from models.gpt2 import GPT2Config, Params, init_params
 from models.hf import load_config, load_model, save_model
-from spu_llm.errors import InputError
+from spu_llm.core.errors import InputError
 
 CONFIG = GPT2Config(vocab_size=40, n_positions=16, n_embd=8, n_layer=2, n_head=2)
 

@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.logits import build
+from experiments.claims.logits import build
 from models import ranges
 from models.calibration import calibrated, mean_squares
 from models.gpt2 import GPT2Config, Params, fold, init_params, logits
 from models.hf import load_config, save_model, save_ranges
 from models.ranges import Ranges, bounds, check_ranges
-from protocols.nonlinear import norm_high
-from spu_llm.errors import InputError, RangeError
-from spu_llm.secure import PartySession, Simulation
-from spu_llm.values import CLIENT
+from protocols.functions.nonlinear import norm_high
+from spu_llm.core.errors import InputError, RangeError
+from spu_llm.core.values import CLIENT
+from spu_llm.runtime.session import PartySession, Simulation
 from tests.tiny import tiny_params
 
 CONFIG = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.tokenizer import END_OF_TEXT, StreamDecoder, Tokenizer
-from spu_llm.errors import InputError
+from spu_llm.core.errors import InputError
 
 SHIPPED = Path(__file__).resolve().parents[2] / "models" / "shipped"
 TOKENIZER = Tokenizer.load(SHIPPED / "private")

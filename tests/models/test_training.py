@@ -16,7 +16,7 @@ from models.training import batches as windows
 from models.training import corpus, evaluate, snippets
 from models.training.bpe import train_tokenizer, write_tokenizer
 from models.training.optimise import Loss, Schedule, cross_entropy, distillation, fit
-from spu_llm.errors import InputError
+from spu_llm.core.errors import InputError
 
 TEXT = "import os\n\n\n" + "".join(
     f'def f{i}(x):\n    """Add {i}."""\n    return x + {i}\n\n\n' for i in range(40)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.correlation import Correlation, Material
-from spu_llm.secure import PartySession, SecureFunction
+from spu_llm.core.correlation import Correlation, Material
+from spu_llm.runtime.session import PartySession, SecureFunction
 
 
 class Watched:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from spu_llm.errors import ManifestMismatch, PeerError, SpuLlmError, WireError
+from spu_llm.core.errors import ManifestMismatch, PeerError, SpuLlmError, WireError
 from spu_llm.net.control import Bye, Control
 from spu_llm.net.frames import PREAMBLE, Frame, Kind, encode
 from spu_llm.net.manifest import Manifest, Scalar

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spu_llm.errors import WireError
+from spu_llm.core.errors import WireError
 from spu_llm.net.frames import (
     ABORT,
     END,

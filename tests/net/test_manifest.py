@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spu_llm.errors import ManifestMismatch, WireError
+from spu_llm.core.errors import ManifestMismatch, WireError
 from spu_llm.net.manifest import MAX_FIELDS, Manifest, agree, with_nonce
 
 CLIENT: Manifest = {"nonce": "0" * 32, "spu.frac_bits": 18, "request.max_tokens": 32}

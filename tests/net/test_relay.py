@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from spu_llm.errors import PeerError, WireError
+from spu_llm.core.errors import PeerError, WireError
 from spu_llm.net import relay as relay_module
 from spu_llm.net.control import Control
 from spu_llm.net.frames import PREAMBLE, Frame, Kind, encode

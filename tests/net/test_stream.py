@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from spu_llm.errors import InputError, PeerError
+from spu_llm.core.errors import InputError, PeerError
 from spu_llm.net.stream import connect, listen
 
 from .conftest import Bench

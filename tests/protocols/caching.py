@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from protocols.cached import append, times_columns, times_rows
-from spu_llm.op import Cost, Functionality, View, protocol_op
-from spu_llm.party import Party
+from protocols.arithmetic.cached import append, times_columns, times_rows
+from spu_llm.core.op import Cost, Functionality, View, protocol_op
+from spu_llm.core.party import Party
+from spu_llm.core.values import CLIENT, Arith, Owner, Public, Value
 from spu_llm.testing import Case, Outcome, reconstruct_words, run_op
-from spu_llm.values import CLIENT, Arith, Owner, Public, Value
 
 HEADS, CAP, D = 2, 5, 3
 OPS = {"rows": times_rows, "columns": times_columns}

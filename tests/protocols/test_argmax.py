@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.argmax import argmax
+from protocols.functions.argmax import argmax
 from spu_llm.testing import Case, reconstruct_words, run_op
 from tests.protocols.composed import ComposedContract
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols import token
-from protocols.post import ClientInput
-from protocols.sampling import Widths
-from protocols.select import select
-from spu_llm.op import protocol_op
-from spu_llm.party import Party
-from spu_llm.secure import Simulation
-from spu_llm.values import PROVIDER, Arith, Value
+from protocols.ot.select import select
+from protocols.verification import token
+from protocols.verification.post import ClientInput
+from protocols.verification.sampling import Widths
+from spu_llm.core.op import protocol_op
+from spu_llm.core.party import Party
+from spu_llm.core.values import PROVIDER, Arith, Value
+from spu_llm.runtime.session import Simulation
 from tests.protocols import verifying
 from tests.protocols.verifying import UNIT, Seen, two_parties
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.cached import (
+from protocols.arithmetic.cached import (
     Book,
     Cached,
     append,
@@ -24,16 +24,16 @@ from protocols.cached import (
     times_rows,
     weighted_rows,
 )
-from protocols.simulated import SimulatedParty, uniform_messages
-from protocols.slots import Slots
-from spu_llm.errors import PeerError
-from spu_llm.op import Cost, Functionality, ProtocolOp, protocol_op
-from spu_llm.party import Party
-from spu_llm.prg import Prg
-from spu_llm.reveal import reveal
-from spu_llm.secure import PartySession, SecureFunction, Simulation
+from protocols.arithmetic.slots import Slots
+from spu_llm.core.errors import PeerError
+from spu_llm.core.op import Cost, Functionality, ProtocolOp, protocol_op
+from spu_llm.core.party import Party
+from spu_llm.core.prg import Prg
+from spu_llm.core.reveal import reveal
+from spu_llm.core.simulated import SimulatedParty, uniform_messages
+from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, Public, Value, as_words
+from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
-from spu_llm.values import CLIENT, PROVIDER, Arith, Owner, Public, Value, as_words
 from tests.protocols import caching
 from tests.protocols.caching import CAP, Append, Command, Product
 from tests.protocols.composed import ComposedContract

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols import compare, gates
-from protocols.compare import leaf, levels, node, sign
-from protocols.maximum import all_of
-from protocols.planes import to_planes
-from spu_llm.correlation import Correlation, Material, deal
-from spu_llm.correlation import evaluate as plain_results
-from spu_llm.party import Party, Source
-from spu_llm.prg import Prg
+from protocols.bits import compare, gates
+from protocols.bits.compare import leaf, levels, node, sign
+from protocols.bits.planes import to_planes
+from protocols.functions.maximum import all_of
+from spu_llm.core.correlation import Correlation, Material, deal
+from spu_llm.core.correlation import evaluate as plain_results
+from spu_llm.core.party import Party, Source
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER, Bool, Owner, Value
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
-from spu_llm.values import CLIENT, PROVIDER, Bool, Owner, Value
 
 # x_0 x_1 y_0 z_0 + x_1 y_1 + y_0 z_0 z_1 + 1 and y_0 y_1 + x_0 y_1 + z_1, of two bits x that the
 # client knows, two bits y that the provider knows, and two shared bits z.

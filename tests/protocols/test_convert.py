@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.convert import BITS, product_of_bits, shared_bit, to_arith
-from spu_llm.correlation import deal
-from spu_llm.prg import Prg
+from protocols.bits.convert import BITS, product_of_bits, shared_bit, to_arith
+from spu_llm.core.correlation import deal
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
-from spu_llm.values import CLIENT, PROVIDER
 
 INTEGERS = np.array([[3, -1, 0], [2**62, -(2**63), 7]])
 

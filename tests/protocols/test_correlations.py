@@ -8,14 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from protocols import compare, convert, gates, logic, mux, product
-from protocols.compare import sign
-from protocols.convert import to_arith
-from spu_llm.correlation import Correlation, Form, Material, evaluate
-from spu_llm.reveal import reveal
-from spu_llm.secure import PartySession, SecureFunction, Simulation
-from spu_llm.silent.ring import N
-from spu_llm.values import CLIENT, PROVIDER, Owner
+from protocols.arithmetic import product
+from protocols.bits import compare, convert, gates, logic, mux
+from protocols.bits.compare import sign
+from protocols.bits.convert import to_arith
+from spu_llm.core.correlation import Correlation, Form, Material, evaluate
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.offline.silent.ring import N
+from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
 
 WEIGHTS = (np.arange(24 * 16).reshape(24, 16) - 100).astype(np.int64).view(np.uint64)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.exponential import (
+from protocols.functions.exponential import (
     BITS,
     FRAC_BITS,
     REACH,
@@ -23,13 +23,13 @@ from protocols.exponential import (
     scaled_exponential,
     softmax_weights,
 )
-from spu_llm.correlation import Form
-from spu_llm.prg import Prg
-from spu_llm.reveal import reveal
-from spu_llm.secure import PartySession, SecureFunction, Simulation
+from spu_llm.core.correlation import Form
+from spu_llm.core.prg import Prg
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, Value
+from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
 from spu_llm.testing import BrokenParty, Case, OpContract, distinguish, reconstruct_words, run_op
 from spu_llm.testing.views import ROWS
-from spu_llm.values import CLIENT, PROVIDER, Arith, Owner, Value
 from tests.protocols.test_correlations import check, made
 
 UNIT = 2**FRAC_BITS

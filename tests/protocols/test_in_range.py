@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.in_range import count_outside, nonzero, require, when_in_range
-from spu_llm.errors import RangeError
-from spu_llm.reveal import reveal
-from spu_llm.secure import SecureFunction, Simulation
+from protocols.functions.in_range import count_outside, nonzero, require, when_in_range
+from spu_llm.core.errors import RangeError
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.runtime.session import SecureFunction, Simulation
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
-from spu_llm.values import CLIENT, PROVIDER, Owner
 
 WORDS = np.array([0, 1, -1, 2**63 - 1, -(2**63), 2**32, -(2**61), 0])
 

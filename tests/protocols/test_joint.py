@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protocols.joint import joint_bits, joint_fraction, joint_words
-from spu_llm.prg import Prg
+from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import Arith
 from spu_llm.testing import FRAC_BITS, Case, OpContract, run_op
-from spu_llm.values import Arith
 
 INTEGERS = np.array([3, -1, 0, 2**62, -(2**63)])
 BITS = np.array([True, False, True, True, False])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.logic import and_bits, prefix_or
+from protocols.bits.logic import and_bits, prefix_or
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
 from tests.protocols.composed import ComposedContract
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import gates, maximum
-from protocols.maximum import all_of, fan_ins
-from spu_llm.secure import Simulation
+from protocols.bits import gates
+from protocols.functions import maximum
+from protocols.functions.maximum import all_of, fan_ins
+from spu_llm.core.values import CLIENT
+from spu_llm.runtime.session import Simulation
 from spu_llm.testing import Case, reconstruct_words, run_op
-from spu_llm.values import CLIENT
 from tests.protocols.composed import ComposedContract
 from tests.protocols.test_correlations import check, made
 

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.mux import BIT_TIMES_NARROW_WORD, BIT_TIMES_WORD, mux
-from spu_llm.secure import PartySession, Simulation
+from protocols.bits.mux import BIT_TIMES_NARROW_WORD, BIT_TIMES_WORD, mux
+from spu_llm.core.values import CLIENT, Arith
+from spu_llm.runtime.session import PartySession, Simulation
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
-from spu_llm.values import CLIENT, Arith
 
 BITS = np.array([True, False, True, False])
 WORDS = np.array([-(2**63), 2**63 - 1, 5, 0])

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.narrow import narrow, units, widen
-from protocols.truncate import share_of
+from protocols.arithmetic.narrow import narrow, units, widen
+from protocols.arithmetic.truncate import share_of
+from spu_llm.core.values import CLIENT, Arith, Value
 from spu_llm.testing import (
     FRAC_BITS,
     Case,
@@ -19,7 +20,6 @@ from spu_llm.testing import (
     reconstruct_words,
     run_op,
 )
-from spu_llm.values import CLIENT, Arith, Value
 
 WIDE = np.array([0, 1, -1, 2**62, -(2**63), 12345 << 18, 2**30 - 1])
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from protocols import nonlinear
-from protocols.narrow import FRAC_BITS
-from protocols.nonlinear import (
+from protocols.arithmetic.narrow import FRAC_BITS
+from protocols.functions import nonlinear
+from protocols.functions.nonlinear import (
     GELU,
     NORM_LOW,
     SILU,
@@ -28,9 +28,9 @@ from protocols.nonlinear import (
     softmax_of_product,
     softmax_parts,
 )
-from spu_llm.reveal import reveal
-from spu_llm.secure import PartySession, SecureFunction, Simulation
-from spu_llm.values import CLIENT, PROVIDER, Owner
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
 
 UNIT = 2.0**-FRAC_BITS
 EPSILON = 1e-5

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.fits import FITTED, REACH, error_of, minimax, quadratics
-from protocols.lookup import Table, lookup
-from protocols.narrow import FRAC_BITS
-from protocols.nonlinear import GELU, NORM_LOW, SILU, _norm_lines, norm_high
-from protocols.piecewise import MAX_ERROR, Lines, lines
+from protocols.arithmetic.narrow import FRAC_BITS
+from protocols.functions.fits import FITTED, REACH, error_of, minimax, quadratics
+from protocols.functions.lookup import Table, lookup
+from protocols.functions.nonlinear import GELU, NORM_LOW, SILU, _norm_lines, norm_high
+from protocols.functions.piecewise import MAX_ERROR, Lines, lines
 
 STATED = {"gelu": GELU, "silu": SILU}
 

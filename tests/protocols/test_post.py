@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols import post
-from protocols.distribution import Sampling, Streams, draw, quantised, residual
-from protocols.post import ClientInput, Outcome, Post
-from protocols.sampling import Widths
-from spu_llm.prg import Prg
-from spu_llm.secure import PlaintextSession, SecureFunction, Simulation
-from spu_llm.values import CLIENT, PROVIDER, Owner
+from protocols.verification import post
+from protocols.verification.distribution import Sampling, Streams, draw, quantised, residual
+from protocols.verification.post import ClientInput, Outcome, Post
+from protocols.verification.sampling import Widths
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.runtime.session import PlaintextSession, SecureFunction, Simulation
 from tests.protocols.verifying import UNIT, Step, chi_square_p, random_step, two_parties
 
 VOCAB = 3

@@ -9,12 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.product import LIFT, linear, matmul, matrix_triple, multiply, scale_rows, square
-from spu_llm.op import ProtocolOp
-from spu_llm.party import Party
-from spu_llm.secure import Simulation
+from protocols.arithmetic.product import (
+    LIFT,
+    linear,
+    matmul,
+    matrix_triple,
+    multiply,
+    scale_rows,
+    square,
+)
+from spu_llm.core.op import ProtocolOp
+from spu_llm.core.party import Party
+from spu_llm.core.values import CLIENT, Arith, Value
+from spu_llm.runtime.session import Simulation
 from spu_llm.testing import FRAC_BITS, Case, OpContract, Outcome, reconstruct_words, run_op
-from spu_llm.values import CLIENT, Arith, Value
 from tests.protocols.composed import ComposedContract
 from tests.protocols.test_correlations import check, made
 

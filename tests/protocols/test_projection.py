@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.narrow import FRAC_BITS
-from protocols.projection import GAP, LONGEST, PROJECTIONS, Bound, bound, project
-from spu_llm.prg import Prg
+from protocols.arithmetic.narrow import FRAC_BITS
+from protocols.arithmetic.projection import GAP, LONGEST, PROJECTIONS, Bound, bound, project
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import Arith
 from spu_llm.testing import Case, OpContract
-from spu_llm.values import Arith
 
 BITS = 31
 

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from protocols import race
-from protocols.distribution import Sampling, Streams
-from protocols.race import ClientInput, Race
-from spu_llm.prg import Prg
-from spu_llm.secure import Simulation
+from protocols.verification import race
+from protocols.verification.distribution import Sampling, Streams
+from protocols.verification.race import ClientInput, Race
+from spu_llm.core.prg import Prg
+from spu_llm.runtime.session import Simulation
 from tests.protocols.verifying import chi_square_p, follows, two_parties
 
 RNG = np.random.default_rng(3)

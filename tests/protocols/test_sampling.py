@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.sampling import Widths, locate, reject, residual
+from protocols.verification.sampling import Widths, locate, reject, residual
 from spu_llm.testing import Case, reconstruct_words, run_op
 from tests.protocols.composed import ComposedContract
 

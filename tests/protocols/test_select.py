@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols import transfer
-from protocols.select import select
-from protocols.transfer import MAX_ENTRIES
+from protocols.ot import transfer
+from protocols.ot.select import select
+from protocols.ot.transfer import MAX_ENTRIES
 from spu_llm import testing
-from spu_llm.channel import Channel, SealedChannel
-from spu_llm.correlation import Form
-from spu_llm.errors import WireError
-from spu_llm.secure import PlaintextSession, SecureFunction, Simulation, reconstruct
+from spu_llm.core.channel import Channel, SealedChannel
+from spu_llm.core.correlation import Form
+from spu_llm.core.errors import WireError
+from spu_llm.core.values import CLIENT, PROVIDER, Owner, Value
+from spu_llm.runtime.session import PlaintextSession, SecureFunction, Simulation, reconstruct
 from spu_llm.testing import (
     ROWS,
     BrokenParty,
@@ -29,7 +30,6 @@ from spu_llm.testing import (
     reconstruct_words,
     run_op,
 )
-from spu_llm.values import CLIENT, PROVIDER, Owner, Value
 
 RNG = np.random.default_rng(0)
 

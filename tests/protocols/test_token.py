@@ -10,16 +10,16 @@ import jax
 import numpy as np
 import pytest
 
-from protocols import token
-from protocols.distribution import Sampling, Streams, quantised
-from protocols.exponential import softmax_weights
-from protocols.sampling import Widths, locate, reject, residual
-from protocols.token import Outcome, Token
-from spu_llm.errors import WireError
-from spu_llm.prg import Prg
-from spu_llm.reveal import reveal
-from spu_llm.secure import PartySession, SecureFunction, Simulation
-from spu_llm.values import CLIENT, PROVIDER, Owner
+from protocols.functions.exponential import softmax_weights
+from protocols.verification import token
+from protocols.verification.distribution import Sampling, Streams, quantised
+from protocols.verification.sampling import Widths, locate, reject, residual
+from protocols.verification.token import Outcome, Token
+from spu_llm.core.errors import WireError
+from spu_llm.core.prg import Prg
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
 from tests.protocols.verifying import (
     UNIT,
     chi_square_p,

@@ -12,13 +12,13 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import transfer
-from protocols.hashing import TweakedHash
-from protocols.transfer import MAX_ENTRIES, TRANSFER, Batch, all_pads, own_pads
-from spu_llm.correlation import deal
-from spu_llm.prg import Prg
-from spu_llm.secure import Simulation
-from spu_llm.values import CLIENT, PROVIDER
+from protocols.ot import transfer
+from protocols.ot.hashing import TweakedHash
+from protocols.ot.transfer import MAX_ENTRIES, TRANSFER, Batch, all_pads, own_pads
+from spu_llm.core.correlation import deal
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.runtime.session import Simulation
 
 KEY = bytes(range(16))
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.truncate import MAX_LOCAL_BITS, model, share_of, truncate, truncate_local
-from spu_llm.channel import MemoryChannel
-from spu_llm.party import Party
-from spu_llm.prg import Prg
+from protocols.arithmetic.truncate import MAX_LOCAL_BITS, model, share_of, truncate, truncate_local
+from spu_llm.core.channel import MemoryChannel
+from spu_llm.core.party import Party
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import Arith, Value
 from spu_llm.testing import (
     Case,
     Dealer,
@@ -22,7 +23,6 @@ from spu_llm.testing import (
     run_op,
     share_inputs,
 )
-from spu_llm.values import Arith, Value
 
 WIDE = np.array([[0, 1, -1], [2**62 - 1, 1 - 2**62, 12345 << 18]])
 NARROW = np.array([0, 1, -1, 2**23 - 1, -(2**23)])

@@ -10,14 +10,14 @@ import jax
 import numpy as np
 from scipy.stats import chi2
 
-from models.generate import private_tree
-from protocols import post, race, token
-from protocols.distribution import Sampling
-from protocols.sampling import Widths
-from spu_llm.channel import Channel
-from spu_llm.ledger import Ledger, Opening
-from spu_llm.secure import PartySession, SecureFunction, Simulation
-from spu_llm.values import CLIENT, PROVIDER, Owner, Private, Public, Value
+from protocols.verification import post, race, token
+from protocols.verification.distribution import Sampling
+from protocols.verification.sampling import Widths
+from spu_llm.core.channel import Channel
+from spu_llm.core.ledger import Ledger, Opening
+from spu_llm.core.values import CLIENT, PROVIDER, Owner, Private, Public, Value
+from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
+from spu_llm.systems.decoding.generate import private_tree
 
 UNIT = 2.0**-18
 
@@ -55,7 +55,7 @@ def integers_of(p: np.ndarray, bits: int = Widths.draft) -> np.ndarray:
 
 
 def model(step: Step, widths: Widths) -> tuple[int, int]:
-    """(k, token) of `protocols.token` by Python's integers; -1 is the rejected draft."""
+    """(k, token) of `token` by Python's integers; -1 is the rejected draft."""
     vocab = step.weights.shape[1]
     k = 0
     while k < len(step.drafts):

@@ -7,13 +7,13 @@ shortens the deadlines of supervisors.
 import os
 import sys
 
-if any("spu_llm.app.worker" in argument for argument in sys.orig_argv):
+if any("spu_llm.service.worker" in argument for argument in sys.orig_argv):
     if "SPU_LLM_STUB" in os.environ:
         import stub_program
 
         stub_program.install()
 elif "SPU_LLM_STALL_S" in os.environ:
-    from spu_llm.app import watch
+    from spu_llm.service import watch
 
     deadline_s = float(os.environ["SPU_LLM_STALL_S"])
     watch.COMPUTED_S *= deadline_s / watch.STALL_S

@@ -28,8 +28,9 @@ HELD: list[bytes] = []  # what was received in clear
 
 def install() -> None:
     """Make the worker of this process a stub."""
-    sys.modules["models.completion"] = types.ModuleType("models.completion")  # slow, not needed
-    from spu_llm.app import worker
+    slow = "spu_llm.systems.decoding.completion"  # to import, and not needed
+    sys.modules[slow] = types.ModuleType(slow)
+    from spu_llm.service import worker
 
     worker.run_job = run_job
 
@@ -47,7 +48,7 @@ class Peer:
         self.messages += 1
 
     def recv(self) -> bytes:
-        from spu_llm.errors import PeerError
+        from spu_llm.core.errors import PeerError
 
         try:
             size = self._file.read(4)

@@ -1,0 +1,1 @@
+"""Cost of parts: ops, products, verification, steps."""

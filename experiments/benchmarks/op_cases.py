@@ -1,0 +1,392 @@
+"""What `bench op` measures, ops and functions made of ops: test data of a size, ours, and SPU's own
+ways to the result.
+
+A way is a JAX function of the inputs; it is also the plaintext that its result is compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
+from protocols.arithmetic.product import linear, matmul, multiply, square
+from protocols.arithmetic.truncate import How, truncate
+from protocols.bits.compare import sign
+from protocols.bits.convert import to_arith
+from protocols.bits.logic import and_bits, prefix_or
+from protocols.bits.mux import mux
+from protocols.functions.argmax import argmax
+from protocols.functions.maximum import maximum
+from protocols.functions.nonlinear import (
+    gelu,
+    reciprocal,
+    rms_norm,
+    rsqrt,
+    silu,
+    softmax_of_product,
+)
+from protocols.ot.select import select
+from spu_llm.core.errors import InputError
+from spu_llm.core.settings import SpuConfig
+from spu_llm.core.values import Owner
+
+Way = Callable[..., Any]
+
+FRAC_BITS = SpuConfig().frac_bits
+ELEMENTWISE = 1_000_000  # the largest size of an op on single values
+_M, _K, _N = 8, 64, 64  # of one matrix product
+WIDTH = 256  # of the provider's matrix
+TABLES = 8  # rows of a selection
+PREFIX = 8  # bits of a prefix-or
+FRACTION_BITS = 16  # of a random fraction; SPU takes a constant below 2^-16 for zero
+_ROW_BITS = 24  # of numbers whose largest is looked for
+_SHIFT = 18  # the fraction bits of a fixed-point product
+_EPSILON = 1e-5  # of norms
+_SCORES = 64  # a row of a softmax
+_RANGE = 2.0**-4, 2.0**6  # of reciprocals
+_EXACT_BITS = 10  # fraction bits of test data: products of two fit the ring exactly
+
+
+@dataclass(frozen=True)
+class Input:
+    """Test data that both parties know, and the form in which the op gets it.
+
+    owner: JOINT is shared between the parties: additive shares, or xor shares with `boolean`
+    (always for bits).
+    """
+
+    plain: np.ndarray
+    owner: Owner = Owner.JOINT
+    boolean: bool = False
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """One op to measure.
+
+    does: what, in a few words; `size` counts `unit`s.
+    inputs(rng, size) -> the inputs of all ways.
+    ours, stock: the op, and SPU's own ways to its result by name.
+    bits, slack: the op's integers may differ mod 2^bits by this much from its plaintext.
+    error: an approximation's floats may differ by this much (of the value itself where it is larger
+        than one), and SPU's by anything; the largest differences are reported. 0: not one.
+    """
+
+    name: str
+    does: str
+    unit: str
+    inputs: Callable[[np.random.Generator, int], Sequence[Input]]
+    ours: Way
+    stock: Mapping[str, Way]
+    sizes: tuple[int, ...] = (1, 1000, 10000)
+    largest: int = ELEMENTWISE
+    bits: int = 64
+    slack: int = 0
+    error: float = 0.0
+
+
+# ---- test data
+
+
+def integers(rng: np.random.Generator, bits: int, *shape: int) -> np.ndarray:
+    """int64 of [-2^(bits-1), 2^(bits-1)), both ends and zero among them when there is room."""
+    half = 1 << (bits - 1)
+    x = rng.integers(-half, half - 1, shape, np.int64, endpoint=True)
+    edges = np.array([-half, half - 1, 0, -1, 1], np.int64)
+    if x.size > 2 * len(edges):
+        x.reshape(-1)[: len(edges)] = edges
+    return x
+
+
+def _bits(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.integers(0, 2, shape).astype(np.bool_)
+
+
+def _fixed(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """float32 of standard deviation 1 whose products of two are exact in the ring."""
+    scale = 2.0**_EXACT_BITS
+    return (np.round(rng.normal(size=shape) * scale) / scale).astype(np.float32)
+
+
+def _integers(bits: int, count: int = 1) -> Any:
+    return lambda rng, size: [Input(integers(rng, bits, size)) for _ in range(count)]
+
+
+def _shared_bits(count: int, *shape: int) -> Any:
+    return lambda rng, size: [Input(_bits(rng, size, *shape)) for _ in range(count)]
+
+
+def _truncation_inputs(bits: int) -> Any:
+    def inputs(rng: np.random.Generator, size: int) -> Sequence[Input]:
+        return Input(integers(rng, bits, size)), Input(_fixed(rng, size))
+
+    return inputs
+
+
+def _matrices(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    return Input(_fixed(rng, size, _M, _K)), Input(_fixed(rng, size, _K, _N))
+
+
+def _layer(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    # One matrix for all sizes: its prepared masks serve them all.
+    w = _fixed(np.random.default_rng(0), WIDTH, WIDTH)
+    return Input(_fixed(rng, size, WIDTH)), Input(w, Owner.PROVIDER)
+
+
+def _tables(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    index = rng.integers(0, size, TABLES, np.int64)
+    return Input(integers(rng, 64, TABLES, size)), Input(index, Owner.CLIENT)
+
+
+def _rows(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    return [Input(integers(rng, _ROW_BITS, TABLES, size))]
+
+
+def _bits_and_words(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    return Input(_bits(rng, size)), Input(integers(rng, 62, size))
+
+
+def _activations(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    return [Input(3 * _fixed(rng, size))]
+
+
+def _residuals(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    return [Input(2 * _fixed(rng, size, WIDTH))]
+
+
+def _scores(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    return [Input(3 * _fixed(rng, size, _SCORES))]
+
+
+def _positive(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    low, high = np.log2(_RANGE)
+    x = 2.0 ** rng.uniform(low, high, size)
+    scale = 2.0**FRAC_BITS / 64
+    return [Input((np.ceil(x * scale) / scale).clip(max=_RANGE[1] * 0.999).astype(np.float32))]
+
+
+def _secrets(make: Callable[..., np.ndarray]) -> Any:
+    """One secret array of each party."""
+    owners = Owner.CLIENT, Owner.PROVIDER
+    return lambda rng, size: [Input(make(rng, size), owner) for owner in owners]
+
+
+# ---- SPU's own ways
+
+
+def _chosen(table: Any, index: Any) -> Any:
+    places = jnp.arange(table.shape[1], dtype=index.dtype)
+    one_hot = (index[:, None] == places).astype(table.dtype)  # the client's plaintext work
+    return (one_hot * table).sum(axis=1)
+
+
+def _log_or(x: Any) -> Any:
+    """Prefix-or along the last axis in log2 n steps."""
+    n, step = x.shape[-1], 1
+    while step < n:
+        before = jnp.zeros_like(x[..., :step])
+        x = x | jnp.concatenate([before, x[..., :-step]], axis=-1)
+        step *= 2
+    return x
+
+
+def _largest_so_far(x: Any) -> Any:
+    # With 64 bits, differences from the smallest integer would overflow SPU's comparison.
+    return jax.lax.cummax(x.astype(jnp.int32), axis=x.ndim - 1)
+
+
+def _fraction(client: Any, provider: Any) -> Any:
+    low = (client ^ provider) & ((1 << FRACTION_BITS) - 1)
+    return low.astype(jnp.float32) * 2.0**-FRACTION_BITS
+
+
+def _normed(x: Any) -> Any:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + _EPSILON)
+
+
+# ---- the table
+
+
+def _sign(bits: int) -> OpCase:
+    return OpCase(
+        f"sign-{bits}", f"x < 0 of {bits} bits", "values", _integers(bits),
+        lambda x: sign(x, bits=bits), {"x < 0": lambda x: x < 0},
+    )  # fmt: skip
+
+
+def _truncation(how: How, bits: int, slack: int) -> OpCase:
+    return OpCase(
+        f"truncate-{how}", f"x / 2^{_SHIFT} of {bits} bits", "values", _truncation_inputs(bits),
+        lambda x, f: truncate(x, shift=_SHIFT, how=how, bits=bits),
+        {
+            # The sum makes additive shares of the bits that a shift leaves behind.
+            f"x >> {_SHIFT}, as a summand": lambda x, f: (x >> _SHIFT) + x,
+            "of a fixed-point product": lambda x, f: f * np.float32(1.375),
+        },
+        slack=slack,
+    )  # fmt: skip
+
+
+def _selection(name: str, bits: int) -> OpCase:
+    return OpCase(
+        name, f"one of N words of {bits} bits, {TABLES} times", "entries", _tables,
+        lambda table, index: select(table, index, bits=bits), {"one-hot product": _chosen},
+        sizes=(16, 256, 4096), largest=1 << 18, bits=bits,
+    )  # fmt: skip
+
+
+def _of_rows(name: str, does: str, ours: Way, stock: Mapping[str, Way]) -> OpCase:
+    return OpCase(
+        name, f"{does} of N numbers of {_ROW_BITS} bits, {TABLES} times", "entries", _rows,
+        ours, stock, sizes=(16, 256, 4096), largest=1 << 17,
+    )  # fmt: skip
+
+
+def _function(
+    name: str, does: str, ours: Way, stock: Way, error: float, inputs: Any = _activations,
+    unit: str = "values", sizes: tuple[int, ...] = (64, 1024, 8192), largest: int = 1 << 16,
+) -> OpCase:  # fmt: skip
+    return OpCase(name, does, unit, inputs, ours, {"default": stock}, sizes, largest, error=error)
+
+
+def _of_row(name: str, does: str, ours: Way, stock: Way, error: float, inputs: Any) -> OpCase:
+    return _function(name, does, ours, stock, error, inputs, "rows", (1, 8, 64), 1 << 10)
+
+
+_LOW, _HIGH = _RANGE
+_CASES = [
+    *(_sign(bits) for bits in (12, 16, 24, 32, 64)),
+    OpCase(
+        "to-arith", "a bit as additive shares", "bits", _shared_bits(1), to_arith,
+        # A bit stays one in SPU until arithmetic asks for more.
+        {"3 * x": lambda x: 3 * x.astype(jnp.int64)},
+    ),
+    _truncation("unbiased", 62, slack=1),
+    _truncation("local", 24, slack=1),
+    _truncation("exact", 62, slack=0),
+    OpCase(
+        "multiply", "x * y mod 2^64", "values", _integers(64, 2), multiply,
+        {"x * y": lambda x, y: x * y},
+    ),
+    OpCase(
+        "square", "x * x mod 2^64", "values", _integers(64), square,
+        {"x * x": lambda x: x * x},
+    ),
+    OpCase(
+        "matmul", f"[{_M}, {_K}] @ [{_K}, {_N}], fixed point", "matrices",
+        _matrices, matmul, {"x @ y": jnp.matmul}, sizes=(1, 4, 16), largest=1 << 9,
+    ),
+    OpCase(
+        "linear", f"[rows, {WIDTH}] @ the provider's [{WIDTH}, {WIDTH}], fixed point", "rows",
+        _layer, lambda x, w: linear(x, w, label="bench"), {"x @ w": jnp.matmul},
+        sizes=(1, 8, 64), largest=1 << 12,
+    ),
+    _selection("select", 64),
+    _selection("select-narrow", 24),
+    OpCase(
+        "mux", "a bit times a word", "values", _bits_and_words, mux,
+        {"where(b, x, 0)": lambda b, x: jnp.where(b, x, 0), "b * x": lambda b, x: b * x},
+    ),
+    _of_rows("maximum", "the largest", lambda x: maximum(x, bits=_ROW_BITS + 1),
+             {"max": lambda x: jnp.max(x, axis=-1)}),
+    _of_rows("argmax", "the place of the largest", lambda x: argmax(x, bits=_ROW_BITS + 1),
+             {"argmax": lambda x: jnp.argmax(x, axis=-1).astype(jnp.int32)}),
+    OpCase(
+        "and-bits", "x & y of bits", "bits", _shared_bits(2), and_bits,
+        {"x & y": lambda x, y: x & y},
+    ),
+    OpCase(
+        "and-words", "x & y of 64 bits", "words",
+        lambda rng, size: [Input(integers(rng, 64, size), boolean=True) for _ in range(2)],
+        and_bits, {"x & y": lambda x, y: x & y},
+    ),
+    OpCase(
+        "prefix-or", f"x_0 | .. | x_i of {PREFIX} bits", "rows", _shared_bits(1, PREFIX), prefix_or,
+        {"doubling steps": _log_or, "cummax": _largest_so_far},
+    ),
+    OpCase(
+        "joint-bits", "random bits that neither party knows", "bits", _secrets(_bits), joint_bits,
+        {"x ^ y": lambda x, y: x ^ y},
+    ),
+    OpCase(
+        "joint-words", "random words that neither party knows", "words",
+        _secrets(lambda rng, size: integers(rng, 64, size)), joint_words,
+        {"x + y": lambda x, y: x + y},
+    ),
+    OpCase(
+        "joint-fraction", "random fractions that neither party knows", "values",
+        _secrets(lambda rng, size: integers(rng, 63, size)),
+        lambda x, y: joint_fraction(x, y, bits=FRACTION_BITS), {"low bits of x ^ y": _fraction},
+    ),
+    _function("gelu", "GELU (tanh form)", gelu, lambda x: jax.nn.gelu(x), 2e-3),
+    _function("silu", "SiLU", silu, lambda x: jax.nn.silu(x), 2.5e-3),
+    _function(
+        "reciprocal", f"1 / x, {_LOW:g} <= x < {_HIGH:g}",
+        lambda x: reciprocal(x, low=_LOW, high=_HIGH)[0], lambda x: 1 / x, 3e-4,
+        _positive, sizes=(1, 16, 256), largest=1 << 12,
+    ),
+    _function(
+        "rsqrt", f"1 / sqrt(x), {_LOW:g} <= x < {_HIGH:g}",
+        lambda x: rsqrt(x, low=_LOW, high=_HIGH)[0], lambda x: jax.lax.rsqrt(x), 2e-4,
+        _positive, sizes=(1, 16, 256), largest=1 << 12,
+    ),
+    _of_row(
+        "rms-norm", f"x / sqrt(mean(x^2)), {WIDTH} wide",
+        lambda x: rms_norm(x, epsilon=_EPSILON)[0], _normed, 1e-3, _residuals,
+    ),
+    _of_row(
+        "softmax", f"softmax over {_SCORES}", lambda x: softmax_of_product(x * 2.0**FRAC_BITS),
+        lambda x: jax.nn.softmax(x), 4e-4, _scores,
+    ),
+]  # fmt: skip
+OPS = {case.name: case for case in _CASES}
+ALIASES = {"sign": "sign-24"}
+
+
+def choose(names: Sequence[str], sizes: Sequence[int] | None) -> list[tuple[OpCase, list[int]]]:
+    """The ops of these names ("all" is all of them), each with its sizes.
+
+    `sizes` None: every op's own. InputError for names that there are not, and sizes that are out of
+    an op's range.
+    """
+    wanted = list(OPS) if list(names) == ["all"] else [ALIASES.get(name, name) for name in names]
+    if unknown := [name for name in wanted if name not in OPS]:
+        known = ", ".join([*OPS, *ALIASES])
+        raise InputError(f"unknown op {unknown[0]!r}; choose from {known}, or all")
+    chosen = []
+    for case in (OPS[name] for name in dict.fromkeys(wanted)):
+        for size in sizes or ():
+            if not 1 <= size <= case.largest:
+                raise InputError(
+                    f"--size of {case.name} must be 1 to {case.largest} {case.unit}, found {size}"
+                )
+        chosen.append((case, list(dict.fromkeys(sizes or case.sizes))))
+    return chosen
+
+
+def wrong(
+    found: np.ndarray, wanted: np.ndarray, bits: int, slack: int, error: float = 0.0
+) -> int:
+    """How many values are not as wanted.
+
+    Integers may differ by `slack` mod 2^bits; fixed-point numbers by two units of the ring and a
+    float32's rounding, and by `error` as in `OpCase`.
+    """
+    if found.shape != wanted.shape:
+        return wanted.size
+    if found.dtype == np.bool_:
+        return int(np.sum(found != wanted))
+    if np.issubdtype(found.dtype, np.floating):
+        allowed = 2 * 2.0**-FRAC_BITS + np.abs(wanted) * 2.0**-23
+        allowed += error * np.maximum(1, np.abs(wanted)) if error else 0
+        return int(np.sum(~(np.abs(found.astype(np.float64) - wanted) <= allowed)))
+    difference = found.astype(np.int64).view(np.uint64) - wanted.astype(np.int64).view(np.uint64)
+    spare = np.uint64(64 - bits)
+    signed = (difference << spare).view(np.int64) >> spare.astype(np.int64)
+    return int(np.sum(np.abs(signed) > slack))

@@ -1,0 +1,215 @@
+"""The figures of `bench op` for people: ratios, what is wrong, a table, a plot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from spu_llm.core.errors import InputError
+
+COUNTS = ("seconds", "client_to_provider", "provider_to_client", "messages")
+MEMORY_LIMIT = 1 << 30  # bytes of one party
+
+
+def ratios(ours: dict[str, Any], stock: dict[str, Any]) -> dict[str, float | None]:
+    """Ours through SPU's: seconds, bytes and messages online, and the first two with what is made
+    ahead of time; None where SPU needs nothing.
+    """
+
+    def both_ways(cost: dict[str, Any]) -> float:
+        return cost["client_to_provider"] + cost["provider_to_client"]
+
+    def ratio(a: float, b: float) -> float | None:
+        return a / b if b else None
+
+    ahead = ours["offline"]
+    return {
+        "seconds": ratio(ours["seconds"], stock["seconds"]),
+        "bytes": ratio(both_ways(ours), both_ways(stock)),
+        "messages": ratio(ours["messages"], stock["messages"]),
+        "seconds_with_offline": ratio(ours["seconds"] + ahead["seconds"], stock["seconds"]),
+        "bytes_with_offline": ratio(both_ways(ours) + both_ways(ahead), both_ways(stock)),
+    }
+
+
+def failures(row: dict[str, Any], network: str) -> list[str]:
+    """What is not as it should be in one row."""
+    where = f"{row['op']}, {row['size']} {row['unit']}, {network}"
+    found = [
+        f"{where}: {runs.get('way', 'ours')}: {runs['wrong']} of {1 + len(runs['runs'])} x "
+        f"{row['values']} values are wrong"
+        for runs in (row["ours"], *row["stock"])
+        if runs["wrong"]
+    ]
+    if not row["ours"]["as_priced"]:
+        found.append(f"{where}: bytes or messages other than the op's price")
+    return found
+
+
+def notes(row: dict[str, Any], first: dict[str, int]) -> list[str]:
+    """Where a way alone would bring a worker, whose size was `first`, above MEMORY_LIMIT."""
+    return [
+        f"{row['op']}, {row['size']} {row['unit']}: {name}: up to {mib_text(size)} MiB at the "
+        f"{role}, on top of {mib_text(first[role])} MiB"
+        for name, runs in ways(row)
+        for role, size in runs["memory_growth"].items()
+        if first[role] + size > MEMORY_LIMIT
+    ]
+
+
+def ways(row: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the figures of every way of a row, ours first."""
+    yield "ours", row["ours"]
+    for other in row["stock"]:
+        yield f"SPU: {other['way']}", other
+
+
+# ---- the table
+
+
+def table(result: dict[str, Any]) -> str:
+    """One network's medians as Markdown, one table per op."""
+    first = result["memory_after_warm_up"]
+    lines = [
+        f"network {result['network']}: medians of {result['repeat']} runs; in brackets with what "
+        "is made ahead of time.",
+        "SPU fills stocks of its own inside its runs, for thousands of values at once: small runs "
+        "seldom pay for it.",
+        f"resident after warm-up: {mib_text(first['client'])} MiB client, "
+        f"{mib_text(first['provider'])} MiB provider",
+    ]
+    for op in dict.fromkeys(row["op"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["op"] == op]
+        lines += ["", f"{op}: {rows[0]['does']}; sizes in {rows[0]['unit']}", ""]
+        lines += [
+            "| size | way | seconds | ours/SPU | bytes C→P | bytes P→C | ours/SPU | messages "
+            "| rounds | ahead: seconds | ahead: bytes | stored B/value | own MiB C, P |",
+            "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        ]
+        for row in rows:
+            lines += [_cells(row, name, figures) for name, figures in ways(row)]
+        lines += ["", *_errors(rows)] if "largest_error" in rows[0]["ours"] else []
+    lines += ["", *(f"note: {text}" for text in result["notes"])] if result["notes"] else []
+    lines += ["", "results: " + ("; ".join(result["failures"]) or "all as in plaintext")]
+    return "\n".join(lines)
+
+
+def _errors(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for i, (name, _) in enumerate(ways(rows[0])):
+        largest = max(list(ways(row))[i][1]["largest_error"] for row in rows)
+        yield f"largest error, {name}: {largest:.2g}"
+
+
+def _cells(row: dict[str, Any], name: str, figures: dict[str, Any]) -> str:
+    ours = "offline" in figures
+    ahead = figures.get("offline", {})
+    cells = [
+        str(row["size"]) if ours else "",
+        name,
+        seconds_text(figures["seconds"]),
+        "" if ours else _ratio(figures["ratio"], "seconds"),
+        count_text(figures["client_to_provider"]),
+        count_text(figures["provider_to_client"]),
+        "" if ours else _ratio(figures["ratio"], "bytes"),
+        count_text(figures["messages"]),
+        str(figures["rounds"]) if ours else "",
+        seconds_text(ahead["seconds"]) if ours else "",
+        count_text(ahead["client_to_provider"] + ahead["provider_to_client"]) if ours else "",
+        f"{figures['stored_bytes_per_value']:.3g}" if ours else "",
+        ", ".join(mib_text(size) for size in figures["memory_growth"].values()),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def seconds_text(seconds: float) -> str:
+    return f"{seconds:.2f}" if seconds >= 10 else f"{seconds:.4f}"
+
+
+def count_text(number: float) -> str:
+    return f"{round(number):,}"
+
+
+def mib_text(size: int) -> str:
+    return f"{size / 2**20:.0f}"
+
+
+def _ratio(ratio: dict[str, float | None], name: str) -> str:
+    alone, both = ratio[name], ratio[f"{name}_with_offline"]
+    return f"{alone:.3f} ({both:.3f})" if alone is not None and both is not None else ""
+
+
+# ---- the plot
+
+
+def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write `draw` to a file; InputError without matplotlib."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise InputError("--plot needs matplotlib: pip install matplotlib") from None
+    figure = draw(results)
+    figure.savefig(path, dpi=120, metadata={"Software": ""})
+    pyplot.close(figure)
+
+
+def draw(results: Sequence[dict[str, Any]]) -> Any:
+    """A matplotlib figure of all networks' results: per op, seconds on each network, and bytes,
+    against size.
+    """
+    from matplotlib import pyplot
+
+    ops = list(dict.fromkeys(row["op"] for result in results for row in result["rows"]))
+    each = len(results) + 1  # panels of an op
+    across = min(len(ops), max(1, 4 // each))
+    down = -(-len(ops) // across)
+    figure, grid = pyplot.subplots(
+        down, across * each, figsize=(3.1 * across * each, 2.7 * down), squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    panels = grid.reshape(-1, each)
+    for op, axes in zip(ops, panels, strict=False):
+        for result, axis in zip(results, axes, strict=False):
+            rows = [row for row in result["rows"] if row["op"] == op]
+            _lines(axis, rows, lambda cost: cost["seconds"])
+            axis.set_title(f"{op}: s, {result['network']}", fontsize=9)
+        rows = [row for row in results[0]["rows"] if row["op"] == op]
+        _lines(axes[-1], rows, lambda c: c["client_to_provider"] + c["provider_to_client"])
+        axes[-1].set_title(f"{op}: bytes", fontsize=9)
+        axes[-1].legend(fontsize=6.5, loc="best", framealpha=0.6)
+        for axis in axes:
+            axis.set_xlabel(rows[0]["unit"], fontsize=8)
+    for axis in panels[len(ops) :].flat:
+        axis.remove()
+    return figure
+
+
+def _lines(axis: Any, rows: Sequence[dict[str, Any]], figure_of: Callable[[Any], float]) -> None:
+    """A line for every way, and one for ours with what is made ahead of time."""
+    from matplotlib.ticker import NullFormatter
+
+    rows = sorted(rows, key=lambda row: int(row["size"]))
+    sizes = [row["size"] for row in rows]
+    anything: list[bool] = []
+
+    def line(values: list[float], label: str, style: str, color: str) -> None:
+        shown = [value or float("nan") for value in values]  # a logarithm has no zero
+        anything.append(any(values))
+        axis.plot(sizes, shown, style, label=label, color=color, markersize=4, linewidth=1.2)
+
+    for i, (name, _) in enumerate(ways(rows[0])):
+        line([figure_of(list(ways(row))[i][1]) for row in rows], name, "o-", f"C{i}")
+    ahead = [figure_of(row["ours"]) + figure_of(row["ours"]["offline"]) for row in rows]
+    line(ahead, "ours, made ahead too", "o:", "C0")
+    axis.set_xscale("log")
+    if any(anything):  # some ops send nothing at all
+        axis.set_yscale("log")
+        low, high = axis.get_ylim()  # whole decades, so that each panel has labels
+        axis.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.tick_params(labelsize=7)
+    axis.grid(alpha=0.3)

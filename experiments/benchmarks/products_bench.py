@@ -1,0 +1,121 @@
+"""What silent products with weights cost (`spu_llm.offline.silent`): hint, key, and N positions, by
+matrix.
+
+Both parties are threads of this process on a channel in memory; seconds are each one's own
+processor time, so that neither the other nor Python's lock enters. Errors are those of `linear` at
+its default lift, before its truncation, in units of 2^-18, against the exact integer product;
+weights are normal with standard deviation 1 / sqrt(inputs), so that columns have length one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from experiments.common.two_parties import machine
+from protocols.arithmetic.product import LIFT, masked_product
+from spu_llm.core.channel import CountingChannel, MemoryChannel
+from spu_llm.core.errors import InputError
+from spu_llm.core.meter import Meter
+from spu_llm.core.prg import Prg
+from spu_llm.core.settings import SpuConfig
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.offline.silent.products import SilentProducts, matrix_of
+from spu_llm.offline.silent.ring import N
+
+SHAPES = ((256, 256), (256, 768), (256, 1024), (1024, 256), (256, 4096), (768, 768), (768, 3072))
+CHECKED = 16  # columns whose errors are looked at
+LARGEST = 1 << 28  # entries of a matrix
+
+
+def parse(text: str) -> list[tuple[int, int]]:
+    """"256x1024,768x768" as shapes; InputError for anything else."""
+    try:
+        shapes = [(int(a), int(b)) for a, b in (part.split("x") for part in text.split(","))]
+        assert all(a > 0 and b > 0 and a * b <= LARGEST for a, b in shapes)
+    except (ValueError, AssertionError):
+        raise InputError(
+            f"--shapes must be INPUTSxOUTPUTS,..., up to {LARGEST} entries each, found {text!r}"
+        ) from None
+    return shapes
+
+
+def measure(shapes: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """All shapes, as JSON fields."""
+    return {"machine": asdict(machine()), "matrices": [of_matrix(*shape) for shape in shapes]}
+
+
+def of_matrix(inputs: int, outputs: int) -> dict[str, Any]:
+    """One matrix: hint, then N positions under one key."""
+    scale = 2.0 ** SpuConfig().frac_bits / np.sqrt(inputs)
+    # Not a secret: a matrix to try.
+    weights = np.rint(np.random.default_rng(0).normal(0.0, scale, (inputs, outputs)))
+    correlation = masked_product("bench", inputs, outputs)
+    channels = MemoryChannel.pair()
+    parties = [
+        SilentProducts(rank, Prg.from_os(), CountingChannel(channels[rank]), Meter())
+        for rank in (CLIENT, PROVIDER)
+    ]
+    fixed = [None, weights]
+
+    def both(work: Callable[[int], Any]) -> tuple[list[Any], list[float]]:
+        """At both parties at once; results, and processor seconds of each."""
+        results: list[Any] = [None, None]
+        seconds = [0.0, 0.0]
+
+        def run(rank: int) -> None:
+            started = time.thread_time()
+            results[rank] = work(rank)
+            seconds[rank] = time.thread_time() - started
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in (CLIENT, PROVIDER)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results, seconds
+
+    _, once = both(lambda rank: parties[rank].set_up([(correlation, fixed[rank])]))
+    made, each = both(lambda rank: parties[rank].take(correlation, N, fixed[rank]))
+    if None in made:
+        raise RuntimeError(f"silent products of {inputs} x {outputs} broke off")
+    words = made[CLIENT].results[0] + made[PROVIDER].results[0]
+    columns = weights[:, :CHECKED].astype(np.int64).view(np.uint64)
+    wanted = made[CLIENT].masks[0] @ columns
+    errors = (words[:, :CHECKED] - wanted).view(np.int64) / 2.0 ** (SpuConfig().frac_bits + LIFT)
+    return {
+        "inputs": inputs,
+        "outputs": outputs,
+        "hint_bytes": matrix_of(correlation).hint_bytes,
+        "hint_seconds": once[PROVIDER],
+        "key_bytes": 8 * N,
+        "positions": N,
+        "client_seconds": each[CLIENT],
+        "provider_seconds": each[PROVIDER],
+        "rms_error": float(np.sqrt(np.mean(errors**2))),
+        "largest_error": float(np.max(np.abs(errors))),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The figures as Markdown."""
+    lines = [
+        f"| matrix | hint, MB | seconds to make it | seconds of {N:,} positions: client | "
+        "provider | ms a position, both | error, rms | largest |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["matrices"]:
+        seconds = row["client_seconds"] + row["provider_seconds"]
+        lines.append(
+            f"| {row['inputs']} x {row['outputs']} | {row['hint_bytes'] / 1e6:.1f} | "
+            f"{row['hint_seconds']:.2f} | {row['client_seconds']:.2f} | "
+            f"{row['provider_seconds']:.2f} | {1e3 * seconds / row['positions']:.3f} | "
+            f"{row['rms_error']:.2f} | {row['largest_error']:.1f} |"
+        )
+    lines.append(f"one key for all matrices: {8 * N / 1e3:.1f} kB for {N:,} positions")
+    return "\n".join(lines)

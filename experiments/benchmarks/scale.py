@@ -1,0 +1,347 @@
+"""A completion at scale: a GPT-2 of any shape with random weights, between two processes.
+
+The provider makes the weights in memory from a seed, the client a random prompt. The prompt is
+prefilled, then tokens are decoded one position at a time, greedily, and every one of them is
+checked against plaintext float32 afterwards (`check`). What a step takes is made before its clock
+starts and priced on its own.
+
+Both know the seed of the weights here; a study of cost has nothing to hide.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.common.kinds import by_kind
+from experiments.common.measured import forget_peak, peaks, price, summed, timed, total
+from experiments.common.two_parties import machine, run_study
+from models.gpt2 import GPT2Config, Params, init_params, logits
+from protocols.verification.distribution import Streams
+from spu_llm.compiler.demand import Needs
+from spu_llm.core.errors import InputError
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.runtime.session import PartySession, public
+from spu_llm.systems.decoding.generate import Programs, announce, private_tree, share_weights
+from spu_llm.systems.decoding.request import Request
+
+PROGRAM = "scale"
+# Times GPT-2's initial scale, of matrices of blocks and of embeddings: logits then differ by more
+# than the sharing noise, and no bound on what the weights can give leaves the functions' ranges.
+SHARPNESS, CONTRAST = 2.0, 4.0
+_CONTRAST_BY_WIDTH = 2048.0  # at most this by the width: what logits can spread grows with it
+TIE = 0.05  # a token whose logit is this near the largest one counts as right
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's shape and a completion's."""
+
+    layers: int
+    width: int
+    heads: int
+    vocab: int
+    context: int
+    prompt_tokens: int
+    new_tokens: int  # decoded after the prefill's own token
+    seed: int = 0
+    second_batches: bool = False  # of all material, so that its price holds no compilation
+
+    @property
+    def config(self) -> GPT2Config:
+        return GPT2Config(self.vocab, self.context, self.width, self.layers, self.heads)
+
+    @property
+    def request(self) -> Request:
+        return Request(self.prompt_tokens, self.new_tokens + 1, 0, temperature=0.0)
+
+    def check(self) -> None:
+        """InputError for what cannot be run."""
+        try:
+            config = self.config
+        except ValueError as exc:
+            raise InputError(f"no model has this shape: {exc}") from None
+        if self.vocab < 2:
+            raise InputError(f"--vocab must be at least 2, found {self.vocab}")
+        if self.new_tokens < 0:
+            raise InputError(f"--new-tokens must be at least 0, found {self.new_tokens}")
+        self.request.check(config)
+        if self.prompt_tokens + self.new_tokens >= self.context:
+            raise InputError(
+                f"{self.prompt_tokens} prompt tokens and {self.new_tokens} more exceed the "
+                f"context of {self.context}; give a longer --context"
+            )
+
+    def weights(self) -> Params:
+        """The random weights (float32)."""
+        params = init_params(self.config, jax.random.key(self.seed))
+        blocks = jax.tree.map(lambda w: w * SHARPNESS if w.ndim == 2 else w, params["blocks"])
+        contrast = min(CONTRAST, _CONTRAST_BY_WIDTH / self.width)
+        wte, wpe = (params[name] * contrast for name in ("wte", "wpe"))
+        return {**params, "blocks": blocks, "wte": wte, "wpe": wpe}
+
+    def prompt(self) -> list[int]:
+        """A random one."""
+        rng = np.random.default_rng(self.seed)
+        return [int(t) for t in rng.integers(0, self.vocab, self.prompt_tokens)]
+
+
+# ---- the program of both workers
+
+
+def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
+    """The prefill and every decoded token: costs, and the tokens at the client."""
+    shape = Shape(**job["request"])
+    shape.check()
+    for rank in (CLIENT, PROVIDER):
+        session.ledger.declare(rank, "the weights: random numbers of a known seed (study)")
+    with session.meter.in_phase("offline"):
+        send("stage", name="making weights and programs")
+        completion = _Completion(session, shape, job)
+    session.on_batch = lambda made, total: send("update", name=f"material {made} of {total}")
+    forget_peak()
+    send("stage", name=f"prefilling {shape.prompt_tokens} tokens")
+    prefill = completion.prefill()
+    after_prefill = peaks(session)
+    send("measured", name="prefill", cost=prefill, memory=after_prefill)
+    tokens = []
+    for i in range(shape.new_tokens):
+        send("stage", name=f"token {i + 1} of {shape.new_tokens}")
+        tokens.append(completion.decode())
+        send("measured", name=f"token {i + 1}", cost=tokens[-1])
+    return {
+        "prefill": prefill,
+        "tokens": tokens,
+        "emitted": completion.emitted,
+        "material": material(session),
+        "memory_after_prefill": after_prefill,
+        "peak_memory": peaks(session),
+        "learned": session.ledger.learned(),
+    }
+
+
+class _Completion:
+    """One party's half of the measured completion."""
+
+    def __init__(self, session: PartySession, shape: Shape, job: dict[str, Any]) -> None:
+        self._session, self._second_batches = session, shape.second_batches
+        self._programs = Programs.build(shape.config, shape.request)
+        params = shape.weights() if session.rank == PROVIDER else None
+        self._weights = share_weights(session, shape.config, params)
+        self._prompt: list[int] = job["prompt"] if session.rank == CLIENT else []
+        self._streams = Streams(Prg.from_os(), Prg.from_os())
+        self._secrets = Prg.from_os()  # the provider's part of the joint randomness
+        self._shared: Any = None
+        self._length = 0  # rows of the cache
+        self.emitted: list[int] = []  # at the client
+        self._programs.prepare(session, self._weights)
+
+    def prefill(self) -> dict[str, Any]:
+        n = len(self._prompt) or self._programs.request.prompt_tokens
+        prompt = self._private_tokens(lambda: self._prompt, n)
+        args = (self._weights, prompt, *self._verifier_inputs(), None)
+        cost = self._measured("prefill", self._programs.secure.prefill, args)
+        self._length = n
+        return cost
+
+    def decode(self) -> dict[str, Any]:
+        """One further token."""
+        token = self._private_tokens(lambda: self.emitted[-1:], 1)
+        self._shared, self._length = self._programs.with_room(
+            self._session.call, self._shared, self._length, self._programs.kept_shapes
+        )
+        args = (
+            self._weights, token, None, *self._verifier_inputs(), self._shared,
+            public(np.int32(self._length)), None,
+        )  # fmt: skip
+        cost = self._measured(f"token {self._length}", self._programs.secure.decode, args)
+        self._length += 1
+        return cost
+
+    def _measured(self, phase: str, function: Any, args: tuple[Any, ...]) -> dict[str, Any]:
+        """Make what a call takes, then call, resolve and announce on the clock."""
+        session, mark = self._session, len(self._session.meter.entries)
+        needs, _ = session.needs(function, *args)
+
+        def work() -> None:
+            session.make(needs)
+            outcome, _, self._shared = session.call(function, *args)
+            seen = jax.tree.map(session.get, outcome)
+            if session.rank == CLIENT:
+                vocab = self._programs.config.vocab_size
+                _, token = self._programs.verifier.resolve(
+                    seen, [], np.zeros((0, vocab)), lambda: 0.0
+                )
+                self.emitted.append(token)
+            session.call(announce, session.private(CLIENT, lambda: [0, 0], (2,), np.int32))
+
+        _, cost = timed(session, phase, work)
+        entries = [
+            e
+            for e in session.meter.entries[mark:]
+            if e.phase == phase and e.function == function.name and e.kind != "control"
+        ]
+        if self._second_batches:
+            _make_second_batches(session, needs)
+        material = price(session.meter.entries, needs, session.rank)
+        steps = function.plan(*args)[0].steps
+        return cost | {
+            "offline": summed(material.values()),
+            "kinds": by_kind(entries, steps, session.rank),
+            "ops": _by_op(entries, session.rank),
+            "material": material,
+        }
+
+    def _private_tokens(self, work: Callable[[], Sequence[int]], count: int) -> Any:
+        return self._session.private(CLIENT, work, (count,), np.int32)
+
+    def _verifier_inputs(self) -> tuple[Any, Any]:
+        verifier, vocab = self._programs.verifier, self._programs.config.vocab_size
+
+        def mine() -> Any:
+            position = self._length + 1
+            return verifier.client_input([], np.zeros((0, vocab)), position, self._streams)
+
+        return (
+            private_tree(self._session, CLIENT, mine, verifier.client_shapes(0, vocab)),
+            private_tree(
+                self._session, PROVIDER, lambda: verifier.provider_input(0, self._secrets),
+                verifier.provider_shapes(0),
+            ),
+        )  # fmt: skip
+
+
+def _make_second_batches(session: PartySession, needs: Needs) -> None:
+    """One more of what one batch was made of: the first one's seconds hold compilation."""
+    made = Counter(e.name for e in session.meter.entries if e.kind == "pool")
+    for name, need in needs.material.items():
+        if made[name] == 1:
+            session.supply.prepare(
+                need.correlation, session.supply.available(need.correlation) + 1, need.fixed
+            )
+
+
+def _by_op(entries: Sequence[Any], rank: int) -> dict[str, Any]:
+    """Online bytes and seconds by op."""
+    named: dict[str, list[Any]] = {}
+    for entry in entries:
+        named.setdefault(entry.name if entry.kind == "op" else entry.kind, []).append(entry)
+    return {name: total(some, rank) for name, some in named.items()}
+
+
+def material(session: PartySession) -> list[dict[str, Any]]:
+    """What was made in the session, by name of correlation: batches with what each cost."""
+    made: dict[str, list[Any]] = {}
+    for entry in session.meter.entries:
+        if entry.kind == "pool":
+            made.setdefault(entry.name, []).append(entry)
+    return [
+        {"name": name, "batches": [total([e], session.rank) for e in entries]}
+        for name, entries in made.items()
+    ]
+
+
+# ---- the command at the client
+
+
+def measure(
+    model: Path,
+    shape: Shape,
+    network: str,
+    on_part: Callable[[dict[str, Any]], None] = lambda part: None,
+) -> dict[str, Any]:
+    """One network's session, as JSON fields. `model`: any, the provider is started with it.
+    `on_part` hears of every step when it is done: a run may take an hour.
+    """
+    shape.check()
+    outcome, agreed = run_study(
+        PROGRAM, model, asdict(shape), {"prompt": shape.prompt()}, tokenizer=model,
+        network=network, on_event=lambda e: on_part(e) if e["event"] == "measured" else None,
+    )  # fmt: skip
+    result = outcome.result
+    checked = check(shape, result["emitted"])
+    return {
+        "network": network,
+        "shape": asdict(shape),
+        **result,
+        **checked,
+        "wire_bytes": {
+            "client_to_provider": outcome.wire_sent,
+            "provider_to_client": outcome.wire_received,
+        },
+        "machine": asdict(machine()),
+        "config": agreed,
+    }
+
+
+def check(shape: Shape, emitted: Sequence[int]) -> dict[str, Any]:
+    """How far the logit of every emitted token is from the largest one in plaintext float32, and
+    the failures: tokens that are not nearly the largest.
+    """
+    text = [*shape.prompt(), *emitted[:-1]]
+    rows = jax.jit(lambda p, t: logits(p, shape.config, t))(shape.weights(), np.array(text))
+    last = np.asarray(rows)[shape.prompt_tokens - 1 :]
+    gaps = [float(row.max() - row[token]) for row, token in zip(last, emitted, strict=True)]
+    margins = [float(np.diff(np.sort(row)[-2:])[0]) for row in last]
+    failures = [
+        f"token {i} has a logit {gap:.3f} below the largest" for i, gap in enumerate(gaps)
+        if gap > TIE
+    ]  # fmt: skip
+    return {"gaps": gaps, "margins": margins, "failures": failures}
+
+
+def table(result: dict[str, Any]) -> str:
+    """What the pass and each token cost, and what of."""
+    shape, rows = result["shape"], [("prefill", result["prefill"])]
+    rows += [(f"token {i + 1}", cost) for i, cost in enumerate(result["tokens"])]
+    lines = [
+        f"network {result['network']}: {shape['layers']} layers of width {shape['width']}, "
+        f"{shape['vocab']:,} tokens; a prompt of {shape['prompt_tokens']} tokens",
+        "",
+        "| | seconds | MB | messages | offline seconds | offline MB | in all MB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, cost in rows:
+        ahead, online = cost["offline"], size_of(cost)
+        lines.append(
+            f"| {name} | {cost['seconds']:.1f} | {online / 1e6:.1f} | {cost['messages']} | "
+            f"{ahead['seconds']:.1f} | {size_of(ahead) / 1e6:.1f} | "
+            f"{(online + size_of(ahead)) / 1e6:.1f} |"
+        )
+    for name, cost in (rows[0], rows[-1])[: len(rows)]:
+        lines += ["", f"{name}, by kind of layer", "", *_parts(cost["kinds"], "layer")]
+        made = grouped(cost["material"])
+        lines += ["", f"{name}, by kind of material", "", *_parts(made, "material")]
+    memory = ", ".join(
+        f"{role} {size / 2**30:.2f} GiB" for role, size in result["peak_memory"].items()
+    )
+    gap = max(result["gaps"])
+    lines += ["", f"peak memory: {memory}; logits of emitted tokens: {gap:.3f} below the largest"]
+    return "\n".join(lines)
+
+
+def grouped(material: dict[str, Any]) -> dict[str, Any]:
+    """Costs of material by kind (`masked product`, `gate leaf`, ...), added up."""
+    kinds: dict[str, list[Any]] = {}
+    for name, cost in material.items():
+        kinds.setdefault(" ".join(name.split()[:2]), []).append(cost)
+    return {kind: summed(costs) for kind, costs in kinds.items()}
+
+
+def _parts(found: dict[str, Any], name: str) -> list[str]:
+    rows = sorted(found.items(), key=lambda item: -size_of(item[1]))
+    return [f"| {name} | seconds | MB |", "|---|---|---|"] + [
+        f"| {part} | {cost['seconds']:.2f} | {size_of(cost) / 1e6:.2f} |" for part, cost in rows
+    ]
+
+
+def size_of(cost: dict[str, Any]) -> float:
+    """Bytes both ways."""
+    return float(cost["client_to_provider"] + cost["provider_to_client"])

@@ -1,0 +1,237 @@
+"""The figures of `bench verify` for people: what is wrong, the criterion, a table, a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.benchmarks.op_report import count_text, mib_text, seconds_text
+from spu_llm.core.errors import InputError
+
+BLOCK_ERROR = 0.05  # largest of SPU's block's rows, in standard deviations
+SHARE = 0.25  # of a block's seconds: what verification from logits may take
+
+# Table 2 of the POST paper: Vicuna-7B, 32,000 tokens, 64 vCPU; seconds by network, draft length.
+PAPER_VOCAB = 32000
+PAPER = {
+    ("lan", 4): {"block": 7.11, "naive": 14.78, "post": 1.19},
+    ("lan", 8): {"block": 8.67, "naive": 28.26, "post": 1.45},
+    ("wan", 4): {"block": 20.32, "naive": 24.44, "post": 3.04},
+    ("wan", 8): {"block": 22.49, "naive": 46.62, "post": 4.12},
+}
+
+
+def failures(
+    rows: Sequence[dict[str, Any]], blocks: Sequence[dict[str, Any]], network: str
+) -> list[str]:
+    """What is not as it should be."""
+    found = [
+        f"{row['variant']} from {row['source']}, {row['draft_length']} drafts, {network}: {text}"
+        for row in rows
+        for text in row["mistakes"]
+    ]
+    for block in blocks:
+        for name in ("norms", "slice"):
+            for measured in (block["measured"], block["measured_local"]):
+                if not measured[name]["error"] < BLOCK_ERROR:
+                    found.append(
+                        f"SPU's block, {block['draft_length']} drafts: {name}: off by "
+                        f"{measured[name]['error']:.3f} standard deviations"
+                    )
+    return list(dict.fromkeys(found))
+
+
+def criterion(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per draft length: verification by `token` from logits against a quarter of SPU's block.
+
+    Empty when one of the two was not measured.
+    """
+    return [
+        {name: row[name] for name in ("draft_length", "ratio", "ratio_with_offline")}
+        | {"holds": row["ratio"] <= SHARE}
+        for row in rows
+        if (row["variant"], row["source"]) == ("token", "logits") and row["ratio"] is not None
+    ]
+
+
+# ---- the table
+
+
+def table(result: dict[str, Any]) -> str:
+    """One network's medians as Markdown."""
+    first = result["memory_after_warm_up"]
+    lines = [
+        f"network {result['network']}: verification of drafts over {result['vocab']:,} tokens; "
+        f"medians of {result['repeat']} runs, both parties on {result['machine']['cores']} cores.",
+        "`ahead` is the material of one call, made before; `delays` are messages one after the "
+        "other; `/block` is to SPU's decoder block, in brackets with what is made ahead, which SPU "
+        "makes on the way; the paper's seconds (Table 2) are Vicuna-7B's on 64 vCPU.",
+        f"resident after warm-up: {mib_text(first['client'])} MiB client, "
+        f"{mib_text(first['provider'])} MiB provider; `grown` is since the row began, material "
+        "included (little where an earlier row left room).",
+        "",
+        "| drafts | what | from | seconds | /block | paper: s | bytes C→P | bytes P→C | messages "
+        "| delays | ahead: s | ahead: C→P | ahead: P→C | ahead: messages | peak MiB C, P "
+        "| grown |",
+        "|---" * 16 + "|",
+    ]
+    for count in dict.fromkeys(row["draft_length"] for row in result["rows"]):
+        for block in result["blocks"]:
+            if block["draft_length"] == count:
+                lines.append(_block_cells(block, result))
+        lines += [_cells(row, result) for row in _all_cells(result["rows"], count)]
+    lines += ["", *(f"note: {text}" for text in _notes(result))]
+    lines += ["", "outcomes: " + ("; ".join(result["failures"]) or "all as in plaintext")]
+    return "\n".join(lines)
+
+
+def _all_cells(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """The rows of a draft length, and an empty one for `race` where others have probabilities."""
+    chosen = [row for row in rows if row["draft_length"] == count]
+    raced = [i for i, row in enumerate(chosen) if row["variant"] == "race"]
+    if raced and any(row["source"] == "probabilities" for row in chosen):
+        empty = {"variant": "race", "source": "probabilities", "draft_length": count}
+        chosen.insert(raced[0], empty)
+    return chosen
+
+
+def _paper(result: dict[str, Any], count: int, name: str) -> str:
+    seconds = PAPER.get((result["network"], count), {}).get(name)
+    return f"{seconds:.2f}" if seconds and result["vocab"] == PAPER_VOCAB else ""
+
+
+def _cells(row: dict[str, Any], result: dict[str, Any]) -> str:
+    head = [str(row["draft_length"]), row["variant"], row["source"]]
+    if "seconds" not in row:
+        return _line([*head, *["–"] * 13])
+    ahead = row["offline"]
+    return _line([
+        *head,
+        seconds_text(row["seconds"]),
+        f"{row['ratio']:.4f} ({row['ratio_with_offline']:.4f})" if row["ratio"] else "",
+        _paper(result, row["draft_length"], row["variant"]),
+        count_text(row["client_to_provider"]),
+        count_text(row["provider_to_client"]),
+        count_text(row["messages"]),
+        str(row["delays"]),
+        seconds_text(ahead["seconds"]),
+        count_text(ahead["client_to_provider"]),
+        count_text(ahead["provider_to_client"]),
+        count_text(ahead["messages"]),
+        *_memory(row),
+    ])  # fmt: skip
+
+
+def _block_cells(block: dict[str, Any], result: dict[str, Any]) -> str:
+    count = block["draft_length"]
+    return _line([
+        str(count),
+        "SPU's decoder block",
+        f"1/{block['slices']} of it",
+        seconds_text(block["seconds"]),
+        "1",
+        _paper(result, count, "block"),
+        *(
+            f"≥ {count_text(block[name])}"
+            for name in ("client_to_provider", "provider_to_client", "messages")
+        ),
+        *[""] * 5,
+        *_memory(block["measured_local"]["slice"]),
+    ])  # fmt: skip
+
+
+def _memory(measured: dict[str, Any]) -> list[str]:
+    """MiB of both parties: the peak, and by how much it is above the row's beginning."""
+    return [
+        ", ".join(mib_text(size) for size in measured[name].values())
+        for name in ("peak_memory", "memory_growth")
+    ]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _notes(result: dict[str, Any]) -> list[str]:
+    """How SPU's block was measured, and the criterion."""
+    if not result["blocks"]:
+        return ["SPU's decoder block was not measured"]
+    slices = result["blocks"][0]["slices"]
+    found = [
+        f"SPU's decoder block, of LLaMA-7B's shape: norms + {slices} x (slice - norms) on the "
+        f"local network, with a slice of 1/{slices} of heads and feed-forward, run once. What this "
+        "network adds to the slice is added unscaled: a whole block takes longer. Bytes, messages "
+        "and memory are the slice's.",
+    ]
+    for one in result["criterion"]:
+        holds = "holds" if one["holds"] else "does not hold"
+        found.append(
+            f"criterion, token from logits at most {SHARE} of SPU's block: "
+            f"{one['draft_length']} drafts: {one['ratio']:.4f}: {holds} (with what is made ahead: "
+            f"{one['ratio_with_offline']:.4f})"
+        )
+    return found
+
+
+# ---- the plot
+
+
+def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Seconds of every variant as grouped bars, a panel per network; InputError without matplotlib.
+    """
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise InputError("--plot needs matplotlib: pip install matplotlib") from None
+    figure, grid = pyplot.subplots(
+        1, len(results), figsize=(1.5 + 4 * len(results), 4), squeeze=False, sharey=True,
+        layout="constrained",
+    )  # fmt: skip
+    for result, axes in zip(results, grid[0], strict=True):
+        _bars(axes, result)
+        axes.set_title(f"{result['network']}, {result['vocab']:,} tokens", fontsize=10)
+    grid[0][0].set_ylabel("seconds")
+    grid[0][-1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.savefig(path, dpi=120, metadata={"Software": ""})
+    pyplot.close(figure)
+
+
+def _bars(axes: Any, result: dict[str, Any]) -> None:
+    """A group per draft length: the block, then the variants; the paper's figures as strokes."""
+    rows, blocks = result["rows"], result["blocks"]
+    kinds = list(dict.fromkeys((row["variant"], row["source"]) for row in rows))
+    lengths = list(dict.fromkeys(row["draft_length"] for row in rows))
+    width = 0.8 / (len(kinds) + bool(blocks))
+    colors = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(name for name, _ in kinds))}
+    found = {(row["variant"], row["source"], row["draft_length"]): row for row in rows}
+    whole = {block["draft_length"]: block for block in blocks}
+
+    def bar(i: int, seconds: list[float], label: str, **style: Any) -> None:
+        places = [group + i * width for group in range(len(lengths))]
+        axes.bar(places, seconds, width, label=label, **style)
+
+    if blocks:
+        seconds = [whole[count]["seconds"] for count in lengths]
+        bar(0, seconds, "SPU's decoder block", color="0.6")
+    for i, (name, source) in enumerate(kinds, start=bool(blocks)):
+        seconds = [found[name, source, count]["seconds"] for count in lengths]
+        faint = 0.55 if source == "probabilities" else 1.0
+        bar(i, seconds, f"{name} from {source}", color=colors[name], alpha=faint)
+    named = [("block", "")] * bool(blocks) + kinds
+    marks = [
+        (group + i * width, float(paper))
+        for group, count in enumerate(lengths)
+        for i, (name, _) in enumerate(named)
+        if (paper := _paper(result, count, name))
+    ]
+    if marks:
+        axes.scatter(*zip(*marks, strict=True), marker="_", color="black", label="paper, 64 vCPU")
+    axes.set_xticks([g + 0.4 - width / 2 for g in range(len(lengths))])
+    axes.set_xticklabels([f"{count} drafts" for count in lengths])
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3, axis="y")
+    axes.tick_params(labelsize=8)

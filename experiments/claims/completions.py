@@ -1,0 +1,419 @@
+"""Complete two-party generations: ours drafted, ours standard, and the stock path, run by run.
+
+A run is one session between two processes, as `demo` starts it, from its launch to its end: nothing
+that it takes is left out. What it cost is kept as one record, with the text, the machine and what
+else kept it busy (`others`, in cores), and compared with plaintext.
+
+    systems   ours-drafted (7 drafts a step), ours-standard (one token a step), stock (one token a
+              step, `experiments.spu_baseline.gpt2`)
+    modes     greedy, sampled (temperature 0.7; the seed is the prompt's number). The stock path is
+              greedy only: a draw at the client would add to its argmax, not replace it
+    prompts   `data/prompts.json`: whole lines of held-out snippets, one of each kind
+
+A run's parts, which add up to all of it:
+
+    launch    both parties' processes, their imports and handshake, and their end: seconds only
+    hint      what the client gets of the weights once, and keeps (`spu_llm.offline.silent`)
+    set_up    oblivious transfer, keys, weights, compiling, agreeing on programs
+    material  batches of correlated randomness, what is left over of them included; seconds that
+              the parties plan with are apart (`planning`)
+    prefill, decode   online, the client's drafting included
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.claims.logits import MAX_ERROR
+from experiments.common.measured import FIGURES, peaks, summed, total
+from experiments.common.saved import DATA
+from experiments.common.two_parties import machine, run_study
+from experiments.spu_baseline import gpt2 as stock_gpt2
+from models.draft import Drafter
+from models.gpt2 import logits
+from models.hf import load_config, load_model
+from models.tokenizer import Tokenizer
+from protocols.verification.distribution import Streams
+from spu_llm.compiler.demand import Needs
+from spu_llm.core.correlation import Correlation
+from spu_llm.core.errors import InputError
+from spu_llm.runtime.session import PartySession, PlaintextSession
+from spu_llm.systems.decoding import completion
+from spu_llm.systems.decoding.generate import ClientSide, Programs, generate, share_weights
+from spu_llm.systems.decoding.request import Request
+
+PROGRAM = "completion-study"
+PROMPTS = DATA / "prompts.json"
+SYSTEMS = ("stock", "ours-standard", "ours-drafted")
+MODES = ("greedy", "sampled")
+DRAFT_LENGTH = 7
+TEMPERATURE = 0.7
+NGRAM = 4
+NO_COST = dict.fromkeys(FIGURES, 0)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text of some kind; `number`, from 1 on, seeds its runs."""
+
+    number: int
+    kind: str
+    text: str
+
+
+def read_prompts(path: Path = PROMPTS) -> list[Prompt]:
+    """All prompts of the study, in their order."""
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return [Prompt(i, row["kind"], row["text"]) for i, row in enumerate(rows, start=1)]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run is identified by. `stock_tokens`: of a stock run that ends before `tokens`."""
+
+    network: str
+    prompt: str  # its kind
+    mode: str
+    system: str
+    tokens: int
+    seed: int
+    stock_tokens: int | None = None
+
+
+def matrix(
+    prompts: Sequence[Prompt],
+    networks: Sequence[str],
+    systems: Sequence[str],
+    tokens: int,
+    stock_tokens: int | None = None,
+) -> list[tuple[Asked, Prompt]]:
+    """All runs in the order in which they are made: those that are compared next to each other, and
+    whoever is first takes turns. After each prompt all systems have as many runs on every network.
+    """
+    runs = []
+    for prompt in prompts:
+        for network in networks:
+            for mode in MODES:
+                shift = (prompt.number + MODES.index(mode)) % len(SYSTEMS)
+                for system in (*SYSTEMS[shift:], *SYSTEMS[:shift]):
+                    if system in systems and (system, mode) != ("stock", "sampled"):
+                        short = stock_tokens if system == "stock" else None
+                        asked = Asked(
+                            network, prompt.kind, mode, system, tokens, prompt.number, short
+                        )
+                        runs.append((asked, prompt))
+    return runs
+
+
+def check(
+    model: Path, draft_model: Path, runs: Sequence[tuple[Asked, Prompt]]
+) -> None:
+    """InputError for what cannot be measured."""
+    config, tokenizer = load_config(model), Tokenizer.load(draft_model)
+    if not runs:
+        raise InputError("there is nothing to run; give --prompts 1 or more")
+    for asked, prompt in runs:
+        length = len(tokenizer.encode(prompt.text))
+        if not 3 <= (asked.stock_tokens or asked.tokens) <= asked.tokens:
+            raise InputError(
+                "--tokens must be 3 or more, and --stock-tokens 3 to --tokens, found "
+                f"{asked.tokens} and {asked.stock_tokens}"
+            )
+        if length + asked.tokens + DRAFT_LENGTH + 1 > config.n_positions:
+            raise InputError(
+                f"{asked.tokens} tokens after the {length} of the prompt '{prompt.kind}' exceed "
+                f"the model's context of {config.n_positions}; lower --tokens"
+            )
+
+
+# ---- the program of both workers: a completion, and what it cost by its parts
+
+
+def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
+    """The completion of `demo` (`spu_llm.systems.decoding.completion`), accounted for."""
+    kinds: dict[str, Correlation] = {}
+    started: list[float] = []  # the prefill: offline seconds before it
+    make = session.make
+
+    def noting(needs: Needs) -> None:
+        kinds.update({name: need.correlation for name, need in needs.material.items()})
+        make(needs)
+
+    def watch(event: str, **fields: Any) -> None:
+        if event == "stage" and fields["name"].startswith("prefill"):
+            started.append(session.meter.seconds["offline"])
+        send(event, **fields)
+
+    session.make = noting  # type: ignore[method-assign]
+    result = completion.run(session, job, watch)
+    costs = account(session, kinds, started[0])
+    return result | {"costs": costs, "peak_memory": peaks(session)}
+
+
+def account(
+    session: PartySession, kinds: dict[str, Correlation], seconds: float
+) -> dict[str, Any]:
+    """Cost of a completion by its parts, all that the session's meter has; of material also what
+    the completion used of it, in units and as its part of the cost of all but a kind's first batch.
+
+    `seconds`: offline, when the prefill began.
+    """
+    meter, rank = session.meter, session.rank
+    batches = [e for e in meter.entries if e.kind == "pool"]
+    hints = [e for e in meter.entries if e.kind == "hint"]
+    rest = [e for e in meter.entries if e.phase == "offline" and e.kind not in ("pool", "hint")]
+    material = {}
+    for name, kind in kinds.items():
+        made = [e for e in batches if e.name == name]
+        units = len(made) * kind.chunk
+        used = units - session.supply.available(kind)
+        cost, later = total(made, rank), total(made[1:] or made, rank)
+        part = used / (max(1, len(made[1:])) * kind.chunk)
+        material[name] = {
+            "batches": len(made), "units": units, "used_units": used, **cost,
+            "used": {k: part * later[k] for k in FIGURES} if made else NO_COST,
+        }  # fmt: skip
+    set_up, hint = total(rest, rank) | {"seconds": seconds}, total(hints, rank)
+    making = total(batches, rank)
+    spent = sum(part["seconds"] for part in (set_up, hint, making))
+    planning = meter.seconds["offline"] - spent
+    return {
+        "hint": hint,
+        "set_up": set_up,
+        "material": making,
+        "planning": NO_COST | {"seconds": planning},
+        **{
+            phase: total([e for e in meter.entries if e.phase == phase], rank)
+            | {"seconds": meter.seconds.get(phase, 0.0)}
+            for phase in ("prefill", "decode")
+        },
+        "used_material": summed(m["used"] for m in material.values()),
+        "kinds": material,
+    }
+
+
+def by_kind(material: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Cost of material by the first two words of its names, which matrices and gates share."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for name, cost in material.items():
+        groups.setdefault(" ".join(name.split()[:2]), []).append(cost)
+    return {
+        name: {k: round(v, 3) for k, v in summed(costs).items()} for name, costs in groups.items()
+    }
+
+
+# ---- one run
+
+
+def measure(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[str, Any]:
+    """Make a run; its record."""
+    before = {
+        "asked": asdict(asked),
+        "commit": _commit(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": asdict(machine()),
+        "load_start": os.getloadavg()[0],
+    }
+    one = _stock if asked.system == "stock" else _ours
+    busy, own, started = _busy_seconds(), _own_seconds(), time.perf_counter()
+    record = one(asked, prompt, model, draft_model)
+    elapsed = time.perf_counter() - started
+    others = _busy_seconds() - busy - (_own_seconds() - own)
+    costs = record["costs"]
+    parts = ("hint", "set_up", "material", "planning", "prefill", "decode")
+    costs["launch"] = NO_COST | {"seconds": elapsed - sum(costs[p]["seconds"] for p in parts)}
+    costs["whole"] = summed(costs[p] for p in ("launch", *parts))
+    compared = against_plaintext(asked, prompt, model, draft_model, record["token_ids"])
+    tokens = Tokenizer.load(draft_model).encode(prompt.text)
+    return before | record | {
+        "load_end": os.getloadavg()[0],
+        "others": max(0.0, others) / elapsed,
+        "prompt_tokens": len(tokens),
+        "emitted": len(record["token_ids"]),
+        "repetition": repetition(tokens, record["token_ids"]),
+        **compared,
+    }
+
+
+def _ours(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[str, Any]:
+    tokens = Tokenizer.load(draft_model).encode(prompt.text)
+    outcome, agreed = run_study(
+        PROGRAM,
+        model,
+        asdict(_request(asked, len(tokens))),
+        {"prompt": tokens, "draft_dir": str(draft_model), "stop": [], "draft_seed": asked.seed,
+         "sampling_seed": asked.seed},
+        tokenizer=draft_model,
+        network=asked.network,
+        sampling_seed=asked.seed,
+    )  # fmt: skip
+    result = outcome.result
+    report = result["report"]
+    result["costs"]["kinds"] = by_kind(result["costs"]["kinds"])
+    return {
+        **{k: result[k] for k in ("costs", "peak_memory", "text", "token_ids", "learned")},
+        **{k: report[k] for k in ("steps", "drafted", "accepted", "finish_reason")},
+        "wire_bytes": outcome.wire_sent + outcome.wire_received,
+        "config": agreed,
+    }
+
+
+def _stock(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[str, Any]:
+    count = asked.stock_tokens or asked.tokens
+    tokenizer = Tokenizer.load(model)
+    length = len(tokenizer.encode(prompt.text))
+    # One token comes with the prefill, one with the step that `measure` calls its warm-up.
+    found = stock_gpt2.complete(model, prompt.text, length + count, count - 2, asked.network)
+    steps = [found["warm_up"], *found["runs"]]
+    return {
+        "costs": {
+            "hint": NO_COST, "set_up": found["set_up"], "material": NO_COST,
+            "planning": NO_COST,
+            "prefill": _online(found["prefill"]), "decode": summed(map(_online, steps)),
+            "used_material": NO_COST, "kinds": {},
+        },
+        "peak_memory": found["peak_memory"],
+        "text": tokenizer.decode(found["tokens"]),
+        "token_ids": found["tokens"],
+        "learned": found["learned"],
+        "steps": len(steps), "drafted": 0, "accepted": 0, "finish_reason": "length",
+        "wire_bytes": sum(found["wire_bytes"].values()),
+        "config": found["config"],
+    }  # fmt: skip
+
+
+def _online(cost: dict[str, Any]) -> dict[str, Any]:
+    return {name: cost[name] for name in FIGURES}
+
+
+def _request(asked: Asked, prompt_tokens: int) -> Request:
+    drafts = DRAFT_LENGTH if asked.system == "ours-drafted" else 0
+    temperature = TEMPERATURE if asked.mode == "sampled" else 0.0
+    return Request(prompt_tokens, asked.tokens, drafts, temperature)
+
+
+def _busy_seconds() -> float:
+    """CPU time that the machine has spent on anything."""
+    fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, fields)
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    """CPU time of this process and of what it started and waited for: both parties."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+def _commit() -> str:
+    """The repository's commit, with a + when files differ from it; "unknown" outside one."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + "+" * bool(git("status", "--porcelain"))
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def repetition(prompt: Sequence[int], tokens: Sequence[int]) -> float:
+    """Share of `tokens` that lie in a run of NGRAM which stood earlier in prompt and text."""
+    text, seen = [*prompt, *tokens], set()
+    repeated = np.zeros(len(text), bool)
+    for i in range(len(text) - NGRAM + 1):
+        gram = tuple(text[i : i + NGRAM])
+        if gram in seen:
+            repeated[i : i + NGRAM] = True
+        seen.add(gram)
+    return float(repeated[len(prompt) :].mean()) if tokens else 0.0
+
+
+# ---- against plaintext
+
+
+def against_plaintext(
+    asked: Asked, prompt: Prompt, model: Path, draft_model: Path, tokens: list[int]
+) -> dict[str, Any]:
+    """How far the tokens are plaintext's, and what is wrong with them.
+
+    Greedy: at each token, how much less likely (in logits of float32, after the same text) it is
+    than the likeliest; where that is above zero it is a near-tie, and wrong where it is above twice
+    the bound on errors of logits (ours; the stock path has no such bound). Sampled: the number of
+    tokens until the first one that plaintext, with the same seeds, does not draw.
+    """
+    given = Tokenizer.load(draft_model).encode(prompt.text)
+    if asked.mode == "sampled":
+        wanted = plaintext_tokens(asked, given, model, draft_model)
+        return {"same_as_plaintext": _common(tokens, wanted), "failures": []}
+    config, params = load_model(model)
+    text = np.asarray([*given, *tokens[:-1]], np.int32)
+    rows = np.asarray(jax.jit(lambda p, ids: logits(p, config, ids))(params, text))
+    rows = rows[len(given) - 1 :]
+    margins = rows.max(axis=-1) - rows[np.arange(len(tokens)), tokens]
+    near, largest = int((margins > 0).sum()), float(margins.max())
+    failures = []
+    if asked.system != "stock" and largest > 2 * MAX_ERROR:
+        failures.append(f"{asked.prompt}, {asked.network}: a greedy token is {largest:.3f} below")
+    return {"near_ties": near, "largest_margin": largest, "failures": failures}
+
+
+def plaintext_tokens(
+    asked: Asked, given: list[int], model: Path, draft_model: Path
+) -> list[int]:
+    """What the same completion gives in plaintext with the same seeds."""
+    config, params = load_model(model)
+    programs = Programs.build(config, _request(asked, len(given)))
+    streams = Streams(*(completion.stream(name, asked.seed) for name in ("drafts", "sampling")))
+    drafter = None
+    if programs.request.draft_length:
+        rows = programs.live_rows + programs.request.draft_length
+        drafter = Drafter(*load_model(draft_model), rows)
+    client = ClientSide(given, Tokenizer.load(draft_model), drafter, programs.verifier, streams)
+    session = PlaintextSession()
+    weights = share_weights(session, config, params)
+    secrets = completion.stream("joint randomness", asked.seed)
+    generate(session, programs, weights, client, secrets)
+    return client.tokens
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    return len(os.path.commonprefix([list(a), list(b)]))
+
+
+# ---- all runs, resumably
+
+
+def load(path: Path | None) -> dict[str, Any]:
+    """What a file holds of earlier runs; nothing where there is none. InputError when it is not the
+    study's.
+    """
+    if path is None or not path.exists():
+        return {"runs": [], "failed": []}
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        assert isinstance(found["runs"], list) and isinstance(found["failed"], list)
+    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        raise InputError(f"--json: {path} holds no runs of this study; name another") from None
+    return found
+
+
+def missing(
+    runs: Sequence[tuple[Asked, Prompt]], found: dict[str, Any]
+) -> list[tuple[Asked, Prompt]]:
+    """The runs of which `found` has no record."""
+    done = [record["asked"] for record in found["runs"]]
+    return [(asked, prompt) for asked, prompt in runs if asdict(asked) not in done]

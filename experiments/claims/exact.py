@@ -1,0 +1,269 @@
+"""Exact figures: messages, rounds and bytes of ops, functions, verification, and whole steps.
+
+They follow from dry runs alone (`spu_llm.compiler.demand`), replayed as the executor would send
+them (`experiments.common.replay`): no key is made and nothing is sent. `data/exact.json` has them
+as they were when the tables of RESULTS.md and protocols/README.md were last brought up to date
+(`experiments.claims.exact_cells`); a test compares all three.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import enable_x64
+
+from experiments.benchmarks.op_cases import OPS, Input
+from experiments.benchmarks.step_sweep import capacity_for
+from experiments.benchmarks.verify_bench import function_of
+from experiments.benchmarks.verify_data import SAMPLING
+from experiments.common.replay import Replay
+from experiments.common.saved import DATA
+from experiments.cost_model.workload import ROUNDS, Workload, of_completion, of_layers
+from models.gpt2 import GPT2Config
+from models.hf import load_config
+from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
+from protocols.arithmetic.narrow import narrow, widen
+from protocols.arithmetic.product import linear, matmul, multiply, square
+from protocols.arithmetic.truncate import truncate
+from protocols.bits.compare import sign
+from protocols.bits.convert import to_arith
+from protocols.bits.logic import and_bits, prefix_or
+from protocols.bits.mux import mux
+from protocols.functions.argmax import argmax
+from protocols.functions.exponential import exponential
+from protocols.functions.maximum import maximum
+from protocols.ot.select import select
+from protocols.verification.sampling import Widths, locate, reject, residual
+from protocols.verification.variants import verifier
+from spu_llm.compiler.demand import DryRun
+from spu_llm.core.op import Cost
+from spu_llm.core.settings import SpuConfig
+from spu_llm.core.values import CLIENT, PROVIDER, Arith, Bool, Owner
+from spu_llm.runtime.executor import run_alone_at
+from spu_llm.runtime.session import SecureFunction
+from spu_llm.systems.decoding.request import Request
+
+FILE = DATA / "exact.json"
+PROMPT_TOKENS = 7  # of the prompt of demo
+POSITIONS = (1, 8, 16)
+SMALL = GPT2Config(50257, 1024, 768, 12, 12)  # GPT-2 small's shape
+SMALL_PROMPT = 64
+VOCAB = 32000
+DRAFTS = (4, 8)
+VERIFIED = (
+    ("token", "probabilities"), ("token", "logits"), ("post", "probabilities"), ("post", "logits"),
+    ("naive", "probabilities"), ("naive", "logits"), ("race", "logits"),
+)  # fmt: skip
+LARGE = {  # sizes that were measured beside the usual ones
+    "sign-24": (100_000, 1_000_000), "multiply": (100_000, 1_000_000), "to-arith": (100_000,),
+    "square": (100_000,),
+}  # fmt: skip
+MANY = 6400  # values: a multiple of 64, to which bits are packed
+J, C, P = Owner.JOINT, Owner.CLIENT, Owner.PROVIDER
+
+
+def figures(model: Path) -> dict[str, Any]:
+    """All of them, as JSON fields. `model`: the directory of the shipped private model."""
+    with enable_x64():  # whole ring words
+        ops = [
+            _case(name, size)
+            for name, case in OPS.items()
+            for size in (*case.sizes, *LARGE.get(name, ()))
+        ]
+        protocols = _protocols()
+    return {
+        "steps": [*_shipped_steps(load_config(model)), *_small_steps()],
+        "verification": _verification(),
+        "ops": ops,
+        "protocols": protocols,
+    }
+
+
+def cost_of(function: SecureFunction, args: Sequence[Any]) -> Cost:
+    """Of one call with arguments of these forms (values, or shapes with a dtype)."""
+    frac_bits = SpuConfig().frac_bits
+    plan, _ = function.plan(*args)
+    leaves = jax.tree.leaves(args)
+    client, provider = (
+        DryRun(rank, frac_bits, functools.partial(run_alone_at, rank, frac_bits))
+        .run(plan, leaves)[0]
+        .calls
+        for rank in (CLIENT, PROVIDER)
+    )
+    replay = Replay(ROUNDS)
+    replay.play(plan.steps, client, provider)
+    return Cost(sum(replay.messages), round(replay.seconds), *replay.sent)
+
+
+# ---- steps of a model
+
+
+def _shipped_steps(config: GPT2Config) -> list[dict[str, Any]]:
+    """As `bench step` runs them after the prompt of demo."""
+    prefill, steps = of_sweep(config, PROMPT_TOKENS, POSITIONS)
+    named = {f"prefill of {PROMPT_TOKENS}": prefill} | {f"step of {n}": steps[n] for n in steps}
+    return [{"model": "shipped", "step": name} | step for name, step in named.items()]
+
+
+def of_sweep(
+    config: GPT2Config, prompt_tokens: int, positions: Sequence[int], temperature: float = 0.0
+) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    """The prefill and the steps of `step_sweep`, all with one cache, by positions."""
+    rows = capacity_for(prompt_tokens, positions)
+    prefill, found = {}, {}
+    for n in positions:
+        request = Request(
+            prompt_tokens, rows - prompt_tokens - n, n - 1, temperature, show_progress=True
+        )
+        assert request.sizes(config) == (rows,)
+        prefill, found[n] = steps_of(config, request)
+    return prefill, found
+
+
+def _small_steps() -> list[dict[str, Any]]:
+    """As `experiment scale` runs them."""
+    prefill, step = steps_of(SMALL, Request(SMALL_PROMPT, 3, 0, temperature=0.0))
+    return [
+        {"model": "GPT-2 small", "step": f"prefill of {SMALL_PROMPT}"} | prefill,
+        {"model": "GPT-2 small", "step": "step of 1"} | step,
+    ]
+
+
+def steps_of(config: GPT2Config, request: Request) -> list[dict[str, Any]]:
+    """The prefill and the first decode step of a completion, each with what one block adds."""
+    one, two = (
+        of_completion(dataclasses.replace(config, n_layer=n), request, []) for n in (1, 2)
+    )
+    return [
+        _counts(of_layers(a, b, config.n_layer))
+        | {"block": _counts(b.combined(a, 1.0, -1.0)), "bytes_of": _sizes(a, b, config.n_layer)}
+        for a, b in zip(one, two, strict=True)
+    ]
+
+
+def _counts(work: Workload) -> dict[str, int]:
+    names = ("messages", "rounds", "client_to_provider", "provider_to_client")
+    return {name: round(work.counts[name]) for name in names}
+
+
+def _sizes(one: Workload, two: Workload, layers: int) -> dict[str, int]:
+    return {kind: round(n) for kind, n in of_layers(one, two, layers).bytes_of.items()}
+
+
+# ---- ops, functions made of ops, verification
+
+
+def _verification() -> list[dict[str, Any]]:
+    """What `bench verify` measures."""
+    found = []
+    for drafts in DRAFTS:
+        for name, source in VERIFIED:
+            chosen = verifier(name, SAMPLING)
+            args = [
+                jax.ShapeDtypeStruct((drafts + 1, VOCAB), np.float32),
+                chosen.client_shapes(drafts, VOCAB),
+                chosen.provider_shapes(drafts),
+            ]
+            cost = cost_of(function_of(chosen, source == "probabilities"), args)
+            row = {"draft_length": drafts, "variant": name, "source": source}
+            found.append(row | dataclasses.asdict(cost))
+    return found
+
+
+def _case(name: str, size: int) -> dict[str, Any]:
+    """What `bench op` measures of ours."""
+    case = OPS[name]
+    inputs = case.inputs(np.random.default_rng(0), size)
+    function = SecureFunction(case.ours, tuple(x.owner for x in inputs), name)
+    cost = cost_of(function, [_form(x) for x in inputs])
+    values = max(x.plain.size for x in inputs if x.owner is J) if J in function.owners else size
+    return {"op": name, "size": size, "values": values} | dataclasses.asdict(cost)
+
+
+def _form(x: Input) -> Any:
+    if x.boolean and x.plain.dtype != np.bool_:
+        return Bool(np.zeros(x.plain.shape, np.uint64), x.plain.dtype, 0, 64)
+    return jax.ShapeDtypeStruct(x.plain.shape, x.plain.dtype)
+
+
+def _protocols() -> dict[str, dict[str, Any]]:
+    """What protocols/README.md says of ops: costs, and how many values they are of."""
+    return {
+        name: {"values": values} | dataclasses.asdict(cost_of(SecureFunction(fn, owners, name), x))
+        for name, (fn, owners, x, values) in _ops().items()
+    }
+
+
+Priced = tuple[Callable[..., Any], tuple[Owner, ...], Sequence[Any], int]
+
+
+def _ops() -> dict[str, Priced]:
+    """Each op with what it is called on: function, owners, forms, values."""
+
+    def ints(*shape: int, bits: int = 64) -> Arith:
+        return Arith(np.zeros(shape, np.uint64), np.dtype(np.int64), 0, bits)
+
+    def bools(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, np.bool_)
+
+    def floats(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, np.float32)
+
+    def own(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, np.int64)
+
+    def of(fn: Callable[..., Any], *x: Any) -> Priced:
+        return fn, (J,) * len(x), x, MANY
+
+    one, many, bits = ints(MANY), (ints(MANY), ints(MANY)), bools(MANY)
+    widths = Widths.of_weights(VOCAB)
+    rows, words = MANY // 64, MANY // 2
+    return {
+        **{f"sign {n}": of(lambda x, n=n: sign(x, bits=n), one) for n in (9, 12, 24, 32, 64)},
+        "and_bits": of(and_bits, bits, bits),
+        **{f"prefix_or {n}": of(prefix_or, bools(MANY // n, n)) for n in (4, 8, 20)},
+        "to_arith": of(to_arith, bits),
+        "truncate unbiased": of(lambda x: truncate(x, shift=18, how="unbiased", bits=62), one),
+        "truncate local": of(lambda x: truncate(x, shift=18, how="local", bits=24), one),
+        "truncate exact": of(lambda x: truncate(x, shift=18, how="exact", bits=62), one),
+        "multiply": of(multiply, *many),
+        "square": of(square, one),
+        "matmul": of(lambda x, y: matmul(x, y, shift=0), ints(1, rows, 32), ints(1, 32, rows)),
+        "linear": (
+            lambda x, w: linear(x, w, label="exact", shift=0), (J, P),
+            (floats(rows, 64), floats(64, 32)), MANY,
+        ),
+        "select": (
+            lambda x, d: select(x, d, bits=64), (J, C), (ints(8, 4096), own(8)), 8 * 4096
+        ),
+        "joint_bits": (joint_bits, (C, P), (bools(MANY), bools(MANY)), MANY),
+        "joint_words": (joint_words, (C, P), (own(MANY), own(MANY)), MANY),
+        "joint_fraction": (
+            lambda x, y: joint_fraction(x, y, bits=16), (C, P), (own(MANY), own(MANY)), 16 * MANY
+        ),
+        "mux": of(mux, bits, one),
+        "mux 25": of(mux, bits, ints(MANY, bits=25)),
+        "mux 32": of(mux, bits, ints(MANY, bits=32)),
+        "narrow": of(lambda x: narrow(x, drop=18, bits=30), floats(MANY)),
+        "widen": of(widen, ints(MANY, bits=30)),
+        "maximum": (lambda x: maximum(x, bits=26), (J,), (ints(9, VOCAB),), 9 * VOCAB),
+        "argmax": (lambda x: argmax(x, bits=26), (J,), (ints(9, VOCAB),), 9 * VOCAB),
+        "exponential": of(exponential, floats(MANY)),
+        "reject": (
+            lambda w, z, q, r: reject(w, z, q, r, widths=widths), (J, J, C, J),
+            (one, one, own(MANY), one), MANY,
+        ),
+        "residual": (
+            lambda w, q: residual(w, q, widths=widths), (J, C),
+            (ints(2, words), own(2, words)), MANY,
+        ),
+        "locate": of(
+            lambda w, u: locate(w, u, draw=widths.draw, total=widths.total), ints(2, words), ints(2)
+        ),
+    }  # fmt: skip

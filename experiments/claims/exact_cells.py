@@ -1,0 +1,275 @@
+"""The exact figures where documents state them: cells of tables, compared with the code.
+
+A table that has some stands under a comment `<!-- exact: NAME -->`. Its rows are known by their
+first cell, or by their first two joined by ", ", its columns by their heads, both without markup.
+Cells that are not listed here are other people's: measured, or words.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from experiments.common.kinds import KINDS
+from spu_llm.core.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = (ROOT / "experiments" / "RESULTS.md", ROOT / "protocols" / "README.md")
+COMMAND = "spu-llm experiment exact --write"
+_MARK = re.compile(r"<!-- exact: (.+) -->$")
+
+Cells = Mapping[str, Mapping[str, Mapping[str, str]]]  # by table, row, column
+
+
+def cells(figures: Mapping[str, Any]) -> Cells:
+    """What tables have to say."""
+    costs = {(row["op"], row["size"]): row for row in figures["ops"]}
+    functions = {
+        "GELU, 6 thresholds (1,024 values)": costs["gelu", 1024],
+        "SiLU, 8 thresholds (1,024)": costs["silu", 1024],
+        "reciprocal over 2^10 (256)": costs["reciprocal", 256],
+        "rsqrt over 2^10 (256)": costs["rsqrt", 256],
+        "rms_norm, 256 wide (8 rows)": costs["rms-norm", 8],
+        "softmax over 64 (64 rows)": costs["softmax", 64],
+    }
+    short = {name.partition(" (")[0]: row for name, row in functions.items()}
+    short["gelu"] = short.pop("GELU, 6 thresholds")
+    short["silu"] = short.pop("SiLU, 8 thresholds")
+    short["reciprocal, rsqrt over 2^10"] = short.pop("reciprocal over 2^10")
+    assert _both(short.pop("rsqrt over 2^10")) == _both(short["reciprocal, rsqrt over 2^10"])
+    return {
+        "steps": {_name(step): _of_step(step) for step in figures["steps"]},
+        "bytes by kind": {
+            _name(step): {kind: f"{step['bytes_of'].get(kind, 0):,}" for kind in KINDS}
+            for step in figures["steps"]
+        },
+        "verification": {
+            f"{row['draft_length']} drafts, {row['variant']} from {row['source']}": {
+                "messages": str(row["messages"]), "rounds": str(row["rounds"]),
+                "bytes, client to provider": f"{row['client_to_provider']:,}",
+                "bytes, provider to client": f"{row['provider_to_client']:,}",
+            }
+            for row in figures["verification"]
+        },
+        "ops": {
+            f"{name}, {size:,}": {
+                "messages, ours": str(row["messages"]), "bytes online, ours": _size(_both(row))
+            }
+            for (name, size), row in costs.items()
+        },
+        "functions": {name: _of_function(row) for name, row in functions.items()},
+        "protocol functions": {name: _of_function(row) for name, row in short.items()},
+        "protocol ops": _of_protocols(figures["protocols"]),
+    }  # fmt: skip
+
+
+def _name(step: Mapping[str, Any]) -> str:
+    return f"{step['model']}, {step['step']}"
+
+
+def _of_step(step: Mapping[str, Any]) -> dict[str, str]:
+    block = step["block"]
+    return {
+        "messages": f"{step['messages']:,}",
+        "rounds": f"{step['rounds']:,}",
+        "messages of a block": f"{block['messages']:,}",
+        "rounds of a block": f"{block['rounds']:,}",
+        "bytes of a block": f"{_both(block):,}",
+        "bytes, client to provider": f"{step['client_to_provider']:,}",
+        "bytes, provider to client": f"{step['provider_to_client']:,}",
+        "bytes": f"{_both(step):,}",
+    }
+
+
+def _of_function(row: Mapping[str, Any]) -> dict[str, str]:
+    return {"messages": str(row["messages"]), "bytes online per value": f"{_each(row):,.0f}"}
+
+
+def _of_protocols(ops: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    def messages(*names: str) -> str:
+        (number,) = {ops[name]["messages"] for name in names}
+        return str(number)
+
+    def each(name: str) -> str:
+        """Bytes per value: whole numbers and short fractions as they are, others rounded."""
+        exact = Fraction(_both(ops[name]), ops[name]["values"])
+        if exact < 1 and exact.denominator <= 4:
+            return str(exact)
+        return f"{float(exact):.2f}".rstrip("0").rstrip(".")
+
+    plain = {
+        "and_bits": f"{each('and_bits')} per bit",
+        "to_arith": f"{each('to_arith')} per bit",
+        "truncate unbiased": each("truncate unbiased"),
+        "truncate local": each("truncate local"),
+        "matmul": f"{each('matmul')} per entry of x and y",
+        "linear": f"{each('linear')} per entry of x",
+        "joint_fraction": f"{each('joint_fraction')} per bit",
+        "narrow": each("narrow"),
+        "widen": each("widen"),
+        "exponential": each("exponential"),
+    }
+    bits, online = "messages online (both parties)", "bytes online per value, both ways"
+    found = {name: {bits: messages(name), online: text} for name, text in plain.items()}
+    found["sign"] = {
+        bits: f"{messages('sign 9')} at 9 bits, {messages('sign 12', 'sign 24', 'sign 32')} at 12 "
+        f"to 32, {messages('sign 64')} at 64",
+        online: f"{each('sign 12')} at 12 bits, {each('sign 24')} at 24, {each('sign 64')} at 64",
+    }
+    found["prefix_or"] = {
+        bits: f"{messages('prefix_or 4')} for 4 bits, {messages('prefix_or 8')} for 8, "
+        f"{messages('prefix_or 20')} for 20",
+        online: f"{each('prefix_or 4')} per bit for 4 bits, {each('prefix_or 8')} for 8, "
+        f"{each('prefix_or 20')} for 20",
+    }
+    found["truncate exact"] = {
+        bits: f"{messages('truncate exact')} at k = 18", online: f"{each('truncate exact')} at "
+        "k = 18",
+    }  # fmt: skip
+    found["multiply, square"] = {
+        bits: messages("multiply", "square"), online: f"{each('multiply')}, {each('square')}"
+    }
+    found["select"] = {bits: messages("select")}
+    found["joint_bits, joint_words"] = {
+        bits: messages("joint_bits", "joint_words"), online: each("joint_words")
+    }
+    narrow = {each("mux 25"), each("mux 32")}
+    found["mux"] = {
+        bits: messages("mux", "mux 25", "mux 32"),
+        online: f"{each('mux')}; {narrow.pop()} for words of 25 to 32 bits",
+    }
+    for name in ("maximum", "argmax"):
+        found[name] = {
+            bits: f"{messages(name)} at 9 x 32,000", online: f"{each(name)} at 26 bits"
+        }
+    found["reject, residual, locate"] = {
+        bits: ", ".join(map(messages, ("reject", "residual", "locate"))),
+        online: f"{each('reject')}, {each('residual')}, {each('locate')} at V = 32,000",
+    }
+    return found
+
+
+def _both(cost: Mapping[str, Any]) -> int:
+    return int(cost["client_to_provider"] + cost["provider_to_client"])
+
+
+def _each(row: Mapping[str, Any]) -> float:
+    return _both(row) / int(row["values"])
+
+
+def _size(count: int) -> str:
+    """In three figures."""
+    for unit, least in (("MB", 10**6), ("kB", 10**3)):
+        if count >= least:
+            return f"{float(f'{count / least:.3g}'):g} {unit}"
+    return f"{count} B"
+
+
+# ---- documents
+
+
+@dataclass(frozen=True)
+class Stale:
+    """A cell that does not say what the code does."""
+
+    line: int
+    table: str
+    row: str
+    column: str
+    found: str
+    wanted: str
+
+    def __str__(self) -> str:
+        where = f"line {self.line}, table {self.table}, row {self.row!r}, {self.column!r}"
+        return f"{where}: found {self.found!r}, the code says {self.wanted!r}"
+
+
+def plain(cell: str) -> str:
+    """A cell's text without links, code marks, emphasis, and the mark of an exact column."""
+    text = re.sub(r"[`*]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cell))
+    return text.strip().removesuffix(" =")
+
+
+def split(line: str) -> list[str]:
+    """The cells of a row."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def checked(text: str, wanted: Cells) -> tuple[str, list[Stale]]:
+    """The document with its exact cells as wanted, and those that were not. Rows that should be
+    there and are not, and tables that nobody knows, count as stale.
+    """
+    lines, found = text.splitlines(), []
+    for name, start in _tables(lines):
+        if name not in wanted:
+            found.append(Stale(start, name, "", "", "a table", "nothing of this name"))
+            continue
+        heads = [plain(cell) for cell in split(lines[start])]
+        left = dict(wanted[name])
+        for number in range(start + 2, len(lines)):
+            if not lines[number].startswith("|"):
+                break
+            row = split(lines[number])
+            keys = plain(row[0]), ", ".join(map(plain, row[:2]))
+            key = next((key for key in keys if key in left), None)
+            if key is None:
+                continue
+            for column, cell in left.pop(key).items():
+                if column not in heads:
+                    found.append(Stale(number + 1, name, key, column, "no such column", cell))
+                elif plain(row[heads.index(column)]) != cell:
+                    old, row[heads.index(column)] = row[heads.index(column)], cell
+                    found.append(Stale(number + 1, name, key, column, old, cell))
+            lines[number] = f"| {' | '.join(row)} |"
+        if name not in _PARTS:
+            found += [Stale(start + 1, name, key, "", "no such row", "one") for key in left]
+    return "\n".join(lines) + "\n", found
+
+
+_PARTS = ("ops",)  # tables that show some of the rows
+
+
+def _tables(lines: list[str]) -> Iterator[tuple[str, int]]:
+    """Names, and where the heads are."""
+    for number, line in enumerate(lines):
+        if match := _MARK.match(line):
+            yield match[1], number + 1
+
+
+def documents(figures: Mapping[str, Any], *, write: bool) -> list[str]:
+    """What is stale in the repository's documents; with `write`, it is brought up to date."""
+    found = []
+    for path in DOCUMENTS:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError:
+            raise InputError(f"{path} is not there: this needs a checkout") from None
+        right, stale = checked(text, cells(figures))
+        found += [f"{path.relative_to(ROOT)}: {cell}" for cell in stale]
+        if write and right != text:
+            path.write_text(right, encoding="utf-8")
+    return found
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """What was written; nothing where there is no file."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def table(figures: Mapping[str, Any]) -> str:
+    """Steps and their blocks, as Markdown."""
+    rows = cells(figures)["steps"]
+    heads = list(next(iter(rows.values())))
+    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    return "\n".join(
+        lines + [f"| {name} | {' | '.join(row.values())} |" for name, row in rows.items()]
+    )

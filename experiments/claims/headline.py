@@ -1,0 +1,149 @@
+"""The README's headline and figure: an emitted token in complete generations, on one network.
+
+Medians over all runs of a system, greedy and sampled alike, as `completions_report.plot` has them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.claims.completions_report import FIGURES, Record, choose, groups, of_group, online
+
+# Okabe and Ito's palette: told apart by readers who do not see all colours.
+WAYS = {
+    "stock": ("GPT-2 whole in SPU", "#555555"),
+    "ours-standard": ("spu-llm, one token a step", "#0072B2"),
+    "ours-drafted": ("spu-llm, drafted", "#D55E00"),
+}
+PLACES = {
+    "local": "over loopback", "lan": "on an emulated LAN", "wan": "on an emulated WAN",
+}  # fmt: skip
+
+
+def main_group(data: dict[str, Any]) -> tuple[str, int]:
+    """The network and length that there are most runs of; of several such the last, slowest one."""
+    there = groups(data)
+    return max(reversed(there), key=lambda group: len(of_group(data, *group)))
+
+
+def median(records: Sequence[Record], system: str, figure: str, unit: str) -> float:
+    """Of FIGURES[figure] over all runs of a system, greedy and sampled alike."""
+    return statistics.median(FIGURES[figure](r, unit) for r in choose(records, system))
+
+
+def draw_traffic(axes: Sequence[Any], data: dict[str, Any]) -> None:
+    """Bytes and messages of an emitted token, and with a third of `axes` seconds: a bar for each
+    system, online solid, the rest of everything hatched; lines beside a bar: ranges of seconds.
+    """
+    network, tokens = main_group(data)
+    records = of_group(data, network, tokens)
+    systems = [s for s in WAYS if choose(records, s)]
+    panels: list[tuple[str, str, float]] = [
+        ("MB per token", "bytes", 1e6), ("messages per token", "messages", 1.0),
+        (f"seconds per token, {network}", "seconds", 1.0),
+    ]  # fmt: skip
+    for panel, (title, unit, scale) in zip(axes, panels, strict=False):
+        for y, system in enumerate(systems):
+            color = WAYS[system][1]
+            inner, outer = (median(records, system, name, unit) / scale for name in FIGURES)
+            panel.barh(y, inner, 0.62, color=color)
+            panel.barh(y, outer - inner, 0.62, left=inner, color="white", edgecolor=color,
+                       hatch="////")  # fmt: skip
+            lines, right = [], outer
+            for name, value, word, edge in (
+                ("online", inner, "online", y - 0.37), ("everything", outer, "in all", y + 0.37),
+            ):  # fmt: skip
+                values = [FIGURES[name](r, unit) / scale for r in choose(records, system)]
+                text = f"{_figure(value)} {word}"
+                if unit == "seconds":
+                    panel.hlines(edge, min(values), max(values), color=color, linewidth=1.5)
+                    text += f" ({_figure(min(values))} to {_figure(max(values))})"
+                    right = max(right, max(values))
+                lines.append(text)
+            panel.annotate("\n".join(lines), (right, y), (5, 0), textcoords="offset points",
+                           va="center", fontsize=9)  # fmt: skip
+        panel.set_title(title, loc="left")
+        panel.set_yticks(range(len(systems)), [WAYS[s][0] for s in systems])
+        panel.tick_params(left=False)
+        panel.set_xticks([])
+        panel.invert_yaxis()
+        panel.margins(x=0.8 if unit == "seconds" else 0.5)
+        panel.spines[["top", "right", "bottom"]].set_visible(False)
+    for panel in axes[1:]:
+        panel.set_yticklabels([])
+    axes[-1].set_xlabel(
+        "medians; solid: online; hatched: the rest of a session, but for the hint", loc="right"
+    )
+
+
+def plot_traffic(data: dict[str, Any], path: Path, *, timed: bool) -> None:
+    """`draw_traffic` on white, so that it can stand on any page; in an SVG, text stays text.
+    `timed`: whether seconds are worth showing.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    style: Any = {"font.size": 11, "svg.fonttype": "none", "svg.hashsalt": "spu-llm"}
+    style["figure.constrained_layout.w_pad"] = 0.12  # inches: another font may run wider
+    with matplotlib.rc_context(style):
+        count = 3 if timed else 2
+        figure, axes = pyplot.subplots(1, count, figsize=(2 + 4 * count, 2.6), layout="constrained")
+        draw_traffic(axes, data)
+        figure.savefig(path, metadata={"Date": None})
+        pyplot.close(figure)
+
+
+def headline(data: dict[str, Any], *, timed: bool) -> str:
+    """A token in sentences, as Markdown; `timed`: whether seconds are worth showing."""
+    network, tokens = main_group(data)
+    records = of_group(data, network, tokens)
+
+    def of(figure: str, unit: str, system: str = "ours-drafted") -> str:
+        value = median(records, system, figure, unit) / (1e6 if unit == "bytes" else 1.0)
+        return _figure(value)
+
+    def sent(figure: str, system: str = "ours-drafted") -> str:
+        return f"{of(figure, 'messages', system)} messages and {of(figure, 'bytes', system)} MB"
+
+    runs = ", ".join(
+        f"{len(choose(records, s))} {name}" for s, name in (("ours-drafted", "drafted"),
+                                                           ("stock", "stock"))
+    )  # fmt: skip
+    texts = [
+        f"A token of a completion of {tokens} by the demo's private model, drafted, against the "
+        f"same GPT-2 compiled whole by SPU (medians over complete two-party runs: {runs}):",
+        f"- **{sent('online')} a token online**, against {sent('online', 'stock')}; with "
+        f"everything from launch to end {sent('everything')}, against "
+        f"{sent('everything', 'stock')}.",
+    ]
+    if timed:
+        seconds = [online(r, "seconds") for r in choose(records, "ours-drafted")]
+        texts.append(
+            f"- **{of('online', 'seconds')} s a token online {PLACES[network]}** "
+            f"({_figure(min(seconds))} to {_figure(max(seconds))}), against "
+            f"{of('online', 'seconds', 'stock')} s; with everything "
+            f"{of('everything', 'seconds')} s, against "
+            f"{of('everything', 'seconds', 'stock')} s (two cores for both parties together)."
+        )
+    hint = max(r["costs"]["hint"]["provider_to_client"] for r in records)
+    if hint > 1e6:
+        texts.append(
+            f"- Before its first completion a client fetches a hint of the model: {hint / 1e6:.0f} "
+            "MB, which it keeps, and which are in none of these figures."
+        )
+    first, *bullets = (
+        textwrap.fill(text, 100, subsequent_indent="  " if text.startswith("-") else "",
+                      break_long_words=False, break_on_hyphens=False)
+        for text in texts
+    )  # fmt: skip
+    return "\n".join([first, "", *bullets])
+
+
+def _figure(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

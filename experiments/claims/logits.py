@@ -1,0 +1,324 @@
+"""How far the secure forward's logits are from float32's.
+
+Two comparisons on held-out text, with one criterion: no logit is off by more than `MAX_ERROR`, and
+the most likely token is the same at `MIN_AGREEMENT` of the positions. Where it is not, two logits
+lie closer together than twice the largest error (this follows); the report says how close.
+
+on shares   A secure function opens every row of logits to the client, which no completion does. The
+            reference needs the private weights; the command, which runs both parties on one
+            machine, computes it after the session. The client's worker never has them.
+by pieces   The same forward in plaintext with every approximation in its form on shares: GELU's
+            table, the lines of norms and of the softmax's sum, coarse maxima, exponentials that end
+            at -16, narrow words in whole units. It costs little, so it is done at thousands of
+            positions. What it leaves out is the rounding of shares, and that a comparison of narrow
+            words may take a piece up to one unit beyond its end, which the fits allow for.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.common.two_parties import machine, run_study
+from models.cache import empty_block, see
+from models.gpt2 import GPT2Config, Params, embed_one_hot, fold, head, logits, step
+from models.hf import load_config, load_model
+from models.tokenizer import Tokenizer
+from models.training.snippets import read_snippets
+from protocols.functions.in_range import when_in_range
+from spu_llm.core._jax import as_function, expanded, flat_jaxpr
+from spu_llm.core.approx import form_on_shares
+from spu_llm.core.errors import InputError
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, Owner
+from spu_llm.runtime.session import PartySession, SecureFunction
+from spu_llm.systems.decoding.generate import share_weights
+
+PROGRAM = "logits"
+WINDOW_TOKENS = 50
+PIECES_POSITIONS = 5000
+MAX_ERROR = 0.07
+MIN_AGREEMENT = 0.99
+QUANTILES = (0.5, 0.9, 0.99, 0.999)
+
+
+# ---- the program of both workers
+
+
+def forward(config: GPT2Config, weights: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Logits [n, vocab] after each of the client's tokens [n], and what left a range (int32)."""
+    n = tokens.shape[0]
+    one_hot = jax.nn.one_hot(tokens, config.vocab_size, dtype=jnp.float32)
+    x = embed_one_hot(weights, one_hot, jnp.arange(n))
+    room = empty_block(config.n_layer, config.n_head, n, config.head_dim)
+    rows, _, outside = step(weights, config, x, room, 0, see(0, n, n))
+    return head(weights, rows), outside
+
+
+def build(config: GPT2Config) -> SecureFunction:
+    """Secure forward of the client's tokens [n]: logits [n, vocab] to the client."""
+
+    def opened(weights: Any, tokens: jax.Array) -> jax.Array:
+        rows, outside = forward(config, weights, tokens)
+        rows = when_in_range(outside, rows)
+        return reveal(rows, to=Owner.CLIENT, label="logits (study)")
+
+    return SecureFunction(opened, (Owner.PROVIDER, Owner.CLIENT), "logits")
+
+
+def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
+    """Open the logits of every window to the client, who sends them on as events.
+
+    Public settings: `windows` and `window_tokens`. The client's own: `window_ids`, token ids.
+    An event "logits" carries `window` and `rows`: float32 [window_tokens, vocab] in base64.
+    """
+    config = GPT2Config(**job["model"])
+    windows, length = int(job["request"]["windows"]), int(job["request"]["window_tokens"])
+    if windows < 1 or not 1 <= length <= config.n_positions:
+        raise InputError(f"{windows} windows of {length} tokens do not fit this model")
+    secure = build(config)
+    with session.meter.in_phase("offline"):
+        params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
+        weights = share_weights(session, config, params)
+        send("stage", name="compiling")
+        session.prepare(secure, weights, jax.ShapeDtypeStruct((length,), np.int32))
+    for i in range(windows):
+        send("stage", name=f"window {i + 1} of {windows}, {length} tokens")
+        with session.meter.in_phase("online"):
+            tokens = session.private(
+                CLIENT, lambda i=i: job["window_ids"][i], (length,), np.int32  # type: ignore[misc]
+            )
+            rows = session.get(session.call(secure, weights, tokens))
+        if rows is not None:
+            content = np.asarray(rows, "<f4").tobytes()
+            send("logits", window=i, rows=base64.b64encode(content).decode("ascii"))
+    return {"seconds": session.meter.seconds, "learned": session.ledger.learned()}
+
+
+# ---- analysis
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A position whose most likely token differs, and how close float32 held it."""
+
+    position: int  # among all positions
+    reference_token: int
+    secure_token: int
+    margin: float  # float32 logit of the reference's token minus that of the other
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Secure logits against float32's."""
+
+    positions: int
+    largest_error: float
+    mean_error: float  # of the absolute differences
+    quantiles: dict[str, float]  # of the largest error of each position
+    agreement: float  # share of positions with the same most likely token
+    flips: list[Flip]
+    perplexity_float32: float  # per token
+    perplexity_secure: float
+
+    @property
+    def failures(self) -> list[str]:
+        """What the criterion finds wrong; empty when it holds."""
+        found = []
+        if not self.largest_error <= MAX_ERROR:
+            found.append(f"largest error {self.largest_error:.4f} exceeds {MAX_ERROR}")
+        if not self.agreement >= MIN_AGREEMENT:
+            found.append(f"top-1 agreement {self.agreement:.2%} is below {MIN_AGREEMENT:.0%}")
+        return found
+
+
+def compare(tokens: np.ndarray, reference: np.ndarray, secure: np.ndarray) -> Comparison:
+    """Compare logits [window, n, vocab] over the windows `tokens` [window, n]."""
+    error = np.abs(np.asarray(secure, np.float64) - reference)
+    vocab = reference.shape[-1]
+    flat, other = reference.reshape(-1, vocab), secure.reshape(-1, vocab)
+    wanted, found = flat.argmax(axis=-1), other.argmax(axis=-1)
+    flips = [
+        Flip(i, int(wanted[i]), int(found[i]), float(flat[i, wanted[i]] - flat[i, found[i]]))
+        for i in np.flatnonzero(wanted != found).tolist()
+    ]
+    return Comparison(
+        positions=len(flat),
+        largest_error=float(error.max()),
+        mean_error=float(error.mean()),
+        quantiles=quantiles_of(error.reshape(-1, vocab).max(axis=-1)),
+        agreement=1 - len(flips) / len(flat),
+        flips=flips,
+        perplexity_float32=perplexity(tokens, reference),
+        perplexity_secure=perplexity(tokens, secure),
+    )
+
+
+def quantiles_of(largest: np.ndarray) -> dict[str, float]:
+    """`QUANTILES` of the largest error of each position, by their names."""
+    return {f"{q:g}": float(np.quantile(largest, q)) for q in QUANTILES}
+
+
+def perplexity(tokens: np.ndarray, rows: np.ndarray) -> float:
+    """Per token, of all tokens but each window's first; `rows` are logits [window, n, vocab]."""
+    z = np.asarray(rows, np.float64)[:, :-1]
+    z = z - z.max(axis=-1, keepdims=True)
+    log_p = z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+    return math.exp(-np.take_along_axis(log_p, tokens[:, 1:, None], axis=-1).mean())
+
+
+# ---- the same pieces in plaintext
+
+
+def in_pieces(
+    config: GPT2Config, params: Params, length: int
+) -> Callable[[np.ndarray], tuple[np.ndarray, int]]:
+    """A function of the tokens [length] of a window: logits [length, vocab] by the pieces that two
+    parties compute with, and what says that an activation was out of range (0: none was).
+    """
+    leaves, tree = jax.tree.flatten(fold(params, config))
+
+    def flat(tokens: jax.Array, *weights: jax.Array) -> list[jax.Array]:
+        return list(forward(config, jax.tree.unflatten(tree, weights), tokens))
+
+    shapes = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in leaves]
+    closed = flat_jaxpr(flat, [jax.ShapeDtypeStruct((length,), np.int32), *shapes])
+    while (spelt_out := expanded(closed, form_on_shares)) is not closed:
+        closed = spelt_out
+    compiled = jax.jit(as_function(closed))
+
+    def run(tokens: np.ndarray) -> tuple[np.ndarray, int]:
+        rows, outside = compiled(tokens, *leaves)
+        return np.asarray(rows), int(outside)
+
+    return run
+
+
+def compare_pieces(model: Path, held_out: Path, positions: int) -> Comparison:
+    """Logits by pieces against float32's at about `positions` positions of the text in `held_out`.
+
+    InputError where an activation leaves the range that the pieces hold for.
+    """
+    config, params = load_model(model)
+    tokens = _windows(model, held_out, positions)
+    by_pieces = in_pieces(config, params, tokens.shape[1])
+    rows = np.zeros((*tokens.shape, config.vocab_size), np.float32)
+    for i, window in enumerate(tokens):
+        rows[i], outside = by_pieces(window)
+        if outside:
+            raise InputError(f"window {i} of {held_out} leaves the ranges of the pieces")
+    return compare(tokens, _float32(model, tokens), rows)
+
+
+def _float32(model: Path, tokens: np.ndarray) -> np.ndarray:
+    """Reference logits [window, n, vocab]."""
+    config, params = load_model(model)
+    forward = jax.jit(lambda p, ids: logits(p, config, ids))
+    params = jax.device_put(params)
+    return np.stack([np.asarray(forward(params, ids)) for ids in tokens])
+
+
+# ---- the command
+
+
+def _windows(model: Path, held_out: Path, positions: int) -> np.ndarray:
+    """Windows of about so many positions of the text in `held_out`."""
+    length = min(WINDOW_TOKENS, load_config(model).n_positions, positions)
+    texts = [snippet.text for snippet in read_snippets(held_out)]
+    return windows_from(texts, Tokenizer.load(model), math.ceil(positions / length), length)
+
+
+def windows_from(texts: Sequence[str], tokenizer: Tokenizer, count: int, length: int) -> np.ndarray:
+    """Token ids int32 [count, length], cut from places spread evenly over the texts."""
+    pieces = [
+        ids[at : at + length]
+        for ids in map(tokenizer.encode, texts)
+        for at in range(0, len(ids) - length + 1, length)
+    ]
+    if len(pieces) < count:
+        raise InputError(
+            f"the held-out text has {len(pieces) * length} positions, fewer than --positions"
+        )
+    return np.array(pieces[:: len(pieces) // count][:count], np.int32)
+
+
+def measure(
+    model: Path, held_out: Path, positions: int, pieces_positions: int = PIECES_POSITIONS
+) -> dict[str, Any]:
+    """Both comparisons on text in `held_out`, each on about as many positions as asked, as JSON
+    fields; that of the pieces, which takes seconds, comes first.
+    """
+    config = load_config(model)
+    for option, count in (("--positions", positions), ("--pieces-positions", pieces_positions)):
+        if count < 2:
+            raise InputError(f"{option} must be at least 2, found {count}")
+    tokens = _windows(model, held_out, positions)
+    pieces = compare_pieces(model, held_out, pieces_positions)
+    count, length = tokens.shape
+    opened = np.zeros((count, length, config.vocab_size), np.float32)
+
+    def keep(event: dict[str, Any]) -> None:
+        if event["event"] == "logits":
+            rows = np.frombuffer(base64.b64decode(event["rows"]), "<f4")
+            opened[event["window"]] = rows.reshape(opened.shape[1:])
+
+    outcome, agreed = run_study(
+        PROGRAM,
+        model,
+        {"windows": count, "window_tokens": length},
+        {"window_ids": tokens.tolist()},
+        tokenizer=model,
+        on_event=keep,
+    )
+    result = compare(tokens, _float32(model, tokens), opened)
+    failures = result.failures + [f"by pieces: {text}" for text in pieces.failures]
+    return {
+        "passed": not failures,
+        "failures": failures,
+        **asdict(result),
+        "pieces": asdict(pieces),
+        "seconds": outcome.result["seconds"],
+        "learned": outcome.result["learned"],
+        "machine": asdict(machine()),
+        "config": {"model": model.name, "held_out": held_out.name, **agreed},
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """Both comparisons as Markdown."""
+    both = (result, result["pieces"])
+
+    def row(name: str, text: Callable[[dict[str, Any]], str]) -> str:
+        return f"| {name} | " + " | ".join(map(text, both)) + " |"
+
+    lines = [
+        "| logits against float32's | on shares | by pieces, in plaintext |",
+        "|---|---|---|",
+        row("positions", lambda r: f"{r['positions']:,}"),
+        row(f"largest error (at most {MAX_ERROR})", lambda r: f"{r['largest_error']:.4f}"),
+        *(
+            row(f"largest of a position, quantile {q}", lambda r, q=q: f"{r['quantiles'][q]:.4f}")  # type: ignore[misc]
+            for q in result["quantiles"]
+        ),
+        row("mean absolute error", lambda r: f"{r['mean_error']:.5f}"),
+        row(f"top-1 agreement (at least {MIN_AGREEMENT:.0%})", lambda r: f"{r['agreement']:.2%}"),
+        row("largest margin of a flip", _largest_margin),
+        row("perplexity, float32", lambda r: f"{r['perplexity_float32']:.3f}"),
+        row("perplexity, these logits", lambda r: f"{r['perplexity_secure']:.3f}"),
+        "",
+        "criterion: " + ("; ".join(result["failures"]) or "holds"),
+    ]
+    return "\n".join(lines)
+
+
+def _largest_margin(result: dict[str, Any]) -> str:
+    margins = [flip["margin"] for flip in result["flips"]]
+    return f"{max(margins):.5f} of {len(margins)}" if margins else "none"

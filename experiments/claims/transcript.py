@@ -1,0 +1,429 @@
+"""Does what passes between the parties depend on their secrets?
+
+Claim: a run with another prompt of the same length, or another model of the same shape, looks like
+a further run with equal secrets, message by message. `EQUAL_RUNS` runs have equal secrets; others
+differ in the client's (prompt, drafts and their laws) or the provider's (weights). The public
+course is the same in all: prefill, then `STEPS` steps of which `ACCEPTED` drafts are kept, whatever
+the verification (the default variant) says. A recorder at the client's end of the connection lists
+the workers' messages; one message is paired with the same one of another run by its name (see
+`experiments.common.wire`).
+
+Criterion, for each run with other secrets, against those with equal ones:
+1. It consists of the same messages, and every step of the plan counts as many.
+2. A message of one size in all equal runs has that size.
+3. Other messages are compressed ciphertexts, whose size is random. None is further from the equal
+   runs' mean than twice the furthest of the equal runs from the mean of the others among them.
+4. Their sizes fall outside the range of the equal runs as often as chance has it: a further draw
+   does so with probability 2 / (EQUAL_RUNS + 1), independently by message; the count may be off by
+   `DEVIATIONS` standard deviations.
+
+False alarms: 1 none. 2 when a random size comes out the same in all equal runs: with standard
+deviations of 13 bytes and more, about once in a thousand experiments. 3 compares extremes of a
+bounded distribution over many hundreds of messages. 4 a few in a million. What the criterion cannot
+see: a random size shifted by less than it varies (about 0.5 %) in few messages, the order in which
+two threads of a worker send (it differs between equal runs), timing, and what messages contain.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.common.two_parties import machine, run_study
+from experiments.common.wire import Message, Recorder
+from models.gpt2 import GPT2Config, Params, init_params
+from models.hf import load_model, save_model
+from models.tokenizer import TOKENIZER_FILE, Tokenizer
+from protocols.verification.distribution import DRAFT_BITS, Sampling, Streams
+from protocols.verification.variants import verifier
+from spu_llm.core.errors import InputError
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.net.stream import ByteStream
+from spu_llm.runtime.session import PartySession, public
+from spu_llm.systems.decoding import secure_model as secure_gpt2
+from spu_llm.systems.decoding.generate import announce, private_tree, share_weights
+
+PROGRAM = "transcript"
+VERIFIER = verifier("token", Sampling(1.0))
+POSITIONS = 4  # per step
+STEPS = 2
+ACCEPTED = 1  # drafts per step
+EQUAL_RUNS = 4
+DEVIATIONS = 5.0
+_LAW = 1 << DRAFT_BITS
+
+
+# ---- the program of both workers
+
+
+def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
+    """Prefill and a few decode steps whose public course is the same for all secrets.
+
+    Public setting: `prompt_tokens`. The client's `secrets`: `prompt`, and per step `tokens`
+    [POSITIONS] and `chances` [POSITIONS - 1], what its law gives to each draft.
+    """
+    config = GPT2Config(**job["model"])
+    prompt_tokens = int(job["request"]["prompt_tokens"])
+    capacity = prompt_tokens + POSITIONS + STEPS * (1 + ACCEPTED)
+    if not 1 <= prompt_tokens <= capacity <= config.n_positions:
+        raise InputError(f"a prompt of {prompt_tokens} tokens does not fit this model")
+    secure = secure_gpt2.build(config, capacity, VERIFIER)
+    secrets = job["secrets"] if session.rank == CLIENT else None
+
+    def own(name: str, step: int | None, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A secret of the client's, as a private value."""
+
+        def value() -> Any:
+            assert secrets is not None
+            return secrets[name] if step is None else secrets[name][step]
+
+        return session.private(CLIENT, value, shape, dtype)
+
+    # Of known seeds, so that runs with equal secrets have equal outcomes.
+    streams = Streams(*(Prg.from_seed(0, name) for name in ("drafting", "sampling")))
+    theirs = Prg.from_seed(0, "provider")
+
+    def inputs(step: int | None) -> tuple[Any, Any]:
+        """Both parties' inputs to the verifier, of a step or of the prefill."""
+        count = 0 if step is None else POSITIONS - 1
+
+        def mine() -> Any:
+            assert secrets is not None
+            if step is None:
+                return VERIFIER.client_input([], np.zeros((0, config.vocab_size)), 0, streams)
+            drafts = secrets["tokens"][step][1:]
+            q = _laws(drafts, secrets["chances"][step], config.vocab_size)
+            return VERIFIER.client_input(drafts, q, 0, streams)
+
+        return (
+            private_tree(session, CLIENT, mine, VERIFIER.client_shapes(count, config.vocab_size)),
+            private_tree(
+                session, PROVIDER, lambda: VERIFIER.provider_input(count, theirs),
+                VERIFIER.provider_shapes(count),
+            ),
+        )  # fmt: skip
+
+    def tell(accepted: int) -> None:
+        session.call(announce, session.private(CLIENT, lambda: [accepted, 0], (2,), np.int32))
+
+    with session.meter.in_phase("offline"):
+        params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
+        weights = share_weights(session, config, params)
+    send("update", name=f"{job.get('label', '')}, prefill")
+    with session.meter.in_phase("prefill"):
+        prompt = own("prompt", None, (prompt_tokens,), np.int32)
+        _, _, shared = session.call(
+            secure.prefill, weights, prompt, *inputs(None), None
+        )
+        tell(0)
+    for step in range(STEPS):
+        send("update", name=f"{job.get('label', '')}, step {step + 1} of {STEPS}")
+        with session.meter.in_phase(f"step {step + 1}"):
+            _, _, shared = session.call(
+                secure.decode,
+                weights,
+                own("tokens", step, (POSITIONS,), np.int32),
+                None,
+                *inputs(step),
+                shared,
+                public(np.int32(prompt_tokens + step * (1 + ACCEPTED))),
+                None,
+            )
+            tell(ACCEPTED)
+    return {
+        "plan_steps": [
+            {"phase": e.phase, "kind": e.kind, "name": e.name, "function": e.function}
+            | asdict(e.traffic)
+            for e in session.meter.entries
+        ]
+    }
+
+
+def _laws(drafts: Sequence[int], chances: Sequence[float], vocab: int) -> np.ndarray:
+    """Laws float64 [drafts, vocab] with these chances of the drafts; the rest is on one token."""
+    q = np.zeros((len(drafts), vocab))
+    for law, draft, chance in zip(q, drafts, chances, strict=True):
+        law[draft], law[(draft + 1) % vocab] = chance, 1 - chance
+    return q
+
+
+# ---- analysis
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One run: its messages, and the client's meter, an entry for each step of its plans."""
+
+    name: str
+    messages: Sequence[Message]
+    plan_steps: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class OtherRun:
+    """A run with other secrets, against those with equal secrets."""
+
+    name: str
+    other_messages: int  # in one of the two but not in the other
+    other_counts: int  # plan steps with another number of messages
+    changed: int  # messages whose size should be fixed and is another
+    deviation: float  # largest relative difference from the equal runs' mean, random sizes
+    outside: int  # random sizes outside the range of the equal runs
+    failures: list[str]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All runs with other secrets, and what equal secrets alone do."""
+
+    messages: list[int]  # in an equal run, by sender
+    fixed: int  # messages of one size in all equal runs
+    random: int  # the rest
+    spread: list[float]  # relative standard deviation of the random ones: median, largest
+    deviation: float  # largest among equal runs: one from the mean of the others
+    outside_expected: float
+    outside_tolerance: float
+    reordered: int  # messages whose place among the sender's differs between equal runs
+    others: list[OtherRun]
+    failures: list[str]
+
+
+def compare(equal: Sequence[Recorded], others: Sequence[Recorded]) -> Comparison:
+    """Apply the criterion; `failures` is empty when it holds."""
+    names = [{(m.sender, m.name): m for m in r.messages} for r in equal]
+    common = sorted(set.intersection(*map(set, names)))
+    failures = []
+    if any(len(n) != len(common) for n in names):
+        failures.append("runs with equal secrets differ in their messages")
+    if any(_counts(r) != _counts(equal[0]) for r in equal):
+        failures.append("runs with equal secrets differ in the messages of a plan step")
+    sizes = np.array([[n[k].size for k in common] for n in names], np.float64)
+    fixed = sizes.min(axis=0) == sizes.max(axis=0)
+    random = sizes[:, ~fixed]
+    count, draws = random.shape[1], len(equal)
+    among = max((_deviation(random[i], np.delete(random, i, 0)) for i in range(draws)), default=0.0)
+    chance = 2 / (draws + 1)
+    expected, sigma = count * chance, math.sqrt(count * chance * (1 - chance))
+
+    def judge(other: Recorded) -> OtherRun:
+        found = {(m.sender, m.name): m.size for m in other.messages}
+        differing = len(set(found) ^ set(common))
+        wrong_counts = sum(
+            a != b for a, b in zip(_counts(other), _counts(equal[0]), strict=False)
+        ) + abs(len(other.plan_steps) - len(equal[0].plan_steps))
+        row = np.array([found.get(k, np.nan) for k in common])
+        present = ~np.isnan(row)
+        changed = int(np.sum(fixed & present & (row != sizes[0])))
+        mine = np.where(present, row, sizes.mean(axis=0))[~fixed]
+        deviation = _deviation(mine, random)
+        outside = _outside(mine, random)
+        wrong = []
+        if differing:
+            wrong.append(f"{differing} messages in one run only")
+        if wrong_counts:
+            wrong.append(f"{wrong_counts} plan steps with another number of messages")
+        if changed:
+            wrong.append(f"{changed} messages of fixed size have another size")
+        if deviation > 2 * among:
+            wrong.append(f"a size differs by {deviation:.2%}; equal secrets: {among:.2%}")
+        if abs(outside - expected) > DEVIATIONS * sigma:
+            wrong.append(f"{outside} of {count} sizes out of range; chance: {expected:.0f}")
+        return OtherRun(
+            other.name, differing, wrong_counts, changed, deviation, outside, wrong
+        )
+
+    judged = [judge(other) for other in others]
+    relative = random.std(axis=0, ddof=1) / random.mean(axis=0) if count else np.zeros(1)
+    places = [np.array([n[k].number for k in common]) for n in names]
+    return Comparison(
+        messages=[sum(s == rank for s, _ in common) for rank in (CLIENT, PROVIDER)],
+        fixed=int(fixed.sum()),
+        random=count,
+        spread=[float(np.median(relative)), float(relative.max())],
+        deviation=among,
+        outside_expected=expected,
+        outside_tolerance=DEVIATIONS * sigma,
+        reordered=int(np.any([p != places[0] for p in places], axis=0).sum()),
+        others=judged,
+        failures=failures + [f"{o.name}: {f}" for o in judged for f in o.failures],
+    )
+
+
+def _counts(recorded: Recorded) -> list[tuple[int, int]]:
+    return [(s["sent_messages"], s["received_messages"]) for s in recorded.plan_steps]
+
+
+def _deviation(one: np.ndarray, rest: np.ndarray) -> float:
+    """Largest relative difference of sizes `one` [m] from the mean of `rest` [run, m]."""
+    mean = rest.mean(axis=0)
+    return float(np.max(np.abs(one - mean) / mean, initial=0.0))
+
+
+def _outside(one: np.ndarray, rest: np.ndarray) -> int:
+    """How many of `one` [m] are outside the range of `rest` [run, m]; ties are broken by lot."""
+    lots = np.random.default_rng(0).uniform(0, 1, (1 + len(rest), one.size))
+    mine, theirs = one + lots[0], rest + lots[1:]
+    return int(np.sum((mine < theirs.min(axis=0)) | (mine > theirs.max(axis=0))))
+
+
+# ---- the command
+
+
+def client_secrets(prompt: Sequence[int], vocab: int, seed: int) -> dict[str, Any]:
+    """A prompt with random drafts and chances of them, in the multiples that laws consist of."""
+    rng = np.random.default_rng(seed)
+    return {
+        "prompt": list(prompt),
+        "tokens": rng.integers(vocab, size=(STEPS, POSITIONS)).tolist(),
+        "chances": (rng.integers(1, _LAW, size=(STEPS, POSITIONS - 1)) / _LAW).tolist(),
+    }
+
+
+def measure(model: Path, prompt: str) -> dict[str, Any]:
+    """All runs and the comparison, as JSON fields."""
+    config, params = load_model(model)
+    tokens = Tokenizer.load(model).encode(prompt)
+    vocab, rng = config.vocab_size, np.random.default_rng(1)
+    usual = client_secrets(tokens, vocab, seed=0)
+    strangers = {
+        "other prompt": client_secrets(rng.integers(vocab, size=len(tokens)).tolist(), vocab, 1),
+        # As far from text as a prompt can be: one token throughout, and drafts of the least chance,
+        # which verification accepts.
+        "constant prompt": {
+            "prompt": [0] * len(tokens),
+            "tokens": [[0] * POSITIONS] * STEPS,
+            "chances": [[1 / _LAW] * (POSITIONS - 1)] * STEPS,
+        },
+    }
+    with tempfile.TemporaryDirectory(prefix="spu-llm-") as root:
+        shuffled = _sibling(Path(root), "shuffled", model, config, _shuffled(params, rng))
+        untrained = _sibling(
+            Path(root), "untrained", model, config, init_params(config, jax.random.key(1))
+        )
+        # Runs of a kind are not neighbours, so that nothing else can tell them apart.
+        plan = [
+            ("equal 1", model, usual),
+            ("other prompt", model, strangers["other prompt"]),
+            ("equal 2", model, usual),
+            ("shuffled model", shuffled, usual),
+            ("equal 3", model, usual),
+            ("constant prompt", model, strangers["constant prompt"]),
+            ("equal 4", model, usual),
+            ("untrained model", untrained, usual),
+        ]
+        runs: list[Recorded] = []
+        agreed: dict[str, Any] = {}
+        for i, (name, directory, secrets) in enumerate(plan):
+            label = f"run {i + 1} of {len(plan)}: {name}"
+            recorded, agreed = _record(name, label, directory, secrets)
+            runs.append(recorded)
+    equal = [r for r in runs if r.name.startswith("equal")]
+    assert len(equal) == EQUAL_RUNS
+    result = compare(equal, [r for r in runs if r not in equal])
+    return {
+        "passed": not result.failures,
+        **asdict(result),
+        "totals": [_totals(r) for r in runs],
+        "machine": asdict(machine()),
+        "config": {
+            **agreed,
+            "model": model.name,
+            "prompt_tokens": len(tokens),
+            "positions": POSITIONS,
+            "steps": STEPS,
+        },
+    }
+
+
+def _record(
+    name: str, label: str, model: Path, secrets: dict[str, Any]
+) -> tuple[Recorded, dict[str, Any]]:
+    recorders: list[Recorder] = []
+
+    def wrap(stream: ByteStream) -> ByteStream:
+        recorders.append(Recorder(stream))
+        return recorders[-1]
+
+    outcome, agreed = run_study(
+        PROGRAM,
+        model,
+        {"prompt_tokens": len(secrets["prompt"])},
+        {"secrets": secrets, "label": label},
+        tokenizer=model,
+        wrap=wrap,
+    )
+    messages = recorders[0].transcript.messages()
+    return Recorded(name, messages, outcome.result["plan_steps"]), dict(agreed)
+
+
+def _shuffled(params: Params, rng: np.random.Generator) -> Params:
+    """Each tensor with its own values in another order."""
+    return jax.tree.map(lambda w: rng.permutation(np.ravel(w)).reshape(w.shape), params)
+
+
+def _sibling(root: Path, name: str, model: Path, config: GPT2Config, params: Params) -> Path:
+    """A directory with another model of the same shape, and the tokenizer of `model`."""
+    save_model(root / name, config, params, dtype=np.float32)
+    shutil.copy(model / TOKENIZER_FILE, root / name)
+    return root / name
+
+
+def _totals(recorded: Recorded) -> dict[str, Any]:
+    """Payload bytes by sender on the wire, and the client's meter by phase."""
+    phases: dict[str, dict[str, int]] = {}
+    for step in recorded.plan_steps:
+        total = phases.setdefault(step["phase"], {"bytes": 0, "messages": 0})
+        total["bytes"] += step["sent_bytes"] + step["received_bytes"]
+        total["messages"] += step["sent_messages"] + step["received_messages"]
+    return {
+        "run": recorded.name,
+        "client_to_provider": sum(m.size for m in recorded.messages if m.sender == CLIENT),
+        "provider_to_client": sum(m.size for m in recorded.messages if m.sender == PROVIDER),
+        "messages": len(recorded.messages),
+        "phases": phases,
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The comparison as Markdown."""
+    client, provider = result["messages"]
+    median, largest = result["spread"]
+    expected, tolerance = result["outside_expected"], result["outside_tolerance"]
+    lines = [
+        f"Equal secrets ({EQUAL_RUNS} runs): {client} messages of the client, {provider} of the "
+        f"provider; {result['fixed']} of fixed size, {result['random']} of random size (standard "
+        f"deviation {median:.3%} in the median, {largest:.3%} at most); "
+        f"{result['reordered']} sent at another place in some run.",
+        "",
+        "| run | other messages | plan steps with other counts | fixed sizes changed "
+        "| largest deviation | out of range |",
+        "|---|---|---|---|---|---|",
+        f"| allowed | 0 | 0 | 0 | {2 * result['deviation']:.3%} "
+        f"| {expected:.0f} ± {tolerance:.0f} |",
+    ]
+    for other in result["others"]:
+        cells = [other[k] for k in ("name", "other_messages", "other_counts", "changed")]
+        cells += [f"{other['deviation']:.3%}", other["outside"]]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    phases = list(result["totals"][0]["phases"])
+    lines += [
+        "",
+        "| payload bytes | client→provider | provider→client | "
+        + " | ".join(f"{p}, metered" for p in phases) + " |",
+        "|---" * (3 + len(phases)) + "|",
+    ]  # fmt: skip
+    for total in result["totals"]:
+        cells = [total["run"], total["client_to_provider"], total["provider_to_client"]]
+        cells += [total["phases"][p]["bytes"] for p in phases]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += ["", "criterion: " + ("; ".join(result["failures"]) or "holds")]
+    return "\n".join(lines)

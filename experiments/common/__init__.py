@@ -1,0 +1,1 @@
+"""What studies share: both parties on this machine, costs, saved results."""

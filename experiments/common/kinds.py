@@ -1,0 +1,92 @@
+"""Which kind of layer the steps of a secure program belong to, by the name scopes they carry.
+
+Scopes are those of the model (`jax.named_scope` in `models/gpt2.py` and
+`spu_llm/systems/decoding/secure_model.py`) and the names of approximations (`spu_llm.core.approx`),
+which their equations get on shares:
+
+    embedding                 embedding
+    .. rms_norm               norm
+    .. dense                  linear
+    .. attention              attention products, where the op is `matmul`; softmax
+    .. gelu                   GELU
+    head                      head
+    verification              verification (argmax, comparisons, the token)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.common.measured import FIGURES, total
+from spu_llm.compiler.demand import Call
+from spu_llm.compiler.plan import OpCall, Run, Step
+from spu_llm.core._jax import scope_of
+from spu_llm.core.meter import Entry
+
+KINDS = (
+    "embedding", "norm", "linear", "attention products", "softmax", "GELU", "head",
+    "verification", "other",
+)  # fmt: skip
+_WHOLE = ("embedding", "head", "verification")  # whatever stands inside
+
+
+def kind_of(scope: str, op: str) -> str:
+    """The kind of a step with this scope; `op` is the op's name, "" for other steps."""
+    parts = scope.split("/")
+    for kind in _WHOLE:
+        if kind in parts:
+            return kind
+    last = parts[-1]
+    if last.endswith("_norm"):
+        return "norm"
+    if last.startswith(("gelu", "silu")):
+        return "GELU"
+    if last == "dense":
+        return "linear"
+    if "attention" in parts[1:]:
+        return "attention products" if op == "matmul" else "softmax"
+    return "other"
+
+
+def by_kind(entries: Sequence[Entry], steps: Sequence[Step], rank: int) -> dict[str, Any]:
+    """Seconds, bytes by direction and sends of both parties per kind, of the entries of one call
+    of a plan with these steps, at the party `rank`.
+
+    Ops say themselves what they belong to; other work runs in the order of the plan.
+    """
+    works = iter([step for step in steps if isinstance(step, Run)])
+    found: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        if entry.kind == "op":
+            kind = kind_of(entry.scope, entry.name)
+        else:
+            kind = kind_of(_scope_of_run(next(works)), "")
+        cell = found.setdefault(kind, dict.fromkeys(FIGURES, 0))
+        for name, number in total([entry], rank).items():
+            cell[name] += number
+    assert next(works, None) is None, "an entry for each step of the plan"
+    return {kind: found[kind] for kind in KINDS if kind in found}
+
+
+def _scope_of_run(run: Run) -> str:
+    scopes = map(scope_of, run.jaxpr.jaxpr.eqns)
+    return next((scope for scope in scopes if scope), "")
+
+
+def chains(calls: Sequence[Call], steps: Sequence[Step]) -> dict[str, int]:
+    """Per kind, its part of the longest chain of messages of a call that wait for each other.
+
+    Ops of one wave run side by side: the wave is as long as its longest op, and counts for that
+    op's kind. Segments, whose chains SPU does not tell, are left out.
+    """
+    ops = [step for step in steps if isinstance(step, OpCall)]
+    longest: dict[int, tuple[int, str]] = {}
+    for call, step in zip(calls, ops, strict=True):
+        before = longest.get(step.wave)
+        if before is None or call.cost.rounds > before[0]:
+            longest[step.wave] = call.cost.rounds, kind_of(call.scope, call.op)
+    found: dict[str, int] = {}
+    for rounds, kind in longest.values():
+        found[kind] = found.get(kind, 0) + rounds
+    return found

@@ -1,0 +1,124 @@
+"""How long the messages of a plan take, from the dry runs of both parties.
+
+Every op's messages are played in the order in which the executor would send them: ops of one wave
+that draw on different correlations side by side, what a party has to send in one message
+(`spu_llm.core.lockstep`), all others one by one. Nothing is computed: time passes on the link
+alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from spu_llm.compiler.demand import Call
+from spu_llm.compiler.plan import OpCall, Step
+from spu_llm.core.channel import SEAL_BYTES
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.net.shaping import NetworkShape, Shaper
+
+Dialogue = tuple[tuple[bool, int], ...]  # of one party: whether it sends, and bytes
+Part = tuple[int, int]  # lane, bytes
+
+
+@dataclass
+class Replay:
+    """A link, and what has passed over it: `sent` payload bytes and `messages` of each party;
+    `now`, the time (s) at each of them.
+    """
+
+    shape: NetworkShape
+    sent: list[int] = field(default_factory=lambda: [0, 0])
+    messages: list[int] = field(default_factory=lambda: [0, 0])
+    now: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+    def __post_init__(self) -> None:
+        self._links = [Shaper(self.shape), Shaper(self.shape)]
+
+    @property
+    def seconds(self) -> float:
+        """Until both parties are done."""
+        return max(self.now)
+
+    def play(self, steps: Iterable[Step], client: Sequence[Call], provider: Sequence[Call]) -> None:
+        """One call of a plan with these steps."""
+        for group in _groups(steps, client, provider):
+            together = len(group) > 1
+            sides = [_Side([d[rank] for d in group], together) for rank in (CLIENT, PROVIDER)]
+            self._exchange(sides)
+
+    def _exchange(self, sides: Sequence[_Side]) -> None:
+        """Both parties' lanes until all have ended."""
+        coming: list[deque[tuple[float, Sequence[Part]]]] = [deque(), deque()]
+        while not all(side.done for side in sides):
+            before = [len(q) for q in coming], [side.left for side in sides]
+            for rank, side in enumerate(sides):
+                for message in side.advance():
+                    size = sum(n for _, n in message)
+                    self.sent[rank] += size
+                    self.messages[rank] += 1
+                    due = self._links[rank].due(size + SEAL_BYTES, self.now[rank])
+                    coming[1 - rank].append((due, message))
+                if coming[rank] and not side.done:
+                    due, parts = coming[rank].popleft()
+                    self.now[rank] = max(self.now[rank], due)
+                    side.take(parts)
+            after = [len(q) for q in coming], [side.left for side in sides]
+            assert before != after or all(s.done for s in sides), "the parties wait for each other"
+
+
+class _Side:
+    """One party of a group of ops; `merged`: side by side, in lanes."""
+
+    def __init__(self, dialogues: Sequence[Dialogue], merged: bool) -> None:
+        self._lanes = [deque(d) for d in dialogues]
+        self._inbox = [0] * len(dialogues)
+        self._merged = merged
+
+    @property
+    def left(self) -> int:
+        """Messages to come."""
+        return sum(map(len, self._lanes))
+
+    @property
+    def done(self) -> bool:
+        return not self.left
+
+    def advance(self) -> list[list[Part]]:
+        """What is sent until every lane waits: one message, or one for each part."""
+        parts: list[Part] = []
+        for i, lane in enumerate(self._lanes):
+            while lane and (lane[0][0] or self._inbox[i]):
+                sends, size = lane.popleft()
+                if sends:
+                    parts.append((i, size))
+                else:
+                    self._inbox[i] -= 1
+        return [parts] if parts and self._merged else [[part] for part in parts]
+
+    def take(self, message: Sequence[Part]) -> None:
+        for lane, _ in message:
+            self._inbox[lane] += 1
+
+
+def _groups(
+    steps: Iterable[Step], client: Sequence[Call], provider: Sequence[Call]
+) -> Iterator[list[tuple[Dialogue, Dialogue]]]:
+    """The dialogues of what runs side by side, group after group, as the executor groups it."""
+    ops = [step for step in steps if isinstance(step, OpCall)]
+    indices = range(len(ops))
+    for _, wave in itertools.groupby(indices, lambda i: ops[i].wave):
+        left = list(wave)
+        alone = len(left) == 1
+        while left:
+            chosen: list[int] = []
+            taken: set[str] = set()
+            for i in left:
+                names = frozenset() if alone else client[i].names
+                if not chosen or not names & taken:
+                    chosen.append(i)
+                    taken |= names
+            left = [i for i in left if i not in chosen]
+            yield [(client[i].messages, provider[i].messages) for i in chosen]

@@ -1,0 +1,124 @@
+"""Runs a study on this machine: both parties as they are in `spu-llm demo`, progress on stderr."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from models.tokenizer import Tokenizer
+from spu_llm.app.progress import Progress
+from spu_llm.net.manifest import Manifest, Scalar
+from spu_llm.net.relay import Relay
+from spu_llm.net.stream import ByteStream
+from spu_llm.service.parties import local_provider, run_as_client
+from spu_llm.service.supervisor import Outcome
+
+
+def run_study(
+    program: str,
+    model: Path,
+    request: Mapping[str, Scalar],
+    job: dict[str, Any],
+    *,
+    tokenizer: Path,
+    network: str = "local",
+    sampling_seed: int | None = None,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
+) -> tuple[Outcome, Manifest]:
+    """One session of `program` with a provider process that holds `model`.
+
+    `tokenizer` is the directory of the client's copy; `sampling_seed` fixes the provider's joint
+    randomness. Events named "stage" and "update" are shown,
+    all others go to `on_event`.
+    """
+    relays: list[Relay] = []
+
+    def wire_bytes() -> int:
+        counters = [relay.snapshot() for relay in relays]
+        return sum(c.wire_bytes_sent + c.wire_bytes_received for c in counters)
+
+    def show(event: dict[str, Any], relay: Relay) -> None:
+        relays[:] = [relay]
+        if event["event"] == "stage":
+            progress.stage(event["name"])
+        elif event["event"] == "update":
+            progress.update(event["name"])
+        else:
+            on_event(event)
+
+    progress = Progress(wire_bytes)
+    progress.stage("starting both parties")
+    try:
+        with local_provider(
+            model, network, studies=True, sampling_seed=sampling_seed
+        ) as server:
+            own = Tokenizer.load(tokenizer)
+            return run_as_client(server, own, program, request, job, show, wrap)
+    finally:
+        progress.close()
+
+
+_LOAD = os.getloadavg()[0]  # before a study does anything
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a measurement ran on, when, and of which code; every study puts it into its JSON.
+
+    cores: that both parties share. load: jobs that wanted a core in the minute before the study
+    began, and in the last one, its own among them. commit: with "-dirty" where files differ from
+    it; "unknown" outside a checkout. date: of the end, UTC.
+    """
+
+    cores: int
+    processor: str
+    memory_gib: float
+    load: list[float]
+    commit: str
+    date: str
+    python: str
+    spu: str
+
+
+def machine() -> Machine:
+    """This one, now; the cores are those that this process may use."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return Machine(
+        cores=len(os.sched_getaffinity(0)),
+        processor=_processor(),
+        memory_gib=round(memory, 1),
+        load=[round(_LOAD, 2), round(os.getloadavg()[0], 2)],
+        commit=_commit(),
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        python=platform.python_version(),
+        spu=version("spu"),
+    )
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return "unknown processor"
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    try:
+        done = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() or "unknown"

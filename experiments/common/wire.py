@@ -1,0 +1,168 @@
+"""What passes between the workers, as an observer of the relay's connection could list it.
+
+SPU's link (yacl) speaks brpc's `baidu_std`: "PRPC", body size and meta size (big-endian 32 bit),
+then the body, of which the first part is the meta. Each party sends its messages as requests on the
+connection that it opened; the peer's empty responses come back on the same one. A request's
+payload is a protobuf (`PushRequest`) with the sender's rank, the message's key, its bytes and, when
+a message was cut into pieces of 1 MiB, where the piece belongs. The key names the sub-channel,
+counts within it, and ends in a number that counts all messages of the sender, so messages of two
+runs can be paired. Every message is also acknowledged by one with the key "ACK".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from spu_llm.core.errors import WireError
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.net.frames import FrameParser, Kind
+from spu_llm.net.stream import ByteStream
+
+_HEADER = struct.Struct(">4sII")
+_MAGIC = b"PRPC"
+_ACK = b"ACK\x01\x02"
+_KEY_END = b"\x01\x02"  # between the name of a message and its number
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a worker: who sent it, its name and number, and its payload in bytes."""
+
+    sender: int
+    name: str  # sub-channel, count within it, kind of operation
+    number: int  # among all messages of the sender
+    size: int
+
+
+@dataclass(frozen=True)
+class Push:
+    """One request on the wire; a message or a piece of one."""
+
+    key: bytes
+    size: int
+
+
+class RequestParser:
+    """Turns one direction of one brpc connection, in any chunks, into its requests."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self.responses = 0
+
+    def feed(self, data: bytes) -> list[Push]:
+        """Take the next bytes; the requests they complete. WireError when it is not brpc."""
+        self._rest += data
+        found, position = [], 0
+        while len(self._rest) - position >= _HEADER.size:
+            magic, body, meta = _HEADER.unpack_from(self._rest, position)
+            if magic != _MAGIC or meta > body:
+                raise WireError(f"the workers do not speak baidu_std; found {magic!r}")
+            start = position + _HEADER.size
+            if len(self._rest) < start + body:
+                break
+            content = bytes(self._rest[start : start + body])
+            if any(number == 1 for number, _ in _fields(content[:meta])):
+                found.append(_push(content[meta:]))
+            else:
+                self.responses += 1
+            position = start + body
+        del self._rest[:position]
+        return found
+
+
+def _push(payload: bytes) -> Push:
+    key, size = b"", 0
+    for number, value in _fields(payload):
+        if number == 2 and isinstance(value, bytes):
+            key = value
+        elif number == 3 and isinstance(value, bytes):
+            size = len(value)
+    return Push(key, size)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Fields of a protobuf message: (number, integer or bytes)."""
+    position = 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        if tag & 7 == 0:
+            value, position = _varint(data, position)
+            yield tag >> 3, value
+        elif tag & 7 == 2:
+            length, position = _varint(data, position)
+            if position + length > len(data):
+                raise WireError("a worker's message is cut off")
+            yield tag >> 3, data[position : position + length]
+            position += length
+        else:
+            raise WireError(f"a worker's message has a field of wire type {tag & 7}")
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while position < len(data):
+        byte = data[position]
+        value, shift, position = value | (byte & 127) << shift, shift + 7, position + 1
+        if byte < 128:
+            return value, position
+    raise WireError("a worker's message is cut off")
+
+
+@dataclass
+class Transcript:
+    """Everything the two workers sent each other; the order of one sender is that of `number`."""
+
+    sizes: dict[tuple[int, bytes], int] = field(default_factory=dict)
+    acknowledgements: list[int] = field(default_factory=lambda: [0, 0])  # by sender
+
+    def add(self, sender: int, push: Push) -> None:
+        if push.key.startswith(_ACK):
+            self.acknowledgements[sender] += 1
+        else:
+            at = sender, push.key
+            self.sizes[at] = self.sizes.get(at, 0) + push.size
+
+    def messages(self) -> list[Message]:
+        """Client's messages first, each party's in the order in which it sent them."""
+        found = []
+        for (sender, key), size in self.sizes.items():
+            name, end, number = key.partition(_KEY_END)
+            if not end or not number.isdigit():
+                raise WireError(f"a worker's message has the key {key!r}")
+            found.append(Message(sender, name.decode("ascii"), int(number), size))
+        return sorted(found, key=lambda m: (m.sender, m.number))
+
+
+class Recorder:
+    """A `ByteStream` that lists what the workers send through it, at the client's end.
+
+    Keeps names and sizes only, so hours of traffic fit into memory.
+    """
+
+    def __init__(self, inner: ByteStream) -> None:
+        self.transcript = Transcript()
+        self._inner = inner
+        # By direction: one thread sends and another one receives, so they share nothing.
+        self._frames = {CLIENT: FrameParser(), PROVIDER: FrameParser()}
+        self._requests: dict[tuple[int, int], RequestParser] = {}
+
+    def recv_some(self, max_bytes: int) -> bytes:
+        data = self._inner.recv_some(max_bytes)
+        self._record(PROVIDER, data)
+        return data
+
+    def send_all(self, data: bytes | memoryview) -> None:
+        self._record(CLIENT, bytes(data))
+        self._inner.send_all(data)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _record(self, sender: int, data: bytes) -> None:
+        for frame in self._frames[sender].feed(data):
+            if frame.kind == Kind.DATA:
+                parser = self._requests.setdefault((sender, frame.stream), RequestParser())
+                for push in parser.feed(frame.payload):
+                    self.transcript.add(sender, push)

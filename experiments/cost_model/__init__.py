@@ -1,0 +1,1 @@
+"""What a completion would cost, from plans and prices."""

@@ -1,0 +1,214 @@
+"""What a completion would cost on other machines and networks, by a model of any shape.
+
+Messages, rounds and online bytes are exact: they come from dry runs of the plan on shapes
+(`experiments.cost_model.workload`). Material ahead is exact units times prices, computing a sum of
+rates (`experiments.cost_model.prices`). Online, a network takes what playing the messages on it
+takes (`experiments.common.replay`): about rounds x delay + bytes / bandwidth.
+
+Making material takes its seconds, half a delay per message and the bytes of both directions one
+after the other. Each party computes on one core, so that more than two cores between them change
+nothing, and one doubles what computing takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.common.two_parties import machine
+from experiments.cost_model.prices import Prices
+from experiments.cost_model.workload import Workload, of_completion
+from models.gpt2 import GPT2Config
+from models.hf import load_config
+from spu_llm.core.errors import InputError
+from spu_llm.net.shaping import NETWORKS, NetworkShape
+from spu_llm.systems.decoding.request import Request
+
+_CORES = 2  # that the prices' runs had between both parties, one for each
+
+
+@dataclass(frozen=True)
+class Options:
+    """A greedy completion's public settings, the network, and the cores of both parties together.
+
+    `bandwidth` (Mbps, 0: unlimited) and `delay` (ms, one way) replace those of the network. The
+    step is the mean of the first `steps`.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    draft_length: int
+    network: str = "local"
+    bandwidth: float | None = None
+    delay: float | None = None
+    cores: int = _CORES
+    steps: int = 1
+
+    @property
+    def request(self) -> Request:
+        return Request(self.prompt_tokens, self.new_tokens, self.draft_length, temperature=0.0)
+
+    @property
+    def shape(self) -> NetworkShape:
+        shape = NETWORKS[self.network]
+        if self.bandwidth is not None:
+            shape = replace(shape, bits_per_s=self.bandwidth * 1e6 or None)
+        if self.delay is not None:
+            shape = replace(shape, delay_s=self.delay / 1e3)
+        return replace(shape, name="network")
+
+    def check(self, config: GPT2Config) -> None:
+        """InputError for what cannot be estimated."""
+        self.request.check(config)
+        if self.bandwidth is not None and not 0 <= self.bandwidth <= 1e9:
+            raise InputError(f"--bandwidth must be 0 to 1e9 Mbps, found {self.bandwidth}")
+        if self.delay is not None and not 0 <= self.delay <= 1e6:
+            raise InputError(f"--delay must be 0 to 1e6 ms, found {self.delay}")
+        if self.cores < 1:
+            raise InputError(f"--cores must be at least 1, found {self.cores}")
+        most = max(1, (self.request.limit(config) - 1) // (self.draft_length + 1))
+        if not 1 <= self.steps <= most:
+            raise InputError(
+                f"--steps must be 1 to {most} with so many new tokens, found {self.steps}"
+            )
+
+
+def estimate(model: Path, options: Options, *, growth: bool = False) -> dict[str, Any]:
+    """Figures of the prefill and of a decode step after it, as JSON fields. `model`: a directory
+    with a `config.json`; weights are not read.
+    """
+    config = load_config(model)
+    options.check(config)
+    prices = Prices.load()
+    steps = _steps(config, options, prices)
+    result: dict[str, Any] = {
+        "model": config.asdict(),
+        "options": asdict(options),
+        "prefill": steps[0],
+        "step": steps[1],
+        "prices_of": prices.machine,
+        "machine": asdict(machine()),
+    }
+    if growth:
+        result["growth"] = _growth(config, options, prices, steps)
+    return result
+
+
+def _steps(config: GPT2Config, options: Options, prices: Prices) -> list[dict[str, Any]]:
+    work = of_completion(config, options.request, [options.shape], options.steps)
+    return [figures(w, options, prices) for w in work]
+
+
+def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
+    """Of one step; seconds by what takes them."""
+    shape, slower = options.shape, max(1.0, _CORES / options.cores)
+    counts = work.counts
+    network = counts[f"seconds {shape.name}"]
+    delay = counts["rounds"] * shape.delay_s
+    parts = {
+        "delay": delay,
+        "transmission": max(0.0, network - delay),
+        "compute": slower * prices.computing(work),
+    }
+    material = prices.of_material(work)
+    ahead = {k: sum(c[k] for c in material.values()) for k in next(iter(material.values()))}
+    size = ahead["client_to_provider"] + ahead["provider_to_client"]
+    per_byte = 8.0 / shape.bits_per_s if shape.bits_per_s else 0.0
+    making = slower * ahead["seconds"] + ahead["messages"] / 2 * shape.delay_s + size * per_byte
+    return {
+        "seconds": sum(parts.values()),
+        "seconds_of": parts,
+        "messages": round(counts["messages"]),
+        "rounds": round(counts["rounds"]),
+        "client_to_provider": round(counts["client_to_provider"]),
+        "provider_to_client": round(counts["provider_to_client"]),
+        "hint_bytes": round(counts["hint_bytes"]),
+        "bytes_of": {kind: round(n) for kind, n in work.bytes_of.items()},
+        "offline": ahead | {"seconds": making},
+        "material": material,
+        "stored_bytes": round(
+            sum(
+                8 * kind.words * work.units[name]
+                for name, kind in work.correlations.items()
+                if kind.fixed is None
+            )
+        ),
+    }
+
+
+def _growth(
+    config: GPT2Config, options: Options, prices: Prices, base: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The same with one thing doubled at a time."""
+    longer = 2 * options.prompt_tokens
+    room = max(config.n_positions, longer + options.new_tokens)
+    variants = [
+        ("layers", replace(config, n_layer=2 * config.n_layer), options),
+        ("width", replace(config, n_embd=2 * config.n_embd, n_head=2 * config.n_head), options),
+        ("prompt", replace(config, n_positions=room), replace(options, prompt_tokens=longer)),
+        ("vocabulary", replace(config, vocab_size=2 * config.vocab_size), options),
+    ]
+    rows = [{"twice": "nothing", "prefill": base[0], "step": base[1]}]
+    for name, larger, asked in variants:
+        prefill, step = _steps(larger, asked, prices)
+        rows.append({"twice": name, "prefill": prefill, "step": step})
+    return rows
+
+
+# ---- as text
+
+
+def table(result: dict[str, Any]) -> str:
+    """The figures as Markdown."""
+    model, options = result["model"], result["options"]
+    network = Options(**options).shape
+    rate = f"{network.bits_per_s / 1e6:g} Mbps" if network.bits_per_s else "unlimited bandwidth"
+    positions = options["draft_length"] + 1
+    lines = [
+        f"{model['n_layer']} layers of width {model['n_embd']}, {model['vocab_size']:,} tokens; "
+        f"{rate}, {network.delay_s * 1e3:g} ms one way; {options['cores']} cores",
+        "",
+        *_header(""),
+        _row(f"prefill of {options['prompt_tokens']}", result["prefill"]),
+        _row(f"step of {positions}", result["step"]),
+        "",
+        "| | delay s | transmission s | compute s | rounds | stored MB per party |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in ("prefill", "step"):
+        step, parts = result[name], result[name]["seconds_of"]
+        lines.append(
+            f"| {name} | {parts['delay']:.2f} | {parts['transmission']:.2f} | "
+            f"{parts['compute']:.2f} | {step['rounds']} | {step['stored_bytes'] / 1e6:.1f} |"
+        )
+    for rows in (result.get("growth", []),):
+        for name in ("prefill", "step"):
+            if rows:
+                lines += ["", *_header(f"{name}, twice")]
+                lines += [_row(row["twice"], row[name]) for row in rows]
+    hint = max(result[name]["hint_bytes"] for name in ("prefill", "step"))
+    lines += ["", f"hint of the weights, once for a client: {hint / 1e6:.0f} MB"]
+    of = result["prices_of"]
+    lines += ["", f"prices measured on: {of['processor']}, {of['cores']} cores"]
+    return "\n".join(lines)
+
+
+def _header(first: str) -> list[str]:
+    return [
+        f"| {first} | seconds | MB | messages | offline seconds | offline MB |",
+        "|---|---|---|---|---|---|",
+    ]
+
+
+def _row(name: str, step: dict[str, Any]) -> str:
+    ahead = step["offline"]
+    return (
+        f"| {name} | {step['seconds']:.2f} | {_megabytes(step):.2f} | {step['messages']} | "
+        f"{ahead['seconds']:.1f} | {_megabytes(ahead):.1f} |"
+    )
+
+
+def _megabytes(cost: dict[str, Any]) -> float:
+    return float(cost["client_to_provider"] + cost["provider_to_client"]) / 1e6

@@ -1,0 +1,233 @@
+"""What a unit of each correlation costs to make, and what computing costs online: fitted to runs.
+
+Runs are those of `experiments.benchmarks.scale` on models small enough to take minutes; their
+workloads (`experiments.cost_model.workload`) say what was made and computed. A batch of most
+correlations costs its words of results times a price of their kind. Products of shared matrices are
+made of ciphertexts that hold 8,192 words: bytes follow from how many it takes, seconds from words
+and multiplications. Silent products with weights take seconds for each input and output, and no
+bytes. Computing online is a sum of such terms, too (`workload.COMPUTE`).
+
+The prices in `prices.json` next to this file were made by `spu-llm experiment prices`; they are
+those of the machine that the file names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from experiments.benchmarks import scale
+from experiments.benchmarks.scale import Shape
+from experiments.cost_model.workload import (
+    COMPUTE,
+    Workload,
+    common_name,
+    matrix_sizes,
+    of_completion,
+)
+from spu_llm.core.correlation import Correlation
+from spu_llm.core.errors import InputError, SpuLlmError
+
+SHIPPED = Path(__file__).parent / "prices.json"
+FIGURES = ("seconds", "client_to_provider", "provider_to_client")
+_SLOTS = 8192  # words that a ciphertext holds
+_MADE_ALIKE = {"transfer": "bits times"}  # a correlated OT a word
+
+
+@dataclass(frozen=True)
+class Prices:
+    """`flat`: per word of results, by kind of correlation. `fitted`: coefficients of the terms of
+    products of matrices, by kind. `messages`: of a batch that does not extend SPU's stock of
+    transfers, both parties', by kind: those of an extension do not wait for each other. `compute`:
+    seconds per unit of `workload.COMPUTE`.
+    """
+
+    machine: dict[str, Any]
+    runs: list[dict[str, Any]]  # the shapes that were measured
+    flat: dict[str, dict[str, float]]
+    fitted: dict[str, dict[str, list[float]]]
+    messages: dict[str, float]
+    compute: dict[str, float]
+
+    @staticmethod
+    def load(path: Path = SHIPPED) -> Prices:
+        """InputError when there are none."""
+        try:
+            return Prices(**json.loads(path.read_text(encoding="utf-8")))
+        except OSError as exc:
+            raise InputError(f"{path} cannot be read: {exc.strerror}") from None
+        except (ValueError, TypeError):
+            raise InputError(f"{path} holds no prices; make them by `experiment prices`") from None
+
+    def asdict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def of_units(self, correlation: Correlation, units: float) -> dict[str, float]:
+        """Seconds, bytes by direction and messages of units, as their part of full batches."""
+        kind, batches = kind_of(correlation), units / correlation.chunk
+        if kind in _TERMS:
+            terms = {name: _TERMS[kind](correlation, name) for name in FIGURES}
+            found = {
+                name: batches * float(np.dot(self.fitted[kind][name], terms[name]))
+                for name in FIGURES
+            }
+        else:
+            price = self.flat[self._known(kind)]
+            found = {name: units * correlation.words * price[name] for name in FIGURES}
+        return found | {"messages": batches * self.messages[self._known(kind)]}
+
+    def _known(self, kind: str) -> str:
+        """What was measured of this kind, of a gate of another one, or of what is made alike."""
+        known = kind if kind in self.messages else kind.split()[0]
+        return known if known in self.messages else _MADE_ALIKE[known]
+
+    def of_material(self, work: Workload) -> dict[str, dict[str, float]]:
+        """Of all that a step takes, by kind."""
+        found: dict[str, dict[str, float]] = {}
+        for name, units in work.units.items():
+            cost = self.of_units(work.correlations[name], units)
+            cell = found.setdefault(kind_of(work.correlations[name]), dict.fromkeys(cost, 0.0))
+            for figure, number in cost.items():
+                cell[figure] += number
+        return found
+
+    def computing(self, work: Workload) -> float:
+        """Seconds of a step online, but for the network."""
+        return sum(self.compute[name] * work.counts[name] for name in COMPUTE)
+
+
+def kind_of(correlation: Correlation) -> str:
+    """What has one price, or one set of terms."""
+    if correlation.fixed is not None:
+        return "masked product"
+    if matrix_sizes(correlation) is not None:
+        return "matrix triple"
+    if correlation.name.startswith("matrix triple"):
+        return "outer product"
+    return " ".join(correlation.name.split()[:2])
+
+
+def _masked_terms(correlation: Correlation, figure: str) -> list[float]:
+    """Of a batch of silent products: transforms for each input and each output, and no bytes."""
+    assert correlation.fixed is not None
+    return [1.0, *map(float, correlation.fixed.shape)] if figure == "seconds" else [0.0]
+
+
+def _matrix_terms(correlation: Correlation, figure: str) -> list[float]:
+    """Of a batch of matrix triples: every unit is two products, one encrypted by each party."""
+    sizes = matrix_sizes(correlation)
+    assert sizes is not None
+    units = correlation.chunk
+    m, k, n = sizes
+    if figure != "seconds":
+        sent, back = math.ceil(min(m, n) * k / _SLOTS), math.ceil(m * n / _SLOTS)
+        return [float(units * sent), float(units * back)]
+    return [1.0, units, units * m * n, units * m * k * n]
+
+
+_TERMS: Mapping[str, Callable[[Correlation, str], list[float]]] = {
+    "masked product": _masked_terms,
+    "matrix triple": _matrix_terms,
+}
+
+
+# ---- measuring
+
+# Small models whose blocks and matrices differ enough for all terms, and larger ones' shapes.
+SHAPES = tuple(
+    Shape(1, width, heads, vocab, 256, prompt, 1, second_batches=True)
+    for width, heads, vocab, prompt in (
+        (64, 2, 1024, 8), (128, 2, 4096, 32), (256, 4, 2048, 16), (384, 6, 8192, 24),
+    )
+)  # fmt: skip
+
+
+def measure(
+    model: Path, shapes: Sequence[Shape] = SHAPES, more: Sequence[dict[str, Any]] = ()
+) -> Prices:
+    """Run a completion of every shape without a network, and fit. `more`: results of such runs."""
+    results = [*more, *(scale.measure(model, shape, "local") for shape in shapes)]
+    batches: list[tuple[Correlation, dict[str, float]]] = []
+    steps: list[tuple[Workload, float]] = []
+    for result in results:
+        if failures := result["failures"]:
+            raise SpuLlmError(f"a result is wrong: {failures[0]}")
+        shape = Shape(**result["shape"])
+        works = of_completion(shape.config, shape.request, [])
+        for work, cost in zip(works, [result["prefill"], *result["tokens"]], strict=False):
+            steps.append((work, cost["seconds"]))
+        known = works[0].combined(works[1], 1.0, 1.0)
+        batches += batches_of(result, known)
+    return fit(results[0]["machine"], [r["shape"] for r in results], batches, steps)
+
+
+# ---- fitting
+
+Batches = Sequence[tuple[Correlation, dict[str, float]]]  # what one batch of each costs
+
+
+def fit(
+    machine: dict[str, Any],
+    runs: Sequence[dict[str, Any]],
+    batches: Batches,
+    steps: Sequence[tuple[Workload, float]],
+) -> Prices:
+    """Prices that fit best, none below zero; `steps` with their online seconds, without a network.
+
+    Errors count in proportion to what is fitted.
+    """
+    by_kind: dict[str, list[tuple[Correlation, dict[str, float]]]] = {}
+    for correlation, cost in batches:
+        by_kind.setdefault(kind_of(correlation), []).append((correlation, cost))
+    flat: dict[str, dict[str, float]] = {}
+    fitted: dict[str, dict[str, list[float]]] = {}
+    messages: dict[str, float] = {}
+    for kind, some in by_kind.items():
+        messages[kind] = float(np.mean([cost["messages"] for _, cost in some]))
+        if kind in _TERMS:
+            fitted[kind] = {
+                name: _fitted([(_TERMS[kind](c, name), cost[name]) for c, cost in some])
+                for name in FIGURES
+            }
+        else:
+            words = sum(c.chunk * c.words for c, _ in some)
+            flat[kind] = {name: sum(cost[name] for _, cost in some) / words for name in FIGURES}
+    gates = [kind for kind in flat if kind.startswith("gate ")]
+    if gates:  # for a gate of a kind that was not measured
+        flat["gate"] = {n: float(np.mean([flat[k][n] for k in gates])) for n in FIGURES}
+        messages["gate"] = float(np.mean([messages[k] for k in gates]))
+    terms = [([work.counts[name] for name in COMPUTE], seconds) for work, seconds in steps]
+    compute = dict(zip(COMPUTE, _fitted(terms), strict=True))
+    return Prices(machine, list(runs), flat, fitted, messages, compute)
+
+
+def _fitted(rows: Sequence[tuple[Sequence[float], float]]) -> list[float]:
+    """Coefficients, none below zero, of the terms that come nearest to the figures."""
+    terms = np.array([t for t, _ in rows], np.float64)
+    figures = np.array([max(y, 1e-9) for _, y in rows])
+    scale = np.maximum(np.abs(terms).max(axis=0), 1e-9)
+    found, _ = nnls(terms / scale / figures[:, None], np.ones(len(rows)))
+    return [float(x) for x in found / scale]
+
+
+def batches_of(result: dict[str, Any], work: Workload) -> Batches:
+    """The mean batch of every correlation made in a run of `experiments.benchmarks.scale`, without
+    the first one, which compiles, where there are others.
+    """
+    found = []
+    for row in result["material"]:
+        correlation = work.correlations.get(common_name(row["name"]))
+        if correlation is None:
+            continue
+        batches = row["batches"][1:] or row["batches"]
+        cost = {name: sum(b[name] for b in batches) / len(batches) for name in FIGURES}
+        cost["messages"] = min(b["messages"] for b in batches)
+        found.append((correlation, cost))
+    return found

@@ -1,0 +1,254 @@
+"""What a completion by a model of some shape sends, takes and computes, from its plans alone.
+
+Both parties' dry runs (`spu_llm.compiler.demand`) go through the programs with shapes in place of
+weights. Blocks are all alike: what L of them take is found from one and two (`of_layers`), but for
+models so small that they are run whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.common.kinds import kind_of
+from experiments.common.replay import Replay
+from models.gpt2 import GPT2Config, fold, init_params
+from spu_llm.compiler.demand import DryRun, Needs
+from spu_llm.compiler.plan import Plan, Run
+from spu_llm.core._jax import shape_of
+from spu_llm.core.correlation import Correlation
+from spu_llm.core.settings import SpuConfig
+from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.net.shaping import NetworkShape
+from spu_llm.offline.silent.products import matrix_of
+from spu_llm.runtime.executor import run_alone_at
+from spu_llm.runtime.session import SecureFunction, public
+from spu_llm.systems.decoding.generate import Programs, announce, announce_end
+from spu_llm.systems.decoding.request import Request
+
+ROUNDS = NetworkShape("rounds", None, 1.0)  # the seconds on such a link are its rounds
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Of one step, linear in everything: they add up.
+
+    counts: `messages` of both parties, `rounds`, bytes by direction, seconds on each network, what
+        computing is fitted to (`COMPUTE`), and bytes of the hints that its matrices take once.
+    units: of every correlation, by name; matrices of different blocks under one name.
+    correlations: by the same names.
+    bytes_of: online bytes by kind of layer. material_of: units by kind of layer and name.
+    """
+
+    counts: dict[str, float]
+    units: dict[str, float]
+    correlations: dict[str, Correlation]
+    bytes_of: dict[str, float]
+    material_of: dict[tuple[str, str], float]
+
+    def combined(self, other: Workload, a: float, b: float) -> Workload:
+        """a times this and b times the other."""
+
+        def mixed(x: dict[Any, float], y: dict[Any, float]) -> dict[Any, float]:
+            return {k: a * x.get(k, 0.0) + b * y.get(k, 0.0) for k in {**x, **y}}
+
+        return Workload(
+            mixed(self.counts, other.counts),
+            mixed(self.units, other.units),
+            {**self.correlations, **other.correlations},
+            mixed(self.bytes_of, other.bytes_of),
+            mixed(self.material_of, other.material_of),
+        )
+
+
+# What computing takes time for: messages, words of shares and material that are handled, and
+# multiplications of words with weights. Those of shared matrices with each other are few.
+COMPUTE = ("messages", "words", "weight_products")
+
+
+def of_completion(
+    config: GPT2Config, request: Request, networks: Sequence[NetworkShape], steps: int = 1
+) -> list[Workload]:
+    """Of the prefill, and the mean of the first `steps` decode steps, whose drafts all stay. Steps
+    differ in what they take for the cache, whose masks serve some positions and are then replaced.
+    """
+    prefill, *some = of_steps(config, request, networks, [request.draft_length] * steps)
+    mean = some[0]
+    for work in some[1:]:
+        mean = mean.combined(work, 1.0, 1.0)
+    return [prefill, mean.combined(mean, 1.0 / steps, 0.0)]
+
+
+def of_steps(
+    config: GPT2Config,
+    request: Request,
+    networks: Sequence[NetworkShape],
+    accepted: Sequence[int],
+) -> list[Workload]:
+    """Of the prefill, and of every step of a course: so many drafts stay in each."""
+    if config.n_layer <= 2:
+        return _whole(config, request, networks, accepted)
+    one, two = (
+        _whole(dataclasses.replace(config, n_layer=n), request, networks, accepted)
+        for n in (1, 2)
+    )
+    return [of_layers(a, b, config.n_layer) for a, b in zip(one, two, strict=True)]
+
+
+def of_layers(one: Workload, two: Workload, layers: int) -> Workload:
+    """Of so many blocks, from what one and two take."""
+    return two.combined(one, layers - 1, 2 - layers)
+
+
+def _whole(
+    config: GPT2Config,
+    request: Request,
+    networks: Sequence[NetworkShape],
+    accepted: Sequence[int] = (0,),
+) -> list[Workload]:
+    programs = Programs.build(config, request)
+    weights = jax.eval_shape(lambda: fold(init_params(config, jax.random.key(0)), config))
+    frac_bits = SpuConfig().frac_bits
+    runs = [
+        DryRun(rank, frac_bits, functools.partial(run_alone_at, rank, frac_bits))
+        for rank in (CLIENT, PROVIDER)
+    ]
+    tell, words = (announce_end, 1) if request.hide_progress else (announce, 2)
+    announcement = tell, (jax.ShapeDtypeStruct((words,), np.int32),)
+    shapes = programs.prefill_shapes(weights)
+    prefill, results = _of_call(
+        runs, programs.secure.prefill, [shapes, shapes], networks, announcement
+    )
+    works, length = [prefill], request.prompt_tokens
+    both = _Both([shared for _, _, shared in results])
+    for stay in accepted:
+        room: list[Workload] = []
+
+        def run(function: SecureFunction, *args: Any) -> _Both:
+            inputs = [[x.of(rank) if isinstance(x, _Both) else x for x in args] for rank in (0, 1)]
+            work, results = _of_call(runs, function, inputs, networks)
+            room.append(work)  # noqa: B023 - called in this turn
+            return _Both(results)
+
+        both, length = programs.with_room(run, both, length, programs.kept_shapes)
+        decode = [
+            programs.decode_shapes(weights, shared, public(np.int32(length)))
+            for shared in both.shared
+        ]
+        work, results = _of_call(runs, programs.secure.decode, decode, networks, announcement)
+        both = _Both([shared for _, _, shared in results])
+        works.append(functools.reduce(lambda a, b: a.combined(b, 1.0, 1.0), room, work))
+        length += 1 + (request.draft_length if request.hide_progress else stay)
+    return works
+
+
+@dataclass(frozen=True)
+class _Both:
+    """Both parties' shares of a cache block."""
+
+    shared: list[Any]
+
+    @property
+    def positions(self) -> int:
+        return int(self.shared[CLIENT].positions)
+
+    def of(self, rank: int) -> Any:
+        return self.shared[rank]
+
+
+def _of_call(
+    runs: Sequence[DryRun],
+    function: SecureFunction,
+    args: Sequence[Any],
+    networks: Sequence[NetworkShape],
+    announcement: tuple[SecureFunction, tuple[Any, ...]] | None = None,
+) -> tuple[Workload, list[Any]]:
+    """Of one call and of what the client announces after it; and its results at both parties."""
+    replays = {shape.name: Replay(shape) for shape in (ROUNDS, *networks)}
+    results: list[Any] = []
+    calls: list[tuple[SecureFunction, Sequence[Any]]] = [(function, args)]
+    if announcement is not None:
+        calls.append((announcement[0], [announcement[1]] * 2))
+    for called, inputs in calls:
+        plan, tree = called.plan(*inputs[0])
+        found = [r.run(plan, jax.tree.leaves(x)) for r, x in zip(runs, inputs, strict=True)]
+        client, provider = (needs.calls for needs, _ in found)
+        for replay in replays.values():
+            replay.play(plan.steps, client, provider)
+        if called is function:
+            results = [jax.tree.unflatten(tree, out) for _, out in found]
+            work = _of_plan(plan, found[CLIENT][0])
+    rounds = replays.pop("rounds")
+    counts = {
+        "messages": float(sum(rounds.messages)),
+        "rounds": round(rounds.seconds),
+        "client_to_provider": float(rounds.sent[CLIENT]),
+        "provider_to_client": float(rounds.sent[PROVIDER]),
+        **{f"seconds {name}": replay.seconds for name, replay in replays.items()},
+    }
+    return dataclasses.replace(work, counts=work.counts | counts), results
+
+
+def _of_plan(plan: Plan, needs: Needs) -> Workload:
+    """What a call takes and computes."""
+    units: dict[str, float] = {}
+    correlations: dict[str, Correlation] = {}
+    bytes_of: dict[str, float] = {}
+    material_of: dict[tuple[str, str], float] = {}
+    counts = {"words": float(_local_words(plan)), "weight_products": 0.0, "hint_bytes": 0.0}
+    matrices = set()
+    for call in needs.calls:
+        kind = kind_of(call.scope, call.op)
+        size = call.cost.client_to_provider + call.cost.provider_to_client
+        bytes_of[kind] = bytes_of.get(kind, 0.0) + size
+        counts["words"] += size / 8
+        for need in call.taken:
+            correlation, name = need.correlation, common_name(need.correlation.name)
+            units[name] = units.get(name, 0.0) + need.units
+            material_of[kind, name] = material_of.get((kind, name), 0.0) + need.units
+            correlations[name] = correlation
+            masks = sum(part.size for part in correlation.masks)
+            counts["words"] += need.units * (masks + correlation.words)
+            if correlation.fixed is not None:
+                counts["weight_products"] += need.units * correlation.fixed.size
+                matrices.add(matrix_of(correlation))
+    counts["hint_bytes"] = float(sum(matrix.hint_bytes for matrix in matrices))
+    return Workload(counts, units, correlations, bytes_of, material_of)
+
+
+def common_name(name: str) -> str:
+    """One name for the matrices of all blocks."""
+    return re.sub(r"\bh\.\d+\.", "h.*.", name)
+
+
+def matrix_sizes(correlation: Correlation) -> tuple[int, int, int] | None:
+    """m, k, n of a product of shared matrices [m, k] and [k, n], or [m, k] and [n, k] transposed;
+    None of other correlations, and of outer products, which are made like single ones.
+    """
+    masks, results = correlation.masks, correlation.results
+    if [len(p.shape) for p in (*masks, *results)] != [2, 2, 2]:
+        return None
+    m, k = masks[0].shape
+    n = results[0].shape[1]
+    return (m, k, n) if k > 1 else None
+
+
+def _local_words(plan: Plan) -> int:
+    """Words that work on shares writes."""
+    return sum(
+        math.prod(shape_of(v).shape)
+        for step in plan.steps
+        if isinstance(step, Run) and step.owner is Owner.JOINT
+        for eqn in step.jaxpr.jaxpr.eqns
+        for v in eqn.outvars
+    )
+
+

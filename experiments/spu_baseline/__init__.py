@@ -1,0 +1,1 @@
+"""The same work on SPU's own kernels."""

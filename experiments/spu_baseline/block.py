@@ -1,0 +1,153 @@
+"""One decoder block of LLaMA's shape as SPU computes it whole: what verification is measured by.
+
+The block of Vicuna-7B (Touvron et al., LLaMA, 2023) in plain JAX, compiled by SPU without any op of
+ours: RMSNorm, rotary positions, attention over a cache, SwiGLU. Weights are the provider's,
+activations and cache are shared.
+
+Two cores cannot run all of it in a benchmark's time. A slice keeps the width and takes one part in
+`SLICES` of the heads and of the feed-forward layer; the norms are whole. Nearly all of its seconds
+are encrypted products, as many as the weights are, so where the network takes no time
+
+    full = norms + SLICES (slice - norms).
+
+Bytes do not grow like that: every product sends its encrypted rows, however many columns it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from spu_llm.core.values import Owner
+from spu_llm.runtime.session import SecureFunction
+
+SLICES = 32
+_EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """Sizes of a block; `past` positions are in the cache."""
+
+    width: int = 4096
+    heads: int = 32
+    head_dim: int = 128
+    hidden: int = 11008
+    past: int = 64
+
+    def sliced(self, slices: int) -> BlockShape:
+        heads, hidden = self.heads // slices, self.hidden // slices
+        return BlockShape(self.width, heads, self.head_dim, hidden, self.past)
+
+
+class Weights(NamedTuple):
+    """float32; w = width, a = heads * head_dim, h = hidden."""
+
+    attention_norm: Any  # [w]
+    query: Any  # [w, a]
+    key: Any  # [w, a]
+    value: Any  # [w, a]
+    out: Any  # [a, w]
+    ffn_norm: Any  # [w]
+    gate: Any  # [w, h]
+    up: Any  # [w, h]
+    down: Any  # [h, w]
+
+
+class Inputs(NamedTuple):
+    """Shared, float32."""
+
+    x: Any  # [n, w]
+    keys: Any  # [heads, past, head_dim]
+    values: Any  # [heads, past, head_dim]
+
+
+def random_weights(shape: BlockShape, rng: np.random.Generator) -> Weights:
+    """Weights under which activations keep their size."""
+    w, a, h = shape.width, shape.heads * shape.head_dim, shape.hidden
+
+    def matrix(rows: int, columns: int) -> np.ndarray:
+        return rng.standard_normal((rows, columns), np.float32) * np.float32(rows**-0.5)
+
+    def gain() -> np.ndarray:
+        return rng.uniform(0.5, 1.5, w).astype(np.float32)
+
+    return Weights(
+        gain(), matrix(w, a), matrix(w, a), matrix(w, a), matrix(a, w),
+        gain(), matrix(w, h), matrix(w, h), matrix(h, w),
+    )  # fmt: skip
+
+
+def random_inputs(shape: BlockShape, positions: int, rng: np.random.Generator) -> Inputs:
+    cache = (shape.heads, shape.past, shape.head_dim)
+    return Inputs(
+        *(rng.standard_normal(s, np.float32) for s in ((positions, shape.width), cache, cache))
+    )
+
+
+def rms_norm(x: Array, gain: Array) -> Array:
+    """Rows [n, w] with mean square 1, times `gain` [w]."""
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + _EPSILON) * gain
+
+
+def _rotate(x: Array, first: int) -> Array:
+    """Rotary positions `first`, `first` + 1, ... of x [n, heads, head_dim]."""
+    n, _, size = x.shape
+    angles = np.outer(first + np.arange(n), 10000.0 ** (-np.arange(0, size, 2) / size))[:, None]
+    cos, sin = (np.concatenate([f(angles)] * 2, -1).astype(np.float32) for f in (np.cos, np.sin))
+    left, right = jnp.split(x, 2, axis=-1)
+    return x * cos + jnp.concatenate([-right, left], axis=-1) * sin
+
+
+def _attention(x: Array, weights: Weights, inputs: Inputs, shape: BlockShape) -> Array:
+    """Of normalised rows x [n, w]: [n, w]."""
+    n = x.shape[0]
+    split = (n, shape.heads, shape.head_dim)
+    query = _rotate((x @ weights.query).reshape(split), shape.past) * shape.head_dim**-0.5
+    key = _rotate((x @ weights.key).reshape(split), shape.past).transpose(1, 0, 2)
+    value = (x @ weights.value).reshape(split).transpose(1, 0, 2)
+    keys = jnp.concatenate([inputs.keys, key], axis=1)
+    values = jnp.concatenate([inputs.values, value], axis=1)
+    scores = jnp.einsum("nhd,htd->hnt", query, keys)
+    visible = np.tril(np.ones((n, shape.past + n), bool), shape.past)
+    scores = scores - jnp.max(jnp.where(visible, scores, -1024.0), axis=-1, keepdims=True)
+    exponentials = jnp.where(visible, jnp.exp(scores), 0.0)
+    law = exponentials / jnp.sum(exponentials, axis=-1, keepdims=True)
+    mixed = jnp.einsum("hnt,htd->nhd", law, values)
+    return mixed.reshape(n, shape.heads * shape.head_dim) @ weights.out
+
+
+def block(weights: Weights, inputs: Inputs, shape: BlockShape) -> Array:
+    """Rows [n, w] after one decoder block."""
+    x = inputs.x
+    x = x + _attention(rms_norm(x, weights.attention_norm), weights, inputs, shape)
+    rows = rms_norm(x, weights.ffn_norm)
+    return x + (jax.nn.silu(rows @ weights.gate) * (rows @ weights.up)) @ weights.down
+
+
+def norms(gains: Sequence[Array], x: Array) -> Array:
+    """Both norms of a block, one after the other: [n, w]."""
+    first, second = gains
+    return rms_norm(rms_norm(x, first), second)
+
+
+def secure_block(shape: BlockShape) -> SecureFunction:
+    """`block` of the provider's weights and shared inputs."""
+    return SecureFunction(
+        lambda weights, inputs: block(weights, inputs, shape),
+        (Owner.PROVIDER, Owner.JOINT), "decoder block",
+    )  # fmt: skip
+
+
+SECURE_NORMS = SecureFunction(norms, (Owner.PROVIDER, Owner.JOINT), "norms of a block")
+
+
+def extrapolated(part: float, whole: float, slices: int) -> float:
+    """Seconds of the full block from those of its norms and of the slice with them."""
+    return part + slices * max(0.0, whole - part)

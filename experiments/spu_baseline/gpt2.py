@@ -1,0 +1,319 @@
+"""The stock path: the GPT-2 of `transformers` in Flax, compiled whole by SPU.
+
+What SPU's own example runs (`examples/python/ml/flax_gpt2`: one `FlaxGPT2LMHeadModel`, greedy
+argmax inside, token ids and weights as private inputs), with the model's own key/value cache, so
+that a step costs one position. Nothing of ours is in it: no op, no approximation, no folding.
+
+    owners   weights: provider; token ids: client; cache: shares; its index, positions, mask: public
+    opened   the next token, to the client
+    tokens   `jnp.take` on secret ids, as Flax writes it: SPU makes one-hot rows of them
+    settings those of our own programs, but for `exp_mode`: Flax hides a score by adding float32's
+             minimum, and only SPU's EXP_PADE clamps what goes in (EXP_DEFAULT returns noise there)
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from experiments.common.measured import forget_peak, peaks, timed, total
+from experiments.common.two_parties import run_study
+from models.gpt2 import GPT2Config, Params, init_params
+from models.hf import load_config, load_model
+from models.tokenizer import Tokenizer
+from spu_llm.compiler.plan import Plan, Run
+from spu_llm.core._jax import flat_jaxpr
+from spu_llm.core.errors import InputError
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.runtime.session import PartySession, SecureFunction, Session, public
+from spu_llm.systems.decoding.generate import private_tree
+
+PROGRAM = "stock-gpt2"
+
+open_token = SecureFunction(
+    lambda token: reveal(token, to=Owner.CLIENT, label="token"), (Owner.JOINT,), "open token"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class WholeFunction(SecureFunction):
+    """A function that is one SPU segment, whatever stands in it; its results are shares.
+
+    Outside the vetting of `make_plan`: SPU decides what each operation does with secret indices.
+    """
+
+    def _make_plan(
+        self, flat: Callable[..., list[Any]], shapes: Sequence[Any], owners: Sequence[Owner]
+    ) -> Plan:
+        closed = flat_jaxpr(flat, shapes)
+        inputs, outputs = tuple(closed.jaxpr.invars), tuple(closed.jaxpr.outvars)
+        run = Run(Owner.JOINT, closed, inputs, outputs, local=False)
+        owner_of = dict(zip(inputs, owners, strict=True)) | dict.fromkeys(outputs, Owner.JOINT)
+        digest = hashlib.sha256(f"{closed.jaxpr}|{owners}".encode()).hexdigest()
+        return Plan(
+            inputs, tuple(owners), outputs, (Owner.JOINT,) * len(outputs), (run,), owner_of, {},
+            digest,
+        )  # fmt: skip
+
+
+# ---- the model
+
+
+def flax_params(params: Params) -> dict[str, Any]:
+    """Our parameters under Flax's names; its matrices are [outputs, inputs]."""
+
+    def norm(held: Params) -> Params:
+        return {"scale": held["gain"], "bias": held["bias"]}
+
+    def linear(held: Params) -> Params:
+        return {"kernel": held["weight"].T, "bias": held["bias"]}
+
+    def block(held: Params) -> Params:
+        return {
+            "ln_1": norm(held["ln_1"]),
+            "attn": {"c_attn": linear(held["qkv"]), "c_proj": linear(held["out"])},
+            "ln_2": norm(held["ln_2"]),
+            "mlp": {"c_fc": linear(held["fc"]), "c_proj": linear(held["proj"])},
+        }
+
+    return {
+        "transformer": {
+            "wte": {"embedding": params["wte"]},
+            "wpe": {"embedding": params["wpe"]},
+            "h": {str(i): block(held) for i, held in enumerate(params["blocks"])},
+            "ln_f": norm(params["ln_f"]),
+        }
+    }
+
+
+def flax_model(config: GPT2Config) -> Any:
+    """`FlaxGPT2LMHeadModel` of this shape, without weights."""
+    from transformers import FlaxGPT2LMHeadModel
+    from transformers import GPT2Config as FlaxConfig
+
+    return FlaxGPT2LMHeadModel(FlaxConfig(**config.asdict()), _do_init=False)
+
+
+class StockGPT2(NamedTuple):
+    """Greedy decoding with a cache of `capacity` positions; `cache` leaves its public index out.
+
+    prefill(params, tokens [n]) -> next token, cache
+    decode(params, tokens [n], cache, length, public) -> next token, cache
+    """
+
+    prefill: WholeFunction
+    decode: WholeFunction
+
+
+def build(config: GPT2Config, capacity: int) -> StockGPT2:
+    """The programs for a model of this shape."""
+    model = flax_model(config)
+
+    def decode(params: Any, tokens: Array, cache: Any, length: Array) -> tuple[Array, Any]:
+        n = tokens.shape[0]
+        out = model(
+            tokens[None],
+            attention_mask=jnp.ones((1, capacity), jnp.int32),
+            position_ids=(length + jnp.arange(n))[None],
+            params=params,
+            past_key_values=_with_index(cache, length),
+        )
+        return jnp.argmax(out.logits[0, -1]), _without_index(out.past_key_values)
+
+    def prefill(params: Any, tokens: Array) -> tuple[Array, Any]:
+        shapes = _without_index(jax.eval_shape(lambda: model.init_cache(1, capacity)))
+        cache = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        return decode(params, tokens, cache, jnp.int32(0))
+
+    owners = (Owner.PROVIDER, Owner.CLIENT, Owner.JOINT, Owner.PUBLIC)
+    return StockGPT2(
+        WholeFunction(prefill, owners[:2], "stock prefill"),
+        WholeFunction(decode, owners, "stock decode"),
+    )
+
+
+def _with_index(cache: Any, length: Array) -> Any:
+    layers = cache["transformer"]["h"].items()
+    held = {i: {"attn": {**layer["attn"], "cache_index": length}} for i, layer in layers}
+    return {"transformer": {"h": held}}
+
+
+def _without_index(cache: Any) -> Any:
+    layers = cache["transformer"]["h"].items()
+    held = {
+        i: {"attn": {k: v for k, v in layer["attn"].items() if k != "cache_index"}}
+        for i, layer in layers
+    }
+    return {"transformer": {"h": held}}
+
+
+# ---- decoding
+
+
+def share_params(session: Session, config: GPT2Config, params: Params | None) -> Any:
+    """The provider's weights under Flax's names as private values; the client passes None."""
+    shapes = jax.eval_shape(lambda: flax_params(init_params(config, jax.random.key(0))))
+
+    def held() -> Any:
+        assert params is not None
+        return flax_params(params)
+
+    return private_tree(session, PROVIDER, held, shapes)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What one party has of a greedy completion: the client its tokens; both the cost."""
+
+    tokens: list[int]
+    prefill: dict[str, Any]
+    steps: list[dict[str, Any]]  # of one token each; the first one warms up
+
+
+def decode_greedily(
+    session: Session, stock: StockGPT2, weights: Any, prompt: list[int], length: int, steps: int,
+    before_step: Callable[[int], None] = lambda i: None,
+) -> Decoded:  # fmt: skip
+    """A prefill and `steps` further tokens. `prompt` (`length` tokens) is the client's; the
+    provider passes an empty one.
+    """
+    tokens: list[int] = []
+
+    def emit(result: Any) -> None:
+        token = session.get(session.call(open_token, result))
+        if token is not None:
+            tokens.append(int(token))
+
+    def prefill() -> Any:
+        given = session.private(CLIENT, lambda: prompt, (length,), np.int32)
+        token, cache = session.call(stock.prefill, weights, given)
+        emit(token)
+        return cache
+
+    cache, cost = timed(session, "prefill", prefill)
+    costs = []
+    for i in range(steps):
+        before_step(i)
+
+        def step(i: int = i, cache: Any = cache) -> Any:
+            given = session.private(CLIENT, lambda: tokens[-1:], (1,), np.int32)
+            at = public(np.int32(length + i))
+            token, cache = session.call(stock.decode, weights, given, cache, at)
+            emit(token)
+            return cache
+
+        cache, spent = timed(session, f"step {i}", step)
+        costs.append(spent)
+    return Decoded(tokens, cost, costs)
+
+
+# ---- the program of both workers
+
+
+def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
+    """A prefill, a step to warm up and `steps` measured ones.
+
+    Public settings: `prompt_tokens`, `capacity` and `steps`. The client's own: `prompt`.
+    """
+    config, asked = GPT2Config(**job["model"]), job["request"]
+    length, capacity = int(asked["prompt_tokens"]), int(asked["capacity"])
+    steps = int(asked["steps"])
+    check(config, length, capacity, steps)
+    stock = build(config, capacity)
+    with session.meter.in_phase("offline"):
+        params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
+        weights = share_params(session, config, params)
+        send("stage", name="compiling the stock path")
+        _prepare(session, stock, weights, length)
+    set_up = total([e for e in session.meter.entries if e.phase == "offline"], session.rank)
+    send("stage", name=f"stock prefill of {length} tokens")
+    forget_peak()
+    decoded = decode_greedily(
+        session, stock, weights, job.get("prompt", []), length, 1 + steps,
+        lambda i: send("update", name=f"stock step {i} of {steps}"),
+    )  # fmt: skip
+    return {
+        "tokens": decoded.tokens,
+        "set_up": set_up | {"seconds": session.meter.seconds["offline"]},
+        "prefill": decoded.prefill,
+        "warm_up": decoded.steps[0],
+        "runs": decoded.steps[1:],
+        "peak_memory": peaks(session),
+        "learned": session.ledger.learned(),
+    }
+
+
+def check(config: GPT2Config, length: int, capacity: int, steps: int) -> None:
+    """InputError unless the model has room for the prompt and all steps."""
+    if length < 1 or steps < 1:
+        raise InputError("the stock path takes a prompt and a step at least")
+    if not length + 1 + steps <= capacity <= config.n_positions:
+        raise InputError(
+            f"{length} prompt tokens and {1 + steps} steps need a cache of as many positions, and "
+            f"at most {config.n_positions}, found {capacity}"
+        )
+
+
+def _prepare(session: PartySession, stock: StockGPT2, weights: Any, length: int) -> None:
+    """Compile both programs and agree on them with the peer."""
+    shape = jax.ShapeDtypeStruct
+    prompt, token = shape((length,), np.int32), shape((1,), np.int32)
+    session.prepare(stock.prefill, weights, prompt)
+    shapes = jax.tree.map(lambda v: shape(v.shape, v.dtype), weights)
+    next_token, cache = jax.eval_shape(stock.prefill.fn, shapes, prompt)
+    session.prepare(stock.decode, weights, token, cache, shape((), np.int32))
+    session.prepare(open_token, next_token)
+
+
+# ---- the command at the client
+
+
+def greedy_reference(model: Path, prompt: list[int], count: int) -> list[int]:
+    """`count` tokens after the prompt by Flax's model in float32."""
+    config, params = load_model(model)
+    apply = jax.jit(functools.partial(flax_model(config).__call__, params=flax_params(params)))
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(np.argmax(apply(np.asarray([tokens], np.int32)).logits[0, -1])))
+    return tokens[len(prompt) :]
+
+
+def measure(model: Path, prompt: str, capacity: int, steps: int, network: str) -> dict[str, Any]:
+    """One network's session, as JSON fields, with its tokens compared with plaintext's."""
+    found = complete(model, prompt, capacity, steps, network)
+    tokens = Tokenizer.load(model).encode(prompt)
+    wanted = greedy_reference(model, tokens, len(found["tokens"]))
+    return found | {"as_in_plaintext": found["tokens"] == wanted}
+
+
+def complete(model: Path, prompt: str, capacity: int, steps: int, network: str) -> dict[str, Any]:
+    """One session of 2 + `steps` tokens, as JSON fields."""
+    tokens = Tokenizer.load(model).encode(prompt)
+    check(load_config(model), len(tokens), capacity, steps)
+    asked = {"prompt_tokens": len(tokens), "capacity": capacity, "steps": steps}
+    outcome, agreed = run_study(
+        PROGRAM, model, asked, {"prompt": tokens}, tokenizer=model, network=network
+    )
+    result = outcome.result
+    return {
+        "network": network,
+        "prompt_tokens": len(tokens),
+        "capacity": capacity,
+        **{k: result[k] for k in ("tokens", "set_up", "prefill", "warm_up", "runs", "peak_memory")},
+        "wire_bytes": {
+            "client_to_provider": outcome.wire_sent,
+            "provider_to_client": outcome.wire_received,
+        },
+        "learned": result["learned"],
+        "config": agreed,
+    }

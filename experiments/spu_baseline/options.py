@@ -1,0 +1,163 @@
+"""What tuning would do for the stock path: bytes and messages of a step under SPU's options.
+
+Every kind of layer of the stock path (`experiments.spu_baseline.layers`) alone, at one position,
+both parties as threads of this process: bytes and messages depend neither on the machine nor on
+what runs beside. A step is the sum over its layers.
+
+    PUMA's softmax   exponentials that end at -14, without the mask's extreme scores in the way
+    PUMA's GELU      three comparisons, polynomials of degree 3 and 6
+                     (both: Dong et al., "PUMA", 2023, section 4, as SPU's example for it has them)
+    rsqrt            a rougher first guess, and fewer steps after it
+    no split         a product of matrices is not cut along the cores
+    concurrency      work above 2,048 elements is cut in four
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from experiments.common.two_parties import machine
+from experiments.spu_baseline import layers as stock_layers
+from models.hf import load_config
+from spu_llm.core.settings import SpuConfig
+from spu_llm.core.values import CLIENT
+from spu_llm.runtime.session import Simulation
+
+CAPACITY = 64  # positions of the cache
+
+
+# ---- PUMA's functions
+
+
+def puma_softmax(x: Array, axis: int = -1) -> Array:
+    """exp(x - max) / sum, zero where x - max is -14 or less."""
+    x = x - jnp.max(x, axis, keepdims=True)
+    weights = jnp.exp(x) * (x > -14)
+    return weights / jnp.sum(weights, axis, keepdims=True)
+
+
+def puma_gelu(x: Array) -> Array:
+    """0 below -4, polynomials up to -1.95 and to 3, x above."""
+    far, near, large = x < -4.0, x < -1.95, x > 3.0
+    x2 = jnp.square(x)
+    x3, x4 = x * x2, jnp.square(x2)
+    x6 = jnp.square(x3)
+    left = -0.011034134030615728 * x3 - 0.11807612951181953 * x2
+    left = left - 0.42226581151983866 * x - 0.5054031199708174
+    middle = 0.0018067462606141187 * x6 - 0.037688200365904236 * x4
+    middle = middle + 0.3603292692789629 * x2 + 0.5 * x + 0.008526321541038084
+    return large * x + (far ^ near) * left + (near ^ large ^ True) * middle
+
+
+# ---- options
+
+
+@dataclass(frozen=True)
+class Tuned(SpuConfig):
+    """The stock path's settings with more of SPU's own."""
+
+    exp_mode: str = "EXP_PADE"
+    ot_kind: str = "EMP_Ferret"
+    lower_accuracy_rsqrt: bool = False
+    disable_mmul_split: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {
+            "enable_lower_accuracy_rsqrt": self.lower_accuracy_rsqrt,
+            "experimental_disable_mmul_split": self.disable_mmul_split,
+        }
+
+
+@dataclass(frozen=True)
+class Option:
+    name: str
+    config: Tuned = Tuned()
+    softmax: Callable[..., Array] | None = None
+    gelu: Callable[..., Array] | None = None
+
+
+OPTIONS = (
+    Option("as measured elsewhere"),
+    Option("PUMA's softmax", softmax=puma_softmax),
+    Option("PUMA's GELU", gelu=puma_gelu),
+    Option("lower-accuracy rsqrt", Tuned(lower_accuracy_rsqrt=True)),
+    Option("no split of matrix products", Tuned(disable_mmul_split=True)),
+    Option("concurrency 4", Tuned(max_concurrency=4)),
+    Option("PUMA's functions and lower-accuracy rsqrt", Tuned(lower_accuracy_rsqrt=True),
+           puma_softmax, puma_gelu),
+)  # fmt: skip
+
+
+@contextmanager
+def _functions(option: Option) -> Iterator[None]:
+    """The option's softmax and GELU where Flax looks for them."""
+    from transformers.models.gpt2.modeling_flax_gpt2 import ACT2FN
+
+    softmax, gelu = jax.nn.softmax, ACT2FN["gelu_new"]
+    jax.nn.softmax = option.softmax or softmax  # type: ignore[assignment]
+    ACT2FN["gelu_new"] = option.gelu or gelu
+    try:
+        yield
+    finally:
+        jax.nn.softmax, ACT2FN["gelu_new"] = softmax, gelu
+
+
+def measure(
+    model: Path, options: tuple[Option, ...] = OPTIONS, say: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Every option on the shape of `model`, as JSON fields; the first is what others are to."""
+    config = load_config(model)
+    job = {"model": config.asdict(), "request": {"positions": "1", "capacity": CAPACITY}}
+    rows = []
+    for option in options:
+        say(f"{option.name} ...")
+        with _functions(option), Simulation(option.config) as simulation:
+            found = simulation.run(
+                lambda session: stock_layers.run(session, job, lambda event, **fields: None)
+            )[CLIENT]
+        layers = [stock_layers.scaled(layer) for layer in found["steps"][0]["layers"]]
+        names = [layer["kind"] for layer in found["steps"][0]["layers"]]
+        counts = [
+            {"bytes": x["client_to_provider"] + x["provider_to_client"], "messages": x["messages"]}
+            for x in layers
+        ]
+        rows.append({
+            "name": option.name,
+            "settings": dataclasses.asdict(option.config),
+            "bytes": sum(c["bytes"] for c in counts),
+            "messages": sum(c["messages"] for c in counts),
+            "kinds": dict(zip(names, counts, strict=True)),
+        })  # fmt: skip
+    return {
+        "machine": asdict(machine()), "model": config.asdict(), "positions": 1,
+        "capacity": CAPACITY, "options": rows,
+    }  # fmt: skip
+
+
+def table(result: dict[str, Any]) -> str:
+    """Bytes and messages of a step, and by how much an option moves them."""
+    first = result["options"][0]
+    lines = [
+        f"the stock path's step of one position, {result['model']['n_layer']} layers of width "
+        f"{result['model']['n_embd']}, cache of {result['capacity']} positions",
+        "",
+        "| option | MB | | messages | |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["options"]:
+        moved = [f"{row[k] / first[k] - 1:+.1%}" if row is not first else ""
+                 for k in ("bytes", "messages")]  # fmt: skip
+        lines.append(
+            f"| {row['name']} | {row['bytes'] / 1e6:.1f} | {moved[0]} | {row['messages']:,} | "
+            f"{moved[1]} |"
+        )
+    return "\n".join(lines)

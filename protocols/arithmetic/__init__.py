@@ -1,0 +1,1 @@
+"""On words in additive shares: products, truncation, narrow words, caches."""

@@ -1,0 +1,459 @@
+"""Products with a cache whose rows stay opened under lasting masks.
+
+A matrix triple per product opens the whole cache again at every step. Here a row is opened once,
+under a mask row that it keeps, and the masks of many queries and many rows are prepared together,
+which is where homomorphic encryption packs well. One unit of a correlation, a *tile* of N slots,
+serves one head for up to N rows and N queries:
+
+    cached products    A, B [N, d], both shared; result A B^T [N, N]     for x K^T
+    weighted rows      P [N, N], C [N, d], both shared; result P C [N, d]     for w V
+
+times_rows     x [n, d] times the rows K [cap, d] of a cache.
+                 1. Rows of K without a slot get one; each query gets a row of A (`slots`).
+                 2. Open e = x - A for the queries, f = K - B for rows that are not open yet: one
+                    message each way. f is kept.
+                 3. x K^T = e f^T + e B^T + A f^T + A B^T, linear in what is shared.
+times_columns  w [n, cap] times the rows V of a cache. As above, with P over all N columns of the
+               tile: columns that hold no row of this cache are weighted 0, and opened as such. For
+               such a row C stands in as its content (f = 0 when it was never opened): e C is then
+               -P C, and takes out what it adds to the prepared product.
+append         Writes rows. Nothing is sent; they are opened when they are first used.
+lengthen       Adds rows that are not written. Nothing is sent.
+
+A row that was never written is zero and stays out of every product; its scores are exact zeros. Of
+a cache from elsewhere (plain shares) every row counts as written, of a public one every row that is
+not zero. n may exceed N: queries go N at a time, in the same message.
+
+What a party sees is e and f, words under a mask row that is uniform and used for one query, or one
+row's content, alone:
+- Slots and query rows are counters that only move forward (`slots.Slots`), one book for all
+  versions of a cache. A row that is written again, as after rejected drafts, is another row with
+  another slot; versions that part ways from one cache have ids of their own for what they write.
+- A row moved to another tile is opened again under an independent mask: two masked copies of one
+  content, each uniform given the other.
+- e has a mask row of its own per query, tile and head, so the entry (q, s) of A B^T enters one
+  product alone, and the shares of a product are as fresh as the prepared ones.
+- Of P, columns of weight 0 are given away (e = -P there). The row is not used again, and the
+  result is hidden by the share of P C.
+- Which rows are opened, and when tiles are taken, follows from positions, n and N, all public.
+
+Rows that move, and rejected drafts, take slots too: with 128 slots and a cache of 64 rows, a tile
+serves some 75 positions. Made ahead per position and head (d = 64): about 30 kB and 43 ms of
+processor time, where a matrix triple per step takes 1,760 kB and 440 ms at one position, 220 kB and
+55 ms at eight.
+
+The book is bound to one party's randomness: a cache of another session is refused. A deep copy
+keeps the numbers without masks and words, for a dry run: it sends zeros and computes zeros, so that
+a copy can neither use a mask again nor miss one.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from protocols.arithmetic.product import cut_bits, meaning, open_masked, rescaled
+from protocols.arithmetic.slots import Schedule, Slots, Use
+from protocols.arithmetic.truncate import truncate_cost
+from protocols.bits.convert import arith_cost, as_arith, correct_product_of_own_bits
+from spu_llm.core.correlation import Correlation, Form, Part
+from spu_llm.core.op import Cost, ProtocolOp, protocol_op
+from spu_llm.core.party import Party
+from spu_llm.core.simulated import Correct, SimulatedParty, nothing_to_correct, uniform_messages
+from spu_llm.core.values import CLIENT, Arith, Owner, Public, Value, low_bits
+
+_CHUNK = 4  # units made by one call of SPU
+
+
+def _shared(*shape: int) -> Part:
+    return Part(shape, Owner.JOINT, Form.ARITH)
+
+
+@functools.cache
+def cached_products(tile: int, d: int) -> Correlation:
+    return Correlation(
+        name=f"cached products {tile} {d}",
+        masks=(_shared(tile, d), _shared(tile, d)),
+        results=(_shared(tile, tile),),
+        secure=lambda a, b: [a @ b.swapaxes(1, 2)],
+        chunk=_CHUNK,
+    )
+
+
+@functools.cache
+def weighted_rows(tile: int, d: int) -> Correlation:
+    return Correlation(
+        name=f"weighted cached rows {tile} {d}",
+        masks=(_shared(tile, tile), _shared(tile, d)),
+        results=(_shared(tile, d),),
+        secure=lambda p, c: [p @ c],
+        chunk=_CHUNK,
+    )
+
+
+# ---- the value
+
+
+@dataclass
+class _Masks:
+    """A tile's words at one party, all heads: [head, N, ...]. `opened`: f by slot, zero before."""
+
+    queries: np.ndarray
+    rows: np.ndarray
+    product: np.ndarray
+    opened: np.ndarray
+
+
+@dataclass
+class _Half:
+    """One kind of product with one cache. `busy`: what the slots say is not open yet."""
+
+    slots: Slots
+    busy: bool = False
+    masks: dict[int, _Masks] = field(default_factory=dict)
+
+
+class Book:
+    """What all versions of a cache share: ids that never repeat, slots, masks and what is open."""
+
+    def __init__(self) -> None:
+        self._next_id = 0
+        self._halves: dict[str, _Half] = {}
+        self._holder: bytes | None = None
+        self.dry = False  # a copy without masks
+
+    def ids(self, count: int) -> np.ndarray:
+        """Fresh ids."""
+        first, self._next_id = self._next_id, self._next_id + count
+        return np.arange(first, self._next_id)
+
+    def half(self, correlation: Correlation, tile: int) -> _Half:
+        return self._halves.setdefault(correlation.name, _Half(Slots(tile)))
+
+    def price(self, correlation: Correlation, tile: int) -> Slots:
+        """The slots as they are, to try on."""
+        known = self._halves.get(correlation.name)
+        return known.slots.copy() if known else Slots(tile)
+
+    def bind(self, party: Party) -> None:
+        """ValueError when the masks are another party's, or of another session."""
+        holder = party.own.child("cached rows").words((4,)).tobytes()
+        if self._holder not in (None, holder):
+            raise ValueError("a cache of another session: its masks cannot be used here")
+        self._holder = holder
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Book:
+        dry = Book()
+        dry._next_id, dry.dry = self._next_id, True
+        dry._halves = {name: _Half(half.slots.copy()) for name, half in self._halves.items()}
+        return dry
+
+
+@dataclass(frozen=True, eq=False)
+class Cached(Arith):
+    """Shares [head, cap, d] that know which rows have been written, and as what.
+
+    ids: [cap], in `book`; -1 for rows never written. They are about the array `content`: shares
+    derived from these with other words are plain ones.
+    """
+
+    book: Book = field(default_factory=Book, repr=False)
+    ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
+    content: np.ndarray | None = field(default=None, repr=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Cached:
+        words = np.zeros(self.shape, np.uint64)
+        book = copy.deepcopy(self.book, memo)
+        return Cached(
+            words, self.dtype, self.frac_bits, self.bits, book, self.ids.copy(),
+            words if self.content is self.words else None,
+        )  # fmt: skip
+
+
+def _rows_of(cache: Value) -> tuple[Book, np.ndarray]:
+    """The book and the ids of a cache in any form."""
+    if isinstance(cache, Cached) and cache.content is cache.words:
+        return cache.book, cache.ids
+    book = Book()
+    written = np.ones(cache.shape[1], bool)
+    if isinstance(cache, Public):
+        written = cache.value.any(axis=(0, 2))
+    ids = np.full(cache.shape[1], -1, np.int64)
+    ids[written] = book.ids(int(written.sum()))
+    return book, ids
+
+
+# ---- append
+
+
+def _append_reference(cache: Any, rows: Any, at: Any) -> Any:
+    return jax.lax.dynamic_update_slice(cache, rows, (0, at, 0))
+
+
+def _append(party: Party, cache: Value, rows: Value, at: Value) -> Cached:
+    if not isinstance(at, Public):
+        raise ValueError("rows are written at a public position")
+    book, ids = _rows_of(cache)
+    old, more = as_arith(party, cache), as_arith(party, rows)
+    start = min(max(int(at.value), 0), cache.shape[1] - rows.shape[1])  # as JAX does
+    stop = start + rows.shape[1]
+    words, ids = np.array(old.words), ids.copy()
+    words[:, start:stop] = more.words
+    ids[start:stop] = book.ids(stop - start)
+    return Cached(words, old.dtype, old.frac_bits, 64, book, ids, words)
+
+
+append = protocol_op(
+    "append",
+    reference=_append_reference,
+    two_party=_append,
+    cost=lambda cache, rows, at: arith_cost(cache, rows),
+    simulate=uniform_messages(_append, nothing_to_correct),
+)
+"""cache [head, cap, d] with `rows` [head, n, d] written from the public position `at` on."""
+
+
+# ---- lengthen
+
+
+def _lengthen_reference(cache: Any, *, positions: int) -> Any:
+    return jnp.pad(cache, ((0, 0), (0, positions - cache.shape[1]), (0, 0)))
+
+
+def _lengthen(party: Party, cache: Value, *, positions: int) -> Cached:
+    book, ids = _rows_of(cache)
+    old, more = as_arith(party, cache), positions - cache.shape[1]
+    words = np.pad(old.words, ((0, 0), (0, more), (0, 0)))
+    ids = np.pad(ids, (0, more), constant_values=-1)
+    return Cached(words, old.dtype, old.frac_bits, 64, book, ids, words)
+
+
+lengthen = protocol_op(
+    "lengthen",
+    reference=_lengthen_reference,
+    two_party=_lengthen,
+    cost=lambda cache, positions: arith_cost(cache),
+    simulate=uniform_messages(_lengthen, nothing_to_correct),
+)
+"""cache [head, cap, d] with zeros after it, `positions` rows in all. Rows that are open stay so."""
+
+
+# ---- products
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What times_rows (x [head, n, d]) and times_columns (x [head, n, cap]) have apart."""
+
+    correlation: Callable[[int, int], Correlation]
+    reference: Callable[[Any, Any], Any]
+    columns: bool
+
+    def given(self, x: np.ndarray, use: Use, tile: int) -> np.ndarray:
+        """What a use multiplies: queries, or weights by slot, 0 where no row is."""
+        if not self.columns:
+            return x[:, use.rows]
+        spread = np.zeros((len(x), use.rows.stop - use.rows.start, tile), np.uint64)
+        spread[:, :, use.slots] = x[:, use.rows, use.positions]
+        return spread
+
+    def factor(self, rows: np.ndarray, use: Use) -> np.ndarray:
+        """What a use multiplies by, of a tile's words [head, N, d]."""
+        return rows if self.columns else rows[:, use.slots].swapaxes(1, 2)
+
+    def prepared(self, product: np.ndarray, use: Use) -> np.ndarray:
+        """What a use takes of a tile's A B^T or P C."""
+        taken = product[:, use.queries]
+        return taken if self.columns else taken[:, :, use.slots]
+
+    def put(self, out: np.ndarray, use: Use, found: np.ndarray) -> None:
+        """Enter a use's part into the result."""
+        if self.columns:
+            out[:, use.rows] += found
+        else:
+            out[:, use.rows, use.positions] = found
+
+    def correct(self, product: np.ndarray, use: Use, difference: np.ndarray) -> None:
+        """Change a tile's A B^T or P C so that the result changes by `difference`."""
+        if self.columns:
+            product[:, use.queries] += difference[:, use.rows]
+        else:
+            product[:, use.queries, use.slots] += difference[:, use.rows, use.positions]
+
+    def width(self, d: int, tile: int) -> int:
+        """Words that a query is opened in, per tile."""
+        return tile if self.columns else d
+
+    def out_shape(self, x: Value, cache: Value) -> tuple[int, int, int]:
+        return x.shape[0], x.shape[1], cache.shape[2 if self.columns else 1]
+
+
+_ROWS = _Kind(cached_products, lambda x, cache: x @ cache.swapaxes(1, 2), False)
+_COLUMNS = _Kind(weighted_rows, lambda w, cache: w @ cache, True)
+
+
+def _check(kind: _Kind, x: Value, cache: Value, tile: int) -> None:
+    inner = 1 if kind.columns else 2
+    fits = len(x.shape) == len(cache.shape) == 3 and x.shape[0] == cache.shape[0]
+    if not fits or x.shape[2] != cache.shape[inner]:
+        raise ValueError(f"{x.shape} does not fit a cache of {cache.shape}")
+    if tile < 1:
+        raise ValueError(f"a tile has at least one slot, found {tile}")
+
+
+def _times(
+    kind: _Kind, party: Party, x: Value, cache: Value, *, tile: int, shift: int | None = None
+) -> Arith:
+    _check(kind, x, cache, tile)
+    # 1. First of all, so that both parties keep their books in the same order.
+    book, ids = _rows_of(cache)
+    book.bind(party)
+    correlation = kind.correlation(tile, cache.shape[2])
+    half = book.half(correlation, tile)
+    if half.busy:
+        raise ValueError("an earlier product with this cache has failed, or is not at its end")
+    half.busy = True
+    plan = half.slots.schedule(ids, x.shape[1])
+    share, rows = as_arith(party, x), as_arith(party, cache)
+    out = np.zeros(kind.out_shape(x, cache), np.uint64)
+    if plan.uses:
+        _take(party, correlation, half, plan, x.shape[0])
+        if book.dry:
+            _exchange(party, [np.zeros((x.shape[0], _opened(kind, plan, cache, tile)), np.uint64)])
+        else:
+            _multiply(kind, party, share.words, rows.words, half, plan, tile, out)
+        half.masks = {t: m for t, m in half.masks.items() if t in half.slots.tiles}
+    half.busy = False
+    if not plan.uses:
+        return Arith(out, share.dtype, share.frac_bits)
+    return rescaled(party, out, share.dtype, share.frac_bits, shift)
+
+
+def _take(
+    party: Party, correlation: Correlation, half: _Half, plan: Schedule, heads: int
+) -> None:
+    """Fresh tiles: a unit for every head."""
+    count = len(plan.fresh)
+    if not count:
+        return
+    material = party.take(correlation, heads * count)
+    a, b, ab = (
+        m.reshape(heads, count, *m.shape[1:]) for m in (*material.masks, *material.results)
+    )
+    for i, t in enumerate(plan.fresh):
+        half.masks[t] = _Masks(a[:, i], b[:, i], ab[:, i], np.zeros_like(b[:, i]))
+
+
+def _exchange(party: Party, parts: list[np.ndarray]) -> list[np.ndarray]:
+    """Open masked parts [head, ...] in one message, head by head."""
+    heads = len(parts[0])
+    sizes = [part[0].size for part in parts]
+    opened = open_masked(party, np.concatenate([p.reshape(heads, -1) for p in parts], axis=1))
+    pieces = np.split(opened, np.cumsum(sizes)[:-1], axis=1)
+    return [piece.reshape(p.shape) for piece, p in zip(pieces, parts, strict=True)]
+
+
+def _multiply(
+    kind: _Kind,
+    party: Party,
+    x: np.ndarray,
+    rows: np.ndarray,
+    half: _Half,
+    plan: Schedule,
+    tile: int,
+    out: np.ndarray,
+) -> None:
+    # 2.
+    masks = half.masks
+    under = [
+        kind.given(x, use, tile) - masks[use.tile].queries[:, use.queries] for use in plan.uses
+    ]
+    rows_under = [
+        rows[:, o.positions] - masks[o.tile].rows[:, o.slots] for o in plan.openings
+    ]
+    opened = _exchange(party, under + rows_under)
+    for o, f in zip(plan.openings, opened[len(under) :], strict=True):
+        masks[o.tile].opened[:, o.slots] = f
+    # 3.
+    for use, e in zip(plan.uses, opened, strict=False):
+        m = masks[use.tile]
+        share = m.rows + m.opened if party.rank == CLIENT else m.rows
+        found = e @ kind.factor(share, use)
+        found += m.queries[:, use.queries] @ kind.factor(m.opened, use)
+        kind.put(out, use, found + kind.prepared(m.product, use))
+
+
+def _opened(kind: _Kind, plan: Schedule, cache: Value, tile: int) -> int:
+    """Words that a head opens."""
+    d = cache.shape[2]
+    queries = sum(use.rows.stop - use.rows.start for use in plan.uses)
+    return queries * kind.width(d, tile) + d * sum(o.slots.size for o in plan.openings)
+
+
+def _cost(
+    kind: _Kind, x: Value, cache: Value, *, tile: int, shift: int | None = None
+) -> Cost:
+    """Of the next call: it looks at what the cache's book says now."""
+    _check(kind, x, cache, tile)
+    book, ids = _rows_of(cache)
+    slots = book.price(kind.correlation(tile, cache.shape[2]), tile)
+    plan = slots.schedule(ids, x.shape[1])
+    total = arith_cost(x, cache)
+    if not plan.uses:
+        return total
+    size = 8 * x.shape[0] * _opened(kind, plan, cache, tile)
+    total += Cost(2, 1, size, size)
+    count = math.prod(kind.out_shape(x, cache))
+    return total + truncate_cost(count) if cut_bits(x.dtype, shift) and count else total
+
+
+def _correct(
+    kind: _Kind, x: Value, cache: Value, *, tile: int, shift: int | None = None
+) -> Correct:
+    """The prepared product enters the result as it is; every entry that serves, once."""
+    assert not isinstance(cache, Cached), "what is open already is no part of a single call's view"
+
+    plan = Slots(tile).schedule(_rows_of(cache)[1], x.shape[1])
+    cut = cut_bits(x.dtype, shift)
+
+    def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
+        difference = wanted.words - made.words
+        if cut and not low_bits(difference, 64 - cut).any():
+            correct_product_of_own_bits(party, difference.reshape(-1) >> np.uint64(64 - cut))
+            return
+        difference = difference << np.uint64(cut)
+        # The truncation draws two bits and a product after this one.
+        drawn = party.drawn[-4 if cut else -1]
+        product = drawn.reshape(x.shape[0], len(plan.fresh), *drawn.shape[1:])
+        # A row of w V adds up over tiles: one of them takes the difference.
+        firsts = {use.rows.start: use for use in reversed(plan.uses)}
+        for use in firsts.values() if kind.columns else plan.uses:
+            kind.correct(product[:, plan.fresh.index(use.tile)], use, difference)
+
+    return correct
+
+
+def _product_op(name: str, kind: _Kind) -> ProtocolOp:
+    two_party = functools.partial(_times, kind)
+    return protocol_op(
+        name,
+        reference=lambda x, cache, tile, shift=None: meaning(kind.reference(x, cache), shift),
+        two_party=two_party,
+            cost=functools.partial(_cost, kind),
+            simulate=uniform_messages(two_party, functools.partial(_correct, kind)),
+    )
+
+
+times_rows = _product_op("times_rows", _ROWS)
+"""x [head, n, d] @ cache [head, cap, d]^T: [head, n, cap]. `tile`: N. `shift` as in `product`."""
+
+times_columns = _product_op("times_columns", _COLUMNS)
+"""w [head, n, cap] @ cache [head, cap, d]: [head, n, d]. `tile`: N. `shift` as in `product`."""

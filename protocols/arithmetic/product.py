@@ -1,0 +1,317 @@
+"""Products of shared values, from correlations made ahead of time.
+
+Ring products mod 2^64: integer inputs give integers. Fixed-point inputs are truncated by their
+fraction bits afterwards (protocols.arithmetic.truncate, unbiased), one more round. `shift` says
+otherwise: the number of bits to truncate, 0 for none. A float's meaning follows: it is the product
+times 2^(fraction bits - shift), so with 0 the words are the raw product's.
+
+multiply   Beaver, CRYPTO'91, section 3. Triple: shared a, b and a * b.
+             1. Open e = x - a and f = y - b: one message and 16 bytes per value each way.
+             2. x * y = e f + e b + f a + a b, linear in what is shared.
+square     With y = x one opening will do: 8 bytes per value each way.
+matmul     The same with matrices: a [m, k], b [k, n], per batch element.
+linear     x [rows, k] shared times w [k, m] of the provider (Delphi, USENIX Security'20,
+           section 4): masks r [k] of the client and shares of r w, by
+           `spu_llm.offline.silent.products`.
+             1. Both parties lift their shares: x = 2^lift x.
+             2. The client sends x_0 - r: one message, 8 k bytes per row.
+             3. x w = (x_0 - r) w + r w + x_1 w; the provider knows both factors of the outer terms.
+             4. The truncation takes the lift away, too, and with it the noise of r w.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from protocols.arithmetic.truncate import truncate_cost, truncate_unbiased
+from protocols.bits.convert import arith_cost, as_arith, correct_product_of_own_bits
+from spu_llm.core.correlation import Correlation, Form, Part
+from spu_llm.core.integers import factor_of, times_factor
+from spu_llm.core.op import Cost, ProtocolOp, protocol_op
+from spu_llm.core.party import Party
+from spu_llm.core.settings import SpuConfig
+from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
+from spu_llm.core.values import (
+    CLIENT,
+    PROVIDER,
+    Arith,
+    Owner,
+    Private,
+    Value,
+    frac_bits_of,
+    low_bits,
+)
+from spu_llm.offline.silent.ring import SPARE_BITS, N
+
+_TRIPLES = 1 << 15  # made at once: SPU packs them in batches of 2^14
+_WINDOW = 1 << 21  # words of masks and products that are made at once
+LIFT = 12  # bits that inputs of `linear` are lifted by
+
+
+def _part(shape: tuple[int, ...], holder: Owner = Owner.JOINT, form: Form = Form.ARITH) -> Part:
+    return Part(shape, holder, form)
+
+
+TRIPLE = Correlation(
+    name="product triple",
+    masks=(_part(()), _part(())),
+    results=(_part(()),),
+    secure=lambda a, b: [a * b],
+    chunk=_TRIPLES,
+)
+
+SQUARE = Correlation(
+    name="square pair",
+    masks=(_part(()),),
+    results=(_part(()),),
+    secure=lambda a: [a * a],
+    chunk=_TRIPLES,
+)
+
+
+@functools.cache
+def matrix_triple(m: int, k: int, n: int) -> Correlation:
+    return Correlation(
+        name=f"matrix triple {m} {k} {n}",
+        masks=(_part((m, k)), _part((k, n))),
+        results=(_part((m, n)),),
+        # An outer product is a product of every pair, which SPU packs over all units.
+        secure=lambda a, b: [a @ b if k > 1 else a * b],
+        chunk=max(1, min(8, (1 << 18) // (m * k + k * n)) if k > 1 else _TRIPLES // (m * n)),
+    )
+
+
+@functools.cache
+def masked_product(label: str, k: int, m: int) -> Correlation:
+    """Masks r [k] of the client times the provider's matrix [k, m] that `label` names, up to the
+    noise of `spu_llm.offline.silent.products`, which makes them.
+    """
+    rows = N
+    while rows > 1 and rows * (k + m) > _WINDOW:
+        rows //= 2
+    return Correlation(
+        name=f"masked product {label} {k} {m}",
+        masks=(_part((k,), Owner.CLIENT, Form.PRIVATE),),
+        results=(_part((m,)),),
+        secure=lambda r, w: [r @ w],
+        fixed=_part((k, m), Owner.PROVIDER, Form.PRIVATE),
+        chunk=rows,
+    )
+
+
+# ---- shares of integer products
+
+
+def open_masked(party: Party, words: np.ndarray) -> np.ndarray:
+    """Both shares of masked words added up: uniform, so both parties may know it."""
+    party.send(words)
+    return words + party.recv(words.shape)
+
+
+def multiply_words(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Shares of x * y mod 2^64, elementwise, of additively shared words of one shape."""
+    material = party.take(TRIPLE, x.size)
+    a, b, ab = (w.reshape(x.shape) for w in (*material.masks, *material.results))
+    # 1.
+    e, f = open_masked(party, np.stack([x - a, y - b]))
+    # 2.
+    product = e * b + f * a + ab
+    return product + e * f if party.rank == CLIENT else product
+
+
+def multiply_cost(count: int) -> Cost:
+    """Of `multiply_words` for `count` products."""
+    return _both_ways(2 * count)
+
+
+def _square(party: Party, x: np.ndarray) -> np.ndarray:
+    material = party.take(SQUARE, x.size)
+    a, aa = (w.reshape(x.shape) for w in (*material.masks, *material.results))
+    # 1.
+    e = open_masked(party, x - a)
+    # 2.
+    product = np.uint64(2) * e * a + aa
+    return product + e * e if party.rank == CLIENT else product
+
+
+def _matmul(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    batch, m, k = x.shape
+    material = party.take(matrix_triple(m, k, y.shape[2]), batch)
+    (a, b), (ab,) = material.masks, material.results
+    # 1. One message: the masked words of both matrices, batch element by batch element.
+    flat = np.concatenate([(x - a).reshape(batch, -1), (y - b).reshape(batch, -1)], axis=1)
+    opened = open_masked(party, flat)
+    e, f = opened[:, : m * k].reshape(x.shape), opened[:, m * k :].reshape(y.shape)
+    # 2.
+    product = e @ b + a @ f + ab
+    return product + e @ f if party.rank == CLIENT else product
+
+
+def _linear(party: Party, x: np.ndarray, w: Private, frac_bits: int, label: str) -> np.ndarray:
+    """Words of x w for lifted x."""
+    rows, k = x.shape
+    factor = factor_of(w.value, frac_bits) if w.value is not None else None
+    fixed = factor.entries if factor is not None else None
+    material = party.take(masked_product(label, k, w.shape[1]), rows, fixed)
+    (r,), (rw,) = material.masks, material.results
+    # 2.
+    if party.rank == CLIENT:
+        party.send(x - r)
+        return rw
+    # 3.
+    assert factor is not None
+    return times_factor(party.recv(x.shape) + x, factor) + rw
+
+
+# ---- the ops: forms in, truncation out
+
+
+def cut_bits(dtype: Any, shift: int | None, frac_bits: int = SpuConfig().frac_bits) -> int:
+    """How many bits of a product of `dtype` are truncated."""
+    return frac_bits_of(np.dtype(dtype), frac_bits) if shift is None else shift
+
+
+def rescaled(
+    party: Party, words: np.ndarray, dtype: np.dtype, frac_bits: int, shift: int | None
+) -> Arith:
+    """Shares of a product after its truncation; a round unless there is nothing to cut."""
+    product, cut = Arith(words, dtype, frac_bits), cut_bits(dtype, shift, party.frac_bits)
+    return truncate_unbiased(party, product, cut) if cut and words.size else product
+
+
+def meaning(product: Any, shift: int | None) -> Any:
+    """A plain product as its words stand after the truncation."""
+    if shift is None:
+        return product
+    if jnp.issubdtype(product.dtype, jnp.floating):
+        return product * 2.0 ** (SpuConfig().frac_bits - shift)
+    return (product + (1 << shift >> 1)) >> shift
+
+
+def _pairwise(words: Callable[..., np.ndarray]) -> Callable[..., Arith]:
+    def two_party(party: Party, *inputs: Value, shift: int | None = None) -> Arith:
+        shares = [as_arith(party, v) for v in inputs]
+        product = words(party, *(s.words for s in shares))
+        return rescaled(party, product, shares[0].dtype, shares[0].frac_bits, shift)
+
+    return two_party
+
+
+def correct_product(*inputs: Value, shift: int | None = None, **static: Any) -> Correct:
+    """The share of the prepared product enters the result as it is, or shifted by the truncation;
+    what the shift leaves of a word's top, the truncation's own product of bits corrects.
+    """
+    cut = cut_bits(inputs[0].dtype, shift)
+
+    def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
+        difference = wanted.words - made.words
+        if cut and not low_bits(difference, 64 - cut).any():
+            correct_product_of_own_bits(party, difference.reshape(-1) >> np.uint64(64 - cut))
+            return
+        product = party.drawn[-4 if cut else -1]  # the truncation draws two bits and a product
+        product += (difference << np.uint64(cut)).reshape(product.shape)
+
+    return correct
+
+
+def _with_truncation(cost: Callable[..., Cost], shape: Callable[..., tuple[int, ...]]) -> Any:
+    def total(*inputs: Value, shift: int | None = None, **static: Any) -> Cost:
+        own, count = arith_cost(*inputs) + cost(*inputs), math.prod(shape(*inputs))
+        return own + truncate_cost(count) if cut_bits(inputs[0].dtype, shift) and count else own
+
+    return total
+
+
+def _both_ways(words: int) -> Cost:
+    return Cost(2, 1, 8 * words, 8 * words)
+
+
+def _product_op(
+    name: str,
+    reference: Callable[..., Any],
+    words: Callable[..., np.ndarray],
+    opened: Callable[..., int],
+    shape: Callable[..., tuple[int, ...]],
+) -> ProtocolOp:
+    two_party = _pairwise(words)
+    return protocol_op(
+        name,
+        reference=lambda *inputs, shift=None: meaning(reference(*inputs), shift),
+        two_party=two_party,
+        cost=_with_truncation(lambda *inputs: _both_ways(opened(*inputs)), shape),
+        simulate=uniform_messages(two_party, correct_product),
+    )
+
+
+def _size(x: Value) -> int:
+    return math.prod(x.shape)
+
+
+multiply = _product_op(
+    "multiply", lambda x, y: x * y, multiply_words, lambda x, y: 2 * _size(x), lambda x, y: x.shape
+)
+"""x * y of equal shapes and types."""
+
+square = _product_op("square", lambda x: x * x, _square, _size, lambda x: x.shape)
+"""x * x."""
+
+matmul = _product_op(
+    "matmul",
+    lambda x, y: x @ y,
+    _matmul,
+    lambda x, y: _size(x) + _size(y),
+    lambda x, y: (*x.shape[:2], y.shape[2]),
+)
+"""x [batch, m, k] @ y [batch, k, n]."""
+
+
+def scale_rows(x: Any, r: Any, *, shift: int | None = None) -> Any:
+    """Row i of x [rows, d] times r_i of r [rows]: as products of 1 x 1 and 1 x d matrices, so that
+    r is opened once per row: d + 1 words a row each way.
+    """
+    return matmul(r[:, None, None], x[:, None, :], shift=shift)[:, 0]
+
+
+def _linear_two_party(
+    party: Party, x: Value, w: Value, *, label: str, shift: int | None = None, lift: int = LIFT
+) -> Arith:
+    share = as_arith(party, x)
+    if not isinstance(w, Private) or w.owner != PROVIDER:
+        raise ValueError("the matrix of `linear` is private to the provider")
+    if lift < SPARE_BITS:
+        raise ValueError(f"masks leave the lowest {SPARE_BITS} bits of a word open; lift {lift}")
+    frac_bits = frac_bits_of(w.dtype, party.frac_bits)
+    # 1.
+    words = _linear(party, share.words << np.uint64(lift), w, frac_bits, label)
+    # 4.
+    cut = cut_bits(share.dtype, shift, party.frac_bits) + lift
+    return rescaled(party, words, share.dtype, share.frac_bits, cut)
+
+
+def _correct_linear(
+    x: Value, w: Value, *, label: str, shift: int | None = None, lift: int = LIFT
+) -> Correct:
+    return correct_product(x, shift=cut_bits(x.dtype, shift) + lift)
+
+
+def _linear_cost(x: Value, w: Value, **static: Any) -> Cost:
+    online, count = arith_cost(x, w) + Cost(1, 1, 8 * _size(x), 0), x.shape[0] * w.shape[1]
+    return online + truncate_cost(count) if count else online
+
+
+linear = protocol_op(
+    "linear",
+    reference=lambda x, w, label, shift=None, lift=LIFT: meaning(x @ w, shift),
+    two_party=_linear_two_party,
+    cost=_linear_cost,
+    simulate=uniform_messages(_linear_two_party, _correct_linear),
+)
+"""x [rows, k] @ w [k, m], w private to the provider and |x w| < 2^(26 - lift). `label` names w: its
+prepared masks serve this matrix alone. Their noise is some 0.8 units of 2^-18 times the length of
+w's column, half of that for each further bit of lift."""

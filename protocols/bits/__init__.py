@@ -1,0 +1,1 @@
+"""On bits and words in boolean shares: gates, comparisons, selection, conversions."""

@@ -1,0 +1,173 @@
+"""A shared bit times a shared word: b x for b = b_0 ^ b_1 and x = x_0 + x_1.
+
+Prepared are a random bit l = c ^ p, whose parts the parties know, a random shared word w, and
+shares of l w and of l (correlated OT, as in Gilboa, CRYPTO'99, with one bit). With d = b ^ l and
+f = x - w opened,
+
+    b x = d x + (1 - 2d) l x = d x + (1 - 2d) (f l + l w).
+
+Of a narrow share of x, mod 2^bits, only the bytes that hold its bits are sent, and up to 32 bits
+one prepared word stands for both products at half the price: l (2^32 w + 1).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from protocols.bits.convert import arith_cost, as_arith
+from protocols.bits.logic import as_bool
+from protocols.bits.planes import bytes_for
+from spu_llm.core.correlation import Correlation, Form, Material, Part
+from spu_llm.core.op import Cost, protocol_op
+from spu_llm.core.party import Party
+from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
+from spu_llm.core.values import CLIENT, Arith, Owner, Value, from_bytes, low_bits, to_bytes
+
+_1, _2 = np.uint64(1), np.uint64(2)
+NARROW_BITS = 32
+_LOW = np.uint64((1 << NARROW_BITS) - 1)
+
+_MASKS = (
+    Part((), Owner.CLIENT, Form.BIT),  # c
+    Part((), Owner.PROVIDER, Form.BIT),  # p
+    Part((), Owner.JOINT, Form.ARITH),  # w
+)
+
+BIT_TIMES_WORD = Correlation(
+    name="bits times words",
+    masks=_MASKS,
+    results=(Part((2,), Owner.JOINT, Form.ARITH),),
+    # l w and c p, from which l follows. The provider's bit is an additive share there.
+    derive=lambda c, p, w: [_pair(c ^ p, c), _pair(w, p)],
+    inputs=(Part((2,), Owner.JOINT, Form.BIT), Part((2,), Owner.JOINT, Form.ARITH)),
+    secure=lambda bits, words: [bits.astype(words.dtype) * words],
+    chunk=1 << 14,
+)
+
+BIT_TIMES_NARROW_WORD = Correlation(
+    name="bits times narrow words",
+    masks=_MASKS,
+    results=(Part((), Owner.JOINT, Form.ARITH),),
+    derive=lambda c, p, w: [c ^ p, w],
+    inputs=(Part((), Owner.JOINT, Form.BIT), Part((), Owner.JOINT, Form.ARITH)),
+    secure=lambda bit, word: [bit.astype(word.dtype) * (word * (1 << NARROW_BITS) + 1)],
+    chunk=1 << 15,
+)
+
+
+def _pair(x: Any, y: Any) -> Any:
+    return np.stack([x, y], axis=-1)
+
+
+def correlation_for(bits: int) -> Correlation:
+    """What words of so many bits are multiplied with."""
+    return BIT_TIMES_NARROW_WORD if bits <= NARROW_BITS else BIT_TIMES_WORD
+
+
+def _prepared(rank: int, material: Material, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """This party's shares of l and of l w, mod 2^bits."""
+    (product,) = material.results
+    if bits > NARROW_BITS:
+        return material.masks[rank] - _2 * product[:, 1], product[:, 0]
+    # The low halves add up to l + 2^32, unless they are 0 and l or l and 0: then, with probability
+    # 2^-31, the product is off by one.
+    carry = np.uint64(1 if rank == CLIENT else 0)
+    return product & _LOW, (product >> np.uint64(NARROW_BITS)) + carry
+
+
+def mux_words(party: Party, bit: np.ndarray, x: np.ndarray, bits: int = 64) -> np.ndarray:
+    """Shares of b x mod 2^bits. bit: this party's xor share (0 or 1) and x: its additive share,
+    words [n].
+
+    1. Each party sends its share of b under its bit of l, and its share of x under that of w.
+    2. The sum above, every term of which is something opened times something shared.
+    """
+    material = party.take(correlation_for(bits), x.size)
+    own_bit, own_word = material.masks[party.rank], material.masks[2]
+    # 1.
+    masked, rest = bit ^ own_bit, x - own_word
+    party.send_bytes(
+        np.concatenate([
+            np.packbits(masked.astype(np.uint8), bitorder="little"), to_bytes(rest, bits)
+        ])
+    )  # fmt: skip
+    size = bytes_for(x.size)
+    data = party.recv_bytes((size + bytes_for(bits) * x.size,))
+    d, f = masked ^ _bits_of(data, x.size), rest + from_bytes(data[size:], bits)
+    # 2.
+    share_of_l, share_of_lw = _prepared(party.rank, material, bits)
+    return d * x + (_1 - _2 * d) * (f * share_of_l + share_of_lw)
+
+
+def _bits_of(message: np.ndarray, count: int) -> np.ndarray:
+    packed = message[: bytes_for(count)]
+    return np.unpackbits(packed, count=count, bitorder="little").astype(np.uint64)
+
+
+def mux_cost(count: int, bits: int = 64) -> Cost:
+    """Of `mux_words` for `count` values."""
+    size = bytes_for(count) + bytes_for(bits) * count
+    return Cost(2, 1, size, size)
+
+
+def width_of(x: Value) -> int:
+    """Bits of a word that a protocol has to carry."""
+    return x.bits if isinstance(x, Arith) else 64
+
+
+# ---- the op
+
+
+def _two_party(party: Party, bit: Value, x: Value) -> Arith:
+    share, words = as_bool(party, bit), x if isinstance(x, Arith) else as_arith(party, x)
+    if not words.words.size:
+        return words
+    low = share.words.reshape(-1) & _1
+    product = mux_words(party, low, words.words.reshape(-1), words.bits)
+    return Arith(product.reshape(x.shape), words.dtype, words.frac_bits, words.bits)
+
+
+def _cost(bit: Value, x: Value) -> Cost:
+    count = math.prod(x.shape)
+    return arith_cost(x) + (mux_cost(count, width_of(x)) if count else Cost())
+
+
+def correct_mux(
+    party: SimulatedParty, made: np.ndarray, wanted: np.ndarray, *, bits: int = 64, later: int = 0
+) -> None:
+    """Change the last prepared products so that the result `made` becomes `wanted` (words), mod
+    2^bits. l w enters the result times 1 or -1, as the opened bit says. `later`: prepared products
+    of bits (`protocols.bits.convert.BITS`), and rounds, that come after these.
+    """
+    count = made.size
+    messages = party.outgoing[-1 - later], party.incoming[-1 - later]
+    d = _bits_of(messages[0], count) ^ _bits_of(messages[1], count)
+    difference = (_1 - _2 * d) * (wanted - made).reshape(-1)
+    if bits > NARROW_BITS:
+        party.drawn[-1 - 3 * later][:, 0] += difference
+    else:
+        party.drawn[-1 - 3 * later] += difference << np.uint64(NARROW_BITS)
+
+
+def _correct(bit: Value, x: Value) -> Correct:
+    def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
+        if made.words.size:
+            difference = low_bits(wanted.words - made.words, made.bits)
+            correct_mux(party, np.zeros_like(difference), difference, bits=made.bits)
+
+    return correct
+
+
+mux = protocol_op(
+    "mux",
+    reference=lambda bit, x: bit * x,
+    two_party=_two_party,
+    cost=_cost,
+    simulate=uniform_messages(_two_party, _correct),
+)
+"""x where the bit is set, else zero; of equal shapes. One message each way, 8 bytes (fewer for a
+narrow x, which stays narrow) and a bit per value. Up to 32 bits, a product is off by one with
+probability 2^-31."""

@@ -1,0 +1,1 @@
+"""Functions of a model: maximum, exponential, pieces, norms, layers."""

@@ -1,0 +1,98 @@
+"""Where the largest of a row of shared numbers stands.
+
+Every number carries its place in the bits below its own, counted from the end, so that no two are
+equal and the first of equal ones wins; the tournament of `protocols.functions.maximum` finds the
+largest, and its low bits are the answer. They are a share mod 2^width of something below
+2^(width-1). Then the shares add up with a wrap unless both top bits are 0, which one product of
+private bits tells.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from protocols.arithmetic.truncate import truncate_cost
+from protocols.bits.convert import (
+    arith_cost,
+    as_arith,
+    correct_product_of_own_bits,
+    product_of_own_bits,
+)
+from protocols.bits.mux import correct_mux
+from protocols.functions.maximum import fan_ins, maximum_cost, maximum_words
+from spu_llm.core.op import Cost, protocol_op
+from spu_llm.core.party import Party
+from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
+from spu_llm.core.values import CLIENT, Arith, Value, low_bits
+
+_1 = np.uint64(1)
+
+
+def _width(n: int) -> int:
+    """Bits of a place, and a zero above."""
+    return max(1, (n - 1).bit_length()) + 1
+
+
+def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
+    """1. Places below the numbers. 2. The maximum. 3. Its low bits as a share mod 2^64."""
+    share = as_arith(party, x)
+    n, width = x.shape[1], _width(x.shape[1])
+    # 1.
+    words = share.words << np.uint64(width)
+    if party.rank == CLIENT:
+        words = words + np.arange(n - 1, -1, -1, dtype=np.uint64)
+    # 2.
+    best = maximum_words(party, words, bits + width)
+    # 3.
+    low = low_bits(best, width)
+    no_wrap = product_of_own_bits(party, (low >> np.uint64(width - 1)) ^ _1)
+    place = low + (no_wrap << np.uint64(width))
+    if party.rank == CLIENT:
+        place = place - np.uint64(1 << width)
+        return Arith(np.uint64(n - 1) - place, np.dtype(np.int32), 0)
+    return Arith(np.uint64(0) - place, np.dtype(np.int32), 0)
+
+
+def _reference(x: Any, *, bits: int) -> Any:
+    return (jnp if isinstance(x, jax.Array) else np).argmax(x, axis=-1).astype(np.int32)
+
+
+def _cost(x: Value, *, bits: int) -> Cost:
+    rows, n = x.shape
+    return arith_cost(x) + maximum_cost(rows, n, bits + _width(n)) + truncate_cost(rows)
+
+
+def _correct(x: Value, *, bits: int) -> Correct:
+    rows, n = x.shape
+    width = _width(n)
+
+    def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
+        """The low bits come from the last level's products, the others from the product of bits."""
+        difference = made.words - wanted.words  # of the place
+        low = low_bits(difference, width)
+        if low.any():
+            assert n > 1
+            last = fan_ins(rows, n, bits + width)[-1]
+            products = np.zeros((last - 1, rows), np.uint64)
+            changed = products.copy()
+            changed[0] = low
+            correct_mux(party, products, changed, later=1)
+            return
+        correct_product_of_own_bits(party, difference >> np.uint64(width))
+
+    return correct
+
+
+argmax = protocol_op(
+    "argmax",
+    reference=_reference,
+    two_party=_two_party,
+    cost=_cost,
+    simulate=uniform_messages(_two_party, _correct),
+)
+"""The place (int32 [rows]) of the largest number of every row of x [rows, n]; the first of equals.
+Differences in a row lie within 2^(bits-1), exclusive, of the ring (a float's encoding)."""

@@ -1,0 +1,190 @@
+"""The maximum of every row of shared words: a tournament with wide matches where few words remain.
+
+A match of f words compares all f (f - 1) / 2 pairs at once (`sign_words` of the difference). A word
+wins when it is greater than all before it and not less than any after it, so the first of equal
+ones wins and exactly one does. With w_i = [x_i wins], a product of f - 1 comparison bits or their
+negations, the maximum is
+
+    m = x_0 + sum_{i = 1..f-1} w_i (x_i - x_0):
+
+the w_i are one round of `protocols.bits.gates` (a match of two needs none), the products another
+one (`protocols.bits.mux`). A short last match is filled up with the row's last word.
+
+Wide matches take fewer rounds, narrow ones fewer comparisons: `fan_ins` weighs one against the
+other. Comparisons are CrypTFlow2's (CCS'20), the gate is Beaver's (CRYPTO'91) for many factors.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from protocols.bits.compare import sign_cost, sign_words
+from protocols.bits.convert import arith_cost, as_arith
+from protocols.bits.gates import Gate, evaluate, gate_cost, times, variable
+from protocols.bits.mux import correct_mux, mux_cost, mux_words, width_of
+from protocols.bits.planes import from_planes, to_planes
+from spu_llm.core.op import Cost, protocol_op
+from spu_llm.core.party import Party
+from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
+from spu_llm.core.values import CLIENT, Arith, Value, low_bits
+
+_MAX_FAN_IN = 8
+# Bytes, each way, that a round is worth: half of what 100 Mbit/s pass in the 20 ms that a message
+# takes, since every byte sent also uses up some that were prepared.
+_ROUND_BYTES = 1 << 17
+
+
+@functools.cache
+def pairs(fan_in: int) -> tuple[tuple[int, int], ...]:
+    """The pairs (i, j), i < j, that a match compares, in order."""
+    return tuple(itertools.combinations(range(fan_in), 2))
+
+
+@functools.cache
+def all_of(inputs: int) -> Gate:
+    """The and of shared bits."""
+    return Gate(f"all of {inputs}", 0, 0, inputs, (times(*map(variable, range(inputs))),))
+
+
+def _match_cost(fan_in: int, count: int, bits: int, width: int) -> Cost:
+    """Price of `count` matches of words of `width` bits."""
+    cost = sign_cost(len(pairs(fan_in)) * count, bits)
+    if fan_in > 2:
+        cost += gate_cost(all_of(fan_in - 1), count, fan_in - 1)
+    return cost + mux_cost((fan_in - 1) * count, width)
+
+
+def _total(cost: Cost) -> int:
+    """What a price comes to, in bytes of one direction: the two run at once."""
+    return cost.rounds * _ROUND_BYTES + max(cost.client_to_provider, cost.provider_to_client)
+
+
+@functools.cache
+def fan_ins(rows: int, n: int, bits: int, width: int = 64) -> tuple[int, ...]:
+    """Words per match, level by level, that give the maxima of `rows` rows of n words cheapest."""
+    if n == 1:
+        return ()
+    plans = [
+        (fan_in, *fan_ins(rows, -(-n // fan_in), bits, width))
+        for fan_in in range(2, min(n, _MAX_FAN_IN) + 1)
+    ]
+    return min(plans, key=lambda plan: _total(_plan_cost(plan, rows, n, bits, width)))
+
+
+def _plan_cost(plan: tuple[int, ...], rows: int, n: int, bits: int, width: int) -> Cost:
+    total = Cost()
+    for fan_in in plan:
+        n = -(-n // fan_in)
+        total += _match_cost(fan_in, rows * n, bits, width)
+    return total
+
+
+def maximum_words(party: Party, x: np.ndarray, bits: int, width: int = 64) -> np.ndarray:
+    """Shares [rows] of the row maxima of words [rows, n], shared mod 2^width."""
+    rows, n = x.shape
+    for fan_in in fan_ins(rows, n, bits, width):
+        x = _level(party, x, fan_in, bits, width)
+    return x[:, 0]
+
+
+def maximum_cost(rows: int, n: int, bits: int, width: int = 64) -> Cost:
+    """Of `maximum_words`."""
+    return _plan_cost(fan_ins(rows, n, bits, width), rows, n, bits, width)
+
+
+def _level(party: Party, x: np.ndarray, fan_in: int, bits: int, width: int) -> np.ndarray:
+    """Words [rows, n] -> the winners [rows, ceil(n / fan_in)] of matches of `fan_in`.
+
+    1. Compare all pairs of every match. 2. Who wins. 3. The winner, as its distance from the first.
+    """
+    rows, n = x.shape
+    matches = -(-n // fan_in)
+    filled = np.concatenate([x, np.repeat(x[:, -1:], matches * fan_in - n, axis=1)], axis=1)
+    # Match by match in the last axis, so that every step works on long arrays.
+    players = np.ascontiguousarray(filled.reshape(rows * matches, fan_in).T)
+    # 1. less[k] = [x_i < x_j] = [x_i - x_j < 0]
+    differences = np.stack([players[i] - players[j] for i, j in pairs(fan_in)])
+    less = sign_words(party, differences, bits)
+    # 2.
+    wins = less if fan_in == 2 else _winners(party, less, fan_in)
+    # 3.
+    distances = players[1:] - players[0]
+    moved = mux_words(party, wins.reshape(-1), distances.reshape(-1), width)
+    moved = moved.reshape(distances.shape)
+    return (players[0] + moved.sum(axis=0, dtype=np.uint64)).reshape(rows, matches)
+
+
+def _winners(party: Party, less: np.ndarray, fan_in: int) -> np.ndarray:
+    """Comparison bits [pairs, matches] -> w_i [fan_in - 1, matches], i = 1.. .
+
+    Every w_i opens its comparisons under masks of its own: one small gate serves all of them.
+    """
+    count = less.shape[1]
+    smaller = {pair: to_planes(bits, 1)[0] for pair, bits in zip(pairs(fan_in), less, strict=True)}
+    negated = ~np.uint64(0) if party.rank == CLIENT else np.uint64(0)
+    inputs = np.stack([
+        [smaller[j, i] if j < i else smaller[i, j] ^ negated for j in range(fan_in) if j != i]
+        for i in range(1, fan_in)
+    ])  # fmt: skip
+    planes = evaluate(party, all_of(fan_in - 1), count, fan_in - 1, shared=inputs)
+    return np.stack([from_planes(plane, count) for plane in planes])
+
+
+# ---- the op
+
+
+def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
+    _check(x, bits)
+    share = x if isinstance(x, Arith) else as_arith(party, x)
+    words = share.words
+    found = maximum_words(party, words, bits, share.bits) if len(words) else words[:, 0]
+    return Arith(found, share.dtype, share.frac_bits, share.bits)
+
+
+def _check(x: Value, bits: int) -> None:
+    if len(x.shape) != 2 or not x.shape[1]:
+        raise ValueError(f"expected rows [rows, n] of at least one word, found shape {x.shape}")
+    if not 2 <= bits <= width_of(x):
+        raise ValueError(f"differences of {bits} bits; give 2 to {width_of(x)}")
+
+
+def _reference(x: Any, *, bits: int) -> Any:
+    return (jnp if isinstance(x, jax.Array) else np).max(x, axis=-1)
+
+
+def _cost(x: Value, *, bits: int) -> Cost:
+    rows, n = x.shape
+    return arith_cost(x) + (maximum_cost(rows, n, bits, width_of(x)) if rows else Cost())
+
+
+def _correct(x: Value, *, bits: int) -> Correct:
+    rows, n = x.shape
+
+    def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
+        if rows and n > 1:
+            # The last match adds fan_in - 1 products to its first word: change the first of them.
+            last = fan_ins(rows, n, bits, width_of(x))[-1]
+            products = np.zeros((last - 1, rows), np.uint64)
+            changed = products.copy()
+            changed[0] = low_bits(wanted.words - made.words, made.bits)
+            correct_mux(party, products, changed, bits=made.bits)
+
+    return correct
+
+
+maximum = protocol_op(
+    "maximum",
+    reference=_reference,
+    two_party=_two_party,
+    cost=_cost,
+    simulate=uniform_messages(_two_party, _correct),
+)
+"""The maximum of every row of x [rows, n], where all differences of two words of a row lie in
+[-2^(bits-1), 2^(bits-1)) of the ring (a float's encoding, fraction bits included). A narrow share
+of at least `bits` bits stays narrow."""

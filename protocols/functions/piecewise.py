@@ -1,0 +1,261 @@
+"""Functions on shares by pieces: which piece is a matter of comparisons, all of them at once.
+
+quadratics  Few pieces, many values. With T = x^2 unscaled and whole-number coefficients, every
+            piece p_j = a_j T + b_j x + c_j is local work, and so are their differences:
+                f(x) = x + sum_j [x < t_j] (p_j - p_{j+1})(x),    the last piece being x.
+              1. T (one round), while 2. [x < t_j] for all j (one comparison, narrow).
+              3. Bits times differences (`protocols.bits.mux`, one round), of which each party drops
+              the fraction bits that were too many, alone and mod 2^30: four bytes each. 4. `widen`.
+            A difference may overflow where its bit is zero: mod 2^30 that is zero all the same.
+            Each dropped fraction may cost a unit of 2^-18.
+lines       Few values, many pieces. Thresholds in geometric progression over a public range; slope
+            and intercept of a piece from one look-up (`protocols.functions.lookup`).
+              1. [x < t_j] for all j, and whether x is in range, while 2. x is truncated to what the
+              slopes are worth. 3. The look-up (one round). 4. Slope times x. 5. One truncation.
+
+Comparisons are of `protocols.arithmetic.narrow` words, so a piece may still be taken within one
+unit beyond its end: the fits allow for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from protocols.arithmetic.narrow import FRAC_BITS, MAX_BITS, narrow, units, widen
+from protocols.arithmetic.product import multiply, square
+from protocols.arithmetic.truncate import truncate
+from protocols.bits.compare import sign
+from protocols.bits.convert import to_arith
+from protocols.bits.mux import mux
+from protocols.functions.in_range import count_outside
+from protocols.functions.lookup import Table, lookup
+
+UNIT_BITS = 4  # fraction bits of a threshold of `Quadratics`
+COEFFICIENT_BITS = 16
+_RESULT_BITS = 64 - FRAC_BITS - COEFFICIENT_BITS
+_LARGEST = 60  # bits of a word before a truncation, which takes 62
+
+
+def below(top: Any, thresholds: tuple[int, ...], bits: int) -> Any:
+    """[top < t] for every t, [thresholds, ...], of narrow words whose differences from the
+    thresholds fit `bits` bits.
+    """
+    return sign(_less(top, thresholds), bits=bits)
+
+
+def _less(top: Any, thresholds: tuple[int, ...]) -> Any:
+    """top - t for every t, [thresholds, ...]."""
+    wide = (len(thresholds), *top.shape)
+    # Added, since int32 holds -2^31 but not 2^31; of the full shape, so that it is local work.
+    moved = np.array([-t for t in thresholds], np.int32).reshape(-1, *(1 for _ in top.shape))
+    return jnp.broadcast_to(top[None], wide) + np.array(np.broadcast_to(moved, wide))
+
+
+def _truncated(x: Any, shift: int) -> Any:
+    return truncate(x, shift=shift, how="unbiased", bits=64) if shift else x
+
+
+# ---- few pieces, many values
+
+
+@dataclass(frozen=True)
+class Quadratics:
+    """0 below the first of `thresholds` (in units of 2^-4), x from the last one on; between them
+    `pieces` a x^2 + b x + c, whole numbers of 2^-16. `error`: the largest difference from what was
+    fitted, at any x.
+    """
+
+    thresholds: tuple[int, ...]
+    pieces: tuple[tuple[int, int, int], ...]
+    error: float
+
+    def all_pieces(self) -> tuple[tuple[int, int, int], ...]:
+        return ((0, 0, 0), *self.pieces, (0, 1 << COEFFICIENT_BITS, 0))
+
+
+def quadratics(x: Any, function: Quadratics, *, bits: int) -> Any:
+    """The function of float x [...], shared. x - t fits `bits` bits, 4 of them fraction: |x| is
+    below 2^(bits-5) less the largest threshold. |x| < 2^10 in any case, for `widen`.
+    """
+    # 1. 36 fraction bits.
+    squared = square(x, shift=0)
+    # 2.
+    top = narrow(x, drop=FRAC_BITS - UNIT_BITS, bits=bits)
+    taken = below(top, function.thresholds, bits)
+    # 3.
+    pieces = function.all_pieces()
+    steps = [
+        _piece(x, squared, (a0 - a1, b0 - b1, c0 - c1))
+        for (a0, b0, c0), (a1, b1, c1) in zip(pieces[:-1], pieces[1:], strict=True)
+    ]
+    rounded = narrow(jnp.stack(steps), drop=FRAC_BITS + COEFFICIENT_BITS, bits=_RESULT_BITS)
+    chosen = jnp.sum(mux(taken, rounded), axis=0)
+    # 4. The last piece is x itself.
+    return units(widen(narrow(x, drop=0, bits=_RESULT_BITS) + chosen))
+
+
+def _piece(x: Any, squared: Any, coefficients: tuple[int, int, int]) -> Any:
+    """a x^2 + b x + c in words of 52 fraction bits, from x^2 in words of 36."""
+    a, b, c = coefficients
+    return squared * float(a) + x * float(b << FRAC_BITS) + float(c << FRAC_BITS)
+
+
+# ---- few values, many pieces
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A function f > 0 on [low, high) by pieces of lines, for words w of x = w 2^-position.
+
+    thresholds: in units of 2^drop words, both ends included; differences fit `bits` bits.
+    cut: bits truncated from w before the product. slopes, intercepts: words of the pieces for
+    results of `position_out` + `shift` fraction bits, of which `shift` are truncated.
+    error: the largest relative difference from f.
+    """
+
+    drop: int
+    bits: int
+    thresholds: tuple[int, ...]
+    cut: int
+    slopes: Table
+    intercepts: Table
+    shift: int
+    error: float
+
+    @property
+    def above(self) -> tuple[tuple[int, int], ...]:
+        """(bits to drop, u) of narrow words that hold the bits above those of the thresholds, up to
+        bit 63: such a word of a value in range is in [-1, u).
+
+        Each has three bits in common with the one below it, so that a word which the one above lets
+        pass is the only one with its narrow word below.
+        """
+        found, last, covered = [], self.thresholds[-1] << self.drop, self.drop + self.bits
+        while covered < 64:
+            drop = min(64 - self.bits, covered - 3)
+            found.append((drop, (last >> drop) + 1))
+            covered = drop + self.bits
+        return tuple(found)
+
+
+Function = Callable[[np.ndarray], np.ndarray]
+
+MAX_ERROR = 2e-3
+_TOP_BITS = 8  # of the lower end, in units; fewer for a range that needs more
+
+
+def lines(
+    f: Function, low: float, high: float, position: int, position_out: int, per_octave: int = 16,
+    least_bits: int = 9,
+) -> Lines:  # fmt: skip
+    """Lines for a convex, falling f. With 16 per octave the error is about 1e-4 of 1/sqrt(x) and
+    2.5e-4 of 1/x, plus what `position_out` fraction bits leave of the smallest result. Comparisons
+    have `least_bits` bits at least.
+
+    ValueError when the range is too wide for words of 64 bits, or comparisons of 32.
+    """
+    too_wide = f"no lines from {low} to {high} in words of 64 bits, comparisons of {MAX_BITS}"
+    octaves = np.log2(high / low)
+    top_bits = min(_TOP_BITS, MAX_BITS - 1 - int(np.ceil(octaves)))
+    if high * 2.0**position >= 2.0**62 or top_bits < 4:
+        raise ValueError(too_wide)
+    # Thresholds.
+    drop = max(0, int(np.ceil(np.log2(low))) + position - top_bits)
+    drop = min(drop, 64 - least_bits)
+    unit = 2.0 ** (drop - position)
+    count = int(np.ceil(per_octave * octaves))
+    ends = low * (high / low) ** (np.arange(count + 1) / count)
+    thresholds = tuple(np.unique(np.round(ends / unit).astype(np.int64)).tolist())
+    bits = min(64 - drop, max(least_bits, (thresholds[-1] - 1).bit_length() + 1))
+    # Scales: errors of the truncated x and of rounded slopes are balanced.
+    edges = np.array(thresholds) * unit
+    fall = np.log2(f(edges[:1])[0] / f(edges[-1:])[0])
+    scale = int(np.floor(_LARGEST - np.log2(f(edges[:1])[0])))  # fraction bits of the product
+    places = min(position + np.log2(low), (_LARGEST - fall - octaves) / 2)
+    cut = max(0, int(np.ceil(position + np.log2(low) - places)))
+    shift = scale - position_out
+    if bits > MAX_BITS or not 0 < shift < 63:
+        raise ValueError(too_wide)
+    # Pieces: the chord from an edge to one unit beyond the next, moved to the middle of its error.
+    slopes, intercepts = [], []
+    step = 2.0 ** (cut - position)  # of a truncated x
+    for a, b in zip(edges[:-1], edges[1:] + unit, strict=True):
+        x = np.linspace(a, b, 65)
+        slope = (f(x[-1:])[0] - f(x[:1])[0]) / (b - a)
+        chord = f(x[:1])[0] + slope * (x - a)
+        centre = 2 / (1 + np.max(chord / f(x)))
+        words = int(np.round(slope * centre * step * 2.0**scale))
+        middle = (a + b) / 2
+        value = centre * (f(x[:1])[0] + slope * (middle - a))
+        slopes.append(words)
+        intercepts.append(int(np.round(value * 2.0**scale)) - int(np.round(words * middle / step)))
+    # Below the range and above it, the nearest piece.
+    fitted = Lines(
+        drop, bits, thresholds, cut, Table.of([slopes[0], *slopes, slopes[-1]]),
+        Table.of([intercepts[0], *intercepts, intercepts[-1]]), shift, 0.0,
+    )  # fmt: skip
+    error = _error(fitted, f, position, position_out)
+    if error > MAX_ERROR:
+        raise ValueError(f"{too_wide}: they would be off by {error:.1%}")
+    return Lines(**{**vars(fitted), "error": error})
+
+
+def _error(fitted: Lines, f: Function, position: int, position_out: int) -> float:
+    """The largest relative error, one unit beyond a piece's end included, with a truncated x that
+    is off by one and a result that is off by one unit.
+    """
+    worst = 0.0
+    unit, step = 2.0 ** (fitted.drop - position), 2.0 ** (fitted.cut - position)
+    scale = 2.0 ** (position_out + fitted.shift)
+    edges = np.array(fitted.thresholds) * unit
+    pieces = zip(
+        fitted.slopes.entries()[1:-1], fitted.intercepts.entries()[1:-1],
+        edges[:-1], edges[1:] + unit, strict=True,
+    )  # fmt: skip
+    for slope, intercept, a, b in pieces:
+        x = np.linspace(a, b, 65)
+        off = np.abs((slope * (x / step) + intercept) / scale - f(x))
+        off += (abs(slope) / scale if fitted.cut else 0.0) + 2.0**-position_out
+        worst = max(worst, float(np.max(off / f(x))))
+    return worst
+
+
+def evaluate(
+    x: Any, function: Lines, short: tuple[Any, int] | None = None
+) -> tuple[Any, Any]:
+    """The function of shared words x [...] (floats by type) in words of `position_out` fraction
+    bits, and a shared int32 that is zero if every x is in [low, high), for all 64-bit words x: up
+    to a unit of the thresholds, a word out of that range makes it positive.
+
+    short: narrow words [m, ...] of `function.bits` bits and u, to be in [-u, u), too: compared in
+    the same messages, and counted with the others.
+    """
+    # 1.
+    near = narrow(x, drop=function.drop, bits=function.bits)
+    differences = [_less(near, function.thresholds)]
+    for drop, above in function.above:
+        differences.append(_less(narrow(x, drop=drop, bits=function.bits), (-1, above)))
+    if short is not None:
+        words, units = short
+        differences += [words + units, words - units]
+    taken = sign(jnp.concatenate(differences), bits=function.bits)
+    # 2.
+    value = _truncated(x, function.cut)
+    # 3.
+    ones = to_arith(taken)
+    pieces, others = jnp.split(ones, [len(function.thresholds)])
+    slope, intercept = lookup(pieces, [function.slopes, function.intercepts])
+    # 4. and 5.
+    y = _truncated(multiply(slope, value, shift=0) + intercept, function.shift)
+    edges = 2 * len(function.above)
+    sides = others[:edges].reshape(-1, 2, *x.shape)
+    not_below, below = [pieces[0], sides[:, 0]], [pieces[-1], sides[:, 1]]
+    if short is not None:
+        low, high = jnp.split(others[edges:], 2)
+        not_below, below = [*not_below, low], [*below, high]
+    return y, count_outside(not_below, below)

@@ -1,0 +1,1 @@
+"""Oblivious transfer and what is selected by it."""

@@ -1,0 +1,1 @@
+"""Speculative verification on shares: POST, and variants that open less."""

@@ -1,0 +1,28 @@
+"""Where the drafts of a step stop: what is opened of it, and the row of the token after them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from protocols.bits.logic import prefix_or
+from protocols.ot.select import select
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import Owner
+
+
+def open_stop(rejected: Array, *, hide: bool) -> Array:
+    """The first rejection k of shared bits [drafts], or their number: int32, public, or with `hide`
+    the client's. Opened are the prefix-ors 0^k 1^(d-k), which say k and nothing else.
+    """
+    to = Owner.CLIENT if hide else Owner.PUBLIC
+    stopped = reveal(prefix_or(rejected), to=to, label="where drafts stop")
+    return rejected.shape[0] - jnp.sum(stopped.astype(jnp.int32))
+
+
+def row_at(rows: Array, k: Array, *, hide: bool) -> Array:
+    """Row k of shared rows [d + 1, ...], as [1, ...]; obliviously where k is the client's."""
+    if hide:
+        return select(rows[None], k[None])
+    return jax.lax.dynamic_slice_in_dim(rows, k, 1)

@@ -1,0 +1,133 @@
+"""Verification by a race: the largest logit after noise is the token, drafts or no drafts.
+
+With Gumbel noise g_j of the client's for every position j of the text, x_j = argmax (z_j + g_j)
+has the law softmax(z_j) (the exponential race in logarithms: Maddison et al., "A* Sampling", 2014).
+The client drafts with the same noise, d_j = argmax (log q_j + g_j), and a draft stays while it is
+the winner. x_j depends on the noise up to j alone, so g_j may serve again after a rejection, and
+the text is exact whatever the drafts are (spec of POST, shared exponential race). No exponential,
+no normaliser; a tournament over (d + 1) vocab numbers.
+
+Without noise the winner is the likeliest token: greedy decoding.
+
+Simulation. Openings: the bits 0^k 1^(d-k), and the winner of row k, of d + 1 winners the only one
+that is opened. Both follow from the emitted tokens. The client knows the noise: a token also says
+that it beats all others under that noise. Greedy decoding has none to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from protocols.bits.compare import sign
+from protocols.bits.logic import prefix_or
+from protocols.bits.slices import by_rows
+from protocols.functions.argmax import argmax
+from protocols.verification.distribution import Sampling, Streams
+from protocols.verification.progress import open_stop, row_at
+from spu_llm.core.prg import Prg
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import Owner
+
+
+class ClientInput(NamedTuple):
+    drafts: Any  # int32 [drafts]
+    noise: Any  # float32 [drafts + 1, vocab], or None
+
+
+class Outcome(NamedTuple):
+    accepted: Any  # int32 []
+    token: Any  # int32 []
+
+
+@dataclass(frozen=True)
+class Race:
+    """`noise` False: greedy decoding, as the variant `token` has it."""
+
+    sampling: Sampling
+    noise: bool = True
+    hide_progress: bool = False
+
+    @property
+    def name(self) -> str:
+        return "race" if self.noise else "token"
+
+    def client_shapes(self, drafts: int, vocab: int) -> ClientInput:
+        noise = jax.ShapeDtypeStruct((drafts + 1, vocab), np.float32) if self.noise else None
+        return ClientInput(jax.ShapeDtypeStruct((drafts,), np.int32), noise)
+
+    def provider_shapes(self, drafts: int) -> None:
+        return None
+
+    def propose(
+        self, logits: np.ndarray, position: int, streams: Streams
+    ) -> tuple[int, np.ndarray]:
+        q = self.sampling.distribution(logits)
+        if not self.noise:
+            return int(np.argmax(q)), q
+        with np.errstate(divide="ignore"):
+            return int(np.argmax(np.log(q) + self._noise(q.size, position, streams))), q
+
+    def client_input(
+        self, drafts: Sequence[int], q: np.ndarray, position: int, streams: Streams
+    ) -> ClientInput:
+        noise = None
+        if self.noise:
+            rows = [self._noise(q.shape[1], position + i, streams) for i in range(len(drafts) + 1)]
+            noise = np.stack(rows).astype(np.float32)
+        return ClientInput(np.array(drafts, np.int32), noise)
+
+    def provider_input(self, drafts: int, stream: Prg) -> None:
+        return None
+
+    def verify(
+        self, logits: Array, client: ClientInput, provider: None
+    ) -> tuple[Outcome, Array]:
+        if client.noise is not None:
+            logits = logits + client.noise
+        bits = self.sampling.difference_bits + int(self.noise)  # noise spreads less than logits do
+        return verify(logits, client.drafts, bits, hide_progress=self.hide_progress)
+
+    def resolve(
+        self, outcome: Outcome, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
+    ) -> tuple[int, int]:
+        return int(outcome.accepted), int(outcome.token)
+
+    def _noise(self, vocab: int, position: int, streams: Streams) -> np.ndarray:
+        """Gumbel noise of a position: the same whenever it is asked for."""
+        # Never 0 or 1, and |g| < 37.
+        uniform = streams.sampling.child(f"noise {position}").uniform((vocab,))
+        return -np.log(-np.log(np.clip(uniform, 2.0**-53, 1 - 2.0**-53)))
+
+
+def verify(
+    numbers: Array, drafts: Array, bits: int, *, hide_progress: bool = False
+) -> tuple[Outcome, Array]:
+    """From shared logits, noise included, [drafts + 1, vocab], that differ by `bits` signed bits.
+
+    1. The winner of every row. 2. Where a draft is not the winner. 3. The first such place k is
+    opened, 4. and the winner of row k, to the client.
+    """
+    count = drafts.shape[0]
+    # 1.
+    winners = by_rows(lambda rows: argmax(rows, bits=bits), numbers)
+    if not count:
+        return Outcome(jnp.int32(0), _open(winners[0])), jnp.int32(0)
+    # 2. A difference or its negative is below zero.
+    apart = winners[:count] - drafts
+    either = sign(jnp.stack([apart, -apart], axis=-1), bits=20)
+    rejected = prefix_or(either)[:, 1]
+    # 3.
+    k = open_stop(rejected, hide=hide_progress)
+    # 4.
+    return Outcome(k, _open(row_at(winners, k, hide=hide_progress)[0])), k
+
+
+def _open(token: Array) -> Array:
+    return reveal(token, to=Owner.CLIENT, label="token")

@@ -1,0 +1,316 @@
+"""From a JAX function to a plan: who computes what, in which order.
+
+The flat jaxpr is cut twice. Ops end a run, and so does a change of owner: what depends on one
+party's inputs (and public values) alone is that party's plaintext work. What depends on both runs
+on shares: linear equations at each party by itself, the rest as SPU segments. Printing a plan shows
+the program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from spu_llm.compiler.linear import is_local
+from spu_llm.core._jax import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    expanded,
+    flat_jaxpr,
+    scope_of,
+    sub_jaxprs,
+)
+from spu_llm.core.approx import form_on_shares
+from spu_llm.core.op import ProtocolOp, op_of
+from spu_llm.core.values import Owner
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive equations of one owner: plaintext work, or, when JOINT, work on shares: each
+    party's own if `local`, an SPU segment otherwise.
+    """
+
+    owner: Owner
+    jaxpr: ClosedJaxpr
+    inputs: tuple[Var, ...]
+    outputs: tuple[Var, ...]
+    local: bool = True
+
+    def __str__(self) -> str:
+        kind = f"local {self.owner.value}" if self.local else "segment"
+        shapes = ", ".join(v.aval.str_short() for v in self.outputs)
+        return f"{kind}: {len(self.jaxpr.jaxpr.eqns)} equations -> {shapes}"
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """One call of a protocol op. Literal inputs stay literals; `scope` is the name scope
+    (`jax.named_scope`) it was written in. Consecutive calls of one `wave` do not depend on each
+    other.
+    """
+
+    op: ProtocolOp
+    static: dict[str, Any]
+    inputs: tuple[Var | Literal, ...]
+    outputs: tuple[Var, ...]
+    scope: str = ""
+    wave: int = 0
+
+    def __str__(self) -> str:
+        shapes = ", ".join(v.aval.str_short() for v in self.outputs)
+        return f"op {self.op.name} {self.static} -> {shapes}"
+
+
+Step = Run | OpCall
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A secure program: inputs with their owners, steps in order, outputs with their owners."""
+
+    inputs: tuple[Var, ...]
+    input_owners: tuple[Owner, ...]
+    outputs: tuple[Var | Literal, ...]
+    output_owners: tuple[Owner, ...]
+    steps: tuple[Step, ...]
+    owner_of: dict[Var, Owner]
+    consts: dict[Var, np.ndarray]
+    digest: str
+
+    def __str__(self) -> str:
+        return "\n".join(f"{i:3d} {step}" for i, step in enumerate(self.steps))
+
+
+def make_plan(
+    fn: Callable[..., Sequence[Any]],
+    shapes: Sequence[jax.ShapeDtypeStruct],
+    owners: Sequence[Owner],
+    *,
+    only_segments: bool = False,
+) -> Plan:
+    """Plan of the flat function `fn(*arrays) -> arrays` whose i-th argument belongs to owners[i].
+    `only_segments`: all work on shares in SPU, linear equations too.
+
+    NotImplementedError when a protocol op stands inside a loop or branch (unroll it), or when a
+    segment would use a JAX primitive that SPU is not known to compute without opening anything.
+    """
+    closed = _on_shares(flat_jaxpr(fn, shapes), owners)
+    _refuse_nested_ops(closed.jaxpr)
+    owner_of = _place(closed.jaxpr, owners)
+    _refuse_unvetted(closed.jaxpr, owner_of)
+    steps = tuple(_cut(closed, owner_of, only_segments))
+    outputs = tuple(closed.jaxpr.outvars)
+    output_owners = tuple(_owner(v, owner_of) for v in outputs)
+    content = hashlib.sha256(f"{closed.jaxpr}|{owners}|{output_owners}".encode())
+    for const in closed.consts:
+        content.update(np.asarray(const).tobytes())
+    return Plan(
+        tuple(closed.jaxpr.invars), tuple(owners), outputs, output_owners, steps, owner_of,
+        {v: np.asarray(c) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)},
+        content.hexdigest(),
+    )  # fmt: skip
+
+
+def _on_shares(closed: ClosedJaxpr, owners: Sequence[Owner]) -> ClosedJaxpr:
+    """`closed` with every approximation in its form on shares, where it works on such."""
+    while True:
+        owner_of = _place(closed.jaxpr, owners)
+
+        def form(eqn: JaxprEqn, owner_of: dict[Var, Owner] = owner_of) -> Any:
+            joint = join(_owner(v, owner_of) for v in eqn.invars) is Owner.JOINT
+            return form_on_shares(eqn) if joint else None
+
+        spelt_out = expanded(closed, form)
+        if spelt_out is closed:
+            return closed
+        closed = spelt_out
+
+
+def _refuse_nested_ops(jaxpr: Jaxpr) -> None:
+    def holds_op(inner: Jaxpr) -> bool:
+        return any(
+            op_of(e.primitive) is not None or any(map(holds_op, sub_jaxprs(e))) for e in inner.eqns
+        )
+
+    for eqn in jaxpr.eqns:
+        if op_of(eqn.primitive) is None and any(map(holds_op, sub_jaxprs(eqn))):
+            raise NotImplementedError(f"protocol op inside `{eqn.primitive.name}`: unroll it")
+
+
+# Arithmetic and layout that SPU's Cheetah expands into data-oblivious kernels; the models' own were
+# measured with other secrets (`experiments.claims.transcript`). `top_k` is not here: its
+# quick-select opens comparisons. Secret indices and predicates are refused below.
+_OBLIVIOUS = set(
+    "abs add add_any and argmax argmin broadcast_in_dim ceil clamp concatenate "
+    "convert_element_type copy copy_p cos cumlogsumexp cummax cummin cumprod cumsum div "
+    "dot_general eq erf exp exp2 expand_dims expm1 floor ge gt integer_pow iota le log log1p "
+    "logistic lt max min mul ne neg not or pad pow reduce_and reduce_max reduce_min reduce_or "
+    "reduce_precision reduce_prod reduce_sum reshape rev round rsqrt select_n sign sin slice sort "
+    "split sqrt square squeeze stop_gradient sub tanh transpose xor".split()
+)
+# Primitives with index or amount operands, from this position on; those must be public.
+_PUBLIC_FROM = {
+    "dynamic_slice": 1, "dynamic_update_slice": 2, "gather": 1, "shift_right_arithmetic": 1
+}  # fmt: skip
+
+
+def _refuse_unvetted(jaxpr: Jaxpr, owner_of: dict[Var, Owner]) -> None:
+    for eqn in jaxpr.eqns:
+        owners = [_owner(v, owner_of) for v in eqn.invars]
+        name = eqn.primitive.name
+        if join(owners) is not Owner.JOINT or op_of(eqn.primitive) is not None:
+            continue
+        if name in _PUBLIC_FROM:
+            if any(o is not Owner.PUBLIC for o in owners[_PUBLIC_FROM[name] :]):
+                raise NotImplementedError(
+                    f"`{name}` with a secret index or amount; use a one-hot product"
+                )
+        elif name not in _OBLIVIOUS:
+            raise NotImplementedError(
+                f"`{name}` on shared values: SPU may open something inside it; write it with "
+                "other operations"
+            )
+
+
+def _owner(atom: Var | Literal, owner_of: dict[Var, Owner]) -> Owner:
+    return Owner.PUBLIC if isinstance(atom, Literal) else owner_of[atom]
+
+
+def join(owners: Iterable[Owner]) -> Owner:
+    """Owner of a value computed from values of `owners`."""
+    secret = {o for o in owners if o is not Owner.PUBLIC}
+    if not secret:
+        return Owner.PUBLIC
+    return secret.pop() if len(secret) == 1 else Owner.JOINT
+
+
+def _place(jaxpr: Jaxpr, owners: Sequence[Owner]) -> dict[Var, Owner]:
+    owner_of = dict(zip(jaxpr.invars, owners, strict=True))
+    owner_of.update({v: Owner.PUBLIC for v in jaxpr.constvars})
+    for eqn in jaxpr.eqns:
+        inputs = [_owner(v, owner_of) for v in eqn.invars]
+        op = op_of(eqn.primitive)
+        results = op.owners(*inputs, **eqn.params) if op else [join(inputs)] * len(eqn.outvars)
+        owner_of.update(zip(eqn.outvars, results, strict=True))
+    return owner_of
+
+
+# Plaintext work first, then each party's own work on shares, so that a segment sees all that it can
+# use; ops when nothing else is ready.
+_ORDER = (
+    (Owner.PUBLIC, True),
+    (Owner.CLIENT, True),
+    (Owner.PROVIDER, True),
+    (Owner.JOINT, True),
+    (Owner.JOINT, False),
+)
+
+
+def _cut(
+    closed: ClosedJaxpr, owner_of: dict[Var, Owner], only_segments: bool
+) -> Iterable[Step]:
+    """Group equations into steps: at each point everything that is ready for one owner runs."""
+    waiting = list(closed.jaxpr.eqns)
+    known = {*closed.jaxpr.invars, *closed.jaxpr.constvars}
+    local = _local_ones(closed, owner_of, only_segments)
+    worker_of = {
+        id(e): join(_owner(v, owner_of) for v in e.invars)
+        for e in waiting
+        if op_of(e.primitive) is None
+    }
+    wave = 0
+    while waiting:
+        for owner, locally in _ORDER:
+            run, waiting_next = _take_run(
+                waiting, known, worker_of, owner, local if locally else None
+            )
+            if run:
+                break
+        if run:
+            waiting = waiting_next
+            known |= {v for e in run for v in e.outvars}
+            yield _as_run(run, owner, locally, closed, waiting)
+        else:
+            wave += 1
+            ready = [e for e in waiting if _ready(e, known)]
+            ready = [e for e in ready if _is_silent(e)] or ready
+            waiting = [e for e in waiting if all(e is not r for r in ready)]
+            for eqn in ready:
+                op = op_of(eqn.primitive)
+                assert op is not None
+                known |= set(eqn.outvars)
+                inputs, outputs = tuple(eqn.invars), tuple(eqn.outvars)
+                yield OpCall(op, dict(eqn.params), inputs, outputs, scope_of(eqn), wave)
+
+
+def _local_ones(
+    closed: ClosedJaxpr, owner_of: dict[Var, Owner], only_segments: bool
+) -> set[int]:
+    """ids of the equations that need no message: plaintext ones, and linear ones on shares."""
+    consts = dict(zip(closed.jaxpr.constvars, map(np.asarray, closed.consts), strict=True))
+
+    def public(atom: Var | Literal) -> bool:
+        return _owner(atom, owner_of) is Owner.PUBLIC
+
+    return {
+        id(e)
+        for e in closed.jaxpr.eqns
+        if join(_owner(v, owner_of) for v in e.invars) is not Owner.JOINT
+        or (not only_segments and is_local(e, public, consts))
+    }
+
+
+def _is_silent(eqn: JaxprEqn) -> bool:
+    op = op_of(eqn.primitive)
+    return op is not None and op.silent
+
+
+def _ready(eqn: JaxprEqn, known: set[Var]) -> bool:
+    return all(isinstance(v, Literal) or v in known for v in eqn.invars)
+
+
+def _take_run(
+    waiting: list[JaxprEqn],
+    known: set[Var],
+    worker_of: dict[int, Owner],
+    owner: Owner,
+    only: set[int] | None,
+) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    """The equations of `owner` that can run now, `only` those if given, and the others.
+    `worker_of`: whose work an equation is, by its id; ops are not in it.
+    """
+    inside = set(known)
+    run, rest = [], []
+    for eqn in waiting:  # jaxpr order is topological, so one pass is enough
+        mine = worker_of.get(id(eqn)) is owner and (only is None or id(eqn) in only)
+        if mine and _ready(eqn, inside):
+            run.append(eqn)
+            inside |= set(eqn.outvars)
+        else:
+            rest.append(eqn)
+    return run, rest
+
+
+def _as_run(
+    eqns: list[JaxprEqn], owner: Owner, local: bool, closed: ClosedJaxpr, later: list[JaxprEqn]
+) -> Run:
+    made = {v for e in eqns for v in e.outvars}
+    used = dict.fromkeys(v for e in eqns for v in e.invars if isinstance(v, Var) and v not in made)
+    needed = {v for e in later for v in e.invars if isinstance(v, Var)}
+    needed |= {v for v in closed.jaxpr.outvars if isinstance(v, Var)}
+    consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    inputs = tuple(v for v in used if v not in consts)
+    constvars = [v for v in used if v in consts]
+    outputs = tuple(v for e in eqns for v in e.outvars if v in needed)
+    jaxpr = Jaxpr(constvars, inputs, outputs, eqns)
+    closed_run = ClosedJaxpr(jaxpr, [consts[v] for v in constvars])
+    return Run(owner, closed_run, inputs, outputs, local)

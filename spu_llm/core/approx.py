@@ -1,0 +1,52 @@
+"""Functions with a form of their own on shares: exact in plaintext, approximate on shares.
+
+An approximation is not a protocol op: it says what to compute on shares, in ordinary JAX with ops
+inside, while plaintext (reference, drafting, training, one party's own work) keeps the exact
+function. Nobody learns anything from it beyond what its ops give.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from spu_llm.core._jax import JaxprEqn, make_differentiable, make_primitive
+
+_ON_SHARES: dict[Any, Callable[..., Any]] = {}
+_NAMES: set[str] = set()
+
+
+def approximation(
+    name: str, *, reference: Callable[..., Any], on_shares: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The function `reference(*arrays, **static)`, computed as `on_shares` where what comes in
+    belongs to both parties. Differentiable and batchable as the reference is.
+
+    ValueError when the name is taken.
+    """
+    if name in _NAMES:
+        raise ValueError(f"there is an approximation {name} already")
+    _NAMES.add(name)
+    primitive = make_primitive(name, reference)
+    make_differentiable(primitive, reference)
+    _ON_SHARES[primitive] = on_shares
+
+    @functools.wraps(reference)
+    def apply(*arrays: Any, **static: Any) -> Any:
+        out = primitive.bind(*arrays, **static)
+        return out[0] if len(out) == 1 else tuple(out)
+
+    return apply
+
+
+def form_on_shares(eqn: JaxprEqn) -> Callable[..., Any] | None:
+    """What an approximation's equation becomes where shares come in, in a name scope of the
+    approximation's name; None for other equations.
+    """
+    form = _ON_SHARES.get(eqn.primitive)
+    if form is None:
+        return None
+    return jax.named_scope(eqn.primitive.name)(functools.partial(form, **eqn.params))

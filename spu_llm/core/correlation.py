@@ -1,0 +1,177 @@
+"""Correlated randomness: what both parties prepare ahead of time, told as one small record.
+
+A correlation is random words (*masks*) of the two parties and a function of them, whose *results*
+come out shared. The masks are drawn by their holders alone, from keyed streams of their own; the
+function runs inside SPU. A protocol later uses each unit once, to hide what it sends.
+
+    product triple:   masks a, b (both shared)             results a * b
+    masked product:   mask r (the client's)                results r @ w for the provider's w
+    gate:             masks of some bits (bit-sliced)      results products of subsets of them
+    transfer:         mask c (client's bit), d (provider's) results c * d
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER, Owner, as_words
+
+WORD_BYTES = 8
+
+
+class Form(enum.Enum):
+    """How SPU holds an array of words."""
+
+    ARITH = "arith"  # additive shares mod 2^64
+    BOOL = "bool"  # xor shares of 64 independent bits
+    BIT = "bit"  # xor shares of one bit, the word's lowest
+    PRIVATE = "private"  # one party's own words
+
+
+@dataclass(frozen=True)
+class Part:
+    """One array of a unit: `shape` words, known to `holder` (JOINT: each party has a share)."""
+
+    shape: tuple[int, ...]
+    holder: Owner
+    form: Form
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def _same(*masks: Any) -> Sequence[Any]:
+    return masks
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A kind of correlated randomness.
+
+    name: identifies it, parameters and all, in files and between the parties.
+    masks: drawn at random, per unit.
+    results: shared results, per unit.
+    secure(*inputs[, fixed]) -> arrays: the correlation, over a leading axis of units; on numpy or
+        JAX arrays (int64 with wrap-around; bool for Form.BIT).
+    derive(*masks) -> arrays: local work on shares of the masks that gives the inputs of `secure`:
+        linear, or products of masks of one holder.
+    inputs: the parts that `derive` returns; the masks themselves by default.
+    fixed: a private array of the provider's that all units share, or None; given as words or as
+        whole numbers in doubles.
+    chunk: units made by one call of SPU; bounds its memory.
+    """
+
+    name: str
+    masks: tuple[Part, ...]
+    results: tuple[Part, ...]
+    secure: Callable[..., Sequence[Any]]
+    derive: Callable[..., Sequence[Any]] = _same
+    inputs: tuple[Part, ...] = ()
+    fixed: Part | None = None
+    chunk: int = 8192
+
+    def input_parts(self) -> tuple[Part, ...]:
+        return self.inputs or self.masks
+
+    @property
+    def words(self) -> int:
+        """Words of results per unit and party; what is stored."""
+        return sum(part.size for part in self.results)
+
+    def draw(self, rank: int, prg: Prg, units: int) -> list[np.ndarray]:
+        """This party's words of the masks; zeros where the other party is the only holder."""
+        drawn = []
+        for part in self.masks:
+            shape = (units, *part.shape)
+            if part.holder is Owner.JOINT or part.holder.rank == rank:
+                words = prg.words(shape)
+                drawn.append(words & np.uint64(1) if part.form is Form.BIT else words)
+            else:
+                drawn.append(np.zeros(shape, np.uint64))
+        return drawn
+
+    def split(self, stored: np.ndarray) -> list[np.ndarray]:
+        """Result arrays [units, *shape] of stored words [units, words]."""
+        arrays, start = [], 0
+        for part in self.results:
+            flat = stored[:, start : start + part.size]
+            arrays.append(flat.reshape(len(stored), *part.shape))
+            start += part.size
+        return arrays
+
+
+@dataclass(frozen=True)
+class Material:
+    """A party's words of some units: its masks (zeros for the peer's own) and result shares."""
+
+    masks: list[np.ndarray]
+    results: list[np.ndarray]
+
+
+def cut(material: Material, start: int, stop: int | None = None) -> Material:
+    """Some of its units."""
+    return Material(
+        [x[start:stop] for x in material.masks], [x[start:stop] for x in material.results]
+    )
+
+
+def joined(pieces: Sequence[Material]) -> Material:
+    """The units of one piece after the other's; there must be one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Material(
+        [np.concatenate(parts) for parts in zip(*(p.masks for p in pieces), strict=True)],
+        [np.concatenate(parts) for parts in zip(*(p.results for p in pieces), strict=True)],
+    )
+
+
+def evaluate(
+    correlation: Correlation, masks: Sequence[np.ndarray], fixed: np.ndarray | None = None
+) -> list[np.ndarray]:
+    """The plain results (uint64) of plain masks: the correlation's exact integer meaning."""
+    inputs = correlation.derive(*masks)
+    arrays: list[Any] = [
+        x.astype(bool) if part.form is Form.BIT else np.asarray(x).view(np.int64)
+        for part, x in zip(correlation.input_parts(), inputs, strict=True)
+    ]
+    if fixed is not None:
+        arrays.append(as_words(fixed).view(np.int64))
+    with np.errstate(over="ignore"):
+        return [np.asarray(y).view(np.uint64) for y in correlation.secure(*arrays)]
+
+
+def deal(
+    correlation: Correlation,
+    shares: Sequence[Sequence[np.ndarray]],
+    sharing: Prg,
+    fixed: np.ndarray | None = None,
+) -> list[list[np.ndarray]]:
+    """Both parties' results for their masks, by a dealer who sees everything: for tests only."""
+    masks = [
+        a ^ b if part.form in (Form.BOOL, Form.BIT) else a + b
+        for part, a, b in zip(correlation.masks, *shares, strict=True)
+    ]
+    both: list[list[np.ndarray]] = [[], []]
+    for part, plain in zip(
+        correlation.results, evaluate(correlation, masks, fixed), strict=True
+    ):
+        mine = sharing.words(plain.shape)
+        both[CLIENT].append(mine)
+        both[PROVIDER].append(plain ^ mine if part.form is Form.BOOL else plain - mine)
+    return both
+
+
+def digest(array: np.ndarray) -> str:
+    """Identifies a fixed private array to its owner."""
+    head = hashlib.sha256(repr((array.shape, array.dtype.str)).encode())
+    head.update(np.ascontiguousarray(array).tobytes())
+    return head.hexdigest()

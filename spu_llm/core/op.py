@@ -1,0 +1,132 @@
+"""Protocol ops: JAX primitives with a plaintext meaning and a hand-written two-party protocol.
+
+An op is one frozen record. In plaintext and under `jax.jit` it is its `reference`; in a secure
+program the compiler cuts the jaxpr at it and both parties run `two_party` on their shares. What it
+costs and what each party learns stand next to the code and are checked by one contract test
+(`spu_llm.testing.OpContract`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spu_llm.core._jax import make_primitive
+from spu_llm.core.ledger import Opening
+from spu_llm.core.party import Party
+from spu_llm.core.values import Owner, Value
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Exact price of one call of an op.
+
+    `messages`: sends of both parties; `rounds`: longest chain of dependent messages; payload bytes
+    by direction.
+    """
+
+    messages: int = 0
+    rounds: int = 0
+    client_to_provider: int = 0
+    provider_to_client: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        """Price of one after the other."""
+        return Cost(
+            self.messages + other.messages,
+            self.rounds + other.rounds,
+            self.client_to_provider + other.client_to_provider,
+            self.provider_to_client + other.provider_to_client,
+        )
+
+
+@dataclass(frozen=True)
+class Functionality:
+    """What an op gives to whom, in words for a reviewer. Empty: nothing."""
+
+    client: str = ""
+    provider: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    """What a party sees of one call beyond its inputs: own random words, and messages as they come.
+
+    `outgoing`, what it sends, follows from these; a simulator may give it to sharpen the test.
+    """
+
+    own: Sequence[np.ndarray]
+    incoming: Sequence[np.ndarray]
+    outgoing: Sequence[np.ndarray] = ()
+
+
+@dataclass(frozen=True)
+class ProtocolOp:
+    """See the module docstring; build with `protocol_op`."""
+
+    name: str
+    reference: Callable[..., Any]
+    two_party: Callable[..., Any]
+    owners: Callable[..., Sequence[Owner]]
+    cost: Callable[..., Cost]
+    functionality: Functionality
+    simulate: Callable[..., View]
+    opens: Callable[..., Sequence[Opening]]
+    model: Callable[..., Sequence[np.ndarray]] | None
+    primitive: Any
+    silent: bool = False
+
+    def __call__(self, *arrays: Any, **static: Any) -> Any:
+        out = self.primitive.bind(*arrays, **static)
+        return out[0] if len(out) == 1 else tuple(out)
+
+    def run(self, party: Party, values: Sequence[Value], static: dict[str, Any]) -> list[Value]:
+        """This party's half of the protocol."""
+        out = self.two_party(party, *values, **static)
+        return list(out) if isinstance(out, tuple | list) else [out]
+
+
+_BY_PRIMITIVE: dict[Any, ProtocolOp] = {}
+
+
+def protocol_op(
+    name: str,
+    *,
+    reference: Callable[..., Any],
+    two_party: Callable[..., Any],
+    cost: Callable[..., Cost],
+    simulate: Callable[..., View],
+    owners: Callable[..., Sequence[Owner]] = lambda *owners, **static: [Owner.JOINT],
+    functionality: Functionality = Functionality(),
+    opens: Callable[..., Sequence[Opening]] = lambda *values, **static: (),
+    model: Callable[..., Sequence[np.ndarray]] | None = None,
+    silent: bool = False,
+) -> ProtocolOp:
+    """Define an op.
+
+    reference(*arrays, **static) -> arrays: the plaintext meaning, in JAX.
+    two_party(party, *values, **static) -> values: this party's half; accepts every `Value` form.
+    owners(*input_owners, **static) -> owner of each result; one shared result by default.
+    cost(*values, **static) -> Cost, from forms and shapes alone.
+    simulate(rank, prg, common, inputs, outputs, **static) -> View: from a party's own input values
+        and its own declared outputs (and the stream that both parties share), a view that nobody
+        can tell from the real one. Messages are given as they are sent.
+    opens(*values, **static) -> what one call must enter into the ledger; nothing by default.
+    model(inputs of both parties, common stream, **static) -> exact integer results, where they
+        depend on how the inputs are shared; by default the reference is exact.
+    silent: additive shares take no message, so that nothing need wait for others to run beside it.
+    """
+    op = ProtocolOp(
+        name, reference, two_party, owners, cost, functionality, simulate, opens, model,
+        make_primitive(name, reference), silent,
+    )  # fmt: skip
+    _BY_PRIMITIVE[op.primitive] = op
+    return op
+
+
+def op_of(primitive: Any) -> ProtocolOp | None:
+    """The op behind a JAX primitive, or None for JAX's own."""
+    return _BY_PRIMITIVE.get(primitive)

@@ -1,0 +1,86 @@
+"""All that a protocol may touch at one party: channel, own randomness, ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from spu_llm.core.channel import Channel
+from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.errors import WireError
+from spu_llm.core.ledger import Ledger
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import Owner, Private, Public, Value
+
+
+class Source(Protocol):
+    """Where units of correlated randomness come from: the session's supply."""
+
+    def take(
+        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+    ) -> Material: ...
+
+
+@dataclass
+class Party:
+    """One of the two parties of a running session.
+
+    `own` is this party's secret stream: every word it sends is masked from it, or from a unit of
+    `supply`, whose masks are secret, too. `common` is a stream that both parties share: it hides
+    nothing. `frac_bits` is the fixed-point position of encoded floats. `taps` see own random words;
+    tests compare them with simulators.
+    """
+
+    rank: int
+    channel: Channel
+    own: Prg
+    frac_bits: int
+    supply: Source
+    common: Prg
+    ledger: Ledger = field(default_factory=Ledger)
+    taps: list[Callable[[np.ndarray], None]] = field(default_factory=list)
+
+    def take(
+        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+    ) -> Material:
+        """Fresh units of correlated randomness, never handed out again."""
+        material = self.supply.take(correlation, units, fixed)
+        for tap in self.taps:
+            for words in (*material.masks, *material.results):
+                tap(words)
+        return material
+
+    def mask(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Fresh uniform ring words of this party's own, never handed out again."""
+        words = self.own.words(shape)
+        for tap in self.taps:
+            tap(words)
+        return words
+
+    def send(self, words: np.ndarray) -> None:
+        """Send masked ring words."""
+        self.channel.send(np.ascontiguousarray(words, np.uint64).tobytes())
+
+    def send_bytes(self, data: np.ndarray) -> None:
+        """Send masked data (uint8) of a size that the peer knows."""
+        self.channel.send(np.ascontiguousarray(data, np.uint8).tobytes())
+
+    def recv_bytes(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Receive bytes (uint8) of a known shape; WireError when the size differs."""
+        data = self.channel.recv()
+        expected = int(np.prod(shape, dtype=int))
+        if len(data) != expected:
+            raise WireError(f"a message has {len(data)} bytes, expected {expected}")
+        return np.frombuffer(data, np.uint8).reshape(shape)
+
+    def recv(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Receive ring words of a known shape; WireError when the size differs."""
+        size = 8 * int(np.prod(shape, dtype=int))
+        return self.recv_bytes((size,)).view(np.uint64).reshape(shape)
+
+    def open(self, value: Value, to: Owner, label: str) -> Public | Private:
+        """Open `value` to `to` through the ledger."""
+        return self.ledger.open(self.channel, self.rank, value, to, label)

@@ -1,0 +1,441 @@
+"""Files of the pool: batches of correlated randomness, each written whole or not at all.
+
+    <directory>/lock                    held by the one session that uses the directory
+    <directory>/<name>-<digest>/<id>/   a batch of the correlation of that name
+        meta.json      what it is; never changes
+        results.npy    result words [units, words]; rows of units that are gone become zero
+        state.json     how far it is used, and the key of the masks of what is left
+        rest.npy       units that a clean end put back: words of their masks and results
+
+Folders are 0700, files 0600. Whatever is not as this module writes it is refused: PoolError with
+the path. Checksums find damage, not malice: who can write here can do anything.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from spu_llm.core.errors import PoolError
+from spu_llm.core.prg import KEY_BYTES
+
+FORMAT = 2
+SLICES = 8  # of a batch: one is used up on disk before its first unit is handed out
+BATCH_ID = re.compile(r"[0-9a-f]{32}")
+_HALF = re.compile(r"\.[0-9a-f]{32}\.(made|gone)")  # a batch on its way in or out
+_JSON_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a batch is; `sums` are checksums of the result words of each slice."""
+
+    id: str
+    name: str
+    rank: int
+    units: int
+    words: int
+    sums: tuple[str, ...]
+
+    @property
+    def step(self) -> int:
+        """Units of a slice; the last one may be shorter."""
+        return slice_units(self.units)
+
+    def bounds(self, index: int) -> tuple[int, int]:
+        """First unit of a slice, and the first one after it."""
+        return min(index * self.step, self.units), min((index + 1) * self.step, self.units)
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a batch is used: the units before `used` are gone.
+
+    `key` gives the masks of slice `index` and of all after it. Units between `used` and that slice,
+    if any, are in rest.npy, whose checksum is `rest`.
+    """
+
+    used: int
+    index: int
+    key: bytes
+    rest: str | None = None
+
+
+def slice_units(units: int) -> int:
+    return -(-units // SLICES)
+
+
+def checksum(words: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(words).tobytes()).hexdigest()
+
+
+class Memory:
+    """A batch that only this process has."""
+
+    def __init__(self, label: Label, results: np.ndarray) -> None:
+        self._label, self._results = label, results
+
+    def rows(self, index: int) -> np.ndarray:
+        start, stop = self._label.bounds(index)
+        return self._results[start:stop]
+
+    def rest(self, state: State) -> np.ndarray:
+        raise AssertionError("nothing is put back in memory")
+
+    def advance(self, old: State, new: State) -> None:
+        """The process forgets by itself."""
+
+    def put_back(self, rest: np.ndarray, state: State) -> None:
+        """Nothing outlives the process."""
+
+    def remove(self) -> None:
+        self._results = np.empty((0, self._label.words), np.uint64)
+
+    def size(self) -> int:
+        return 0
+
+
+class Files:
+    """A batch in a folder of its own. PoolError when a file cannot be used."""
+
+    def __init__(self, folder: Path, label: Label) -> None:
+        self.folder, self.label = folder, label
+
+    def rows(self, index: int) -> np.ndarray:
+        """Result words [units, words] of one slice."""
+        path = self.folder / "results.npy"
+        words = _read_rows(path, (self.label.units, self.label.words), self.label.bounds(index))
+        if checksum(words) != self.label.sums[index]:
+            raise _damaged(path)
+        return words
+
+    def rest(self, state: State) -> np.ndarray:
+        """Words [units, mask words and result words] of what was put back."""
+        path = self.folder / "rest.npy"
+        words = _read_rows(path)
+        if checksum(words) != state.rest:
+            raise _damaged(path)
+        return words
+
+    def advance(self, old: State, new: State) -> None:
+        """Durably record `new`; only then wipe what it says is gone."""
+        with failures(self.folder):
+            self._write_state(new)
+            self._wipe(old.index, new.index)
+            if old.rest is not None and new.rest is None:
+                os.unlink(self.folder / "rest.npy")
+
+    def put_back(self, rest: np.ndarray, state: State) -> None:
+        """Durably store units that were not handed out after all, from `state.used` on."""
+        with failures(self.folder):
+            with _replacing(self.folder / "rest.npy") as file:
+                np.save(file, rest, allow_pickle=False)
+            self._write_state(state)
+
+    def remove(self) -> None:
+        """The batch is gone, from one moment to the next."""
+        with failures(self.folder):
+            gone = self.folder.with_name(f".{self.label.id}.gone")
+            os.replace(self.folder, gone)
+            _sync(gone.parent)
+            shutil.rmtree(gone)
+
+    def size(self) -> int:
+        """Bytes of its files."""
+        with failures(self.folder):
+            return sum(entry.stat().st_size for entry in os.scandir(self.folder))
+
+    def clean(self, state: State) -> None:
+        """Finish what a session that died had begun."""
+        with failures(self.folder):
+            for name in (".state.json", ".rest.npy", *(["rest.npy"] if not state.rest else [])):
+                (self.folder / name).unlink(missing_ok=True)
+            self._wipe(0, state.index)
+
+    def _write_state(self, state: State) -> None:
+        with _replacing(self.folder / "state.json") as file:
+            file.write(_state_bytes(self.label, state))
+
+    def _wipe(self, first: int, last: int) -> None:
+        """Zero the results of the slices from `first` to before `last`."""
+        start, stop = self.label.bounds(first)[0], self.label.bounds(last)[0]
+        path = self.folder / "results.npy"
+        with _opened(path, write=True) as file:
+            file.seek(_header(file, path)[1] + 8 * self.label.words * start)
+            file.write(bytes(8 * self.label.words * (stop - start)))
+
+
+def open_folder(directory: Path) -> None:
+    """Make a directory if need be. PoolError when it is not this user's alone or cannot be used."""
+    with failures(directory):
+        try:
+            directory.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            pass  # what it is, is checked next
+        check(directory, folder=True)
+
+
+class PoolDirectory:
+    """One party's directory of batches, locked until `close`; `found` is what it held at first.
+
+    PoolError when another session has it, when others than its owner may read it, or when anything
+    in it is not as it was written.
+    """
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self.path, self._rank = directory, rank
+        open_folder(directory)
+        with failures(directory):
+            self._lock = _take_lock(directory)
+        try:
+            with failures(directory):
+                self.found = list(self._scan())
+        except BaseException:
+            self.close()
+            raise
+
+    def folder(self, name: str) -> Path:
+        """Where the batches of a correlation lie."""
+        slug = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:40]
+        return self.path / f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+    def add(self, label: Label, results: np.ndarray, state: State) -> Files:
+        """Store a batch: after a crash it is there whole, or not at all."""
+        folder = self.folder(label.name)
+        final, made = folder / label.id, folder / f".{label.id}.made"
+        with failures(final):
+            if not folder.exists():
+                os.mkdir(folder, 0o700)
+                _sync(self.path)
+            os.mkdir(made, 0o700)
+            with _creating(made / "results.npy") as file:
+                np.save(file, results, allow_pickle=False)
+            with _creating(made / "meta.json") as file:
+                file.write(_sealed({"format": FORMAT, **asdict(label)}))
+            with _creating(made / "state.json") as file:
+                file.write(_state_bytes(label, state))
+            _sync(made)
+            os.replace(made, final)
+            _sync(folder)
+        return Files(final, label)
+
+    def close(self) -> None:
+        """Let other sessions use the directory."""
+        os.close(self._lock)
+
+    def _scan(self) -> Iterator[tuple[Label, State, Files]]:
+        for folder in sorted(self.path.iterdir()):
+            if folder.name == "lock":
+                continue
+            check(folder, folder=True)
+            for path in sorted(folder.iterdir()):
+                if _HALF.fullmatch(path.name):
+                    check(path, folder=True)
+                    shutil.rmtree(path)
+                    continue
+                if not BATCH_ID.fullmatch(path.name):
+                    raise PoolError(f"{path} is not part of a pool; move it away")
+                label, state = self._load(path)
+                files = Files(path, label)
+                if state.used == label.units:
+                    files.remove()
+                else:
+                    files.clean(state)
+                    yield label, state, files
+
+    def _load(self, path: Path) -> tuple[Label, State]:
+        check(path, folder=True)
+        meta = _unsealed(path / "meta.json")
+        version = meta.pop("format", None)
+        if version != FORMAT:
+            raise PoolError(
+                f"{path / 'meta.json'} has format {str(version)[:20]}, not {FORMAT}; "
+                f"remove {path} or use another directory"
+            )
+        try:
+            label = Label(**{**meta, "sums": tuple(meta["sums"])})
+            moved = label.id != path.name or self.folder(label.name) != path.parent
+            label.bounds(0)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise _damaged(path / "meta.json") from None
+        if moved:
+            raise PoolError(f"{path} was moved here from elsewhere; remove it")
+        if label.rank != self._rank:
+            raise PoolError(
+                f"{self.path} holds the other party's material; use another directory"
+            )
+        fields = _unsealed(path / "state.json")
+        try:
+            state = State(**{**fields, "key": bytes.fromhex(fields["key"])})
+            # What was put back lies before slice `index`; what was burnt may end inside it.
+            first, last = label.bounds(state.index - 1 if state.rest else state.index)
+            fits = first <= state.used <= last and len(state.key) == KEY_BYTES
+        except (KeyError, TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise _damaged(path / "state.json")
+        _read_rows(path / "results.npy", (label.units, label.words), (0, 0))
+        return label, state
+
+
+def _state_bytes(label: Label, state: State) -> bytes:
+    return _sealed({**asdict(state), "key": state.key.hex()}, label.id)
+
+
+def _sealed(fields: dict[str, Any], owner: str = "") -> bytes:
+    """JSON with a checksum: a flipped bit must not pass for another number."""
+    text = json.dumps(fields, sort_keys=True)
+    seal = hashlib.sha256((owner + text).encode()).hexdigest()
+    return json.dumps({**fields, "seal": seal}, sort_keys=True).encode()
+
+
+def _unsealed(path: Path) -> dict[str, Any]:
+    with _opened(path) as file:
+        data = file.read(_JSON_BYTES + 1)
+    try:
+        fields = json.loads(data.decode())
+        seal = fields.pop("seal")
+        owner = path.parent.name if path.name == "state.json" else ""
+        expected = json.loads(_sealed(fields, owner))["seal"]
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        raise _damaged(path) from None
+    if seal != expected:
+        raise _damaged(path)
+    return fields
+
+
+def _header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], int]:
+    """Shape of an array file of uint64 words, and where its words begin."""
+    try:
+        version = np.lib.format.read_magic(file)
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    except Exception:  # numpy raises many kinds on a bad header, some of them undocumented
+        raise _damaged(path) from None
+    offset, size = file.tell(), os.fstat(file.fileno()).st_size
+    if (
+        (version, fortran, dtype, len(shape)) != ((1, 0), False, np.dtype("<u8"), 2)
+        or min(shape) < 0
+        or size != offset + 8 * shape[0] * shape[1]
+    ):
+        raise _damaged(path)
+    return shape, offset
+
+
+def _read_rows(
+    path: Path,
+    expected: tuple[int, int] | None = None,
+    rows: tuple[int, int] | None = None,
+) -> np.ndarray:
+    """Rows of an array file [rows, words], all of them by default."""
+    with _opened(path) as file:
+        shape, offset = _header(file, path)
+        if expected is not None and shape != expected:
+            raise PoolError(f"{path} has shape {shape}, not {expected}; remove {path.parent}")
+        start, stop = rows or (0, shape[0])
+        file.seek(offset + 8 * shape[1] * start)
+        data = file.read(8 * shape[1] * (stop - start))
+    return np.frombuffer(data, np.uint64).reshape(stop - start, shape[1])
+
+
+def _damaged(path: Path) -> PoolError:
+    return PoolError(f"{path} is damaged; remove {path.parent}")
+
+
+def check(path: Path, *, folder: bool) -> None:
+    """PoolError unless `path` is a plain folder (or file) of this user's own, closed to others."""
+    _check_status(path, os.lstat(path), folder=folder)
+
+
+def _check_status(path: Path, status: os.stat_result, *, folder: bool) -> None:
+    if stat.S_ISLNK(status.st_mode):
+        raise PoolError(f"{path} is a symbolic link; a pool has none")
+    if not (stat.S_ISDIR(status.st_mode) if folder else stat.S_ISREG(status.st_mode)):
+        raise PoolError(f"{path} is not a {'directory' if folder else 'file'} of a pool")
+    if status.st_uid != os.geteuid():
+        raise PoolError(f"{path} belongs to another user; use a directory of your own")
+    if status.st_mode & 0o077:
+        right = "700" if folder else "600"
+        raise PoolError(
+            f"{path} is open to other users (mode {stat.S_IMODE(status.st_mode):o}); "
+            f"make it {right} if nobody has read it, remove it otherwise"
+        )
+
+
+def _take_lock(directory: Path) -> int:
+    path = directory / "lock"
+    if path.is_symlink():
+        raise PoolError(f"{path} is a symbolic link; a pool has none")
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        _check_status(path, os.fstat(lock), folder=False)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise PoolError(f"{directory} is in use by another session") from None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+@contextmanager
+def failures(path: Path) -> Iterator[None]:
+    """What the system refuses becomes a PoolError."""
+    try:
+        yield
+    except OSError as exc:
+        raise PoolError(f"{exc.filename or path}: {exc.strerror or exc}") from exc
+
+
+@contextmanager
+def _opened(path: Path, *, write: bool = False) -> Iterator[BinaryIO]:
+    """A file of the pool, after a look at what it is."""
+    with failures(path):
+        check(path, folder=False)
+        mode = os.O_RDWR if write else os.O_RDONLY
+        number = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(number, "r+b" if write else "rb") as file:
+            _check_status(path, os.fstat(number), folder=False)
+            yield file
+
+
+@contextmanager
+def _creating(path: Path) -> Iterator[BinaryIO]:
+    """A file that did not exist; its contents (not yet its name) are durable in the end."""
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(number, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """Contents for `path`: after a crash it has the old or these; durable in the end."""
+    part = path.with_name(f".{path.name}")
+    part.unlink(missing_ok=True)
+    with _creating(part) as file:
+        yield file
+    os.replace(part, path)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

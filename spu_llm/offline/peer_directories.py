@@ -1,0 +1,91 @@
+"""A party's pool directory: one folder of material for each other party it has sessions with.
+
+    <directory>/id             32 hex digits, drawn once: who this party is to its peers
+    <directory>/<peer's id>/   the pool that it shares with that peer (spu_llm.offline.files)
+
+Material serves the two parties that made it, nobody else, and a session that meets other batches at
+its peer drops its own: without a folder for each, one client would cost all others theirs. The ids
+go over the sealed channel. A peer thereby recognises a party that comes again with the same
+directory; one that knows another's id can waste what that one has made, never learn from it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from spu_llm.core.channel import Channel
+from spu_llm.core.errors import PoolError, WireError
+from spu_llm.offline.files import check, failures, open_folder
+
+MAX_PEERS = 64  # parties that one directory has material for
+_ID = re.compile(rb"[0-9a-f]{32}")
+
+
+def open_directory(directory: Path) -> bytes:
+    """This party's id in its pool directory, which is made if need be.
+
+    PoolError when the directory is not this user's alone or cannot be used.
+    """
+    path = directory / "id"
+    open_folder(directory)
+    with failures(directory):
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PoolError(f"{directory} cannot be written to; use another directory")
+        if not os.path.lexists(path):
+            _draw_id(path)
+        check(path, folder=False)
+        mine = path.read_bytes()
+    if not _ID.fullmatch(mine):
+        raise PoolError(f"{path} is damaged; remove it and all material beside it")
+    return mine
+
+
+def _draw_id(path: Path) -> None:
+    """Written whole or not at all; the first of two sessions that try has its way."""
+    part = path.with_name(f".id.{os.getpid()}")
+    number = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(number, "wb") as file:
+        file.write(os.urandom(16).hex().encode())
+        file.flush()
+        os.fsync(number)
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(part)
+
+
+def agree(channel: Channel, directory: Path | None) -> Path | None:
+    """The folder for the peer on this channel, or None when either of the two keeps no material.
+
+    One message each. WireError on anything but an id; PoolError when the directory cannot be used
+    or is full of other peers.
+    """
+    mine = open_directory(directory) if directory is not None else b""
+    channel.send(mine)
+    theirs = channel.recv()
+    if theirs and not _ID.fullmatch(theirs):
+        raise WireError("the peer names itself by something that is no id")
+    if directory is None or not theirs:
+        return None
+    if theirs == mine:
+        raise PoolError(f"both parties use {directory}, or copies of it; give each its own")
+    folder = directory / theirs.decode()
+    if not folder.exists():
+        with failures(directory):
+            peers = sum(map(_has_material, directory.iterdir()))
+        if peers >= MAX_PEERS:
+            raise PoolError(
+                f"{directory} has material for {peers} parties already; remove the folders of "
+                "those that do not come again"
+            )
+    return folder
+
+
+def _has_material(folder: Path) -> bool:
+    """Whether `folder` is a peer's and holds more than its lock: ids cost a peer nothing."""
+    is_peer = _ID.fullmatch(os.fsencode(folder.name)) is not None
+    return is_peer and any(entry.name != "lock" for entry in folder.iterdir())

@@ -1,0 +1,357 @@
+"""The pool of correlated randomness: made in bulk, used once, kept on disk from run to run.
+
+A batch is one chunk, made jointly. Both parties know its id without a message: a hash of a value of
+the session, the correlation's name and a running number. Each keeps its half: a key from which its
+masks are drawn again, and its result words. When a session starts, the parties tell each other how
+far they have used which batch (`inventory`) and keep what both have, from the larger index on
+(`resume`): what only one of them may have used is burnt.
+
+No unit is handed out twice, however a process ends. A batch is eight slices; before the first unit
+of a slice leaves this module, the whole slice is recorded on disk as used. `close` puts back what
+was not handed out; after a crash it is lost.
+
+What a thief learns who copies a party's directory: the masks and results of units not yet used,
+hence, with a transcript of what is sent under them later, some or all of what they hide. When a
+copy may have been taken, remove the directory; the next session then drops the peer's half. Of used
+units there is nothing to find: the key of a slice gives way to the next one of a one-way chain, its
+results are zeroed (after a crash, when the directory is opened next), and units put back are stored
+as words, not as a key that would give the used ones, too. Gone means gone for the file system; a
+disk may remember more unless it is encrypted.
+
+When one party's directory is set back to an older copy, the peer's larger index burns what was used
+since, and batches that the peer used up are dropped. When both are set back together, units are
+used again, and nothing here notices: do not restore a pool from a backup, nor run a copy of a
+machine against a copy of its peer. A peer that lies in its inventory can waste material, never make
+this party use a unit twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from spu_llm.core.correlation import Correlation, Material, cut, joined
+from spu_llm.core.errors import PoolError, WireError
+from spu_llm.core.prg import KEY_BYTES, Prg
+from spu_llm.offline.files import (
+    BATCH_ID,
+    Files,
+    Label,
+    Memory,
+    PoolDirectory,
+    State,
+    checksum,
+    slice_units,
+)
+
+INVENTORY_BYTES = 1 << 20  # enough for MAX_BATCHES
+MAX_BATCHES = 20_000  # on disk
+
+
+class Maker(Protocol):
+    """Runs a correlation between the two parties: the peer calls its own at the same time."""
+
+    def __call__(self, correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
+        """Result words for one chunk of masks."""
+
+
+class Pool:
+    """This party's half. Both parties make and take the same units in the same order."""
+
+    def __init__(
+        self,
+        rank: int,
+        own: Prg,
+        make: Maker | None,
+        *,
+        session: bytes = b"",
+        directory: Path | None = None,
+    ) -> None:
+        """`make` None: never refilled; a request for more than there is fails.
+
+        `session`: a secret of both parties, fresh for every pool. `directory`: where batches
+        outlive the process; what is there serves after `resume`. PoolError when it is in use, open
+        to others or damaged.
+        """
+        assert session or directory is None, "batches on disk are named after their session"
+        self.rank, self._own, self._make, self._session = rank, own, make, session
+        self._made: dict[str, int] = {}  # chunks begun since it was opened, by name
+        self._batches: dict[str, list[_Batch]] = {}
+        self._closed = False
+        self._directory = PoolDirectory(directory, rank) if directory is not None else None
+        self._found = [_Batch(*kept) for kept in self._directory.found] if self._directory else []
+
+    def inventory(self) -> bytes:
+        """For the peer: how far the batches that were on disk at the start are used."""
+        data = json.dumps({batch.label.id: batch.used for batch in self._found}).encode()
+        if len(data) > INVENTORY_BYTES:
+            raise PoolError(
+                f"the pool holds {len(self._found)} batches, more than can be compared; "
+                "remove some of them"
+            )
+        return data
+
+    def resume(self, theirs: bytes) -> None:
+        """Keep what the peer's inventory has, too; burn what either party may have used.
+
+        WireError, with nothing changed, when `theirs` is no inventory of these batches.
+        """
+        used = _read_inventory(theirs)
+        for batch in self._found:
+            if used.get(batch.label.id, 0) > batch.label.units:
+                raise WireError(
+                    f"the peer's inventory has unit {used[batch.label.id]} of a batch of "
+                    f"{batch.label.units}"
+                )
+        # The ids are all that both parties know of the order.
+        for batch in sorted(self._found, key=lambda b: b.label.id):
+            # A batch that the peer lacks has been used up there, or was never whole.
+            batch.burn(used.get(batch.label.id, batch.label.units))
+            if batch.left:
+                self._batches.setdefault(batch.label.name, []).append(batch)
+        self._found = []
+
+    def available(self, correlation: Correlation) -> int:
+        """Units not yet used."""
+        return sum(batch.left for batch in self._batches.get(correlation.name, ()))
+
+    def stored_bytes(self, correlation: Correlation) -> float:
+        """Size of this party's files per unit that is left in them; 0 when there are none."""
+        batches = self._batches.get(correlation.name, ())
+        size = sum(batch.store.size() for batch in batches)
+        return size / sum(batch.left_in_store for batch in batches) if size else 0.0
+
+    def prepare(self, correlation: Correlation, units: int) -> None:
+        """Make whole chunks until `units` units are there. PoolError when it may not."""
+        if self._closed:
+            raise PoolError("the pool is closed")
+        name = correlation.name
+        for batch in self._batches.get(name, ()):
+            self._check(batch.label, correlation)
+        while (there := self.available(correlation)) < units:
+            if self._make is None:
+                raise PoolError(
+                    f"the pool has {there} of {units} units of {name} and may not "
+                    "make more; prepare more ahead of time"
+                )
+            batch = self._new_batch(correlation, self._make)
+            self._batches.setdefault(name, []).append(batch)
+
+    def take(self, correlation: Correlation, units: int) -> Material:
+        """`units` units that nobody ever gets again, after a crash of this process either."""
+        self.prepare(correlation, units)
+        batches = self._batches.get(correlation.name, [])
+        counts, missing = [], units
+        for batch in batches:
+            counts.append(min(missing, batch.left))
+            missing -= counts[-1]
+        chosen = [(batch, count) for batch, count in zip(batches, counts, strict=True) if count]
+        for batch, count in chosen:
+            batch.lease(correlation, count)
+        # Only now that all of them are used up on disk, the first one leaves.
+        taken = [batch.take(count) for batch, count in chosen]
+        self._batches[correlation.name] = [batch for batch in batches if batch.left]
+        return joined(taken) if taken else _no_units(correlation)
+
+    def close(self) -> None:
+        """Put back what was not handed out and leave the directory to the next session."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for batches in self._batches.values():
+                for batch in batches:
+                    batch.put_back()
+        finally:
+            self._batches, self._found = {}, []
+            if self._directory is not None:
+                self._directory.close()
+
+    def _new_batch(self, correlation: Correlation, make: Maker) -> _Batch:
+        name, units = correlation.name, correlation.chunk
+        if self._directory is not None and sum(map(len, self._batches.values())) >= MAX_BATCHES:
+            raise PoolError(
+                f"the pool holds {MAX_BATCHES} batches, as many as two sessions can compare; "
+                "prepare fewer steps at once"
+            )
+        # Counted before it is made, so that an attempt that fails leaves no number to two chunks.
+        number = self._made[name] = self._made.get(name, 0) + 1
+        key = self._own.words((KEY_BYTES // 8,)).tobytes()
+        step = slice_units(units)
+        slices = [(start, min(start + step, units)) for start in range(0, units, step)]
+        drawn, at = [], key
+        for start, stop in slices:
+            drawn.append(correlation.draw(self.rank, _masks_of(at), stop - start))
+            at = _next_key(at)
+        masks = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
+        results = _pack(make(correlation, masks), units)
+        assert results.shape[1] == correlation.words
+        label = Label(
+            _batch_id(self._session, name, number), name, self.rank, units, correlation.words,
+            tuple(checksum(results[start:stop]) for start, stop in slices),
+        )  # fmt: skip
+        state = State(0, 0, key)
+        if self._directory is None:
+            return _Batch(label, state, Memory(label, results))
+        return _Batch(label, state, self._directory.add(label, results, state))
+
+    def _check(self, label: Label, correlation: Correlation) -> None:
+        """The material of a batch is what is asked for, or PoolError."""
+        if label.words != correlation.words:
+            where = self._directory.folder(label.name) if self._directory else "it"
+            raise PoolError(
+                f"material of {label.name} has {label.words} words a unit, not "
+                f"{correlation.words}; remove {where}"
+            )
+
+
+@dataclass
+class _Batch:
+    """Units of one chunk, from `used` on; those before `state.used` are in memory (`held`)."""
+
+    label: Label
+    state: State
+    store: Files | Memory
+    held: Material | None = None
+
+    def __post_init__(self) -> None:
+        self.used = self.state.used
+
+    @property
+    def left(self) -> int:
+        return self.label.units - self.used
+
+    @property
+    def left_in_store(self) -> int:
+        return self.label.units - self.state.used
+
+    def lease(self, correlation: Correlation, count: int) -> None:
+        """Bring the next `count` units into memory, in whole slices; the store forgets them."""
+        label, state = self.label, self.state
+        end = min(-(-(self.used + count) // label.step) * label.step, label.units)
+        if end <= state.used:
+            return
+        pieces = [] if self.held is None else [self.held]
+        if state.rest is not None:
+            pieces.append(self._rest(correlation, self.store.rest(state)))
+        key, index = state.key, state.index
+        while (start := label.bounds(index)[0]) < end:
+            rows = self.store.rows(index)
+            masks = correlation.draw(label.rank, _masks_of(key), len(rows))
+            slice_ = Material(masks, correlation.split(rows))
+            pieces.append(cut(slice_, max(state.used - start, 0)))
+            key, index = _next_key(key), index + 1
+        self._advance(State(end, index, key))
+        self.held = joined(pieces)
+
+    def take(self, count: int) -> Material:
+        """The next units of those in memory."""
+        assert self.held is not None and self.used + count <= self.state.used
+        taken, self.held = cut(self.held, 0, count), cut(self.held, count)
+        self.used += count
+        if not self.left:
+            self.store.remove()
+        return taken
+
+    def burn(self, used: int) -> None:
+        """The units before `used` are gone; before anything of the batch is in memory."""
+        label, state = self.label, self.state
+        if used <= state.used:
+            return
+        self.used = used
+        if used == label.units:
+            self.store.remove()
+        elif state.rest is not None and used < label.bounds(state.index)[0]:
+            self._advance(replace(state, used=used))
+        else:
+            key, index = state.key, used // label.step
+            for _ in range(state.index, index):
+                key = _next_key(key)
+            self._advance(State(used, index, key))
+
+    def put_back(self) -> None:
+        """Units in memory return to the store."""
+        if self.held is not None and self.used < self.state.used:
+            rest = _pack([*self.held.masks, *self.held.results], self.state.used - self.used)
+            self.store.put_back(rest, replace(self.state, used=self.used, rest=checksum(rest)))
+        self.held = None
+
+    def _advance(self, state: State) -> None:
+        self.store.advance(self.state, state)
+        self.state = state
+
+    def _rest(self, correlation: Correlation, rest: np.ndarray) -> Material:
+        """What was put back, without what has been burnt since."""
+        rest = rest[len(rest) - (self.label.bounds(self.state.index)[0] - self.state.used) :]
+        masks, start = [], 0
+        for part in correlation.masks:
+            flat = rest[:, start : start + part.size]
+            masks.append(flat.reshape(len(rest), *part.shape))
+            start += part.size
+        return Material(masks, correlation.split(rest[:, start:]))
+
+
+def _batch_id(session: bytes, name: str, number: int) -> str:
+    parts = [hashlib.sha256(part).digest() for part in (session, name.encode(), b"%d" % number)]
+    return hashlib.sha256(b"batch" + b"".join(parts)).hexdigest()[:32]
+
+
+def _masks_of(key: bytes) -> Prg:
+    """The stream of masks of the slice with this key."""
+    return Prg(hashlib.sha256(b"masks" + key).digest())
+
+
+def _next_key(key: bytes) -> bytes:
+    """The following slice's key, which does not give this one."""
+    return hashlib.sha256(b"next" + key).digest()
+
+
+def _pack(arrays: Sequence[np.ndarray], units: int) -> np.ndarray:
+    """Arrays [units, ...] -> words [units, words]."""
+    flat = [np.asarray(x, np.uint64).reshape(units, -1) for x in arrays if x.size]
+    return np.concatenate([np.empty((units, 0), np.uint64), *flat], axis=1)
+
+
+def _no_units(correlation: Correlation) -> Material:
+    return Material(
+        [np.empty((0, *part.shape), np.uint64) for part in correlation.masks],
+        correlation.split(np.empty((0, correlation.words), np.uint64)),
+    )
+
+
+def _read_inventory(data: bytes) -> dict[str, int]:
+    """Batch id -> units used there. WireError for anything else."""
+    if len(data) > INVENTORY_BYTES:
+        raise WireError(f"the peer's inventory has {len(data)} bytes, over {INVENTORY_BYTES}")
+    try:
+        found = json.loads(data.decode(), object_pairs_hook=_once, parse_int=_short_int)
+    except (ValueError, RecursionError):
+        raise WireError("the peer's inventory is not readable") from None
+    if not isinstance(found, dict):
+        raise WireError("the peer's inventory is not a table")
+    for key, used in found.items():
+        if not BATCH_ID.fullmatch(key):
+            raise WireError("the peer's inventory has a name that is no batch")
+        # A bool is an int to isinstance.
+        if type(used) is not int or used < 0:
+            raise WireError("the peer's inventory has an index that is no number of units")
+    return found
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    if len(table := dict(pairs)) != len(pairs):
+        raise ValueError("a name twice")
+    return table
+
+
+def _short_int(digits: str) -> int:
+    # Python below 3.11 spends quadratic time on long ones.
+    if len(digits) > 18:
+        raise ValueError("a long number")
+    return int(digits)

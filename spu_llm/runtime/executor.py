@@ -1,0 +1,211 @@
+"""Running a plan at one party: plaintext work, work on shares, SPU segments, ops side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from spu_llm.compiler.demand import DryRun, Need
+from spu_llm.compiler.linear import evaluate, has_numbers_in_bits
+from spu_llm.compiler.plan import OpCall, Plan, Run, Step
+from spu_llm.core._jax import Literal, as_function, shape_of
+from spu_llm.core.channel import Channel, CountingChannel, Traffic
+from spu_llm.core.lockstep import run_together
+from spu_llm.core.meter import Meter
+from spu_llm.core.party import Party
+from spu_llm.core.values import Owner, Private, Public, Value
+from spu_llm.runtime.spu_runtime import Program, SpuRuntime, compile_segment
+
+
+class Executor:
+    """One party of a session. `dry_run` tells what a call takes; `make(material)` makes what the
+    pool lacks of it.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        channel: CountingChannel,
+        spu: SpuRuntime,
+        meter: Meter,
+        dry_run: DryRun,
+        make: Callable[[Sequence[Need]], None],
+    ) -> None:
+        self._party, self._channel, self._spu, self._meter = party, channel, spu, meter
+        self._dry_run, self._make = dry_run, make
+        self._lanes = itertools.count()
+
+    def run(self, name: str, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
+        """The plan's outputs; `name` is the secure function's, for the meter."""
+        env: dict[Any, Value] = {v: Public(c) for v, c in plan.consts.items()}
+        env.update(zip(plan.inputs, inputs, strict=True))
+
+        def read(atom: Any) -> Value:
+            return Public(np.asarray(atom.val)) if isinstance(atom, Literal) else env[atom]
+
+        for wave in _waves(plan.steps):
+            operands = [[read(v) for v in step.inputs] for step in wave]
+            if isinstance(wave[0], Run):
+                made = [self._run(name, plan, wave[0], operands[0])]
+            else:
+                made = self._ops(name, wave, operands)
+            for step, results in zip(wave, made, strict=True):
+                for v, result in zip(step.outputs, results, strict=True):
+                    if isinstance(step, OpCall):
+                        check_owner(f"result of {step.op.name}", result, plan.owner_of[v])
+                    env[v] = result
+        return [read(v) for v in plan.outputs]
+
+    def _run(self, name: str, plan: Plan, run: Run, values: Sequence[Value]) -> list[Value]:
+        started = time.perf_counter()
+        # Numbers in boolean shares cannot be added up; SPU may return them.
+        joint = run.owner is Owner.JOINT
+        if not run.local or (joint and has_numbers_in_bits(values)):
+            results, traffic = self._spu.run(program_of(run, plan), values)
+            kind, what = "segment", f"{len(run.jaxpr.jaxpr.eqns)} equations"
+        else:
+            results = run_alone_at(self._party.rank, self._party.frac_bits, run, values)
+            traffic, kind, what = Traffic(), "local", "shares" if joint else run.owner.value
+        self._meter.record(kind, what, name, time.perf_counter() - started, traffic)
+        return results
+
+    # ---- ops
+
+    def _ops(
+        self, name: str, calls: Sequence[OpCall], operands: Sequence[Sequence[Value]]
+    ) -> list[list[Value]]:
+        """Independent calls: as many at once as draw on different correlations.
+
+        Their material is there before they start: lanes of the two parties may ask in another
+        order, and making takes both.
+        """
+        if len(calls) == 1:
+            return self._one(name, calls, operands)
+        names = [self._dry_run.names(*call) for call in zip(calls, operands, strict=True)]
+        results: dict[int, list[Value]] = {}
+        left = list(range(len(calls)))
+        while left:
+            together: list[int] = []
+            used: set[str] = set()
+            for i in left:
+                if not names[i] & used:
+                    together.append(i)
+                    used |= names[i]
+            left = [i for i in left if i not in together]
+            chosen = [calls[i] for i in together], [operands[i] for i in together]
+            if len(together) == 1:
+                made = self._one(name, *chosen)
+            else:
+                taken = [self._dry_run.takes(*call) for call in zip(*chosen, strict=True)]
+                self._make([need for needs in taken for need in needs])
+                made = self._together(name, *chosen)
+            results.update(zip(together, made, strict=True))
+        return [results[i] for i in range(len(calls))]
+
+    def _one(
+        self, name: str, calls: Sequence[OpCall], operands: Sequence[Sequence[Value]]
+    ) -> list[list[Value]]:
+        (call,), (values,) = calls, operands
+        started = time.perf_counter()
+        before = dataclasses.replace(self._channel.traffic)
+        results = call.op.run(self._party, values, call.static)
+        seconds = time.perf_counter() - started
+        traffic = self._channel.traffic.since(before)
+        self._meter.record("op", call.op.name, name, seconds, traffic, call.scope)
+        return [results]
+
+    def _together(
+        self, name: str, calls: Sequence[OpCall], operands: Sequence[Sequence[Value]]
+    ) -> list[list[Value]]:
+        def lane(call: OpCall, values: Sequence[Value]) -> Callable[[Channel], list[Value]]:
+            # The parties' lanes may draw in another order, so each has a common stream of its own.
+            common = self._party.common.child(f"lane {next(self._lanes)}")
+
+            def run(channel: Channel) -> list[Value]:
+                party = dataclasses.replace(self._party, channel=channel, common=common)
+                return call.op.run(party, values, call.static)
+
+            return run
+
+        started = time.perf_counter()
+        lanes = list(map(lane, calls, operands))
+        results, traffics = run_together(self._channel, lanes)
+        seconds = time.perf_counter() - started
+        for i, (call, traffic) in enumerate(zip(calls, traffics, strict=True)):
+            # They ran at once: the time of all is entered with the first.
+            self._meter.record(
+                "op", call.op.name, name, 0.0 if i else seconds, traffic, call.scope
+            )
+        return results
+
+
+def _waves(steps: Sequence[Step]) -> Iterator[list[Any]]:
+    """Runs one by one, and calls of one wave together."""
+    for _, group in itertools.groupby(
+        enumerate(steps), lambda p: ("op", p[1].wave) if isinstance(p[1], OpCall) else p[0]
+    ):
+        yield [step for _, step in group]
+
+
+# ---- work without a message
+
+
+def run_alone_at(rank: int, frac_bits: int, run: Run, values: Sequence[Value]) -> list[Value]:
+    """Equations that need no message, at one party: linear ones on shares, or plaintext work."""
+    if run.owner is Owner.JOINT:
+        inputs = dict(zip(run.inputs, values, strict=True))
+        consts = zip(run.jaxpr.jaxpr.constvars, run.jaxpr.consts, strict=True)
+        inputs.update({v: Public(np.asarray(c)) for v, c in consts})
+        return evaluate(run.jaxpr.jaxpr, rank, frac_bits, inputs)
+    if run.owner is not Owner.PUBLIC and run.owner.rank != rank:
+        return [
+            Private(run.owner.rank, s.shape, np.dtype(s.dtype), None)
+            for s in map(shape_of, run.outputs)
+        ]
+    plain = [v.value for v in values if isinstance(v, Public | Private)]
+    assert len(plain) == len(values)
+    results = [np.asarray(x) for x in _jitted(run)(*plain)]
+    if run.owner is Owner.PUBLIC:
+        return [Public(x) for x in results]
+    return [Private(rank, x.shape, x.dtype, x) for x in results]
+
+
+# Runs are kept with what was made of them, so that their ids stay taken.
+_local_functions: dict[int, tuple[Run, Any]] = {}
+
+
+def _jitted(run: Run) -> Any:
+    if id(run) not in _local_functions:
+        _local_functions[id(run)] = run, jax.jit(as_function(run.jaxpr))
+    return _local_functions[id(run)][1]
+
+
+_segment_programs: dict[int, tuple[Run, Program]] = {}
+
+
+def program_of(run: Run, plan: Plan) -> Program:
+    """The executable of a segment."""
+    if id(run) not in _segment_programs:
+        owners = [plan.owner_of[v] for v in run.inputs]
+        _segment_programs[id(run)] = run, compile_segment(run, owners)
+    return _segment_programs[id(run)][1]
+
+
+def check_owner(where: str, value: Value, owner: Owner) -> None:
+    """ValueError when somebody else knows the value than its program says."""
+    found = (
+        Owner.PUBLIC
+        if isinstance(value, Public)
+        else Owner.of_rank(value.owner)
+        if isinstance(value, Private)
+        else Owner.JOINT
+    )
+    # What one party knows may stand in for a shared value; nothing may become more public.
+    if found is not owner and not (owner is Owner.JOINT and isinstance(value, Private)):
+        raise ValueError(f"{where} should be {owner.value}, found {found.value}")

@@ -1,0 +1,353 @@
+"""SPU behind one class: settings, executables, and the translation of shares.
+
+The only module that imports `spu`. A segment goes in as a jaxpr with this party's values and comes
+out as this party's values with what it cost, read from SPU's own profile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import spu
+import spu.libspu as libspu
+from jax.experimental import enable_x64
+from spu.utils import frontend
+
+from spu_llm.compiler.plan import Run, make_plan
+from spu_llm.core._jax import as_function, shape_of
+from spu_llm.core.channel import Traffic
+from spu_llm.core.correlation import Correlation, Form, Part
+from spu_llm.core.errors import LeakError, WorkerError
+from spu_llm.core.settings import SpuConfig
+from spu_llm.core.values import (
+    CLIENT,
+    PROVIDER,
+    Arith,
+    Bool,
+    Owner,
+    Private,
+    Public,
+    Value,
+    frac_bits_of,
+)
+
+
+def runtime_config(config: SpuConfig, *, profile: bool) -> libspu.RuntimeConfig:
+    """SPU's own settings object; `profile` writes each segment's traffic to the log."""
+    settings = config.settings() | {"enable_pphlo_profile": profile}
+    parsed = libspu.RuntimeConfig()
+    assert parsed.ParseFromJsonString(json.dumps(settings))
+    return parsed
+
+
+class SpuLog:
+    """SPU's log file of this process; where a segment's bytes and messages are read from."""
+
+    _PATTERN = re.compile(
+        r"Link details: total send bytes (\d+), recv bytes (\d+), "
+        r"send actions (\d+), recv actions (\d+)\n"
+    )
+    _current: SpuLog | None = None
+
+    def __init__(self) -> None:
+        handle, name = tempfile.mkstemp(prefix="spu-llm-", suffix=".log")
+        os.close(handle)
+        self.path = Path(name)
+        options = libspu.logging.LogOptions()
+        options.enable_console_logger = False
+        options.system_log_path = name
+        libspu.logging.setup_logging(options)
+        self._file = self.path.open("r", errors="replace")
+        self.path.unlink()  # the open handles keep it; nothing stays behind
+
+    @classmethod
+    def of_process(cls) -> SpuLog:
+        if cls._current is None:
+            cls._current = SpuLog()
+        return cls._current
+
+    def read_traffic(self, timeout_s: float = 2.0) -> Traffic:
+        """Traffic of the segment that just ended (the one new `Link details` line)."""
+        deadline = time.monotonic() + timeout_s
+        text = ""
+        while True:
+            text += self._file.read()
+            found = self._PATTERN.findall(text)
+            if found:
+                return Traffic(*map(int, found[-1]))
+            if time.monotonic() > deadline:
+                raise WorkerError("SPU's log has no traffic line for the last segment")
+            time.sleep(0.001)
+
+
+_DTYPES = {
+    np.dtype(np.bool_): libspu.DataType.DT_I1,
+    np.dtype(np.int32): libspu.DataType.DT_I32,
+    np.dtype(np.uint32): libspu.DataType.DT_U32,
+    np.dtype(np.int64): libspu.DataType.DT_I64,
+    np.dtype(np.float32): libspu.DataType.DT_F32,
+    np.dtype(np.float64): libspu.DataType.DT_F64,
+}
+
+
+class ShareCodec:
+    """Between a `Value` and SPU's share object; the only reader of `storage_type`."""
+
+    def __init__(self, rank: int, config: SpuConfig) -> None:
+        self._rank, self._config = rank, config
+        self._io = spu.Io(2, runtime_config(config, profile=False))
+        self._prefix = config.protocol.lower()
+
+    def to_spu(self, value: Value) -> libspu.Share:
+        if isinstance(value, Public):
+            return self._io.make_shares(_contiguous(value.value), libspu.Visibility.VIS_PUBLIC)[
+                self._rank
+            ]
+        if isinstance(value, Private):
+            # The other party knows the shape only and fills its side with zeros.
+            plain = value.value if value.value is not None else np.zeros(value.shape, value.dtype)
+            visibility = libspu.Visibility.VIS_SECRET
+            return self._io.make_shares(_contiguous(plain), visibility, value.owner)[self._rank]
+        if isinstance(value, Arith) and value.bits != 64:
+            raise ValueError(f"a segment takes shares of 64 bits, found {value.bits}; widen them")
+        form = "AShr<{f}>" if isinstance(value, Arith) else f"BShr<{{f}},{value.bits}>"
+        return _pack(value, f"{self._prefix}.{form.format(f=self._config.field)}")
+
+    def from_spu(self, share: libspu.Share, dtype: np.dtype) -> Value:
+        meta = libspu.ValueMeta()
+        meta.ParseFromString(share.meta)
+        shape = tuple(meta.shape.dims)
+        kind = meta.storage_type
+        frac_bits = frac_bits_of(dtype, self._config.frac_bits)
+        if kind.startswith("Pub2k"):
+            raise LeakError("a segment returned a public value; open it through `reveal`")
+        words = _unpack(share, shape)
+        if kind.startswith("Priv2k"):
+            owner = int(kind.rstrip(">").rsplit(",", 1)[1])
+            plain = None
+            if owner == self._rank:
+                signed = words.view(np.int64)
+                plain = (signed / 2.0**frac_bits if frac_bits else signed).astype(dtype)
+            return Private(owner, shape, dtype, plain)
+        if ".AShr<" in kind:
+            return Arith(words, dtype, frac_bits)
+        if ".BShr<" in kind:
+            bits = int(kind.rstrip(">").rsplit(",", 1)[1])
+            return Bool(words, dtype, frac_bits, bits)
+        raise WorkerError(f"SPU returned a share of unknown form {kind}")
+
+
+def _contiguous(x: np.ndarray) -> np.ndarray:
+    return np.array(x, order="C", copy=True)
+
+
+def _pack(value: Arith | Bool, storage_type: str) -> libspu.Share:
+    meta = libspu.ValueMeta()
+    meta.data_type = _DTYPES[value.dtype]
+    meta.visibility = libspu.Visibility.VIS_SECRET
+    meta.shape = list(value.shape)
+    meta.storage_type = storage_type
+    chunk = libspu.ValueChunk()
+    content = np.ascontiguousarray(value.words).tobytes()
+    chunk.total_bytes, chunk.chunk_offset, chunk.content = len(content), 0, content
+    share = libspu.Share()
+    share.meta = meta.SerializeToString()
+    share.share_chunks = [chunk.SerializeToString()]
+    return share
+
+
+def _unpack(share: libspu.Share, shape: tuple[int, ...]) -> np.ndarray:
+    contents = []
+    for data in share.share_chunks:
+        chunk = libspu.ValueChunk()
+        chunk.ParseFromString(data)
+        contents.append(chunk.content)
+    return np.frombuffer(b"".join(contents), np.uint64).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled segment; input names start with a digest of its content."""
+
+    executable: libspu.Executable
+    digest: str
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    output_dtypes: tuple[np.dtype, ...]
+
+
+_programs: dict[str, Program] = {}
+
+
+def compile_segment(run: Run, input_owners: Sequence[Owner]) -> Program:
+    """Compile an SPU segment, once per content in this process."""
+    text = f"{run.jaxpr}|{[o is Owner.PUBLIC for o in input_owners]}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    for const in run.jaxpr.consts:
+        digest = hashlib.sha256(digest.encode() + np.asarray(const).tobytes()).hexdigest()[:16]
+    if digest in _programs:
+        return _programs[digest]
+    body = as_function(run.jaxpr)
+
+    def segment(*args: Any) -> list[Any]:
+        return body(*args)
+
+    inputs = tuple(f"{digest}.in{i}" for i in range(len(run.inputs)))
+    outputs = tuple(f"{digest}.out{i}" for i in range(len(run.outputs)))
+    visibility = [
+        libspu.Visibility.VIS_PUBLIC if o is Owner.PUBLIC else libspu.Visibility.VIS_SECRET
+        for o in input_owners
+    ]
+    options = libspu.CompilerOptions()
+    # Otherwise x / sum computes a reciprocal of x's full size.
+    options.enable_optimize_denominator_with_broadcast = True
+    shapes = [shape_of(v) for v in run.inputs]
+    executable, _ = frontend.compile(
+        frontend.Kind.JAX, segment, shapes, {}, list(inputs), visibility,
+        lambda _: list(outputs), copts=options,
+    )  # fmt: skip
+    dtypes = tuple(np.dtype(shape_of(v).dtype) for v in run.outputs)
+    _programs[digest] = Program(executable, digest, inputs, outputs, dtypes)
+    return _programs[digest]
+
+
+def _compile_correlation(
+    correlation: Correlation, values: Sequence[Value]
+) -> tuple[Program, list[int]]:
+    """The program, and which of the values each of its inputs is."""
+    # All of it in SPU, what works on one party's words too: that is how memory stays bounded.
+    owners = [Owner.JOINT] * len(values)
+    shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
+    with enable_x64():  # whole ring words, where models compute with 32 bits
+        plan = make_plan(
+            lambda *xs: list(correlation.secure(*xs)), shapes, owners, only_segments=True
+        )
+        (run,) = plan.steps
+        assert isinstance(run, Run) and run.outputs == plan.outputs
+        order = [plan.inputs.index(v) for v in run.inputs]
+        return compile_segment(run, [Owner.JOINT] * len(order)), order
+
+
+class SpuRuntime:
+    """One party's SPU virtual machine on an established link."""
+
+    def __init__(self, link: Any, config: SpuConfig, *, profile: bool = True) -> None:
+        self.rank = link.rank
+        self.config = config
+        self._log = SpuLog.of_process() if profile else None
+        self._runtime = spu.Runtime(link, runtime_config(config, profile=profile))
+        self._codec = ShareCodec(link.rank, config)
+        self._resident: dict[str, Value] = {}
+        self._correlations: dict[str, tuple[Program, list[int]]] = {}
+
+    def run(
+        self, program: Program, inputs: Sequence[Value], *, keep: bool = True
+    ) -> tuple[list[Value], Traffic]:
+        """Run a segment. LeakError when it returns a value that SPU made public.
+
+        `keep`: inputs stay in SPU, where the same objects need not be set again.
+        """
+        for name, value in zip(program.input_names, inputs, strict=True):
+            # Weights are the same object at every step: they stay in the runtime.
+            if self._resident.get(name) is not value:
+                self._runtime.set_var(name, self._codec.to_spu(value))
+                self._resident[name] = value
+        self._runtime.run(program.executable)
+        outputs = []
+        for name, dtype in zip(program.output_names, program.output_dtypes, strict=True):
+            outputs.append(self._codec.from_spu(self._runtime.get_var(name), dtype))
+            self._runtime.del_var(name)
+        if not keep:
+            for name in program.input_names:
+                self._runtime.del_var(name)
+                self._resident.pop(name)
+        return outputs, self._log.read_traffic() if self._log else Traffic()
+
+    def make(
+        self, correlation: Correlation, masks: Sequence[np.ndarray]
+    ) -> tuple[list[np.ndarray], Traffic]:
+        """This party's result words of one chunk of a correlation, and what they cost."""
+        units = len(masks[0])
+        inputs = zip(correlation.input_parts(), correlation.derive(*masks), strict=True)
+        values = [self._as_value(part, (units, *part.shape), words) for part, words in inputs]
+        key = f"{correlation.name}|{units}"
+        if key not in self._correlations:
+            self._correlations[key] = _compile_correlation(correlation, values)
+        program, order = self._correlations[key]
+        results, traffic = self.run(program, [values[i] for i in order], keep=False)
+        words = []
+        for part, result in zip(correlation.results, results, strict=True):
+            # SPU chooses the form of a share; any other than the declared one would add up wrong.
+            wanted = Bool if part.form is Form.BOOL else Arith
+            if not isinstance(result, wanted):
+                raise WorkerError(f"SPU made {correlation.name} as {result}, not {wanted.__name__}")
+            words.append(result.words)
+        return words, traffic
+
+    def _as_value(self, part: Part, shape: tuple[int, ...], words: np.ndarray | None) -> Value:
+        if part.form is Form.PRIVATE:
+            mine = part.holder.rank == self.rank
+            plain = words.view(np.int64) if mine and words is not None else None
+            if mine and (plain is None or plain.shape != shape):
+                raise ValueError(f"expected a private array of shape {shape}")
+            return Private(part.holder.rank, shape, np.dtype(np.int64), plain)
+        assert words is not None and words.shape == shape
+        if part.form is Form.ARITH:
+            return Arith(words, np.dtype(np.int64), 0)
+        if part.form is Form.BIT:
+            return Bool(words, np.dtype(np.bool_), 0, 1)
+        return Bool(words, np.dtype(np.int64), 0, 64)
+
+    def warm_up(self) -> Traffic:
+        """Set up oblivious transfer and encryption contexts before the first secret is used."""
+        traffic = Traffic()
+        x, w = jnp.ones((4, 8)), jnp.ones((8, 8))
+        def touch(a: Any, b: Any) -> list[Any]:
+            y = a @ b
+            return [jnp.where(y < 0, y * y, y)]
+
+        shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (x, w)]
+        plan = make_plan(touch, shapes, [Owner.CLIENT, Owner.PROVIDER], only_segments=True)
+        for step in plan.steps:
+            assert isinstance(step, Run)
+            program = compile_segment(step, [Owner.CLIENT, Owner.PROVIDER])
+            values = [
+                Private(r, v.shape, np.dtype(np.float32), np.asarray(v) if r == self.rank else None)
+                for r, v in ((CLIENT, x), (PROVIDER, w))
+            ]
+            traffic += self.run(program, values)[1]
+        return traffic
+
+
+def create_link(rank: int, addresses: Sequence[str], *, timeout_ms: int) -> Any:
+    """A link to the peer over TCP; `addresses[rank]` is bound, the other one is called."""
+    desc = libspu.link.Desc()
+    desc.recv_timeout_ms = timeout_ms
+    desc.http_timeout_ms = timeout_ms
+    desc.connect_retry_times = 100
+    desc.connect_retry_interval_ms = 100
+    for role, address in zip(("client", "provider"), addresses, strict=True):
+        desc.add_party(role, address)
+    return libspu.link.create_brpc(desc, rank)
+
+
+def create_memory_link(rank: int, name: str) -> Any:
+    """A link inside one process; both ranks pass the same `name`."""
+    desc = libspu.link.Desc()
+    desc.id = name
+    desc.recv_timeout_ms = 600_000
+    for role in ("client", "provider"):
+        desc.add_party(role, role)
+    return libspu.link.create_mem(desc, rank)

@@ -1,0 +1,1 @@
+"""Two machines agree on a program and run it: provider, client, workers."""

@@ -1,0 +1,240 @@
+"""One party's side of a session: handshake, worker process, relay, and who tells whom what failed.
+
+The supervisor runs neither SPU nor JAX. It owns the connection to the peer and the worker; whatever
+ends first, it stops the rest within seconds and says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from spu_llm.core.errors import InputError, PeerError, SpuLlmError, StalledError, WorkerError
+from spu_llm.core.values import ROLES
+from spu_llm.net.control import Control
+from spu_llm.service.watch import Watch
+
+WORKER_START_S = 120.0
+AFTER_PEER_S = 30.0  # for our half, once the peer has finished its own
+# For the peer to say how it ended, where its end may be the cause of what is seen here. Who lost a
+# worker speaks first: the other one's link has failed because of it.
+DEATH_WORD_S = 2.0
+LINK_WORD_S = 5.0
+STDERR_KEPT = 4000
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+def python_command(module: str) -> list[str]:
+    """The command that runs `module.main()` with this process's import path.
+
+    `python -m` would search the working directory first, where any `models` folder shadows ours.
+    """
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; main()"
+    return [sys.executable, "-c", code]
+
+
+class Worker:
+    """The worker process and its events."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            python_command("spu_llm.service.worker"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C at the terminal is the supervisor's to handle
+        )
+        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._stderr = b""
+        threading.Thread(target=self._read_events, daemon=True).start()
+        self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
+        self._stderr_reader.start()
+
+    def submit(self, job: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(job).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as exc:
+            raise self.death() from exc
+
+    def next_event(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next event, or None after `timeout_s`; WorkerError when the worker has died."""
+        try:
+            event = self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if event is None:
+            raise self.death()
+        return event
+
+    def cpu_s(self) -> float:
+        """CPU time that the worker has used so far, in seconds; 0 once it has gone."""
+        try:
+            with open(f"/proc/{self._process.pid}/stat") as file:
+                user, system = file.read().rpartition(")")[2].split()[11:13]
+        except OSError:
+            return 0.0
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def killed(self) -> bool:
+        """Whether it was killed from outside, which no broken link does."""
+        return self._process.poll() == -signal.SIGKILL
+
+    def death(self) -> WorkerError:
+        """How the worker ended, with its last words: for this party's eyes only."""
+        code = self._process.wait()
+        self._stderr_reader.join(1.0)
+        lines = self._stderr.decode(errors="replace").strip().splitlines()
+        last = f": {lines[-1][:300]}" if lines else ""
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return WorkerError(f"the worker process ended early ({how}){last}")
+
+    def stop(self) -> None:
+        """Kill the worker if it still runs; safe to call again."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    pass
+
+    def wait(self, timeout_s: float) -> None:
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.stop()
+
+    def _read_events(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            for line in self._process.stdout:
+                self._events.put(json.loads(line))
+        except ValueError:
+            pass  # closed by `stop`, or cut off in the middle of a line
+        self._events.put(None)
+
+    def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        try:
+            while data := self._process.stderr.read1(4096):  # type: ignore[attr-defined]
+                self._stderr = (self._stderr + data)[-STDERR_KEPT:]
+        except ValueError:
+            pass
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished session: the worker's result and the relay's wire counters."""
+
+    result: dict[str, Any]
+    wire_sent: int
+    wire_received: int
+
+
+def run_session(
+    role: str, control: Control, worker: Worker, job: dict[str, Any], on_event: OnEvent
+) -> Outcome:
+    """Run `job` in `worker` over an agreed session; the caller closes both afterwards.
+
+    PeerError, WorkerError, StalledError or the worker's own error, whichever ended the session; the
+    peer is told who failed unless it was itself, but not how: a worker's words may quote its
+    secrets.
+    """
+    try:
+        _wait_ready(control, worker)
+        own_port = _free_port()
+        relay_port = control.relay.open_worker_side(own_port)
+        ports = [own_port, relay_port] if role == ROLES[0] else [relay_port, own_port]
+        worker.submit(job | {"role": role, "addresses": [f"127.0.0.1:{p}" for p in ports]})
+        result = _follow(control, worker, on_event)
+        worker.wait(5.0)
+        counters = control.relay.snapshot()
+        control.bye("finished", ok=True)
+        return Outcome(result, counters.wire_bytes_sent, counters.wire_bytes_received)
+    except PeerError:
+        worker.stop()
+        control.close()
+        raise
+    except StalledError as exc:
+        worker.stop()
+        control.bye(str(exc), ok=False)
+        raise
+    except SpuLlmError:
+        worker.stop()
+        control.bye(f"the {role}'s worker failed", ok=False)
+        raise
+    except BaseException:
+        worker.stop()
+        control.bye("interrupted", ok=False)
+        raise
+
+
+def _wait_ready(control: Control, worker: Worker) -> None:
+    deadline = time.monotonic() + WORKER_START_S
+    while (event := worker.next_event(0.2)) is None:
+        _check_peer(control)
+        if time.monotonic() > deadline:
+            raise WorkerError(f"the worker process did not start within {WORKER_START_S:g} s")
+    assert event["event"] == "ready"
+
+
+def _follow(control: Control, worker: Worker, on_event: OnEvent) -> dict[str, Any]:
+    """Pass on the worker's events until its result; it must get on and not outlast the peer."""
+    watch = Watch(control, worker.cpu_s)
+    peer_finished: float | None = None
+    while True:
+        try:
+            event = worker.next_event(0.2)
+        except WorkerError:
+            # SPU exits when its link breaks: then the peer's end is the cause, ours the symptom.
+            if control.ended.wait(0.0 if worker.killed else DEATH_WORD_S):
+                _check_peer(control)
+            raise
+        now = time.monotonic()
+        if control.ended.is_set():
+            peer_finished = peer_finished or now
+            if now - peer_finished > AFTER_PEER_S:
+                raise PeerError("the peer finished, but this party's half did not")
+        watch.look(event)
+        if event is None or event["event"] == "alive":
+            _check_peer(control)
+        elif event["event"] == "result":
+            return event
+        elif event["event"] == "error":
+            if control.ended.wait(LINK_WORD_S if event["of_link"] else 0.0):
+                control.check()
+            error = InputError if event["exit_code"] == 2 else WorkerError
+            raise error(event["message"])
+        else:
+            on_event(event)
+
+
+def _check_peer(control: Control) -> None:
+    """PeerError once the session has ended under a worker that still runs.
+
+    A peer that says a happy goodbye has finished its half; the result here is about to come.
+    """
+    if control.ended.is_set():
+        control.check()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

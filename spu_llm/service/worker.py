@@ -1,0 +1,156 @@
+"""The worker process: SPU and the program of one party and one session.
+
+Started by a supervisor as `python -m spu_llm.service.worker`. Reads one job (a JSON line) from
+standard input and writes events (JSON lines) to standard output. It dies with its supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from spu_llm.core.errors import PeerError, PoolError, SpuLlmError
+from spu_llm.core.values import ROLES
+
+ALIVE_S = 2.0  # between signs of life
+
+
+class Events:
+    """JSON lines to the supervisor; anything else printed in this process goes to stderr."""
+
+    def __init__(self) -> None:
+        self._out: IO[str] = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._lock = threading.Lock()
+        os.dup2(2, 1)
+        self.finished: Callable[[], int] = lambda: 0  # messages and work of the thread that works
+
+    def send(self, event: str, **fields: Any) -> None:
+        with self._lock:
+            self._out.write(json.dumps({"event": event, **fields}) + "\n")
+            self._out.flush()
+
+    def show_life(self) -> None:
+        """Tell the supervisor every ALIVE_S that this process is not frozen, and how far it is."""
+
+        def beat() -> None:
+            while True:
+                time.sleep(ALIVE_S)
+                self.send("alive", finished=self.finished())
+
+        threading.Thread(target=beat, daemon=True).start()
+
+
+def main() -> None:
+    """Run one job; exit code 0 also after a reported error (the event says which)."""
+    _die_with_parent()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no secrets in core files
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    events = Events()
+    import spu_llm.systems.decoding.completion  # noqa: F401 - the slow imports, while the supervisors shake hands
+
+    events.send("ready")
+    line = sys.stdin.readline()
+    if not line:
+        return
+    _leave_when_stdin_closes()
+    events.show_life()
+    try:
+        events.send("result", **run_job(json.loads(line), events))
+    except SpuLlmError as exc:
+        of_link = isinstance(exc, PeerError)  # perhaps only a symptom of how the peer ended
+        events.send("error", message=str(exc), exit_code=exc.exit_code, of_link=of_link)
+    except RuntimeError as exc:  # SPU's own errors: the link broke or a program cannot run
+        message = f"SPU failed: {_first_line(exc)}"
+        events.send("error", message=message, exit_code=1, of_link=True)
+    finally:
+        sys.stdout.flush()
+    # SPU's link threads may outlive the peer; everything of worth has been sent.
+    os._exit(0)
+
+
+def run_job(job: dict[str, Any], events: Events) -> dict[str, Any]:
+    """Link up with the peer's worker and run the agreed program; returns its result."""
+    from spu_llm.core.settings import SpuConfig
+    from spu_llm.runtime.session import PartySession
+    from spu_llm.runtime.spu_runtime import create_link
+    from spu_llm.service import programs
+
+    events.send("stage", name="connecting")
+    rank = ROLES.index(job["role"])
+    link = create_link(rank, job["addresses"], timeout_ms=job["timeout_ms"])
+    pool_dir = Path(job["pool_dir"]) if job.get("pool_dir") else None
+    hints_dir = None
+    if programs.keeps_hints(job["program"]):
+        hints_dir = _hints_directory(job["role"], events)
+    session = PartySession(link, SpuConfig(**job["spu"]), pool_dir=pool_dir, hints_dir=hints_dir)
+    events.finished = lambda: session.finished
+    session.on_batch = lambda made, total: events.send("making", made=made, total=total)
+    session.products.on_hint = lambda done, total: events.send("hint", done=done, total=total)
+    if pool_dir is not None and session.pool_folder is None:
+        events.send("note", text="the other party keeps no material: --pool has no effect")
+    try:
+        events.send("stage", name="preparing")
+        with session.meter.in_phase("offline"):
+            session.warm_up()
+        result = programs.load(job["program"])(session, job, events.send)
+    except SpuLlmError:
+        # What nobody has used yet serves the next session.
+        with contextlib.suppress(PoolError):
+            session.pool.close()
+        raise
+    session.close()
+    return result
+
+
+def _hints_directory(role: str, events: Events) -> Path | None:
+    """Where hints are kept, or None where that cannot be."""
+    from spu_llm.offline import files as pool_files
+    from spu_llm.offline.silent import store
+
+    directory = store.default_directory(role)
+    try:
+        pool_files.open_folder(directory)
+    except PoolError as exc:
+        events.send("note", text=f"hints of the model are not kept for the next session: {exc}")
+        return None
+    return directory
+
+
+def _first_line(exc: BaseException) -> str:
+    lines = [line.strip() for line in str(exc).splitlines()]
+    said = [line for line in lines if line and line != "what:"]
+    return said[0][:300] if said else type(exc).__name__
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process when its supervisor dies, however it dies."""
+    pr_set_pdeathsig = 1
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _leave_when_stdin_closes() -> None:
+    """The supervisor closes our input to stop us; SPU cannot be interrupted otherwise."""
+
+    def watch() -> None:
+        while sys.stdin.read(1):
+            time.sleep(0.1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

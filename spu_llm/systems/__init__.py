@@ -1,0 +1,1 @@
+"""One folder a system: its secure programs and its plaintext halves."""

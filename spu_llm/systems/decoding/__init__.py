@@ -1,0 +1,1 @@
+"""Text from a private model: standard decoding and POST."""

@@ -1,0 +1,106 @@
+"""The program behind `demo`, `serve` and `generate`: one completion, this party's side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from models.draft import Drafter
+from models.gpt2 import GPT2Config
+from models.hf import load_model
+from models.tokenizer import Tokenizer
+from protocols.verification.distribution import Streams
+from spu_llm.core.channel import Traffic
+from spu_llm.core.meter import Entry
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT
+from spu_llm.runtime.session import PartySession
+from spu_llm.systems.decoding.generate import (
+    ClientSide,
+    Programs,
+    Report,
+    announce,
+    announce_end,
+    generate,
+    share_weights,
+)
+from spu_llm.systems.decoding.request import Request
+
+PHASES = ("offline", "prefill", "decode")
+
+Send = Callable[..., None]
+
+
+def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any]:
+    """Prepare, prefill and decode; the client's result also has the text."""
+    config = GPT2Config(**job["model"])
+    request = Request(**job["request"])
+    programs = Programs.build(config, request)
+    with session.meter.in_phase("offline"):
+        weights = held_weights(session, config, job)
+        programs.prepare(session, weights)
+    client = _client_side(job, programs, send) if session.rank == CLIENT else None
+
+    provider = None if client is not None else stream("joint randomness", job["sampling_seed"])
+
+    def on_step(report: Report) -> None:
+        send("step", steps=report.steps, accepted=report.accepted, drafted=report.drafted)
+
+    send("stage", name=f"prefilling {request.prompt_tokens} tokens")
+    report = generate(session, programs, weights, client, provider, on_step)
+    result: dict[str, Any] = {
+        "report": asdict(report),
+        "seconds": session.meter.seconds,
+        "traffic": {phase: asdict(session.meter.traffic(phase)) for phase in PHASES},
+        "steps": per_step(session.meter.entries),
+        "learned": session.ledger.learned(),
+    }
+    if client is not None:
+        result |= {"text": client.text, "token_ids": client.tokens}
+    return result
+
+
+def held_weights(session: PartySession, config: GPT2Config, job: dict[str, Any]) -> Any:
+    """The private model's weights as values of the session; the provider reads them."""
+    params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
+    return share_weights(session, config, params)
+
+
+def stream(label: str, seed: int | None) -> Prg:
+    """A keyed stream: from the OS unless the run is to be repeatable."""
+    return Prg.from_os() if seed is None else Prg.from_seed(seed, label)
+
+
+def _client_side(job: dict[str, Any], programs: Programs, send: Send) -> ClientSide:
+    drafter = None
+    directory = Path(job["draft_dir"])
+    if programs.request.draft_length:
+        config, params = load_model(directory)
+        drafter = Drafter(config, params, programs.live_rows + programs.request.draft_length)
+    return ClientSide(
+        prompt=job["prompt"],
+        tokenizer=Tokenizer.load(directory),
+        drafter=drafter,
+        verifier=programs.verifier,
+        streams=Streams(
+            stream("drafts", job["draft_seed"]), stream("sampling", job["sampling_seed"])
+        ),
+        stop=job["stop"],
+        on_text=lambda text: send("text", text=text),
+    )
+
+
+def per_step(entries: list[Entry]) -> list[dict[str, Any]]:
+    """Cost of each decode step: a step ends when the client has announced how it went."""
+    steps: list[dict[str, Any]] = []
+    seconds, traffic = 0.0, Traffic()
+    for entry in entries:
+        if entry.phase != "decode":
+            continue
+        seconds, traffic = seconds + entry.seconds, traffic + entry.traffic
+        if entry.function in (announce.name, announce_end.name):
+            steps.append({"seconds": seconds, "bytes": traffic.bytes, "messages": traffic.messages})
+            seconds, traffic = 0.0, Traffic()
+    return steps

@@ -1,0 +1,131 @@
+"""The program behind `prepare`: both parties make material for a completion to come.
+
+Neither prompt nor drafts are needed: what a completion takes follows from its request. Of products
+with the provider's weights only the hint is kept (`spu_llm.offline.silent`): masks are made in the
+session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from models.gpt2 import GPT2Config
+from spu_llm.compiler.demand import Needs
+from spu_llm.core.channel import Traffic
+from spu_llm.core.correlation import Correlation
+from spu_llm.core.errors import PoolError
+from spu_llm.core.meter import Entry
+from spu_llm.offline.pool import Pool
+from spu_llm.runtime.session import PartySession, SecureFunction, public
+from spu_llm.systems.decoding.completion import held_weights
+from spu_llm.systems.decoding.generate import Programs
+from spu_llm.systems.decoding.request import Request
+
+Send = Callable[..., None]
+
+
+def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any]:
+    """Make what a prefill and `steps` decode steps take and the pool lacks.
+
+    PoolError when one of the parties would not keep it.
+    """
+    if session.pool_folder is None:
+        raise PoolError("one of the parties keeps no material; both need a pool directory")
+    config = GPT2Config(**job["model"])
+    fields = dict(job["request"])
+    steps = fields.pop("steps")
+    programs = Programs.build(config, Request(**fields))
+    with session.meter.in_phase("offline"):
+        weights = held_weights(session, config, job)
+        programs.prepare(session, weights)
+        send("stage", name="finding out what is needed")
+        course = needs_of(session, programs, weights, steps)
+        send("stage", name="making material")
+        session.set_up(sum(course, Needs()))
+        course = [needs.unbound for needs in course]
+        session.make(sum(course, Needs()))
+    return {
+        "steps": steps_covered(session.pool, course),
+        "material": summary(session, course),
+        "seconds": session.meter.seconds,
+        "traffic": {"offline": asdict(session.meter.traffic("offline"))},
+        "learned": session.ledger.learned(),
+    }
+
+
+def needs_of(
+    session: PartySession, programs: Programs, weights: Any, steps: int
+) -> list[Needs]:
+    """Of the prefill, and of each of `steps` decode steps, as if no draft were accepted: then there
+    are the most steps.
+    """
+    prefill = programs.prefill_shapes(weights)
+    needs, (_, _, shared) = session.needs(programs.secure.prefill, *prefill)
+    course, request = [needs], programs.request
+    length = request.prompt_tokens
+    for _ in range(steps):
+        before: list[Needs] = []
+
+        def run(function: SecureFunction, *args: Any) -> Any:
+            needs, result = session.needs(function, *args)
+            before.append(needs)  # noqa: B023 - called in this turn
+            return result
+
+        shared, length = programs.with_room(run, shared, length, programs.kept_shapes)
+        decode = programs.decode_shapes(weights, shared, public(np.int32(length)))
+        needs, (_, _, shared) = session.needs(programs.secure.decode, *decode)
+        course.append(sum(before, Needs()) + needs)
+        length += 1 + (request.draft_length if request.hide_progress else 0)
+    return course
+
+
+def steps_covered(pool: Pool, course: Sequence[Needs]) -> int:
+    """Decode steps that the pool has all material for, after a prefill; further ones are taken to
+    be like the last of `course`, which is of what a pool keeps.
+    """
+    total = sum(course, Needs())
+    if any(pool.available(n.correlation) < n.units for n in total.material.values()):
+        return 0
+    more = [
+        (pool.available(n.correlation) - total.material[name].units) // n.units
+        for name, n in course[-1].material.items()
+        if n.units
+    ]
+    return len(course) - 1 + (min(more, default=0) if len(course) > 1 else 0)
+
+
+def summary(session: PartySession, course: Sequence[Needs]) -> list[dict[str, Any]]:
+    """Per kind of material: what a prefill and a step take, what is there, and what was made."""
+    made: dict[str, list[Entry]] = {}
+    for entry in session.meter.entries:
+        if entry.kind == "pool":
+            made.setdefault(entry.name, []).append(entry)
+    kinds: dict[str, Correlation] = {
+        name: need.correlation for needs in course for name, need in needs.material.items()
+    }
+
+    def units(needs: Needs, name: str) -> int:
+        return needs.material[name].units if name in needs.material else 0
+
+    rows = []
+    for name, kind in kinds.items():
+        entries = made.get(name, [])
+        traffic = sum((e.traffic for e in entries), Traffic())
+        rows.append({
+            "kind": name,
+            "prefill_units": units(course[0], name),
+            "step_units": units(course[-1], name) if len(course) > 1 else 0,
+            "available_units": session.pool.available(kind),
+            "made_units": len(entries) * kind.chunk,
+            "seconds": round(sum(e.seconds for e in entries), 3),
+            "bytes": traffic.bytes,
+            "messages": traffic.messages,
+            "stored_bytes": round(
+                session.pool.stored_bytes(kind) * session.pool.available(kind)
+            ),
+        })  # fmt: skip
+    return rows

@@ -1,0 +1,133 @@
+"""A completion request: what both parties know before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from models.gpt2 import GPT2Config
+from protocols.verification import variants as verification
+from protocols.verification.distribution import Sampling
+from spu_llm.core.errors import InputError
+
+MAX_NEW_TOKENS = 1_000_000  # any model's context ends before
+
+# Rows that steps write before a full block is packed again. Packed rows are opened under fresh
+# masks, but by then a tile's masks for queries are used up and rows move anyway.
+_SPARE_ROWS = 128
+_LEAST_ROWS = 96
+_ROWS_AT_ONCE = 32
+
+
+def _rounded(rows: int) -> int:
+    return -(-rows // _ROWS_AT_ONCE) * _ROWS_AT_ONCE
+
+
+@dataclass(frozen=True)
+class Request:
+    """What both parties know of a completion before it starts."""
+
+    prompt_tokens: int
+    max_new_tokens: int
+    draft_length: int  # 0 is standard decoding
+    temperature: float  # 0 is greedy
+    verify: str = "token"  # a variant of protocols.verification.variants
+    top_k: int = 0
+    top_p: float = 1.0
+    show_progress: bool = False  # to the provider: how many drafts stay
+
+    @property
+    def hide_progress(self) -> bool:
+        """Whether the provider does not learn how many drafts stay: wherever there are drafts and
+        the variant can hide it, unless asked otherwise.
+        """
+        can = self.draft_length > 0 and self.verify in verification.HIDING
+        return can and not self.show_progress
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_k, self.top_p)
+
+    @property
+    def logits_scale(self) -> float:
+        """What logits are multiplied by: greedy decoding needs none."""
+        return 1.0 / self.temperature if self.temperature else 1.0
+
+    @staticmethod
+    def from_peer(fields: Mapping[str, Any]) -> Request:
+        """The request in a client's manifest; InputError on other fields or types."""
+        types = get_type_hints(Request)
+        if {name: type(value) for name, value in fields.items()} != types:
+            raise InputError("the client's request has other fields than a completion's")
+        return Request(**fields)
+
+    def check(self, config: GPT2Config) -> None:
+        """InputError when the request does not fit the model."""
+        self.check_options()
+        if self.prompt_tokens >= config.n_positions:
+            raise InputError(
+                f"the prompt has {self.prompt_tokens} tokens, but the model's context is "
+                f"{config.n_positions}; shorten it to {config.n_positions - 1} or fewer"
+            )
+
+    def check_options(self) -> None:
+        """InputError when no model could serve the request."""
+        if self.prompt_tokens < 1:
+            raise InputError("the prompt is empty; give at least one character of text")
+        if not 1 <= self.max_new_tokens <= MAX_NEW_TOKENS:
+            raise InputError(
+                f"--max-new-tokens must be 1 to {MAX_NEW_TOKENS}, found {self.max_new_tokens}"
+            )
+        if not 0 <= self.draft_length <= 16:
+            raise InputError(f"--draft-length must be 0 to 16, found {self.draft_length}")
+        if self.temperature != 0 and not 0.05 <= self.temperature <= 5.0:
+            raise InputError(
+                f"--temperature must be 0 (greedy) or 0.05 to 5, found {self.temperature}"
+            )
+        if self.top_k < 0:
+            raise InputError(f"--top-k must be 1 or more (0: all), found {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"--top-p must be above 0 and at most 1, found {self.top_p}")
+        verification.check(self.verify, self.sampling)
+
+    def steps(self, config: GPT2Config) -> int:
+        """Secure steps at most: the prefill and each step write a token or more."""
+        return max(1, self.limit(config) - 1)
+
+    def live_rows(self, config: GPT2Config) -> int:
+        """Rows that the text has at most while it goes on."""
+        return self.prompt_tokens + self.limit(config)
+
+    def capacity(self, config: GPT2Config) -> int:
+        """Rows of the shared cache block at most, room for a step's drafts included. With hidden
+        progress the rows of rejected drafts stay until the block is full and is packed.
+        """
+        if not self.hide_progress:
+            return self.live_rows(config) + self.draft_length + 1
+        return min(self._most_written(config), self.live_rows(config) + _SPARE_ROWS)
+
+    def may_pack(self, config: GPT2Config) -> bool:
+        """Whether a block of `capacity` rows may be full before the text ends."""
+        return self.hide_progress and self._most_written(config) > self.capacity(config)
+
+    def _most_written(self, config: GPT2Config) -> int:
+        """Rows of the prompt and of all steps, rejected drafts included."""
+        return self.prompt_tokens + self.steps(config) * (self.draft_length + 1)
+
+    def sizes(self, config: GPT2Config) -> tuple[int, ...]:
+        """Rows that the block has one after the other: each some quarter more than the one before.
+        All of them have tiles of one size (`protocols.functions.layers.tile_for`), so that no row
+        moves.
+        """
+        most, size = self.capacity(config), self.prompt_tokens + self.draft_length + 1
+        size = max(_LEAST_ROWS, _rounded(size))
+        sizes = []
+        while size + _ROWS_AT_ONCE // 2 < most:
+            sizes.append(size)
+            size = _rounded(size * 5 // 4)
+        return (*sizes, most)
+
+    def limit(self, config: GPT2Config) -> int:
+        """Tokens that can be generated: as asked, and within the model's context."""
+        return min(self.max_new_tokens, config.n_positions - self.prompt_tokens)
