@@ -10,7 +10,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-from spu_llm.runtime.session import Simulation  # noqa: E402
+from spu_llm.runtime.simulation import Simulation
 from tests.parts import (  # noqa: E402
     pytest_addoption,
     pytest_collection_modifyitems,

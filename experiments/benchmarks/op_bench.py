@@ -25,8 +25,10 @@ from jax.experimental import enable_x64
 
 from experiments.benchmarks.op_cases import Input, OpCase, Way, choose, wrong
 from experiments.benchmarks.op_report import COUNTS, failures, notes, ratios
+from experiments.common.memory import forget_peak, resident
 from experiments.common.two_parties import machine, run_study
 from protocols.arithmetic.joint import joint_bits, joint_words
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.correlation import Correlation, Material
 from spu_llm.core.errors import InputError
 from spu_llm.core.meter import Entry
@@ -35,7 +37,7 @@ from spu_llm.core.party import Source
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES, Owner, Value
 from spu_llm.net.manifest import Scalar
-from spu_llm.runtime.session import PartySession, SecureFunction
+from spu_llm.runtime.party_session import PartySession
 
 PROGRAM = "op-bench"
 LEAD_NS = 100_000_000  # from agreeing on a start to the start: more than a message takes
@@ -105,13 +107,13 @@ class Counting:
     """A supply, and what is taken from it."""
 
     supply: Source
-    needs: dict[str, Need] = field(default_factory=dict)
+    demand: dict[str, Need] = field(default_factory=dict)
 
     def take(
         self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
     ) -> Material:
-        before = self.needs[correlation.name].units if correlation.name in self.needs else 0
-        self.needs[correlation.name] = Need(correlation, before + units, fixed)
+        before = self.demand[correlation.name].units if correlation.name in self.demand else 0
+        self.demand[correlation.name] = Need(correlation, before + units, fixed)
         return self.supply.take(correlation, units, fixed)
 
 
@@ -124,7 +126,7 @@ class Runs:
     bits: int
     slack: int
     error: float = 0.0  # allowed, of an approximation
-    needs: Sequence[Need] = ()
+    demand: Sequence[Need] = ()
     costs: list[dict[str, Any]] = field(default_factory=list)  # the first one is the warm-up
     memory: np.ndarray = field(default_factory=lambda: np.zeros((2, 2), np.int64))
     wrong: int = 0
@@ -178,25 +180,25 @@ class Bench:
         session.party.supply = counting = Counting(session.supply)
         count = self._run_once(ours, values)
         session.party.supply = session.supply
-        ours.needs = list(counting.needs.values())
+        ours.demand = list(counting.demand.values())
         for runs in stock.values():
             self._run_once(runs, values)
-        for need in ours.needs:
+        for need in ours.demand:
             self._make_second_chunk(need)
         mark = len(session.meter.entries)
         for _ in range(self._repeat):
             for runs in (ours, *stock.values()):
                 self._run_once(runs, values)
         chunks = [e for e in session.meter.entries[mark:] if e.kind == "pool"]
-        calls = [call.cost for call in session.needs(ours.function, *values)[0].calls]
+        calls = [call.cost for call in session.demand(ours.function, *values)[0].calls]
         mine = ours.summary()
         mine |= {
             # Of several ops, some side by side: each round is a message each way.
             "rounds": calls[0].rounds if len(calls) == 1 else int(mine["messages"]) // 2,
             "as_priced": all(_is_priced(cost, calls) for cost in ours.costs[1:]),
-            "offline": self._offline(ours.needs) | {"chunks_made": self._sum(chunks)},
-            "units": {n.correlation.name: n.units for n in ours.needs},
-            "stored_bytes_per_value": sum(8 * n.correlation.words * n.units for n in ours.needs)
+            "offline": self._offline(ours.demand) | {"chunks_made": self._sum(chunks)},
+            "units": {n.correlation.name: n.units for n in ours.demand},
+            "stored_bytes_per_value": sum(8 * n.correlation.words * n.units for n in ours.demand)
             / count,
         }
         others = [{"way": name} | runs.summary() for name, runs in stock.items()]
@@ -255,7 +257,7 @@ class Bench:
         session = self._session
         forget_peak()
         before = resident("VmRSS")
-        for need in runs.needs:
+        for need in runs.demand:
             session.supply.prepare(need.correlation, need.units, need.fixed)
         self._hear(0, 0)  # now the provider is ready, too
         soon = session.private(CLIENT, lambda: [time.monotonic_ns() + LEAD_NS], (1,), np.int64)
@@ -294,10 +296,10 @@ class Bench:
             there = supply.available(need.correlation)
             supply.prepare(need.correlation, there + 1, need.fixed)
 
-    def _offline(self, needs: Sequence[Need]) -> dict[str, float]:
+    def _offline(self, demand: Sequence[Need]) -> dict[str, float]:
         """What the units of one call cost: their part of the session's chunks after the first."""
         total = dict.fromkeys(COUNTS, 0.0)
-        for need in needs:
+        for need in demand:
             cost = self._sum(self._chunks(need.correlation)[1:])
             part = need.units / (cost.pop("chunks") * need.correlation.chunk)
             total = {name: total[name] + part * cost[name] for name in total}
@@ -327,22 +329,6 @@ def _is_priced(cost: dict[str, Any], calls: Sequence[Cost]) -> bool:
         for name in cost
         if name != "seconds"
     )
-
-
-def resident(field_name: str) -> int:
-    """Bytes of this process: VmRSS now, VmHWM at most since `forget_peak`."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith(f"{field_name}:"):
-            return 1024 * int(line.split()[1])
-    return 0
-
-
-def forget_peak() -> None:
-    """Start a new peak; where the kernel does not allow it, peaks are those of the process."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    except OSError:
-        pass
 
 
 # ---- the command at the client

@@ -20,15 +20,16 @@ import jax
 import numpy as np
 
 from experiments.common.kinds import by_kind
-from experiments.common.measured import forget_peak, peaks, price, summed, timed, total
+from experiments.common.measured import peaks, price, summed, timed, total
+from experiments.common.memory import forget_peak
 from experiments.common.two_parties import machine, run_study
 from models.gpt2 import GPT2Config, Params, init_params, logits
 from protocols.verification.distribution import Streams
-from spu_llm.compiler.demand import Needs
+from spu_llm.compiler.demand import Demand
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.runtime.session import PartySession, public
+from spu_llm.core.values import CLIENT, PROVIDER, public
+from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.generate import Programs, announce, private_tree, share_weights
 from spu_llm.systems.decoding.request import Request
 
@@ -168,10 +169,10 @@ class _Completion:
     def _measured(self, phase: str, function: Any, args: tuple[Any, ...]) -> dict[str, Any]:
         """Make what a call takes, then call, resolve and announce on the clock."""
         session, mark = self._session, len(self._session.meter.entries)
-        needs, _ = session.needs(function, *args)
+        demand, _ = session.demand(function, *args)
 
         def work() -> None:
-            session.make(needs)
+            session.make(demand)
             outcome, _, self._shared = session.call(function, *args)
             seen = jax.tree.map(session.get, outcome)
             if session.rank == CLIENT:
@@ -189,8 +190,8 @@ class _Completion:
             if e.phase == phase and e.function == function.name and e.kind != "control"
         ]
         if self._second_batches:
-            _make_second_batches(session, needs)
-        material = price(session.meter.entries, needs, session.rank)
+            _make_second_batches(session, demand)
+        material = price(session.meter.entries, demand, session.rank)
         steps = function.plan(*args)[0].steps
         return cost | {
             "offline": summed(material.values()),
@@ -218,10 +219,10 @@ class _Completion:
         )  # fmt: skip
 
 
-def _make_second_batches(session: PartySession, needs: Needs) -> None:
+def _make_second_batches(session: PartySession, demand: Demand) -> None:
     """One more of what one batch was made of: the first one's seconds hold compilation."""
     made = Counter(e.name for e in session.meter.entries if e.kind == "pool")
-    for name, need in needs.material.items():
+    for name, need in demand.material.items():
         if made[name] == 1:
             session.supply.prepare(
                 need.correlation, session.supply.available(need.correlation) + 1, need.fixed

@@ -21,7 +21,8 @@ import jax
 import numpy as np
 
 from experiments.common.kinds import by_kind, chains
-from experiments.common.measured import forget_peak, medians, peaks, price, summed, timed
+from experiments.common.measured import medians, peaks, price, summed, timed
+from experiments.common.memory import forget_peak
 from experiments.common.two_parties import machine, run_study
 from models.draft import Drafter
 from models.gpt2 import GPT2Config
@@ -29,12 +30,13 @@ from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from protocols.verification.variants import Verifier, verifier
-from spu_llm.compiler.demand import Needs
+from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.plan import Run
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.runtime.session import PartySession, SecureFunction, public
+from spu_llm.core.values import CLIENT, PROVIDER, public
+from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding import secure_model as secure_gpt2
 from spu_llm.systems.decoding.generate import announce, private_tree, share_weights
 from spu_llm.systems.decoding.request import Request
@@ -138,7 +140,7 @@ class _Sweep:
         self._prompt: list[int] = job["prompt"] if mine else []
         self._secrets = Prg.from_os()  # the provider's part of the joint randomness
         self._shared: Any = None
-        self._needs: dict[int, Needs] = {}
+        self._demand: dict[int, Demand] = {}
         self._steps_of: dict[int, Any] = {}
 
     def compile(self, update: Callable[[str], None]) -> None:
@@ -182,8 +184,8 @@ class _Sweep:
             public(np.int32(self.prompt_tokens)), None,
         )  # fmt: skip
         decode = self._secure.decode
-        if n not in self._needs:
-            self._needs[n] = session.needs(decode, *args)[0]
+        if n not in self._demand:
+            self._demand[n] = session.demand(decode, *args)[0]
             self._steps_of[n] = decode.plan(*args)[0].steps
         mark = len(session.meter.entries)
         phase, cost = self._measured(f"step {len(session.meter.seconds)}", decode, args)
@@ -199,13 +201,13 @@ class _Sweep:
         """Of a step of n positions: its chain of messages by kind of layer, how many segments SPU
         runs, and what its material costs to make.
         """
-        needs, steps = self._needs[n], self._steps_of[n]
+        demand, steps = self._demand[n], self._steps_of[n]
         session = self._session
-        material = price(session.meter.entries, needs, session.rank)
+        material = price(session.meter.entries, demand, session.rank)
         # Bound to the provider's weights: that of the linear layers.
-        bound = [n for n, need in needs.material.items() if need.correlation.fixed is not None]
+        bound = [n for n, need in demand.material.items() if need.correlation.fixed is not None]
         return {
-            "chain": chains(needs.calls, steps),
+            "chain": chains(demand.calls, steps),
             "segments": sum(isinstance(s, Run) and not s.local for s in steps),
             "offline": summed(material.values()),
             "offline_linear": summed(material[name] for name in bound if name in material),

@@ -34,8 +34,6 @@ from experiments.benchmarks.op_bench import (
     Bench,
     Counting,
     Runs,
-    forget_peak,
-    resident,
     start_together,
 )
 from experiments.benchmarks.verify_data import (
@@ -49,18 +47,20 @@ from experiments.benchmarks.verify_data import (
     step_logits,
 )
 from experiments.benchmarks.verify_report import criterion, failures
+from experiments.common.memory import forget_peak, resident
 from experiments.common.two_parties import machine, run_study
 from experiments.spu_baseline import block as stock_block
 from experiments.spu_baseline.block import SLICES, BlockShape, extrapolated
 from protocols.verification import post, token
 from protocols.verification.variants import VARIANTS, Verifier, verifier
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import Channel
 from spu_llm.core.correlation import Correlation, Material, Part
 from spu_llm.core.errors import InputError
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES, Owner, encode
 from spu_llm.net.manifest import Scalar
-from spu_llm.runtime.session import PartySession, SecureFunction
+from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.generate import private_tree
 
 PROGRAM = "verify-bench"
@@ -272,8 +272,8 @@ class VerifyBench(Bench):
         session.party.supply = session.supply
         segments = [e for e in session.meter.entries[mark:] if e.kind == "segment"]
         chain = self._delays()
-        runs.needs = list(counting.needs.values())
-        for need in runs.needs:
+        runs.demand = list(counting.demand.values())
+        for need in runs.demand:
             update(f"making {need.correlation.name} for {name} from {source}")
             session.supply.prepare(need.correlation, need.units, need.fixed)
             self._make_second_chunk(need)
@@ -285,9 +285,9 @@ class VerifyBench(Bench):
         } | runs.summary() | {
             "delays": chain,
             "segment_messages": sum(e.traffic.messages for e in segments),
-            "offline": self._offline(runs.needs),
-            "units": {n.correlation.name: n.units for n in runs.needs},
-            "stored_bytes": sum(8 * n.correlation.words * n.units for n in runs.needs),
+            "offline": self._offline(runs.demand),
+            "units": {n.correlation.name: n.units for n in runs.demand},
+            "stored_bytes": sum(8 * n.correlation.words * n.units for n in runs.demand),
             "mistakes": found,
         }  # fmt: skip
 
@@ -356,7 +356,7 @@ class VerifyBench(Bench):
     def _timed(self, runs: Runs, values: Sequence[Any]) -> Any:
         """Prepare and run one way once."""
         session = self._session
-        for need in runs.needs:
+        for need in runs.demand:
             session.supply.prepare(need.correlation, need.units, need.fixed)
         session.prepare(runs.function, *values)
         channel = session.party.channel

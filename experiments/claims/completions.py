@@ -45,10 +45,11 @@ from models.gpt2 import logits
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
-from spu_llm.compiler.demand import Needs
+from spu_llm.compiler.demand import Demand
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import InputError
-from spu_llm.runtime.session import PartySession, PlaintextSession
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.session import PlaintextSession
 from spu_llm.systems.decoding import completion
 from spu_llm.systems.decoding.generate import ClientSide, Programs, generate, share_weights
 from spu_llm.systems.decoding.request import Request
@@ -146,9 +147,9 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
     started: list[float] = []  # the prefill: offline seconds before it
     make = session.make
 
-    def noting(needs: Needs) -> None:
-        kinds.update({name: need.correlation for name, need in needs.material.items()})
-        make(needs)
+    def noting(demand: Demand) -> None:
+        kinds.update({name: need.correlation for name, need in demand.material.items()})
+        make(demand)
 
     def watch(event: str, **fields: Any) -> None:
         if event == "stage" and fields["name"].startswith("prefill"):

@@ -41,12 +41,12 @@ from protocols.functions.maximum import maximum
 from protocols.ot.select import select
 from protocols.verification.sampling import Widths, locate, reject, residual
 from protocols.verification.variants import verifier
-from spu_llm.compiler.demand import DryRun
+from spu_llm.compiler.dry_run import DryRun
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.op import Cost
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER, Arith, Bool, Owner
 from spu_llm.runtime.executor import run_alone_at
-from spu_llm.runtime.session import SecureFunction
 from spu_llm.systems.decoding.request import Request
 
 FILE = DATA / "exact.json"

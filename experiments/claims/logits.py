@@ -34,12 +34,13 @@ from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from models.training.snippets import read_snippets
 from protocols.functions.in_range import when_in_range
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core._jax import as_function, expanded, flat_jaxpr
 from spu_llm.core.approx import form_on_shares
 from spu_llm.core.errors import InputError
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, Owner
-from spu_llm.runtime.session import PartySession, SecureFunction
+from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.generate import share_weights
 
 PROGRAM = "logits"

@@ -46,9 +46,9 @@ from protocols.verification.distribution import DRAFT_BITS, Sampling, Streams
 from protocols.verification.variants import verifier
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.core.values import CLIENT, PROVIDER, public
 from spu_llm.net.stream import ByteStream
-from spu_llm.runtime.session import PartySession, public
+from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding import secure_model as secure_gpt2
 from spu_llm.systems.decoding.generate import announce, private_tree, share_weights
 

@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 import numpy as np
 from jax.experimental import enable_x64
 
-from experiments.benchmarks.op_bench import forget_peak, resident
-from spu_llm.compiler.demand import Needs
+from experiments.common.memory import resident
+from spu_llm.compiler.demand import Demand
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import Traffic
 from spu_llm.core.meter import Entry
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES, Owner
-from spu_llm.runtime.session import PartySession, SecureFunction, Session
-
-__all__ = ["forget_peak", "medians", "peaks", "price", "summed", "timed", "total"]
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.session import Session
 
 T = TypeVar("T")
 FIGURES = ("seconds", "client_to_provider", "provider_to_client", "messages")
@@ -50,8 +50,9 @@ def timed(session: Session, phase: str, work: Callable[[], T]) -> tuple[T, dict[
     }
 
 
-def price(entries: Sequence[Entry], needs: Needs, rank: int) -> dict[str, dict[str, Any]]:
-    """What the material of `needs` costs to make, by name: its part of the batches among `entries`.
+def price(entries: Sequence[Entry], demand: Demand, rank: int) -> dict[str, dict[str, Any]]:
+    """What the material of `demand` costs to make, by name: its part of the batches among
+    `entries`.
 
     The first batch of a kind is left out where there are others: it compiles. Kinds that no batch
     was made of are not there.
@@ -61,7 +62,7 @@ def price(entries: Sequence[Entry], needs: Needs, rank: int) -> dict[str, dict[s
         if entry.kind == "pool":
             made.setdefault(entry.name, []).append(entry)
     found = {}
-    for name, need in needs.material.items():
+    for name, need in demand.material.items():
         if name in made:
             batches = made[name][1:] or made[name]
             part = need.units / (len(batches) * need.correlation.chunk)

@@ -21,16 +21,17 @@ import numpy as np
 from experiments.common.kinds import kind_of
 from experiments.common.replay import Replay
 from models.gpt2 import GPT2Config, fold, init_params
-from spu_llm.compiler.demand import DryRun, Needs
+from spu_llm.compiler.demand import Demand
+from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.plan import Plan, Run
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core._jax import shape_of
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.settings import SpuConfig
-from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.core.values import CLIENT, PROVIDER, Owner, public
 from spu_llm.net.shaping import NetworkShape
 from spu_llm.offline.silent.products import matrix_of
 from spu_llm.runtime.executor import run_alone_at
-from spu_llm.runtime.session import SecureFunction, public
 from spu_llm.systems.decoding.generate import Programs, announce, announce_end
 from spu_llm.systems.decoding.request import Request
 
@@ -180,7 +181,7 @@ def _of_call(
     for called, inputs in calls:
         plan, tree = called.plan(*inputs[0])
         found = [r.run(plan, jax.tree.leaves(x)) for r, x in zip(runs, inputs, strict=True)]
-        client, provider = (needs.calls for needs, _ in found)
+        client, provider = (demand.calls for demand, _ in found)
         for replay in replays.values():
             replay.play(plan.steps, client, provider)
         if called is function:
@@ -197,7 +198,7 @@ def _of_call(
     return dataclasses.replace(work, counts=work.counts | counts), results
 
 
-def _of_plan(plan: Plan, needs: Needs) -> Workload:
+def _of_plan(plan: Plan, demand: Demand) -> Workload:
     """What a call takes and computes."""
     units: dict[str, float] = {}
     correlations: dict[str, Correlation] = {}
@@ -205,7 +206,7 @@ def _of_plan(plan: Plan, needs: Needs) -> Workload:
     material_of: dict[tuple[str, str], float] = {}
     counts = {"words": float(_local_words(plan)), "weight_products": 0.0, "hint_bytes": 0.0}
     matrices = set()
-    for call in needs.calls:
+    for call in demand.calls:
         kind = kind_of(call.scope, call.op)
         size = call.cost.client_to_provider + call.cost.provider_to_client
         bytes_of[kind] = bytes_of.get(kind, 0.0) + size

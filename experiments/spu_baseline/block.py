@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.values import Owner
-from spu_llm.runtime.session import SecureFunction
 
 SLICES = 32
 _EPSILON = 1e-5

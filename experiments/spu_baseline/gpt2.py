@@ -25,17 +25,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from experiments.common.measured import forget_peak, peaks, timed, total
+from experiments.common.measured import peaks, timed, total
+from experiments.common.memory import forget_peak
 from experiments.common.two_parties import run_study
 from models.gpt2 import GPT2Config, Params, init_params
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from spu_llm.compiler.plan import Plan, Run
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core._jax import flat_jaxpr
 from spu_llm.core.errors import InputError
 from spu_llm.core.reveal import reveal
-from spu_llm.core.values import CLIENT, PROVIDER, Owner
-from spu_llm.runtime.session import PartySession, SecureFunction, Session, public
+from spu_llm.core.values import CLIENT, PROVIDER, Owner, public
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding.generate import private_tree
 
 PROGRAM = "stock-gpt2"

@@ -23,10 +23,12 @@ from experiments.common.two_parties import run_study
 from experiments.spu_baseline.gpt2 import WholeFunction, flax_params
 from models.gpt2 import GPT2Config, init_params
 from models.hf import load_config
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import InputError
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.net.manifest import Scalar
-from spu_llm.runtime.session import PartySession, SecureFunction, Session
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding.generate import private_tree
 
 PROGRAM = "stock-layers"

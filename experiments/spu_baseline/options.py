@@ -30,7 +30,7 @@ from experiments.spu_baseline import layers as stock_layers
 from models.hf import load_config
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT
-from spu_llm.runtime.session import Simulation
+from spu_llm.runtime.simulation import Simulation
 
 CAPACITY = 64  # positions of the cache
 

@@ -50,6 +50,11 @@ class Public:
         return self.value.dtype
 
 
+def public(value: object) -> Public:
+    """A value both parties know from the program's public course."""
+    return Public(np.asarray(value))
+
+
 @dataclass(frozen=True)
 class Private:
     """Known to `owner` alone; `value` is plaintext there and None at the other party."""

@@ -4,10 +4,12 @@ for everything that is bound to nobody's weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable
 
 import numpy as np
 
+from spu_llm.compiler.demand import Demand, Need
 from spu_llm.core.correlation import Correlation, Material
 from spu_llm.offline.pool import Pool
 from spu_llm.offline.silent.products import SilentProducts
@@ -25,9 +27,34 @@ class Supply:
             return self.products.available(correlation)
         return self.pool.available(correlation)
 
-    def set_up(self, wanted: Sequence[tuple[Correlation, np.ndarray | None]]) -> None:
-        """What the first units of correlations with weights take, for all of them at once."""
-        self.products.set_up(wanted)
+    def set_up(self, demand: Demand) -> None:
+        """What material that is bound to weights takes before the first unit of it: hints."""
+        wanted = demand.material.values()
+        self.products.set_up(
+            [(n.correlation, n.fixed) for n in wanted if n.correlation.fixed is not None]
+        )
+
+    def make(self, demand: Demand, on_batch: Callable[[int, int], None]) -> None:
+        """Make what `demand` asks for and is not there; both parties at the same time.
+
+        on_batch(made, total) is called before each batch and, if there was any, in the end.
+        PoolError, with nothing made, when what is there was made for other weights.
+        """
+        wanted = list(demand.material.values())
+        for need in wanted:
+            if need.correlation.fixed is None:
+                self.prepare(need.correlation, 0)
+        self.set_up(demand)
+        total, made = sum(map(self._batches, wanted)), 0
+        for need in wanted:
+            while self._batches(need):
+                on_batch(made, total)
+                there = self.available(need.correlation)
+                units = min(need.units, there + need.correlation.chunk)
+                self.prepare(need.correlation, units, need.fixed)
+                made += 1
+        if total:
+            on_batch(total, total)
 
     def prepare(
         self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
@@ -47,3 +74,8 @@ class Supply:
         if correlation.fixed is not None:
             return self.products.take(correlation, units, fixed)
         return self.pool.take(correlation, units)
+
+    def _batches(self, need: Need) -> int:
+        """Batches of one chunk that are missing."""
+        missing = need.units - self.available(need.correlation)
+        return max(0, math.ceil(missing / need.correlation.chunk))

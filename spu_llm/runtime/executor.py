@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from spu_llm.compiler.demand import DryRun, Need
+from spu_llm.compiler.demand import Need
+from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.linear import evaluate, has_numbers_in_bits
 from spu_llm.compiler.plan import OpCall, Plan, Run, Step
 from spu_llm.core._jax import Literal, as_function, shape_of
@@ -103,7 +104,7 @@ class Executor:
                 made = self._one(name, *chosen)
             else:
                 taken = [self._dry_run.takes(*call) for call in zip(*chosen, strict=True)]
-                self._make([need for needs in taken for need in needs])
+                self._make([need for demand in taken for need in demand])
                 made = self._together(name, *chosen)
             results.update(zip(together, made, strict=True))
         return [results[i] for i in range(len(calls))]

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from spu_llm.core.settings import SpuConfig
-from spu_llm.runtime.session import PartySession
+from spu_llm.runtime.party_session import PartySession
 
 Send = Callable[..., None]  # send(event, **fields): an event for the supervisor
 Program = Callable[[PartySession, dict[str, Any], Send], dict[str, Any]]

@@ -81,7 +81,7 @@ def main() -> None:
 def run_job(job: dict[str, Any], events: Events) -> dict[str, Any]:
     """Link up with the peer's worker and run the agreed program; returns its result."""
     from spu_llm.core.settings import SpuConfig
-    from spu_llm.runtime.session import PartySession
+    from spu_llm.runtime.party_session import PartySession
     from spu_llm.runtime.spu_runtime import create_link
     from spu_llm.service import programs
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from spu_llm.compiler.linear import evaluate
 from spu_llm.compiler.plan import Plan, Run, make_plan
 from spu_llm.core.values import CLIENT, PROVIDER, Arith, Bool, Owner, Private, Public, Value, encode
-from spu_llm.runtime.session import reconstruct
+from spu_llm.runtime.simulation import reconstruct
 
 FRAC_BITS = 18
 RNG = np.random.default_rng(0)

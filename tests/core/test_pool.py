@@ -24,7 +24,7 @@ from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline import files as pool_files
 from spu_llm.offline.pool import Pool
-from spu_llm.runtime.session import PartySession
+from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.spu_runtime import create_memory_link
 from tests.core.dealing import (
     CORRELATIONS,

@@ -9,18 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import LeakError, ManifestMismatch
 from spu_llm.core.reveal import reveal
-from spu_llm.core.values import CLIENT, PROVIDER, Arith, Bool, Owner, Private
+from spu_llm.core.values import CLIENT, PROVIDER, Arith, Bool, Owner, Private, public
 from spu_llm.runtime import spu_runtime
-from spu_llm.runtime.session import (
-    PartySession,
-    PlaintextSession,
-    SecureFunction,
-    Simulation,
-    public,
-    reconstruct,
-)
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.session import PlaintextSession
+from spu_llm.runtime.simulation import Simulation, reconstruct
 from spu_llm.testing import toy_reshare
 
 C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.arithmetic.product import linear
+from spu_llm.compiler.demand import Demand, Need
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import PoolError
 from spu_llm.core.integers import factor_from
@@ -249,7 +250,7 @@ def test_supply() -> None:
     def work(rank: int, products: SilentProducts) -> list[int]:
         supply = Supply(pools[rank], products)  # type: ignore[arg-type]
         fixed = w if rank else None
-        supply.set_up([(bound_, fixed)])
+        supply.set_up(Demand.of([Need(bound_, 1, fixed)]))
         supply.prepare(bound_, 1, fixed)
         supply.prepare(TRIPLE, 5)
         material = supply.take(bound_, 3, fixed)

@@ -23,7 +23,8 @@ from spu_llm.core.errors import WorkerError
 from spu_llm.core.values import CLIENT
 from spu_llm.offline.silent.hint import ROW_BYTES
 from spu_llm.offline.silent.ring import N
-from spu_llm.runtime.session import PartySession, Simulation
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 from tests.experiments import costs
 from tests.tiny import PRIVATE, VOCAB
 

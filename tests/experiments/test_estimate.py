@@ -19,10 +19,12 @@ from models.gpt2 import GPT2Config
 from protocols.arithmetic.product import multiply
 from protocols.bits.compare import less_than
 from spu_llm.app import cli
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import InputError
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.net.shaping import NETWORKS, NetworkShape
-from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.request import Request
 
 Priced = tuple[list[workload.Workload], Prices]
@@ -89,12 +91,12 @@ def test_a_replay_counts_rounds_and_bytes_of_merged_messages(simulation: Simulat
         args = [
             session.private(rank, lambda: np.ones(8), (8,), np.float32) for rank in (0, 1)
         ]
-        needs, _ = session.needs(function, *args)
-        session.make(needs)
+        demand, _ = session.demand(function, *args)
+        session.make(demand)
         mark = len(session.meter.entries)
         session.call(function, *args)
         entries = [e for e in session.meter.entries[mark:] if e.kind == "op"]
-        return needs.calls, function.plan(*args)[0].steps, sum(e.traffic.messages for e in entries)
+        return demand.calls, function.plan(*args)[0].steps, sum(e.traffic.messages for e in entries)
 
     (client, steps, messages), (provider, _, _) = simulation.run(program)
     apart = sum(call.cost.messages for call in client)

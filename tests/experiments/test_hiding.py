@@ -16,7 +16,8 @@ from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.runtime.session import PartySession, Simulation
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding import request
 from spu_llm.systems.decoding.generate import ClientSide, Programs, generate, share_weights
 from spu_llm.systems.decoding.request import Request

@@ -19,7 +19,8 @@ from spu_llm.app import cli
 from spu_llm.core.errors import InputError
 from spu_llm.core.op import Cost
 from spu_llm.core.values import CLIENT
-from spu_llm.runtime.session import PartySession, Simulation
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 
 
 def cost(seconds: float, sent: float, received: float, messages: float) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from models.gpt2 import logits
 from models.hf import load_model
 from spu_llm.core.errors import InputError
 from spu_llm.core.values import CLIENT
-from spu_llm.runtime.session import PlaintextSession, Session, Simulation
+from spu_llm.runtime.session import PlaintextSession, Session
+from spu_llm.runtime.simulation import Simulation
 from spu_llm.service import programs
 from tests.tiny import PRIVATE, endless, tiny_params
 

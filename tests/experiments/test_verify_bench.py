@@ -21,7 +21,8 @@ from protocols.verification import post
 from protocols.verification.variants import VARIANTS, verifier
 from spu_llm.app import cli
 from spu_llm.core.values import CLIENT
-from spu_llm.runtime.session import PartySession, Simulation
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 
 REQUEST = Request(64, (2,), VARIANTS, verify_bench.SOURCES, 1, False)
 

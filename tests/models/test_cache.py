@@ -33,9 +33,11 @@ from models.gpt2 import (
     logits,
     step,
 )
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
-from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 
 CONFIG = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)
 LENGTH = 6

@@ -17,14 +17,16 @@ from models.draft import WIDTH, Drafter
 from models.gpt2 import GPT2Config, logits
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
-from spu_llm.compiler.demand import Needs
+from spu_llm.compiler.demand import Demand
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding import cadence, generate
 from spu_llm.systems.decoding.cadence import Cadence
 from spu_llm.systems.decoding.generate import ClientSide, Programs, share_weights
-from spu_llm.systems.decoding.preparation import needs_of
+from spu_llm.systems.decoding.preparation import demand_of
 from spu_llm.systems.decoding.request import Request
 from tests.tiny import PUBLIC, VOCAB, endless, save_tokenizer, tiny_params
 
@@ -154,7 +156,7 @@ def watch(simulation: Simulation, tokenizer: Tokenizer, slower: float) -> Any:
         programs = Programs.build(TINY, request)
         weights = share_weights(session, TINY, PARAMS if session.rank == PROVIDER else None)
         programs.prepare(session, weights)
-        session.make(sum(needs_of(session, programs, weights, STEPS), Needs()))
+        session.make(sum(demand_of(session, programs, weights, STEPS), Demand()))
         client = None
         if session.rank == CLIENT:
             drafter = Swaying(TINY, PARAMS, 64)

@@ -18,11 +18,13 @@ from protocols.functions.layers import tile_for
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.post import Post
 from protocols.verification.variants import verifier
-from spu_llm.compiler.demand import Needs
+from spu_llm.compiler.demand import Demand
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT, PROVIDER, Owner
-from spu_llm.runtime.session import PartySession, PlaintextSession, Simulation, public
+from spu_llm.core.values import CLIENT, PROVIDER, Owner, public
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.session import PlaintextSession
+from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding import request
 from spu_llm.systems.decoding import secure_model as secure_gpt2
 from spu_llm.systems.decoding.generate import (
@@ -32,7 +34,7 @@ from spu_llm.systems.decoding.generate import (
     private_tree,
     share_weights,
 )
-from spu_llm.systems.decoding.preparation import needs_of
+from spu_llm.systems.decoding.preparation import demand_of
 from spu_llm.systems.decoding.request import Request
 from tests.models.watching import Watched
 from tests.tiny import PRIVATE, PUBLIC, save_tokenizer, tiny_params
@@ -88,8 +90,8 @@ def run_two_parties(simulation: Simulation, tokenizer: Tokenizer, request: Reque
         weights = share_weights(session, PRIVATE, params)
         watched: Any = Watched(session)
         report = generate(watched, programs, weights, client, provider)
-        course = needs_of(session, programs, weights, report.steps)
-        for name, need in sum(course, Needs()).material.items():
+        course = demand_of(session, programs, weights, report.steps)
+        for name, need in sum(course, Demand()).material.items():
             assert watched.units[name] == need.units, name
         return client, report, list(session.ledger.openings)
 

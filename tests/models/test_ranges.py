@@ -21,7 +21,8 @@ from models.ranges import Ranges, bounds, check_ranges
 from protocols.functions.nonlinear import norm_high
 from spu_llm.core.errors import InputError, RangeError
 from spu_llm.core.values import CLIENT
-from spu_llm.runtime.session import PartySession, Simulation
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 from tests.tiny import tiny_params
 
 CONFIG = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=2, n_head=2)

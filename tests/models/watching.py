@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.correlation import Correlation, Material
-from spu_llm.runtime.session import PartySession, SecureFunction
+from spu_llm.runtime.party_session import PartySession
 
 
 class Watched:

@@ -19,7 +19,7 @@ from protocols.verification.sampling import Widths
 from spu_llm.core.op import protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.values import PROVIDER, Arith, Value
-from spu_llm.runtime.session import Simulation
+from spu_llm.runtime.simulation import Simulation
 from tests.protocols import verifying
 from tests.protocols.verifying import UNIT, Seen, two_parties
 

@@ -25,6 +25,7 @@ from protocols.arithmetic.cached import (
     weighted_rows,
 )
 from protocols.arithmetic.slots import Slots
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import PeerError
 from spu_llm.core.op import Cost, Functionality, ProtocolOp, protocol_op
 from spu_llm.core.party import Party
@@ -32,7 +33,8 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.simulated import SimulatedParty, uniform_messages
 from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, Public, Value, as_words
-from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
 from tests.protocols import caching
 from tests.protocols.caching import CAP, Append, Command, Product
@@ -404,12 +406,12 @@ def test_a_program_keeps_its_cache_from_call_to_call(simulation: Simulation) -> 
             )
             given = (cache, row, x, Public(np.array(at)))
             function = then if i else first
-            needs, _ = session.needs(function, *given)
+            demand, _ = session.demand(function, *given)
             mark = len(session.meter.entries)
             cache, out = session.call(function, *given)
             ops = [e for e in session.meter.entries[mark:] if e.kind == "op"]
             assert [(e.name, e.traffic.bytes) for e in ops] == [
-                (c.op, c.cost.client_to_provider + c.cost.provider_to_client) for c in needs.calls
+                (c.op, c.cost.client_to_provider + c.cost.provider_to_client) for c in demand.calls
             ]
             found.append(session.get(out))
         return found
@@ -451,9 +453,9 @@ def test_a_longer_cache_stays_open(simulation: Simulation) -> None:
         mine = session.private(CLIENT, lambda: row, row.shape, row.dtype)
         theirs = session.private(PROVIDER, lambda: x, x.shape, x.dtype)
         cache, _ = session.call(first, Public(np.zeros((2, 1, 2), np.int32)), mine, theirs)
-        before = session.needs(then, cache, theirs)[0]
+        before = session.demand(then, cache, theirs)[0]
         cache = session.call(more, cache)
-        after = session.needs(then, cache, theirs)[0]
+        after = session.demand(then, cache, theirs)[0]
         opened = [n.calls[0].cost.client_to_provider for n in (before, after)]
         return opened, [n.material for n in (before, after)], session.get(
             session.call(then, cache, theirs)

@@ -12,11 +12,13 @@ from protocols.arithmetic import product
 from protocols.bits import compare, convert, gates, logic, mux
 from protocols.bits.compare import sign
 from protocols.bits.convert import to_arith
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.correlation import Correlation, Form, Material, evaluate
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.offline.silent.ring import N
-from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 
 WEIGHTS = (np.arange(24 * 16).reshape(24, 16) - 100).astype(np.int64).view(np.uint64)
 

@@ -23,11 +23,13 @@ from protocols.functions.exponential import (
     scaled_exponential,
     softmax_weights,
 )
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.correlation import Form
 from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, Value
-from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 from spu_llm.testing import BrokenParty, Case, OpContract, distinguish, reconstruct_words, run_op
 from spu_llm.testing.views import ROWS
 from tests.protocols.test_correlations import check, made

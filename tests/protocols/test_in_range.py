@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.functions.in_range import count_outside, nonzero, require, when_in_range
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import RangeError
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
-from spu_llm.runtime.session import SecureFunction, Simulation
+from spu_llm.runtime.simulation import Simulation
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
 
 WORDS = np.array([0, 1, -1, 2**63 - 1, -(2**63), 2**32, -(2**61), 0])

@@ -14,7 +14,7 @@ from protocols.bits import gates
 from protocols.functions import maximum
 from protocols.functions.maximum import all_of, fan_ins
 from spu_llm.core.values import CLIENT
-from spu_llm.runtime.session import Simulation
+from spu_llm.runtime.simulation import Simulation
 from spu_llm.testing import Case, reconstruct_words, run_op
 from tests.protocols.composed import ComposedContract
 from tests.protocols.test_correlations import check, made

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from protocols.bits.mux import BIT_TIMES_NARROW_WORD, BIT_TIMES_WORD, mux
 from spu_llm.core.values import CLIENT, Arith
-from spu_llm.runtime.session import PartySession, Simulation
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
 
 BITS = np.array([True, False, True, False])

@@ -28,9 +28,11 @@ from protocols.functions.nonlinear import (
     softmax_of_product,
     softmax_parts,
 )
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
-from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 
 UNIT = 2.0**-FRAC_BITS
 EPSILON = 1e-5

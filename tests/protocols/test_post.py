@@ -15,9 +15,11 @@ from protocols.verification import post
 from protocols.verification.distribution import Sampling, Streams, draw, quantised, residual
 from protocols.verification.post import ClientInput, Outcome, Post
 from protocols.verification.sampling import Widths
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
-from spu_llm.runtime.session import PlaintextSession, SecureFunction, Simulation
+from spu_llm.runtime.session import PlaintextSession
+from spu_llm.runtime.simulation import Simulation
 from tests.protocols.verifying import UNIT, Step, chi_square_p, random_step, two_parties
 
 VOCAB = 3
@@ -291,7 +293,7 @@ def test_bytes_of_a_step_at_full_vocabulary(simulation: Simulation) -> None:
     )  # fmt: skip
     weights = jax.ShapeDtypeStruct((count + 1, vocab), np.float32)
     mine = Post(Sampling()).client_shapes(count, vocab)
-    costs = simulation.run(lambda session: session.needs(verify, weights, mine)[0].cost)
+    costs = simulation.run(lambda session: session.demand(verify, weights, mine)[0].cost)
     assert costs[CLIENT] == costs[PROVIDER]
     cost = costs[CLIENT]
     chosen, row = -(-Widths.of_weights(vocab).chosen // 8), 3  # bytes of a word

@@ -21,7 +21,7 @@ from protocols.arithmetic.product import (
 from spu_llm.core.op import ProtocolOp
 from spu_llm.core.party import Party
 from spu_llm.core.values import CLIENT, Arith, Value
-from spu_llm.runtime.session import Simulation
+from spu_llm.runtime.simulation import Simulation
 from spu_llm.testing import FRAC_BITS, Case, OpContract, Outcome, reconstruct_words, run_op
 from tests.protocols.composed import ComposedContract
 from tests.protocols.test_correlations import check, made

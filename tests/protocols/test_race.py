@@ -10,7 +10,7 @@ from protocols.verification import race
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.race import ClientInput, Race
 from spu_llm.core.prg import Prg
-from spu_llm.runtime.session import Simulation
+from spu_llm.runtime.simulation import Simulation
 from tests.protocols.verifying import chi_square_p, follows, two_parties
 
 RNG = np.random.default_rng(3)

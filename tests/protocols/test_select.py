@@ -15,11 +15,13 @@ from protocols.ot import transfer
 from protocols.ot.select import select
 from protocols.ot.transfer import MAX_ENTRIES
 from spu_llm import testing
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import Channel, SealedChannel
 from spu_llm.core.correlation import Form
 from spu_llm.core.errors import WireError
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, Value
-from spu_llm.runtime.session import PlaintextSession, SecureFunction, Simulation, reconstruct
+from spu_llm.runtime.session import PlaintextSession
+from spu_llm.runtime.simulation import Simulation, reconstruct
 from spu_llm.testing import (
     ROWS,
     BrokenParty,

@@ -15,11 +15,13 @@ from protocols.verification import token
 from protocols.verification.distribution import Sampling, Streams, quantised
 from protocols.verification.sampling import Widths, locate, reject, residual
 from protocols.verification.token import Outcome, Token
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
-from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 from tests.protocols.verifying import (
     UNIT,
     chi_square_p,

@@ -18,7 +18,7 @@ from protocols.ot.transfer import MAX_ENTRIES, TRANSFER, Batch, all_pads, own_pa
 from spu_llm.core.correlation import deal
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.runtime.session import Simulation
+from spu_llm.runtime.simulation import Simulation
 
 KEY = bytes(range(16))
 

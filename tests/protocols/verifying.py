@@ -13,10 +13,12 @@ from scipy.stats import chi2
 from protocols.verification import post, race, token
 from protocols.verification.distribution import Sampling
 from protocols.verification.sampling import Widths
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import Channel
 from spu_llm.core.ledger import Ledger, Opening
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, Private, Public, Value
-from spu_llm.runtime.session import PartySession, SecureFunction, Simulation
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.generate import private_tree
 
 UNIT = 2.0**-18

@@ -16,7 +16,7 @@ from spu_llm.core.channel import Traffic
 from spu_llm.core.meter import Entry
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
-from spu_llm.runtime.session import PartySession
+from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.generate import (
     ClientSide,
     Programs,

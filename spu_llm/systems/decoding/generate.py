@@ -23,11 +23,13 @@ from models.tokenizer import StreamDecoder, Tokenizer
 from protocols.verification import variants as verification
 from protocols.verification.distribution import Streams
 from protocols.verification.variants import Verifier
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
-from spu_llm.core.values import CLIENT, PROVIDER, Owner, Public
-from spu_llm.runtime.session import PartySession, SecureFunction, Session, public
+from spu_llm.core.values import CLIENT, PROVIDER, Owner, Public, public
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding import secure_model as secure_gpt2
 from spu_llm.systems.decoding.cadence import Cadence
 from spu_llm.systems.decoding.request import Request

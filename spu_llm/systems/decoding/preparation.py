@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 
 from models.gpt2 import GPT2Config
-from spu_llm.compiler.demand import Needs
+from spu_llm.compiler.demand import Demand
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import Traffic
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import PoolError
 from spu_llm.core.meter import Entry
+from spu_llm.core.values import public
 from spu_llm.offline.pool import Pool
-from spu_llm.runtime.session import PartySession, SecureFunction, public
+from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.generate import Programs
 from spu_llm.systems.decoding.request import Request
@@ -43,11 +45,11 @@ def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any
         weights = held_weights(session, config, job)
         programs.prepare(session, weights)
         send("stage", name="finding out what is needed")
-        course = needs_of(session, programs, weights, steps)
+        course = demand_of(session, programs, weights, steps)
         send("stage", name="making material")
-        session.set_up(sum(course, Needs()))
-        course = [needs.unbound for needs in course]
-        session.make(sum(course, Needs()))
+        session.set_up(sum(course, Demand()))
+        course = [demand.unbound for demand in course]
+        session.make(sum(course, Demand()))
     return {
         "steps": steps_covered(session.pool, course),
         "material": summary(session, course),
@@ -57,37 +59,37 @@ def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any
     }
 
 
-def needs_of(
+def demand_of(
     session: PartySession, programs: Programs, weights: Any, steps: int
-) -> list[Needs]:
+) -> list[Demand]:
     """Of the prefill, and of each of `steps` decode steps, as if no draft were accepted: then there
     are the most steps.
     """
     prefill = programs.prefill_shapes(weights)
-    needs, (_, _, shared) = session.needs(programs.secure.prefill, *prefill)
-    course, request = [needs], programs.request
+    demand, (_, _, shared) = session.demand(programs.secure.prefill, *prefill)
+    course, request = [demand], programs.request
     length = request.prompt_tokens
     for _ in range(steps):
-        before: list[Needs] = []
+        before: list[Demand] = []
 
         def run(function: SecureFunction, *args: Any) -> Any:
-            needs, result = session.needs(function, *args)
-            before.append(needs)  # noqa: B023 - called in this turn
+            demand, result = session.demand(function, *args)
+            before.append(demand)  # noqa: B023 - called in this turn
             return result
 
         shared, length = programs.with_room(run, shared, length, programs.kept_shapes)
         decode = programs.decode_shapes(weights, shared, public(np.int32(length)))
-        needs, (_, _, shared) = session.needs(programs.secure.decode, *decode)
-        course.append(sum(before, Needs()) + needs)
+        demand, (_, _, shared) = session.demand(programs.secure.decode, *decode)
+        course.append(sum(before, Demand()) + demand)
         length += 1 + (request.draft_length if request.hide_progress else 0)
     return course
 
 
-def steps_covered(pool: Pool, course: Sequence[Needs]) -> int:
+def steps_covered(pool: Pool, course: Sequence[Demand]) -> int:
     """Decode steps that the pool has all material for, after a prefill; further ones are taken to
     be like the last of `course`, which is of what a pool keeps.
     """
-    total = sum(course, Needs())
+    total = sum(course, Demand())
     if any(pool.available(n.correlation) < n.units for n in total.material.values()):
         return 0
     more = [
@@ -98,18 +100,18 @@ def steps_covered(pool: Pool, course: Sequence[Needs]) -> int:
     return len(course) - 1 + (min(more, default=0) if len(course) > 1 else 0)
 
 
-def summary(session: PartySession, course: Sequence[Needs]) -> list[dict[str, Any]]:
+def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, Any]]:
     """Per kind of material: what a prefill and a step take, what is there, and what was made."""
     made: dict[str, list[Entry]] = {}
     for entry in session.meter.entries:
         if entry.kind == "pool":
             made.setdefault(entry.name, []).append(entry)
     kinds: dict[str, Correlation] = {
-        name: need.correlation for needs in course for name, need in needs.material.items()
+        name: need.correlation for demand in course for name, need in demand.material.items()
     }
 
-    def units(needs: Needs, name: str) -> int:
-        return needs.material[name].units if name in needs.material else 0
+    def units(demand: Demand, name: str) -> int:
+        return demand.material[name].units if name in demand.material else 0
 
     rows = []
     for name, kind in kinds.items():

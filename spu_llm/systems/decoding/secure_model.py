@@ -18,8 +18,8 @@ from models.cache import Block, empty_block, lengthened, packed, see, see_hidden
 from models.gpt2 import GPT2Config, embed_one_hot, embed_one_hots, embed_tokens, head, step
 from protocols.functions.in_range import when_in_range
 from protocols.verification.variants import Verifier
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.values import Owner
-from spu_llm.runtime.session import SecureFunction
 
 
 class Place(NamedTuple):

@@ -15,21 +15,18 @@ import pytest
 
 from protocols.arithmetic.product import linear, multiply
 from protocols.bits.compare import less_than
-from spu_llm.compiler.demand import Needs
+from spu_llm.compiler.demand import Demand
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.correlation import Correlation, Form, Material, Part
 from spu_llm.core.errors import PoolError
 from spu_llm.core.meter import Meter
 from spu_llm.core.op import Cost, Functionality, View, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.reveal import reveal
-from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, Value
-from spu_llm.runtime.session import (
-    PartySession,
-    PlaintextSession,
-    SecureFunction,
-    Simulation,
-    public,
-)
+from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, Value, public
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.session import PlaintextSession
+from spu_llm.runtime.simulation import Simulation
 
 C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC
 WEIGHTS = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
@@ -68,8 +65,8 @@ def arguments(session: PartySession, x: np.ndarray, w: np.ndarray = WEIGHTS) -> 
     )
 
 
-def units(needs: Needs) -> dict[str, int]:
-    return {name: need.units for name, need in needs.material.items()}
+def units(demand: Demand) -> dict[str, int]:
+    return {name: need.units for name, need in demand.material.items()}
 
 
 def recorded_call(session: PartySession, function: SecureFunction, *args: Any) -> Any:
@@ -84,19 +81,19 @@ def recorded_call(session: PartySession, function: SecureFunction, *args: Any) -
 def test_a_call_takes_and_sends_what_was_found(simulation: Simulation) -> None:
     def program(session: PartySession) -> Any:
         args = arguments(session, np.ones((2, 4), np.float32))
-        needs, results = session.needs(LAYER, *args)
-        session.make(needs)
+        demand, results = session.demand(LAYER, *args)
+        session.make(demand)
         real, taken, entries = recorded_call(session, LAYER, *args)
-        assert taken == units(needs)
+        assert taken == units(demand)
         assert [e for e in entries if e.kind == "pool"] == []
         ops = [e for e in entries if e.kind == "op"]
-        assert [c.op for c in needs.calls] == [e.name for e in ops]
-        assert needs.cost.messages == sum(e.traffic.messages for e in ops)
-        sent = needs.cost.client_to_provider + needs.cost.provider_to_client
+        assert [c.op for c in demand.calls] == [e.name for e in ops]
+        assert demand.cost.messages == sum(e.traffic.messages for e in ops)
+        sent = demand.cost.client_to_provider + demand.cost.provider_to_client
         assert sent == sum(e.traffic.bytes for e in ops)
         form = [(type(v), v.shape, v.dtype) for v in jax.tree.leaves(real)]
         assert form == [(type(v), v.shape, v.dtype) for v in jax.tree.leaves(results)]
-        return units(needs), needs.calls
+        return units(demand), demand.calls
 
     client, provider = simulation.run(program)
     assert client == provider
@@ -108,14 +105,14 @@ def test_secrets_do_not_matter_nor_are_they_needed(simulation: Simulation) -> No
 
     def program(session: PartySession) -> Any:
         found = [
-            session.needs(LAYER, *arguments(session, x, w))[0]
+            session.demand(LAYER, *arguments(session, x, w))[0]
             for x, w in (
                 (np.zeros((2, 4), np.float32), WEIGHTS),
                 (np.full((2, 4), 1e3, np.float32), -WEIGHTS),
             )
         ]
-        found.append(session.needs(LAYER, shape, arguments(session, np.ones((2, 4)))[1])[0])
-        found.append(session.needs(LAYER, shape, jax.ShapeDtypeStruct((4, 3), np.float32))[0])
+        found.append(session.demand(LAYER, shape, arguments(session, np.ones((2, 4)))[1])[0])
+        found.append(session.demand(LAYER, shape, jax.ShapeDtypeStruct((4, 3), np.float32))[0])
         session.party.supply = recorded = Recorded(session.supply)
         session.call(LAYER, *arguments(session, np.ones((2, 4), np.float32)))
         session.party.supply = session.supply
@@ -138,17 +135,17 @@ READY = SecureFunction(
 
 def test_nothing_is_made_inside_a_call_that_was_made_ready(simulation: Simulation) -> None:
     def program(session: PartySession) -> Any:
-        def batches(needs: Needs) -> int:
+        def batches(demand: Demand) -> int:
             lacking = (
                 (need.units - session.supply.available(need.correlation), need.correlation.chunk)
-                for need in needs.material.values()
+                for need in demand.material.values()
             )
             return sum(-(-units // chunk) for units, chunk in lacking if units > 0)
 
         def made_ready(rows: int) -> tuple[int, list[tuple[int, int]], list[Any]]:
             """Batches that were lacking, what was heard of them, and what was made."""
             args = arguments(session, np.ones((rows, 4), np.float32))
-            lacking, mark = batches(session.needs(READY, *args)[0]), len(session.meter.entries)
+            lacking, mark = batches(session.demand(READY, *args)[0]), len(session.meter.entries)
             heard: list[tuple[int, int]] = []
             session.on_batch = lambda made, total: heard.append((made, total))
             session.make_ready(READY, *args)
@@ -183,14 +180,14 @@ def test_nothing_is_made_inside_a_call_that_was_made_ready(simulation: Simulatio
 
 def test_needs_add_up(simulation: Simulation) -> None:
     def program(session: PartySession) -> Any:
-        one = session.needs(LAYER, *arguments(session, np.ones((2, 4), np.float32)))[0]
-        two = session.needs(LAYER, *arguments(session, np.ones((5, 4), np.float32)))[0]
+        one = session.demand(LAYER, *arguments(session, np.ones((2, 4), np.float32)))[0]
+        two = session.demand(LAYER, *arguments(session, np.ones((5, 4), np.float32)))[0]
         both = one + two
         for name in both.material:
             assert units(both)[name] == units(one)[name] + units(two)[name]
         assert both.calls == one.calls + two.calls
         assert both.cost == one.cost + two.cost
-        return (one + Needs()).material.keys() == one.material.keys()
+        return (one + Demand()).material.keys() == one.material.keys()
 
     assert simulation.run(program) == [True, True]
 
@@ -268,14 +265,14 @@ def test_books_are_kept_from_call_to_call_and_not_by_looking(simulation: Simulat
     def program(session: PartySession) -> Any:
         session.supply.prepare(TICKET, 64)
         plain = Arith(np.zeros(7, np.uint64), np.dtype(np.float32), 18)
-        needs, ahead = session.needs(function, plain, rows[0])
-        assert units(needs) == {"tests ticket": 2}
+        demand, ahead = session.demand(function, plain, rows[0])
+        assert units(demand) == {"tests ticket": 2}
         # A dry run goes on from what another one has left.
-        needs, _ = session.needs(function, ahead, rows[1])
-        assert units(needs) == {"tests ticket": 3}
+        demand, _ = session.demand(function, ahead, rows[1])
+        assert units(demand) == {"tests ticket": 3}
         first = session.call(function, plain, rows[0])
         for _ in range(2):  # looking changes nothing
-            assert units(session.needs(function, first, rows[1])[0]) == {"tests ticket": 3}
+            assert units(session.demand(function, first, rows[1])[0]) == {"tests ticket": 3}
         second, taken, _ = recorded_call(session, function, first, rows[1])
         assert taken == {"tests ticket": 3}
         return first.tickets, second.tickets

@@ -1,0 +1,46 @@
+"""A secure function: an ordinary JAX function, the owners of its arguments, and its plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from spu_llm.compiler.plan import Plan, make_plan
+from spu_llm.core.values import Owner
+
+
+@dataclass(frozen=True, eq=False)
+class SecureFunction:
+    """`fn(*args)` with the owner of each argument (every leaf of a pytree has the same one)."""
+
+    fn: Callable[..., Any]
+    owners: tuple[Owner, ...]
+    name: str
+    _plans: dict[Any, tuple[Plan, Any]] = field(default_factory=dict, repr=False)
+
+    def plan(self, *args: Any) -> tuple[Plan, Any]:
+        """Plan and result structure for arguments of these shapes (arrays or values)."""
+        leaves, tree = jax.tree.flatten(args)
+        shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in leaves]
+        key = (tree, tuple((s.shape, s.dtype) for s in shapes))
+        if key not in self._plans:
+            counts = [len(jax.tree.leaves(a)) for a in args]
+            owners = [o for o, n in zip(self.owners, counts, strict=True) for _ in range(n)]
+            out_tree = jax.tree.structure(jax.eval_shape(lambda xs: self._flat(tree, xs), shapes))
+
+            def flat(*xs: Any) -> list[Any]:
+                return jax.tree.leaves(self._flat(tree, xs))
+
+            self._plans[key] = self._make_plan(flat, shapes, owners), out_tree
+        return self._plans[key]
+
+    def _make_plan(
+        self, flat: Callable[..., list[Any]], shapes: Sequence[Any], owners: Sequence[Owner]
+    ) -> Plan:
+        return make_plan(flat, shapes, owners)
+
+    def _flat(self, tree: Any, leaves: Sequence[Any]) -> Any:
+        return self.fn(*jax.tree.unflatten(tree, leaves))

@@ -1,0 +1,202 @@
+"""One party of two on an SPU link: secure functions run with the peer, material is made ahead."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from spu_llm.compiler.demand import Demand, Need
+from spu_llm.compiler.dry_run import DryRun
+from spu_llm.compiler.plan import Plan, Run
+from spu_llm.compiler.secure_function import SecureFunction
+from spu_llm.core.channel import CountingChannel, LinkChannel, SealedChannel, Traffic, agree_on_key
+from spu_llm.core.correlation import Correlation
+from spu_llm.core.errors import ManifestMismatch
+from spu_llm.core.ledger import Ledger
+from spu_llm.core.meter import Meter
+from spu_llm.core.party import Party
+from spu_llm.core.prg import Prg
+from spu_llm.core.settings import SpuConfig
+from spu_llm.core.values import CLIENT, PROVIDER, Private, Public, Value
+from spu_llm.offline import peer_directories
+from spu_llm.offline.pool import Pool
+from spu_llm.offline.silent.products import SilentProducts
+from spu_llm.offline.supply import Supply
+from spu_llm.runtime.executor import Executor, check_owner, program_of, run_alone_at
+from spu_llm.runtime.session import private_array
+from spu_llm.runtime.spu_runtime import SpuRuntime
+
+T = TypeVar("T")
+
+
+class PartySession:
+    """One party of two, on an SPU link; `close` it in the end when it has a pool on disk."""
+
+    def __init__(
+        self,
+        link: Any,
+        config: SpuConfig,
+        *,
+        own: Prg | None = None,
+        profile: bool = True,
+        pool_dir: Path | None = None,
+        hints_dir: Path | None = None,
+    ) -> None:
+        """`pool_dir`: where correlated randomness outlives the session, if the peer has such a
+        directory, too; in memory by default. `hints_dir`: the same for hints of silent products,
+        whatever the peer has.
+        """
+        self.rank: int = link.rank
+        self.meter, self.ledger = Meter(), Ledger()
+        wire = LinkChannel(link.spawn())
+        key = agree_on_key(wire)
+        self._channel = CountingChannel(SealedChannel(wire, key, self.rank))
+        own = own or Prg.from_os()
+        name = hashlib.sha256(b"pool" + key).digest()
+        before = dataclasses.replace(self._channel.traffic)
+        self.pool_folder = peer_directories.agree(self._channel, pool_dir)
+        self.pool = Pool(self.rank, own, self._make, session=name, directory=self.pool_folder)
+        try:
+            self._agree_on_pool(before)
+            self._spu = SpuRuntime(link, config, profile=profile)
+            self.products = SilentProducts(
+                self.rank, own, self._channel, self.meter, directory=hints_dir
+            )
+        except BaseException:
+            self.pool.close()
+            raise
+        common = Prg(hashlib.sha256(b"common" + key).digest())
+        self.supply = Supply(self.pool, self.products)
+        self.party = Party(
+            self.rank, self._channel, own, config.frac_bits, self.supply, common, self.ledger
+        )
+        self._agreed: set[str] = set()
+        run_alone = functools.partial(run_alone_at, self.rank, config.frac_bits)
+        self._dry_run = DryRun(self.rank, config.frac_bits, run_alone)
+        self._executor = Executor(
+            self.party, self._channel, self._spu, self.meter, self._dry_run, self._make_all
+        )
+        self.on_batch: Callable[[int, int], None] = lambda made, total: None
+
+    @property
+    def finished(self) -> int:
+        """How many messages and pieces of work are done: it stands still when this party does."""
+        return self._channel.traffic.messages + len(self.meter.entries)
+
+    def close(self) -> None:
+        """Put unused correlated randomness back on disk and wait until the peer has come to the
+        end, too: it has then got all that this party sent. Only after success.
+        """
+        self.pool.close()
+        self._channel.send(b"end")
+        self._channel.recv()
+        self._channel.close()
+
+    def warm_up(self) -> None:
+        """Oblivious transfer set-up and encryption contexts, before any secret is used."""
+        started = time.perf_counter()
+        traffic = self._spu.warm_up()
+        self.meter.record(
+            "segment", "warm-up", "warm-up", time.perf_counter() - started, traffic
+        )
+
+    def prepare(self, function: SecureFunction, *args: Any) -> None:
+        """Compile for arguments of these shapes and agree with the peer on the program."""
+        plan, _ = function.plan(*args)
+        self._agree(function.name, plan)
+
+    def call(self, function: SecureFunction, *args: Any) -> Any:
+        plan, out_tree = function.plan(*args)
+        self._agree(function.name, plan)
+        leaves = jax.tree.leaves(args)
+        for i, (value, owner) in enumerate(zip(leaves, plan.input_owners, strict=True)):
+            check_owner(f"{function.name}, argument {i}", value, owner)
+        return jax.tree.unflatten(out_tree, self._executor.run(function.name, plan, leaves))
+
+    def demand(self, function: SecureFunction, *args: Any) -> tuple[Demand, Any]:
+        """What a call would take and cost, and stand-ins for its results; both parties find the
+        same. args: values, or shapes with a dtype; the provider's weights must be values where
+        material that is bound to them is to be made.
+        """
+        plan, out_tree = function.plan(*args)
+        demand, results = self._dry_run.run(plan, jax.tree.leaves(args))
+        return demand, jax.tree.unflatten(out_tree, results)
+
+    def set_up(self, demand: Demand) -> None:
+        """Bring what products with weights take once: hints, which outlive the session."""
+        self.supply.set_up(demand)
+
+    def make(self, demand: Demand) -> None:
+        """Make what the supply lacks of `needs`, in phase "offline"; `on_batch` hears of it."""
+        with self.meter.in_phase("offline"):
+            self.supply.make(demand, self.on_batch)
+
+    def _make_all(self, wanted: Sequence[Need]) -> None:
+        if self.party.supply is self.supply:  # and no study's own source
+            self.make(Demand.of(wanted))
+
+    def make_ready(self, function: SecureFunction, *args: Any) -> None:
+        with self.meter.in_phase("offline"):
+            self.make(self.demand(function, *args)[0])
+
+    def local(self, owner: int, work: Callable[[], T]) -> T | None:
+        return work() if owner == self.rank else None
+
+    def private(
+        self, owner: int, work: Callable[[], Any], shape: tuple[int, ...], dtype: Any
+    ) -> Private:
+        if owner == self.rank:
+            return private_array(owner, work(), shape, dtype)
+        return Private(owner, tuple(shape), np.dtype(dtype), None)
+
+    def get(self, value: Value) -> np.ndarray | None:
+        if isinstance(value, Public | Private):
+            return value.value
+        raise TypeError(f"{value} is shared; only `reveal` opens it")
+
+    def _make(self, correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
+        """One chunk of correlated randomness from SPU, metered as offline wherever it falls."""
+        with self.meter.in_phase("offline"):
+            started = time.perf_counter()
+            results, traffic = self._spu.make(correlation, masks)
+            seconds = time.perf_counter() - started
+            self.meter.record("pool", correlation.name, "", seconds, traffic)
+        return results
+
+    def _agree_on_pool(self, before: Traffic) -> None:
+        """Both parties use what both have kept, from the same unit on."""
+        self._channel.send(self.pool.inventory())
+        self.pool.resume(self._channel.recv())
+        if self.pool_folder is not None:
+            for learner in (CLIENT, PROVIDER):
+                self.ledger.declare(learner, "which sessions had the other one's pool directory")
+        self.meter.record("control", "agree on pool", "", 0.0, self._channel.traffic.since(before))
+
+    def _agree(self, name: str, plan: Plan) -> None:
+        """Both parties run the same plan of the same executables, or neither sends a share."""
+        if plan.digest in self._agreed:
+            return
+        before = dataclasses.replace(self._channel.traffic)
+        content = hashlib.sha256(plan.digest.encode())
+        for step in plan.steps:
+            if isinstance(step, Run) and not step.local:
+                content.update(program_of(step, plan).executable.code)
+        mine = content.digest()
+        self._channel.send(mine)
+        theirs = self._channel.recv()
+        traffic = self._channel.traffic.since(before)
+        self.meter.record("control", "agree on plan", name, 0.0, traffic)
+        if theirs != mine:
+            raise ManifestMismatch(
+                f"the parties' programs differ: {name}: {mine.hex()[:12]} here, "
+                f"{theirs.hex()[:12]} at the peer"
+            )
+        self._agreed.add(plan.digest)

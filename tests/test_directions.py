@@ -1,0 +1,119 @@
+"""Imports run one way between rooms (CONTRIBUTING.md, "Where things are")."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("spu_llm", "protocols", "models", "experiments")
+
+# Each room may import itself and what is named here. A room is a folder below a package, or what
+# lies in the package's own folder.
+CORE = ["spu_llm.core"]
+PARTY = [*CORE, "spu_llm.compiler", "spu_llm.offline", "spu_llm.runtime"]
+PROTOCOLS = ["protocols.bits", "protocols.ot", "protocols.arithmetic", "protocols.functions"]
+PROTOCOLS = [*PROTOCOLS, "protocols.verification"]
+SYSTEM = [*PARTY, *PROTOCOLS, "models"]
+SERVICE = [*SYSTEM, "spu_llm.net", "spu_llm.systems.decoding", "spu_llm.systems"]
+APP = [*SERVICE, "spu_llm.service", "models.training"]
+STUDY = [*APP, "spu_llm.app", "experiments.common"]
+ALLOWED: dict[str, list[str]] = {
+    "spu_llm.core": [],
+    "spu_llm.compiler": CORE,
+    "spu_llm.offline": [*CORE, "spu_llm.compiler"],
+    "spu_llm.runtime": [*CORE, "spu_llm.compiler", "spu_llm.offline"],
+    "spu_llm.testing": CORE,
+    "spu_llm.net": CORE,
+    "protocols.bits": CORE,
+    "protocols.ot": [*CORE, "protocols.bits"],
+    "protocols.arithmetic": [*CORE, "spu_llm.offline", "protocols.bits"],
+    "protocols.functions": [*CORE, "protocols.bits", "protocols.ot", "protocols.arithmetic"],
+    "protocols.verification": [*CORE, *PROTOCOLS],
+    "models": [*CORE, *PROTOCOLS],
+    "models.training": [*CORE, *PROTOCOLS, "models"],
+    "spu_llm.systems.decoding": SYSTEM,
+    "spu_llm.service": SERVICE,
+    "spu_llm.app": APP,
+    "experiments.common": STUDY,
+    "experiments.spu_baseline": STUDY,
+    "experiments.benchmarks": [*STUDY, "experiments.spu_baseline"],
+    "experiments.cost_model": [*STUDY, "experiments.spu_baseline", "experiments.benchmarks"],
+    "experiments.claims": [
+        *STUDY, "experiments.spu_baseline", "experiments.benchmarks", "experiments.cost_model"
+    ],
+}  # fmt: skip
+# The package's own files: `python -m spu_llm`, `python -m experiments.render`, nothing in others.
+ALLOWED |= {
+    "spu_llm": ["spu_llm.app"],
+    "spu_llm.systems": [],
+    "protocols": [],
+    "experiments": [*ALLOWED["experiments.claims"], "experiments.claims"],
+}
+REGISTRY = "spu_llm/app/studies.py"  # imports studies, inside functions alone
+
+
+def modules() -> dict[str, Path]:
+    """All of ours by their dotted names."""
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def room_of(module: str, known: dict[str, Path]) -> str:
+    """The folder of a module, two levels deep; three where systems lie."""
+    parts = module.split(".")
+    if known[module].name != "__init__.py":
+        parts = parts[:-1]
+    return ".".join(parts[: 3 if parts[:2] == ["spu_llm", "systems"] else 2])
+
+
+def imports_of(path: Path, known: dict[str, Path]) -> Iterator[tuple[str, int, bool]]:
+    """Modules of ours that a file imports, with the line, and whether inside a function."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in known else node.module for name in full]
+        for name in names:
+            if name in known:
+                yield name, node.lineno, id(node) in inside
+
+
+def test_imports_run_one_way() -> None:
+    known, wrong, seen = modules(), [], set()
+    for module, path in known.items():
+        room = room_of(module, known)
+        for target, line, inside in imports_of(path, known):
+            other, place = room_of(target, known), str(path.relative_to(ROOT))
+            lazily = place == REGISTRY and inside and target.startswith("experiments.")
+            if other != room and other not in ALLOWED[room] and not lazily:
+                wrong.append(f"{place}:{line}: {room} imports {target}")
+            seen.add((room, other))
+    assert not wrong, "\n".join(wrong)
+    # The test sees imports at all.
+    assert {("spu_llm.offline", "spu_llm.core"), ("spu_llm.app", "experiments.claims")} <= seen
+
+
+def test_rooms_have_no_cycles() -> None:
+    def reached(room: str, path: tuple[str, ...]) -> None:
+        assert room not in path, f"{' -> '.join((*path, room))}"
+        for other in ALLOWED[room]:
+            if other != room:
+                reached(other, (*path, room))
+
+    for room in ("experiments", "spu_llm.testing"):
+        reached(room, ())
