@@ -25,6 +25,7 @@ from experiments.benchmarks.verify_data import SAMPLING
 from experiments.common.replay import Replay
 from experiments.common.saved import DATA
 from experiments.cost_model.workload import ROUNDS, Workload, of_completion, of_layers
+from models.family import ModelConfig
 from models.gpt2 import GPT2Config
 from models.hf import load_config
 from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
@@ -104,7 +105,7 @@ def cost_of(function: SecureFunction, args: Sequence[Any]) -> Cost:
 # ---- steps of a model
 
 
-def _shipped_steps(config: GPT2Config) -> list[dict[str, Any]]:
+def _shipped_steps(config: ModelConfig) -> list[dict[str, Any]]:
     """As `bench step` runs them after the prompt of demo."""
     prefill, steps = of_sweep(config, PROMPT_TOKENS, POSITIONS)
     named = {f"prefill of {PROMPT_TOKENS}": prefill} | {f"step of {n}": steps[n] for n in steps}
@@ -112,7 +113,7 @@ def _shipped_steps(config: GPT2Config) -> list[dict[str, Any]]:
 
 
 def of_sweep(
-    config: GPT2Config, prompt_tokens: int, positions: Sequence[int], temperature: float = 0.0
+    config: ModelConfig, prompt_tokens: int, positions: Sequence[int], temperature: float = 0.0
 ) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
     """The prefill and the steps of `step_sweep`, all with one cache, by positions."""
     rows = capacity_for(prompt_tokens, positions)
@@ -135,14 +136,14 @@ def _small_steps() -> list[dict[str, Any]]:
     ]
 
 
-def steps_of(config: GPT2Config, request: Request) -> list[dict[str, Any]]:
+def steps_of(config: ModelConfig, request: Request) -> list[dict[str, Any]]:
     """The prefill and the first decode step of a completion, each with what one block adds."""
     one, two = (
-        of_completion(dataclasses.replace(config, n_layer=n), request, []) for n in (1, 2)
+        of_completion(config.with_layers(n), request, []) for n in (1, 2)
     )
     return [
-        _counts(of_layers(a, b, config.n_layer))
-        | {"block": _counts(b.combined(a, 1.0, -1.0)), "bytes_of": _sizes(a, b, config.n_layer)}
+        _counts(of_layers(a, b, config.layers))
+        | {"block": _counts(b.combined(a, 1.0, -1.0)), "bytes_of": _sizes(a, b, config.layers)}
         for a, b in zip(one, two, strict=True)
     ]
 

@@ -28,8 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.common.two_parties import machine, run_study
-from models.cache import empty_block, see
-from models.gpt2 import GPT2Config, Params, embed_one_hot, fold, head, logits, step
+from models.cache import rows_after
+from models.family import ModelConfig, Params, config_from, family_of, logits
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from models.training.snippets import read_snippets
@@ -41,7 +41,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.systems.decoding.generate import share_weights
+from spu_llm.systems.decoding.secure_model import share_weights
 
 PROGRAM = "logits"
 WINDOW_TOKENS = 50
@@ -54,17 +54,18 @@ QUANTILES = (0.5, 0.9, 0.99, 0.999)
 # ---- the program of both workers
 
 
-def forward(config: GPT2Config, weights: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+def forward(config: ModelConfig, weights: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Logits [n, vocab] after each of the client's tokens [n], and what left a range (int32)."""
-    n = tokens.shape[0]
+    n, family = tokens.shape[0], family_of(config)
     one_hot = jax.nn.one_hot(tokens, config.vocab_size, dtype=jnp.float32)
-    x = embed_one_hot(weights, one_hot, jnp.arange(n))
-    room = empty_block(config.n_layer, config.n_head, n, config.head_dim)
-    rows, _, outside = step(weights, config, x, room, 0, see(0, n, n))
-    return head(weights, rows), outside
+    x = family.embed(weights, config, one_hot, jnp.arange(n))
+    rows, _, outside = family.forward(
+        weights, config, x, rows_after(0, n, n), config.empty_cache(n)
+    )
+    return family.head(weights, rows), outside
 
 
-def build(config: GPT2Config) -> SecureFunction:
+def build(config: ModelConfig) -> SecureFunction:
     """Secure forward of the client's tokens [n]: logits [n, vocab] to the client."""
 
     def opened(weights: Any, tokens: jax.Array) -> jax.Array:
@@ -81,9 +82,9 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
     Public settings: `windows` and `window_tokens`. The client's own: `window_ids`, token ids.
     An event "logits" carries `window` and `rows`: float32 [window_tokens, vocab] in base64.
     """
-    config = GPT2Config(**job["model"])
+    config = config_from(job["model"])
     windows, length = int(job["request"]["windows"]), int(job["request"]["window_tokens"])
-    if windows < 1 or not 1 <= length <= config.n_positions:
+    if windows < 1 or not 1 <= length <= config.context:
         raise InputError(f"{windows} windows of {length} tokens do not fit this model")
     secure = build(config)
     with session.meter.in_phase("offline"):
@@ -180,12 +181,12 @@ def perplexity(tokens: np.ndarray, rows: np.ndarray) -> float:
 
 
 def in_pieces(
-    config: GPT2Config, params: Params, length: int
+    config: ModelConfig, params: Params, length: int
 ) -> Callable[[np.ndarray], tuple[np.ndarray, int]]:
     """A function of the tokens [length] of a window: logits [length, vocab] by the pieces that two
     parties compute with, and what says that an activation was out of range (0: none was).
     """
-    leaves, tree = jax.tree.flatten(fold(params, config))
+    leaves, tree = jax.tree.flatten(family_of(config).fold(params, config))
 
     def flat(tokens: jax.Array, *weights: jax.Array) -> list[jax.Array]:
         return list(forward(config, jax.tree.unflatten(tree, weights), tokens))
@@ -232,7 +233,7 @@ def _float32(model: Path, tokens: np.ndarray) -> np.ndarray:
 
 def _windows(model: Path, held_out: Path, positions: int) -> np.ndarray:
     """Windows of about so many positions of the text in `held_out`."""
-    length = min(WINDOW_TOKENS, load_config(model).n_positions, positions)
+    length = min(WINDOW_TOKENS, load_config(model).context, positions)
     texts = [snippet.text for snippet in read_snippets(held_out)]
     return windows_from(texts, Tokenizer.load(model), math.ceil(positions / length), length)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from jax import Array
 from experiments.common.measured import peaks, timed, total
 from experiments.common.memory import forget_peak
 from experiments.common.two_parties import run_study
+from models.family import config_from
 from models.gpt2 import GPT2Config, Params, init_params
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
@@ -104,7 +105,7 @@ def flax_model(config: GPT2Config) -> Any:
     from transformers import FlaxGPT2LMHeadModel
     from transformers import GPT2Config as FlaxConfig
 
-    return FlaxGPT2LMHeadModel(FlaxConfig(**config.asdict()), _do_init=False)
+    return FlaxGPT2LMHeadModel(FlaxConfig(**asdict(config)), _do_init=False)
 
 
 class StockGPT2(NamedTuple):
@@ -228,7 +229,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
 
     Public settings: `prompt_tokens`, `capacity` and `steps`. The client's own: `prompt`.
     """
-    config, asked = GPT2Config(**job["model"]), job["request"]
+    config, asked = gpt2_config(job["model"]), job["request"]
     length, capacity = int(asked["prompt_tokens"]), int(asked["capacity"])
     steps = int(asked["steps"])
     check(config, length, capacity, steps)
@@ -254,6 +255,14 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
         "peak_memory": peaks(session),
         "learned": session.ledger.learned(),
     }
+
+
+def gpt2_config(fields: dict[str, Any]) -> GPT2Config:
+    """The model both agreed on; InputError for another family than the stock path has."""
+    config = config_from(fields)
+    if not isinstance(config, GPT2Config):
+        raise InputError(f"the stock path runs gpt2 alone, not a {config.family} model")
+    return config
 
 
 def check(config: GPT2Config, length: int, capacity: int, steps: int) -> None:

@@ -20,7 +20,7 @@ from jax import Array
 
 from experiments.common.measured import timed
 from experiments.common.two_parties import run_study
-from experiments.spu_baseline.gpt2 import WholeFunction, flax_params
+from experiments.spu_baseline.gpt2 import WholeFunction, flax_params, gpt2_config
 from models.gpt2 import GPT2Config, init_params
 from models.hf import load_config
 from spu_llm.compiler.secure_function import SecureFunction
@@ -123,13 +123,13 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
 
     Public settings: `positions` (a comma list) and `capacity`. Neither party puts anything in.
     """
-    config, asked = GPT2Config(**job["model"]), job["request"]
+    config, asked = gpt2_config(job["model"]), job["request"]
     positions = [int(n) for n in str(asked["positions"]).split(",")]
     capacity = int(asked["capacity"])
     check(config, positions, capacity)
     for rank in (CLIENT, PROVIDER):
         session.ledger.declare(rank, "the inputs: random numbers of known seeds (study)")
-    one = GPT2Config(**{**config.asdict(), "n_layer": 1})  # type: ignore[arg-type]
+    one = config.with_layers(1)
     plain = flax_params(jax.tree.map(np.asarray, init_params(one, jax.random.key(0))))
     weights = private_tree(
         session, PROVIDER, lambda: plain,

@@ -70,8 +70,8 @@ def tile_for(positions: int) -> int:
 
 def attention_on_shares(query: Any, *blocks: Any, largest_score: float) -> tuple[Any, Any]:
     """Attention of shared queries [head, n, d] over blocks of (keys, values [head, t, d], visible
-    [n, t]), the cache that grows last: [n, head * d], and what `softmax_parts` says of its sums. No
-    visible score is larger than the public `largest_score`.
+    [head, n, t]), the cache that grows last: [head, n, d], and what `softmax_parts` says of its
+    sums. No visible score is larger than the public `largest_score`.
 
     1. Scores of all blocks, not truncated. 2. Weights, and the inverse of their sum.
     3. Weighted values, while the inverse is under way. 4. Normalised.
@@ -87,7 +87,7 @@ def attention_on_shares(query: Any, *blocks: Any, largest_score: float) -> tuple
     seen = [v for _, _, v in layers]
     if any(v.dtype != jnp.bool_ for v in seen):
         seen = [v if v.dtype != jnp.bool_ else jnp.where(v, 0.0, -1.0) for v in seen]
-    visible = jnp.tile(jnp.concatenate(seen, axis=-1), (heads, 1))
+    visible = jnp.concatenate(seen, axis=-1).reshape(heads * n, -1)
     weights, inverse, outside = softmax_parts(rows, visible, score_bits(largest_score))
     # 3.
     weights = weights.reshape(heads, n, -1)
@@ -97,5 +97,4 @@ def attention_on_shares(query: Any, *blocks: Any, largest_score: float) -> tuple
     for w, (_, v, _) in zip(earlier_weights, earlier, strict=True):
         total = total + matmul(w, v)
     # 4.
-    out = normalised(total.reshape(heads * n, d), inverse)
-    return out.reshape(heads, n, d).transpose(1, 0, 2).reshape(n, heads * d), outside
+    return normalised(total.reshape(heads * n, d), inverse).reshape(heads, n, d), outside

@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from models.gpt2 import GPT2Config, fold
+from models.family import ModelConfig, check_ranges, config_from, family_of
 from models.hf import load_config, load_model
-from models.ranges import check_ranges
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError
 from spu_llm.core.settings import SpuConfig
@@ -91,7 +90,7 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
     """
     # The weights too: what is wrong with them is said now, not in the middle of a session.
     config, params = load_model(options.model)
-    check_ranges(fold(params, config), config)
+    check_ranges(family_of(config).fold(params, config), config)
     del params  # the worker reads its own
     tokenizer = Tokenizer.load(options.model)
     if options.pool is not None:
@@ -115,7 +114,7 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
 
 
 def _serve_one(
-    options: ServeOptions, listener: Listener, config: GPT2Config, tokenizer: Tokenizer
+    options: ServeOptions, listener: Listener, config: ModelConfig, tokenizer: Tokenizer
 ) -> Outcome:
     stream = _accept(listener, options.exit_with_parent)
     control = Control(Relay(stream, NETWORKS[options.network], "provider"))
@@ -140,7 +139,7 @@ def _serve_one(
         worker.stop()
 
 
-def _check_request(job: dict[str, Any], config: GPT2Config, options: ServeOptions) -> None:
+def _check_request(job: dict[str, Any], config: ModelConfig, options: ServeOptions) -> None:
     """InputError when this provider does not run what the client asks for."""
     program = job["program"]
     if program == programs.COMPLETION:
@@ -157,7 +156,7 @@ def _check_request(job: dict[str, Any], config: GPT2Config, options: ServeOption
         raise InputError(f"{program} is a study; the provider must be started with --studies")
 
 
-def check_preparation(fields: Mapping[str, Any], config: GPT2Config) -> None:
+def check_preparation(fields: Mapping[str, Any], config: ModelConfig) -> None:
     """InputError when a completion with these fields does not fit the model, or has not so many
     steps to prepare.
     """
@@ -313,7 +312,7 @@ def _await_greeting(control: Control, server: Server) -> None:
             )
 
 
-def check_vocabulary(tokenizer: Tokenizer, config: GPT2Config) -> None:
+def check_vocabulary(tokenizer: Tokenizer, config: ModelConfig) -> None:
     """InputError when the provider's model lacks tokens that the tokenizer has."""
     if config.vocab_size < tokenizer.vocab_size:
         raise InputError(
@@ -322,7 +321,7 @@ def check_vocabulary(tokenizer: Tokenizer, config: GPT2Config) -> None:
         )
 
 
-def model_config(agreed: Manifest) -> GPT2Config:
+def model_config(agreed: Manifest) -> ModelConfig:
     """The model's shape as the provider states it; PeerError when it is none."""
     prefix = "model."
     fields: dict[str, Any] = {
@@ -330,10 +329,8 @@ def model_config(agreed: Manifest) -> GPT2Config:
         for name, value in agreed.items()
         if name.startswith(prefix)
     }
-    if {k: type(v) for k, v in fields.items()} != get_type_hints(GPT2Config):
-        raise PeerError("the provider's model description has other fields than a GPT-2's")
     try:
-        return GPT2Config(**fields)
+        return config_from(fields)
     except ValueError as exc:
         raise PeerError(f"the provider's model description is wrong: {exc}") from None
 

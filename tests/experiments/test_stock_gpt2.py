@@ -10,7 +10,7 @@ import pytest
 
 from experiments.spu_baseline import gpt2 as stock_gpt2
 from experiments.spu_baseline import layers as stock_layers
-from models.gpt2 import logits
+from models.family import logits
 from models.hf import load_model
 from spu_llm.core.errors import InputError
 from spu_llm.core.values import CLIENT

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from models.gpt2 import GPT2Config, init_params, logits
+from models.family import logits
+from models.gpt2 import GPT2Config, init_params
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
 

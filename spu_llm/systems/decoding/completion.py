@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from models.draft import Drafter
-from models.gpt2 import GPT2Config
+from models.family import ModelConfig, config_from
 from models.hf import load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
@@ -17,16 +17,16 @@ from spu_llm.core.meter import Entry
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
+from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import (
-    ClientSide,
-    Programs,
+    Completion,
     Report,
     announce,
     announce_end,
     generate,
-    share_weights,
 )
 from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.secure_model import share_weights
 
 PHASES = ("offline", "prefill", "decode")
 
@@ -35,13 +35,13 @@ Send = Callable[..., None]
 
 def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any]:
     """Prepare, prefill and decode; the client's result also has the text."""
-    config = GPT2Config(**job["model"])
+    config = config_from(job["model"])
     request = Request(**job["request"])
-    programs = Programs.build(config, request)
+    completion = Completion.of(config, request)
     with session.meter.in_phase("offline"):
-        weights = held_weights(session, config, job)
-        programs.prepare(session, weights)
-    client = _client_side(job, programs, send) if session.rank == CLIENT else None
+        decoder = completion.decoder(session, held_weights(session, config, job))
+        completion.prepare(session, decoder)
+    client = _client_side(job, completion, send) if session.rank == CLIENT else None
 
     provider = None if client is not None else stream("joint randomness", job["sampling_seed"])
 
@@ -49,7 +49,7 @@ def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any
         send("step", steps=report.steps, accepted=report.accepted, drafted=report.drafted)
 
     send("stage", name=f"prefilling {request.prompt_tokens} tokens")
-    report = generate(session, programs, weights, client, provider, on_step)
+    report = generate(session, completion, decoder, client, provider, on_step)
     result: dict[str, Any] = {
         "report": asdict(report),
         "seconds": session.meter.seconds,
@@ -62,7 +62,7 @@ def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any
     return result
 
 
-def held_weights(session: PartySession, config: GPT2Config, job: dict[str, Any]) -> Any:
+def held_weights(session: PartySession, config: ModelConfig, job: dict[str, Any]) -> Any:
     """The private model's weights as values of the session; the provider reads them."""
     params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
     return share_weights(session, config, params)
@@ -73,17 +73,17 @@ def stream(label: str, seed: int | None) -> Prg:
     return Prg.from_os() if seed is None else Prg.from_seed(seed, label)
 
 
-def _client_side(job: dict[str, Any], programs: Programs, send: Send) -> ClientSide:
+def _client_side(job: dict[str, Any], completion: Completion, send: Send) -> ClientSide:
     drafter = None
     directory = Path(job["draft_dir"])
-    if programs.request.draft_length:
+    if drafts := completion.request.draft_length:
         config, params = load_model(directory)
-        drafter = Drafter(config, params, programs.live_rows + programs.request.draft_length)
+        drafter = Drafter(config, params, completion.layout.live_rows + drafts)
     return ClientSide(
         prompt=job["prompt"],
         tokenizer=Tokenizer.load(directory),
         drafter=drafter,
-        verifier=programs.verifier,
+        verifier=completion.verifier,
         streams=Streams(
             stream("drafts", job["draft_seed"]), stream("sampling", job["sampling_seed"])
         ),
