@@ -140,7 +140,7 @@ def _read_params(path: Path, config: ModelConfig, stored: Any) -> Params:
             "use the config.json that belongs to these weights"
         )
     for name, original in family.copies.items():
-        if name in names:
+        if name in names - found.keys():
             tensor = Tensor(name, (), found[original].shape)
             if not np.array_equal(_read_tensor(path, stored, name, tensor), found[original]):
                 raise InputError(
