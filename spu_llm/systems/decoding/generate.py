@@ -223,7 +223,7 @@ def _declare(session: Session, completion: Completion) -> None:
     for learner in (CLIENT, PROVIDER):
         session.ledger.declare(learner, "model shape, vocabulary and context length")
         if completion.prefix:
-            session.ledger.declare(learner, f"prefix of the prompt: {len(completion.prefix)} tokens")
+            session.ledger.declare(learner, f"{len(completion.prefix)} tokens of a prefix")
     name = f"functionality {request.verify}"
     session.ledger.declare(CLIENT, f"{name}: {functionality.client}")
     session.ledger.declare(PROVIDER, f"{name}: {functionality.provider}")
