@@ -126,7 +126,7 @@ def fold(params: Params, config: GPT2Config) -> Params:
       head is tied to the embedding.
     - Whatever is added to the residual stream is centred over its width, so that the stream has
       mean zero and LayerNorm is a division by the root mean square.
-    - Logits are centred over the vocabulary: the same law, and a smaller spread.
+    - Logits are centred over the vocabulary: the same distribution, and a smaller spread.
     - The residual stream is scaled by 2^-stream_shift, which the norms take out again.
     """
     scale = 2.0**-config.stream_shift
