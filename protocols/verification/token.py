@@ -3,8 +3,8 @@
 Speculative sampling (Leviathan et al., ICML'23) as POST verifies it, with the leaks of its two
 algorithms closed (Li et al., Algorithms 1 and 2):
 
-1. Both parties bring the randomness: r is not of the client's choice. (The distributions q are; what
-   may be asked with false ones is in `protocols.verification.variants`.)
+1. Both parties bring the randomness: r is not of the client's choice. (The distributions q are;
+   what may be asked with false ones is in `protocols.verification.variants`.)
 2. Select the weight of every draft obliviously; test it against r q(d) Z without a division.
 3. Prefix-or: only the first rejection k is opened, not the bits after it.
 4. The residual max(0, p_k - q_k) stays shared. The token comes out of a tree of two wide levels
