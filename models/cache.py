@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from protocols.functions.layers import append_rows, attention_on_shares, lengthen_rows, pick_rows
+from protocols.functions.aggregation import attention_on_shares
+from protocols.functions.layers import append_rows, lengthen_rows, pick_rows
 from spu_llm.core.approx import approximation
 
 # Below every score a trained model produces.

@@ -126,7 +126,7 @@ def fold(params: Params, config: GPT2Config) -> Params:
       head is tied to the embedding.
     - Whatever is added to the residual stream is centred over its width, so that the stream has
       mean zero and LayerNorm is a division by the root mean square.
-    - Logits are centred over the vocabulary: the same law, and a smaller spread.
+    - Logits are centred over the vocabulary: the same distribution, and a smaller spread.
     - The residual stream is scaled by 2^-stream_shift, which the norms take out again.
     """
     scale = 2.0**-config.stream_shift
@@ -387,8 +387,8 @@ def tensors(config: GPT2Config) -> Iterator[Tensor]:
             shape = outside.get(of, linears.get(of, (d,)))  # of a norm: (d,)
             if path[-1] == "bias":
                 shape = shape[-1:]
-            place = tuple(part.format(layer) for part in path)
-            yield Tensor(name.format(layer), place, shape)
+            of_layer = tuple(part.format(layer) for part in path)
+            yield Tensor(name.format(layer), of_layer, shape)
 
 
 FAMILY = Family(

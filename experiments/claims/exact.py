@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import enable_x64
 
@@ -36,9 +37,11 @@ from protocols.bits.compare import sign
 from protocols.bits.convert import to_arith
 from protocols.bits.logic import and_bits, prefix_or
 from protocols.bits.mux import mux
+from protocols.functions.aggregation import OwnedBlock, with_one_maximum, with_own_maxima
 from protocols.functions.argmax import argmax
 from protocols.functions.exponential import exponential
 from protocols.functions.maximum import maximum
+from protocols.functions.nonlinear import score_bits
 from protocols.ot.select import select
 from protocols.verification.sampling import Widths, locate, reject, residual
 from protocols.verification.variants import verifier
@@ -65,6 +68,8 @@ LARGE = {  # sizes that were measured beside the usual ones
     "sign-24": (100_000, 1_000_000), "multiply": (100_000, 1_000_000), "to-arith": (100_000,),
     "square": (100_000,),
 }  # fmt: skip
+ATTENTION = ((4, 1, 32, 96), (4, 8, 32, 96), (12, 8, 256, 512))  # heads, queries, prefix, cache
+HEAD_DIM = 64
 MANY = 6400  # values: a multiple of 64, to which bits are packed
 J, C, P = Owner.JOINT, Owner.CLIENT, Owner.PROVIDER
 
@@ -80,6 +85,7 @@ def figures(model: Path) -> dict[str, Any]:
         protocols = _protocols()
     return {
         "steps": [*_shipped_steps(load_config(model)), *_small_steps()],
+        "attention": _attention(),
         "verification": _verification(),
         "ops": ops,
         "protocols": protocols,
@@ -155,6 +161,33 @@ def _counts(work: Workload) -> dict[str, int]:
 
 def _sizes(one: Workload, two: Workload, layers: int) -> dict[str, int]:
     return {kind: round(n) for kind, n in of_layers(one, two, layers).bytes_of.items()}
+
+
+def _attention() -> list[dict[str, Any]]:
+    """One layer's attention over a prefix in the provider's clear and the cache, both ways."""
+    found = []
+    for heads, queries, prefix, rows in ATTENTION:
+        for way in (with_one_maximum, with_own_maxima):
+            cost = cost_of(_aggregation(way), _attention_forms(heads, queries, prefix, rows))
+            row = {"heads": heads, "queries": queries, "prefix": prefix, "cache": rows}
+            found.append(row | {"way": way.__name__} | dataclasses.asdict(cost))
+    return found
+
+
+def _aggregation(way: Callable[..., Any]) -> SecureFunction:
+    def attention(query: Any, *blocks: Any) -> Any:
+        owned = [
+            OwnedBlock(k, v, jnp.ones((*query.shape[:2], k.shape[1]), bool))
+            for k, v in (blocks[:2], blocks[2:])
+        ]
+        return way(query, owned, score_bits(511))
+
+    return SecureFunction(attention, (J, P, P, J, J), way.__name__)
+
+
+def _attention_forms(heads: int, queries: int, prefix: int, rows: int) -> list[Any]:
+    shapes = [(queries,), (prefix,), (prefix,), (rows,), (rows,)]
+    return [jax.ShapeDtypeStruct((heads, *n, HEAD_DIM), np.float32) for n in shapes]
 
 
 # ---- ops, functions made of ops, verification

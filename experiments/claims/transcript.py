@@ -218,9 +218,9 @@ def compare(equal: Sequence[Recorded], others: Sequence[Recorded]) -> Comparison
         row = np.array([found.get(k, np.nan) for k in common])
         present = ~np.isnan(row)
         changed = int(np.sum(fixed & present & (row != sizes[0])))
-        mine = np.where(present, row, sizes.mean(axis=0))[~fixed]
-        deviation = _deviation(mine, random)
-        outside = _outside(mine, random)
+        own = np.where(present, row, sizes.mean(axis=0))[~fixed]
+        deviation = _deviation(own, random)
+        outside = _outside(own, random)
         wrong = []
         if differing:
             wrong.append(f"{differing} messages in one run only")
@@ -266,8 +266,8 @@ def _deviation(one: np.ndarray, rest: np.ndarray) -> float:
 def _outside(one: np.ndarray, rest: np.ndarray) -> int:
     """How many of `one` [m] are outside the range of `rest` [run, m]; ties are broken by lot."""
     lots = np.random.default_rng(0).uniform(0, 1, (1 + len(rest), one.size))
-    mine, theirs = one + lots[0], rest + lots[1:]
-    return int(np.sum((mine < theirs.min(axis=0)) | (mine > theirs.max(axis=0))))
+    own, peers = one + lots[0], rest + lots[1:]
+    return int(np.sum((own < peers.min(axis=0)) | (own > peers.max(axis=0))))
 
 
 # ---- the command

@@ -117,11 +117,7 @@ def _whole(
     accepted: Sequence[int] = (0,),
 ) -> list[Workload]:
     completion, weights = Completion.of(config, request), weight_shapes(config)
-    frac_bits = SpuConfig().frac_bits
-    parties = [
-        DrySession(DryRun(rank, frac_bits, functools.partial(run_alone_at, rank, frac_bits)))
-        for rank in (CLIENT, PROVIDER)
-    ]
+    parties = dry_parties()
     announcement = announce_end if request.hide_progress else announce
     said = jax.ShapeDtypeStruct(completion.announced, np.int32)
     courses = [dry_course(party, completion, weights, accepted) for party in parties]
@@ -139,6 +135,15 @@ def _whole(
             )
         )
     return works
+
+
+def dry_parties() -> list[DrySession]:
+    """Both parties' dry sessions, each on its own."""
+    frac_bits = SpuConfig().frac_bits
+    return [
+        DrySession(DryRun(rank, frac_bits, functools.partial(run_alone_at, rank, frac_bits)))
+        for rank in (CLIENT, PROVIDER)
+    ]
 
 
 def _of_calls(

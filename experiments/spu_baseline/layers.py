@@ -34,7 +34,7 @@ from spu_llm.systems.decoding.generate import private_tree
 PROGRAM = "stock-layers"
 
 _share = SecureFunction(
-    lambda mine, theirs: mine + theirs, (Owner.CLIENT, Owner.PROVIDER), "share activations"
+    lambda own, peers: own + peers, (Owner.CLIENT, Owner.PROVIDER), "share activations"
 )
 
 
@@ -80,9 +80,9 @@ def layers(config: GPT2Config, weights: Any, capacity: int, n: int) -> list[Laye
             for m, params, given in zip(features, held, rows, strict=True)
         ]
 
-    def products(held: Any, tokens: Array, query: Array, keys: Array, law: Array) -> Any:
+    def products(held: Any, tokens: Array, query: Array, keys: Array, distribution: Array) -> Any:
         scores = jnp.einsum("...qhd,...khd->...hqk", query / np.sqrt(head_dim), keys)
-        return scores, jnp.einsum("...hqk,...khd->...qhd", law, keys)
+        return scores, jnp.einsum("...hqk,...khd->...qhd", distribution, keys)
 
     def softmax(held: Any, tokens: Array, scores: Array) -> Array:
         return jax.nn.softmax(scores + jnp.where(seen, 0.0, hidden))

@@ -14,7 +14,7 @@ from models.draft import Drafter
 from models.family import logits as whole_logits
 from models.gpt2 import GPT2Config, fold
 from models.tokenizer import Tokenizer
-from protocols.functions.layers import tile_for
+from protocols.functions.aggregation import tile_for
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.post import Post
 from protocols.verification.variants import verifier
@@ -283,3 +283,37 @@ def test_context_limits_the_text(tokenizer: Tokenizer) -> None:
     client, report = run_plaintext(tokenizer, request_for(500, 4, 1.0))
     assert report.finish_reason in ("length", "eos")
     assert len(client.tokens) <= PRIVATE.n_positions - len(PROMPT)
+
+
+PREFIX = [30, 31, 32]
+
+
+@pytest.mark.parametrize("show", [True, False], ids=["shown", "hidden"])
+def test_a_public_prefix_is_part_of_the_text(
+    tokenizer: Tokenizer, small_blocks: None, show: bool
+) -> None:
+    """Its keys and values are the provider's own; the tokens are those of one long prompt."""
+    whole = Completion.of(
+        PRIVATE, Request(len(PREFIX) + len(PROMPT), 12, 3, 0.8, show_progress=show)
+    )
+    parted = Completion.of(
+        PRIVATE, Request(len(PROMPT), 12, 3, 0.8, show_progress=show), PREFIX
+    )
+    texts = []
+    for completion, prefix, prompt in ((whole, [], PREFIX + PROMPT), (parted, PREFIX, PROMPT)):
+        client = client_side(tokenizer, completion)
+        client.prefix, client.prompt = prefix, list(prompt)
+        session = PlaintextSession()
+        decoder = completion.decoder(session, share_weights(session, PRIVATE, PARAMS))
+        generate(session, completion, decoder, client, provider_stream())
+        texts.append(client.tokens)
+    assert texts[0] == texts[1] and len(texts[0]) == 12
+
+
+def test_a_prefix_takes_its_place_in_the_context() -> None:
+    long = list(range(PRIVATE.context - 6))
+    assert Completion.of(PRIVATE, request_for(9, 0, 0.0), long).limit == 2
+    with pytest.raises(InputError, match="context is 6"):
+        Completion.of(PRIVATE, Request(6, 1, 0, 0.0), long)
+    with pytest.raises(InputError, match="the prefix has 64"):
+        Completion.of(PRIVATE, request_for(1, 0, 0.0), list(range(64)))

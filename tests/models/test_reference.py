@@ -27,7 +27,7 @@ def assert_same_logits(directory: Path, tokens: np.ndarray) -> None:
     config, params = load_model(directory)
     found = jax.jit(lambda p, t: logits(p, config, t))(params, tokens)
     assert wanted.dtype == found.dtype == np.float32
-    # Ours have mean zero over the vocabulary, which changes no law.
+    # Ours have mean zero over the vocabulary, which changes no distribution.
     np.testing.assert_allclose(found, wanted - wanted.mean(-1, keepdims=True), atol=1e-4)
 
 

@@ -33,6 +33,7 @@ class ClientSide:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str = ""
+    prefix: list[int] = field(default_factory=list)  # public, before the prompt
     cadence: Cadence | None = None  # of what the provider sees of a step
 
     def __post_init__(self) -> None:
@@ -41,11 +42,16 @@ class ClientSide:
         self._drafts: list[int] = []
         self._q = np.zeros((0, self.tokenizer.vocab_size))
 
+    @property
+    def _text(self) -> list[int]:
+        """All tokens so far."""
+        return [*self.prefix, *self.prompt, *self.tokens]
+
     def propose(self, count: int) -> None:
         """Draft in the clear (POST, Algorithm 1, line 1)."""
         self._drafts, self._q = [], np.zeros((0, self._q.shape[1]))
         if count:
-            self._drafts, self._q = self._draft(self.prompt + self.tokens, count, self.streams)
+            self._drafts, self._q = self._draft(self._text, count, self.streams)
 
     def _draft(
         self, text: list[int], count: int, streams: Streams
@@ -60,7 +66,7 @@ class ClientSide:
     def keep_time(self, count: int) -> None:
         """Set the cadence of steps with `count` drafts, by drafts after a text of zeros."""
         streams = Streams(Prg.from_os(), Prg.from_os())
-        self.cadence = Cadence.of(lambda: self._draft([0] * len(self.prompt), count, streams))
+        self.cadence = Cadence.of(lambda: self._draft([0] * len(self._text), count, streams))
 
     def prompts(self) -> list[list[int]]:
         """Input of the prefill, one lane."""
@@ -68,12 +74,11 @@ class ClientSide:
 
     def step_tokens(self) -> list[list[int]]:
         """Input of the secure forward, one lane: the last token, not cached yet, and the drafts."""
-        return [[(self.prompt + self.tokens)[-1], *self._drafts]]
+        return [[self._text[-1], *self._drafts]]
 
     def verifier_input(self) -> Any:
         """The client's input to the verifier."""
-        position = len(self.prompt) + len(self.tokens)
-        return self.verifier.client_input(self._drafts, self._q, position, self.streams)
+        return self.verifier.client_input(self._drafts, self._q, len(self._text), self.streams)
 
     def settle(self, outcome: Any, limit: int, drafts: int) -> tuple[np.ndarray, bool]:
         """Emit a step's tokens and draft the next one's: which of its rows stay, bool [d + 1], and

@@ -165,6 +165,8 @@ class Decoder:
 
     def _place(self, count: int) -> Place:
         capacity, context = self._shared.positions, self._layout.config.context
+        if self._prefix is not None:
+            context -= self._prefix.positions
         if not self._layout.hidden:
             return Place(*map(public, self._rows.place(count, capacity, context)))
         shapes = _place_shapes(self._layout, count, capacity)

@@ -7,7 +7,7 @@ what only the client does, on a `ClientSide` that the provider does not have.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from models.family import ModelConfig
 from protocols.verification import variants
 from protocols.verification.variants import Verifier
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.errors import WireError
+from spu_llm.core.errors import InputError, WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, Public
@@ -43,26 +43,40 @@ class Report:
 
 @dataclass(frozen=True)
 class Completion:
-    """A request to a model: the verifier that it asks for, the most tokens, and public sizes."""
+    """A request to a model: the verifier that it asks for, the most tokens, public sizes, and the
+    tokens of a public prefix before the prompt.
+    """
 
     request: Request
     verifier: Verifier
     limit: int
     layout: Layout
+    prefix: tuple[int, ...] = ()
 
     @staticmethod
-    def of(config: ModelConfig, request: Request) -> Completion:
+    def of(
+        config: ModelConfig, request: Request, prefix: Sequence[int] = ()
+    ) -> Completion:
         """InputError when the request does not fit the model."""
+        whole = config
+        if prefix:
+            if len(prefix) >= config.context:
+                raise InputError(
+                    f"the prefix has {len(prefix)} tokens, but the model's context is "
+                    f"{config.context}; shorten it"
+                )
+            config = config.with_context(config.context - len(prefix))
         request.check(config)
         sampling = replace(request.sampling, logit_spread=config.logit_spread)
         verifier = variants.verifier(
             request.verify, sampling, hide_progress=request.hide_progress
         )
-        return Completion(request, verifier, request.limit(config), layout_of(config, request))
+        layout = replace(layout_of(config, request), config=whole)
+        return Completion(request, verifier, request.limit(config), layout, tuple(prefix))
 
     def decoder(self, session: Session, weights: Any) -> Decoder:
         """One that decodes in `session`."""
-        return Decoder(session, self.layout, self.verifier, weights)
+        return Decoder(session, self.layout, self.verifier, weights, self.prefix or None)
 
     def prepare(self, session: Session, decoder: Decoder) -> None:
         """Compile everything and agree with the peer on every program, before the first secret."""
@@ -118,7 +132,7 @@ def generate(
     """
     request, report = completion.request, Report()
     drafts = request.draft_length
-    _declare(session, request)
+    _declare(session, completion)
     if request.hide_progress:
         session.local(CLIENT, ClientSide.keep_time, client, drafts)
 
@@ -201,12 +215,15 @@ def _progress(settled: tuple[np.ndarray, bool], hidden: bool) -> list[int]:
     return [int(ended)] if hidden else [int(retained.sum()) - 1, int(ended)]
 
 
-def _declare(session: Session, request: Request) -> None:
+def _declare(session: Session, completion: Completion) -> None:
+    request = completion.request
     functionality = variants.functionality(
         request.verify, hide_progress=request.hide_progress
     )
     for learner in (CLIENT, PROVIDER):
         session.ledger.declare(learner, "model shape, vocabulary and context length")
+        if completion.prefix:
+            session.ledger.declare(learner, f"{len(completion.prefix)} tokens of a prefix")
     name = f"functionality {request.verify}"
     session.ledger.declare(CLIENT, f"{name}: {functionality.client}")
     session.ledger.declare(PROVIDER, f"{name}: {functionality.provider}")

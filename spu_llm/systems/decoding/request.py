@@ -117,8 +117,8 @@ class Request:
 
     def sizes(self, config: ModelConfig) -> tuple[int, ...]:
         """Rows that the block has one after the other: each some quarter more than the one before.
-        All of them have tiles of one size (`protocols.functions.layers.tile_for`), so that no row
-        moves.
+        All of them have tiles of one size (`protocols.functions.aggregation.tile_for`), so that no
+        row moves.
         """
         most, size = self.capacity(config), self.prompt_tokens + self.draft_length + 1
         size = max(_LEAST_ROWS, _rounded(size))

@@ -95,8 +95,11 @@ def pack(positions: int) -> SecureFunction:
     return SecureFunction(work, (Owner.CLIENT, Owner.JOINT), f"pack into {positions} rows")
 
 
+@functools.lru_cache(maxsize=8)
 def build(layout: Layout, judge: Verifier) -> SecureModel:
-    """Secure programs for sessions of this layout."""
+    """Secure programs for sessions of this layout; the same ones, with their plans, when asked
+    again.
+    """
     config, family = layout.config, family_of(layout.config)
 
     def embed(weights: Any, tokens: Array, positions: Array, hidden: bool = False) -> Array:
