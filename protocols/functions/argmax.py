@@ -33,7 +33,7 @@ _1 = np.uint64(1)
 
 
 def _width(n: int) -> int:
-    """Bits of a index, and a zero above."""
+    """Bits of an index, and a zero above."""
     return max(1, (n - 1).bit_length()) + 1
 
 

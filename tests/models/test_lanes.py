@@ -56,7 +56,9 @@ def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -
     # Hidden rows stay until the block is packed, which is before the last step of five lanes.
     live = max(len(PROMPTS[i]) + (STEPS - 1) * int(RETAINED[i].sum()) for i in lanes)
     most = (live if hidden else longest + (STEPS - 1) * COUNT) + COUNT
-    layout = Layout(PRIVATE, tuple(map(len, prompts)), (longest + COUNT, most), hidden, live)
+    layout = Layout(
+        PRIVATE, tuple(map(len, prompts)), (longest + COUNT, most), live, hidden, packs=hidden
+    )
     decoder = Decoder(session, layout, JUDGE, weights)
     padded = [prompt + [0] * (longest - len(prompt)) for prompt in prompts]
     found = [
