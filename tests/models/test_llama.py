@@ -292,7 +292,7 @@ def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -
     longest = max(map(len, prompts))
     live = longest + 2
     sizes = (longest, live + COUNT if hidden else longest + 2 * COUNT)
-    layout = Layout(LLAMA, tuple(map(len, prompts)), sizes, hidden, live)
+    layout = Layout(LLAMA, tuple(map(len, prompts)), sizes, live, hidden, packs=hidden)
     decoder = Decoder(session, layout, OPENED, weights)
     inputs = JudgeInputs([None] * len(lanes), [None] * len(lanes))
 
@@ -349,7 +349,7 @@ def test_two_party_logits(own_simulation: Simulation, hidden: bool) -> None:
 def test_a_forward_has_no_segment(hidden: bool) -> None:
     """All that is not one party's own work is an op, or linear work on shares."""
     party = dry_parties()[CLIENT]
-    layout = Layout(LLAMA, (4,), (4, 4 + COUNT), hidden, 4)
+    layout = Layout(LLAMA, (4,), (4, 4 + COUNT), 4, hidden)
     decoder = Decoder(party, layout, OPENED, weight_shapes(LLAMA))
     shape = jax.ShapeDtypeStruct
     decoder.prefill(shape((1, 4), np.int32), decoder.judge_shapes(1))
