@@ -128,7 +128,10 @@ FUNCTIONS = {
         lambda x: softmax_of_product(x * 2.0**FRAC_BITS), _softmax, SCORES,
         messages=48, relative=4e-4,
     ),
-    "times": Function(lambda x: times(x, x / 2), lambda x: x * x / 2, GRID, messages=4, error=UNIT),
+    "times": Function(
+        lambda x: times(x, x + x), lambda x: 2 * x * x, GRID, messages=4, error=UNIT,
+        relative=2.0**-23,  # of float32
+    ),
     "rotate": Function(
         lambda x: _rotate(x, hidden=False), _rotated, HEADS, messages=2, error=ROUNDED
     ),
