@@ -28,7 +28,7 @@ from jax import Array
 from experiments.common.measured import peaks, timed, total
 from experiments.common.memory import forget_peak
 from experiments.common.two_parties import run_study
-from models.family import config_from
+from models.family import ModelConfig, config_from
 from models.gpt2 import GPT2Config, Params, init_params
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
@@ -229,7 +229,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
 
     Public settings: `prompt_tokens`, `capacity` and `steps`. The client's own: `prompt`.
     """
-    config, asked = gpt2_config(job["model"]), job["request"]
+    config, asked = gpt2_config(config_from(job["model"])), job["request"]
     length, capacity = int(asked["prompt_tokens"]), int(asked["capacity"])
     steps = int(asked["steps"])
     check(config, length, capacity, steps)
@@ -257,22 +257,21 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
     }
 
 
-def gpt2_config(fields: dict[str, Any]) -> GPT2Config:
-    """The model both agreed on; InputError for another family than the stock path has."""
-    config = config_from(fields)
+def gpt2_config(config: ModelConfig) -> GPT2Config:
+    """InputError for another family than the stock path has."""
     if not isinstance(config, GPT2Config):
         raise InputError(f"the stock path runs gpt2 alone, not a {config.family} model")
     return config
 
 
-def check(config: GPT2Config, length: int, capacity: int, steps: int) -> None:
+def check(config: ModelConfig, length: int, capacity: int, steps: int) -> None:
     """InputError unless the model has room for the prompt and all steps."""
     if length < 1 or steps < 1:
         raise InputError("the stock path takes a prompt and a step at least")
-    if not length + 1 + steps <= capacity <= config.n_positions:
+    if not length + 1 + steps <= capacity <= gpt2_config(config).n_positions:
         raise InputError(
             f"{length} prompt tokens and {1 + steps} steps need a cache of as many positions, and "
-            f"at most {config.n_positions}, found {capacity}"
+            f"at most {config.context}, found {capacity}"
         )
 
 
@@ -293,6 +292,7 @@ def _prepare(session: PartySession, stock: StockGPT2, weights: Any, length: int)
 def greedy_reference(model: Path, prompt: list[int], count: int) -> list[int]:
     """`count` tokens after the prompt by Flax's model in float32."""
     config, params = load_model(model)
+    config = gpt2_config(config)
     apply = jax.jit(functools.partial(flax_model(config).__call__, params=flax_params(params)))
     tokens = list(prompt)
     for _ in range(count):

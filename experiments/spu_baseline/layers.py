@@ -21,6 +21,7 @@ from jax import Array
 from experiments.common.measured import timed
 from experiments.common.two_parties import run_study
 from experiments.spu_baseline.gpt2 import WholeFunction, flax_params, gpt2_config
+from models.family import ModelConfig, config_from
 from models.gpt2 import GPT2Config, init_params
 from models.hf import load_config
 from spu_llm.compiler.secure_function import SecureFunction
@@ -123,7 +124,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
 
     Public settings: `positions` (a comma list) and `capacity`. Neither party puts anything in.
     """
-    config, asked = gpt2_config(job["model"]), job["request"]
+    config, asked = gpt2_config(config_from(job["model"])), job["request"]
     positions = [int(n) for n in str(asked["positions"]).split(",")]
     capacity = int(asked["capacity"])
     check(config, positions, capacity)
@@ -163,14 +164,14 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
     }
 
 
-def check(config: GPT2Config, positions: Sequence[int], capacity: int) -> None:
+def check(config: ModelConfig, positions: Sequence[int], capacity: int) -> None:
     """InputError unless steps of these sizes fit the cache, and the cache the model."""
     if not positions or min(positions) < 1:
         raise InputError("--positions must be 1 or more")
-    if not max(positions) <= capacity <= config.n_positions:
+    if not max(positions) <= capacity <= gpt2_config(config).n_positions:
         raise InputError(
             f"a cache of {capacity} positions does not hold steps of {max(positions)}, or exceeds "
-            f"the model's context of {config.n_positions}"
+            f"the model's context of {config.context}"
         )
 
 

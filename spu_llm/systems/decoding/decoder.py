@@ -58,7 +58,7 @@ class Decoder:
     ) -> None:
         """`prefix`: tokens that both know, before every lane's prompt."""
         self._session, self._layout, self._judge, self._weights = session, layout, judge, weights
-        self._programs = build(layout, judge)
+        self._programs = build(layout, judge)  # type: ignore[arg-type]  # frozen
         self._rows = TextRows(layout.prompts)
         self._written = self._rows.written  # as both know it
         self._shared: Any = None
