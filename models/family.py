@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
@@ -167,7 +168,8 @@ def config_from(fields: Mapping[str, Any]) -> ModelConfig:
         kind = family_named(rest.pop("family", None)).config
     except InputError as exc:
         raise ValueError(f"it {exc}") from None
-    types = {k: t for k, t in get_type_hints(kind).items() if k in kind.__dataclass_fields__}
+    hints = get_type_hints(kind)
+    types = {f.name: hints[f.name] for f in dataclass_fields(kind)}
     if {k: type(v) for k, v in rest.items()} != types:
         raise ValueError("it has other fields than such a model's")
     return kind(**rest)

@@ -162,15 +162,15 @@ def fold(params: Params, config: LlamaConfig) -> Params:
     def block(p: Params) -> Params:
         return {
             "qkv": after(p["ln_1"], p["q"] * config.head_dim**-0.5, p["k"], p["v"]),
-            "out": {"weight": p["o"] * scale},
+            "out": {"weight": jnp.multiply(p["o"], scale)},
             "gate_up": after(p["ln_2"], p["gate"], p["up"]),
-            "down": {"weight": p["down"] * scale},
+            "down": {"weight": jnp.multiply(p["down"], scale)},
         }
 
     head = params["embed"].T if config.tie_word_embeddings else params["head"]
     logits = after(params["norm"], head)["weight"]
     return {
-        "embed": params["embed"] * scale,
+        "embed": jnp.multiply(params["embed"], scale),
         "blocks": [block(p) for p in params["blocks"]],
         "head": {"weight": logits - jnp.mean(logits, axis=-1, keepdims=True)},
     }

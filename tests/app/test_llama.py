@@ -29,10 +29,10 @@ def llamas(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A private model, and a draft model that often agrees with it."""
     root = tmp_path_factory.mktemp("llamas")
     pair = Pair(root / "private", root / "public")
-    private = tiny_params(LLAMA, 1)
+    private = tiny_params(LLAMA, 6)
     private["head"][:, 0] = 0.0  # greedy decoding does not end by chance
     public = jax.tree.map(
-        lambda w, e: w + 0.3 * e if w.ndim == 2 else w, private, tiny_params(LLAMA, 101)
+        lambda w, e: w + 0.3 * e if w.ndim == 2 else w, private, tiny_params(LLAMA, 106)
     )
     for directory, params in zip(pair, (private, public), strict=True):
         save_model(directory, LLAMA, params)
