@@ -282,10 +282,7 @@ def head(weights: Params, rows: Array, scale: float = 1.0) -> Array:
 def bounds(weights: Params, config: LlamaConfig) -> Bounds:
     """For every input whatever."""
     d, last = config.hidden_size, linear(weights["head"])
-    blocks = [
-        _bounds(*(linear(b[name]) for name in ("qkv", "out", "gate_up", "down")), config)
-        for b in weights["blocks"]
-    ]
+    blocks = [_bounds_of_block(b, config) for b in weights["blocks"]]
     return Bounds(
         activation=max(b.activation for b in blocks),
         score=max(b.score for b in blocks),
@@ -297,11 +294,10 @@ def bounds(weights: Params, config: LlamaConfig) -> Bounds:
     )
 
 
-def _bounds(
-    qkv: Linear, out: Linear, gate_up: Linear, down: Linear, config: LlamaConfig
-) -> Bounds:
+def _bounds_of_block(block: Params, config: LlamaConfig) -> Bounds:
     """Of one block alone: no `spread` or `entry`."""
     d = config.hidden_size
+    qkv, out, gate_up, down = (linear(block[name]) for name in ("qkv", "out", "gate_up", "down"))
     queries, few, _ = config.head_widths
     query, key, value = _split(qkv, [queries, queries + few])
     gate, up = _split(gate_up, 2)
