@@ -26,10 +26,11 @@ two threads of a worker send (it differs between equal runs), timing, and what m
 
 from __future__ import annotations
 
+import argparse
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.common import commands
 from experiments.common.two_parties import machine, run_study
 from experiments.common.wire import Message, Recorder
 from models.gpt2 import GPT2Config, Params, init_params
@@ -51,8 +53,8 @@ from spu_llm.net.stream import ByteStream
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding import secure_model as secure_gpt2
 from spu_llm.systems.decoding.generate import announce, private_tree, share_weights
+from spu_llm.systems.program import Job, Program, Send
 
-PROGRAM = "transcript"
 VERIFIER = verifier("token", Sampling(1.0))
 POSITIONS = 4  # per step
 STEPS = 2
@@ -65,19 +67,33 @@ _LAW = 1 << DRAFT_BITS
 # ---- the program of both workers
 
 
-def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
-    """Prefill and a few decode steps whose public course is the same for all secrets.
+@dataclass(frozen=True)
+class Asked:
+    prompt_tokens: int
 
-    Public setting: `prompt_tokens`. The client's `secrets`: `prompt`, and per step `tokens`
-    [POSITIONS] and `chances` [POSITIONS - 1], what its law gives to each draft.
+
+@dataclass(frozen=True)
+class ClientInputs:
+    """`secrets`: `prompt`, and per step `tokens` [POSITIONS] and `chances` [POSITIONS - 1], what
+    its law gives to each draft. `label`: of the run, to be shown.
     """
-    config = GPT2Config(**job["model"])
-    prompt_tokens = int(job["request"]["prompt_tokens"])
+
+    secrets: dict[str, Any]
+    label: str
+
+
+PROGRAM = Program("transcript", __name__, Asked, ClientInputs)
+
+
+def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
+    """Prefill and a few decode steps whose public course is the same for all secrets."""
+    config, prompt_tokens = job.model, job.request.prompt_tokens
     capacity = prompt_tokens + POSITIONS + STEPS * (1 + ACCEPTED)
     if not 1 <= prompt_tokens <= capacity <= config.n_positions:
         raise InputError(f"a prompt of {prompt_tokens} tokens does not fit this model")
     secure = secure_gpt2.build(config, capacity, VERIFIER)
-    secrets = job["secrets"] if session.rank == CLIENT else None
+    secrets = job.client.secrets if session.rank == CLIENT else None
+    label = job.client.label if session.rank == CLIENT else ""
 
     def own(name: str, step: int | None, shape: tuple[int, ...], dtype: Any) -> Any:
         """A secret of the client's, as a private value."""
@@ -116,9 +132,9 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
         session.call(announce, session.private(CLIENT, lambda: [accepted, 0], (2,), np.int32))
 
     with session.meter.in_phase("offline"):
-        params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
+        params = load_model(Path(job.provider.model_dir))[1] if session.rank != CLIENT else None
         weights = share_weights(session, config, params)
-    send("update", name=f"{job.get('label', '')}, prefill")
+    send("update", name=f"{label}, prefill")
     with session.meter.in_phase("prefill"):
         prompt = own("prompt", None, (prompt_tokens,), np.int32)
         _, _, shared = session.call(
@@ -126,7 +142,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
         )
         tell(0)
     for step in range(STEPS):
-        send("update", name=f"{job.get('label', '')}, step {step + 1} of {STEPS}")
+        send("update", name=f"{label}, step {step + 1} of {STEPS}")
         with session.meter.in_phase(f"step {step + 1}"):
             _, _, shared = session.call(
                 secure.decode,
@@ -356,8 +372,8 @@ def _record(
     outcome, agreed = run_study(
         PROGRAM,
         model,
-        {"prompt_tokens": len(secrets["prompt"])},
-        {"secrets": secrets, "label": label},
+        Asked(len(secrets["prompt"])),
+        ClientInputs(secrets, label),
         tokenizer=model,
         wrap=wrap,
     )
@@ -427,3 +443,13 @@ def table(result: dict[str, Any]) -> str:
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += ["", "criterion: " + ("; ".join(result["failures"]) or "holds")]
     return "\n".join(lines)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    result = measure(commands.private_model(options), commands.prompt(options))
+    commands.conclude(options, result, table(result))

@@ -7,13 +7,12 @@ session.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from models.gpt2 import GPT2Config
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import Traffic
@@ -25,27 +24,26 @@ from spu_llm.offline.pool import Pool
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.generate import Programs
-from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.records import PrepareRequest
+from spu_llm.systems.program import Job, Nothing, Send
 
-Send = Callable[..., None]
 
-
-def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any]:
+def run(
+    session: PartySession, job: Job[PrepareRequest, Nothing], send: Send
+) -> dict[str, Any]:
     """Make what a prefill and `steps` decode steps take and the pool lacks.
 
     PoolError when one of the parties would not keep it.
     """
     if session.pool_folder is None:
         raise PoolError("one of the parties keeps no material; both need a pool directory")
-    config = GPT2Config(**job["model"])
-    fields = dict(job["request"])
-    steps = fields.pop("steps")
-    programs = Programs.build(config, Request(**fields))
+    config = job.model
+    programs = Programs.build(config, job.request.completion)
     with session.meter.in_phase("offline"):
         weights = held_weights(session, config, job)
         programs.prepare(session, weights)
         send("stage", name="finding out what is needed")
-        course = demand_of(session, programs, weights, steps)
+        course = demand_of(session, programs, weights, job.request.steps)
         send("stage", name="making material")
         session.set_up(sum(course, Demand()))
         course = [demand.unbound for demand in course]

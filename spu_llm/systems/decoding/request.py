@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
 
 from models.gpt2 import GPT2Config
 from protocols.verification import variants as verification
@@ -53,14 +51,6 @@ class Request:
     def logits_scale(self) -> float:
         """What logits are multiplied by: greedy decoding needs none."""
         return 1.0 / self.temperature if self.temperature else 1.0
-
-    @staticmethod
-    def from_peer(fields: Mapping[str, Any]) -> Request:
-        """The request in a client's manifest; InputError on other fields or types."""
-        types = get_type_hints(Request)
-        if {name: type(value) for name, value in fields.items()} != types:
-            raise InputError("the client's request has other fields than a completion's")
-        return Request(**fields)
 
     def check(self, config: GPT2Config) -> None:
         """InputError when the request does not fit the model."""
