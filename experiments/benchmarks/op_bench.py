@@ -383,7 +383,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                         help="ops, like sign,multiply, or all; an unknown name lists them")
     parser.add_argument("--size", type=commands.numbers, metavar="N,N,...",
                         help="numbers of values, rows, ... (default: each op's own)")  # fmt: skip
-    commands.add_network(parser, "local", "local, lan, wan: one after another (default: local)")
+    commands.add_network(parser, "local")
     parser.add_argument("--repeat", type=int, default=3, metavar="N",
                         help="measured runs of each size (default: %(default)s)")  # fmt: skip
     commands.add_plot(parser, "draw seconds and bytes against size")

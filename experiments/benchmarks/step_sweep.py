@@ -418,7 +418,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--positions", type=commands.numbers, default="1,2,4,8,16",
                         metavar="N,N,...",
                         help="positions of a step (default: %(default)s)")  # fmt: skip
-    commands.add_network(parser, "local", "local, lan, wan: one after another (default: local)")
+    commands.add_network(parser, "local")
     parser.add_argument("--repeat", type=int, default=2, metavar="N",
                         help="measured steps of each size (default: %(default)s)")  # fmt: skip
     commands.add_prompt(parser)

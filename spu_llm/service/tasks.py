@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from spu_llm.core.errors import InputError
 from spu_llm.systems.program import read
 
 
@@ -30,4 +31,8 @@ class Task:
     @staticmethod
     def of_line(line: str) -> Task:
         """InputError for anything but a task."""
-        return read(Task, json.loads(line), "the worker's task is malformed")
+        complaint = "the worker's task is malformed"
+        try:
+            return read(Task, json.loads(line), complaint)
+        except json.JSONDecodeError as exc:
+            raise InputError(f"{complaint}: {exc}") from None

@@ -131,7 +131,7 @@ def _split(kind: Any, value: object) -> object:
         return value
 
 
-def read(kind: type[T], fields: Mapping[str, object], complaint: str) -> T:
+def read(kind: type[T], fields: object, complaint: str) -> T:
     """The dataclass `kind` with these fields, as JSON has them; InputError, which begins with
     `complaint`, unless names and types are exactly its own.
 
@@ -143,8 +143,11 @@ def read(kind: type[T], fields: Mapping[str, object], complaint: str) -> T:
         raise InputError(f"{complaint}: {exc}") from None
 
 
-def _dataclass(kind: Any, fields: Mapping[str, object]) -> Any:
-    wanted = get_type_hints(kind)
+def _dataclass(kind: Any, fields: Any) -> Any:
+    if not isinstance(fields, Mapping):
+        raise TypeError("it is no object")
+    types_of = get_type_hints(kind)
+    wanted = {f.name: types_of[f.name] for f in dataclasses.fields(kind)}
     if odd := wanted.keys() ^ fields.keys():
         name = min(odd)
         raise TypeError(f"{name[:80]!a} is {'missing' if name in wanted else 'not known'}")
@@ -160,7 +163,7 @@ def _value(kind: Any, value: Any, name: str) -> Any:
         return origin(_value(of[0], part, name) for part in value)
     if origin is dict and isinstance(value, dict):
         return {key: _value(of[1], part, name) for key, part in value.items()}
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+    if dataclasses.is_dataclass(kind):
         return _dataclass(kind, value)
     if kind is Any or type(value) is kind:
         return value

@@ -141,6 +141,12 @@ def test_a_malformed_task_is_refused(
         job_of(PREPARATION, task)
 
 
+@pytest.mark.parametrize("line", ["", "[]", "{}", '{"role": 1}'])
+def test_what_is_no_task_is_refused(line: str) -> None:
+    with pytest.raises(InputError, match="the worker's task is malformed"):
+        Task.of_line(line)
+
+
 def test_a_client_that_asks_for_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="asks for no program"):
         task_of("provider", {"request.program": 3}, Held("model"), None)
@@ -170,6 +176,7 @@ WHOLE = {"pairs": [[1], []], "inner": {"n": 1}, "names": ["a"], "seed": None, "f
         ({"pairs": 1}, "pairs is 1, not of type list"),
         ({"inner": {"n": True}}, "n is True, not of type int"),
         ({"inner": {}}, "'n' is missing"),
+        ({"inner": 1}, "it is no object"),
         ({"seed": "1"}, "seed is '1', not of type int"),
         ({"free": []}, "free is"),
         ({"other": 1}, "'other' is not known"),
