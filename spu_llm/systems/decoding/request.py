@@ -81,7 +81,7 @@ class Request:
             raise InputError(f"--top-p must be above 0 and at most 1, found {self.top_p}")
         verification.check(self.verify, self.sampling)
 
-    def steps(self, config: GPT2Config) -> int:
+    def most_steps(self, config: GPT2Config) -> int:
         """Secure steps at most: the prefill and each step write a token or more."""
         return max(1, self.limit(config) - 1)
 
@@ -103,7 +103,7 @@ class Request:
 
     def _most_written(self, config: GPT2Config) -> int:
         """Rows of the prompt and of all steps, rejected drafts included."""
-        return self.prompt_tokens + self.steps(config) * (self.draft_length + 1)
+        return self.prompt_tokens + self.most_steps(config) * (self.draft_length + 1)
 
     def sizes(self, config: GPT2Config) -> tuple[int, ...]:
         """Rows that the block has one after the other: each some quarter more than the one before.
