@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from protocols.functions.layers import append_rows, attention_on_shares, lengthen_rows, pick_rows
+from protocols.functions.aggregation import attention_on_shares
+from protocols.functions.layers import append_rows, lengthen_rows, pick_rows
 from spu_llm.core.approx import approximation
 
 # Below every score a trained model produces.
@@ -33,7 +34,9 @@ HIDDEN = -1.0
 
 
 class Block(NamedTuple):
-    """Keys and values of consecutive positions, layer by layer: [head, position, head_dim]."""
+    """Keys and values of consecutive positions, layer by layer: [head, position, head_dim]. Heads
+    of several lanes stand one after the other.
+    """
 
     keys: tuple[Array, ...]
     values: tuple[Array, ...]
@@ -43,12 +46,27 @@ class Block(NamedTuple):
         return int(self.keys[0].shape[1])
 
 
+class Rows(NamedTuple):
+    """n further rows of every lane: where they stand. What a row sees is public, or, where nobody
+    may know which rows hold the text, the client's secret, as its position is then.
+    """
+
+    positions: Array  # int32 [lane, n]: in the text
+    visible: Array  # [lane, n, row of the cache], itself included: bool; or float, 0 or HIDDEN
+    at: Array | int  # public: the cache's row that the first of them is written to
+
+    @property
+    def hidden(self) -> bool:
+        """Whether positions and visibility are the client's secret."""
+        return self.visible.dtype != jnp.bool_
+
+
 class LayerBlock(NamedTuple):
     """One layer's view of a block with the queries' visibility of its positions."""
 
     keys: Array  # [head, position, head_dim]
     values: Array  # [head, position, head_dim]
-    visible: Array  # [query, position]: bool, public; or float, the client's: 0 or HIDDEN
+    visible: Array  # [head, query, position]: bool, public; or float, the client's: 0 or HIDDEN
 
 
 class Partial(NamedTuple):
@@ -87,26 +105,65 @@ def lengthened(block: Block, positions: int) -> Block:
 
 
 def packed(block: Block, kept: Array, positions: int) -> Block:
-    """A block of `positions` rows that begins with the rows `kept` (int32 [m]; -1: a row of zeros)
-    of another one; the others are given up.
+    """A block of `positions` rows that begins with the rows `kept` (int32 [lane, m]; -1: a row of
+    zeros) of another one; the others are given up.
     """
+    layers, (lanes, m) = len(block.keys), kept.shape
+    rows = jnp.concatenate([*block.keys, *block.values])  # [part * lane * head, position, head_dim]
     one_hot = jax.nn.one_hot(kept, block.positions, dtype=jnp.float32)
-    rows = jnp.concatenate([*block.keys, *block.values])  # [layer * head, position, head_dim]
-    picked = pick_rows(jnp.broadcast_to(one_hot, (rows.shape[0], *one_hot.shape)), rows)
-    parts = jnp.split(picked, 2 * len(block.keys))
+    per_head = jnp.broadcast_to(
+        one_hot[None, :, None],
+        (2 * layers, lanes, rows.shape[0] // (2 * layers * lanes), m, block.positions),
+    )
+    parts = jnp.split(pick_rows(per_head.reshape(-1, m, block.positions), rows), 2 * layers)
     heads, _, head_dim = block.keys[0].shape
     room = jnp.zeros((heads, positions, head_dim), jnp.float32)
-    keys, values = (
-        tuple(append_rows(room, part, 0) for part in half)
-        for half in (parts[: len(block.keys)], parts[len(block.keys) :])
-    )
-    return Block(keys, values)
+    written = [append_rows(room, part, 0) for part in parts]
+    return Block(tuple(written[:layers]), tuple(written[layers:]))
 
 
-def prefix_layer(prefix: Block, layer: int, queries: int) -> LayerBlock:
-    """One layer of a prefix, all of it visible."""
-    visible = jnp.ones((queries, prefix.positions), bool)
-    return LayerBlock(prefix.keys[layer], prefix.values[layer], visible)
+def layer_blocks(
+    prefix: Block | None, layer: int, keys: Array, values: Array, visible: Array, groups: int = 1
+) -> list[LayerBlock]:
+    """What attention of one layer goes over: the prefix, if there is one, all of it visible to all
+    lanes, and the cache's rows `keys`, `values` [lane * head, row, head_dim].
+
+    visible: [lane, n, row]. Queries are [lane * head, groups * n, head_dim]: `groups` query heads
+    share each head of keys and values.
+    """
+    lanes, n, rows = visible.shape
+    heads = keys.shape[0] // lanes
+    seen = jnp.broadcast_to(visible[:, None, None], (lanes, heads, groups, n, rows))
+    blocks = [LayerBlock(keys, values, seen.reshape(lanes * heads, groups * n, rows))]
+    if prefix is None:
+        return blocks
+    k, v = (jnp.tile(part[layer], (lanes, 1, 1)) for part in prefix)
+    shown = jnp.ones((lanes * heads, groups * n, prefix.positions), bool)
+    return [LayerBlock(k, v, shown), *blocks]
+
+
+def split_heads(x: Array, lanes: int, heads: int) -> Array:
+    """[lane * n, head * d] as [lane * head, n, d]."""
+    rows, width = x.shape
+    parts = x.reshape(lanes, rows // lanes, heads, width // heads).transpose(0, 2, 1, 3)
+    return parts.reshape(lanes * heads, rows // lanes, width // heads)
+
+
+def join_heads(x: Array, lanes: int) -> Array:
+    """[lane * head, n, d] as [lane * n, head * d]."""
+    rows, n, d = x.shape
+    parts = x.reshape(lanes, rows // lanes, n, d).transpose(0, 2, 1, 3)
+    return parts.reshape(lanes * n, rows // lanes * d)
+
+
+def rows_after(
+    length: Array | int, queries: int, capacity: int, among: Array | None = None
+) -> Rows:
+    """One lane's rows after the public `length`, in a cache of `capacity` rows that are all text;
+    they see each other as `among` says (`see`).
+    """
+    positions = (length + jnp.arange(queries, dtype=jnp.int32))[None]
+    return Rows(positions, see(length, queries, capacity, among)[None], length)
 
 
 def see(
@@ -180,9 +237,7 @@ def _total(terms: Sequence[Array]) -> Array:
 
 def _attend(query: Array, *blocks: Array, largest_score: float) -> tuple[Array, Array]:
     layers = [LayerBlock(*blocks[i : i + 3]) for i in range(0, len(blocks), 3)]
-    out = merge(partials_with_common_shift(query, layers))
-    heads, queries, head_dim = out.shape
-    return out.transpose(1, 0, 2).reshape(queries, heads * head_dim), jnp.int32(0)
+    return merge(partials_with_common_shift(query, layers)), jnp.int32(0)
 
 
 _attention = approximation("attention", reference=_attend, on_shares=attention_on_shares)
@@ -190,7 +245,7 @@ _attention = approximation("attention", reference=_attend, on_shares=attention_o
 
 def attend(query: Array, blocks: Sequence[LayerBlock], largest_score: float) -> Any:
     """Attention of `query` [head, query, head_dim] (already scaled) over `blocks`, the cache that
-    grows last: [query, head * head_dim], and an int32 that is positive if something left its range.
+    grows last: [head, query, head_dim], and an int32 that is positive if something left its range.
     No visible score is larger than `largest_score`.
     """
     return _attention(query, *(x for b in blocks for x in b), largest_score=largest_score)

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.cache import empty_block, see
-from models.gpt2 import GPT2Config, Params, embed_tokens, fold, step
-from models.ranges import LEAST_SPREAD, bounds, check_ranges
+from models.cache import rows_after
+from models.family import ModelConfig, Params, bounds_of, check_ranges, family_of
+from models.ranges import LEAST_SPREAD
 from protocols.functions.nonlinear import LARGEST_ACTIVATION, norm_high
 from spu_llm.core.errors import InputError
 
@@ -21,23 +21,23 @@ _MARGIN = 4.0  # between mean squares that were seen and the range, on either si
 _LEAST = 2.0**-20  # a smaller mean square is noise on shares
 
 
-def calibrated(config: GPT2Config, params: Params, texts: Sequence[np.ndarray]) -> GPT2Config:
+def calibrated(config: ModelConfig, params: Params, texts: Sequence[np.ndarray]) -> ModelConfig:
     """`config` with ranges for these parameters: norms as in the texts (token ids [n] each) and the
     embeddings, with a margin; the rest from the weights' bounds.
 
     InputError for a model that cannot be served.
     """
-    plain = replace(config, stream_shift=0)
+    plain, fold = replace(config, stream_shift=0), family_of(config).fold
     weights = fold(params, plain)
     seen = np.concatenate(
-        [_embeddings(weights), *(mean_squares(plain, weights, ids) for ids in texts)]
+        [_embeddings(plain, weights), *(mean_squares(plain, weights, ids) for ids in texts)]
     )
     low, high = max(float(seen.min()) / _MARGIN, _LEAST), float(seen.max()) * _MARGIN
-    shift = max(0, math.ceil(math.log2(high / norm_high(config.n_embd)) / 2))
+    shift = max(0, math.ceil(math.log2(high / norm_high(config.width)) / 2))
     low, high = _power(low, math.floor) * 4.0**-shift, _power(high, math.ceil) * 4.0**-shift
     try:
         shifted = replace(plain, stream_shift=shift)
-        found = bounds(fold(params, shifted), shifted)
+        found = bounds_of(fold(params, shifted), shifted)
         chosen = replace(
             shifted,
             norm_low=low, norm_high=high,
@@ -60,9 +60,10 @@ def _power(x: float, rounded: Callable[[float], int]) -> float:
     return float(2.0 ** rounded(math.log2(x)))
 
 
-def _embeddings(weights: Any) -> np.ndarray:
+def _embeddings(config: ModelConfig, weights: Any) -> np.ndarray:
     """The extreme mean squares of embeddings: of every token at every position."""
-    tokens, positions = (np.asarray(weights[name], np.float64) for name in ("wte", "wpe"))
+    tables = family_of(config).embeddings(weights)
+    tokens, positions = (np.asarray(table, np.float64) for table in tables)
     squares = np.sum(tokens**2, axis=1)
     found = []
     for position in positions:
@@ -71,7 +72,7 @@ def _embeddings(weights: Any) -> np.ndarray:
     return np.maximum(found, 0.0) / tokens.shape[1]
 
 
-def mean_squares(config: GPT2Config, weights: Any, tokens: np.ndarray) -> np.ndarray:
+def mean_squares(config: ModelConfig, weights: Any, tokens: np.ndarray) -> np.ndarray:
     """Of every row that goes into a norm, in plaintext."""
     seen: list[jax.Array] = []
 
@@ -80,8 +81,9 @@ def mean_squares(config: GPT2Config, weights: Any, tokens: np.ndarray) -> np.nda
         seen.append(mean_square)
         return x * (jax.lax.rsqrt(mean_square + epsilon) * gain), jnp.int32(0)
 
-    n = len(tokens)
-    room = empty_block(config.n_layer, config.n_head, n, config.head_dim)
-    x = embed_tokens(weights, jnp.asarray(tokens), jnp.arange(n))
-    step(weights, config, x, room, 0, see(0, n, n), normalise=normalise)
+    n, family = len(tokens), family_of(config)
+    x = family.embed(weights, config, jnp.asarray(tokens), jnp.arange(n))
+    family.forward(
+        weights, config, x, rows_after(0, n, n), config.empty_cache(n), normalise=normalise
+    )
     return np.concatenate([np.asarray(m).reshape(-1) for m in seen])

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.cache import Block, empty_block, see
-from models.gpt2 import GPT2Config, Params, embed_tokens, fold, head, step
+from models.cache import Block, rows_after
+from models.family import ModelConfig, Params, family_of
 
-# A draft for a position of the text from logits [vocab], and the law it was drawn from.
+# A draft for a position of the text from logits [vocab], and the distribution it was drawn from.
 Pick = Callable[[np.ndarray, int], tuple[int, np.ndarray]]
 
 
@@ -26,41 +26,38 @@ WIDTH = 8
 
 @dataclass
 class Drafter:
-    """A public GPT-2 that proposes tokens after a context of up to `capacity` tokens.
+    """A public model that proposes tokens after a context of up to `capacity` tokens.
 
     The cache follows the context it is given: tokens it has already seen are kept, rejected ones
     roll back by moving the length. Compiled when it is made, for one shape.
     """
 
-    config: GPT2Config
+    config: ModelConfig
     params: Params
     capacity: int
     _seen: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        c = self.config
-        self._shared: Block = empty_block(
-            c.n_layer, c.n_head, self.capacity + WIDTH, c.head_dim
-        )
+        self._shared: Block = self.config.empty_cache(self.capacity + WIDTH)
         self._step = jax.jit(partial(_draft_step, self.config))
-        self._weights = jax.device_put(fold(self.params, self.config))
+        self._weights = jax.device_put(family_of(self.config).fold(self.params, self.config))
         self._follow([0])
         self._seen = []
 
     def propose(
         self, context: list[int], count: int, pick: Pick
     ) -> tuple[list[int], np.ndarray]:
-        """`count` drafts after `context` and the laws they were drawn from.
+        """`count` drafts after `context` and the distributions they were drawn from.
 
         Returns token ids and float64 [count, vocab].
         """
         drafts: list[int] = []
-        laws = np.zeros((count, self.config.vocab_size))
+        q = np.zeros((count, self.config.vocab_size))
         for i in range(count):
             logits = self._follow(context + drafts)
-            draft, laws[i] = pick(logits, len(context) + i)
+            draft, q[i] = pick(logits, len(context) + i)
             drafts.append(draft)
-        return drafts, laws
+        return drafts, q
 
     def _follow(self, tokens: list[int]) -> np.ndarray:
         """Logits [vocab] after `tokens`, feeding only what the cache does not hold."""
@@ -80,7 +77,7 @@ class Drafter:
 
 
 def _draft_step(
-    config: GPT2Config,
+    config: ModelConfig,
     weights: Params,
     tokens: jax.Array,
     cache: Block,
@@ -90,8 +87,9 @@ def _draft_step(
     """Logits [vocab] after tokens[last], and the cache with all of them; what follows `last` is
     seen by none of the tokens before, and its rows are written over.
     """
-    n = tokens.shape[0]
-    positions = jnp.minimum(length + jnp.arange(n), config.n_positions - 1)
-    x = embed_tokens(weights, tokens, positions)
-    rows, cache, _ = step(weights, config, x, cache, length, see(length, n, cache.positions))
-    return head(weights, jax.lax.dynamic_slice_in_dim(rows, last, 1))[0], cache
+    family, at = family_of(config), rows_after(length, tokens.shape[0], cache.positions)
+    # Those that only fill up may stand past the context.
+    at = at._replace(positions=jnp.minimum(at.positions, config.context - 1))
+    x = family.embed(weights, config, tokens, at.positions[0])
+    rows, cache, _ = family.forward(weights, config, x, at, cache)
+    return family.head(weights, jax.lax.dynamic_slice_in_dim(rows, last, 1))[0], cache

@@ -1,7 +1,7 @@
-"""GPT-2 in JAX: config, block, stack, head; bottom-up.
+"""GPT-2 in JAX: config, checkpoint, block, stack, head; bottom-up.
 
-Written for unbatched positions [n, ...] so that prefill, drafting, verification and training
-(through `jax.vmap`) run the same lines, on weights that were folded first (`fold`).
+Written for unbatched rows [n, ...] so that prefill, drafting, verification and training (through
+`jax.vmap`) run the same lines, on weights that were folded first (`fold`).
 
 Source: Radford et al. 2019; numerics follow the `transformers` implementation (tied head,
 tanh-approximated GELU).
@@ -9,30 +9,54 @@ tanh-approximated GELU).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.cache import Block, LayerBlock, attend, empty_block, prefix_layer, see
-from models.ranges import Ranges
+from models.cache import Block, Rows, attend, join_heads, layer_blocks, split_heads
+from models.family import (
+    Family,
+    ModelConfig,
+    Params,
+    Tensor,
+    check_switches,
+    fraction,
+    positive_int,
+)
+from models.ranges import (
+    MORE_ROWS,
+    Bounds,
+    Linear,
+    largest,
+    largest_product,
+    largest_score,
+    linear,
+    longest,
+)
 from protocols.functions.layers import append_rows, dense, look_up
 from protocols.functions.nonlinear import activation_bits, check_norm, gelu, norm_high, rms_norm
+from spu_llm.core.errors import InputError
 
-Params = dict[str, Any]
+_GELU_ERROR = 0.002  # on shares
 
 
 @dataclass(frozen=True)
-class GPT2Config(Ranges):
+class GPT2Config(ModelConfig):
     """Shape of a GPT-2 model, in the words of its `config.json`, and the ranges of its activations
     on shares.
     """
 
-    vocab_size: int
+    family: ClassVar[str] = "gpt2"
+    layers_name: ClassVar[str] = "n_layer"
+    context_name: ClassVar[str] = "n_positions"
+    width_names: ClassVar[tuple[str, ...]] = ("n_embd", "n_head")
+
     n_positions: int
     n_embd: int
     n_layer: int
@@ -57,11 +81,12 @@ class GPT2Config(Ranges):
         return self.layer_norm_epsilon * 4.0**-self.stream_shift
 
     @property
+    def kv_heads(self) -> int:
+        return self.n_head
+
+    @property
     def head_dim(self) -> int:
         return self.n_embd // self.n_head
-
-    def asdict(self) -> dict[str, int | float]:
-        return asdict(self)
 
 
 def init_params(config: GPT2Config, key: Array) -> Params:
@@ -101,7 +126,7 @@ def fold(params: Params, config: GPT2Config) -> Params:
       head is tied to the embedding.
     - Whatever is added to the residual stream is centred over its width, so that the stream has
       mean zero and LayerNorm is a division by the root mean square.
-    - Logits are centred over the vocabulary: the same law, and a smaller spread.
+    - Logits are centred over the vocabulary: the same distribution, and a smaller spread.
     - The residual stream is scaled by 2^-stream_shift, which the norms take out again.
     """
     scale = 2.0**-config.stream_shift
@@ -133,76 +158,60 @@ def fold(params: Params, config: GPT2Config) -> Params:
     }
 
 
-def linear(x: Array, params: Params, label: str) -> Array:
+def _linear(x: Array, params: Params, label: str) -> Array:
     """x @ weight + bias; `label` names the matrix."""
     return dense(x, params["weight"], label=label) + params["bias"]
 
 
 def attention(
-    x: Array, layer: int, weights: Params, config: GPT2Config, past: LayerBlock | None,
-    keys: Array, values: Array, at: Array | int, visible: Array,
+    x: Array, layer: int, weights: Params, config: GPT2Config, prefix: Block | None,
+    keys: Array, values: Array, rows: Rows,
 ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
-    """Attention output [n, d] of the normalised rows `x` [n, d], the cache with their keys and
-    values: [head, positions, head_dim] each, rows from `at` on written; and what left a range
-    (int32).
-
-    `visible` [n, positions] is the mask; `past` is the block of a prefix.
+    """Attention output [L n, d] of the normalised rows `x` [L n, d], one layer's cache with their
+    keys and values ([L head, position, head_dim] each), and what left a range (int32).
     """
-    n = x.shape[0]
+    lanes = rows.visible.shape[0]
     query, key, value = (
-        part.reshape(n, config.n_head, config.head_dim).transpose(1, 0, 2)
-        for part in jnp.split(linear(x, weights["qkv"], f"h.{layer}.qkv"), 3, axis=-1)
+        split_heads(part, lanes, config.n_head)
+        for part in jnp.split(_linear(x, weights["qkv"], f"h.{layer}.qkv"), 3, axis=-1)
     )
-    keys, values = append_rows(keys, key, at), append_rows(values, value, at)
-    blocks = [LayerBlock(keys, values, visible)]
-    rows, outside = attend(
-        query, [past, *blocks] if past is not None else blocks, config.largest_score
-    )
-    return linear(rows, weights["out"], f"h.{layer}.out"), keys, values, outside
+    keys, values = append_rows(keys, key, rows.at), append_rows(values, value, rows.at)
+    blocks = layer_blocks(prefix, layer, keys, values, rows.visible)
+    out, outside = attend(query, blocks, config.largest_score)
+    return _linear(join_heads(out, lanes), weights["out"], f"h.{layer}.out"), keys, values, outside
 
 
 def mlp(x: Array, layer: int, weights: Params, config: GPT2Config) -> Array:
     """Feed-forward layer of the normalised rows `x` [n, d]."""
     bits = activation_bits(config.largest_activation)
-    h = gelu(linear(x, weights["fc"], f"h.{layer}.fc"), bits=bits)
-    return linear(h, weights["proj"], f"h.{layer}.proj")
+    h = gelu(_linear(x, weights["fc"], f"h.{layer}.fc"), bits=bits)
+    return _linear(h, weights["proj"], f"h.{layer}.proj")
 
 
-def embed_tokens(weights: Params, tokens: Array, positions: Array) -> Array:
-    """Embedding [n, d] of token ids known in the clear."""
-    return weights["wte"][tokens] + weights["wpe"][positions]
-
-
-def embed_one_hot(weights: Params, one_hot: Array, positions: Array) -> Array:
-    """Embedding [n, d] of secret tokens given as one-hot rows [n, vocab]; positions are public."""
-    return look_up(one_hot, weights["wte"], label="wte") + weights["wpe"][positions]
-
-
-def embed_one_hots(weights: Params, tokens: Array, positions: Array) -> Array:
-    """The same with secret positions: one-hot rows [n, vocab] and [n, context]; one product."""
+def embed(
+    weights: Params, config: GPT2Config, tokens: Array, positions: Array, *, hidden: bool = False
+) -> Array:
+    """See `Family`. Tokens and positions that are both secret take one product."""
+    if tokens.ndim == 1:
+        return weights["wte"][tokens] + weights["wpe"][positions]
+    if not hidden:
+        return look_up(tokens, weights["wte"], label="wte") + weights["wpe"][positions]
+    one_hot = jax.nn.one_hot(positions, config.n_positions, dtype=jnp.float32)
     table = jnp.concatenate([weights["wte"], weights["wpe"]])
-    return look_up(jnp.concatenate([tokens, positions], axis=-1), table, label="wte, wpe")
+    return look_up(jnp.concatenate([tokens, one_hot], axis=-1), table, label="wte, wpe")
 
 
-def step(
+def forward(
     weights: Params,
     config: GPT2Config,
     x: Array,
+    rows: Rows,
     cache: Block,
-    at: Array | int,
-    visible: Array,
     prefix: Block | None = None,
     scale: float = 1.0,
     normalise: Callable[..., tuple[Array, Array]] = rms_norm,
 ) -> tuple[Array, Block, Array]:
-    """The stack on n further positions, of folded weights: normalised rows [n, d], times `scale`,
-    for `head`, the cache with their keys and values, and a count of what left the range of a
-    function on shares (int32; see `protocols.functions.in_range`).
-
-    `x` [n, d] is the embedding of the positions; their rows are written at `at`. `visible`
-    [n, cache.positions] says what each sees, itself included (`see`); all of `prefix` is visible.
-    A caller takes positions back by writing over their rows and not showing them.
-    """
+    """See `Family`. A caller takes rows back by writing over them and not showing them."""
     keys, values = list(cache.keys), list(cache.values)
     outside = jnp.int32(0)
 
@@ -215,36 +224,87 @@ def step(
         outside = outside + out
         return normed
 
-    for i, weights_i in enumerate(weights["blocks"]):
-        past = prefix_layer(prefix, i, x.shape[0]) if prefix is not None else None
+    for i, block in enumerate(weights["blocks"]):
         with jax.named_scope("attention"):
-            rows, keys[i], values[i], out = attention(
-                norm(x), i, weights_i, config, past, keys[i], values[i], at, visible
+            out, keys[i], values[i], left = attention(
+                norm(x), i, block, config, prefix, keys[i], values[i], rows
             )
-            x, outside = x + rows, outside + out
+            x, outside = x + out, outside + left
         with jax.named_scope("mlp"):
-            x = x + mlp(norm(x), i, weights_i, config)
+            x = x + mlp(norm(x), i, block, config)
     return norm(x, scale), Block(tuple(keys), tuple(values)), outside
 
 
 def head(weights: Params, rows: Array, scale: float = 1.0) -> Array:
-    """Logits [n, vocab], times `scale`, of the rows that `step` gave with it."""
+    """Logits [n, vocab], times `scale`, of the rows that `forward` gave with it."""
     with jax.named_scope("head"):
         weight, bias = weights["head"]["weight"], weights["head"]["bias"]
         return dense(rows, weight, label="head") + bias * scale
 
 
-def logits(params: Params, config: GPT2Config, tokens: Array) -> Array:
-    """Logits [n, vocab], less their mean over the vocabulary, of a whole token sequence [n] without
-    a cache; weights not folded.
-    """
-    n = tokens.shape[0]
-    weights = fold(params, config)
-    x = embed_tokens(weights, tokens, jnp.arange(n))
-    room = empty_block(config.n_layer, config.n_head, n, config.head_dim)
-    rows, _, _ = step(weights, config, x, room, 0, see(0, n, n))
-    return head(weights, rows)
+# ---- what weights bound
 
+
+def bounds(weights: Params, config: GPT2Config) -> Bounds:
+    """For every input whatever."""
+    d, m = config.n_embd, config.n_head
+    blocks = [{name: linear(layer) for name, layer in b.items()} for b in weights["blocks"]]
+    last = linear(weights["head"])
+    # |gelu(x)| <= |x|
+    inner = [longest(b["fc"], d) + _GELU_ERROR * math.sqrt(4 * d) for b in blocks]
+    values = [largest(b["qkv"], d) for b in blocks]
+    squares: dict[str, list[float]] = {  # of the length of a row that goes in, by layer
+        "qkv": [d] * len(blocks),
+        "out": [d * v**2 for v in values],
+        "fc": [d] * len(blocks),
+        "proj": [h**2 for h in inner],
+    }
+    products = [
+        largest_product(b[name], square)
+        for name, by_layer in squares.items()
+        for b, square in zip(blocks, by_layer, strict=True)
+    ]
+    scores = [
+        largest_score(query, key, d)
+        for b in blocks
+        for query, key, _ in zip(*(_heads(part, m) for part in _thirds(b["qkv"])), strict=True)
+    ]
+    return Bounds(
+        activation=max(largest(b["fc"], d) for b in blocks),
+        score=max(scores),
+        spread=2 * largest(last, d),
+        linear=max(*products, largest_product(last, d)),
+        entry=float(max(np.max(np.abs(weights[name])) for name in ("wte", "wpe"))),
+        # Weights of attention are up to one each until they are normalised.
+        product=max(values) * (config.n_positions + MORE_ROWS),
+        value=max(values),
+    )
+
+
+def _thirds(qkv: Linear) -> list[Linear]:
+    """Queries, keys and values apart."""
+    return list(zip(*(np.split(part, 3, axis=-1) for part in qkv), strict=True))
+
+
+def _heads(layer: Linear, count: int) -> list[Linear]:
+    """Heads apart."""
+    return list(zip(*(np.split(part, count, axis=-1) for part in layer), strict=True))
+
+
+def _embeddings(weights: Params) -> tuple[Any, Any]:
+    return weights["wte"], weights["wpe"]
+
+
+# ---- the checkpoint
+
+# The `config.json` switches that change the arithmetic, with the only value computed here.
+FIXED_SWITCHES: Mapping[str, Any] = {
+    "tie_word_embeddings": True,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+}
+ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
 
 # Hugging Face parameter name -> path in `Params`; {} stands for the layer number.
 HF_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -265,3 +325,85 @@ HF_NAMES: Mapping[str, tuple[str, ...]] = {
     "ln_f.weight": ("ln_f", "gain"),
     "ln_f.bias": ("ln_f", "bias"),
 }
+
+
+def parse(raw: Mapping[str, Any]) -> GPT2Config:
+    """The shape in `config.json`, after checking that this module computes this very model."""
+    activation = raw.get("activation_function", "gelu_new")
+    if activation not in ACTIVATIONS:
+        raise InputError(f"has activation_function {activation!r}; only gelu_new is supported")
+    check_switches(raw, FIXED_SWITCHES)
+    sizes = {
+        name: positive_int(raw, name)
+        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
+    }
+    if sizes["n_embd"] % sizes["n_head"]:
+        raise InputError(
+            f"has n_embd {sizes['n_embd']} not divisible by n_head {sizes['n_head']}; copy it again"
+        )
+    inner = raw.get("n_inner")
+    if inner is not None and inner != 4 * sizes["n_embd"]:
+        raise InputError(f"has n_inner {inner}; only 4 * n_embd is supported")
+    epsilon = fraction(raw, "layer_norm_epsilon", 1e-5)
+    return GPT2Config(**sizes, layer_norm_epsilon=epsilon)
+
+
+def describe(config: GPT2Config) -> dict[str, Any]:
+    """`config.json` as the transformers library writes it for this shape."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocab_size,
+        "n_positions": config.n_positions,
+        "n_ctx": config.n_positions,
+        "n_embd": config.n_embd,
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "n_inner": None,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+        "initializer_range": 0.02,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "reorder_and_upcast_attn": False,
+        "tie_word_embeddings": True,
+        "use_cache": True,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+
+
+def tensors(config: GPT2Config) -> Iterator[Tensor]:
+    """Every parameter of the model."""
+    d = config.n_embd
+    outside = {"wte": (config.vocab_size, d), "wpe": (config.n_positions, d)}
+    linears = {"qkv": (d, 3 * d), "out": (d, d), "fc": (d, 4 * d), "proj": (4 * d, d)}
+    for name, path in HF_NAMES.items():
+        for layer in range(config.n_layer) if "{}" in name else (0,):
+            of = path[0] if len(path) == 1 else path[-2]
+            shape = outside.get(of, linears.get(of, (d,)))  # of a norm: (d,)
+            if path[-1] == "bias":
+                shape = shape[-1:]
+            place = tuple(part.format(layer) for part in path)
+            yield Tensor(name.format(layer), place, shape)
+
+
+FAMILY = Family(
+    tag="gpt2",
+    config=GPT2Config,
+    parse=parse,
+    describe=describe,
+    tensors=tensors,
+    init=init_params,
+    fold=fold,
+    bounds=bounds,
+    embeddings=_embeddings,
+    embed=embed,
+    forward=forward,
+    head=head,
+    prefix="transformer.",
+    copies={"lm_head.weight": "wte.weight"},
+)

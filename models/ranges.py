@@ -11,11 +11,9 @@ that they say little of the weights.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import jax
 import numpy as np
 
 from protocols.arithmetic.product import LIFT
@@ -24,9 +22,6 @@ from protocols.functions.nonlinear import LARGEST_ACTIVATION, LARGEST_SCORE, NOR
 from protocols.verification.distribution import SPREAD
 from spu_llm.core.errors import InputError
 
-if TYPE_CHECKING:
-    from models.gpt2 import GPT2Config
-
 LEAST_SPREAD = 64.0  # nats: a race's noise spreads over 41
 LARGEST_SPREAD = 2.0**12  # comparisons of logits have 31 bits at temperature 1
 LARGEST_PRODUCT = 2.0**24  # of words that have 36 fraction bits before a truncation
@@ -34,10 +29,9 @@ LARGEST_LINEAR = 2.0 ** (25 - LIFT)  # of a layer's, which has LIFT more
 LARGEST_ENTRY = 2.0 ** (25 - LOOK_UP_LIFT)  # of a table
 LARGEST_VALUE = 2.0**17  # of attention: its rows have 44 fraction bits before they are normalised
 _SLACK = 1.01  # functions on shares are approximate: norms are off by 0.001,
-_GELU_ERROR = 0.002  # a GELU by this
 _ROUNDING = 2.0**-18  # and words by a unit
 _OCTAVES = 26  # that one table of a norm holds
-_MORE_ROWS = 256  # of a cache, beyond the model's context: rejected drafts
+MORE_ROWS = 256  # of a cache, beyond the model's context: rejected drafts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,41 +86,13 @@ class Bounds:
     value: float
 
 
-def bounds(weights: Any, config: GPT2Config) -> Bounds:
-    """For every input whatever. InputError for weights that are no numbers."""
-    if not all(np.all(np.isfinite(w)) for w in jax.tree.leaves(weights)):
-        raise InputError("the model has NaN or infinite weights; save it again")
-    d, blocks = config.n_embd, weights["blocks"]
-    activation = max(_largest(b["fc"], d) for b in blocks)
-    spread = 2 * _largest(weights["head"], d)
-    # |gelu(x)| <= |x|
-    inner = [_longest(b["fc"], d) + _GELU_ERROR * math.sqrt(4 * d) for b in blocks]
-    values = [_largest(b["qkv"], d) for b in blocks]
-    squares: dict[str, list[float]] = {  # of the length of a row that goes in, by layer
-        "qkv": [d] * len(blocks),
-        "out": [d * v**2 for v in values],
-        "fc": [d] * len(blocks),
-        "proj": [h**2 for h in inner],
-    }
-    linear = [
-        _largest_product(b[name], square)
-        for name, by_layer in squares.items()
-        for b, square in zip(blocks, by_layer, strict=True)
-    ]
-    linear.append(_largest_product(weights["head"], d))
-    entry = max(np.max(np.abs(weights[name])) for name in ("wte", "wpe"))
-    # Weights of attention are up to one each until they are normalised.
-    product = max(values) * (config.n_positions + _MORE_ROWS)
-    score = max(_largest_score(b["qkv"], config) for b in blocks)
-    found = [activation, score, spread, max(linear), entry, product, max(values)]
-    return Bounds(*(np.array(found, np.float64) * _SLACK).tolist())
+def with_slack(bounds: Bounds) -> Bounds:
+    """What activations on shares can be, which are approximate."""
+    return Bounds(**{name: float(_SLACK * value) for name, value in asdict(bounds).items()})
 
 
-def check_ranges(weights: Any, config: GPT2Config) -> None:
-    """InputError when activations of a model with these folded weights may leave the ranges of its
-    configuration without being noticed.
-    """
-    found = bounds(weights, config)
+def check_bounds(found: Bounds, config: Ranges) -> None:
+    """InputError when activations with these bounds may leave the ranges without being noticed."""
     for bound, most in (
         (found.linear, LARGEST_LINEAR),
         (found.product, LARGEST_PRODUCT),
@@ -159,47 +125,49 @@ def check_ranges(weights: Any, config: GPT2Config) -> None:
             )
 
 
-def _largest_product(linear: Any, square: float) -> float:
+Linear = tuple[np.ndarray, np.ndarray]  # weight [k, m] and bias [m], float64
+
+
+def linear(params: Any) -> Linear:
+    """A layer's matrix and bias."""
+    weight = np.asarray(params["weight"], np.float64)
+    bias = np.asarray(params["bias"], np.float64) if "bias" in params else np.zeros(weight.shape[1])
+    return weight, bias
+
+
+def largest_product(layer: Linear, square: float) -> float:
     """Of any entry of x @ weight, for |x|^2 = square."""
-    columns = np.linalg.norm(np.asarray(linear["weight"], np.float64), axis=0)
-    return float(np.sqrt(square) * np.max(columns))
+    return float(np.sqrt(square) * np.max(np.linalg.norm(layer[0], axis=0)))
 
 
-def _largest(linear: Any, square: float) -> float:
+def largest(layer: Linear, square: float) -> float:
     """Of any entry of x @ weight + bias, for |x|^2 = square."""
-    columns = np.linalg.norm(np.asarray(linear["weight"], np.float64), axis=0)
-    return float(np.max(np.sqrt(square) * columns + np.abs(linear["bias"])))
+    columns = np.linalg.norm(layer[0], axis=0)
+    return float(np.max(np.sqrt(square) * columns + np.abs(layer[1])))
 
 
-def _longest(linear: Any, square: float) -> float:
+def longest(layer: Linear, square: float) -> float:
     """Of any row x @ weight + bias, for |x|^2 = square."""
-    weight = np.asarray(linear["weight"], np.float64)
+    weight, bias = layer
     spectral = np.sqrt(np.linalg.eigvalsh(weight @ weight.T)[-1])
-    return float(np.sqrt(square) * spectral + np.linalg.norm(linear["bias"]))
+    return float(np.sqrt(square) * spectral + np.linalg.norm(bias))
 
 
-def _largest_score(qkv: Any, config: GPT2Config) -> float:
-    """Of q k^T for q = x W_q + b_q and k = y W_k + b_k with |x| = |y| = sqrt(d), in any head."""
-    weight = np.asarray(qkv["weight"], np.float64)
-    query, key, _ = np.split(weight, 3, axis=1)
-    query_bias, key_bias, _ = np.split(np.asarray(qkv["bias"], np.float64), 3)
-    root, largest = np.sqrt(config.n_embd), 0.0
-    for head in range(config.n_head):
-        at = slice(head * config.head_dim, (head + 1) * config.head_dim)
-        (w_q, w_k), (b_q, b_k) = (query[:, at], key[:, at]), (query_bias[at], key_bias[at])
-        # The largest singular value of W_q W_k^T, from two small matrices.
-        r_q, r_k = np.linalg.qr(w_q)[1], np.linalg.qr(w_k)[1]
-        spectral = np.linalg.norm(r_q @ r_k.T, 2)
-        crossed = np.linalg.norm(w_q @ b_k) + np.linalg.norm(w_k @ b_q)
-        # What rounding does to q meets all of k, and the other way round.
-        lengths = root * (np.linalg.norm(r_q, 2) + np.linalg.norm(r_k, 2))
-        lengths += np.linalg.norm(b_q) + np.linalg.norm(b_k)
-        rounded = (config.n_embd + 2) * _ROUNDING * np.sqrt(config.head_dim) * lengths
-        bound = config.n_embd * spectral + root * crossed + abs(b_q @ b_k) + rounded
-        largest = max(largest, bound)
-    return float(largest)
+def largest_score(query: Linear, key: Linear, square: float) -> float:
+    """Of q k^T for q = x W_q + b_q and k = y W_k + b_k with |x|^2 = |y|^2 = square, of one head."""
+    (w_q, b_q), (w_k, b_k) = query, key
+    inputs, d = w_q.shape
+    # The largest singular value of W_q W_k^T, from two small matrices.
+    r_q, r_k = np.linalg.qr(w_q)[1], np.linalg.qr(w_k)[1]
+    spectral = np.linalg.norm(r_q @ r_k.T, 2)
+    crossed = np.linalg.norm(w_q @ b_k) + np.linalg.norm(w_k @ b_q)
+    # What rounding does to q meets all of k, and the other way round.
+    lengths = np.sqrt(square) * (np.linalg.norm(r_q, 2) + np.linalg.norm(r_k, 2))
+    lengths += np.linalg.norm(b_q) + np.linalg.norm(b_k)
+    rounded = (inputs + 2) * _ROUNDING * np.sqrt(d) * lengths
+    return float(square * spectral + np.sqrt(square) * crossed + abs(b_q @ b_k) + rounded)
 
 
-def as_dict(config: GPT2Config) -> dict[str, Any]:
+def as_dict(config: Ranges) -> dict[str, Any]:
     """The ranges of a configuration, as they are stored."""
     return {name: value for name, value in asdict(config).items() if name in NAMES}

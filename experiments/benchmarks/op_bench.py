@@ -203,10 +203,10 @@ class Bench:
                 self._run_once(runs, values)
         chunks = [e for e in session.meter.entries[mark:] if e.kind == "pool"]
         calls = [call.cost for call in session.demand(ours.function, *values)[0].calls]
-        mine = ours.summary()
-        mine |= {
+        own = ours.summary()
+        own |= {
             # Of several ops, some side by side: each round is a message each way.
-            "rounds": calls[0].rounds if len(calls) == 1 else int(mine["messages"]) // 2,
+            "rounds": calls[0].rounds if len(calls) == 1 else int(own["messages"]) // 2,
             "as_priced": all(_is_priced(cost, calls) for cost in ours.costs[1:]),
             "offline": self._offline(ours.demand) | {"chunks_made": self._sum(chunks)},
             "units": {n.correlation.name: n.units for n in ours.demand},
@@ -216,15 +216,15 @@ class Bench:
         others = [{"way": name} | runs.summary() for name, runs in stock.items()]
         return {
             "op": case.name, "does": case.does, "size": size, "unit": case.unit, "values": count,
-            "ours": mine,
-            "stock": [other | {"ratio": ratios(mine, other)} for other in others],
+            "ours": own,
+            "stock": [other | {"ratio": ratios(own, other)} for other in others],
             "memory_before": before,
         }  # fmt: skip
 
     def memory(self) -> dict[str, int]:
         """Resident bytes of both workers now, at the client."""
-        mine = resident("VmRSS")
-        return dict(zip(ROLES, (mine, self._hear(mine, 0)[1]), strict=True))
+        own = resident("VmRSS")
+        return dict(zip(ROLES, (own, self._hear(own, 0)[1]), strict=True))
 
     def _give(self, x: Input) -> Value:
         """An input in its form. Shares are uniform, but for those of fixed-point numbers."""
@@ -282,8 +282,8 @@ class Bench:
         chunks = counts.pop("chunks")
         assert not (chunks and runs.costs), "a refill in the middle of a run"
         memory = peak, peak - before
-        their_end, *theirs = self._hear(*memory)
-        runs.add(counts | {"seconds": (max(end, their_end) - start) / 1e9}, memory, theirs)
+        their_end, *peers = self._hear(*memory)
+        runs.add(counts | {"seconds": (max(end, their_end) - start) / 1e9}, memory, peers)
         opened = session.get(session.call(_open, result))
         if opened is not None and runs.wanted is not None:
             runs.check(opened)

@@ -25,15 +25,19 @@ from experiments.common.kinds import by_kind
 from experiments.common.measured import peaks, price, summed, timed, total
 from experiments.common.memory import forget_peak
 from experiments.common.two_parties import machine, run_study
-from models.gpt2 import GPT2Config, Params, init_params, logits
+from models.family import Params, logits
+from models.gpt2 import GPT2Config, init_params
 from protocols.verification.distribution import Streams
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT, PROVIDER, public
+from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.systems.decoding.generate import Programs, announce, private_tree, share_weights
+from spu_llm.runtime.session import private_tree
+from spu_llm.systems.decoding.decoder import Judged, JudgeInputs
+from spu_llm.systems.decoding.generate import Completion, announce
 from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.program import Job, Program, Send
 
 # Times GPT-2's initial scale, of matrices of blocks and of embeddings: logits then differ by more
@@ -117,7 +121,7 @@ def run(session: PartySession, job: Job[Shape, ClientInputs], send: Send) -> dic
         session.ledger.declare(rank, "the weights: random numbers of a known seed (study)")
     with session.meter.in_phase("offline"):
         send("stage", name="making weights and programs")
-        completion = _Completion(session, shape, job)
+        completion = _Course(session, shape, job)
     session.on_batch = lambda made, total: send("update", name=f"material {made} of {total}")
     forget_peak()
     send("stage", name=f"prefilling {shape.prompt_tokens} tokens")
@@ -140,64 +144,50 @@ def run(session: PartySession, job: Job[Shape, ClientInputs], send: Send) -> dic
     }
 
 
-class _Completion:
+class _Course:
     """One party's half of the measured completion."""
 
     def __init__(
         self, session: PartySession, shape: Shape, job: Job[Shape, ClientInputs]
     ) -> None:
         self._session, self._second_batches = session, shape.second_batches
-        self._programs = Programs.build(shape.config, shape.request)
+        self._completion = Completion.of(shape.config, shape.request)
         params = shape.weights() if session.rank == PROVIDER else None
-        self._weights = share_weights(session, shape.config, params)
+        weights = share_weights(session, shape.config, params)
+        self._decoder = self._completion.decoder(session, weights)
+        self._completion.prepare(session, self._decoder)
         self._prompt = job.client.prompt if session.rank == CLIENT else []
         self._streams = Streams(Prg.from_os(), Prg.from_os())
         self._secrets = Prg.from_os()  # the provider's part of the joint randomness
-        self._shared: Any = None
-        self._length = 0  # rows of the cache
         self.emitted: list[int] = []  # at the client
-        self._programs.prepare(session, self._weights)
 
     def prefill(self) -> dict[str, Any]:
-        n = len(self._prompt) or self._programs.request.prompt_tokens
-        prompt = self._private_tokens(lambda: self._prompt, n)
-        args = (self._weights, prompt, *self._verifier_inputs(), None)
-        cost = self._measured("prefill", self._programs.secure.prefill, args)
-        self._length = n
-        return cost
+        shape = (1, self._completion.request.prompt_tokens)
+        prompt = self._session.private(CLIENT, np.array, shape, np.int32, [self._prompt])
+        inputs = self._inputs()
+        return self._measured("prefill", lambda: self._decoder.prefill(prompt, inputs))
 
     def decode(self) -> dict[str, Any]:
         """One further token."""
-        token = self._private_tokens(lambda: self.emitted[-1:], 1)
-        self._shared, self._length = self._programs.with_room(
-            self._session.call, self._shared, self._length, self._programs.kept_shapes
-        )
-        args = (
-            self._weights, token, None, *self._verifier_inputs(), self._shared,
-            public(np.int32(self._length)), None,
-        )  # fmt: skip
-        cost = self._measured(f"token {self._length}", self._programs.secure.decode, args)
-        self._length += 1
-        return cost
+        last = [self.emitted[-1:]]
+        token = self._session.private(CLIENT, np.array, (1, 1), np.int32, last)
+        inputs, phase = self._inputs(), f"token {len(self._session.meter.seconds)}"
+        all_stay = np.ones((1, 1), bool)
+        return self._measured(phase, lambda: self._decoder.step(token, inputs, all_stay))
 
-    def _measured(self, phase: str, function: Any, args: tuple[Any, ...]) -> dict[str, Any]:
-        """Make what a call takes, then call, resolve and announce on the clock."""
+    def _measured(self, phase: str, forward: Callable[[], Judged]) -> dict[str, Any]:
+        """Make what a forward takes, then run it, resolve and announce on the clock."""
         session, mark = self._session, len(self._session.meter.entries)
-        demand, _ = session.demand(function, *args)
 
         def work() -> None:
-            session.make(demand)
-            outcome, _, self._shared = session.call(function, *args)
-            seen = jax.tree.map(session.get, outcome)
-            if session.rank == CLIENT:
-                vocab = self._programs.config.vocab_size
-                _, token = self._programs.verifier.resolve(
-                    seen, [], np.zeros((0, vocab)), lambda: 0.0
-                )
-                self.emitted.append(token)
-            session.call(announce, session.private(CLIENT, lambda: [0, 0], (2,), np.int32))
+            seen = jax.tree.map(session.get, forward().outcome)
+            session.local(CLIENT, self._emit, seen)
+            session.call(announce, session.private(CLIENT, np.zeros, (2,), np.int32, 2))
 
         _, cost = timed(session, phase, work)
+        demand = self._decoder.demand
+        assert self._decoder.last is not None
+        function, args = self._decoder.last
         entries = [
             e
             for e in session.meter.entries[mark:]
@@ -214,21 +204,22 @@ class _Completion:
             "material": material,
         }
 
-    def _private_tokens(self, work: Callable[[], Sequence[int]], count: int) -> Any:
-        return self._session.private(CLIENT, work, (count,), np.int32)
+    def _emit(self, outcome: Any) -> None:
+        q = np.zeros((0, self._completion.layout.config.vocab_size))
+        _, token = self._completion.verifier.resolve(outcome, [], q, lambda: 0.0)
+        self.emitted.append(token)
 
-    def _verifier_inputs(self) -> tuple[Any, Any]:
-        verifier, vocab = self._programs.verifier, self._programs.config.vocab_size
-
-        def mine() -> Any:
-            position = self._length + 1
-            return verifier.client_input([], np.zeros((0, vocab)), position, self._streams)
-
-        return (
-            private_tree(self._session, CLIENT, mine, verifier.client_shapes(0, vocab)),
+    def _inputs(self) -> JudgeInputs:
+        session, verifier = self._session, self._completion.verifier
+        shapes, vocab = self._decoder.judge_shapes(1), self._completion.layout.config.vocab_size
+        position = len(self._prompt) + len(self.emitted)
+        return JudgeInputs(
             private_tree(
-                self._session, PROVIDER, lambda: verifier.provider_input(0, self._secrets),
-                verifier.provider_shapes(0),
+                session, CLIENT, verifier.client_input, shapes.client,
+                [], np.zeros((0, vocab)), position, self._streams,
+            ),
+            private_tree(
+                session, PROVIDER, verifier.provider_input, shapes.provider, 0, self._secrets
             ),
         )  # fmt: skip
 

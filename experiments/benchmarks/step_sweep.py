@@ -27,21 +27,22 @@ from experiments.common.measured import medians, peaks, price, summed, timed
 from experiments.common.memory import forget_peak
 from experiments.common.two_parties import machine, run_study
 from models.draft import Drafter
-from models.gpt2 import GPT2Config
+from models.family import ModelConfig
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from protocols.verification.variants import Verifier, verifier
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.plan import Run
-from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT, PROVIDER, public
+from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.systems.decoding import secure_model as secure_gpt2
-from spu_llm.systems.decoding.generate import announce, private_tree, share_weights
+from spu_llm.runtime.session import private_tree
+from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs
+from spu_llm.systems.decoding.generate import announce
 from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.secure_model import Layout, share_weights
 from spu_llm.systems.program import Job, Program, Send
 
 NEW_TOKENS = 32  # the cache has room for a completion of this length
@@ -75,7 +76,7 @@ def capacity_for(prompt_tokens: int, positions: Sequence[int]) -> int:
 
 
 def check_positions(
-    config: GPT2Config, prompt_tokens: int, positions: Sequence[int], temperature: float = 1.0
+    config: ModelConfig, prompt_tokens: int, positions: Sequence[int], temperature: float = 1.0
 ) -> None:
     """InputError unless a completion could take steps of these sizes after such a prompt."""
     if not positions:
@@ -84,10 +85,10 @@ def check_positions(
         if not 1 <= n <= 17:
             raise InputError(f"--positions must be 1 to 17, found {n}")
         Request(prompt_tokens, 1, n - 1, temperature=temperature).check(config)
-    if prompt_tokens + max(positions) > config.n_positions:
+    if prompt_tokens + max(positions) > config.context:
         raise InputError(
             f"{prompt_tokens} prompt tokens and {max(positions)} positions exceed the model's "
-            f"context of {config.n_positions}; use a shorter prompt"
+            f"context of {config.context}; use a shorter prompt"
         )
 
 
@@ -100,7 +101,7 @@ def run(session: PartySession, job: Job[SweepRequest, ClientInputs], send: Send)
     with session.meter.in_phase("offline"):
         sweep = _Sweep(session, job, config, positions)
         send("stage", name="compiling")
-        sweep.compile(lambda name: send("update", name=name))
+        sweep.compile()
     session.on_batch = lambda made, total: send("update", name=f"material {made} of {total}")
     forget_peak()
     send("stage", name=f"prefilling {sweep.prompt_tokens} tokens")
@@ -136,10 +137,10 @@ class _Sweep:
         self,
         session: PartySession,
         job: Job[SweepRequest, ClientInputs],
-        config: GPT2Config,
+        config: ModelConfig,
         positions: Sequence[int],
     ) -> None:
-        self._session, self._config = session, config
+        self._session = session
         self._positions = list(dict.fromkeys(positions))
         self.prompt_tokens = job.request.prompt_tokens
         self.capacity = capacity_for(self.prompt_tokens, positions)
@@ -147,65 +148,48 @@ class _Sweep:
             self.prompt_tokens, NEW_TOKENS, 0, temperature=job.request.temperature
         )
         self._verifier = verifier("token", asked.sampling)
-        self._secure = secure_gpt2.build(
-            config, self.capacity, self._verifier, asked.logits_scale
-        )
-        mine = session.rank == CLIENT
-        params = None if mine else load_model(Path(job.provider.model_dir))[1]
-        self._weights = share_weights(session, config, params)
-        self._client = _Drafts(job.client, self.capacity, self._verifier) if mine else None
-        self._prompt = job.client.prompt if mine else []
+        own = session.rank == CLIENT
+        params = None if own else load_model(Path(job.provider.model_dir))[1]
+        weights = share_weights(session, config, params)
+        layout = Layout(config, (self.prompt_tokens,), (self.capacity,), scale=asked.logits_scale)
+        self._decoder = Decoder(session, layout, self._verifier, weights)
+        self._client = _Drafts(job.client, self.capacity, self._verifier) if own else None
         self._secrets = Prg.from_os()  # the provider's part of the joint randomness
-        self._shared: Any = None
+        self._last = 0  # positions of the last step
         self._demand: dict[int, Demand] = {}
         self._steps_of: dict[int, Any] = {}
 
-    def compile(self, update: Callable[[str], None]) -> None:
+    def compile(self) -> None:
         """Agree with the peer on all programs, before the first secret."""
-        session, shape = self._session, jax.ShapeDtypeStruct
-        prompt = shape((self.prompt_tokens,), np.int32)
-        prefill = (self._weights, prompt, *self._verifier_shapes(0), None)
-        session.prepare(self._secure.prefill, *prefill)
-        shapes = jax.tree.map(lambda v: shape(v.shape, v.dtype), prefill)
-        _, _, shared = jax.eval_shape(self._secure.prefill.fn, *shapes)
-        for n in self._positions:
-            update(f"compiling the step of {n} positions")
-            tokens, inputs = shape((n,), np.int32), self._verifier_shapes(n - 1)
-            session.prepare(
-                self._secure.decode, self._weights, tokens, None, *inputs, shared,
-                shape((), np.int32), None,
-            )  # fmt: skip
-        session.prepare(announce, shape((2,), np.int32))
+        self._decoder.prepare(self._positions)
+        self._session.prepare(announce, jax.ShapeDtypeStruct((2,), np.int32))
 
     def prefill(self) -> dict[str, Any]:
         """The prompt into the cache; its cost."""
-        session = self._session
-        prompt = session.private(CLIENT, lambda: self._prompt, (self.prompt_tokens,), np.int32)
-        args = (self._weights, prompt, *self._inputs(0), None)
-        _, cost = self._measured("prefill", self._secure.prefill, args)
-        if self._client is not None:
-            self._client.start()
+        session, shape = self._session, (1, self.prompt_tokens)
+        prompt = session.private(CLIENT, _Drafts.prompt, shape, np.int32, self._client)
+        inputs = self._inputs(0)
+        cost = self._measured("prefill", lambda: self._decoder.prefill(prompt, inputs))
+        session.local(CLIENT, _Drafts.start, self._client)
         return cost
 
     def step(self, n: int) -> dict[str, Any]:
         """The cost of one decode step of n positions."""
-        session, client = self._session, self._client
+        session, decoder = self._session, self._decoder
         started = time.perf_counter()
         inputs = self._inputs(n - 1)
         drafting = time.perf_counter() - started
-        tokens = session.private(
-            CLIENT, lambda: client.step_tokens() if client else [], (n,), np.int32
-        )
-        args = (
-            self._weights, tokens, None, *inputs, self._shared,
-            public(np.int32(self.prompt_tokens)), None,
-        )  # fmt: skip
-        decode = self._secure.decode
-        if n not in self._demand:
-            self._demand[n] = session.demand(decode, *args)[0]
-            self._steps_of[n] = decode.plan(*args)[0].steps
+        tokens = session.private(CLIENT, _Drafts.step_tokens, (1, n), np.int32, self._client)
         mark = len(session.meter.entries)
-        phase, cost = self._measured(f"step {len(session.meter.seconds)}", decode, args)
+        phase = f"step {len(session.meter.seconds)}"
+        # The text never moves on.
+        nothing, self._last = np.zeros((1, self._last), bool), n
+        cost = self._measured(phase, lambda: decoder.step(tokens, inputs, nothing))
+        assert decoder.last is not None
+        decode, args = decoder.last
+        if n not in self._demand:
+            self._demand[n] = decoder.demand
+            self._steps_of[n] = decode.plan(*args)[0].steps
         entries = [
             e
             for e in session.meter.entries[mark:]
@@ -231,44 +215,28 @@ class _Sweep:
             "material": material,
         }
 
-    def _measured(
-        self, phase: str, function: SecureFunction, args: tuple[Any, ...]
-    ) -> tuple[str, dict[str, Any]]:
-        """Make what a call takes, then call, resolve and announce on the clock."""
+    def _measured(self, phase: str, forward: Callable[[], Judged]) -> dict[str, Any]:
+        """Make what a forward takes, then run it, resolve and announce on the clock."""
         session = self._session
 
         def work() -> None:
-            session.make_ready(function, *args)
-            outcome, _, self._shared = session.call(function, *args)
-            seen = jax.tree.map(session.get, outcome)
-            accepted = 0
-            if self._client is not None:
-                accepted = self._client.resolve(seen)
-            session.call(announce, session.private(CLIENT, lambda: [accepted, 0], (2,), np.int32))
+            seen = jax.tree.map(session.get, forward().outcome)
+            accepted = session.local(CLIENT, _Drafts.resolve, self._client, seen)
+            said = session.private(CLIENT, np.array, (2,), np.int32, [accepted, 0])
+            session.call(announce, said)
 
-        return phase, timed(session, phase, work)[1]
+        return timed(session, phase, work)[1]
 
-    def _inputs(self, count: int) -> tuple[Any, Any]:
+    def _inputs(self, count: int) -> JudgeInputs:
         """Both parties' inputs to the verifier of `count` drafts, which the client makes here."""
-
-        def mine() -> Any:
-            assert self._client is not None
-            return self._client.propose(count)
-
-        def theirs() -> Any:
-            return self._verifier.provider_input(count, self._secrets)
-
-        shapes = self._verifier_shapes(count)
-        return (
-            private_tree(self._session, CLIENT, mine, shapes[0]),
-            private_tree(self._session, PROVIDER, theirs, shapes[1]),
-        )
-
-    def _verifier_shapes(self, drafts: int) -> tuple[Any, Any]:
-        return (
-            self._verifier.client_shapes(drafts, self._config.vocab_size),
-            self._verifier.provider_shapes(drafts),
-        )
+        session, shapes = self._session, self._decoder.judge_shapes(count + 1)
+        return JudgeInputs(
+            private_tree(session, CLIENT, _Drafts.propose, shapes.client, self._client, count),
+            private_tree(
+                session, PROVIDER, self._verifier.provider_input, shapes.provider,
+                count, self._secrets,
+            ),
+        )  # fmt: skip
 
 
 class _Drafts:
@@ -284,6 +252,10 @@ class _Drafts:
         self._q = np.zeros((0, config.vocab_size))
         self._token = 0
 
+    def prompt(self) -> list[list[int]]:
+        """Input of the prefill."""
+        return [self._context]
+
     def start(self) -> None:
         """Append the token of the prefill to the text, which then stays as it is."""
         self._context = [*self._context, self._token]
@@ -298,9 +270,9 @@ class _Drafts:
         position = len(self._context)
         return self._verifier.client_input(self._drafts, self._q, position, self._streams)
 
-    def step_tokens(self) -> list[int]:
+    def step_tokens(self) -> list[list[int]]:
         """The last token of the text, not cached yet, and the drafts."""
-        return [self._context[-1], *self._drafts]
+        return [[self._context[-1], *self._drafts]]
 
     def resolve(self, outcome: Any) -> int:
         """Accepted drafts."""

@@ -1,9 +1,9 @@
 """What secure verification alone costs between two processes: Table 2 of the POST paper, for us.
 
 Both parties make the same random logits of a step and share them under uniform masks; the client
-drafts from laws near them. From logits: what a step runs after its forward. From probabilities: the
-same without the exponential, on shares of the exact weights exp(z - max z). `race` takes logits
-alone.
+drafts from distributions near them. From logits: what a step runs after its forward. From
+probabilities: the same without the exponential, on shares of the exact weights exp(z - max z).
+`race` takes logits alone.
 
 Correlated randomness is made before the clock starts and reported on its own. A run lasts from a
 moment that both parties agreed on until the later one of them is done; they read one clock, since a
@@ -320,12 +320,12 @@ class VerifyBench(Bench):
     ) -> tuple[Any, Any]:
         """Both parties' inputs to the verifier."""
 
-        def mine() -> Any:
+        def of_client() -> Any:
             assert step is not None
             return step.client
 
         shapes = chosen.client_shapes(count, self._request.vocab)
-        return private_tree(self._session, CLIENT, mine, shapes), private_tree(
+        return private_tree(self._session, CLIENT, of_client, shapes), private_tree(
             self._session,
             PROVIDER,
             lambda: chosen.provider_input(count, provider_stream(number)),
@@ -351,8 +351,8 @@ class VerifyBench(Bench):
         chunks = counts.pop("chunks")
         assert not chunks, "a refill in the middle of a run"
         memory = peak, peak - self._before
-        their_end, *theirs = self._hear(*memory)
-        runs.add(counts | {"seconds": (max(end, their_end) - start) / 1e9}, memory, theirs)
+        their_end, *peers = self._hear(*memory)
+        runs.add(counts | {"seconds": (max(end, their_end) - start) / 1e9}, memory, peers)
         return result
 
     def _agree_on_start(self) -> int:
@@ -370,10 +370,10 @@ class VerifyBench(Bench):
 
     def _delays(self) -> int:
         """Of the last run, at the client; both parties call this."""
-        mine = self._order
-        order = self._session.private(PROVIDER, lambda: mine, (len(mine),), np.bool_)
-        theirs = self._session.get(self._session.call(_log, order))
-        return delays([mine, theirs.tolist()]) if theirs is not None else 0
+        own = self._order
+        order = self._session.private(PROVIDER, lambda: own, (len(own),), np.bool_)
+        peers = self._session.get(self._session.call(_log, order))
+        return delays([own, peers.tolist()]) if peers is not None else 0
 
 
 def function_of(chosen: Verifier, exact: bool) -> SecureFunction:
@@ -382,10 +382,10 @@ def function_of(chosen: Verifier, exact: bool) -> SecureFunction:
     if not exact:
         return SecureFunction(chosen.verify, owners, f"{chosen.name} from logits")
 
-    def verify(weights: Any, mine: Any, theirs: Any) -> Any:
+    def verify(weights: Any, of_client: Any, of_provider: Any) -> Any:
         if chosen.name == "token":
-            return token.verify(weights, mine, theirs)
-        return post.verify(weights, mine, SAMPLING, naive=chosen.name == "naive")
+            return token.verify(weights, of_client, of_provider)
+        return post.verify(weights, of_client, SAMPLING, naive=chosen.name == "naive")
 
     return SecureFunction(verify, owners, f"{chosen.name} from probabilities")
 

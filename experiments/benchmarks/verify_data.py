@@ -174,20 +174,20 @@ def _post_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
 
 def _token_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
     """The first rejection by the integer rule; the token's block and place by the draws."""
-    mine, theirs = step.client.randomness, step.provider
+    of_client, of_provider = step.client.randomness, step.provider
     count, vocab = len(step.drafts), step.logits.shape[1]
     widths = Widths.of_weights(vocab)
     each = np.arange(count)
-    r = (mine.accept ^ theirs.accept) & ((1 << widths.accept) - 1)
+    r = (of_client.accept ^ of_provider.accept) & ((1 << widths.accept) - 1)
     found = _stop_mistakes(step, k, decisions(step, step.client.q[each, step.drafts], r))
     # max(0, W - Q Z / 2^draft), and by how much it may be off: by W, by Z, and by the truncation.
     w = step.weights(k)
-    law = step.client.q[k] / 2.0**widths.draft
-    rest = np.maximum(w - law * w.sum(), 0.0)
+    distribution = step.client.q[k] / 2.0**widths.draft
+    rest = np.maximum(w - distribution * w.sum(), 0.0)
     shift = widths.shift(widths.draft)
     cut = 2.0 ** (shift - widths.draft) if shift else 0.0
-    off = step.error * (1 + law * vocab) + cut
-    u = ((mine.draw ^ theirs.draw) & ((1 << widths.draw) - 1)) / 2.0**widths.draw
+    off = step.error * (1 + distribution * vocab) + cut
+    u = ((of_client.draw ^ of_provider.draw) & ((1 << widths.draw) - 1)) / 2.0**widths.draw
     size = math.isqrt(vocab - 1) + 1
     edges = np.arange(0, vocab, size)
     block, place = divmod(int(outcome.token), size)

@@ -43,7 +43,7 @@ from experiments.common.saved import DATA
 from experiments.common.two_parties import machine, run_study
 from experiments.spu_baseline import gpt2 as stock_gpt2
 from models.draft import Drafter
-from models.gpt2 import logits
+from models.family import logits
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
@@ -53,9 +53,11 @@ from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession
 from spu_llm.systems.decoding import completion
-from spu_llm.systems.decoding.generate import ClientSide, Programs, generate, share_weights
+from spu_llm.systems.decoding.client_side import ClientSide
+from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.records import COMPLETION, ClientInputs
 from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.program import Job, Send
 
 PROGRAM = replace(COMPLETION, name="completion-study", module=__name__)
@@ -135,10 +137,10 @@ def check(
                 "--tokens must be 3 or more, and --stock-tokens 3 to --tokens, found "
                 f"{asked.tokens} and {asked.stock_tokens}"
             )
-        if length + asked.tokens + DRAFT_LENGTH + 1 > config.n_positions:
+        if length + asked.tokens + DRAFT_LENGTH + 1 > config.context:
             raise InputError(
                 f"{asked.tokens} tokens after the {length} of the prompt '{prompt.kind}' exceed "
-                f"the model's context of {config.n_positions}; lower --tokens"
+                f"the model's context of {config.context}; lower --tokens"
             )
 
 
@@ -381,17 +383,16 @@ def plaintext_tokens(
 ) -> list[int]:
     """What the same completion gives in plaintext with the same seeds."""
     config, params = load_model(model)
-    programs = Programs.build(config, _request(asked, len(given)))
+    wanted = Completion.of(config, _request(asked, len(given)))
     streams = Streams(*(completion.stream(name, asked.seed) for name in ("drafts", "sampling")))
     drafter = None
-    if programs.request.draft_length:
-        rows = programs.live_rows + programs.request.draft_length
-        drafter = Drafter(*load_model(draft_model), rows)
-    client = ClientSide(given, Tokenizer.load(draft_model), drafter, programs.verifier, streams)
+    if drafts := wanted.request.draft_length:
+        drafter = Drafter(*load_model(draft_model), wanted.layout.live_rows + drafts)
+    client = ClientSide(given, Tokenizer.load(draft_model), drafter, wanted.verifier, streams)
     session = PlaintextSession()
-    weights = share_weights(session, config, params)
+    decoder = wanted.decoder(session, share_weights(session, config, params))
     secrets = completion.stream("joint randomness", asked.seed)
-    generate(session, programs, weights, client, secrets)
+    generate(session, wanted, decoder, client, secrets)
     return client.tokens
 
 

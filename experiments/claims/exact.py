@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import enable_x64
 
@@ -28,6 +29,7 @@ from experiments.common import commands
 from experiments.common.replay import Replay
 from experiments.common.saved import DATA
 from experiments.cost_model.workload import ROUNDS, Workload, of_completion, of_layers
+from models.family import ModelConfig
 from models.gpt2 import GPT2Config
 from models.hf import load_config
 from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
@@ -38,9 +40,11 @@ from protocols.bits.compare import sign
 from protocols.bits.convert import to_arith
 from protocols.bits.logic import and_bits, prefix_or
 from protocols.bits.mux import mux
+from protocols.functions.aggregation import OwnedBlock, with_one_maximum, with_own_maxima
 from protocols.functions.argmax import argmax
 from protocols.functions.exponential import exponential
 from protocols.functions.maximum import maximum
+from protocols.functions.nonlinear import score_bits
 from protocols.ot.select import select
 from protocols.verification.sampling import Widths, locate, reject, residual
 from protocols.verification.variants import verifier
@@ -69,6 +73,8 @@ LARGE = {  # sizes that were measured beside the usual ones
     "sign-24": (100_000, 1_000_000), "multiply": (100_000, 1_000_000), "to-arith": (100_000,),
     "square": (100_000,),
 }  # fmt: skip
+ATTENTION = ((4, 1, 32, 96), (4, 8, 32, 96), (12, 8, 256, 512))  # heads, queries, prefix, cache
+HEAD_DIM = 64
 MANY = 6400  # values: a multiple of 64, to which bits are packed
 J, C, P = Owner.JOINT, Owner.CLIENT, Owner.PROVIDER
 
@@ -84,6 +90,7 @@ def figures(model: Path) -> dict[str, Any]:
         protocols = _protocols()
     return {
         "steps": [*_shipped_steps(load_config(model)), *_small_steps()],
+        "attention": _attention(),
         "verification": _verification(),
         "ops": ops,
         "protocols": protocols,
@@ -109,7 +116,7 @@ def cost_of(function: SecureFunction, args: Sequence[Any]) -> Cost:
 # ---- steps of a model
 
 
-def _shipped_steps(config: GPT2Config) -> list[dict[str, Any]]:
+def _shipped_steps(config: ModelConfig) -> list[dict[str, Any]]:
     """As `bench step` runs them after the prompt of demo."""
     prefill, steps = of_sweep(config, PROMPT_TOKENS, POSITIONS)
     named = {f"prefill of {PROMPT_TOKENS}": prefill} | {f"step of {n}": steps[n] for n in steps}
@@ -117,7 +124,7 @@ def _shipped_steps(config: GPT2Config) -> list[dict[str, Any]]:
 
 
 def of_sweep(
-    config: GPT2Config, prompt_tokens: int, positions: Sequence[int], temperature: float = 0.0
+    config: ModelConfig, prompt_tokens: int, positions: Sequence[int], temperature: float = 0.0
 ) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
     """The prefill and the steps of `step_sweep`, all with one cache, by positions."""
     rows = capacity_for(prompt_tokens, positions)
@@ -140,14 +147,14 @@ def _small_steps() -> list[dict[str, Any]]:
     ]
 
 
-def steps_of(config: GPT2Config, request: Request) -> list[dict[str, Any]]:
+def steps_of(config: ModelConfig, request: Request) -> list[dict[str, Any]]:
     """The prefill and the first decode step of a completion, each with what one block adds."""
     one, two = (
-        of_completion(dataclasses.replace(config, n_layer=n), request, []) for n in (1, 2)
+        of_completion(config.with_layers(n), request, []) for n in (1, 2)
     )
     return [
-        _counts(of_layers(a, b, config.n_layer))
-        | {"block": _counts(b.combined(a, 1.0, -1.0)), "bytes_of": _sizes(a, b, config.n_layer)}
+        _counts(of_layers(a, b, config.layers))
+        | {"block": _counts(b.combined(a, 1.0, -1.0)), "bytes_of": _sizes(a, b, config.layers)}
         for a, b in zip(one, two, strict=True)
     ]
 
@@ -159,6 +166,33 @@ def _counts(work: Workload) -> dict[str, int]:
 
 def _sizes(one: Workload, two: Workload, layers: int) -> dict[str, int]:
     return {kind: round(n) for kind, n in of_layers(one, two, layers).bytes_of.items()}
+
+
+def _attention() -> list[dict[str, Any]]:
+    """One layer's attention over a prefix in the provider's clear and the cache, both ways."""
+    found = []
+    for heads, queries, prefix, rows in ATTENTION:
+        for way in (with_one_maximum, with_own_maxima):
+            cost = cost_of(_aggregation(way), _attention_forms(heads, queries, prefix, rows))
+            row = {"heads": heads, "queries": queries, "prefix": prefix, "cache": rows}
+            found.append(row | {"way": way.__name__} | dataclasses.asdict(cost))
+    return found
+
+
+def _aggregation(way: Callable[..., Any]) -> SecureFunction:
+    def attention(query: Any, *blocks: Any) -> Any:
+        owned = [
+            OwnedBlock(k, v, jnp.ones((*query.shape[:2], k.shape[1]), bool))
+            for k, v in (blocks[:2], blocks[2:])
+        ]
+        return way(query, owned, score_bits(511))
+
+    return SecureFunction(attention, (J, P, P, J, J), way.__name__)
+
+
+def _attention_forms(heads: int, queries: int, prefix: int, rows: int) -> list[Any]:
+    shapes = [(queries,), (prefix,), (prefix,), (rows,), (rows,)]
+    return [jax.ShapeDtypeStruct((heads, *n, HEAD_DIM), np.float32) for n in shapes]
 
 
 # ---- ops, functions made of ops, verification

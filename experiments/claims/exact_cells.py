@@ -23,6 +23,8 @@ DOCUMENTS = (ROOT / "experiments" / "RESULTS.md", ROOT / "protocols" / "README.m
 COMMAND = "spu-llm experiment exact --write"
 _MARK = re.compile(r"<!-- exact: (.+) -->$")
 
+WAYS = {"with_one_maximum": "one maximum", "with_own_maxima": "a maximum per block, merged"}
+
 Cells = Mapping[str, Mapping[str, Mapping[str, str]]]  # by table, row, column
 
 
@@ -44,6 +46,14 @@ def cells(figures: Mapping[str, Any]) -> Cells:
     assert _both(short.pop("rsqrt over 2^10")) == _both(short["reciprocal, rsqrt over 2^10"])
     return {
         "steps": {_name(step): _of_step(step) for step in figures["steps"]},
+        "attention": {
+            f"{row['heads']} heads, {row['queries']} queries, prefix {row['prefix']}, cache "
+            f"{row['cache']}, {WAYS[row['way']]}": {
+                "messages": str(row["messages"]), "rounds": str(row["rounds"]),
+                "bytes": f"{_both(row):,}",
+            }
+            for row in figures["attention"]
+        },
         "bytes by kind": {
             _name(step): {kind: f"{step['bytes_of'].get(kind, 0):,}" for kind in KINDS}
             for step in figures["steps"]

@@ -17,7 +17,7 @@ import models
 from experiments.cost_model.estimate import Options, figures
 from experiments.cost_model.prices import Prices
 from experiments.cost_model.workload import of_steps
-from models.gpt2 import GPT2Config
+from models.family import ModelConfig
 from models.hf import load_config
 from spu_llm.net.shaping import NETWORKS as SHAPES
 from spu_llm.systems.decoding.request import Request
@@ -59,7 +59,7 @@ def course(tokens: int, per_step: float, draft_length: int) -> list[int]:
     return stays
 
 
-def cost(config: GPT2Config, request: Request, accepted: Sequence[int], prices: Prices) -> Cost:
+def cost(config: ModelConfig, request: Request, accepted: Sequence[int], prices: Prices) -> Cost:
     """Of a text whose steps accept so many drafts."""
     works = of_steps(config, request, [SHAPES[name] for name in NETWORKS], accepted)
     found: dict[str, list[dict[str, Any]]] = {}
@@ -99,7 +99,7 @@ def cost(config: GPT2Config, request: Request, accepted: Sequence[int], prices: 
 
 
 def table(
-    config: GPT2Config, prompt_tokens: int, tokens: int, drafts: int, rates: Sequence[float]
+    config: ModelConfig, prompt_tokens: int, tokens: int, drafts: int, rates: Sequence[float]
 ) -> str:
     """Shown and hidden beside each other, as Markdown."""
     prices = Prices.load()

@@ -65,10 +65,10 @@ def measure(
     comes first; `stock`: the stock path's layers, too, which take minutes.
     """
     ours = step_sweep.measure(model, draft_model, prompt, positions, repeat, network, 0.0)
-    theirs = None
+    peers = None
     if stock:
-        theirs = stock_layers.measure(model, positions, ours["capacity"], network)
-    return analyse(ours, theirs, local) | {
+        peers = stock_layers.measure(model, positions, ours["capacity"], network)
+    return analyse(ours, peers, local) | {
         "machine": asdict(machine()),
         "config": ours["config"],
         "learned": ours["learned"],

@@ -30,8 +30,8 @@ import numpy as np
 
 from experiments.common import commands
 from experiments.common.two_parties import machine, run_study
-from models.cache import empty_block, see
-from models.gpt2 import GPT2Config, Params, embed_one_hot, fold, head, logits, step
+from models.cache import rows_after
+from models.family import ModelConfig, Params, family_of, logits
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from models.training.snippets import SHIPPED, read_snippets
@@ -43,7 +43,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.systems.decoding.generate import share_weights
+from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.program import Job, Program, Send
 
 WINDOW_TOKENS = 50
@@ -56,17 +56,18 @@ QUANTILES = (0.5, 0.9, 0.99, 0.999)
 # ---- the program of both workers
 
 
-def forward(config: GPT2Config, weights: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+def forward(config: ModelConfig, weights: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Logits [n, vocab] after each of the client's tokens [n], and what left a range (int32)."""
-    n = tokens.shape[0]
+    n, family = tokens.shape[0], family_of(config)
     one_hot = jax.nn.one_hot(tokens, config.vocab_size, dtype=jnp.float32)
-    x = embed_one_hot(weights, one_hot, jnp.arange(n))
-    room = empty_block(config.n_layer, config.n_head, n, config.head_dim)
-    rows, _, outside = step(weights, config, x, room, 0, see(0, n, n))
-    return head(weights, rows), outside
+    x = family.embed(weights, config, one_hot, jnp.arange(n))
+    rows, _, outside = family.forward(
+        weights, config, x, rows_after(0, n, n), config.empty_cache(n)
+    )
+    return family.head(weights, rows), outside
 
 
-def build(config: GPT2Config) -> SecureFunction:
+def build(config: ModelConfig) -> SecureFunction:
     """Secure forward of the client's tokens [n]: logits [n, vocab] to the client."""
 
     def opened(weights: Any, tokens: jax.Array) -> jax.Array:
@@ -82,9 +83,9 @@ class Windows:
     windows: int
     window_tokens: int
 
-    def check(self, config: GPT2Config) -> None:
+    def check(self, config: ModelConfig) -> None:
         """InputError when they do not fit the model."""
-        if self.windows < 1 or not 1 <= self.window_tokens <= config.n_positions:
+        if self.windows < 1 or not 1 <= self.window_tokens <= config.context:
             raise InputError(
                 f"{self.windows} windows of {self.window_tokens} tokens do not fit this model"
             )
@@ -200,12 +201,12 @@ def perplexity(tokens: np.ndarray, rows: np.ndarray) -> float:
 
 
 def in_pieces(
-    config: GPT2Config, params: Params, length: int
+    config: ModelConfig, params: Params, length: int
 ) -> Callable[[np.ndarray], tuple[np.ndarray, int]]:
     """A function of the tokens [length] of a window: logits [length, vocab] by the pieces that two
     parties compute with, and what says that an activation was out of range (0: none was).
     """
-    leaves, tree = jax.tree.flatten(fold(params, config))
+    leaves, tree = jax.tree.flatten(family_of(config).fold(params, config))
 
     def flat(tokens: jax.Array, *weights: jax.Array) -> list[jax.Array]:
         return list(forward(config, jax.tree.unflatten(tree, weights), tokens))
@@ -252,7 +253,7 @@ def _float32(model: Path, tokens: np.ndarray) -> np.ndarray:
 
 def _windows(model: Path, held_out: Path, positions: int) -> np.ndarray:
     """Windows of about so many positions of the text in `held_out`."""
-    length = min(WINDOW_TOKENS, load_config(model).n_positions, positions)
+    length = min(WINDOW_TOKENS, load_config(model).context, positions)
     texts = [snippet.text for snippet in read_snippets(held_out)]
     return windows_from(texts, Tokenizer.load(model), math.ceil(positions / length), length)
 

@@ -2,11 +2,11 @@
 
 Claim: a run with another prompt of the same length, or another model of the same shape, looks like
 a further run with equal secrets, message by message. `EQUAL_RUNS` runs have equal secrets; others
-differ in the client's (prompt, drafts and their laws) or the provider's (weights). The public
-course is the same in all: prefill, then `STEPS` steps of which `ACCEPTED` drafts are kept, whatever
-the verification (the default variant) says. A recorder at the client's end of the connection lists
-the workers' messages; one message is paired with the same one of another run by its name (see
-`experiments.common.wire`).
+differ in the client's (prompt, drafts and their distributions) or the provider's (weights). The
+public course is the same in all: prefill, then `STEPS` steps of which `ACCEPTED` drafts are kept,
+whatever the verification (the default variant) says. A recorder at the client's end of the
+connection lists the workers' messages; one message is paired with the same one of another run by
+its name (see `experiments.common.wire`).
 
 Criterion, for each run with other secrets, against those with equal ones:
 1. It consists of the same messages, and every step of the plan counts as many.
@@ -30,7 +30,7 @@ import argparse
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,18 +41,20 @@ import numpy as np
 from experiments.common import commands
 from experiments.common.two_parties import machine, run_study
 from experiments.common.wire import Message, Recorder
-from models.gpt2 import GPT2Config, Params, init_params
+from models.family import ModelConfig, Params, family_of
 from models.hf import load_model, save_model
 from models.tokenizer import TOKENIZER_FILE, Tokenizer
 from protocols.verification.distribution import DRAFT_BITS, Sampling, Streams
 from protocols.verification.variants import verifier
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT, PROVIDER, public
+from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.net.stream import ByteStream
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.systems.decoding import secure_model as secure_gpt2
-from spu_llm.systems.decoding.generate import announce, private_tree, share_weights
+from spu_llm.runtime.session import private_tree
+from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs, Retained
+from spu_llm.systems.decoding.generate import announce
+from spu_llm.systems.decoding.secure_model import Layout, share_weights
 from spu_llm.systems.program import Job, Program, Send
 
 VERIFIER = verifier("token", Sampling(1.0))
@@ -61,7 +63,7 @@ STEPS = 2
 ACCEPTED = 1  # drafts per step
 EQUAL_RUNS = 4
 DEVIATIONS = 5.0
-_LAW = 1 << DRAFT_BITS
+_WHOLE = 1 << DRAFT_BITS
 
 
 # ---- the program of both workers
@@ -75,7 +77,7 @@ class Asked:
 @dataclass(frozen=True)
 class ClientInputs:
     """`secrets`: `prompt`, and per step `tokens` [POSITIONS] and `chances` [POSITIONS - 1], what
-    its law gives to each draft. `label`: of the run, to be shown.
+    its distribution gives each draft. `label`: of the run, to be shown.
     """
 
     secrets: dict[str, Any]
@@ -89,72 +91,44 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
     """Prefill and a few decode steps whose public course is the same for all secrets."""
     config, prompt_tokens = job.model, job.request.prompt_tokens
     capacity = prompt_tokens + POSITIONS + STEPS * (1 + ACCEPTED)
-    if not 1 <= prompt_tokens <= capacity <= config.n_positions:
+    if not 1 <= prompt_tokens <= capacity <= config.context:
         raise InputError(f"a prompt of {prompt_tokens} tokens does not fit this model")
-    secure = secure_gpt2.build(config, capacity, VERIFIER)
     secrets = job.client.secrets if session.rank == CLIENT else None
     label = job.client.label if session.rank == CLIENT else ""
-
-    def own(name: str, step: int | None, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A secret of the client's, as a private value."""
-
-        def value() -> Any:
-            assert secrets is not None
-            return secrets[name] if step is None else secrets[name][step]
-
-        return session.private(CLIENT, value, shape, dtype)
-
     # Of known seeds, so that runs with equal secrets have equal outcomes.
     streams = Streams(*(Prg.from_seed(0, name) for name in ("drafting", "sampling")))
-    theirs = Prg.from_seed(0, "provider")
+    provider = Prg.from_seed(0, "provider")
 
-    def inputs(step: int | None) -> tuple[Any, Any]:
-        """Both parties' inputs to the verifier, of a step or of the prefill."""
-        count = 0 if step is None else POSITIONS - 1
-
-        def mine() -> Any:
-            assert secrets is not None
-            if step is None:
-                return VERIFIER.client_input([], np.zeros((0, config.vocab_size)), 0, streams)
-            drafts = secrets["tokens"][step][1:]
-            q = _laws(drafts, secrets["chances"][step], config.vocab_size)
-            return VERIFIER.client_input(drafts, q, 0, streams)
-
-        return (
-            private_tree(session, CLIENT, mine, VERIFIER.client_shapes(count, config.vocab_size)),
+    def inputs(count: int, work: Callable[..., Any], *args: Any) -> JudgeInputs:
+        shapes = decoder.judge_shapes(count + 1)
+        return JudgeInputs(
+            private_tree(session, CLIENT, work, shapes.client, *args, config.vocab_size, streams),
             private_tree(
-                session, PROVIDER, lambda: VERIFIER.provider_input(count, theirs),
-                VERIFIER.provider_shapes(count),
+                session, PROVIDER, VERIFIER.provider_input, shapes.provider, count, provider
             ),
-        )  # fmt: skip
+        )
 
     def tell(accepted: int) -> None:
-        session.call(announce, session.private(CLIENT, lambda: [accepted, 0], (2,), np.int32))
+        session.call(announce, session.private(CLIENT, np.array, (2,), np.int32, [accepted, 0]))
 
     with session.meter.in_phase("offline"):
         params = load_model(Path(job.provider.model_dir))[1] if session.rank != CLIENT else None
         weights = share_weights(session, config, params)
+        layout = Layout(config, (prompt_tokens,), (capacity,))
+        decoder = Decoder(session, layout, VERIFIER, weights)
     send("update", name=f"{label}, prefill")
     with session.meter.in_phase("prefill"):
-        prompt = own("prompt", None, (prompt_tokens,), np.int32)
-        _, _, shared = session.call(
-            secure.prefill, weights, prompt, *inputs(None), None
-        )
+        prompt = session.private(CLIENT, _prompt, (1, prompt_tokens), np.int32, secrets)
+        decoder.prefill(prompt, inputs(0, _no_drafts))
         tell(0)
+    retained: Retained = None
     for step in range(STEPS):
         send("update", name=f"{label}, step {step + 1} of {STEPS}")
         with session.meter.in_phase(f"step {step + 1}"):
-            _, _, shared = session.call(
-                secure.decode,
-                weights,
-                own("tokens", step, (POSITIONS,), np.int32),
-                None,
-                *inputs(step),
-                shared,
-                public(np.int32(prompt_tokens + step * (1 + ACCEPTED))),
-                None,
-            )
+            tokens = session.private(CLIENT, _tokens, (1, POSITIONS), np.int32, secrets, step)
+            decoder.step(tokens, inputs(POSITIONS - 1, _drafts, secrets, step), retained)
             tell(ACCEPTED)
+        retained = np.arange(POSITIONS)[None] <= ACCEPTED
     return {
         "plan_steps": [
             {"phase": e.phase, "kind": e.kind, "name": e.name, "function": e.function}
@@ -164,11 +138,32 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
     }
 
 
-def _laws(drafts: Sequence[int], chances: Sequence[float], vocab: int) -> np.ndarray:
-    """Laws float64 [drafts, vocab] with these chances of the drafts; the rest is on one token."""
+# The client's own, of its secrets.
+
+
+def _prompt(secrets: dict[str, Any]) -> Any:
+    return [secrets["prompt"]]
+
+
+def _tokens(secrets: dict[str, Any], step: int) -> Any:
+    return [secrets["tokens"][step]]
+
+
+def _no_drafts(vocab: int, streams: Streams) -> Any:
+    return VERIFIER.client_input([], np.zeros((0, vocab)), 0, streams)
+
+
+def _drafts(secrets: dict[str, Any], step: int, vocab: int, streams: Streams) -> Any:
+    drafts = secrets["tokens"][step][1:]
+    q = _distributions(drafts, secrets["chances"][step], vocab)
+    return VERIFIER.client_input(drafts, q, 0, streams)
+
+
+def _distributions(drafts: Sequence[int], chances: Sequence[float], vocab: int) -> np.ndarray:
+    """Float64 [drafts, vocab] with these chances of the drafts; the rest is on one token."""
     q = np.zeros((len(drafts), vocab))
-    for law, draft, chance in zip(q, drafts, chances, strict=True):
-        law[draft], law[(draft + 1) % vocab] = chance, 1 - chance
+    for row, draft, chance in zip(q, drafts, chances, strict=True):
+        row[draft], row[(draft + 1) % vocab] = chance, 1 - chance
     return q
 
 
@@ -239,9 +234,9 @@ def compare(equal: Sequence[Recorded], others: Sequence[Recorded]) -> Comparison
         row = np.array([found.get(k, np.nan) for k in common])
         present = ~np.isnan(row)
         changed = int(np.sum(fixed & present & (row != sizes[0])))
-        mine = np.where(present, row, sizes.mean(axis=0))[~fixed]
-        deviation = _deviation(mine, random)
-        outside = _outside(mine, random)
+        own = np.where(present, row, sizes.mean(axis=0))[~fixed]
+        deviation = _deviation(own, random)
+        outside = _outside(own, random)
         wrong = []
         if differing:
             wrong.append(f"{differing} messages in one run only")
@@ -287,20 +282,20 @@ def _deviation(one: np.ndarray, rest: np.ndarray) -> float:
 def _outside(one: np.ndarray, rest: np.ndarray) -> int:
     """How many of `one` [m] are outside the range of `rest` [run, m]; ties are broken by lot."""
     lots = np.random.default_rng(0).uniform(0, 1, (1 + len(rest), one.size))
-    mine, theirs = one + lots[0], rest + lots[1:]
-    return int(np.sum((mine < theirs.min(axis=0)) | (mine > theirs.max(axis=0))))
+    own, peers = one + lots[0], rest + lots[1:]
+    return int(np.sum((own < peers.min(axis=0)) | (own > peers.max(axis=0))))
 
 
 # ---- the command
 
 
 def client_secrets(prompt: Sequence[int], vocab: int, seed: int) -> dict[str, Any]:
-    """A prompt with random drafts and chances of them, in the multiples that laws consist of."""
+    """A prompt with random drafts and chances of them, in the multiples that distributions have."""
     rng = np.random.default_rng(seed)
     return {
         "prompt": list(prompt),
         "tokens": rng.integers(vocab, size=(STEPS, POSITIONS)).tolist(),
-        "chances": (rng.integers(1, _LAW, size=(STEPS, POSITIONS - 1)) / _LAW).tolist(),
+        "chances": (rng.integers(1, _WHOLE, size=(STEPS, POSITIONS - 1)) / _WHOLE).tolist(),
     }
 
 
@@ -317,13 +312,14 @@ def measure(model: Path, prompt: str) -> dict[str, Any]:
         "constant prompt": {
             "prompt": [0] * len(tokens),
             "tokens": [[0] * POSITIONS] * STEPS,
-            "chances": [[1 / _LAW] * (POSITIONS - 1)] * STEPS,
+            "chances": [[1 / _WHOLE] * (POSITIONS - 1)] * STEPS,
         },
     }
     with tempfile.TemporaryDirectory(prefix="spu-llm-") as root:
         shuffled = _sibling(Path(root), "shuffled", model, config, _shuffled(params, rng))
         untrained = _sibling(
-            Path(root), "untrained", model, config, init_params(config, jax.random.key(1))
+            Path(root), "untrained", model, config, family_of(config).init(config,
+            jax.random.key(1))
         )
         # Runs of a kind are not neighbours, so that nothing else can tell them apart.
         plan = [
@@ -386,7 +382,7 @@ def _shuffled(params: Params, rng: np.random.Generator) -> Params:
     return jax.tree.map(lambda w: rng.permutation(np.ravel(w)).reshape(w.shape), params)
 
 
-def _sibling(root: Path, name: str, model: Path, config: GPT2Config, params: Params) -> Path:
+def _sibling(root: Path, name: str, model: Path, config: ModelConfig, params: Params) -> Path:
     """A directory with another model of the same shape, and the tokenizer of `model`."""
     save_model(root / name, config, params, dtype=np.float32)
     shutil.copy(model / TOKENIZER_FILE, root / name)

@@ -80,11 +80,11 @@ def summed(costs: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def total(entries: Sequence[Entry], rank: int) -> dict[str, Any]:
     """Seconds, bytes by direction and sends of both parties over entries of the party `rank`."""
     traffic = sum((e.traffic for e in entries), Traffic())
-    ours, theirs = traffic.sent_bytes, traffic.received_bytes
+    ours, peers = traffic.sent_bytes, traffic.received_bytes
     return {
         "seconds": round(sum(e.seconds for e in entries), 4),
-        "client_to_provider": ours if rank == CLIENT else theirs,
-        "provider_to_client": theirs if rank == CLIENT else ours,
+        "client_to_provider": ours if rank == CLIENT else peers,
+        "provider_to_client": peers if rank == CLIENT else ours,
         "messages": traffic.messages,
     }
 
@@ -101,8 +101,8 @@ def medians(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def peaks(session: PartySession) -> dict[str, int]:
     """Largest resident bytes of both workers since `forget_peak`, at the client."""
-    mine = resident("VmHWM")
+    own = resident("VmHWM")
     with enable_x64():
-        note = session.private(PROVIDER, lambda: [mine], (1,), np.int64)
+        note = session.private(PROVIDER, lambda: [own], (1,), np.int64)
         heard = session.get(session.call(_note, note))
-    return dict(zip(ROLES, (mine, int(heard[0]) if heard is not None else 0), strict=True))
+    return dict(zip(ROLES, (own, int(heard[0]) if heard is not None else 0), strict=True))

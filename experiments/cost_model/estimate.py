@@ -22,7 +22,7 @@ from experiments.common import commands
 from experiments.common.two_parties import machine
 from experiments.cost_model.prices import Prices
 from experiments.cost_model.workload import Workload, of_completion
-from models.gpt2 import GPT2Config
+from models.family import ModelConfig, config_from
 from models.hf import load_config
 from spu_llm.core.errors import InputError
 from spu_llm.net.shaping import NETWORKS, NetworkShape
@@ -61,7 +61,7 @@ class Options:
             shape = replace(shape, delay_s=self.delay / 1e3)
         return replace(shape, name="network")
 
-    def check(self, config: GPT2Config) -> None:
+    def check(self, config: ModelConfig) -> None:
         """InputError for what cannot be estimated."""
         self.request.check(config)
         if self.bandwidth is not None and not 0 <= self.bandwidth <= 1e9:
@@ -98,7 +98,7 @@ def estimate(model: Path, options: Options, *, growth: bool = False) -> dict[str
     return result
 
 
-def _steps(config: GPT2Config, options: Options, prices: Prices) -> list[dict[str, Any]]:
+def _steps(config: ModelConfig, options: Options, prices: Prices) -> list[dict[str, Any]]:
     work = of_completion(config, options.request, [options.shape], options.steps)
     return [figures(w, options, prices) for w in work]
 
@@ -141,15 +141,15 @@ def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
 
 
 def _growth(
-    config: GPT2Config, options: Options, prices: Prices, base: Sequence[dict[str, Any]]
+    config: ModelConfig, options: Options, prices: Prices, base: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """The same with one thing doubled at a time."""
     longer = 2 * options.prompt_tokens
-    room = max(config.n_positions, longer + options.new_tokens)
+    room = max(config.context, longer + options.new_tokens)
     variants = [
-        ("layers", replace(config, n_layer=2 * config.n_layer), options),
-        ("width", replace(config, n_embd=2 * config.n_embd, n_head=2 * config.n_head), options),
-        ("prompt", replace(config, n_positions=room), replace(options, prompt_tokens=longer)),
+        ("layers", config.with_layers(2 * config.layers), options),
+        ("width", config.widened(2), options),
+        ("prompt", config.with_context(room), replace(options, prompt_tokens=longer)),
         ("vocabulary", replace(config, vocab_size=2 * config.vocab_size), options),
     ]
     rows = [{"twice": "nothing", "prefill": base[0], "step": base[1]}]
@@ -164,12 +164,12 @@ def _growth(
 
 def table(result: dict[str, Any]) -> str:
     """The figures as Markdown."""
-    model, options = result["model"], result["options"]
+    model, options = config_from(result["model"]), result["options"]
     network = Options(**options).shape
     rate = f"{network.bits_per_s / 1e6:g} Mbps" if network.bits_per_s else "unlimited bandwidth"
     positions = options["draft_length"] + 1
     lines = [
-        f"{model['n_layer']} layers of width {model['n_embd']}, {model['vocab_size']:,} tokens; "
+        f"{model.layers} layers of width {model.width}, {model.vocab_size:,} tokens; "
         f"{rate}, {network.delay_s * 1e3:g} ms one way; {options['cores']} cores",
         "",
         *_header(""),

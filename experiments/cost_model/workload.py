@@ -20,19 +20,20 @@ import numpy as np
 
 from experiments.common.kinds import kind_of
 from experiments.common.replay import Replay
-from models.gpt2 import GPT2Config, fold, init_params
+from models.family import ModelConfig, weight_shapes
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.plan import Plan, Run
-from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core._jax import shape_of
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.settings import SpuConfig
-from spu_llm.core.values import CLIENT, PROVIDER, Owner, public
+from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.net.shaping import NetworkShape
 from spu_llm.offline.silent.products import matrix_of
+from spu_llm.runtime.dry_session import DrySession, Noted
 from spu_llm.runtime.executor import run_alone_at
-from spu_llm.systems.decoding.generate import Programs, announce, announce_end
+from spu_llm.systems.decoding.generate import Completion, announce, announce_end
+from spu_llm.systems.decoding.preparation import dry_course
 from spu_llm.systems.decoding.request import Request
 
 ROUNDS = NetworkShape("rounds", None, 1.0)  # the seconds on such a link are its rounds
@@ -76,7 +77,7 @@ COMPUTE = ("messages", "words", "weight_products")
 
 
 def of_completion(
-    config: GPT2Config, request: Request, networks: Sequence[NetworkShape], steps: int = 1
+    config: ModelConfig, request: Request, networks: Sequence[NetworkShape], steps: int = 1
 ) -> list[Workload]:
     """Of the prefill, and the mean of the first `steps` decode steps, whose drafts all stay. Steps
     differ in what they take for the cache, whose masks serve some positions and are then replaced.
@@ -89,19 +90,19 @@ def of_completion(
 
 
 def of_steps(
-    config: GPT2Config,
+    config: ModelConfig,
     request: Request,
     networks: Sequence[NetworkShape],
     accepted: Sequence[int],
 ) -> list[Workload]:
     """Of the prefill, and of every step of a course: so many drafts stay in each."""
-    if config.n_layer <= 2:
+    if config.layers <= 2:
         return _whole(config, request, networks, accepted)
     one, two = (
-        _whole(dataclasses.replace(config, n_layer=n), request, networks, accepted)
+        _whole(config.with_layers(n), request, networks, accepted)
         for n in (1, 2)
     )
-    return [of_layers(a, b, config.n_layer) for a, b in zip(one, two, strict=True)]
+    return [of_layers(a, b, config.layers) for a, b in zip(one, two, strict=True)]
 
 
 def of_layers(one: Workload, two: Workload, layers: int) -> Workload:
@@ -110,83 +111,49 @@ def of_layers(one: Workload, two: Workload, layers: int) -> Workload:
 
 
 def _whole(
-    config: GPT2Config,
+    config: ModelConfig,
     request: Request,
     networks: Sequence[NetworkShape],
     accepted: Sequence[int] = (0,),
 ) -> list[Workload]:
-    programs = Programs.build(config, request)
-    weights = jax.eval_shape(lambda: fold(init_params(config, jax.random.key(0)), config))
-    frac_bits = SpuConfig().frac_bits
-    runs = [
-        DryRun(rank, frac_bits, functools.partial(run_alone_at, rank, frac_bits))
-        for rank in (CLIENT, PROVIDER)
-    ]
-    tell, words = (announce_end, 1) if request.hide_progress else (announce, 2)
-    announcement = tell, (jax.ShapeDtypeStruct((words,), np.int32),)
-    shapes = programs.prefill_shapes(weights)
-    prefill, results = _of_call(
-        runs, programs.secure.prefill, [shapes, shapes], networks, announcement
-    )
-    works, length = [prefill], request.prompt_tokens
-    both = _Both([shared for _, _, shared in results])
-    for stay in accepted:
-        room: list[Workload] = []
-
-        def run(function: SecureFunction, *args: Any) -> _Both:
-            inputs = [[x.of(rank) if isinstance(x, _Both) else x for x in args] for rank in (0, 1)]
-            work, results = _of_call(runs, function, inputs, networks)
-            room.append(work)  # noqa: B023 - called in this turn
-            return _Both(results)
-
-        both, length = programs.with_room(run, both, length, programs.kept_shapes)
-        decode = [
-            programs.decode_shapes(weights, shared, public(np.int32(length)))
-            for shared in both.shared
-        ]
-        work, results = _of_call(runs, programs.secure.decode, decode, networks, announcement)
-        both = _Both([shared for _, _, shared in results])
-        works.append(functools.reduce(lambda a, b: a.combined(b, 1.0, 1.0), room, work))
-        length += 1 + (request.draft_length if request.hide_progress else stay)
+    completion, weights = Completion.of(config, request), weight_shapes(config)
+    parties = dry_parties()
+    announcement = announce_end if request.hide_progress else announce
+    said = jax.ShapeDtypeStruct(completion.announced, np.int32)
+    courses = [dry_course(party, completion, weights, accepted) for party in parties]
+    works = []
+    for _ in zip(*courses, strict=True):
+        for party in parties:
+            party.call(announcement, said)
+        *before, step, told = zip(*(party.taken() for party in parties), strict=True)
+        work = _of_calls([step, told], networks)
+        works.append(
+            functools.reduce(
+                lambda a, b: a.combined(b, 1.0, 1.0),
+                [_of_calls([call], networks) for call in before],
+                work,
+            )
+        )
     return works
 
 
-@dataclass(frozen=True)
-class _Both:
-    """Both parties' shares of a cache block."""
-
-    shared: list[Any]
-
-    @property
-    def positions(self) -> int:
-        return int(self.shared[CLIENT].positions)
-
-    def of(self, rank: int) -> Any:
-        return self.shared[rank]
+def dry_parties() -> list[DrySession]:
+    """Both parties' dry sessions, each on its own."""
+    frac_bits = SpuConfig().frac_bits
+    return [
+        DrySession(DryRun(rank, frac_bits, functools.partial(run_alone_at, rank, frac_bits)))
+        for rank in (CLIENT, PROVIDER)
+    ]
 
 
-def _of_call(
-    runs: Sequence[DryRun],
-    function: SecureFunction,
-    args: Sequence[Any],
-    networks: Sequence[NetworkShape],
-    announcement: tuple[SecureFunction, tuple[Any, ...]] | None = None,
-) -> tuple[Workload, list[Any]]:
-    """Of one call and of what the client announces after it; and its results at both parties."""
+def _of_calls(
+    calls: Sequence[tuple[Noted, Noted]], networks: Sequence[NetworkShape]
+) -> Workload:
+    """What one call takes, and what it sends with those that follow; at both parties."""
     replays = {shape.name: Replay(shape) for shape in (ROUNDS, *networks)}
-    results: list[Any] = []
-    calls: list[tuple[SecureFunction, Sequence[Any]]] = [(function, args)]
-    if announcement is not None:
-        calls.append((announcement[0], [announcement[1]] * 2))
-    for called, inputs in calls:
-        plan, tree = called.plan(*inputs[0])
-        found = [r.run(plan, jax.tree.leaves(x)) for r, x in zip(runs, inputs, strict=True)]
-        client, provider = (demand.calls for demand, _ in found)
+    for client, provider in calls:
         for replay in replays.values():
-            replay.play(plan.steps, client, provider)
-        if called is function:
-            results = [jax.tree.unflatten(tree, out) for _, out in found]
-            work = _of_plan(plan, found[CLIENT][0])
+            replay.play(client.plan.steps, client.demand.calls, provider.demand.calls)
     rounds = replays.pop("rounds")
     counts = {
         "messages": float(sum(rounds.messages)),
@@ -195,7 +162,9 @@ def _of_call(
         "provider_to_client": float(rounds.sent[PROVIDER]),
         **{f"seconds {name}": replay.seconds for name, replay in replays.items()},
     }
-    return dataclasses.replace(work, counts=work.counts | counts), results
+    client, _ = calls[0]
+    work = _of_plan(client.plan, client.demand)
+    return dataclasses.replace(work, counts=work.counts | counts)
 
 
 def _of_plan(plan: Plan, demand: Demand) -> Workload:

@@ -118,8 +118,8 @@ def _attention(x: Array, weights: Weights, inputs: Inputs, shape: BlockShape) ->
     visible = np.tril(np.ones((n, shape.past + n), bool), shape.past)
     scores = scores - jnp.max(jnp.where(visible, scores, -1024.0), axis=-1, keepdims=True)
     exponentials = jnp.where(visible, jnp.exp(scores), 0.0)
-    law = exponentials / jnp.sum(exponentials, axis=-1, keepdims=True)
-    mixed = jnp.einsum("hnt,htd->nhd", law, values)
+    distribution = exponentials / jnp.sum(exponentials, axis=-1, keepdims=True)
+    mixed = jnp.einsum("hnt,htd->nhd", distribution, values)
     return mixed.reshape(n, shape.heads * shape.head_dim) @ weights.out
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from jax import Array
 from experiments.common.measured import peaks, timed, total
 from experiments.common.memory import forget_peak
 from experiments.common.two_parties import FEW_MESSAGES, run_study
+from models.family import ModelConfig
 from models.gpt2 import GPT2Config, Params, init_params
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
@@ -105,7 +106,7 @@ def flax_model(config: GPT2Config) -> Any:
     from transformers import FlaxGPT2LMHeadModel
     from transformers import GPT2Config as FlaxConfig
 
-    return FlaxGPT2LMHeadModel(FlaxConfig(**config.asdict()), _do_init=False)
+    return FlaxGPT2LMHeadModel(FlaxConfig(**asdict(config)), _do_init=False)
 
 
 class StockGPT2(NamedTuple):
@@ -238,13 +239,16 @@ class ClientInputs:
 
 PROGRAM = Program(
     "stock-gpt2", __name__, Asked, ClientInputs, spu=SETTINGS,
-    check=lambda asked, config: check(config, asked.prompt_tokens, asked.capacity, asked.steps),
+    check=lambda asked, model: check(
+        gpt2_config(model), asked.prompt_tokens, asked.capacity, asked.steps
+    ),
 )  # fmt: skip
 
 
 def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
     """A prefill, a step to warm up and the measured ones."""
-    config, length, steps = job.model, job.request.prompt_tokens, job.request.steps
+    config, length = gpt2_config(job.model), job.request.prompt_tokens
+    steps = job.request.steps
     stock = build(config, job.request.capacity)
     with session.meter.in_phase("offline"):
         params = load_model(Path(job.provider.model_dir))[1] if session.rank != CLIENT else None
@@ -268,6 +272,13 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
         "peak_memory": peaks(session),
         "learned": session.ledger.learned(),
     }
+
+
+def gpt2_config(config: ModelConfig) -> GPT2Config:
+    """The model both agreed on; InputError for another family than the stock path has."""
+    if not isinstance(config, GPT2Config):
+        raise InputError(f"the stock path runs gpt2 alone, not a {config.family} model")
+    return config
 
 
 def check(config: GPT2Config, length: int, capacity: int, steps: int) -> None:

@@ -20,7 +20,7 @@ from jax import Array
 
 from experiments.common.measured import timed
 from experiments.common.two_parties import run_study
-from experiments.spu_baseline.gpt2 import SETTINGS, WholeFunction, flax_params
+from experiments.spu_baseline.gpt2 import SETTINGS, WholeFunction, flax_params, gpt2_config
 from models.gpt2 import GPT2Config, init_params
 from models.hf import load_config
 from spu_llm.compiler.secure_function import SecureFunction
@@ -32,7 +32,7 @@ from spu_llm.systems.decoding.generate import private_tree
 from spu_llm.systems.program import Job, Nothing, Program, Send
 
 _share = SecureFunction(
-    lambda mine, theirs: mine + theirs, (Owner.CLIENT, Owner.PROVIDER), "share activations"
+    lambda own, peers: own + peers, (Owner.CLIENT, Owner.PROVIDER), "share activations"
 )
 
 
@@ -78,9 +78,9 @@ def layers(config: GPT2Config, weights: Any, capacity: int, n: int) -> list[Laye
             for m, params, given in zip(features, held, rows, strict=True)
         ]
 
-    def products(held: Any, tokens: Array, query: Array, keys: Array, law: Array) -> Any:
+    def products(held: Any, tokens: Array, query: Array, keys: Array, distribution: Array) -> Any:
         scores = jnp.einsum("...qhd,...khd->...hqk", query / np.sqrt(head_dim), keys)
-        return scores, jnp.einsum("...hqk,...khd->...qhd", law, keys)
+        return scores, jnp.einsum("...hqk,...khd->...qhd", distribution, keys)
 
     def softmax(held: Any, tokens: Array, scores: Array) -> Array:
         return jax.nn.softmax(scores + jnp.where(seen, 0.0, hidden))
@@ -124,7 +124,7 @@ class Asked:
 
 PROGRAM = Program(
     "stock-layers", __name__, Asked, spu=SETTINGS,
-    check=lambda asked, config: check(config, asked.positions, asked.capacity),
+    check=lambda asked, model: check(gpt2_config(model), asked.positions, asked.capacity),
 )  # fmt: skip
 
 
@@ -132,10 +132,11 @@ def run(session: PartySession, job: Job[Asked, Nothing], send: Send) -> dict[str
     """Each kind at each number of positions, once, after one round to warm up. Neither party puts
     anything in.
     """
-    config, positions, capacity = job.model, job.request.positions, job.request.capacity
+    config = gpt2_config(job.model)
+    positions, capacity = job.request.positions, job.request.capacity
     for rank in (CLIENT, PROVIDER):
         session.ledger.declare(rank, "the inputs: random numbers of known seeds (study)")
-    one = GPT2Config(**{**config.asdict(), "n_layer": 1})  # type: ignore[arg-type]
+    one = config.with_layers(1)
     plain = flax_params(jax.tree.map(np.asarray, init_params(one, jax.random.key(0))))
     weights = private_tree(
         session, PROVIDER, lambda: plain,

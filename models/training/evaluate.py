@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.cache import Block, empty_block, see
+from models.cache import Block, rows_after
 from models.draft import Drafter
-from models.gpt2 import GPT2Config, Params, embed_tokens, fold, head, logits, step
+from models.family import ModelConfig, Params, family_of, logits
 from models.hf import load_model
 from models.tokenizer import Tokenizer
 from models.training.snippets import SHIPPED, read_snippets
@@ -40,7 +40,7 @@ SAMPLE_TOKENS = 96
 class Model:
     """One GPT-2 with its parameters."""
 
-    config: GPT2Config
+    config: ModelConfig
     params: Params
 
     @staticmethod
@@ -134,8 +134,8 @@ class Verifier:
 
     def __init__(self, model: Model) -> None:
         c = model.config
-        self._weights = fold(model.params, c)
-        self._empty = empty_block(c.n_layer, c.n_head, c.n_positions, c.head_dim)
+        self._weights = family_of(c).fold(model.params, c)
+        self._empty = c.empty_cache(c.context)
         self._step = jax.jit(partial(_forward, c))
         self.restart()
 
@@ -155,12 +155,12 @@ class Verifier:
 
 
 def _forward(
-    config: GPT2Config, weights: Params, tokens: jax.Array, cache: Block, length: jax.Array
+    config: ModelConfig, weights: Params, tokens: jax.Array, cache: Block, length: jax.Array
 ) -> tuple[jax.Array, Block]:
-    n = tokens.shape[0]
-    x = embed_tokens(weights, tokens, length + jnp.arange(n))
-    rows, cache, _ = step(weights, config, x, cache, length, see(length, n, cache.positions))
-    return head(weights, rows), cache
+    family, at = family_of(config), rows_after(length, tokens.shape[0], cache.positions)
+    x = family.embed(weights, config, tokens, at.positions[0])
+    rows, cache, _ = family.forward(weights, config, x, at, cache)
+    return family.head(weights, rows), cache
 
 
 def simulate(

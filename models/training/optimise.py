@@ -14,7 +14,7 @@ import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models.gpt2 import GPT2Config, Params, logits
+from models.family import ModelConfig, Params, logits
 
 MAX_OVERFLOWS_IN_A_ROW = 20
 
@@ -34,12 +34,12 @@ class Schedule:
     save_every: int = 500
 
 
-def batch_logits(params: Params, config: GPT2Config, tokens: Array) -> Array:
+def batch_logits(params: Params, config: ModelConfig, tokens: Array) -> Array:
     """Logits [batch, length, vocab] of token windows [batch, length]."""
     return jax.vmap(lambda window: logits(params, config, window))(tokens)
 
 
-def cross_entropy(config: GPT2Config) -> Loss:
+def cross_entropy(config: ModelConfig) -> Loss:
     """Mean negative log likelihood of the next token, in nats."""
 
     def loss(params: Params, frozen: Any, tokens: Array) -> Array:
@@ -51,7 +51,7 @@ def cross_entropy(config: GPT2Config) -> Loss:
 
 
 def distillation(
-    config: GPT2Config, teacher: GPT2Config, kl: float, rejection: float, truth: float
+    config: ModelConfig, teacher: ModelConfig, kl: float, rejection: float, truth: float
 ) -> Loss:
     """Weighted mean of three losses against the teacher's next-token distribution p.
 

@@ -39,9 +39,9 @@ def _own_words(party: Party, client: Value, provider: Value) -> np.ndarray:
     for value, owner in ((client, CLIENT), (provider, PROVIDER)):
         if not isinstance(value, Private) or value.owner != owner:
             raise ValueError(_WHOSE)
-    mine = (client, provider)[party.rank]
-    assert isinstance(mine, Private) and mine.value is not None
-    return as_words(np.asarray(mine.value))
+    own = (client, provider)[party.rank]
+    assert isinstance(own, Private) and own.value is not None
+    return as_words(np.asarray(own.value))
 
 
 def _owners(client: Owner, provider: Owner, **static: Any) -> list[Owner]:

@@ -83,14 +83,14 @@ def levels(bits: int) -> tuple[tuple[int, int], ...]:
     return min(plans(digits), key=lambda plan: (len(plan), products(plan)))
 
 
-def less_private(party: Party, mine: np.ndarray, bits: int) -> np.ndarray:
+def less_private(party: Party, own_part: np.ndarray, bits: int) -> np.ndarray:
     """Shares (plane [words]) of [a < b] for the client's a and the provider's b.
 
     mine: words [rows], this party's number, of which the low `bits` bits count.
     """
-    rows, digits = len(mine), (bits + 1) // 2
+    rows, digits = len(own_part), (bits + 1) // 2
     # Leaves: two bits each, an odd number of bits with a zero on top.
-    own = to_planes(low_bits(mine, bits), 2 * digits).reshape(digits, 2, -1)
+    own = to_planes(low_bits(own_part, bits), 2 * digits).reshape(digits, 2, -1)
     plan = levels(bits)
     state = evaluate(party, leaf(root=not plan), rows, digits, own=own)
     # Nodes: up to four digits at once; a short last group is filled with equal digits, a single
@@ -129,8 +129,8 @@ def sign_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
     sign = (flat >> np.uint64(bits - 1)) & np.uint64(1)
     # 2.
     if bits > 1 and flat.size:
-        mine = ~flat if party.rank == CLIENT else flat
-        carry = less_private(party, mine, bits - 1)
+        own_part = ~flat if party.rank == CLIENT else flat
+        carry = less_private(party, own_part, bits - 1)
         # 3.
         sign = sign ^ from_planes(carry[None], flat.size)
     return sign.reshape(words.shape)

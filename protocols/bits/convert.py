@@ -76,20 +76,20 @@ def product_of_own_bits(party: Party, bit: np.ndarray) -> np.ndarray:
     """
     material = party.take(BITS, bit.size)
     own = material.masks[party.rank].reshape(bit.shape)
-    mine = bit ^ own
-    theirs = swap_bits(party, mine.astype(np.uint8)).astype(np.uint64)
-    d, e = (mine, theirs) if party.rank == CLIENT else (theirs, mine)
+    own_part = bit ^ own
+    peers = swap_bits(party, own_part.astype(np.uint8)).astype(np.uint64)
+    d, e = (own_part, peers) if party.rank == CLIENT else (peers, own_part)
     return product_of_bits(party.rank, d, e, own, material.results[0].reshape(bit.shape))
 
 
 def correct_product_of_own_bits(party: SimulatedParty, difference: np.ndarray) -> None:
     """Add `difference` (words) to what `product_of_own_bits`, the last step, gives."""
-    mine, theirs = (
+    own_part, peers = (
         np.unpackbits(m[-1], count=difference.size, bitorder="little").astype(np.uint64)
         for m in (party.outgoing, party.incoming)
     )
     product = party.drawn[-1]
-    sign = (_1 - _2 * mine) * (_1 - _2 * theirs)
+    sign = (_1 - _2 * own_part) * (_1 - _2 * peers)
     product += (sign * difference.reshape(-1)).reshape(product.shape)
 
 
@@ -112,8 +112,8 @@ def arith_from_bool(party: Party, x: Bool) -> Arith:
         masked.append((bits ^ own).astype(np.uint8))
         owns.append(own.astype(np.uint8))
         products.append(material.results[0].reshape(bits.shape))
-    mine = np.concatenate(masked) if masked else np.zeros((0, x.bits), np.uint8)
-    opened = mine ^ swap_bits(party, mine)
+    own_part = np.concatenate(masked) if masked else np.zeros((0, x.bits), np.uint8)
+    opened = own_part ^ swap_bits(party, own_part)
     # 2.
     words = np.zeros(rows.size, np.uint64)
     for some, own, product in zip(slices, owns, products, strict=True):
@@ -182,27 +182,27 @@ def correct_bits(
     """
     shape = made.size, width
     own, product = (party.drawn[i].reshape(shape) for i in (-3 + party.rank, -1))
-    mine, theirs = (
+    own_part, peers = (
         np.unpackbits(m[-1], count=made.size * width, bitorder="little").reshape(shape)
         for m in (party.outgoing, party.incoming)
     )
-    mine, theirs = mine.astype(np.uint64), theirs.astype(np.uint64)
+    own_part, peers = own_part.astype(np.uint64), peers.astype(np.uint64)
 
     def lowest() -> np.ndarray:
-        return shared_bit(party.rank, mine[:, 0] ^ theirs[:, 0], own[:, 0], product[:, 0])
+        return shared_bit(party.rank, own_part[:, 0] ^ peers[:, 0], own[:, 0], product[:, 0])
 
     rest = made.reshape(-1) - lowest()
     odd = (wanted - made).reshape(-1) & _1
     if party.rank == CLIENT:
-        theirs[:, 0] ^= odd
-        party.incoming[-1][:] = np.packbits(theirs.astype(np.uint8), bitorder="little")
+        peers[:, 0] ^= odd
+        party.incoming[-1][:] = np.packbits(peers.astype(np.uint8), bitorder="little")
     else:
         own[:, 0] ^= odd
-        mine[:, 0] ^= odd
-        party.outgoing[-1][:] = np.packbits(mine.astype(np.uint8), bitorder="little")
+        own_part[:, 0] ^= odd
+        party.outgoing[-1][:] = np.packbits(own_part.astype(np.uint8), bitorder="little")
     even = wanted.reshape(-1) - rest - lowest()
     # The top bit of the product has no weight in 2 * product: it stays as drawn.
-    product[:, 0] -= (_1 - _2 * (mine[:, 0] ^ theirs[:, 0])) * (even >> _1)
+    product[:, 0] -= (_1 - _2 * (own_part[:, 0] ^ peers[:, 0])) * (even >> _1)
 
 
 def _correct(x: Value) -> Correct:

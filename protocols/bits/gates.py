@@ -322,16 +322,16 @@ def evaluate(
     masks = [_planes(x, nodes) for x in material.masks]
     sums = _planes(material.results[0], nodes)
     # 1. Open the masked inputs. The order on the wire is: those this party knows, then shares.
-    mine = np.concatenate(
+    own_part = np.concatenate(
         [
             own if own is not None else np.zeros((nodes, 0, width), np.uint64),
             shared if shared is not None else np.zeros((nodes, 0, width), np.uint64),
         ],
         axis=1,
     ) ^ np.concatenate([masks[party.rank], masks[2]], axis=1)
-    theirs = _exchange(party, gate, mine, rows)
+    peers = _exchange(party, gate, own_part, rows)
     known = gate.client, gate.provider
-    both = [mine, theirs] if party.rank == CLIENT else [theirs, mine]
+    both = [own_part, peers] if party.rank == CLIENT else [peers, own_part]
     public = np.concatenate(
         [
             both[CLIENT][:, : known[CLIENT]],
@@ -350,10 +350,10 @@ def _planes(words: np.ndarray, nodes: int) -> np.ndarray:
     return np.ascontiguousarray(grouped.transpose(1, 2, 0))
 
 
-def _exchange(party: Party, gate: Gate, mine: np.ndarray, rows: int) -> np.ndarray:
-    nodes, _, width = mine.shape
+def _exchange(party: Party, gate: Gate, own_part: np.ndarray, rows: int) -> np.ndarray:
+    nodes, _, width = own_part.shape
     if gate.sent(party.rank):
-        party.send_bytes(to_message(mine, rows))
+        party.send_bytes(to_message(own_part, rows))
     expected = gate.sent(1 - party.rank)
     if not expected:
         return np.zeros((nodes, 0, width), np.uint64)
@@ -387,11 +387,12 @@ def _combine(
         """This party's share of a sum of products of masks."""
         if total in prepared:
             return prepared[total]
-        mine: Any = np.uint64(0)
+        own_part: Any = np.uint64(0)
         for s in total:
             if gate.holder(min(s)) in (Owner.JOINT, Owner.of_rank(rank)):
-                mine = mine ^ functools.reduce(np.bitwise_and, [masks[:, i] for i in sorted(s)])
-        return mine
+                inputs = [masks[:, i] for i in sorted(s)]
+                own_part = own_part ^ functools.reduce(np.bitwise_and, inputs)
+        return own_part
 
     result = np.zeros((nodes, len(gate.outputs), width), np.uint64)
     outputs = result.swapaxes(0, 1)
@@ -399,9 +400,9 @@ def _combine(
         for into, polynomial in zip(outputs, gate.outputs, strict=True):
             into ^= value(polynomial)
     for total, weights in gate.terms.items():
-        mine = share(total)
+        own_part = share(total)
         for into, weight in zip(outputs, weights, strict=True):
-            into ^= mine & value(weight)
+            into ^= own_part & value(weight)
     return result
 
 

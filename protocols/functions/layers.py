@@ -1,20 +1,16 @@
 """Layers of a transformer: ordinary functions in plaintext, protocol ops on shares.
 
 Online a linear layer is one message and a product in the clear
-(`protocols.arithmetic.product.linear`); a layer of attention is what `attention_on_shares` says.
+(`protocols.arithmetic.product.linear`); attention is `protocols.functions.aggregation`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
-
 from protocols.arithmetic import product
-from protocols.arithmetic.cached import append, lengthen, times_columns, times_rows
+from protocols.arithmetic.cached import append, lengthen
 from protocols.arithmetic.product import matmul
-from protocols.functions.nonlinear import normalised, score_bits, softmax_parts
 from spu_llm.core.approx import approximation
 from spu_llm.core.settings import SpuConfig
 
@@ -59,43 +55,3 @@ append_rows = approximation("append_rows", reference=append.reference, on_shares
 
 lengthen_rows = approximation("lengthen_rows", reference=lengthen.reference, on_shares=lengthen)
 """Cached rows [head, n, d] with room for more: `positions` rows in all."""
-
-
-def tile_for(positions: int) -> int:
-    """Slots of a tile (`protocols.arithmetic.cached`) for a cache of so many rows: a small one
-    wastes less of what it opens, a large one is cheaper to make per position.
-    """
-    return 64 if positions <= 64 else 128
-
-
-def attention_on_shares(query: Any, *blocks: Any, largest_score: float) -> tuple[Any, Any]:
-    """Attention of shared queries [head, n, d] over blocks of (keys, values [head, t, d], visible
-    [n, t]), the cache that grows last: [n, head * d], and what `softmax_parts` says of its sums. No
-    visible score is larger than the public `largest_score`.
-
-    1. Scores of all blocks, not truncated. 2. Weights, and the inverse of their sum.
-    3. Weighted values, while the inverse is under way. 4. Normalised.
-    """
-    heads, n, d = query.shape
-    layers = [blocks[i : i + 3] for i in range(0, len(blocks), 3)]
-    earlier, (keys, values, _) = layers[:-1], layers[-1]
-    # 1.
-    scores = [matmul(query, k.transpose(0, 2, 1), shift=0) for k, _, _ in earlier]
-    scores.append(times_rows(query, keys, tile=tile_for(keys.shape[1]), shift=0))
-    rows = jnp.concatenate(scores, axis=-1).reshape(heads * n, -1)
-    # 2.
-    seen = [v for _, _, v in layers]
-    if any(v.dtype != jnp.bool_ for v in seen):
-        seen = [v if v.dtype != jnp.bool_ else jnp.where(v, 0.0, -1.0) for v in seen]
-    visible = jnp.tile(jnp.concatenate(seen, axis=-1), (heads, 1))
-    weights, inverse, outside = softmax_parts(rows, visible, score_bits(largest_score))
-    # 3.
-    weights = weights.reshape(heads, n, -1)
-    ends = np.cumsum([v.shape[1] for _, v, _ in layers])[:-1].tolist()
-    *earlier_weights, last = jnp.split(weights, ends, axis=-1)
-    total = times_columns(last, values, tile=tile_for(values.shape[1]))
-    for w, (_, v, _) in zip(earlier_weights, earlier, strict=True):
-        total = total + matmul(w, v)
-    # 4.
-    out = normalised(total.reshape(heads * n, d), inverse)
-    return out.reshape(heads, n, d).transpose(1, 0, 2).reshape(n, heads * d), outside

@@ -260,36 +260,48 @@ def score_bits(largest: float) -> int:
 _SCORE_BITS = score_bits(511)
 
 
-def softmax_parts(
+def softmax_weights(
     scores: Any, visible: Any = None, bits: int = _SCORE_BITS
-) -> tuple[Any, Any, Any]:
-    """Unnormalised weights exp(z - m) [rows, n] of the rows z of scores, from 0 to 1, the
-    reciprocals [rows] of their sums, as words of 26 fraction bits, and an int32 that is positive if
-    a sum was out of range, else 0.
+) -> tuple[Any, Any]:
+    """Unnormalised weights exp(z - m) [rows, n] of the rows z of scores, from 0 to 1, and m [rows],
+    as words of `bits` bits in units of 2^-10.
 
     scores: [rows, n] shared product words (36 fraction bits; as floats z 2^18); `bits`, from
     `score_bits`, holds |z| where visible. visible: [rows, n], bool and public, or float and one
-    party's secret: negative where hidden. Hidden scores weigh exactly nothing, and every row must
-    see one.
+    party's secret: negative where hidden. Hidden scores weigh exactly nothing.
 
-    m is an upper bound of the row's maximum, 0.004 above it at most: the maximum of coarse scores.
-    Whoever multiplies weights with rows normalises the products: `normalised`.
+    m is an upper bound of the row's maximum, 0.004 above it at most: the maximum of coarse scores;
+    far below all scores where a row sees none.
     """
     # Half the way to a softmax is free: narrow words need no truncation.
     fine = narrow(scores, drop=FRAC_BITS, bits=_FINE_BITS)
     coarse = _hide(narrow(scores, drop=FRAC_BITS + _COARSE, bits=bits), visible, bits)
     # Either narrow word may be one too low: coarse ones count for two more.
-    bound = jnp.broadcast_to(maximum(coarse, bits=bits)[:, None] + 2, coarse.shape)
-    scaled = scaled_exponential(
-        fine - bound * (1 << _COARSE), coarse - bound, bits=bits, drop=_COARSE
-    )
-    weights = truncate(scaled, shift=SCALE_BITS - FRAC_BITS, how="unbiased", bits=64)
+    shift = maximum(coarse, bits=bits) + 2
+    bound = jnp.broadcast_to(shift[:, None], coarse.shape)
+    weights = _exponentials(fine - bound * (1 << _COARSE), coarse - bound, bits)
     if visible is not None and visible.dtype == jnp.bool_:
         weights = jnp.where(visible, weights, 0.0)
     elif visible is not None:
         weights = mux(visible >= 0, weights)
-    factor, outside = evaluate(jnp.sum(weights, axis=-1), _sum_lines(coarse.shape[1]))
-    return weights, factor, outside
+    return weights, shift
+
+
+def exponentials_below(coarse: Any, bits: int) -> Any:
+    """exp(x) of x <= 0 in the units of the shifts of `softmax_weights`, words of `bits` bits."""
+    return _exponentials(coarse * (1 << _COARSE), coarse, bits)
+
+
+def _exponentials(fine: Any, coarse: Any, bits: int) -> Any:
+    scaled = scaled_exponential(fine, coarse, bits=bits, drop=_COARSE)
+    return truncate(scaled, shift=SCALE_BITS - FRAC_BITS, how="unbiased", bits=64)
+
+
+def reciprocal_of_sums(sums: Any, n: int) -> tuple[Any, Any]:
+    """Reciprocals [rows] of sums of n weights, the largest of which is one, as words of 26 fraction
+    bits, and an int32 that is positive if a sum was out of range, else 0.
+    """
+    return evaluate(sums, _sum_lines(n))
 
 
 def _hide(rows: Any, visible: Any, bits: int) -> Any:
@@ -307,18 +319,15 @@ def _sum_lines(n: int) -> Lines:
     return lines(_inverse, 0.9, max(n, 2) + 0.5, FRAC_BITS, RECIPROCAL_BITS)
 
 
-def normalised(products: Any, factor: Any) -> Any:
-    """Rows [rows, d] that were made with the weights of `softmax_parts`, times its reciprocals."""
-    return scale_rows(products, factor, shift=RECIPROCAL_BITS)
-
-
 def _softmax(scores: Array) -> Array:
     return jax.nn.softmax(scores * 2.0**-FRAC_BITS, axis=-1)
 
 
 def _softmax_on_shares(scores: Any) -> Any:
-    weights, factor, _ = softmax_parts(scores)  # no score leaves a sum out of range
-    return normalised(weights, factor)
+    weights, _ = softmax_weights(scores)
+    # No score leaves a sum out of range.
+    inverse, _ = reciprocal_of_sums(jnp.sum(weights, axis=-1), scores.shape[1])
+    return scale_rows(weights, inverse, shift=RECIPROCAL_BITS)
 
 
 softmax_of_product = approximation(

@@ -60,8 +60,8 @@ def _two_party(party: Party, table: Value, index: Value, *, bits: int = 64) -> S
     # 2.
     entry = _from_bytes(choose(party, batch, index.value), wide)
     # 3.
-    mine = words[np.arange(batch.rows), index.value]
-    return _like(share, mine ^ entry if isinstance(share, Bool) else mine + entry, wide)
+    own_part = words[np.arange(batch.rows), index.value]
+    return _like(share, own_part ^ entry if isinstance(share, Bool) else own_part + entry, wide)
 
 
 def _share(party: Party, table: Value) -> Shared:
@@ -157,14 +157,14 @@ def _simulate(
         seen = simulate_offer(prg, batch)
         return View([mask, *seen.own], seen.incoming)
     assert isinstance(index, Private) and index.value is not None
-    mine = np.zeros_like(words)
+    own_part = np.zeros_like(words)
     if isinstance(table, Arith | Bool):
-        mine = table.words[np.arange(batch.rows), index.value].reshape(words.shape)
+        own_part = table.words[np.arange(batch.rows), index.value].reshape(words.shape)
     elif isinstance(table, Private) and table.owner == CLIENT:
         assert table.value is not None
         known = encode(table.value, result.frac_bits)
-        mine = known[np.arange(batch.rows), index.value].reshape(words.shape)
-    entry = words ^ mine if isinstance(result, Bool) else words - mine
+        own_part = known[np.arange(batch.rows), index.value].reshape(words.shape)
+    entry = words ^ own_part if isinstance(result, Bool) else words - own_part
     return simulate_choose(prg, common, batch, index.value, _to_bytes(entry, wide))
 
 

@@ -1,4 +1,4 @@
-"""Plaintext laws of a token: what the client drafts from, and what an opened row stands for."""
+"""Distributions of a token in plaintext: of the client's drafts, and of an opened row."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def quantised(p: np.ndarray, bits: int = DRAFT_BITS) -> np.ndarray:
 def draft(
     sampling: Sampling, logits: np.ndarray, uniform: Callable[[], float]
 ) -> tuple[int, np.ndarray]:
-    """A token drawn from logits [vocab], and its law q, in multiples of 2^-DRAFT_BITS."""
+    """A token drawn from logits [vocab], and its distribution q, in multiples of 2^-DRAFT_BITS."""
     q = quantised(sampling.distribution(logits))
     return draw(q, uniform()), q / q.sum()
 

@@ -22,7 +22,7 @@ Top-k and top-p (`Sampling.truncated`). Where the row's total after truncation i
 by p, and ask besides whether d is among the tokens T that truncation leaves: fewer than `top_k`
 tokens are likelier than d, and they hold less than `top_p` of the mass. A draft outside T ends the
 step, too. The client sees the row of that place and draws again from p restricted to T. A token
-drawn from p and, outside T, drawn anew from p given T has the law p given T.
+drawn from p and, outside T, drawn anew from p given T has the distribution p given T.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Post:
     ) -> ClientInput:
         """Fresh uniform r (Algorithm 2, line 1)."""
         count, vocab = q.shape
-        laws = (q * 2.0**Widths.draft).astype(np.int32)
-        of_drafts = laws if self.naive else laws[np.arange(count), list(drafts)]
+        distributions = (q * 2.0**Widths.draft).astype(np.int32)
+        of_drafts = distributions if self.naive else distributions[np.arange(count), list(drafts)]
         accept = Widths.of_weights(vocab).accept
         r = streams.sampling.uniform((count,)) * 2**accept
         return ClientInput(np.array(drafts, np.int32), of_drafts, r.astype(np.int32))

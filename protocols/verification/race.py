@@ -1,11 +1,11 @@
 """Verification by a race: the largest logit after noise is the token, drafts or no drafts.
 
 With Gumbel noise g_j of the client's for every position j of the text, x_j = argmax (z_j + g_j)
-has the law softmax(z_j) (the exponential race in logarithms: Maddison et al., "A* Sampling", 2014).
-The client drafts with the same noise, d_j = argmax (log q_j + g_j), and a draft stays while it is
-the winner. x_j depends on the noise up to j alone, so g_j may serve again after a rejection, and
-the text is exact whatever the drafts are (spec of POST, shared exponential race). No exponential,
-no normaliser; a tournament over (d + 1) vocab numbers.
+has the distribution softmax(z_j) (the exponential race in logarithms: Maddison et al., "A*
+Sampling", 2014). The client drafts with the same noise, d_j = argmax (log q_j + g_j), and a draft
+stays while it is the winner. x_j depends on the noise up to j alone, so g_j may serve again after a
+rejection, and the text is exact whatever the drafts are (spec of POST, shared exponential race). No
+exponential, no normaliser; a tournament over (d + 1) vocab numbers.
 
 Without noise the winner is the likeliest token: greedy decoding.
 

@@ -3,8 +3,8 @@
 Speculative sampling (Leviathan et al., ICML'23) as POST verifies it, with the leaks of its two
 algorithms closed (Li et al., Algorithms 1 and 2):
 
-1. Both parties bring the randomness: r is not of the client's choice. (The laws q are; what may be
-   asked with false ones is in `protocols.verification.variants`.)
+1. Both parties bring the randomness: r is not of the client's choice. (The distributions q are;
+   what may be asked with false ones is in `protocols.verification.variants`.)
 2. Select the weight of every draft obliviously; test it against r q(d) Z without a division.
 3. Prefix-or: only the first rejection k is opened, not the bits after it.
 4. The residual max(0, p_k - q_k) stays shared. The token comes out of a tree of two wide levels
@@ -59,7 +59,7 @@ class Randomness(NamedTuple):
 
 class ClientInput(NamedTuple):
     drafts: Any  # int32 [drafts]
-    q: Any  # int32 [drafts + 1, vocab]: laws in multiples of 2^-draft; the last row is zero
+    q: Any  # int32 [drafts + 1, vocab]: in multiples of 2^-draft; the last row is zero
     randomness: Randomness
 
 
@@ -94,9 +94,9 @@ class Token:
     def client_input(
         self, drafts: Sequence[int], q: np.ndarray, position: int, streams: Streams
     ) -> ClientInput:
-        laws = np.concatenate([q, np.zeros((1, q.shape[1]))]) * 2.0 ** Widths.draft
+        distributions = np.concatenate([q, np.zeros((1, q.shape[1]))]) * 2.0 ** Widths.draft
         secret = _secret(len(drafts), streams.sampling)
-        return ClientInput(np.array(drafts, np.int32), laws.astype(np.int32), secret)
+        return ClientInput(np.array(drafts, np.int32), distributions.astype(np.int32), secret)
 
     def provider_input(self, drafts: int, stream: Prg) -> Randomness:
         return _secret(drafts, stream)
@@ -136,12 +136,12 @@ def verify(
     """
     count, vocab = client.q.shape[0] - 1, client.q.shape[1]
     widths = widths or Widths.of_weights(vocab)
-    mine, theirs = client.randomness, provider
+    of_client, of_provider = client.randomness, provider
     if count:
         # 2. W_d, Z and r; rejected unless r q(d) Z < W_d.
         chosen = select(weights[:count], client.drafts, bits=widths.chosen)
         totals = jnp.sum(weights[:count], axis=-1)
-        r = to_arith(joint_bits(mine.accept, theirs.accept, bits=widths.accept))
+        r = to_arith(joint_bits(of_client.accept, of_provider.accept, bits=widths.accept))
         q_of_draft = client.q[jnp.arange(count), client.drafts]
         rejected = reject(chosen, totals, q_of_draft, r, widths=widths)
         # 3. The first rejection k, or `count`.
@@ -155,7 +155,7 @@ def verify(
     if shift := widths.shift(excess):
         row = truncate(row, shift=shift, how="unbiased", bits=64)
     total = widths.total + excess - shift
-    u = to_arith(joint_bits(mine.draw, theirs.draw, bits=widths.draw))
+    u = to_arith(joint_bits(of_client.draw, of_provider.draw, bits=widths.draw))
     return Outcome(k, _draw(row[0], u, draw=widths.draw, total=total)), k
 
 

@@ -3,7 +3,7 @@
 A step: the client drafts in the clear (`propose`), both parties run one secure forward over the
 last token and the drafts, `verify` decides on its logits which drafts stay, and the client writes
 them and one more token down (`resolve`). Whatever the variant, the text has the private model's
-law; the variants differ in what the parties see on the way:
+distribution; the variants differ in what the parties see on the way:
 
 | variant | client learns | provider learns |
 |---|---|---|
@@ -14,10 +14,11 @@ distribution a step | draft length, steps, accepted count per step |
 
 The emitted tokens are those of whole steps: where the text ends inside one, the client has seen up
 to d tokens more. They are a function of what the client brings, and it may bring what it likes:
-drafts and their laws q everywhere, thresholds r in `naive` and `post`, the noise in `race`. In
-`token` a client that claims false laws learns more from a token than an honest one (a claim that
-leaves room for one token alone asks whether p exceeds it; a claim of next to nothing forces a draft
-through). Joint randomness takes r from its hands, not q: no variant is more than semi-honest.
+drafts and their distributions q everywhere, thresholds r in `naive` and `post`, the noise in
+`race`. In `token` a client that claims false distributions learns more from a token than an honest
+one (a claim that leaves room for one token alone asks whether p exceeds it; a claim of next to
+nothing forces a draft through). Joint randomness takes r from its hands, not q: no variant is more
+than semi-honest.
 
 A party that deviates reaches more:
 
@@ -31,11 +32,12 @@ whether the client gives up for an activation out of range may still depend on w
 answer questions about single weights: layers can be extracted, as MUSE does (Lehmkuhl et al., \
 USENIX Security 2021) | the same |
 
-"The private model's law" is meant up to rounding; the tests bound it. A draft is accepted with
-min(1, p / q) rounded to a multiple of 2^-accept (`protocols.verification.sampling.Widths`: 14 bits
-for 4,096 tokens, 11 for 50,257), the token drawn by fractions of 20 bits; where these do not fit
-beside a wide row, its low bits are rounded by a coin. The logits themselves come of a forward with
-weights of 18 fraction bits, pieces for its nonlinear functions, and a coin at every truncation.
+"The private model's distribution" is meant up to rounding; the tests bound it. A draft is accepted
+with min(1, p / q) rounded to a multiple of 2^-accept (`protocols.verification.sampling.Widths`: 14
+bits for 4,096 tokens, 11 for 50,257), the token drawn by fractions of 20 bits; where these do not
+fit beside a wide row, its low bits are rounded by a coin. The logits themselves come of a forward
+with weights of 18 fraction bits, pieces for its nonlinear functions, and a coin at every
+truncation.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ FUNCTIONALITIES = {  # with progress shown
     "naive": _PUBLISHED,
     "post": _PUBLISHED,
     "token": Functionality(
-        client="emitted tokens of whole steps, for drafts and laws that it brings",
+        client="emitted tokens of whole steps, for drafts and distributions that it brings",
         provider=f"{_STEPS}, accepted count per step",
     ),
     "race": Functionality(
@@ -101,15 +103,15 @@ class Verifier(Protocol):
     def propose(
         self, logits: np.ndarray, position: int, streams: Streams
     ) -> tuple[int, np.ndarray]:
-        """A draft for `position` of the text from the public model's logits [vocab], and the law
-        float64 [vocab] that it was drawn from.
+        """A draft for `position` of the text from the public model's logits [vocab], and the
+        distribution float64 [vocab] that it was drawn from.
         """
 
     def client_input(
         self, drafts: Sequence[int], q: np.ndarray, position: int, streams: Streams
     ) -> Any:
-        """The client's input: its drafts with their laws q [d, vocab]; `position` is that of the
-        first draft.
+        """The client's input: its drafts with their distributions q [d, vocab]; `position` is that
+        of the first draft.
         """
 
     def provider_input(self, drafts: int, stream: Prg) -> Any:

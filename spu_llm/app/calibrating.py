@@ -40,7 +40,7 @@ def _calibrate(options: argparse.Namespace) -> None:
     except UnicodeDecodeError:
         raise InputError(f"{options.text} is not UTF-8 text") from None
     config, params = load_model(options.model)
-    ids, size = Tokenizer.load(options.model).encode(text), config.n_positions
+    ids, size = Tokenizer.load(options.model).encode(text), config.context
     windows = [ids[i : i + size] for i in range(0, len(ids), size)][:MAX_WINDOWS]
     if not windows:
         raise InputError(f"{options.text} is empty; give text like the prompts to come")

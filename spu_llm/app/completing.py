@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from models.gpt2 import GPT2Config
+from models.family import ModelConfig
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
@@ -40,7 +40,7 @@ def generate(options: GenerateOptions, on_event: OnEvent) -> dict[str, Any]:
     """Complete a prompt with a provider's private model; returns the `--json` object."""
     draft_vocab = _check(options)
 
-    def check(config: GPT2Config) -> None:
+    def check(config: ModelConfig) -> None:
         if draft_vocab not in (None, config.vocab_size):
             raise InputError(
                 f"the draft model has {draft_vocab} tokens, but the provider's model "

@@ -30,6 +30,7 @@ from spu_llm.offline import peer_directories
 from spu_llm.offline.pool import Pool
 from spu_llm.offline.silent.products import SilentProducts
 from spu_llm.offline.supply import Supply
+from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.executor import Executor, check_owner, program_of, run_alone_at
 from spu_llm.runtime.session import private_array
 from spu_llm.runtime.spu_runtime import SpuRuntime
@@ -130,6 +131,10 @@ class PartySession:
         demand, results = self._dry_run.run(plan, jax.tree.leaves(args))
         return demand, jax.tree.unflatten(out_tree, results)
 
+    def dry(self) -> DrySession:
+        """This party's course without the peer: what it would take."""
+        return DrySession(self._dry_run)
+
     def set_up(self, demand: Demand) -> None:
         """Bring what products with weights take once: hints, which outlive the session."""
         self.supply.set_up(demand)
@@ -143,18 +148,20 @@ class PartySession:
         if self.party.supply is self.supply:  # and no study's own source
             self.make(Demand.of(wanted))
 
-    def make_ready(self, function: SecureFunction, *args: Any) -> None:
+    def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
         with self.meter.in_phase("offline"):
-            self.make(self.demand(function, *args)[0])
+            demand, _ = self.demand(function, *args)
+            self.make(demand)
+        return demand
 
-    def local(self, owner: int, work: Callable[[], T]) -> T | None:
-        return work() if owner == self.rank else None
+    def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
+        return work(*args) if owner == self.rank else None
 
     def private(
-        self, owner: int, work: Callable[[], Any], shape: tuple[int, ...], dtype: Any
+        self, owner: int, work: Callable[..., Any], shape: tuple[int, ...], dtype: Any, *args: Any
     ) -> Private:
         if owner == self.rank:
-            return private_array(owner, work(), shape, dtype)
+            return private_array(owner, work(*args), shape, dtype)
         return Private(owner, tuple(shape), np.dtype(dtype), None)
 
     def get(self, value: Value) -> np.ndarray | None:

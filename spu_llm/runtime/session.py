@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 import numpy as np
 
+from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.ledger import Ledger
 from spu_llm.core.meter import Meter
@@ -34,16 +35,21 @@ class Session(Protocol):
     def call(self, function: SecureFunction, *args: Any) -> Any:
         """Run a secure function; its results stay values of the session."""
 
-    def make_ready(self, function: SecureFunction, *args: Any) -> None:
-        """Make ahead what `call` with such arguments takes and the pool lacks."""
+    def prepare(self, function: SecureFunction, *args: Any) -> None:
+        """Compile for arguments of these shapes and agree with the peer on the program."""
 
-    def local(self, owner: int, work: Callable[[], T]) -> T | None:
-        """`work()` at `owner`; None at the other party, which does not run it."""
+    def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
+        """Make ahead what `call` with such arguments takes and is not there; what it takes."""
+
+    def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
+        """`work(*args)` at `owner`; None at the other party, which does not run it: a method of the
+        owner's half may be given with None for a half that is not here.
+        """
 
     def private(
-        self, owner: int, work: Callable[[], Any], shape: tuple[int, ...], dtype: Any
+        self, owner: int, work: Callable[..., Any], shape: tuple[int, ...], dtype: Any, *args: Any
     ) -> Private:
-        """`work()` at `owner`, as a private array of a shape that both know."""
+        """`work(*args)` at `owner`, as a private array of a shape that both know."""
 
     def get(self, value: Value) -> np.ndarray | None:
         """The plaintext of a public value, or of a private one at its owner; None elsewhere."""
@@ -61,16 +67,19 @@ class PlaintextSession:
         jitted = self._jitted.setdefault(function, jax.jit(function.fn))
         return jax.tree.map(lambda x: Public(np.asarray(x)), jitted(*plain))
 
-    def make_ready(self, function: SecureFunction, *args: Any) -> None:
-        """Nothing is needed."""
+    def prepare(self, function: SecureFunction, *args: Any) -> None:
+        """Nothing is to be agreed on."""
 
-    def local(self, owner: int, work: Callable[[], T]) -> T | None:
-        return work()
+    def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
+        return Demand()
+
+    def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
+        return work(*args)
 
     def private(
-        self, owner: int, work: Callable[[], Any], shape: tuple[int, ...], dtype: Any
+        self, owner: int, work: Callable[..., Any], shape: tuple[int, ...], dtype: Any, *args: Any
     ) -> Private:
-        return private_array(owner, work(), shape, dtype)
+        return private_array(owner, work(*args), shape, dtype)
 
     def get(self, value: Value) -> np.ndarray | None:
         return _plain(value)
@@ -86,3 +95,18 @@ def private_array(owner: int, plain: Any, shape: tuple[int, ...], dtype: Any) ->
     if array.shape != tuple(shape):
         raise ValueError(f"expected shape {tuple(shape)}, found {array.shape}")
     return Private(owner, tuple(shape), np.dtype(dtype), array)
+
+
+def private_tree(
+    session: Session, owner: int, work: Callable[..., Any], shapes: Any, *args: Any
+) -> Any:
+    """`work(*args)` at `owner`, a tree of arrays of these shapes, as private values."""
+    leaves, tree = jax.tree.flatten(shapes)
+    if not leaves:
+        return shapes
+    made = session.local(owner, lambda: jax.tree.leaves(work(*args))) or [None] * len(leaves)
+    values = [
+        session.private(owner, np.asarray, s.shape, s.dtype, x)
+        for x, s in zip(made, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(tree, values)

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from models.gpt2 import GPT2Config
+from models.family import ModelConfig, config_from
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.core.settings import SpuConfig
@@ -29,7 +29,7 @@ _PROGRAM = "program"  # beside the fields of its request
 _LINK_TIMEOUT_MS = int(1000 * (WAIT_S + 60))
 
 
-def of_provider(config: GPT2Config, tokenizer: Tokenizer, network: str) -> Manifest:
+def of_provider(config: ModelConfig, tokenizer: Tokenizer, network: str) -> Manifest:
     """What a provider with this model states."""
     model = {PROVIDER_PREFIX + name: value for name, value in config.asdict().items()}
     return _of_both(network) | {TOKENIZER: tokenizer.digest} | model
@@ -79,17 +79,15 @@ def job_of(program: Program, task: Task) -> Job[Any, Any]:
     return Job(request, model, own, None) if client else Job(request, model, None, own)
 
 
-def model_of(fields: Mapping[str, object]) -> GPT2Config:
+def model_of(fields: Mapping[str, object]) -> ModelConfig:
     """The model's shape as the provider states it; PeerError when it is none."""
     try:
-        return read(GPT2Config, fields, "the provider's model has other fields than a GPT-2")
-    except InputError as exc:
-        raise PeerError(str(exc)) from None
+        return config_from(fields)
     except ValueError as exc:
         raise PeerError(f"the provider's model description is wrong: {exc}") from None
 
 
-def stated_model(agreed: Manifest) -> GPT2Config:
+def stated_model(agreed: Manifest) -> ModelConfig:
     """`model_of` the settings agreed on."""
     return model_of(_part(agreed, PROVIDER_PREFIX))
 

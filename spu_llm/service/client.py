@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.gpt2 import GPT2Config
+from models.family import ModelConfig
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError
 from spu_llm.net.control import Control
@@ -47,7 +47,7 @@ def run_as_client(
     tokenizer: Tokenizer | None = None,
     pool: Path | None = None,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
-    check: Callable[[GPT2Config], None] = lambda config: None,
+    check: Callable[[ModelConfig], None] = lambda config: None,
 ) -> tuple[Outcome, Manifest]:
     """Run `program` with the provider at `server`; the outcome and the agreed settings.
 
@@ -93,7 +93,7 @@ def _await_greeting(control: Control, server: Server) -> None:
             )
 
 
-def _check_vocabulary(tokenizer: Tokenizer, config: GPT2Config) -> None:
+def _check_vocabulary(tokenizer: Tokenizer, config: ModelConfig) -> None:
     """InputError when the provider's model lacks tokens that the tokenizer has."""
     if config.vocab_size < tokenizer.vocab_size:
         raise InputError(

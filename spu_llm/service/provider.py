@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.gpt2 import GPT2Config, fold
+from models.family import ModelConfig, check_ranges, family_of
 from models.hf import load_model
-from models.ranges import check_ranges
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError
 from spu_llm.net.control import Control
@@ -47,7 +46,7 @@ def serve(
     """
     # The weights too: what is wrong with them is said now, not in the middle of a session.
     config, params = load_model(options.model)
-    check_ranges(fold(params, config), config)
+    check_ranges(family_of(config).fold(params, config), config)
     del params  # the worker reads its own
     tokenizer = Tokenizer.load(options.model)
     if options.pool is not None:
@@ -71,7 +70,7 @@ def serve(
 
 
 def _serve_one(
-    options: ServeOptions, listener: Listener, config: GPT2Config, tokenizer: Tokenizer
+    options: ServeOptions, listener: Listener, config: ModelConfig, tokenizer: Tokenizer
 ) -> Outcome:
     stream = _accept(listener, options.exit_with_parent)
     control = Control(Relay(stream, NETWORKS[options.network], "provider"))
@@ -91,7 +90,7 @@ def _serve_one(
         worker.stop()
 
 
-def _check(task: Task, agreed: Manifest, config: GPT2Config, options: ServeOptions) -> None:
+def _check(task: Task, agreed: Manifest, config: ModelConfig, options: ServeOptions) -> None:
     """InputError when this provider does not run what the client asks for."""
     if task.program in programs.STUDIES:
         if not options.studies:

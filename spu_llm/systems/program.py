@@ -27,7 +27,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.settings import SpuConfig
 
 if TYPE_CHECKING:
-    from models.gpt2 import GPT2Config
+    from models.family import ModelConfig
 
 T = TypeVar("T")
 Q = TypeVar("Q")  # a request
@@ -55,7 +55,7 @@ class Job(Generic[Q, C]):
     """What a party knows when its program starts; the other one's inputs are None."""
 
     request: Q
-    model: GPT2Config  # as the provider states it
+    model: ModelConfig  # as the provider states it
     of_client: C | None = None
     of_provider: Held | None = None
 
@@ -72,7 +72,7 @@ class Job(Generic[Q, C]):
         return self.of_provider
 
 
-def _serves_all(request: Any, model: GPT2Config) -> None:
+def _serves_all(request: Any, model: ModelConfig) -> None:
     """No request is refused."""
 
 
@@ -92,7 +92,7 @@ class Program:
     module: str
     request: type = Nothing
     inputs: type = Nothing
-    check: Callable[[Any, GPT2Config], None] = _serves_all
+    check: Callable[[Any, ModelConfig], None] = _serves_all
     text: bool = True
     needs_pool: bool = False
     keeps_hints: bool = True

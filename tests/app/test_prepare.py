@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.gpt2 import logits
+from models.family import logits
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli

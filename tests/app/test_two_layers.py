@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.claims import exact
-from models.gpt2 import GPT2Config, Params, logits
+from models.family import logits
+from models.gpt2 import GPT2Config, Params
 from models.hf import save_model
 from models.tokenizer import Tokenizer
 from spu_llm.systems.decoding.request import Request

@@ -123,9 +123,9 @@ def test_noise() -> None:
     assert abs(drawn.mean()) < 5 * 3.24 / math.sqrt(drawn.size)
     assert abs(drawn.var() / 10.5 - 1) < 5 * math.sqrt(2 / drawn.size)
     values = np.arange(-13, 14)
-    law = np.array([math.comb(42, 21 + v) / 2**42 for v in values])
+    distribution = np.array([math.comb(42, 21 + v) / 2**42 for v in values])
     counts = np.array([(drawn == v).sum() for v in values])
-    assert chi_square(counts, law * drawn.size) < 75  # 26 degrees of freedom: 1e-6
+    assert chi_square(counts, distribution * drawn.size) < 75  # 26 degrees of freedom: 1e-6
 
 
 def test_public_strings() -> None:

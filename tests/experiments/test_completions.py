@@ -251,7 +251,7 @@ def _watched(
     and came from it until the completion ended, counted where it is sent.
     """
     units: dict[str, int] = {}
-    spu, mine = session._spu, threading.get_ident()  # the peer is another thread
+    spu, own = session._spu, threading.get_ident()  # the peer is another thread
     sent = sum((e.traffic for e in session.meter.entries if e.kind == "segment"), Traffic())
     ended: list[Traffic] = []
     run, make, account = spu.run, spu.make, completions.account
@@ -270,7 +270,7 @@ def _watched(
     def without_heads(found: Any, message: bytes, parts: Any, name: str) -> Any:
         """Merged messages say which part is whose: no payload."""
         nonlocal sent
-        if threading.get_ident() == mine:
+        if threading.get_ident() == own:
             sent += Traffic(**{name: sum(len(data) for _, data in parts) - len(message)})
         return found
 
@@ -283,7 +283,7 @@ def _watched(
         return without_heads(parts, message, parts, "received_bytes")
 
     def at_the_end(*args: Any) -> dict[str, Any]:
-        if threading.get_ident() == mine:
+        if threading.get_ident() == own:
             ended.append(sent + session._channel.traffic)
         return account(*args)
 

@@ -19,8 +19,10 @@ from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding import request
-from spu_llm.systems.decoding.generate import ClientSide, Programs, generate, share_weights
+from spu_llm.systems.decoding.client_side import ClientSide
+from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.secure_model import share_weights
 from tests.tiny import VOCAB, endless, save_tokenizer, tiny_params
 
 TINY = GPT2Config(VOCAB, n_positions=64, n_embd=8, n_layer=1, n_head=1)
@@ -47,17 +49,18 @@ def test_a_hidden_text_sends_what_is_said(
     drafter_params = endless(tiny_params(TINY, 3))
 
     def program(session: PartySession) -> Any:
-        programs = Programs.build(TINY, asked)
+        completion = Completion.of(TINY, asked)
         weights = share_weights(session, TINY, PARAMS if session.rank == PROVIDER else None)
-        programs.prepare(session, weights)
+        decoder = completion.decoder(session, weights)
+        completion.prepare(session, decoder)
         client = None
         if session.rank == CLIENT:
             client = ClientSide(
                 [40, 41, 42, 43], Tokenizer.load(tmp_path), Drafter(TINY, drafter_params, 64),
-                programs.verifier, Streams(Prg.from_os(), Prg.from_os()),
+                completion.verifier, Streams(Prg.from_os(), Prg.from_os()),
             )  # fmt: skip
         mark = len(session.meter.entries)
-        report = generate(session, programs, weights, client, None)
+        report = generate(session, completion, decoder, client, None)
         online = [e for e in session.meter.entries[mark:] if e.phase in ("prefill", "decode")]
         sent = sum(e.traffic.sent_bytes for e in online)
         received = sum(e.traffic.received_bytes for e in online)

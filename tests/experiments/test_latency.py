@@ -20,8 +20,8 @@ LAN = {1: 2.4, 2: 2.6, 8: 3.6}
 
 def results(stock: bool = True) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    for network, ours, theirs in (("local", LOCAL, 14.0), ("lan", LAN, 42.0)):
-        layers = costs.stock_layers(network, {n: theirs + n for n in ours}) if stock else None
+    for network, ours, peers in (("local", LOCAL, 14.0), ("lan", LAN, 42.0)):
+        layers = costs.stock_layers(network, {n: peers + n for n in ours}) if stock else None
         found.append(
             latency.analyse(costs.sweep(network, ours), layers, found[0] if found else None)
             | {"machine": costs.MACHINE, "config": {}}
@@ -135,6 +135,6 @@ def test_a_run_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
         assert found_of == {k: n for k, n in wanted.items() if n}
         spent = sum(cell["seconds"] for cell in step["kinds"].values())
         assert 0 < spent <= step["seconds"]
-    for mine, theirs in zip(ours, stock, strict=True):
+    for own, peers in zip(ours, stock, strict=True):
         for kind in ("norm", "softmax", "GELU"):
-            assert theirs["kinds"][kind]["messages"] > mine["kinds"][kind]["messages"]
+            assert peers["kinds"][kind]["messages"] > own["kinds"][kind]["messages"]

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.spu_baseline import gpt2 as stock_gpt2
 from experiments.spu_baseline import layers as stock_layers
-from models.gpt2 import logits
+from models.family import logits
 from models.hf import load_model
 from spu_llm.core.errors import InputError
 from spu_llm.core.values import CLIENT
@@ -24,10 +24,10 @@ CAPACITY, STEPS = 12, 2
 
 
 def decode(session: Session) -> stock_gpt2.Decoded:
-    mine = getattr(session, "rank", CLIENT) == CLIENT
+    own = getattr(session, "rank", CLIENT) == CLIENT
     stock = stock_gpt2.build(PRIVATE, CAPACITY)
     weights = stock_gpt2.share_params(session, PRIVATE, PARAMS)
-    prompt = PROMPT if mine else []
+    prompt = PROMPT if own else []
     return stock_gpt2.decode_greedily(session, stock, weights, prompt, len(PROMPT), STEPS)
 
 
@@ -40,10 +40,10 @@ def are_greedy(tokens: list[int]) -> bool:
 def test_flax_computes_the_same_model() -> None:
     tokens = np.arange(3, 40, 3, dtype=np.int32)
     model, params = stock_gpt2.flax_model(PRIVATE), stock_gpt2.flax_params(PARAMS)
-    theirs = jax.jit(lambda xs: model(xs[None], params=params).logits[0])(tokens)
+    peers = jax.jit(lambda xs: model(xs[None], params=params).logits[0])(tokens)
     ours = jax.jit(lambda xs: logits(PARAMS, PRIVATE, xs))(tokens)
-    # Ours have mean zero over the vocabulary, which changes no law.
-    np.testing.assert_allclose(theirs - theirs.mean(-1, keepdims=True), ours, atol=2e-4)
+    # Ours have mean zero over the vocabulary, which changes no distribution.
+    np.testing.assert_allclose(peers - peers.mean(-1, keepdims=True), ours, atol=2e-4)
 
 
 def test_steps_with_a_cache_emit_the_greedy_tokens() -> None:
@@ -57,10 +57,10 @@ def test_two_parties_emit_the_greedy_tokens_and_open_nothing_else() -> None:
         def program(session: Session) -> tuple[stock_gpt2.Decoded, dict[str, list[str]]]:
             return decode(session), session.ledger.learned()
 
-        (mine, learned), (theirs, _) = simulation.run(program)
-    assert len(mine.tokens) == 1 + STEPS and are_greedy(mine.tokens) and theirs.tokens == []
+        (own, learned), (peers, _) = simulation.run(program)
+    assert len(own.tokens) == 1 + STEPS and are_greedy(own.tokens) and peers.tokens == []
     assert learned == {"client": ["token: 3 x 64 bit in 3 openings"], "provider": []}
-    prefill, *steps = [mine.prefill, *mine.steps]
+    prefill, *steps = [own.prefill, *own.steps]
     # One layer, one row: hundreds of messages, which do not depend on what is computed.
     assert steps[0]["messages"] > 1000 and prefill["messages"] > steps[0]["messages"]
     assert steps[0]["messages"] == pytest.approx(steps[1]["messages"], rel=0.02)
@@ -96,9 +96,9 @@ def test_the_layers_put_together_are_the_model() -> None:
     query, key, value = (
         part.reshape(1, n, heads, -1) for part in np.split(run("linear", normed, wide)[0], 3, -1)
     )
-    no_law = np.zeros((1, heads, n, n), np.float32)
-    (law,) = run("softmax", run("attention products", query, key, no_law)[0])
-    mixed = run("attention products", query, value, law)[1].reshape(1, n, -1)
+    no_distribution = np.zeros((1, heads, n, n), np.float32)
+    (distribution,) = run("softmax", run("attention products", query, key, no_distribution)[0])
+    mixed = run("attention products", query, value, distribution)[1].reshape(1, n, -1)
     x = x + run("linear", mixed, wide)[1]
     (h,) = run("GELU", run("linear", run("norm", x, held=block["ln_2"])[0], wide)[2])
     x = x + run("linear", x, h)[3]

@@ -25,9 +25,9 @@ def test_pumas_functions_are_near_the_exact_ones() -> None:
     assert puma_gelu(jnp.float32(-5.0)) == 0 and puma_gelu(jnp.float32(5.0)) == 5
     scores = np.random.default_rng(0).normal(0, 4, (3, 20)).astype(np.float32)
     scores[0, 3] = np.finfo(np.float32).min  # hidden, as Flax writes it
-    law = np.asarray(puma_softmax(jnp.asarray(scores)))
-    np.testing.assert_allclose(law, jax.nn.softmax(scores), atol=2e-6)
-    assert law[0, 3] == 0.0
+    distribution = np.asarray(puma_softmax(jnp.asarray(scores)))
+    np.testing.assert_allclose(distribution, jax.nn.softmax(scores), atol=2e-6)
+    assert distribution[0, 3] == 0.0
 
 
 def test_options_reach_spu() -> None:

@@ -93,18 +93,18 @@ class Scripted:
 
 
 def test_the_recorder_lists_both_directions_and_changes_nothing() -> None:
-    theirs = PREAMBLE + encode(Frame(Kind.OPEN, 2))
-    theirs += encode(Frame(Kind.DATA, 2, GATHER[:30])) + encode(Frame(Kind.DATA, 1, RESPONSE))
-    theirs += encode(Frame(Kind.CONTROL, 0, b"beat")) + encode(Frame(Kind.DATA, 2, GATHER[30:]))
+    peers = PREAMBLE + encode(Frame(Kind.OPEN, 2))
+    peers += encode(Frame(Kind.DATA, 2, GATHER[:30])) + encode(Frame(Kind.DATA, 1, RESPONSE))
+    peers += encode(Frame(Kind.CONTROL, 0, b"beat")) + encode(Frame(Kind.DATA, 2, GATHER[30:]))
     ours = PREAMBLE + encode(Frame(Kind.DATA, 1, GATHER + ACK))
-    inner = Scripted(theirs)
+    inner = Scripted(peers)
     recorder = Recorder(inner)
     received = b""
     while data := recorder.recv_some(25):
         received += data
     recorder.send_all(memoryview(ours))
     recorder.close()
-    assert (received, inner.sent, inner.closed) == (theirs, ours, True)
+    assert (received, inner.sent, inner.closed) == (peers, ours, True)
     assert recorder.transcript.messages() == [
         Message(CLIENT, "root:1:ALLGATHER", 1, 4),
         Message(PROVIDER, "root:1:ALLGATHER", 1, 4),

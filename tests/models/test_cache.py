@@ -18,21 +18,12 @@ from models.cache import (
     LayerBlock,
     Partial,
     attend,
-    empty_block,
     merge,
     partials_with_common_shift,
-    see,
+    rows_after,
 )
-from models.gpt2 import (
-    GPT2Config,
-    embed_one_hot,
-    embed_tokens,
-    fold,
-    head,
-    init_params,
-    logits,
-    step,
-)
+from models.family import logits
+from models.gpt2 import FAMILY, GPT2Config, fold, head, init_params
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
@@ -55,11 +46,16 @@ TOLERANCE = 2e-5
 
 def embed(start: int, end: int) -> Array:
     """Embedding of TOKENS[start:end]."""
-    return embed_tokens(WEIGHTS, jnp.asarray(TOKENS[start:end]), jnp.arange(start, end))
+    return embed_tokens(jnp.asarray(TOKENS[start:end]), jnp.arange(start, end))
+
+
+def embed_tokens(tokens: Array, positions: Array) -> Array:
+    """Embedding of ids [n], or of one-hot rows [n, vocab]."""
+    return FAMILY.embed(WEIGHTS, CONFIG, tokens, positions)
 
 
 def shared_block(positions: int = LENGTH + 4) -> Block:
-    return empty_block(CONFIG.n_layer, CONFIG.n_head, positions, CONFIG.head_dim)
+    return CONFIG.empty_cache(positions)
 
 
 def prefix_block(length: int) -> Block | None:
@@ -67,16 +63,15 @@ def prefix_block(length: int) -> Block | None:
     if length == 0:
         return None
     x, room = embed(0, length), shared_block(length)
-    return step(WEIGHTS, CONFIG, x, room, 0, see(0, length, length))[1]
+    return FAMILY.forward(WEIGHTS, CONFIG, x, rows_after(0, length, length), room)[1]
 
 
 def forward(
     x: Array, shared: Block, length: int, prefix: Block | None = None
 ) -> tuple[Array, Block]:
     """Logits of the positions with embedding `x`, and the shared block with them."""
-    n = x.shape[0]
-    visible = see(length, n, shared.positions)
-    rows, shared, _ = step(WEIGHTS, CONFIG, x, shared, length, visible, prefix)
+    at = rows_after(length, x.shape[0], shared.positions)
+    rows, shared, _ = FAMILY.forward(WEIGHTS, CONFIG, x, at, shared, prefix)
     return head(WEIGHTS, rows), shared
 
 
@@ -125,7 +120,7 @@ def test_rows_past_the_length_do_not_matter() -> None:
 def test_rolled_back_drafts_leave_no_trace(start: int, drafts: int, seed: int) -> None:
     _, shared = forward(embed(0, start), shared_block(), 0)
     wrong = np.random.default_rng(seed).integers(CONFIG.vocab_size, size=drafts)
-    x = embed_tokens(WEIGHTS, jnp.asarray(wrong), start + jnp.arange(drafts))
+    x = embed_tokens(jnp.asarray(wrong), start + jnp.arange(drafts))
     _, shared = forward(x, shared, start)
     found, _ = forward(embed(start, LENGTH), shared, start)
     np.testing.assert_allclose(found, WHOLE[start:], atol=TOLERANCE)
@@ -133,7 +128,7 @@ def test_rolled_back_drafts_leave_no_trace(start: int, drafts: int, seed: int) -
 
 def test_one_hot_embedding_equals_lookup() -> None:
     one_hot = jax.nn.one_hot(jnp.asarray(TOKENS), CONFIG.vocab_size)
-    found = embed_one_hot(WEIGHTS, one_hot, jnp.arange(LENGTH))
+    found = embed_tokens(one_hot, jnp.arange(LENGTH))
     np.testing.assert_allclose(found, embed(0, LENGTH), atol=1e-6)
 
 
@@ -169,7 +164,7 @@ def cut_blocks(
     return [
         LayerBlock(jnp.asarray(keys[:, a:b]), jnp.asarray(values[:, a:b]), jnp.asarray(v))
         for a, b in zip(ends, ends[1:], strict=False)
-        for v in [visible[:, a:b]]
+        for v in [np.broadcast_to(visible[:, a:b], (HEADS, QUERIES, b - a))]
     ]
 
 
@@ -178,8 +173,8 @@ def cut_blocks(
 def test_blocks_with_a_common_shift_equal_whole_attention(seed: int, cuts: set[int]) -> None:
     query, keys, values, visible = random_attention(seed)
     found, _ = attend(jnp.asarray(query), cut_blocks(keys, values, visible, cuts), 511.0)
-    wanted = whole_attention(query, keys, values, visible).transpose(1, 0, 2)
-    np.testing.assert_allclose(found, wanted.reshape(QUERIES, -1), atol=TOLERANCE)
+    wanted = whole_attention(query, keys, values, visible)
+    np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
 
 
 @EXAMPLES
@@ -234,7 +229,7 @@ def test_rows_that_the_client_hides_have_no_influence(simulation: Simulation) ->
     visible = np.arange(hidden + seen) >= hidden
     function = SecureFunction(
         lambda q, k, v, m: reveal(
-            attend(q, [LayerBlock(k, v, jnp.where(m, 0.0, HIDDEN)[None])], 511.0)[0],
+            attend(q, [LayerBlock(k, v, jnp.where(m, 0.0, HIDDEN)[None, None])], 511.0)[0],
             to=Owner.CLIENT, label="test",
         ),
         (Owner.CLIENT, Owner.PROVIDER, Owner.PROVIDER, Owner.CLIENT), "hidden rows",
@@ -250,4 +245,4 @@ def test_rows_that_the_client_hides_have_no_influence(simulation: Simulation) ->
 
     found = simulation.run(program)[CLIENT]
     wanted = whole_attention(query, keys[:, hidden:], values[:, hidden:], np.ones((1, seen), bool))
-    np.testing.assert_allclose(found, wanted.reshape(1, -1), atol=0.01)
+    np.testing.assert_allclose(found, wanted, atol=0.01)

@@ -14,7 +14,8 @@ import pytest
 from scipy.stats import mannwhitneyu
 
 from models.draft import WIDTH, Drafter
-from models.gpt2 import GPT2Config, logits
+from models.family import logits
+from models.gpt2 import GPT2Config
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from spu_llm.compiler.demand import Demand
@@ -23,18 +24,20 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
-from spu_llm.systems.decoding import cadence, generate
+from spu_llm.systems.decoding import cadence, client_side, generate
 from spu_llm.systems.decoding.cadence import Cadence
-from spu_llm.systems.decoding.generate import ClientSide, Programs, share_weights
+from spu_llm.systems.decoding.client_side import ClientSide
+from spu_llm.systems.decoding.generate import Completion
 from spu_llm.systems.decoding.preparation import demand_of
 from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.secure_model import share_weights
 from tests.tiny import PUBLIC, VOCAB, endless, save_tokenizer, tiny_params
 
 TINY = GPT2Config(VOCAB, n_positions=64, n_embd=8, n_layer=1, n_head=1)
 PARAMS = endless(tiny_params(TINY, 1))
 DRAFTS, STEPS = 2, 14
 PROMPT = [40, 41, 42, 43]
-FALSE_ALARM = 2e-3  # of the comparison of two laws that are one
+FALSE_ALARM = 2e-3  # of the comparison of two distributions that are one
 
 
 @pytest.mark.parametrize("prompt", [1, WIDTH, 3 * WIDTH + 1])
@@ -153,19 +156,20 @@ def watch(simulation: Simulation, tokenizer: Tokenizer, slower: float) -> Any:
     request = Request(len(PROMPT), new, DRAFTS, 0.0)
 
     def program(session: PartySession) -> Any:
-        programs = Programs.build(TINY, request)
+        completion = Completion.of(TINY, request)
         weights = share_weights(session, TINY, PARAMS if session.rank == PROVIDER else None)
-        programs.prepare(session, weights)
-        session.make(sum(demand_of(session, programs, weights, STEPS), Demand()))
+        session.make(sum(demand_of(session.dry(), completion, weights, STEPS), Demand()))
         client = None
         if session.rank == CLIENT:
             drafter = Swaying(TINY, PARAMS, 64)
             drafter.slower = slower
             streams = Streams(Prg.from_os(), Prg.from_os())
-            client = ClientSide(list(PROMPT), tokenizer, drafter, programs.verifier, streams)
+            client = ClientSide(list(PROMPT), tokenizer, drafter, completion.verifier, streams)
         clocked: Any = Clocked(session)
+        decoder = completion.decoder(clocked, weights)
+        completion.prepare(session, decoder)
         try:
-            report = generate.generate(clocked, programs, weights, client, None)
+            report = generate.generate(clocked, completion, decoder, client, None)
         finally:
             clocked.close()
         if client is None:
@@ -191,11 +195,11 @@ def test_gaps_say_nothing_of_the_accepted_count(
     simulation: Simulation, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     """Times at the provider after steps whose drafts all stayed and after steps whose drafts all
-    went, with a client that drafts 60 ms longer after the former: ranks as of one law
+    went, with a client that drafts 60 ms longer after the former: ranks as of one distribution
     (Mann-Whitney) where the cadence is kept, apart where it is not.
     """
     interval = Cadence(0.2 if kept else 1e-9)
-    monkeypatch.setattr(generate.Cadence, "of", lambda rehearse: interval)
+    monkeypatch.setattr(client_side.Cadence, "of", lambda rehearse: interval)
     gaps, stayed = watch(simulation, tokenizer, slower=0.06)
     p = [mannwhitneyu(g[stayed], g[~stayed]).pvalue for g in gaps.T]
     if kept:

@@ -11,31 +11,27 @@ import numpy as np
 import pytest
 
 from models.draft import Drafter
+from models.family import logits as whole_logits
 from models.gpt2 import GPT2Config, fold
-from models.gpt2 import logits as whole_logits
 from models.tokenizer import Tokenizer
-from protocols.functions.layers import tile_for
+from protocols.functions.aggregation import tile_for
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.post import Post
 from protocols.verification.variants import verifier
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT, PROVIDER, Owner, public
+from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.runtime.session import PlaintextSession
+from spu_llm.runtime.session import PlaintextSession, private_tree
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding import request
-from spu_llm.systems.decoding import secure_model as secure_gpt2
-from spu_llm.systems.decoding.generate import (
-    ClientSide,
-    Programs,
-    generate,
-    private_tree,
-    share_weights,
-)
+from spu_llm.systems.decoding.client_side import ClientSide
+from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
+from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.preparation import demand_of
 from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.secure_model import Layout, build, share_weights
 from tests.models.watching import Watched
 from tests.tiny import PRIVATE, PUBLIC, save_tokenizer, tiny_params
 
@@ -52,10 +48,10 @@ def tokenizer(tmp_path_factory: Any) -> Tokenizer:
     return Tokenizer.load(directory)
 
 
-def client_side(tokenizer: Tokenizer, programs: Programs, seed: int = SEED) -> ClientSide:
-    drafter = Drafter(PUBLIC, DRAFT_PARAMS, 80) if programs.request.draft_length else None
+def client_side(tokenizer: Tokenizer, completion: Completion, seed: int = SEED) -> ClientSide:
+    drafter = Drafter(PUBLIC, DRAFT_PARAMS, 80) if completion.request.draft_length else None
     streams = Streams(Prg.from_seed(seed, "drafts"), Prg.from_seed(seed, "sampling"))
-    return ClientSide(list(PROMPT), tokenizer, drafter, programs.verifier, streams)
+    return ClientSide(list(PROMPT), tokenizer, drafter, completion.verifier, streams)
 
 
 def provider_stream(seed: int = SEED) -> Prg:
@@ -69,11 +65,11 @@ def request_for(
 
 
 def run_plaintext(tokenizer: Tokenizer, request: Request, seed: int = SEED) -> Any:
-    programs = Programs.build(PRIVATE, request)
-    client = client_side(tokenizer, programs, seed)
+    completion = Completion.of(PRIVATE, request)
+    client = client_side(tokenizer, completion, seed)
     session = PlaintextSession()
-    weights = share_weights(session, PRIVATE, PARAMS)
-    return client, generate(session, programs, weights, client, provider_stream(seed))
+    decoder = completion.decoder(session, share_weights(session, PRIVATE, PARAMS))
+    return client, generate(session, completion, decoder, client, provider_stream(seed))
 
 
 def run_two_parties(simulation: Simulation, tokenizer: Tokenizer, request: Request) -> Any:
@@ -83,14 +79,15 @@ def run_two_parties(simulation: Simulation, tokenizer: Tokenizer, request: Reque
 
     def program(session: PartySession) -> Any:
         session.ledger.openings.clear()
-        programs = Programs.build(PRIVATE, request)
-        client = session.local(CLIENT, lambda: client_side(tokenizer, programs))
+        completion = Completion.of(PRIVATE, request)
+        client = session.local(CLIENT, client_side, tokenizer, completion)
         provider = session.local(PROVIDER, provider_stream)
         params = None if session.rank == CLIENT else PARAMS
         weights = share_weights(session, PRIVATE, params)
         watched: Any = Watched(session)
-        report = generate(watched, programs, weights, client, provider)
-        course = demand_of(session, programs, weights, report.steps)
+        decoder = completion.decoder(watched, weights)
+        report = generate(watched, completion, decoder, client, provider)
+        course = demand_of(session.dry(), completion, weights, report.steps)
         for name, need in sum(course, Demand()).material.items():
             assert watched.units[name] == need.units, name
         return client, report, list(session.ledger.openings)
@@ -186,41 +183,35 @@ def test_two_party_rows_after_rollback_and_prefix(simulation: Simulation) -> Non
     weights that `post` opens are those of a fresh forward over the accepted tokens.
     """
     verifier = Post(Sampling())
-    programs = secure_gpt2.build(PRIVATE, 24, verifier)
     prefix, prompt = [10, 11, 12], [40, 41, 42]
     first, second = [43, 50, 51], [44, 60, 61]  # of the first step only token 43 is kept
+    layout = Layout(PRIVATE, (len(prompt),), (24,))
 
     def program(session: PartySession) -> Any:
         params = None if session.rank == CLIENT else PARAMS
         weights = share_weights(session, PRIVATE, params)
+        decoder = Decoder(session, layout, verifier, weights, prefix)
 
         def tokens(ids: list[int]) -> Any:
-            return session.private(CLIENT, lambda: ids, (len(ids),), np.int32)
+            return session.private(CLIENT, np.array, (1, len(ids)), np.int32, [ids])
 
-        def sure(drafts: list[int]) -> Any:
+        def sure(drafts: list[int]) -> JudgeInputs:
             """Drafts of probability one and r next to one: whatever the model thinks, rejected."""
-            shapes = verifier.client_shapes(len(drafts), 288)
-            mine = np.array(drafts), np.full(len(drafts), 1 << 16), np.full(len(drafts), 2**16 - 1)
-            return private_tree(session, CLIENT, lambda: mine, shapes), None
+            shapes = decoder.judge_shapes(len(drafts) + 1).client
+            own = np.array(drafts), np.full(len(drafts), 1 << 16), np.full(len(drafts), 2**16 - 1)
+            return JudgeInputs(private_tree(session, CLIENT, lambda: own, shapes), None)
 
-        block = session.call(programs.prefix, weights, public(np.asarray(prefix, np.int32)))
-        outcome, _, shared = session.call(
-            programs.prefill, weights, tokens(prompt), *sure([]), block
-        )
-        outcomes = [outcome]
-        length = len(prompt)
+        found = [decoder.prefill(tokens(prompt), sure([]))]
+        retained = None
         for ids in (first, second):
-            outcome, _, shared = session.call(
-                programs.decode, weights, tokens(ids), None, *sure(ids[1:]), shared,
-                public(np.int32(length)), block,
-            )  # fmt: skip
-            outcomes.append(outcome)
-            length += 1
-        return [jax.tree.map(session.get, outcome) for outcome in outcomes]
+            found.append(decoder.step(tokens(ids), sure(ids[1:]), retained))
+            retained = np.array([[True, False, False]])
+        return [jax.tree.map(session.get, judged.outcome) for judged in found]
 
     client, provider = simulation.run(program)
     assert provider[0].row is None
-    plan = programs.prefix.plan(fold(PARAMS, PRIVATE), np.zeros(3, np.int32))[0]
+    function = build(layout, verifier).prefix
+    plan = function.plan(fold(PARAMS, PRIVATE), np.zeros(3, np.int32))[0]
     assert {s.owner for s in plan.steps} <= {Owner.PROVIDER, Owner.PUBLIC}  # type: ignore[union-attr]
     tokens = prefix + prompt
     _close_row(client[0].row, tokens)
@@ -292,3 +283,37 @@ def test_context_limits_the_text(tokenizer: Tokenizer) -> None:
     client, report = run_plaintext(tokenizer, request_for(500, 4, 1.0))
     assert report.finish_reason in ("length", "eos")
     assert len(client.tokens) <= PRIVATE.n_positions - len(PROMPT)
+
+
+PREFIX = [30, 31, 32]
+
+
+@pytest.mark.parametrize("show", [True, False], ids=["shown", "hidden"])
+def test_a_public_prefix_is_part_of_the_text(
+    tokenizer: Tokenizer, small_blocks: None, show: bool
+) -> None:
+    """Its keys and values are the provider's own; the tokens are those of one long prompt."""
+    whole = Completion.of(
+        PRIVATE, Request(len(PREFIX) + len(PROMPT), 12, 3, 0.8, show_progress=show)
+    )
+    parted = Completion.of(
+        PRIVATE, Request(len(PROMPT), 12, 3, 0.8, show_progress=show), PREFIX
+    )
+    texts = []
+    for completion, prefix, prompt in ((whole, [], PREFIX + PROMPT), (parted, PREFIX, PROMPT)):
+        client = client_side(tokenizer, completion)
+        client.prefix, client.prompt = prefix, list(prompt)
+        session = PlaintextSession()
+        decoder = completion.decoder(session, share_weights(session, PRIVATE, PARAMS))
+        generate(session, completion, decoder, client, provider_stream())
+        texts.append(client.tokens)
+    assert texts[0] == texts[1] and len(texts[0]) == 12
+
+
+def test_a_prefix_takes_its_place_in_the_context() -> None:
+    long = list(range(PRIVATE.context - 6))
+    assert Completion.of(PRIVATE, request_for(9, 0, 0.0), long).limit == 2
+    with pytest.raises(InputError, match="context is 6"):
+        Completion.of(PRIVATE, Request(6, 1, 0, 0.0), long)
+    with pytest.raises(InputError, match="the prefix has 64"):
+        Completion.of(PRIVATE, request_for(1, 0, 0.0), list(range(64)))

@@ -15,9 +15,10 @@ import pytest
 from experiments.claims.logits import build
 from models import ranges
 from models.calibration import calibrated, mean_squares
-from models.gpt2 import GPT2Config, Params, fold, init_params, logits
+from models.family import bounds_of, check_ranges, logits
+from models.gpt2 import GPT2Config, Params, fold, init_params
 from models.hf import load_config, save_model, save_ranges
-from models.ranges import Ranges, bounds, check_ranges
+from models.ranges import Ranges
 from protocols.functions.nonlinear import norm_high
 from spu_llm.core.errors import InputError, RangeError
 from spu_llm.core.values import CLIENT
@@ -182,7 +183,7 @@ def test_outliers_are_as_large_as_they_should_be() -> None:
     params = outliers()
     seen = calibration_squares(params)
     assert np.sqrt(seen.max() * 64) == pytest.approx(3000, rel=0.02)
-    found = bounds(fold(params, OUTLIERS), OUTLIERS)
+    found = bounds_of(fold(params, OUTLIERS), OUTLIERS)
     assert found.spread > 150
     assert np.sqrt(seen.min() * 64) < 10  # other positions
     folded = jax.tree.map(np.asarray, fold(params, OUTLIERS))

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from models.gpt2 import GPT2Config, init_params, logits
+from models.family import logits
+from models.gpt2 import GPT2Config, init_params
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
 
@@ -26,7 +27,7 @@ def assert_same_logits(directory: Path, tokens: np.ndarray) -> None:
     config, params = load_model(directory)
     found = jax.jit(lambda p, t: logits(p, config, t))(params, tokens)
     assert wanted.dtype == found.dtype == np.float32
-    # Ours have mean zero over the vocabulary, which changes no law.
+    # Ours have mean zero over the vocabulary, which changes no distribution.
     np.testing.assert_allclose(found, wanted - wanted.mean(-1, keepdims=True), atol=1e-4)
 
 

@@ -1,7 +1,7 @@
 """What a party makes of what it sees: attacks that work on `post` and must fail on `token`.
 
-After spec of POST, section 8. The client follows the messages and brings true laws; what it can do
-with false ones stands at the end, and after that what a provider that deviates reads.
+After spec of POST, section 8. The client follows the messages and brings true distributions; what
+it can do with false ones stands at the end, and after that what a provider that deviates reads.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def ask_post(
     simulation: Simulation, weights: np.ndarray, drafts: list[int], q: int, r: list[int]
 ) -> Seen:
     """A step of `post` with drafts of claimed probability q / 2^16, at r' that the client chose."""
-    mine = ClientInput(*(np.array(x, np.int32) for x in (drafts, [q] * len(drafts), r)))
-    return two_parties(simulation, "post", weights * UNIT, mine, None)[0]
+    of_client = ClientInput(*(np.array(x, np.int32) for x in (drafts, [q] * len(drafts), r)))
+    return two_parties(simulation, "post", weights * UNIT, of_client, None)[0]
 
 
 def ask_token(
@@ -46,29 +46,29 @@ def ask_token(
     name: str = "token",
 ) -> list[Seen]:
     """The same of `token`, with r' as the client's part of the randomness; the provider's is its
-    own. A rejected draft takes the mass q of its law.
+    own. A rejected draft takes the mass q of its distribution.
     """
     count = len(drafts)
-    laws = np.zeros((count + 1, weights.shape[1]), np.int32)
-    laws[np.arange(count), drafts] = q
-    theirs = rng.integers(0, 2**31, count + 2).astype(np.int32)
-    mine = token.ClientInput(
-        np.array(drafts, np.int32), laws,
+    distributions = np.zeros((count + 1, weights.shape[1]), np.int32)
+    distributions[np.arange(count), drafts] = q
+    of_provider = rng.integers(0, 2**31, count + 2).astype(np.int32)
+    of_client = token.ClientInput(
+        np.array(drafts, np.int32), distributions,
         token.Randomness(np.array(r, np.int32), np.zeros(2, np.int32)),
     )  # fmt: skip
-    provider = token.Randomness(theirs[:count], theirs[count:])
-    return two_parties(simulation, name, weights * UNIT, mine, provider)
+    provider = token.Randomness(of_provider[:count], of_provider[count:])
+    return two_parties(simulation, name, weights * UNIT, of_client, provider)
 
 
-def ask_with_law(
-    simulation: Simulation, weights: np.ndarray, draft: int, law: np.ndarray, rng: Any
+def ask_with_distribution(
+    simulation: Simulation, weights: np.ndarray, draft: int, distribution: np.ndarray, rng: Any
 ) -> tuple[int, int]:
-    """(k, token) of `token` with one draft and a claimed law in multiples of 2^-16."""
+    """(k, token) of `token` with one draft and a claimed distribution in multiples of 2^-16."""
     words = rng.integers(0, 2**31, (2, 3)).astype(np.int32)
-    mine, theirs = (token.Randomness(w[:1], w[1:]) for w in words)
-    laws = np.stack([law, np.zeros_like(law)]).astype(np.int32)
-    brought = token.ClientInput(np.array([draft], np.int32), laws, mine)
-    client, _ = two_parties(simulation, "token", weights * UNIT, brought, theirs)
+    of_client, of_provider = (token.Randomness(w[:1], w[1:]) for w in words)
+    distributions = np.stack([distribution, np.zeros_like(distribution)]).astype(np.int32)
+    brought = token.ClientInput(np.array([draft], np.int32), distributions, of_client)
+    client, _ = two_parties(simulation, "token", weights * UNIT, brought, of_provider)
     return int(client.outcome.accepted), int(client.outcome.token)
 
 
@@ -202,22 +202,23 @@ def test_forcing_a_draft_through(simulation: Simulation, variant: str) -> None:
     assert forced == 12 if variant == "post" else forced <= 2
 
 
-# ---- what false laws still do: `token` is semi-honest
+# ---- what false distributions still do: `token` is semi-honest
 
 
 @pytest.mark.slow
 def test_false_laws_ask_and_force(simulation: Simulation) -> None:
-    """Known limits, kept here so that nobody claims more: a law that leaves room for one token
-    alone is a threshold on its probability, and a claim of next to nothing forces a draft through.
+    """Known limits, kept here so that nobody claims more: a distribution that leaves room for one
+    token alone is a threshold on its probability, and a claim of next to nothing forces a draft
+    through.
     """
     rng = np.random.default_rng(6)
     weights = np.stack([row_of([SECRET, 0.5, 0.1, 0.0828, 0.0, 0.0]), FLAT])
 
     def at_most(threshold: int) -> bool:
         """p(0) <= threshold / 2^16: draft token 5, which is never accepted, and let 0 alone in."""
-        law = np.full(VOCAB, ONE)
-        law[0] = threshold
-        k, x = ask_with_law(simulation, weights, 5, law, rng)
+        distribution = np.full(VOCAB, ONE)
+        distribution[0] = threshold
+        k, x = ask_with_distribution(simulation, weights, 5, distribution, rng)
         assert k == 0 and x in (0, -1)
         return x == -1
 
@@ -227,8 +228,9 @@ def test_false_laws_ask_and_force(simulation: Simulation) -> None:
         low, high = (low, middle) if at_most(middle) else (middle, high)
     assert abs(low / ONE - SECRET) < 1e-4
     unlikely = np.stack([row_of([0.01, 0.9, 0.09, 0.0, 0.0, 0.0]), FLAT])
-    law = np.array([1, ONE - 1, 0, 0, 0, 0])
-    assert all(ask_with_law(simulation, unlikely, 0, law, rng)[0] == 1 for _ in range(6))
+    distribution = np.array([1, ONE - 1, 0, 0, 0, 0])
+    assert all(ask_with_distribution(simulation, unlikely, 0, distribution, rng)[0] == 1 for _ in
+    range(6))
 
 
 # ---- a provider that deviates

@@ -450,15 +450,15 @@ def test_a_longer_cache_stays_open(simulation: Simulation) -> None:
     row, x = np.array([[[3, -2]], [[1, 5]]], np.int32), np.array([[[7, 1]], [[2, -4]]], np.int32)
 
     def work(session: PartySession) -> Any:
-        mine = session.private(CLIENT, lambda: row, row.shape, row.dtype)
-        theirs = session.private(PROVIDER, lambda: x, x.shape, x.dtype)
-        cache, _ = session.call(first, Public(np.zeros((2, 1, 2), np.int32)), mine, theirs)
-        before = session.demand(then, cache, theirs)[0]
+        own = session.private(CLIENT, lambda: row, row.shape, row.dtype)
+        peers = session.private(PROVIDER, lambda: x, x.shape, x.dtype)
+        cache, _ = session.call(first, Public(np.zeros((2, 1, 2), np.int32)), own, peers)
+        before = session.demand(then, cache, peers)[0]
         cache = session.call(more, cache)
-        after = session.demand(then, cache, theirs)[0]
+        after = session.demand(then, cache, peers)[0]
         opened = [n.calls[0].cost.client_to_provider for n in (before, after)]
         return opened, [n.material for n in (before, after)], session.get(
-            session.call(then, cache, theirs)
+            session.call(then, cache, peers)
         )  # fmt: skip
 
     (opened, material, found), _ = simulation.run(work)
@@ -487,10 +487,10 @@ def test_products_with_one_cache_side_by_side(simulation: Simulation) -> None:
     rows, x = np.array([[[3, -2]], [[1, 5]]], np.int32), np.array([[[7, 1]], [[2, -4]]], np.int32)
 
     def work(session: PartySession) -> Any:
-        mine = session.private(CLIENT, lambda: rows, rows.shape, rows.dtype)
-        theirs = session.private(PROVIDER, lambda: x, x.shape, x.dtype)
-        cache, _ = session.call(first, Public(np.zeros((2, 3, 2), np.int32)), mine, theirs)
-        return session.get(session.call(then, cache, theirs))
+        own = session.private(CLIENT, lambda: rows, rows.shape, rows.dtype)
+        peers = session.private(PROVIDER, lambda: x, x.shape, x.dtype)
+        cache, _ = session.call(first, Public(np.zeros((2, 3, 2), np.int32)), own, peers)
+        return session.get(session.call(then, cache, peers))
 
     found, _ = simulation.run(work)
     expected = np.zeros((2, 1, 3), np.int32)

@@ -115,9 +115,9 @@ def test_a_program_uses_ops_between_segments(simulation: Simulation) -> None:
     x, y = (np.array(v, np.int32) for v in ([3, -7, 2**28], [4, -7, -(2**28)]))
 
     def work(session: PartySession) -> Any:
-        mine = session.private(CLIENT, lambda: x, x.shape, x.dtype)
-        theirs = session.private(PROVIDER, lambda: y, y.shape, y.dtype)
-        return session.get(session.call(function, mine, theirs))
+        own = session.private(CLIENT, lambda: x, x.shape, x.dtype)
+        peers = session.private(PROVIDER, lambda: y, y.shape, y.dtype)
+        return session.get(session.call(function, own, peers))
 
     found, nothing = simulation.run(work)
     assert nothing is None

@@ -53,10 +53,10 @@ def _session(count: int) -> Any:
     )  # fmt: skip
 
     def program(session: Any) -> Any:
-        mine = session.private(CLIENT, lambda: 7, (), np.int32)
-        theirs = session.private(PROVIDER, lambda: count - 7, (), np.int32)
+        own = session.private(CLIENT, lambda: 7, (), np.int32)
+        peers = session.private(PROVIDER, lambda: count - 7, (), np.int32)
         try:
-            return session.get(session.call(function, mine, theirs)), session.ledger.learned()
+            return session.get(session.call(function, own, peers)), session.ledger.learned()
         except RangeError as error:
             return error, session.ledger.learned()
 

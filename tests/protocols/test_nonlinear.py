@@ -12,21 +12,23 @@ import numpy as np
 import pytest
 
 from protocols.arithmetic.narrow import FRAC_BITS
+from protocols.arithmetic.product import scale_rows
 from protocols.functions import nonlinear
 from protocols.functions.nonlinear import (
     GELU,
     NORM_LOW,
+    RECIPROCAL_BITS,
     SILU,
     gelu,
     norm_high,
-    normalised,
     reciprocal,
+    reciprocal_of_sums,
     rms_norm,
     rsqrt,
     score_bits,
     silu,
     softmax_of_product,
-    softmax_parts,
+    softmax_weights,
 )
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.reveal import reveal
@@ -35,6 +37,13 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 
 UNIT = 2.0**-FRAC_BITS
+
+
+def normalised(products: Any, inverse: Any) -> Any:
+    """Products with weights, times the reciprocals of the weights' sums."""
+    return scale_rows(products, inverse, shift=RECIPROCAL_BITS)
+
+
 EPSILON = 1e-5
 RNG = np.random.default_rng(0)
 
@@ -253,9 +262,10 @@ def test_scores_as_large_as_their_bound_says(simulation: Simulation) -> None:
     z[3] = [9000.0, 8999.0, -9000.0, *[-largest] * 5]
 
     def ours(x: Any) -> Any:
-        weights, factor, outside = softmax_parts(x * 2.0**FRAC_BITS, None, score_bits(largest))
+        weights, _ = softmax_weights(x * 2.0**FRAC_BITS, None, score_bits(largest))
+        inverse, outside = reciprocal_of_sums(jnp.sum(weights, axis=-1), x.shape[1])
         counted = outside[None].astype(jnp.float32)
-        return jnp.concatenate([normalised(weights, factor).reshape(-1), counted])
+        return jnp.concatenate([normalised(weights, inverse).reshape(-1), counted])
 
     found, _ = _secure(simulation, ours, z)
     np.testing.assert_allclose(found[:-1].reshape(z.shape), _softmax(z), atol=2e-3)
@@ -269,7 +279,8 @@ def test_hidden_scores_weigh_nothing(simulation: Simulation) -> None:
     rows = np.array([[1.0, -2.0, 4.0]] * 8, np.float32)
 
     def ours(x: Any) -> Any:
-        weights, factor, _ = softmax_parts(x * 2.0**FRAC_BITS, visible)
+        weights, _ = softmax_weights(x * 2.0**FRAC_BITS, visible)
+        factor, _ = reciprocal_of_sums(jnp.sum(weights, axis=-1), x.shape[1])
         hidden = jnp.sum(jnp.where(visible, 0.0, weights), axis=-1, keepdims=True)
         sums = jnp.sum(weights, axis=-1, keepdims=True) * np.float32(1)
         return jnp.concatenate(

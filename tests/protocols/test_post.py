@@ -25,7 +25,7 @@ from tests.protocols.verifying import UNIT, Step, chi_square_p, random_step, two
 VOCAB = 3
 
 
-# ---- the law, by enumeration
+# ---- the distribution, by enumeration
 
 
 def chains(seed: int, sampling: Sampling = Sampling()) -> tuple[Any, Any]:  # noqa: B008
@@ -52,19 +52,19 @@ def chains(seed: int, sampling: Sampling = Sampling()) -> tuple[Any, Any]:  # no
 def test_emitted_tokens_follow_the_private_model_by_enumeration(
     seed: int, sampling: Sampling
 ) -> None:
-    """Joint law of the first three tokens of a two-draft step and the steps after, V = 3, top-k and
-    top-p among the ways of sampling.
+    """Joint distribution of the first three tokens of a two-draft step and the steps after, V = 3,
+    top-k and top-p among the ways of sampling.
 
     Every draft, every accept or reject, and every token drawn in its place is enumerated with its
     probability; acceptance by p has probability min(1, p / q), a draft outside top-k or top-p ends
     the step, and `resolve` draws.
     """
     p, q = chains(seed, sampling)
-    law: dict[tuple[int, ...], float] = {}
+    distribution: dict[tuple[int, ...], float] = {}
 
     def grow(prefix: tuple[int, ...], mass: float) -> None:
         if len(prefix) >= 3:
-            law[prefix[:3]] = law.get(prefix[:3], 0.0) + mass
+            distribution[prefix[:3]] = distribution.get(prefix[:3], 0.0) + mass
             return
         for tokens, weight in step_outcomes(p, q, prefix, sampling):
             grow(prefix + tokens, mass * weight)
@@ -72,7 +72,7 @@ def test_emitted_tokens_follow_the_private_model_by_enumeration(
     grow((), 1.0)
     for tokens in itertools.product(range(VOCAB), repeat=3):
         chain = np.prod([sampling.restricted(p(tokens[:i]))[tokens[i]] for i in range(3)])
-        assert abs(law.get(tokens, 0.0) - chain) < 1e-12, tokens
+        assert abs(distribution.get(tokens, 0.0) - chain) < 1e-12, tokens
 
 
 def step_outcomes(p: Any, q: Any, prefix: tuple[int, ...], sampling: Sampling) -> Any:
@@ -98,15 +98,15 @@ def step_outcomes(p: Any, q: Any, prefix: tuple[int, ...], sampling: Sampling) -
                 bits = np.array([i == k and rejected for i in range(2)])
                 out = np.array([i <= k and outside[i] for i in range(2)])
                 outcome = Outcome(bits, out, p(before[k]))
-                laws = np.stack([q(b) for b in before[:2]])
-                for token, weight in drawn_by_resolve(outcome, drafted, laws, sampling, k):
+                distributions = np.stack([q(b) for b in before[:2]])
+                for token, weight in drawn_by_resolve(outcome, drafted, distributions, sampling, k):
                     yield (*drafted[:k], token), mass * weight
 
 
 def drawn_by_resolve(
     outcome: Outcome, drafted: tuple[int, ...], q: np.ndarray, sampling: Sampling, k: int
 ) -> Any:
-    """(token, probability) of `resolve`: its uniforms are enumerated between the laws' edges."""
+    """(token, probability) of `resolve`: its uniforms are enumerated between edges."""
     p = np.asarray(outcome.row)
     kept = sampling.restricted(p)
     if k < 2 and outcome.rejected[k]:
@@ -139,7 +139,7 @@ def resolved(
 
 
 def test_acceptance_turns_at_p_over_q() -> None:
-    """`verify` accepts exactly while r q(d) < p(d): with enumeration above, the whole law."""
+    """`verify` accepts exactly while r q(d) < p(d): with the enumeration above, all of it."""
     rng = np.random.default_rng(3)
     w = rng.integers(1, 1000, (50, 2, 5))
     z = w[:, 0].sum(-1)
@@ -150,8 +150,8 @@ def test_acceptance_turns_at_p_over_q() -> None:
         turn = int(weights[0, d]) * 2 ** (accept + 17) / (q * int(total))  # of 2 r' + 1
         for r, expected in ((int(turn - 2) // 2, False), (int(turn + 2) // 2, True)):
             if 0 <= r < 2**accept:
-                mine = client_input([d], [q], [r])
-                assert plaintext(weights * UNIT, mine).rejected[0] == expected
+                of_client = client_input([d], [q], [r])
+                assert plaintext(weights * UNIT, of_client).rejected[0] == expected
 
 
 def client_input(drafts: Any, q: Any, r: Any) -> ClientInput:
@@ -170,8 +170,8 @@ PLAIN = SecureFunction(
 SESSION = PlaintextSession()
 
 
-def plaintext(rows: np.ndarray, mine: ClientInput) -> Outcome:
-    outcome = SESSION.call(PLAIN, rows.astype(np.float32), mine)
+def plaintext(rows: np.ndarray, of_client: ClientInput) -> Outcome:
+    outcome = SESSION.call(PLAIN, rows.astype(np.float32), of_client)
     return Outcome(*(v.value if v is not None else None for v in outcome))
 
 
@@ -208,8 +208,8 @@ def test_two_parties_reject_and_select_by_the_integer_rule(
     firsts = []
     for _ in range(15):
         step = random_step(rng, drafts=2, vocab=6)
-        mine = post_input(step, naive=name == "naive", vocab=6)
-        client, provider = two_parties(simulation, name, step.weights * UNIT, mine, None)
+        of_client = post_input(step, naive=name == "naive", vocab=6)
+        client, provider = two_parties(simulation, name, step.weights * UNIT, of_client, None)
         expected = rejections(step, Widths.of_weights(6))
         np.testing.assert_array_equal(client.outcome.rejected, expected)
         k = int(post.first_rejection(np.array(expected)))
@@ -238,8 +238,8 @@ def test_two_parties_cut_as_plaintext_does(
         step = random_step(rng, drafts=2, vocab=6)
         if i % 3 == 0:
             step.weights[0] = np.array([9, 7, 7, 7, 5, 1]) * 1000  # ties about the edge
-        mine = post_input(step, naive=False, vocab=6)
-        client, _ = two_parties(simulation, name, step.weights * UNIT, mine, None)
+        of_client = post_input(step, naive=False, vocab=6)
+        client, _ = two_parties(simulation, name, step.weights * UNIT, of_client, None)
         expected = [
             not sampling.keeps(w)[d] for w, d in zip(step.weights, step.drafts, strict=False)
         ]
@@ -269,9 +269,9 @@ def test_two_party_bits_give_draws_of_the_private_distribution(simulation: Simul
     counts, everything = np.zeros(vocab), np.zeros(vocab)
     for _ in range(DRAWS // at_once):
         drafts = [draw(q, float(u)) for u in streams.drafting.uniform((at_once,))]
-        laws = np.repeat(q[None] / q.sum(), at_once, axis=0)
-        mine = Post(Sampling()).client_input(drafts, laws, 0, streams)
-        client, _ = two_parties(simulation, "post", rows, mine, None)
+        distributions = np.repeat(q[None] / q.sum(), at_once, axis=0)
+        of_client = Post(Sampling()).client_input(drafts, distributions, 0, streams)
+        client, _ = two_parties(simulation, "post", rows, of_client, None)
         rejected = client.outcome.rejected
         for d, stops, u in zip(drafts, rejected, streams.sampling.uniform((at_once,)), strict=True):
             token = draw(residual(p, q / q.sum()), float(u)) if stops else d
@@ -288,12 +288,12 @@ def test_bytes_of_a_step_at_full_vocabulary(simulation: Simulation) -> None:
     """
     vocab, count = 32000, 8
     verify = SecureFunction(
-        lambda w, mine: post.verify(w, mine, Sampling(), naive=False), (Owner.JOINT, Owner.CLIENT),
-        "post at full vocabulary",
+        lambda w, of_client: post.verify(w, of_client, Sampling(), naive=False), (Owner.JOINT,
+        Owner.CLIENT), "post at full vocabulary",
     )  # fmt: skip
     weights = jax.ShapeDtypeStruct((count + 1, vocab), np.float32)
-    mine = Post(Sampling()).client_shapes(count, vocab)
-    costs = simulation.run(lambda session: session.demand(verify, weights, mine)[0].cost)
+    of_client = Post(Sampling()).client_shapes(count, vocab)
+    costs = simulation.run(lambda session: session.demand(verify, weights, of_client)[0].cost)
     assert costs[CLIENT] == costs[PROVIDER]
     cost = costs[CLIENT]
     chosen, row = -(-Widths.of_weights(vocab).chosen // 8), 3  # bytes of a word

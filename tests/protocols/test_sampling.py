@@ -1,4 +1,4 @@
-"""Speculative sampling on shares: the integer rules, their exact law, views that tell nothing."""
+"""Speculative sampling on shares: integer rules, exact probabilities, views that tell nothing."""
 
 from __future__ import annotations
 
@@ -125,12 +125,13 @@ def test_widths_fit_the_ring(vocab: int) -> None:
 _ROOM = 62
 
 
-# ---- the law that these rules give, by enumeration
+# ---- the distribution that these rules give, by enumeration
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_one_token_follows_the_weights(seed: int) -> None:
-    """Every draft, every r and every u of a three-token vocabulary: the emitted token's law.
+    """Every draft, every r and every u of a three-token vocabulary: the emitted token's
+    distribution.
 
     It differs from W / Z by what rounding r and u to a few bits can do, and by no more.
     """
@@ -138,17 +139,18 @@ def test_one_token_follows_the_weights(seed: int) -> None:
     widths = Widths(total=8, draft=5, draw=8, most_accept=7)
     w = rng.multinomial(200, rng.dirichlet(np.ones(3)))
     q = rng.multinomial(2**widths.draft, rng.dirichlet(np.ones(3)))
-    law = one_token_law(w, q, widths)
-    assert sum(law) == 1
+    distribution = one_token_distribution(w, q, widths)
+    assert sum(distribution) == 1
     bound = Fraction(1, 2 ** (widths.accept + 1)) + Fraction(3, 2**widths.draw)
     for x in range(3):
-        assert abs(law[x] - Fraction(int(w[x]), int(w.sum()))) <= bound, (w, q, law)
+        assert abs(distribution[x] - Fraction(int(w[x]), int(w.sum()))) <= bound, (w, q,
+        distribution)
 
 
-def one_token_law(w: np.ndarray, q: np.ndarray, widths: Widths) -> list[Fraction]:
-    """Law of the first token of a step with one draft, by the ops' own plaintext."""
+def one_token_distribution(w: np.ndarray, q: np.ndarray, widths: Widths) -> list[Fraction]:
+    """Distribution of the first token of a step with one draft, by the ops' own plaintext."""
     n, z = len(w), int(w.sum())
-    law = [Fraction(0)] * n
+    distribution = [Fraction(0)] * n
     r = np.arange(2**widths.accept)
     u = np.arange(2**widths.draw)
     rest = residual.reference(w[None], q[None], widths=widths)
@@ -162,9 +164,9 @@ def one_token_law(w: np.ndarray, q: np.ndarray, widths: Widths) -> list[Fraction
         same = np.ones_like(r)
         rejected = reject.reference(same * w[d], same * z, same * q[d], r, widths=widths)
         refused = Fraction(int(rejected.sum()), r.size)
-        law[d] += of_draft * (1 - refused)
+        distribution[d] += of_draft * (1 - refused)
         if refused:
             assert drawn[n] == 0 and rest[0, d] == 0  # there is a token, and it is another one
             for x in range(n):
-                law[x] += of_draft * refused * drawn[x]
-    return law
+                distribution[x] += of_draft * refused * drawn[x]
+    return distribution

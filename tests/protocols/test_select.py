@@ -382,9 +382,9 @@ def test_a_later_an_own_or_a_recorded_message_is_no_message(victim: int) -> None
     x = case((4, 8))
     wrap, meddlers = sealed(victim, lambda n, came: came[n])
     run_op(_twice, x, wrap=wrap)
-    later, mine = meddlers[0].came[1], meddlers[0].sent[0]
+    later, own_part = meddlers[0].came[1], meddlers[0].sent[0]
     recorded = meddlers[0].came[0]
-    for data, key in ((later, bytes(32)), (mine, bytes(32)), (recorded, bytes(31) + b"\1")):
+    for data, key in ((later, bytes(32)), (own_part, bytes(32)), (recorded, bytes(31) + b"\1")):
         wrap, again = sealed(victim, lambda n, came, data=data: data, key)
         with pytest.raises(WireError):
             run_op(_twice, x, wrap=wrap)

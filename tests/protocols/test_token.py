@@ -37,7 +37,7 @@ VOCAB = 3
 SMALL = Widths(total=9, draft=5, draw=9, most_accept=8)
 
 
-# ---- the law, by enumeration
+# ---- the distribution, by enumeration
 
 
 def chains(seed: int) -> tuple[Any, Any]:
@@ -57,26 +57,26 @@ def chains(seed: int) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_three_tokens_follow_the_private_model_by_enumeration(seed: int) -> None:
-    """Joint law of the first three tokens of steps with two drafts, V = 3: all drafts, all r and u,
-    by the plaintext of the ops. It is the chain's but for the rounding of r and u.
+    """Joint distribution of the first three tokens of steps with two drafts, V = 3: all drafts, all
+    r and u, by the plaintext of the ops. It is the chain's but for the rounding of r and u.
     """
     weights, q = chains(seed)
-    law: dict[tuple[int, ...], Fraction] = {}
+    distribution: dict[tuple[int, ...], Fraction] = {}
 
     def grow(prefix: tuple[int, ...], mass: Fraction) -> None:
         if len(prefix) >= 3:
-            law[prefix[:3]] = law.get(prefix[:3], Fraction(0)) + mass
+            distribution[prefix[:3]] = distribution.get(prefix[:3], Fraction(0)) + mass
             return
         for tokens, weight in step_outcomes(weights, q, prefix):
             grow(prefix + tokens, mass * weight)
 
     grow((), Fraction(1))
-    assert sum(law.values()) == 1
+    assert sum(distribution.values()) == 1
     # Per token: r is rounded to 2^-9, and u twice (blocks of two) to 2^-9 at up to three edges.
     bound = 3 * (2.0**-9 + 3 * 2.0**-9)
     for tokens in itertools.product(range(VOCAB), repeat=3):
         chain = np.prod([weights(tokens[:i])[tokens[i]] / 400 for i in range(3)])
-        assert abs(float(law.get(tokens, 0)) - chain) <= bound * max(chain, 0.05), tokens
+        assert abs(float(distribution.get(tokens, 0)) - chain) <= bound * max(chain, 0.05), tokens
 
 
 def step_outcomes(weights: Any, q: Any, prefix: tuple[int, ...]) -> Any:
@@ -109,7 +109,7 @@ def refusal(w: np.ndarray, q: np.ndarray, d: int) -> Fraction:
 
 
 def drawn_token(w: np.ndarray, q: np.ndarray) -> list[Fraction]:
-    """Law of the two-level draw from the residual: blocks {0, 1} and {2}, then inside."""
+    """Distribution of the two-level draw from the residual: blocks {0, 1} and {2}, then inside."""
     rest = residual.reference(w[None], q[None], widths=SMALL)[0]
     u = np.arange(2**SMALL.draw)
 
@@ -118,15 +118,16 @@ def drawn_token(w: np.ndarray, q: np.ndarray) -> list[Fraction]:
         above = locate.reference(spread, u, draw=SMALL.draw, total=SMALL.total + SMALL.draft)
         return np.bincount((~above).sum(axis=1), minlength=len(weights) + 1)
 
-    law = [Fraction(0)] * VOCAB
+    distribution = [Fraction(0)] * VOCAB
     blocks = places(np.array([rest[:2].sum(), rest[2]]))
     assert blocks[2] == 0  # a rejection leaves weight somewhere
     for b, inside in enumerate((rest[:2], np.array([rest[2], 0]))):
         if blocks[b]:
             counts = places(inside)
             for i, x in enumerate(range(2 * b, min(VOCAB, 2 * b + 2))):
-                law[x] += Fraction(int(blocks[b]), u.size) * Fraction(int(counts[i]), u.size)
-    return law
+                distribution[x] += Fraction(int(blocks[b]), u.size) * Fraction(int(counts[i]),
+                u.size)
+    return distribution
 
 
 # ---- two parties
@@ -140,8 +141,10 @@ def test_two_parties_follow_the_integer_model(simulation: Simulation, name: str)
     for _ in range(25):
         step = random_step(rng, drafts=2, vocab=6)
         expected = model(step, Widths.of_weights(6))
-        mine, theirs = token_inputs(step, rng)
-        client, provider = two_parties(simulation, name, step.weights * UNIT, mine, theirs)
+        of_client, of_provider = token_inputs(step, rng)
+        client, provider = two_parties(
+            simulation, name, step.weights * UNIT, of_client, of_provider
+        )
         assert (int(client.outcome.accepted), int(client.outcome.token)) == expected
         assert provider.outcome.token is None
         assert provider.accepted == (expected[0] if name == "token" else None)
@@ -166,8 +169,8 @@ def test_without_drafts(simulation: Simulation) -> None:
     rng = np.random.default_rng(5)
     for _ in range(5):
         step = random_step(rng, drafts=0, vocab=7)
-        mine, theirs = token_inputs(step, rng)
-        client, _ = two_parties(simulation, "token", step.weights * UNIT, mine, theirs)
+        of_client, of_provider = token_inputs(step, rng)
+        client, _ = two_parties(simulation, "token", step.weights * UNIT, of_client, of_provider)
         assert (0, int(client.outcome.token)) == model(step, Widths.of_weights(7))
 
 
@@ -215,11 +218,11 @@ def test_draws_with_the_randomness_of_both_follow_the_private_model() -> None:
     counts, broken = np.zeros(vocab), np.zeros(vocab)
     for _ in range(4_000):
         draft, q = verifier.propose(public, 0, streams)
-        mine = verifier.client_input([draft], q[None], 0, streams)
-        theirs = verifier.provider_input(1, provider)
-        same = [r._replace(draw=r.draw[:1].repeat(2)) for r in (mine.randomness, theirs)]
-        for tally, m, t in ((counts, mine, theirs),
-                            (broken, mine._replace(randomness=same[0]), same[1])):  # fmt: skip
+        of_client = verifier.client_input([draft], q[None], 0, streams)
+        of_provider = verifier.provider_input(1, provider)
+        same = [r._replace(draw=r.draw[:1].repeat(2)) for r in (of_client.randomness, of_provider)]
+        for tally, m, t in ((counts, of_client, of_provider),
+                            (broken, of_client._replace(randomness=same[0]), same[1])):  # fmt: skip
             k, x = verifier.resolve(verify(weights, m, t), [draft], q[None], float)
             tally[draft if k else x] += 1
     assert chi_square_p(counts, p) > 1e-6
@@ -236,12 +239,12 @@ def test_residual_that_rounds_to_zero_is_the_draft() -> None:
         Token(Sampling()).resolve(outcome, [5, 8], np.zeros((2, 9)), float)
 
 
-# ---- how close to the exact law at a full vocabulary
+# ---- how close to the exact distribution at a full vocabulary
 
 
 def emitted_law(w: np.ndarray, q: np.ndarray, widths: Widths) -> np.ndarray:
-    """Law float64 [vocab] of a step's first token by the integer model: weights w, one draft of
-    integers q. The residual's random rounding is left out: it has no bias.
+    """Distribution float64 [vocab] of a step's first token by the integer model: weights w, one
+    draft of integers q. The residual's random rounding is left out: it has no bias.
     """
     z = int(w.sum())
     steps = 2**widths.accept
@@ -263,14 +266,14 @@ def emitted_law(w: np.ndarray, q: np.ndarray, widths: Widths) -> np.ndarray:
 
 
 def grid_law(weights: np.ndarray, draw: int) -> np.ndarray:
-    """How many of the 2^draw values of u fall on each weight, as a law."""
+    """How many of the 2^draw values of u fall on each weight, as a distribution."""
     prefix, total = np.cumsum(weights).astype(np.float64), float(weights.sum())
     below = np.ceil(prefix * 2.0**draw / total)  # of all u: those with u total < prefix 2^draw
     return np.diff(np.concatenate([[0.0], below])) / 2**draw
 
 
 def rows_and_drafts(vocab: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logits of standard deviation 3, their law, and integers of a draft model's near it."""
+    """Logits of standard deviation 3, their softmax, and integers of a draft model's near it."""
     rng = np.random.default_rng(2)
     logits = rng.normal(0, 3, vocab).astype(np.float32)
     p = np.exp(logits.astype(np.float64) - logits.max())
@@ -315,7 +318,7 @@ def test_plaintext_agrees_with_the_integer_model() -> None:
     same = 0
     for _ in range(40):
         step = random_step(rng, drafts=2, vocab=6)
-        mine, theirs = token_inputs(step, rng)
-        outcome, _ = plain((step.weights * UNIT).astype(np.float32), mine, theirs)
+        of_client, of_provider = token_inputs(step, rng)
+        outcome, _ = plain((step.weights * UNIT).astype(np.float32), of_client, of_provider)
         same += (int(outcome.accepted), int(outcome.token)) == model(step, Widths.of_weights(6))
     assert same >= 39

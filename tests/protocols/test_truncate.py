@@ -1,4 +1,4 @@
-"""Truncation: its law, computed and met bit for bit between two parties."""
+"""Truncation: its distribution, computed and met bit for bit between two parties."""
 
 from __future__ import annotations
 

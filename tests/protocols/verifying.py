@@ -26,8 +26,8 @@ UNIT = 2.0**-18
 
 @dataclass(frozen=True)
 class Step:
-    """Weights (integers) [d + 1, vocab], the drafts with their laws in multiples of 2^-16, and the
-    joint random integers that verification uses.
+    """Weights (integers) [d + 1, vocab], the drafts with their distributions in multiples of 2^-16,
+    and the joint random integers that verification uses.
     """
 
     weights: np.ndarray
@@ -38,7 +38,7 @@ class Step:
 
 
 def random_step(rng: np.random.Generator, drafts: int, vocab: int) -> Step:
-    """Peaked rows of at most one, laws near to them, drafts from these."""
+    """Peaked rows of at most one, distributions near to them, drafts from these."""
     logits = rng.normal(0, 2, (drafts + 1, vocab))
     weights = np.rint(np.exp(logits - logits.max(-1, keepdims=True)) / UNIT).astype(np.int64)
     near = logits[:drafts] + rng.normal(0, rng.choice([0.0, 0.5, 2.0]), (drafts, vocab))
@@ -124,22 +124,23 @@ class Recording(Ledger):
 def shared(name: str, of: str) -> Any:
     """`verify` of a variant on rows that both parties hold half of."""
     verifying = {
-        "token": lambda w, mine, theirs: token.verify(w, mine, theirs),
-        "hidden": lambda w, mine, theirs: token.verify(w, mine, theirs, hide_progress=True),
-        "post": lambda w, mine, theirs: post.verify(w, mine, Sampling()),
-        "naive": lambda w, mine, theirs: post.verify(w, mine, Sampling(), naive=True),
-        "top-k": lambda w, mine, theirs: post.verify(w, mine, Sampling(1.0, 3)),
-        "top-k all": lambda w, mine, theirs: post.verify(w, mine, Sampling(1.0, 10**9)),
-        "both": lambda w, mine, theirs: post.verify(w, mine, Sampling(1.0, 4, 0.8)),
-        "top-p": lambda w, mine, theirs: post.verify(w, mine, Sampling(1.0, 0, 0.8)),
-        "race": lambda w, mine, theirs: race.verify(w, mine.drafts, 27),
-        "race hidden": lambda w, mine, theirs: race.verify(
-            w, mine.drafts, 27, hide_progress=True
+        "token": lambda w, of_client, of_provider: token.verify(w, of_client, of_provider),
+        "hidden": lambda w, of_client, of_provider: token.verify(w, of_client, of_provider,
+        hide_progress=True), "post": lambda w, of_client, of_provider: post.verify(w, of_client,
+        Sampling()), "naive": lambda w, of_client, of_provider: post.verify(w, of_client,
+        Sampling(), naive=True), "top-k": lambda w, of_client, of_provider: post.verify(w,
+        of_client, Sampling(1.0, 3)), "top-k all": lambda w, of_client, of_provider: post.verify(w,
+        of_client, Sampling(1.0, 10**9)), "both": lambda w, of_client, of_provider: post.verify(w,
+        of_client, Sampling(1.0, 4, 0.8)), "top-p": lambda w, of_client, of_provider: post.verify(w,
+        of_client, Sampling(1.0, 0, 0.8)), "race": lambda w, of_client, of_provider: race.verify(w,
+        of_client.drafts, 27), "race hidden": lambda w, of_client, of_provider: race.verify(
+            w, of_client.drafts, 27, hide_progress=True
         ),
     }[name]
     C, P = Owner.CLIENT, Owner.PROVIDER  # noqa: N806
     return SecureFunction(
-        lambda a, b, mine, theirs: verifying(a + b, mine, theirs), (C, P, C, P), f"{name} {of}"
+        lambda a, b, of_client, of_provider: verifying(a + b, of_client, of_provider), (C, P, C, P),
+        f"{name} {of}"
     )
 
 
@@ -147,7 +148,7 @@ _FUNCTIONS: dict[tuple[str, str], Any] = {}
 
 
 def two_parties(
-    simulation: Simulation, name: str, rows: np.ndarray, mine: Any, theirs: Any
+    simulation: Simulation, name: str, rows: np.ndarray, of_client: Any, of_provider: Any
 ) -> list[Seen]:
     """Both parties' view of one verification of float rows [d + 1, vocab]."""
     key = name, str(rows.shape)
@@ -165,8 +166,8 @@ def two_parties(
                             np.float32),
         ]  # fmt: skip
         inputs = (
-            private_tree(session, CLIENT, lambda: mine, shapes(mine)),
-            private_tree(session, PROVIDER, lambda: theirs, shapes(theirs)),
+            private_tree(session, CLIENT, lambda: of_client, shapes(of_client)),
+            private_tree(session, PROVIDER, lambda: of_provider, shapes(of_provider)),
         )
         outcome, accepted = session.call(function, *halves, *inputs)
         count = session.get(accepted)
@@ -189,15 +190,15 @@ def token_inputs(step: Step, rng: np.random.Generator) -> tuple[Any, Any]:
     """Both parties' inputs to `token.verify`: their randomness has the step's as its xor."""
     count, vocab = step.q.shape
     both = []
-    theirs = rng.integers(0, 2**31, count + 2).astype(np.int32)
-    mine = (np.concatenate([step.r, step.u]) ^ theirs).astype(np.int32)
-    for words in (mine, theirs):
+    of_provider = rng.integers(0, 2**31, count + 2).astype(np.int32)
+    of_client = (np.concatenate([step.r, step.u]) ^ of_provider).astype(np.int32)
+    for words in (of_client, of_provider):
         both.append(token.Randomness(words[:count], words[count:]))
     q = np.concatenate([step.q, np.zeros((1, vocab), np.int64)]).astype(np.int32)
     return token.ClientInput(step.drafts.astype(np.int32), q, both[0]), both[1]
 
 
 def chi_square_p(counts: np.ndarray, p: np.ndarray) -> float:
-    """p-value of counts against a law."""
+    """p-value of counts against a distribution."""
     wanted = counts.sum() * p
     return float(chi2.sf(((counts - wanted) ** 2 / wanted).sum(), p.size - 1))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from models.draft import Drafter
-from models.gpt2 import GPT2Config
+from models.family import ModelConfig
 from models.hf import load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
@@ -16,17 +16,17 @@ from spu_llm.core.meter import Entry
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
+from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import (
-    ClientSide,
-    Programs,
+    Completion,
     Report,
     announce,
     announce_end,
     generate,
-    share_weights,
 )
 from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.program import Job, Send
 
 PHASES = ("offline", "prefill", "decode")
@@ -36,12 +36,12 @@ def run(
     session: PartySession, job: Job[Request, ClientInputs], send: Send
 ) -> dict[str, Any]:
     """Prepare, prefill and decode; the client's result also has the text."""
-    config, request = job.model, job.request
-    programs = Programs.build(config, request)
+    config = job.model
+    completion = Completion.of(config, job.request)
     with session.meter.in_phase("offline"):
-        weights = held_weights(session, config, job)
-        programs.prepare(session, weights)
-    client = _client_side(job.client, programs, send) if session.rank == CLIENT else None
+        decoder = completion.decoder(session, held_weights(session, config, job))
+        completion.prepare(session, decoder)
+    client = _client_side(job.client, completion, send) if session.rank == CLIENT else None
 
     provider = None
     if client is None:
@@ -50,8 +50,8 @@ def run(
     def on_step(report: Report) -> None:
         send("step", steps=report.steps, accepted=report.accepted, drafted=report.drafted)
 
-    send("stage", name=f"prefilling {request.prompt_tokens} tokens")
-    report = generate(session, programs, weights, client, provider, on_step)
+    send("stage", name=f"prefilling {job.request.prompt_tokens} tokens")
+    report = generate(session, completion, decoder, client, provider, on_step)
     result: dict[str, Any] = {
         "report": asdict(report),
         "seconds": session.meter.seconds,
@@ -64,7 +64,7 @@ def run(
     return result
 
 
-def held_weights(session: PartySession, config: GPT2Config, job: Job[Any, Any]) -> Any:
+def held_weights(session: PartySession, config: ModelConfig, job: Job[Any, Any]) -> Any:
     """The private model's weights as values of the session; the provider reads them."""
     params = load_model(Path(job.provider.model_dir))[1] if session.rank != CLIENT else None
     return share_weights(session, config, params)
@@ -75,17 +75,17 @@ def stream(label: str, seed: int | None) -> Prg:
     return Prg.from_os() if seed is None else Prg.from_seed(seed, label)
 
 
-def _client_side(inputs: ClientInputs, programs: Programs, send: Send) -> ClientSide:
+def _client_side(inputs: ClientInputs, completion: Completion, send: Send) -> ClientSide:
     drafter = None
     directory = Path(inputs.draft_dir)
-    if programs.request.draft_length:
+    if drafts := completion.request.draft_length:
         config, params = load_model(directory)
-        drafter = Drafter(config, params, programs.live_rows + programs.request.draft_length)
+        drafter = Drafter(config, params, completion.layout.live_rows + drafts)
     return ClientSide(
         prompt=inputs.prompt,
         tokenizer=Tokenizer.load(directory),
         drafter=drafter,
-        verifier=programs.verifier,
+        verifier=completion.verifier,
         streams=Streams(
             stream("drafts", inputs.draft_seed), stream("sampling", inputs.sampling_seed)
         ),

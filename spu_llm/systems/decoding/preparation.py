@@ -7,23 +7,24 @@ session.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import jax
 import numpy as np
 
 from spu_llm.compiler.demand import Demand
-from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import Traffic
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import PoolError
 from spu_llm.core.meter import Entry
-from spu_llm.core.values import public
 from spu_llm.offline.pool import Pool
+from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.completion import held_weights
-from spu_llm.systems.decoding.generate import Programs
+from spu_llm.systems.decoding.decoder import Retained
+from spu_llm.systems.decoding.generate import Completion
 from spu_llm.systems.decoding.records import PrepareRequest
 from spu_llm.systems.program import Job, Nothing, Send
 
@@ -38,12 +39,12 @@ def run(
     if session.pool_folder is None:
         raise PoolError("one of the parties keeps no material; both need a pool directory")
     config = job.model
-    programs = Programs.build(config, job.request.completion)
+    completion = Completion.of(config, job.request.completion)
     with session.meter.in_phase("offline"):
         weights = held_weights(session, config, job)
-        programs.prepare(session, weights)
+        completion.prepare(session, completion.decoder(session, weights))
         send("stage", name="finding out what is needed")
-        course = demand_of(session, programs, weights, job.request.steps)
+        course = demand_of(session.dry(), completion, weights, job.request.steps)
         send("stage", name="making material")
         session.set_up(sum(course, Demand()))
         course = [demand.unbound for demand in course]
@@ -58,29 +59,33 @@ def run(
 
 
 def demand_of(
-    session: PartySession, programs: Programs, weights: Any, steps: int
+    session: DrySession, completion: Completion, weights: Any, steps: int
 ) -> list[Demand]:
     """Of the prefill, and of each of `steps` decode steps, as if no draft were accepted: then there
     are the most steps.
     """
-    prefill = programs.prefill_shapes(weights)
-    demand, (_, _, shared) = session.demand(programs.secure.prefill, *prefill)
-    course, request = [demand], programs.request
-    length = request.prompt_tokens
-    for _ in range(steps):
-        before: list[Demand] = []
-
-        def run(function: SecureFunction, *args: Any) -> Any:
-            demand, result = session.demand(function, *args)
-            before.append(demand)  # noqa: B023 - called in this turn
-            return result
-
-        shared, length = programs.with_room(run, shared, length, programs.kept_shapes)
-        decode = programs.decode_shapes(weights, shared, public(np.int32(length)))
-        demand, (_, _, shared) = session.demand(programs.secure.decode, *decode)
-        course.append(sum(before, Demand()) + demand)
-        length += 1 + (request.draft_length if request.hide_progress else 0)
+    course = []
+    for _ in dry_course(session, completion, weights, [0] * steps):
+        course.append(session.demand())
     return course
+
+
+def dry_course(
+    session: DrySession, completion: Completion, weights: Any, accepted: Sequence[int]
+) -> Iterator[None]:
+    """Go through the prefill and then a step for each of `accepted`, in which so many drafts stay;
+    yields after each.
+    """
+    decoder, request = completion.decoder(session, weights), completion.request
+    shape, count = jax.ShapeDtypeStruct, request.draft_length + 1
+    prompt = shape((1, request.prompt_tokens), np.int32)
+    decoder.prefill(prompt, decoder.judge_shapes(1))
+    yield
+    retained: Retained = None
+    for stay in accepted:
+        decoder.step(shape((1, count), np.int32), decoder.judge_shapes(count), retained)
+        retained = np.arange(count)[None] <= stay
+        yield
 
 
 def steps_covered(pool: Pool, course: Sequence[Demand]) -> int:

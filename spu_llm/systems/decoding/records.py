@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from models.gpt2 import GPT2Config
+from models.family import ModelConfig
 from spu_llm.core.errors import InputError
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.program import Program
@@ -31,7 +31,7 @@ class PrepareRequest(Request):
     def completion(self) -> Request:
         return Request(**{f.name: getattr(self, f.name) for f in fields(Request)})
 
-    def check(self, config: GPT2Config) -> None:
+    def check(self, config: ModelConfig) -> None:
         """InputError when such a completion does not fit the model, or has not so many steps."""
         super().check(config)
         most = self.limit(config) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.gpt2 import GPT2Config
+from models.family import ModelConfig
 from protocols.verification import variants as verification
 from protocols.verification.distribution import Sampling
 from spu_llm.core.errors import InputError
@@ -52,13 +52,13 @@ class Request:
         """What logits are multiplied by: greedy decoding needs none."""
         return 1.0 / self.temperature if self.temperature else 1.0
 
-    def check(self, config: GPT2Config) -> None:
+    def check(self, config: ModelConfig) -> None:
         """InputError when the request does not fit the model."""
         self.check_options()
-        if self.prompt_tokens >= config.n_positions:
+        if self.prompt_tokens >= config.context:
             raise InputError(
                 f"the prompt has {self.prompt_tokens} tokens, but the model's context is "
-                f"{config.n_positions}; shorten it to {config.n_positions - 1} or fewer"
+                f"{config.context}; shorten it to {config.context - 1} or fewer"
             )
 
     def check_options(self) -> None:
@@ -81,15 +81,15 @@ class Request:
             raise InputError(f"--top-p must be above 0 and at most 1, found {self.top_p}")
         verification.check(self.verify, self.sampling)
 
-    def most_steps(self, config: GPT2Config) -> int:
+    def most_steps(self, config: ModelConfig) -> int:
         """Secure steps at most: the prefill and each step write a token or more."""
         return max(1, self.limit(config) - 1)
 
-    def live_rows(self, config: GPT2Config) -> int:
+    def live_rows(self, config: ModelConfig) -> int:
         """Rows that the text has at most while it goes on."""
         return self.prompt_tokens + self.limit(config)
 
-    def capacity(self, config: GPT2Config) -> int:
+    def capacity(self, config: ModelConfig) -> int:
         """Rows of the shared cache block at most, room for a step's drafts included. With hidden
         progress the rows of rejected drafts stay until the block is full and is packed.
         """
@@ -97,18 +97,18 @@ class Request:
             return self.live_rows(config) + self.draft_length + 1
         return min(self._most_written(config), self.live_rows(config) + _SPARE_ROWS)
 
-    def may_pack(self, config: GPT2Config) -> bool:
+    def may_pack(self, config: ModelConfig) -> bool:
         """Whether a block of `capacity` rows may be full before the text ends."""
         return self.hide_progress and self._most_written(config) > self.capacity(config)
 
-    def _most_written(self, config: GPT2Config) -> int:
+    def _most_written(self, config: ModelConfig) -> int:
         """Rows of the prompt and of all steps, rejected drafts included."""
         return self.prompt_tokens + self.most_steps(config) * (self.draft_length + 1)
 
-    def sizes(self, config: GPT2Config) -> tuple[int, ...]:
+    def sizes(self, config: ModelConfig) -> tuple[int, ...]:
         """Rows that the block has one after the other: each some quarter more than the one before.
-        All of them have tiles of one size (`protocols.functions.layers.tile_for`), so that no row
-        moves.
+        All of them have tiles of one size (`protocols.functions.aggregation.tile_for`), so that no
+        row moves.
         """
         most, size = self.capacity(config), self.prompt_tokens + self.draft_length + 1
         size = max(_LEAST_ROWS, _rounded(size))
@@ -118,6 +118,6 @@ class Request:
             size = _rounded(size * 5 // 4)
         return (*sizes, most)
 
-    def limit(self, config: GPT2Config) -> int:
+    def limit(self, config: ModelConfig) -> int:
         """Tokens that can be generated: as asked, and within the model's context."""
-        return min(self.max_new_tokens, config.n_positions - self.prompt_tokens)
+        return min(self.max_new_tokens, config.context - self.prompt_tokens)

@@ -1,46 +1,71 @@
-"""GPT-2 as secure functions: prompt and drafts are the client's, folded weights the provider's.
+"""A model as secure functions: prompt and drafts are the client's, folded weights the provider's.
 
-Each function is `models.gpt2` with verification (`protocols.verification.variants`) on top; which
-parts become SPU segments, which the client's or the provider's own plaintext work, follows from the
-owners of the inputs.
+Each function is a forward (`models.family`) with a judge of its logits on top, as verification of
+drafts is (`protocols.verification.variants`). Which parts become SPU segments, which the client's
+or the provider's own plaintext work, follows from the owners of the inputs.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.cache import Block, empty_block, lengthened, packed, see, see_hidden
-from models.gpt2 import GPT2Config, embed_one_hot, embed_one_hots, embed_tokens, head, step
+from models.cache import HIDDEN, Block, Rows, lengthened, packed, rows_after, see
+from models.family import ModelConfig, Params, check_ranges, family_of, weight_shapes
 from protocols.functions.in_range import when_in_range
 from protocols.verification.variants import Verifier
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.values import Owner
+from spu_llm.core.values import PROVIDER, Owner
+from spu_llm.runtime.session import Session, private_tree
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Public sizes of a decoding session.
+
+    prompts: tokens of every lane. sizes: rows that the shared block has, one after the other; it
+    starts with the first of them. hidden: whether only the client knows which rows hold the text;
+    they are `live_rows` at most then, in a block that is packed when it is full. scale: what logits
+    are multiplied by.
+    """
+
+    config: ModelConfig
+    prompts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    hidden: bool = False
+    live_rows: int = 0
+    scale: float = 1.0
+
+    @property
+    def lanes(self) -> int:
+        return len(self.prompts)
 
 
 class Place(NamedTuple):
-    """Where a step's tokens stand, when that is the client's secret."""
+    """Where a step's rows stand: public, or the client's secret."""
 
-    positions: Any  # int32 [d + 1]: in the text
-    visible: Any  # bool [positions]: the rows of the shared block that hold the text so far
+    positions: Any  # int32 [lane, n]: in the text
+    visible: Any  # bool [lane, n, row of the cache]
 
 
-class SecureGPT2(NamedTuple):
-    """The programs of one decoding session. `mine` and `theirs` are the client's and the provider's
-    input to the verifier; `place` is None where public `length` says all. Before anything else is
+class SecureModel(NamedTuple):
+    """The programs of one decoding session. `client` and `provider` are the parties' inputs to the
+    judge, of several lanes one after the other, as its outcomes are. Before anything else is
     opened, both learn whether an activation left the range that functions on shares hold for; if
     so, prefill and decode end with a RangeError.
 
     prefix(weights, tokens [n], public)
         -> the public tokens' block, the provider's own plaintext work.
-    prefill(weights, tokens [n], mine, theirs, prefix)
-        -> outcome to the client, accepted count (0), shared block of `capacity` positions.
-    decode(weights, tokens [d + 1], place, mine, theirs, shared, length, prefix)
-        -> outcome to the client, accepted count, shared block.
+    prefill(weights, tokens [lane, n], client, provider, prefix)
+        -> outcome to the client, accepted count (0), shared block. The last row of every lane is
+        judged.
+    decode(weights, tokens [lane, n], place, client, provider, shared, at, prefix)
+        -> outcome to the client, accepted count, shared block with the rows written from `at` on.
     """
 
     prefix: SecureFunction
@@ -60,8 +85,8 @@ def lengthen(positions: int) -> SecureFunction:
 
 @functools.cache
 def pack(positions: int) -> SecureFunction:
-    """(kept [m], shared) -> a shared block of `positions` rows that begins with the rows `kept`,
-    the client's secret (`models.cache.packed`).
+    """(kept [lane, m], shared) -> a shared block of `positions` rows that begins with the rows
+    `kept`, the client's secret (`models.cache.packed`).
     """
 
     def work(kept: Array, shared: Block) -> Block:
@@ -70,71 +95,82 @@ def pack(positions: int) -> SecureFunction:
     return SecureFunction(work, (Owner.CLIENT, Owner.JOINT), f"pack into {positions} rows")
 
 
-def build(
-    config: GPT2Config, capacity: int, verifier: Verifier, scale: float = 1.0
-) -> SecureGPT2:
-    """Secure programs for a model of this shape; the prefill makes a shared block of `capacity`
-    positions. `scale` (an inverse temperature) multiplies the logits.
-    """
+def build(layout: Layout, judge: Verifier) -> SecureModel:
+    """Secure programs for sessions of this layout."""
+    config, family = layout.config, family_of(layout.config)
 
-    def room(positions: int) -> Block:
-        return empty_block(config.n_layer, config.n_head, positions, config.head_dim)
-
-    def embed(weights: Any, tokens: Array, start: Array | int) -> Array:
-        one_hot = jax.nn.one_hot(tokens, config.vocab_size, dtype=jnp.float32)
-        positions = jnp.minimum(start + jnp.arange(tokens.shape[0]), config.n_positions - 1)
-        return embed_one_hot(weights, one_hot, positions)
+    def embed(weights: Any, tokens: Array, positions: Array, hidden: bool = False) -> Array:
+        with jax.named_scope("embedding"):
+            one_hot = jax.nn.one_hot(tokens.reshape(-1), config.vocab_size, dtype=jnp.float32)
+            return family.embed(weights, config, one_hot, positions.reshape(-1), hidden=hidden)
 
     def prefix(weights: Any, tokens: Array) -> Block:
         n = tokens.shape[0]
-        x = embed_tokens(weights, tokens, jnp.arange(n))
-        return step(weights, config, x, room(n), 0, see(0, n, n))[1]
+        x = family.embed(weights, config, tokens, jnp.arange(n))
+        cache = config.empty_cache(n)
+        return family.forward(weights, config, x, rows_after(0, n, n), cache)[1]
 
     def prefill(
-        weights: Any, tokens: Array, mine: Any, theirs: Any, prefix: Block | None
-    ) -> tuple[Any, Array, Block]:
-        n = tokens.shape[0]
-        with jax.named_scope("embedding"):
-            x = embed(weights, tokens, prefix.positions if prefix is not None else 0)
-        visible = see(0, n, capacity)
-        rows, shared, outside = step(weights, config, x, room(capacity), 0, visible, prefix, scale)
-        return *_judge(weights, rows[-1:], outside, mine, theirs), shared
+        weights: Any, tokens: Array, client: Any, provider: Any, prefix: Block | None
+    ) -> tuple[Any, Any, Block]:
+        lanes, n = tokens.shape
+        capacity = layout.sizes[0]
+        # Padding comes last, so that no row of the text sees it.
+        visible = jnp.broadcast_to(see(0, n, capacity), (lanes, n, capacity))
+        start = prefix.positions if prefix is not None else 0
+        positions = jnp.broadcast_to(start + jnp.arange(n, dtype=jnp.int32), (lanes, n))
+        x = embed(weights, tokens, positions)
+        cache = config.empty_cache(capacity, lanes)
+        rows, shared, outside = family.forward(
+            weights, config, x, Rows(positions, visible, 0), cache, prefix, layout.scale
+        )
+        ends = [lane * n + length - 1 for lane, length in enumerate(layout.prompts)]
+        last = jnp.concatenate([rows[end : end + 1] for end in ends])
+        return *judged(weights, last, outside, client, provider), shared
 
     def decode(
-        weights: Any,
-        tokens: Array,
-        place: Place | None,
-        mine: Any,
-        theirs: Any,
-        shared: Block,
-        length: Array,
-        prefix: Block | None,
-    ) -> tuple[Any, Array, Block]:
-        n = tokens.shape[0]
-        with jax.named_scope("embedding"):
-            if place is None:
-                start = length + (prefix.positions if prefix is not None else 0)
-                x, visible = embed(weights, tokens, start), see(length, n, shared.positions)
-            else:
-                one_hots = (
-                    jax.nn.one_hot(tokens, config.vocab_size, dtype=jnp.float32),
-                    jax.nn.one_hot(place.positions, config.n_positions, dtype=jnp.float32),
-                )
-                x = embed_one_hots(weights, *one_hots)
-                visible = see_hidden(place.visible, length, n)
-        rows, shared, outside = step(weights, config, x, shared, length, visible, prefix, scale)
-        return *_judge(weights, rows, outside, mine, theirs), shared
+        weights: Any, tokens: Array, place: Place, client: Any, provider: Any,
+        shared: Block, at: Array, prefix: Block | None,
+    ) -> tuple[Any, Any, Block]:  # fmt: skip
+        start = prefix.positions if prefix is not None else 0
+        positions, visible = place.positions + start, place.visible
+        if layout.hidden:
+            visible = jnp.where(visible, 0.0, HIDDEN)
+        x = embed(weights, tokens, positions, layout.hidden)
+        rows, shared, outside = family.forward(
+            weights, config, x, Rows(positions, visible, at), shared, prefix, layout.scale
+        )
+        return *judged(weights, rows, outside, client, provider), shared
 
-    def _judge(
-        weights: Any, rows: Array, outside: Array, mine: Any, theirs: Any
-    ) -> tuple[Any, Array]:
-        logits = when_in_range(outside, head(weights, rows, scale))
+    def judged(
+        weights: Any, rows: Array, outside: Array, client: Any, provider: Any
+    ) -> tuple[Any, Any]:
+        logits = when_in_range(outside, family.head(weights, rows, layout.scale))
         with jax.named_scope("verification"):
-            return verifier.verify(logits, mine, theirs)
+            if layout.lanes == 1:
+                return judge.verify(logits, client, provider)
+            lanes = jnp.split(logits, layout.lanes)
+            found = [judge.verify(*args) for args in zip(lanes, client, provider, strict=True)]
+            outcomes, accepted = zip(*found, strict=True)
+            return list(outcomes), list(accepted)
 
     C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC  # noqa: N806
-    return SecureGPT2(
+    placed = C if layout.hidden else X
+    return SecureModel(
         SecureFunction(prefix, (P, X), "prefix"),
         SecureFunction(prefill, (P, C, C, P, P), "prefill"),
-        SecureFunction(decode, (P, C, C, C, P, J, X, P), "decode"),
+        SecureFunction(decode, (P, C, placed, C, P, J, X, P), "decode"),
     )
+
+
+def share_weights(session: Session, config: ModelConfig, params: Params | None) -> Any:
+    """The provider's weights, folded, as private values; the client, who has none, passes None.
+    InputError at the provider when activations may leave their ranges.
+    """
+    return private_tree(session, PROVIDER, _folded, weight_shapes(config), params, config)
+
+
+def _folded(params: Params, config: ModelConfig) -> Any:
+    weights = family_of(config).fold(params, config)
+    check_ranges(weights, config)
+    return weights

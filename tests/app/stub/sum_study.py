@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from models.gpt2 import GPT2Config
+from models.family import ModelConfig
 from spu_llm.core.errors import InputError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.service.plain_session import PlainSession
@@ -18,9 +18,9 @@ class Asked:
     times: int
     words: tuple[str, ...]
 
-    def check(self, model: GPT2Config) -> None:
-        if self.times > model.n_positions:
-            raise InputError(f"at most {model.n_positions} times, found {self.times}")
+    def check(self, model: ModelConfig) -> None:
+        if self.times > model.context:
+            raise InputError(f"at most {model.context} times, found {self.times}")
 
 
 @dataclass(frozen=True)

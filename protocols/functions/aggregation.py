@@ -1,0 +1,166 @@
+"""Private attention aggregation: attention over blocks of keys and values of different owners.
+
+Each block gives a partial result, and the partials are merged by the sum over blocks of Theorem 4.1
+("Confidential Prompting"): with shifts m_b, masses s_b = sum exp(z - m_b) and numerators
+N_b = sum exp(z - m_b) v, of a block's scores z and values v,
+
+    A = (sum_b exp(m_b - m) N_b) / (sum_b exp(m_b - m) s_b),    m = max_b m_b.
+
+Queries are shared. A block's keys and values are shares that grow (a cache, the last block), or
+what one party knows: a provider's prefix, or plain shares. Nobody learns anything beyond what the
+ops give.
+
+with_one_maximum   m_b = m for all blocks: their scores stand side by side, one comparison finds the
+                   maximum and one pass the exponentials, then numerators and masses add up.
+with_own_maxima    Partials that were made apart, each with a maximum of its own, meet in `merge`:
+                   for blocks that are not there at the same time, or not in the same place.
+
+Both give the same numbers. One maximum takes fewer messages and bytes for blocks that are there
+(`spu-llm experiment exact` has both), so a model's forward uses that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from protocols.arithmetic.cached import times_columns, times_rows
+from protocols.arithmetic.product import matmul, multiply, scale_rows
+from protocols.functions.maximum import maximum
+from protocols.functions.nonlinear import (
+    RECIPROCAL_BITS,
+    exponentials_below,
+    reciprocal_of_sums,
+    score_bits,
+    softmax_weights,
+)
+from spu_llm.core.settings import SpuConfig
+
+_SCALE_BITS = SpuConfig().frac_bits
+
+
+class OwnedBlock(NamedTuple):
+    """Keys and values [head, t, d], and what each query sees of them: bool [head, n, t], public; or
+    float, the client's, negative where hidden.
+    """
+
+    keys: Any
+    values: Any
+    visible: Any
+
+
+class SharedPartial(NamedTuple):
+    """Attention over one block, unnormalised, of rows = head * n queries."""
+
+    shift: Any  # [rows]: an upper bound of the scores, in coarse units of `softmax_weights`
+    mass: Any  # [rows]
+    numerator: Any  # [rows, d]
+
+
+def tile_for(positions: int) -> int:
+    """Slots of a tile (`protocols.arithmetic.cached`) for a cache of so many rows: a small one
+    wastes less of what it opens, a large one is cheaper to make per position.
+    """
+    return 64 if positions <= 64 else 128
+
+
+def attention_on_shares(query: Any, *blocks: Any, largest_score: float) -> tuple[Any, Any]:
+    """Attention of shared queries [head, n, d] over `OwnedBlock`s, given field by field, the cache
+    that grows last: [head, n, d], and an int32 that is positive if a sum left its range. No visible
+    score is larger than the public `largest_score`.
+    """
+    owned = [OwnedBlock(*blocks[i : i + 3]) for i in range(0, len(blocks), 3)]
+    return with_one_maximum(query, owned, score_bits(largest_score))
+
+
+def with_one_maximum(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tuple[Any, Any]:
+    """1. Scores of all blocks, not truncated. 2. Weights under one maximum, and the inverse of
+    their sum. 3. Numerators, added up over blocks, while the inverse is under way. 4. Normalised.
+    """
+    heads, n, d = query.shape
+    last = len(blocks) - 1
+    # 1.
+    scores = [_scores(query, b, cache=i == last) for i, b in enumerate(blocks)]
+    rows = jnp.concatenate(scores, axis=-1).reshape(heads * n, -1)
+    # 2.
+    visible = jnp.concatenate(_seen(blocks), axis=-1).reshape(heads * n, -1)
+    weights, _ = softmax_weights(rows, visible, bits)
+    inverse, outside = reciprocal_of_sums(jnp.sum(weights, axis=-1), rows.shape[1])
+    # 3.
+    ends = np.cumsum([b.values.shape[1] for b in blocks])[:-1].tolist()
+    parts = jnp.split(weights.reshape(heads, n, -1), ends, axis=-1)
+    total = _numerator(parts[last], blocks[last], cache=True)
+    for part, block in zip(parts[:last], blocks, strict=False):
+        total = total + _numerator(part, block, cache=False)
+    # 4.
+    out = scale_rows(total.reshape(heads * n, d), inverse, shift=RECIPROCAL_BITS)
+    return out.reshape(heads, n, d), outside
+
+
+def with_own_maxima(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tuple[Any, Any]:
+    """Each block's partial by itself, then `merge`."""
+    last = len(blocks) - 1
+    found = [partial(query, b, bits, cache=i == last) for i, b in enumerate(blocks)]
+    out, outside = merge(found, bits, sum(b.values.shape[1] for b in blocks))
+    return out.reshape(query.shape), outside
+
+
+def partial(query: Any, block: OwnedBlock, bits: int, *, cache: bool = False) -> SharedPartial:
+    """One block's part of the attention of shared queries [head, n, d]. `cache`: whether its rows
+    are those of a cache that grows.
+    """
+    heads, n, d = query.shape
+    scores = _scores(query, block, cache=cache).reshape(heads * n, -1)
+    (visible,) = _seen([block])
+    weights, shift = softmax_weights(scores, visible.reshape(heads * n, -1), bits)
+    numerator = _numerator(weights.reshape(heads, n, -1), block, cache=cache)
+    return SharedPartial(shift, jnp.sum(weights, axis=-1), numerator.reshape(heads * n, d))
+
+
+def merge(partials: Sequence[SharedPartial], bits: int, positions: int) -> tuple[Any, Any]:
+    """Theorem 4.1: attention [rows, d] over all blocks together, `positions` in all, and an int32
+    that is positive if a sum left its range. `bits`: of the shifts.
+
+    1. m, the largest shift. 2. exp(m_b - m). 3. The masses' sum, and its inverse. 4. Numerators
+    times exp(m_b - m) / sum, added up.
+    """
+    # 1.
+    shifts = jnp.stack([p.shift for p in partials], axis=-1)
+    top = jnp.broadcast_to(maximum(shifts, bits=bits)[:, None], shifts.shape)
+    # 2.
+    scales = exponentials_below(shifts - top, bits)
+    # 3.
+    masses = jnp.stack([p.mass for p in partials], axis=-1)
+    inverse, outside = reciprocal_of_sums(jnp.sum(multiply(scales, masses), axis=-1), positions)
+    # 4.
+    factors = scale_rows(scales, inverse, shift=_SCALE_BITS)
+    parts = [
+        scale_rows(p.numerator, factors[:, i], shift=RECIPROCAL_BITS)
+        for i, p in enumerate(partials)
+    ]
+    return sum(parts[1:], parts[0]), outside
+
+
+def _scores(query: Any, block: OwnedBlock, *, cache: bool) -> Any:
+    """[head, n, t], not truncated."""
+    if cache:
+        return times_rows(query, block.keys, tile=tile_for(block.keys.shape[1]), shift=0)
+    return matmul(query, block.keys.transpose(0, 2, 1), shift=0)
+
+
+def _numerator(weights: Any, block: OwnedBlock, *, cache: bool) -> Any:
+    """[head, n, d] of weights [head, n, t]."""
+    if cache:
+        return times_columns(weights, block.values, tile=tile_for(block.values.shape[1]))
+    return matmul(weights, block.values)
+
+
+def _seen(blocks: Sequence[OwnedBlock]) -> list[Any]:
+    """Visibility of all blocks in one form: the client's, where one of them is."""
+    seen = [b.visible for b in blocks]
+    if all(v.dtype == jnp.bool_ for v in seen):
+        return seen
+    return [v if v.dtype != jnp.bool_ else jnp.where(v, 0.0, -1.0) for v in seen]

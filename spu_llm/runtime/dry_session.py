@@ -1,0 +1,71 @@
+"""A session in which nothing happens but that it is noted what secure functions take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from spu_llm.compiler.demand import Demand
+from spu_llm.compiler.dry_run import DryRun
+from spu_llm.compiler.plan import Plan
+from spu_llm.compiler.secure_function import SecureFunction
+from spu_llm.core.ledger import Ledger
+from spu_llm.core.meter import Meter
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Noted:
+    """One call: of which function, by which plan, and what it takes."""
+
+    function: SecureFunction
+    plan: Plan
+    demand: Demand
+
+
+class DrySession:
+    """A driver goes through its public course; what the parties put in are shapes, and results
+    stand-ins.
+    """
+
+    def __init__(self, dry_run: DryRun) -> None:
+        self.meter, self.ledger = Meter(), Ledger()
+        self._dry_run = dry_run
+        self._calls: list[Noted] = []
+
+    def prepare(self, function: SecureFunction, *args: Any) -> None:
+        """Nothing is to be agreed on."""
+
+    def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
+        return Demand()
+
+    def call(self, function: SecureFunction, *args: Any) -> Any:
+        plan, out_tree = function.plan(*args)
+        demand, results = self._dry_run.run(plan, jax.tree.leaves(args))
+        self._calls.append(Noted(function, plan, demand))
+        return jax.tree.unflatten(out_tree, results)
+
+    def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
+        return None
+
+    def private(
+        self, owner: int, work: Callable[..., Any], shape: tuple[int, ...], dtype: Any, *args: Any
+    ) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    def get(self, value: Any) -> np.ndarray | None:
+        return None
+
+    def taken(self) -> list[Noted]:
+        """All calls since the last time."""
+        calls, self._calls = self._calls, []
+        return calls
+
+    def demand(self) -> Demand:
+        """Of all calls since the last time."""
+        return sum((call.demand for call in self.taken()), Demand())

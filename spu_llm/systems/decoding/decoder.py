@@ -1,0 +1,196 @@
+"""The decoder: one object a session, whose prefill and steps every program decodes with.
+
+It knows the public course: which rows of the shared block are written, how long the block is, and
+what comes before a step (a longer block, or a packed one). Whoever uses it schedules steps and
+resolves their outcomes. It runs the same in plaintext, between two parties, and in a dry run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from models.cache import Block
+from protocols.verification.variants import Verifier
+from spu_llm.compiler.demand import Demand
+from spu_llm.compiler.secure_function import SecureFunction
+from spu_llm.core.values import CLIENT, public
+from spu_llm.runtime.session import Session, private_tree
+from spu_llm.systems.decoding.secure_model import Layout, Place, build, lengthen, pack
+from spu_llm.systems.decoding.text_rows import TextRows
+
+# Which rows of a step stay in the text: bool [lane, n]; any, not only the first ones. None at the
+# provider where only the client may know them.
+Retained = np.ndarray | None
+
+
+class JudgeInputs(NamedTuple):
+    """What the parties put into the judge of a forward, as private values of the session; of
+    several lanes, one after the other.
+    """
+
+    client: Any
+    provider: Any
+
+
+class Judged(NamedTuple):
+    """What came of a forward: the judge's outcome, the client's; and how many drafts it accepts, or
+    whatever else it makes public.
+    """
+
+    outcome: Any
+    accepted: Any
+
+
+class Decoder:
+    """Sequences that are continued together. ValueError when a step does not fit the layout."""
+
+    def __init__(
+        self,
+        session: Session,
+        layout: Layout,
+        judge: Verifier,
+        weights: Any,
+        prefix: Sequence[int] | None = None,
+    ) -> None:
+        """`prefix`: tokens that both know, before every lane's prompt."""
+        self._session, self._layout, self._judge, self._weights = session, layout, judge, weights
+        self._programs = build(layout, judge)
+        self._rows = TextRows(layout.prompts)
+        self._written = self._rows.written  # as both know it
+        self._shared: Any = None
+        self._prefix: Block | None = None
+        if prefix is not None:
+            tokens = public(np.asarray(prefix, np.int32))
+            self._prefix = session.call(self._programs.prefix, weights, tokens)
+        # Of the last forward, and of what came before it: what it took, and the secure function
+        # with its arguments.
+        self._last_count = 0  # rows of the last step
+        self.demand = Demand()
+        self.last: tuple[SecureFunction, tuple[Any, ...]] | None = None
+
+    def prefill(self, prompts: Any, inputs: JudgeInputs) -> Judged:
+        """The prompts [lane, n], int32 of the client's, padded to the longest: their keys and
+        values become shares, and their last rows are judged.
+        """
+        self.demand = Demand()
+        return self._forward(self._programs.prefill, prompts, *inputs, self._prefix)
+
+    def step(self, tokens: Any, inputs: JudgeInputs, retained: Retained) -> Judged:
+        """`tokens` [lane, n], int32 of the client's, after what the lanes retain of the last step
+        (not looked at after the prefill, all of which stays); every row is judged.
+        """
+        self.demand = Demand()
+        self._retain(retained)
+        count = tokens.shape[1]
+        self._make_room(count)
+        place = self._place(count)
+        at = public(np.int32(self._written))
+        judged = self._forward(
+            self._programs.decode, tokens, place, *inputs, self._shared, at, self._prefix
+        )
+        self._last_count = count
+        return judged
+
+    def prepare(self, counts: Sequence[int]) -> None:
+        """Compile all that may be called, for steps of so many rows of every lane, and agree on it
+        with the peer, before the first secret.
+        """
+        layout, programs, shape = self._layout, self._programs, jax.ShapeDtypeStruct
+
+        def run(function: SecureFunction, *args: Any) -> Any:
+            self._session.prepare(function, *args)
+            return jax.eval_shape(function.fn, *shapes_of(args))
+
+        def tokens(count: int) -> Any:
+            return shape((layout.lanes, count), np.int32)
+
+        prompts, inputs = tokens(max(layout.prompts)), self.judge_shapes(1)
+        _, _, shared = run(programs.prefill, self._weights, prompts, *inputs, self._prefix)
+        for size in layout.sizes:
+            if size > shared.positions:
+                shared = run(lengthen(size), shared)
+            for count in counts:
+                place = Place(*_place_shapes(layout, count, size))
+                run(
+                    programs.decode, self._weights, tokens(count), place,
+                    *self.judge_shapes(count), shared, shape((), np.int32), self._prefix,
+                )  # fmt: skip
+        if layout.hidden:
+            run(pack(layout.sizes[-1]), tokens(layout.live_rows), shared)
+
+    def judge_shapes(self, count: int) -> JudgeInputs:
+        """Shapes of what the parties put into the judge of `count` rows of every lane."""
+        lanes = self._layout.lanes
+        client = self._judge.client_shapes(count - 1, self._layout.config.vocab_size)
+        provider = self._judge.provider_shapes(count - 1)
+        if lanes == 1:
+            return JudgeInputs(client, provider)
+        return JudgeInputs([client] * lanes, [provider] * lanes)
+
+    def _retain(self, retained: Retained) -> None:
+        if not self._last_count:
+            return
+        if self._layout.hidden:
+            # Roll-back would say how many rows stay: they all do, and the client hides them.
+            self._session.local(CLIENT, self._rows.add, retained)
+            self._written += self._last_count
+        else:
+            assert retained is not None
+            self._rows.add(retained)
+            self._rows.cut()
+            self._written = self._rows.written
+        self._last_count = 0
+
+    def _make_room(self, count: int) -> None:
+        """A block with room for `count` rows: the same one, a longer one, or, when it is full, one
+        packed by the rows of the client's choice.
+        """
+        layout, needed = self._layout, self._written + count
+        if needed <= self._shared.positions:
+            return
+        for size in layout.sizes:
+            if needed <= size:
+                self._shared = self._call(lengthen(size), self._shared)
+                return
+        if not layout.hidden or layout.live_rows + count > layout.sizes[-1]:
+            raise ValueError(f"{needed} rows do not fit a block of {layout.sizes[-1]}")
+        shape = (layout.lanes, layout.live_rows)
+        kept = self._session.private(CLIENT, self._rows.pack, shape, np.int32, layout.live_rows)
+        self._shared = self._call(pack(layout.sizes[-1]), kept, self._shared)
+        self._written = layout.live_rows
+
+    def _place(self, count: int) -> Place:
+        capacity, context = self._shared.positions, self._layout.config.context
+        if self._prefix is not None:
+            context -= self._prefix.positions
+        if not self._layout.hidden:
+            return Place(*map(public, self._rows.place(count, capacity, context)))
+        shapes = _place_shapes(self._layout, count, capacity)
+        placed = private_tree(
+            self._session, CLIENT, self._rows.place, shapes, count, capacity, context
+        )
+        return Place(*placed)
+
+    def _forward(self, function: SecureFunction, *args: Any) -> Judged:
+        outcome, accepted, self._shared = self._call(function, self._weights, *args)
+        return Judged(outcome, accepted)
+
+    def _call(self, function: SecureFunction, *args: Any) -> Any:
+        # What a forward takes is made in one go before it, so that nothing is made inside it.
+        self.demand += self._session.make_ready(function, *args)
+        self.last = function, args
+        return self._session.call(function, *args)
+
+
+def shapes_of(args: Any) -> Any:
+    """Shapes and dtypes of a tree of values."""
+    return jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), args)
+
+
+def _place_shapes(layout: Layout, count: int, capacity: int) -> tuple[Any, Any]:
+    shape, lanes = jax.ShapeDtypeStruct, layout.lanes
+    return shape((lanes, count), np.int32), shape((lanes, count, capacity), np.bool_)

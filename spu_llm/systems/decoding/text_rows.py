@@ -1,0 +1,57 @@
+"""Which rows of the cache hold the text, lane by lane, and where a step's rows stand after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class TextRows:
+    """Of lanes that are written side by side: a row of the cache is one of every lane's. Rows that
+    hold no text (rejected drafts, padding of shorter lanes) are shown to nobody.
+
+    Where the provider may not know how many drafts stay, this is the client's secret.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        """Prompts of so many tokens, padded to the longest."""
+        self._text = np.arange(max(lengths))[None, :] < np.asarray(lengths)[:, None]
+
+    @property
+    def written(self) -> int:
+        """Rows that a step is written after."""
+        return int(self._text.shape[1])
+
+    def place(self, count: int, capacity: int, context: int) -> tuple[np.ndarray, np.ndarray]:
+        """`count` further rows of every lane, a chain: their positions in the text (int32
+        [lane, count], at most context - 1), and what each sees of a cache of `capacity` rows
+        (bool [lane, count, capacity]).
+        """
+        lanes, written = self._text.shape
+        lengths = self._text.sum(axis=1, dtype=np.int32)
+        positions = lengths[:, None] + np.arange(count, dtype=np.int32)
+        visible = np.zeros((lanes, count, capacity), bool)
+        visible[:, :, :written] = self._text[:, None]
+        visible[:, :, written : written + count] = np.tril(np.ones((count, count), bool))
+        return np.minimum(positions, context - 1), visible
+
+    def add(self, retained: np.ndarray) -> None:
+        """A step's rows were written: bool [lane, n], which of them hold text."""
+        self._text = np.concatenate([self._text, retained], axis=1)
+
+    def cut(self) -> None:
+        """Roll back: rows after the last one that a lane retains are written over."""
+        last = int(np.flatnonzero(self._text.any(axis=0))[-1])
+        self._text = self._text[:, : last + 1]
+
+    def pack(self, count: int) -> np.ndarray:
+        """Which rows hold the text, int32 [lane, count], -1 after the last; they are the first ones
+        from now on, of a cache of which `count` are written.
+        """
+        kept = np.full((len(self._text), count), -1, np.int32)
+        for lane, text in enumerate(self._text):
+            rows = np.flatnonzero(text)
+            kept[lane, : rows.size] = rows
+        self._text = kept >= 0
+        return kept

@@ -1,0 +1,154 @@
+"""Lanes: several sequences in one secure forward, each as if it were alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.cost_model.workload import dry_parties
+from models.family import logits, weight_shapes
+from protocols.verification.distribution import Sampling
+from protocols.verification.post import Post
+from spu_llm.core.values import CLIENT
+from spu_llm.runtime.session import PlaintextSession, Session, private_tree
+from spu_llm.runtime.simulation import Simulation
+from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
+from spu_llm.systems.decoding.secure_model import Layout, share_weights
+from spu_llm.systems.decoding.text_rows import TextRows
+from tests.tiny import PRIVATE, tiny_params
+
+PARAMS = tiny_params(PRIVATE, 7)
+JUDGE = Post(Sampling())
+PROMPTS = [[40, 41, 42], [50], [60, 61, 62, 63, 64], [70, 71], [80, 81, 82, 83]]
+COUNT = 3  # rows of a step: the last token and two drafts
+STEPS = 3
+# Of every step's rows, which stay, lane by lane: none of them the same, and one not the first rows.
+RETAINED = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 0, 1], [1, 0, 0]], bool)
+
+
+def tokens_of(lane: int, step: int) -> list[int]:
+    return [100 + 40 * step + 7 * lane + i for i in range(COUNT)]
+
+
+def sure(session: Session, decoder: Decoder, tokens: Sequence[Sequence[int]]) -> JudgeInputs:
+    """Drafts of probability one and r next to one in every lane: whatever the model thinks,
+    rejected, so that the row after the first token is opened.
+    """
+    shapes = decoder.judge_shapes(len(tokens[0])).client
+    own = [
+        (np.array(row[1:], np.int32), np.full(len(row) - 1, 1 << 16),
+         np.full(len(row) - 1, 2**16 - 1))
+        for row in tokens
+    ]  # fmt: skip
+    made = own[0] if len(own) == 1 else own
+    return JudgeInputs(private_tree(session, CLIENT, lambda: made, shapes), [None] * len(own))
+
+
+def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -> list[Any]:
+    """The opened rows of the prefill and of every step, lane by lane."""
+    prompts = [PROMPTS[lane] for lane in lanes]
+    longest = max(map(len, prompts))
+    # Hidden rows stay until the block is packed, which is before the last step of five lanes.
+    live = max(len(PROMPTS[i]) + (STEPS - 1) * int(RETAINED[i].sum()) for i in lanes)
+    most = (live if hidden else longest + (STEPS - 1) * COUNT) + COUNT
+    layout = Layout(PRIVATE, tuple(map(len, prompts)), (longest + COUNT, most), hidden, live)
+    decoder = Decoder(session, layout, JUDGE, weights)
+    padded = [prompt + [0] * (longest - len(prompt)) for prompt in prompts]
+    found = [
+        decoder.prefill(
+            session.private(CLIENT, np.array, (len(lanes), longest), np.int32, padded),
+            sure(session, decoder, [[row[0]] for row in padded]),
+        )
+    ]
+    for step in range(STEPS):
+        rows = [tokens_of(lane, step) for lane in lanes]
+        given = session.private(CLIENT, np.array, (len(lanes), COUNT), np.int32, rows)
+        inputs = sure(session, decoder, rows)
+        found.append(decoder.step(given, inputs, RETAINED[list(lanes)]))
+    outcomes = [j.outcome if len(lanes) > 1 else [j.outcome] for j in found]
+    return [[session.get(outcome.row) for outcome in of_step] for of_step in outcomes]
+
+
+def alone(lane: int) -> list[np.ndarray]:
+    """The same rows of one lane's text, from the whole text without a cache."""
+    text, rows = list(PROMPTS[lane]), []
+    for step in range(STEPS + 1):
+        if step:
+            fresh = tokens_of(lane, step - 1)
+            rows.append(_row([*text, fresh[0]]))
+            text += [t for t, stays in zip(fresh, RETAINED[lane], strict=True) if stays]
+        else:
+            rows.append(_row(text))
+    return rows
+
+
+def _row(text: list[int]) -> np.ndarray:
+    last = np.asarray(logits(PARAMS, PRIVATE, jnp.asarray(text))[-1])
+    return np.exp(last - last.max())
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
+@pytest.mark.parametrize("lanes", [[0], [0, 1], [0, 1, 2, 3, 4]], ids=["one", "two", "five"])
+def test_a_lane_is_what_it_is_alone(lanes: list[int], hidden: bool) -> None:
+    session = PlaintextSession()
+    found = decode(session, share_weights(session, PRIVATE, PARAMS), lanes, hidden)
+    for i, lane in enumerate(lanes):
+        for of_step, wanted in zip(found, alone(lane), strict=True):
+            np.testing.assert_allclose(of_step[i], wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
+def test_two_parties_run_five_lanes(hidden: bool) -> None:
+    lanes = list(range(len(PROMPTS)))
+
+    def program(session: Any) -> Any:
+        params = None if session.rank == CLIENT else PARAMS
+        return decode(session, share_weights(session, PRIVATE, params), lanes, hidden)
+
+    with Simulation() as simulation:
+        client, provider = simulation.run(program)
+    assert all(row is None for of_step in provider for row in of_step)
+    for lane in lanes:
+        for of_step, wanted in zip(client, alone(lane), strict=True):
+            np.testing.assert_allclose(of_step[lane], wanted, atol=0.02)
+
+
+def test_lanes_share_the_messages_of_a_forward() -> None:
+    """As many messages for five lanes as for one, but for the judges', which come one by one."""
+
+    def messages(lanes: int) -> tuple[int, int]:
+        party = dry_parties()[CLIENT]
+        layout = Layout(PRIVATE, (4,) * lanes, (4, 4 + COUNT))
+        decoder = Decoder(party, layout, JUDGE, weight_shapes(PRIVATE))
+        shape = jax.ShapeDtypeStruct
+        decoder.prefill(shape((lanes, 4), np.int32), decoder.judge_shapes(1))
+        party.demand()
+        decoder.step(shape((lanes, COUNT), np.int32), decoder.judge_shapes(COUNT), None)
+        calls = party.demand().calls
+        judged = [c for c in calls if "verification" in c.scope]
+        count = [sum(c.cost.messages for c in some) for some in (calls, judged)]
+        return count[0] - count[1], count[1]
+
+    (forward, judge), (of_five, judges) = messages(1), messages(5)
+    assert of_five == forward > 100 and judges == 5 * judge
+
+
+def test_rows_of_the_text() -> None:
+    rows = TextRows([2, 1])
+    positions, visible = rows.place(2, 5, 4)
+    np.testing.assert_array_equal(positions, [[2, 3], [1, 2]])
+    np.testing.assert_array_equal(
+        visible.astype(int),
+        [[[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]], [[1, 0, 1, 0, 0], [1, 0, 1, 1, 0]]],
+    )
+    rows.add(np.array([[1, 0, 0], [0, 1, 0]], bool))
+    rows.cut()  # the last row is no lane's
+    assert rows.written == 4
+    assert rows.place(1, 5, 3)[0].tolist() == [[2], [2]]  # at most the context's last
+    np.testing.assert_array_equal(rows.pack(3), [[0, 1, 2], [0, 3, -1]])
+    assert rows.written == 3 and rows.place(1, 4, 9)[0].tolist() == [[3], [2]]

@@ -1,0 +1,76 @@
+"""Attention over blocks of several owners: one maximum or a maximum per block, the same numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.cache import HIDDEN
+from protocols.functions.aggregation import OwnedBlock, with_one_maximum, with_own_maxima
+from protocols.functions.nonlinear import score_bits
+from spu_llm.compiler.secure_function import SecureFunction
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.runtime.simulation import Simulation
+
+HEADS, QUERIES, D = 2, 3, 4
+SIZES = (5, 7)  # a prefix of the provider's, and shares
+LARGEST = 40.0
+C, P, J = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT
+RNG = np.random.default_rng(4)
+QUERY = (3 * RNG.normal(size=(HEADS, QUERIES, D))).astype(np.float32)
+KEYS, VALUES = (RNG.normal(size=(2, HEADS, sum(SIZES), D)) * [[[[1.5]]], [[[4.0]]]]).astype(
+    np.float32
+)
+VISIBLE = RNG.random((HEADS, QUERIES, sum(SIZES))) < 0.6
+VISIBLE[:, 0, : SIZES[0]] = False  # a row that sees nothing of the first block,
+VISIBLE[:, 1, SIZES[0] :] = False  # one that sees nothing of the second,
+VISIBLE[:, :2, [0, -1]] = [[[False, True], [True, False]]]
+VISIBLE[:, 2, 0] = True
+
+
+def exact() -> np.ndarray:
+    scores = np.einsum("hnd,htd->hnt", QUERY, KEYS, dtype=np.float64)
+    assert np.abs(scores).max() < LARGEST
+    scores = np.where(VISIBLE, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.asarray(np.einsum("hnt,htd->hnd", weights, VALUES))
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["public", "the client's"])
+@pytest.mark.parametrize("way", [with_one_maximum, with_own_maxima])
+def test_both_ways_are_attention_over_all_blocks(
+    simulation: Simulation, way: Any, hidden: bool
+) -> None:
+    """A block in the provider's clear and a shared one; rows that see nothing of one of them."""
+    cut, bits = SIZES[0], score_bits(LARGEST)
+
+    def attention(query: Any, keys: Any, values: Any, k: Any, v: Any, shown: Any) -> Any:
+        visible = jnp.where(shown, 0.0, HIDDEN) if hidden else VISIBLE
+        first, last = visible[..., :cut], visible[..., cut:]
+        blocks = [OwnedBlock(k, v, first), OwnedBlock(keys, values, last)]
+        out, outside = way(query, blocks, bits)
+        counted = jnp.broadcast_to(outside.astype(jnp.float32), (1,))
+        whole = jnp.concatenate([out.reshape(-1), counted])
+        return reveal(whole, to=C, label="attention (test)")
+
+    function = SecureFunction(attention, (C, J, J, P, P, C), f"{way.__name__} {hidden}")
+
+    def program(session: Any) -> Any:
+        def own(owner: int, x: np.ndarray) -> Any:
+            return session.private(owner, np.asarray, x.shape, x.dtype, x)
+
+        query, keys, values = (own(CLIENT, x) for x in (QUERY, KEYS[:, cut:], VALUES[:, cut:]))
+        k, v = own(PROVIDER, KEYS[:, :cut]), own(PROVIDER, VALUES[:, :cut])
+        return session.get(
+            session.call(function, query, keys, values, k, v, own(CLIENT, VISIBLE))
+        )
+
+    found, nothing = simulation.run(program)
+    assert nothing is None
+    np.testing.assert_allclose(found[:-1].reshape(QUERY.shape), exact(), atol=0.02)
+    assert not found[-1]
