@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from spu_llm.app import cli, studies
+from experiments.common import commands
+from spu_llm.app import cli
 from spu_llm.core.errors import SpuLlmError
 
 
@@ -50,9 +51,9 @@ def test_a_failed_criterion_is_written_and_ends_in_an_error(
     options = argparse.Namespace(json=tmp_path / "result.json")
     if failures:
         with pytest.raises(SpuLlmError, match="does not hold: largest error") as error:
-            studies._conclude(options, result, "the table")
+            commands.conclude(options, result, "the table")
         assert error.value.exit_code == 1
     else:
-        studies._conclude(options, result, "the table")
+        commands.conclude(options, result, "the table")
     assert capsys.readouterr().out == "the table\n"
     assert json.loads(options.json.read_text(encoding="utf-8")) == result
