@@ -11,10 +11,11 @@ with plaintext.
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,12 @@ import jax
 import numpy as np
 from jax.experimental import enable_x64
 
+from experiments.benchmarks import op_report
 from experiments.benchmarks.op_cases import Input, OpCase, Way, choose, wrong
 from experiments.benchmarks.op_report import COUNTS, failures, notes, ratios
+from experiments.common import commands
 from experiments.common.memory import forget_peak, resident
-from experiments.common.two_parties import machine, run_study
+from experiments.common.two_parties import FEW_MESSAGES, machine, run_study
 from protocols.arithmetic.joint import joint_bits, joint_words
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.correlation import Correlation, Material
@@ -36,10 +39,9 @@ from spu_llm.core.op import Cost
 from spu_llm.core.party import Source
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES, Owner, Value
-from spu_llm.net.manifest import Scalar
 from spu_llm.runtime.party_session import PartySession
+from spu_llm.systems.program import Job, Nothing, Program, Send
 
-PROGRAM = "op-bench"
 LEAD_NS = 100_000_000  # from agreeing on a start to the start: more than a message takes
 
 _note = SecureFunction(
@@ -62,14 +64,32 @@ _share_fixed = SecureFunction(lambda a, b: a + b, _BOTH, "share fixed-point numb
 # ---- the program of both workers
 
 
-def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Asked:
+    ops: tuple[str, ...]
+    sizes: tuple[int, ...]  # none: each op's own
+    repeat: int
+
+    def chosen(self) -> list[tuple[OpCase, list[int]]]:
+        """The ops with their sizes; InputError for what cannot be measured."""
+        chosen = choose(list(self.ops), list(self.sizes) or None)
+        if self.repeat < 1:
+            raise InputError(f"--repeat must be at least 1, found {self.repeat}")
+        return chosen
+
+
+PROGRAM = Program(
+    "op-bench", __name__, Asked, check=lambda asked, config: asked.chosen(),
+    keeps_hints=False, spu=FEW_MESSAGES,
+)  # fmt: skip
+
+
+def run(session: PartySession, job: Job[Asked, Nothing], send: Send) -> dict[str, Any]:
     """Measure every op at every size; the client's result has all figures.
 
-    Public settings: `ops` (comma list), `sizes` (comma list, or empty for each op's own), `repeat`.
     The inputs are random numbers that both parties make from one seed and then share.
     """
-    request = job["request"]
-    chosen, repeat = parse(request["ops"], request["sizes"], request["repeat"])
+    chosen, repeat = job.request.chosen(), job.request.repeat
     for rank in (CLIENT, PROVIDER):
         session.ledger.declare(rank, "the inputs: random numbers of a known seed (study)")
     rows = []
@@ -83,14 +103,6 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
     return {
         "memory_after_warm_up": after_warm_up, "rows": rows, "learned": session.ledger.learned()
     }  # fmt: skip
-
-
-def parse(ops: str, sizes: str, repeat: Any) -> tuple[list[tuple[OpCase, list[int]]], int]:
-    """A request's fields as they are used; InputError for what cannot be measured."""
-    chosen = choose(ops.split(","), [int(size) for size in sizes.split(",")] if sizes else None)
-    if int(repeat) < 1:
-        raise InputError(f"--repeat must be at least 1, found {repeat}")
-    return chosen, int(repeat)
 
 
 @dataclass(frozen=True)
@@ -342,10 +354,9 @@ def measure(
     network: str,
 ) -> dict[str, Any]:
     """One network's session, as JSON fields. `model`: any, the provider is started with it."""
-    names, numbers = ",".join(ops), ",".join(map(str, sizes or ()))
-    parse(names, numbers, repeat)
-    request: dict[str, Scalar] = {"ops": names, "sizes": numbers, "repeat": repeat}
-    outcome, agreed = run_study(PROGRAM, model, request, {}, tokenizer=model, network=network)
+    request = Asked(tuple(ops), tuple(sizes or ()), repeat)
+    request.chosen()
+    outcome, agreed = run_study(PROGRAM, model, request, tokenizer=model, network=network)
     result = outcome.result
     rows = result["rows"]
     found = [text for row in rows for text in failures(row, network)]
@@ -365,3 +376,25 @@ def measure(
         "machine": asdict(machine()),
         "config": agreed,
     }
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", type=commands.names, metavar="NAME[,NAME...]",
+                        help="ops, like sign,multiply, or all; an unknown name lists them")
+    parser.add_argument("--size", type=commands.numbers, metavar="N,N,...",
+                        help="numbers of values, rows, ... (default: each op's own)")  # fmt: skip
+    commands.add_network(parser, "local")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N",
+                        help="measured runs of each size (default: %(default)s)")  # fmt: skip
+    commands.add_plot(parser, "draw seconds and bytes against size")
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    model = commands.private_model(options)
+    commands.each_network(
+        options,
+        lambda network: measure(model, options.names, options.size, options.repeat, network),
+        op_report.table, op_report.plot, "the criterion does not hold",
+    )  # fmt: skip

@@ -9,14 +9,17 @@ weights are normal with standard deviation 1 / sqrt(inputs), so that columns hav
 
 from __future__ import annotations
 
+import argparse
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments.common import commands
 from experiments.common.two_parties import machine
 from protocols.arithmetic.product import LIFT, masked_product
 from spu_llm.core.channel import CountingChannel, MemoryChannel
@@ -119,3 +122,18 @@ def table(result: dict[str, Any]) -> str:
         )
     lines.append(f"one key for all matrices: {8 * N / 1e3:.1f} kB for {N:,} positions")
     return "\n".join(lines)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shapes", metavar="KxM,...",
+                        help="inputs and outputs (default: those of GPT-2's of width 256, 768)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
+    commands.add_debug(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    shapes = SHAPES if options.shapes is None else parse(options.shapes)
+    commands.check_folders(options)
+    result = measure(shapes)
+    commands.write(options, result)
+    print(table(result))

@@ -10,15 +10,17 @@ Both know the seed of the weights here; a study of cost has nothing to hide.
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from experiments.common import commands
 from experiments.common.kinds import by_kind
 from experiments.common.measured import peaks, price, summed, timed, total
 from experiments.common.memory import forget_peak
@@ -36,8 +38,8 @@ from spu_llm.systems.decoding.decoder import Judged, JudgeInputs
 from spu_llm.systems.decoding.generate import Completion, announce
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
+from spu_llm.systems.program import Job, Program, Send
 
-PROGRAM = "scale"
 # Times GPT-2's initial scale, of matrices of blocks and of embeddings: logits then differ by more
 # than the sharing noise, and no bound on what the weights can give leaves the functions' ranges.
 SHARPNESS, CONTRAST = 2.0, 4.0
@@ -101,10 +103,20 @@ class Shape:
 # ---- the program of both workers
 
 
-def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ClientInputs:
+    prompt: list[int]
+
+
+PROGRAM = Program(
+    "scale", __name__, Shape, ClientInputs, check=lambda shape, config: shape.check(),
+    keeps_hints=False,  # of random weights: nobody asks for a hint of them again
+)  # fmt: skip
+
+
+def run(session: PartySession, job: Job[Shape, ClientInputs], send: Send) -> dict[str, Any]:
     """The prefill and every decoded token: costs, and the tokens at the client."""
-    shape = Shape(**job["request"])
-    shape.check()
+    shape = job.request
     for rank in (CLIENT, PROVIDER):
         session.ledger.declare(rank, "the weights: random numbers of a known seed (study)")
     with session.meter.in_phase("offline"):
@@ -135,14 +147,16 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
 class _Course:
     """One party's half of the measured completion."""
 
-    def __init__(self, session: PartySession, shape: Shape, job: dict[str, Any]) -> None:
+    def __init__(
+        self, session: PartySession, shape: Shape, job: Job[Shape, ClientInputs]
+    ) -> None:
         self._session, self._second_batches = session, shape.second_batches
         self._completion = Completion.of(shape.config, shape.request)
         params = shape.weights() if session.rank == PROVIDER else None
         weights = share_weights(session, shape.config, params)
         self._decoder = self._completion.decoder(session, weights)
         self._completion.prepare(session, self._decoder)
-        self._prompt: list[int] = job["prompt"] if session.rank == CLIENT else []
+        self._prompt = job.client.prompt if session.rank == CLIENT else []
         self._streams = Streams(Prg.from_os(), Prg.from_os())
         self._secrets = Prg.from_os()  # the provider's part of the joint randomness
         self.emitted: list[int] = []  # at the client
@@ -254,7 +268,7 @@ def measure(
     """
     shape.check()
     outcome, agreed = run_study(
-        PROGRAM, model, asdict(shape), {"prompt": shape.prompt()}, tokenizer=model,
+        PROGRAM, model, shape, ClientInputs(shape.prompt()), tokenizer=model,
         network=network, on_event=lambda e: on_part(e) if e["event"] == "measured" else None,
     )  # fmt: skip
     result = outcome.result
@@ -337,3 +351,36 @@ def _parts(found: dict[str, Any], name: str) -> list[str]:
 def size_of(cost: dict[str, Any]) -> float:
     """Bytes both ways."""
     return float(cost["client_to_provider"] + cost["provider_to_client"])
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    for name, count, what in (
+        ("layers", 12, "blocks"), ("width", 768, "of the residual stream"),
+        ("heads", 12, "of each attention"), ("vocab", 50257, "tokens of the vocabulary"),
+        ("context", 1024, "positions of the model"), ("prompt-tokens", 64, "prefilled"),
+        ("new-tokens", 2, "decoded one by one after that"),
+        ("seed", 0, "of the random weights and prompt"),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=count, metavar="N",
+                            help=f"{what} (default: %(default)s)")  # fmt: skip
+    commands.add_network(parser, "local")
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    names = [f.name for f in fields(Shape) if f.name in options]
+    shape = Shape(**{name: getattr(options, name) for name in names})
+    results: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+
+    def keep(part: dict[str, Any]) -> None:
+        parts.append(part)
+        commands.write(options, {"networks": results, "unfinished": parts})
+
+    for network in options.network:
+        results.append(measure(commands.private_model(options), shape, network, keep))
+        parts.clear()
+        print(table(results[-1]), end="\n\n", flush=True)
+        commands.write(options, {"networks": results})
+    commands.check(results)

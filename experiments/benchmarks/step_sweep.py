@@ -11,21 +11,23 @@ drafting is timed apart, too.
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from experiments.common import commands
 from experiments.common.kinds import by_kind, chains
 from experiments.common.measured import medians, peaks, price, summed, timed
 from experiments.common.memory import forget_peak
 from experiments.common.two_parties import machine, run_study
 from models.draft import Drafter
-from models.family import ModelConfig, config_from
+from models.family import ModelConfig
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
@@ -41,9 +43,31 @@ from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs
 from spu_llm.systems.decoding.generate import announce
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import Layout, share_weights
+from spu_llm.systems.program import Job, Program, Send
 
-PROGRAM = "step-sweep"
 NEW_TOKENS = 32  # the cache has room for a completion of this length
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    prompt_tokens: int
+    positions: tuple[int, ...]
+    repeat: int
+    temperature: float
+
+
+@dataclass(frozen=True)
+class ClientInputs:
+    prompt: list[int]
+    draft_dir: str  # the model that drafts
+
+
+PROGRAM = Program(
+    "step-sweep", __name__, SweepRequest, ClientInputs,
+    check=lambda asked, config: check_positions(
+        config, asked.prompt_tokens, asked.positions, asked.temperature
+    ),
+)  # fmt: skip
 
 
 def capacity_for(prompt_tokens: int, positions: Sequence[int]) -> int:
@@ -71,16 +95,9 @@ def check_positions(
 # ---- the program of both workers
 
 
-def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
-    """One prefill, then steps of each size: one to warm up, `repeat` more to measure.
-
-    Public settings: `prompt_tokens`, `positions` (a comma list), `repeat` and `temperature`. The
-    client's own: `prompt`, and `draft_dir` with the model that drafts.
-    """
-    config, asked = config_from(job["model"]), job["request"]
-    repeat, temperature = int(asked["repeat"]), float(asked["temperature"])
-    positions = [int(n) for n in str(asked["positions"]).split(",")]
-    check_positions(config, int(asked["prompt_tokens"]), positions, temperature)
+def run(session: PartySession, job: Job[SweepRequest, ClientInputs], send: Send) -> dict[str, Any]:
+    """One prefill, then steps of each size: one to warm up, `repeat` more to measure."""
+    config, repeat, positions = job.model, job.request.repeat, job.request.positions
     with session.meter.in_phase("offline"):
         sweep = _Sweep(session, job, config, positions)
         send("stage", name="compiling")
@@ -119,24 +136,24 @@ class _Sweep:
     def __init__(
         self,
         session: PartySession,
-        job: dict[str, Any],
+        job: Job[SweepRequest, ClientInputs],
         config: ModelConfig,
         positions: Sequence[int],
     ) -> None:
         self._session = session
         self._positions = list(dict.fromkeys(positions))
-        self.prompt_tokens = int(job["request"]["prompt_tokens"])
+        self.prompt_tokens = job.request.prompt_tokens
         self.capacity = capacity_for(self.prompt_tokens, positions)
         asked = Request(
-            self.prompt_tokens, NEW_TOKENS, 0, temperature=float(job["request"]["temperature"])
+            self.prompt_tokens, NEW_TOKENS, 0, temperature=job.request.temperature
         )
         self._verifier = verifier("token", asked.sampling)
         own = session.rank == CLIENT
-        params = None if own else load_model(Path(job["model_dir"]))[1]
+        params = None if own else load_model(Path(job.provider.model_dir))[1]
         weights = share_weights(session, config, params)
         layout = Layout(config, (self.prompt_tokens,), (self.capacity,), scale=asked.logits_scale)
         self._decoder = Decoder(session, layout, self._verifier, weights)
-        self._client = _Drafts(job, self.capacity, self._verifier) if own else None
+        self._client = _Drafts(job.client, self.capacity, self._verifier) if own else None
         self._secrets = Prg.from_os()  # the provider's part of the joint randomness
         self._last = 0  # positions of the last step
         self._demand: dict[int, Demand] = {}
@@ -225,11 +242,11 @@ class _Sweep:
 class _Drafts:
     """The client's plaintext half: what the next step verifies."""
 
-    def __init__(self, job: dict[str, Any], capacity: int, chosen: Verifier) -> None:
+    def __init__(self, inputs: ClientInputs, capacity: int, chosen: Verifier) -> None:
         self._verifier = chosen
-        config, params = load_model(Path(job["draft_dir"]))
+        config, params = load_model(Path(inputs.draft_dir))
         self._drafter = Drafter(config, params, capacity)
-        self._context: list[int] = job["prompt"]
+        self._context = inputs.prompt
         self._streams = Streams(Prg.from_os(), Prg.from_os())
         self._drafts: list[int] = []
         self._q = np.zeros((0, config.vocab_size))
@@ -285,13 +302,8 @@ def measure(
     outcome, agreed = run_study(
         PROGRAM,
         model,
-        {
-            "prompt_tokens": len(tokens),
-            "positions": ",".join(map(str, positions)),
-            "repeat": repeat,
-            "temperature": temperature,
-        },
-        {"prompt": tokens, "draft_dir": str(draft_model)},
+        SweepRequest(len(tokens), tuple(positions), repeat, temperature),
+        ClientInputs(tokens, str(draft_model)),
         tokenizer=draft_model,
         network=network,
     )
@@ -372,3 +384,26 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
     axes.legend(title="network", loc="best")
     figure.savefig(path, dpi=150, metadata={"Software": ""})
     pyplot.close(figure)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--positions", type=commands.numbers, default="1,2,4,8,16",
+                        metavar="N,N,...",
+                        help="positions of a step (default: %(default)s)")  # fmt: skip
+    commands.add_network(parser, "local")
+    parser.add_argument("--repeat", type=int, default=2, metavar="N",
+                        help="measured steps of each size (default: %(default)s)")  # fmt: skip
+    commands.add_prompt(parser)
+    commands.add_draft_model(parser)
+    commands.add_plot(parser, "draw seconds against positions")
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    pair, prompt = commands.pair(options), commands.prompt(options)
+    commands.each_network(
+        options,
+        lambda network: measure(*pair, prompt, options.positions, options.repeat, network),
+        table, plot,
+    )  # fmt: skip

@@ -18,6 +18,7 @@ Beside it, in the same session: one decoder block by SPU alone (`experiments.spu
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ import jax
 import numpy as np
 from jax.experimental import enable_x64
 
+from experiments.benchmarks import verify_report
 from experiments.benchmarks.op_bench import (
     LEAD_NS,
     Bench,
@@ -47,8 +49,9 @@ from experiments.benchmarks.verify_data import (
     step_logits,
 )
 from experiments.benchmarks.verify_report import criterion, failures
+from experiments.common import commands
 from experiments.common.memory import forget_peak, resident
-from experiments.common.two_parties import machine, run_study
+from experiments.common.two_parties import FEW_MESSAGES, machine, run_study
 from experiments.spu_baseline import block as stock_block
 from experiments.spu_baseline.block import SLICES, BlockShape, extrapolated
 from protocols.verification import post, token
@@ -59,11 +62,10 @@ from spu_llm.core.correlation import Correlation, Material, Part
 from spu_llm.core.errors import InputError
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES, Owner, encode
-from spu_llm.net.manifest import Scalar
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.generate import private_tree
+from spu_llm.systems.program import Job, Nothing, Program, Send
 
-PROGRAM = "verify-bench"
 SOURCES = ("probabilities", "logits")
 
 _log = SecureFunction(
@@ -116,35 +118,6 @@ class Request:
             if (variant, source) != ("race", "probabilities")
         ]
 
-    def fields(self) -> dict[str, Scalar]:
-        """As settings of a session."""
-        return {
-            "vocab": self.vocab,
-            "draft_lengths": ",".join(map(str, self.draft_lengths)),
-            "variants": ",".join(self.variants),
-            "sources": ",".join(self.sources),
-            "repeat": self.repeat,
-            "block": int(self.block),
-        }
-
-    @staticmethod
-    def of_fields(fields: dict[str, Any]) -> Request:
-        """The inverse of `fields`; InputError for what cannot be measured."""
-
-        def names(text: str) -> tuple[str, ...]:
-            return tuple(text.split(",")) if text else ()
-
-        request = Request(
-            int(fields["vocab"]),
-            tuple(int(n) for n in names(fields["draft_lengths"])),
-            names(fields["variants"]),
-            names(fields["sources"]),
-            int(fields["repeat"]),
-            bool(fields["block"]),
-        )
-        request.check()
-        return request
-
 
 def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
     for name in names:
@@ -155,9 +128,15 @@ def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> Non
 # ---- the program of both workers
 
 
-def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
+PROGRAM = Program(
+    "verify-bench", __name__, Request, check=lambda request, config: request.check(),
+    keeps_hints=False, spu=FEW_MESSAGES,
+)  # fmt: skip
+
+
+def run(session: PartySession, job: Job[Request, Nothing], send: Send) -> dict[str, Any]:
     """Measure the block and every variant; the client's result has all figures."""
-    request = Request.of_fields(job["request"])
+    request = job.request
     for rank in (CLIENT, PROVIDER):
         session.ledger.declare(rank, "the inputs: random numbers of known seeds (study)")
     bench = VerifyBench(session, request)
@@ -417,7 +396,7 @@ def function_of(chosen: Verifier, exact: bool) -> SecureFunction:
 def measure_blocks(model: Path, request: Request) -> list[dict[str, Any]]:
     """SPU's block alone on the local network, where nothing but computing takes time."""
     alone = replace(request, variants=(), block=True)
-    outcome, _ = run_study(PROGRAM, model, alone.fields(), {}, tokenizer=model, network="local")
+    outcome, _ = run_study(PROGRAM, model, alone, tokenizer=model, network="local")
     blocks: list[dict[str, Any]] = outcome.result["blocks"]
     return blocks
 
@@ -432,7 +411,7 @@ def measure(
     request.check()
     # On the local network they need not be measured twice.
     here = replace(request, block=request.block and network != "local")
-    outcome, agreed = run_study(PROGRAM, model, here.fields(), {}, tokenizer=model, network=network)
+    outcome, agreed = run_study(PROGRAM, model, here, tokenizer=model, network=network)
     result = outcome.result
     blocks = [
         whole_block(block, measured)
@@ -490,3 +469,37 @@ def whole_block(local: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
         "measured": here,
         "measured_local": local,
     }
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--vocab", type=int, default=32000, metavar="N",
+                        help="tokens of the vocabulary (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--draft-length", type=commands.numbers, default="4,8", metavar="N,N,...",
+                        help="drafts of a step (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--variants", type=commands.names, default="token,post,naive,race",
+                        metavar="NAME,...", help="default: %(default)s")  # fmt: skip
+    parser.add_argument("--from", type=commands.names, default="probabilities,logits",
+                        metavar="NAME,...", dest="sources",
+                        help="what is shared (default: %(default)s)")  # fmt: skip
+    commands.add_network(parser, "lan,wan", "local, lan, wan, in turn (default: %(default)s)")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N",
+                        help="measured runs of each variant (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--no-block", dest="block", action="store_false",
+                        help="leave the decoder block out, which takes minutes")  # fmt: skip
+    commands.add_plot(parser, "draw seconds as bars")
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    request = Request(
+        options.vocab, tuple(options.draft_length), tuple(options.variants),
+        tuple(options.sources), options.repeat, options.block,
+    )  # fmt: skip
+    request.check()
+    model = commands.private_model(options)
+    blocks = measure_blocks(model, request) if request.block else []
+    commands.each_network(
+        options, lambda network: measure(model, request, network, blocks),
+        verify_report.table, verify_report.plot,
+    )  # fmt: skip

@@ -22,12 +22,13 @@ A run's parts, which add up to all of it:
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ import jax
 import numpy as np
 
 from experiments.claims.logits import MAX_ERROR
+from experiments.common import commands
 from experiments.common.measured import FIGURES, peaks, summed, total
 from experiments.common.saved import DATA
 from experiments.common.two_parties import machine, run_study
@@ -47,16 +49,18 @@ from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.correlation import Correlation
-from spu_llm.core.errors import InputError
+from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession
 from spu_llm.systems.decoding import completion
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, generate
+from spu_llm.systems.decoding.records import COMPLETION, ClientInputs
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
+from spu_llm.systems.program import Job, Send
 
-PROGRAM = "completion-study"
+PROGRAM = replace(COMPLETION, name="completion-study", module=__name__)
 PROMPTS = DATA / "prompts.json"
 SYSTEMS = ("stock", "ours-standard", "ours-drafted")
 MODES = ("greedy", "sampled")
@@ -143,7 +147,9 @@ def check(
 # ---- the program of both workers: a completion, and what it cost by its parts
 
 
-def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
+def run(
+    session: PartySession, job: Job[Request, ClientInputs], send: Send
+) -> dict[str, Any]:
     """The completion of `demo` (`spu_llm.systems.decoding.completion`), accounted for."""
     kinds: dict[str, Correlation] = {}
     started: list[float] = []  # the prefill: offline seconds before it
@@ -254,13 +260,12 @@ def _ours(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[
     outcome, agreed = run_study(
         PROGRAM,
         model,
-        asdict(_request(asked, len(tokens))),
-        {"prompt": tokens, "draft_dir": str(draft_model), "stop": [], "draft_seed": asked.seed,
-         "sampling_seed": asked.seed},
+        _request(asked, len(tokens)),
+        ClientInputs(tokens, str(draft_model), draft_seed=asked.seed, sampling_seed=asked.seed),
         tokenizer=draft_model,
         network=asked.network,
         sampling_seed=asked.seed,
-    )  # fmt: skip
+    )
     result = outcome.result
     report = result["report"]
     result["costs"]["kinds"] = by_kind(result["costs"]["kinds"])
@@ -419,3 +424,59 @@ def missing(
     """The runs of which `found` has no record."""
     done = [record["asked"] for record in found["runs"]]
     return [(asked, prompt) for asked, prompt in runs if asdict(asked) not in done]
+
+
+# ---- the command
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Hours. Each run is written at once; the same command goes on where it was stopped."
+    )
+    commands.add_network(parser, "local,lan", "local, lan, wan (default: %(default)s)")
+    parser.add_argument("--prompts", type=int, metavar="N",
+                        help="the first N held-out prompts (default: all)")  # fmt: skip
+    parser.add_argument("--only", type=commands.names, metavar="NAME,...",
+                        help="ours-drafted, ours-standard, stock (default: all)")  # fmt: skip
+    parser.add_argument("--tokens", type=int, default=32, metavar="N",
+                        help="of each completion (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--stock-tokens", type=int, metavar="N",
+                        help="end the stock path's runs earlier; they are marked")  # fmt: skip
+    commands.add_draft_model(parser)
+    commands.add_plot(parser, "draw seconds per token")
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    from experiments.claims import completions_report
+
+    commands.check_folders(options)
+    pair = commands.pair(options)
+    systems = options.only or list(SYSTEMS)
+    if unknown := set(systems) - set(SYSTEMS):
+        raise InputError(f"--only: there is no {min(unknown)!r}; choose from "
+                         f"{', '.join(SYSTEMS)}")  # fmt: skip
+    prompts = read_prompts()
+    if options.prompts is not None and not 1 <= options.prompts <= len(prompts):
+        raise InputError(f"--prompts must be 1 to {len(prompts)}, found {options.prompts}")
+    runs = matrix(
+        prompts[: options.prompts], options.network, systems, options.tokens, options.stock_tokens
+    )
+    check(*pair, runs)
+    found = load(options.json)
+    for asked, prompt in missing(runs, found):
+        print(f"{asked.network}, {asked.prompt}, {asked.mode}, {asked.system}", flush=True)
+        try:
+            found["runs"].append(measure(asked, prompt, *pair))
+        except SpuLlmError as exc:
+            # The next run of hours may do better; this one is made when the command is given again.
+            print(f"  failed: {exc}", flush=True)
+            found["failed"].append({"asked": vars(asked), "error": str(exc)})
+        commands.write(options, found)
+    if found["runs"]:
+        print(completions_report.table(found), flush=True)
+    if options.plot is not None and found["runs"]:
+        completions_report.plot(found, options.plot)
+    if left := missing(runs, found):
+        raise SpuLlmError(f"{len(left)} of {len(runs)} runs failed; give the command again")
+    commands.check(found["runs"])

@@ -12,6 +12,7 @@ costs is measured on complete generations (`experiments.claims.completions`).
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import Any
 import numpy as np
 
 from experiments.benchmarks import step_sweep
+from experiments.claims import cost_report
+from experiments.common import commands
 from experiments.common.measured import medians
 from experiments.common.two_parties import machine
 from experiments.spu_baseline import gpt2 as stock_gpt2
@@ -189,3 +192,29 @@ def criteria(result: dict[str, Any]) -> list[dict[str, Any]]:
     for role, size in result["peak_memory"]["ours"].items():
         check(f"peak memory, {role}", size, WANTED_MEMORY, least=False)
     return found
+
+
+# ---- the command
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    commands.add_network(parser, "local,lan,wan")
+    parser.add_argument("--steps", type=int, default=2, metavar="K",
+                        help="measured steps of each kind (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--draft-length", type=int, default=7, metavar="G",
+                        help="a step of that and one more position (default: %(default)s)")
+    commands.add_prompt(parser)
+    commands.add_draft_model(parser)
+    commands.add_plot(parser, "draw seconds per step")
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    pair = commands.pair(options)
+    request = Request(commands.prompt(options), options.draft_length, options.steps)
+    request.check(*pair)
+    commands.each_network(
+        options, lambda network: measure(*pair, request, network),
+        cost_report.table, cost_report.plot,
+    )  # fmt: skip

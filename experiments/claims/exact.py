@@ -8,6 +8,7 @@ as they were when the tables of RESULTS.md and protocols/README.md were last bro
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from experiments.benchmarks.op_cases import OPS, Input
 from experiments.benchmarks.step_sweep import capacity_for
 from experiments.benchmarks.verify_bench import function_of
 from experiments.benchmarks.verify_data import SAMPLING
+from experiments.claims import exact_cells
+from experiments.common import commands
 from experiments.common.replay import Replay
 from experiments.common.saved import DATA
 from experiments.cost_model.workload import ROUNDS, Workload, of_completion, of_layers
@@ -45,8 +48,10 @@ from protocols.functions.nonlinear import score_bits
 from protocols.ot.select import select
 from protocols.verification.sampling import Widths, locate, reject, residual
 from protocols.verification.variants import verifier
+from spu_llm.app.output import write_json
 from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.secure_function import SecureFunction
+from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.op import Cost
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER, Arith, Bool, Owner
@@ -301,3 +306,30 @@ def _ops() -> dict[str, Priced]:
             lambda w, u: locate(w, u, draw=widths.draw, total=widths.total), ints(2, words), ints(2)
         ),
     }  # fmt: skip
+
+
+# ---- the command
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--write", action="store_true",
+                        help="bring the documents and experiments/data/exact.json up to date")
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    if options.write and options.model is not None:
+        raise InputError("--write is for the shipped model's figures; leave --model out")
+    found = figures(commands.private_model(options))
+    print(exact_cells.table(found), flush=True)
+    for path in filter(None, [options.json, FILE if options.write else None]):
+        write_json(path, found)
+    stale = exact_cells.documents(found, write=options.write)
+    if options.write:
+        stale = exact_cells.documents(found, write=False)  # what cannot be written
+    elif exact_cells.stored(FILE) != found:
+        stale.append(f"{FILE.name} has other figures")
+    if stale:
+        text = "; ".join(stale[:3])
+        raise SpuLlmError(f"{len(stale)} stale ({exact_cells.COMMAND} mends them): {text}")

@@ -17,12 +17,14 @@ Ours adds up to a prediction, which stands beside what was measured.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from experiments.benchmarks import step_sweep
+from experiments.common import commands
 from experiments.common.kinds import KINDS
 from experiments.common.two_parties import machine
 from experiments.spu_baseline import layers as stock_layers
@@ -170,3 +172,39 @@ def speedup(path: Sequence[dict[str, Any]], alpha: float, draft_length: int) -> 
     seconds = {step["positions"]: step["seconds"] for step in path}
     tokens = float(draft_length + 1) if alpha == 1 else expected_tokens(alpha, draft_length)
     return tokens * seconds[1] / seconds[draft_length + 1]
+
+
+# ---- the command
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--positions", type=commands.numbers, default="1,2,4,8,16",
+                        metavar="N,N,...",
+                        help="positions of a step (default: %(default)s)")  # fmt: skip
+    commands.add_network(parser, "lan,wan", "lan, wan, after local (default: %(default)s)")
+    parser.add_argument("--repeat", type=int, default=2, metavar="N",
+                        help="measured steps of each size (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--no-stock", dest="stock", action="store_false",
+                        help="leave the stock path's layers out, which take minutes")  # fmt: skip
+    commands.add_prompt(parser)
+    commands.add_draft_model(parser)
+    commands.add_plot(parser, "draw all figures into a file")
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    from experiments.claims import latency_report
+
+    commands.check_folders(options)
+    asked = (*commands.pair(options), commands.prompt(options), options.positions, options.repeat)
+    check(*asked)
+    first: list[dict[str, Any]] = []
+
+    def once(network: str) -> dict[str, Any]:
+        local = first[0] if first else None
+        first.append(measure(*asked, network, stock=options.stock, local=local))
+        return first[-1]
+
+    # What computing takes is seen where the network takes no time.
+    options.network = dict.fromkeys(["local", *options.network])
+    commands.each_network(options, once, latency_report.table, latency_report.plot)

@@ -16,6 +16,7 @@ by pieces   The same forward in plaintext with every approximation in its form o
 
 from __future__ import annotations
 
+import argparse
 import base64
 import math
 from collections.abc import Callable, Sequence
@@ -27,12 +28,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.common import commands
 from experiments.common.two_parties import machine, run_study
 from models.cache import rows_after
-from models.family import ModelConfig, Params, config_from, family_of, logits
+from models.family import ModelConfig, Params, family_of, logits
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
-from models.training.snippets import read_snippets
+from models.training.snippets import SHIPPED, read_snippets
 from protocols.functions.in_range import when_in_range
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core._jax import as_function, expanded, flat_jaxpr
@@ -42,8 +44,8 @@ from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.secure_model import share_weights
+from spu_llm.systems.program import Job, Program, Send
 
-PROGRAM = "logits"
 WINDOW_TOKENS = 50
 PIECES_POSITIONS = 5000
 MAX_ERROR = 0.07
@@ -76,19 +78,36 @@ def build(config: ModelConfig) -> SecureFunction:
     return SecureFunction(opened, (Owner.PROVIDER, Owner.CLIENT), "logits")
 
 
-def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Windows:
+    windows: int
+    window_tokens: int
+
+    def check(self, config: ModelConfig) -> None:
+        """InputError when they do not fit the model."""
+        if self.windows < 1 or not 1 <= self.window_tokens <= config.context:
+            raise InputError(
+                f"{self.windows} windows of {self.window_tokens} tokens do not fit this model"
+            )
+
+
+@dataclass(frozen=True)
+class ClientInputs:
+    window_ids: list[list[int]]
+
+
+PROGRAM = Program("logits", __name__, Windows, ClientInputs, check=Windows.check)
+
+
+def run(session: PartySession, job: Job[Windows, ClientInputs], send: Send) -> dict[str, Any]:
     """Open the logits of every window to the client, who sends them on as events.
 
-    Public settings: `windows` and `window_tokens`. The client's own: `window_ids`, token ids.
     An event "logits" carries `window` and `rows`: float32 [window_tokens, vocab] in base64.
     """
-    config = config_from(job["model"])
-    windows, length = int(job["request"]["windows"]), int(job["request"]["window_tokens"])
-    if windows < 1 or not 1 <= length <= config.context:
-        raise InputError(f"{windows} windows of {length} tokens do not fit this model")
+    config, windows, length = job.model, job.request.windows, job.request.window_tokens
     secure = build(config)
     with session.meter.in_phase("offline"):
-        params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
+        params = load_model(Path(job.provider.model_dir))[1] if session.rank != CLIENT else None
         weights = share_weights(session, config, params)
         send("stage", name="compiling")
         session.prepare(secure, weights, jax.ShapeDtypeStruct((length,), np.int32))
@@ -96,7 +115,8 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
         send("stage", name=f"window {i + 1} of {windows}, {length} tokens")
         with session.meter.in_phase("online"):
             tokens = session.private(
-                CLIENT, lambda i=i: job["window_ids"][i], (length,), np.int32  # type: ignore[misc]
+                CLIENT, lambda i=i: job.client.window_ids[i],  # type: ignore[misc]
+                (length,), np.int32,
             )
             rows = session.get(session.call(secure, weights, tokens))
         if rows is not None:
@@ -275,8 +295,8 @@ def measure(
     outcome, agreed = run_study(
         PROGRAM,
         model,
-        {"windows": count, "window_tokens": length},
-        {"window_ids": tokens.tolist()},
+        Windows(count, length),
+        ClientInputs(tokens.tolist()),
         tokenizer=model,
         on_event=keep,
     )
@@ -324,3 +344,20 @@ def table(result: dict[str, Any]) -> str:
 def _largest_margin(result: dict[str, Any]) -> str:
     margins = [flip["margin"] for flip in result["flips"]]
     return f"{max(margins):.5f} of {len(margins)}" if margins else "none"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--positions", type=int, default=200, metavar="N",
+                        help="held-out positions on shares (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--pieces-positions", type=int, default=PIECES_POSITIONS, metavar="N",
+                        help="in plaintext by the same pieces (default: %(default)s)")  # fmt: skip
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    result = measure(
+        commands.private_model(options), SHIPPED / "held_out.jsonl", options.positions,
+        options.pieces_positions,
+    )  # fmt: skip
+    commands.conclude(options, result, table(result))

@@ -26,6 +26,7 @@ two threads of a worker send (it differs between equal runs), timing, and what m
 
 from __future__ import annotations
 
+import argparse
 import math
 import shutil
 import tempfile
@@ -37,9 +38,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.common import commands
 from experiments.common.two_parties import machine, run_study
 from experiments.common.wire import Message, Recorder
-from models.family import ModelConfig, Params, config_from, family_of
+from models.family import ModelConfig, Params, family_of
 from models.hf import load_model, save_model
 from models.tokenizer import TOKENIZER_FILE, Tokenizer
 from protocols.verification.distribution import DRAFT_BITS, Sampling, Streams
@@ -53,8 +55,8 @@ from spu_llm.runtime.session import private_tree
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs, Retained
 from spu_llm.systems.decoding.generate import announce
 from spu_llm.systems.decoding.secure_model import Layout, share_weights
+from spu_llm.systems.program import Job, Program, Send
 
-PROGRAM = "transcript"
 VERIFIER = verifier("token", Sampling(1.0))
 POSITIONS = 4  # per step
 STEPS = 2
@@ -67,18 +69,32 @@ _WHOLE = 1 << DRAFT_BITS
 # ---- the program of both workers
 
 
-def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
-    """Prefill and a few decode steps whose public course is the same for all secrets.
+@dataclass(frozen=True)
+class Asked:
+    prompt_tokens: int
 
-    Public setting: `prompt_tokens`. The client's `secrets`: `prompt`, and per step `tokens`
-    [POSITIONS] and `chances` [POSITIONS - 1], what its distribution gives each draft.
+
+@dataclass(frozen=True)
+class ClientInputs:
+    """`secrets`: `prompt`, and per step `tokens` [POSITIONS] and `chances` [POSITIONS - 1], what
+    its distribution gives each draft. `label`: of the run, to be shown.
     """
-    config = config_from(job["model"])
-    prompt_tokens = int(job["request"]["prompt_tokens"])
+
+    secrets: dict[str, Any]
+    label: str
+
+
+PROGRAM = Program("transcript", __name__, Asked, ClientInputs)
+
+
+def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
+    """Prefill and a few decode steps whose public course is the same for all secrets."""
+    config, prompt_tokens = job.model, job.request.prompt_tokens
     capacity = prompt_tokens + POSITIONS + STEPS * (1 + ACCEPTED)
     if not 1 <= prompt_tokens <= capacity <= config.context:
         raise InputError(f"a prompt of {prompt_tokens} tokens does not fit this model")
-    secrets = job["secrets"] if session.rank == CLIENT else None
+    secrets = job.client.secrets if session.rank == CLIENT else None
+    label = job.client.label if session.rank == CLIENT else ""
     # Of known seeds, so that runs with equal secrets have equal outcomes.
     streams = Streams(*(Prg.from_seed(0, name) for name in ("drafting", "sampling")))
     provider = Prg.from_seed(0, "provider")
@@ -96,18 +112,18 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
         session.call(announce, session.private(CLIENT, np.array, (2,), np.int32, [accepted, 0]))
 
     with session.meter.in_phase("offline"):
-        params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
+        params = load_model(Path(job.provider.model_dir))[1] if session.rank != CLIENT else None
         weights = share_weights(session, config, params)
         layout = Layout(config, (prompt_tokens,), (capacity,))
         decoder = Decoder(session, layout, VERIFIER, weights)
-    send("update", name=f"{job.get('label', '')}, prefill")
+    send("update", name=f"{label}, prefill")
     with session.meter.in_phase("prefill"):
         prompt = session.private(CLIENT, _prompt, (1, prompt_tokens), np.int32, secrets)
         decoder.prefill(prompt, inputs(0, _no_drafts))
         tell(0)
     retained: Retained = None
     for step in range(STEPS):
-        send("update", name=f"{job.get('label', '')}, step {step + 1} of {STEPS}")
+        send("update", name=f"{label}, step {step + 1} of {STEPS}")
         with session.meter.in_phase(f"step {step + 1}"):
             tokens = session.private(CLIENT, _tokens, (1, POSITIONS), np.int32, secrets, step)
             decoder.step(tokens, inputs(POSITIONS - 1, _drafts, secrets, step), retained)
@@ -352,8 +368,8 @@ def _record(
     outcome, agreed = run_study(
         PROGRAM,
         model,
-        {"prompt_tokens": len(secrets["prompt"])},
-        {"secrets": secrets, "label": label},
+        Asked(len(secrets["prompt"])),
+        ClientInputs(secrets, label),
         tokenizer=model,
         wrap=wrap,
     )
@@ -423,3 +439,13 @@ def table(result: dict[str, Any]) -> str:
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += ["", "criterion: " + ("; ".join(result["failures"]) or "holds")]
     return "\n".join(lines)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    result = measure(commands.private_model(options), commands.prompt(options))
+    commands.conclude(options, result, table(result))

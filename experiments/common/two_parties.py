@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -14,30 +14,36 @@ from typing import Any
 
 from models.tokenizer import Tokenizer
 from spu_llm.app.progress import Progress
-from spu_llm.net.manifest import Manifest, Scalar
+from spu_llm.core.settings import SpuConfig
+from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
 from spu_llm.net.stream import ByteStream
-from spu_llm.service.parties import local_provider, run_as_client
+from spu_llm.service.client import run_as_client
+from spu_llm.service.launching import local_provider
 from spu_llm.service.supervisor import Outcome
+from spu_llm.systems.program import Nothing, Program
+
+# SPU's own way to a result transfers while it runs: its stock is then extended in few messages.
+FEW_MESSAGES = SpuConfig(ot_kind="EMP_Ferret")
 
 
 def run_study(
-    program: str,
+    program: Program,
     model: Path,
-    request: Mapping[str, Scalar],
-    job: dict[str, Any],
+    request: Any,
+    inputs: Any = Nothing(),  # noqa: B008 - frozen
     *,
-    tokenizer: Path,
+    tokenizer: Path | None = None,
     network: str = "local",
     sampling_seed: int | None = None,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
 ) -> tuple[Outcome, Manifest]:
-    """One session of `program` with a provider process that holds `model`.
+    """One session of `program` with a provider process that holds `model`; `inputs`: the client's.
 
-    `tokenizer` is the directory of the client's copy; `sampling_seed` fixes the provider's joint
-    randomness. Events named "stage" and "update" are shown,
-    all others go to `on_event`.
+    `tokenizer` is the directory of the client's copy, if it needs one; `sampling_seed` fixes the
+    provider's joint randomness. Events named "stage" and "update" are shown, all others go to
+    `on_event`.
     """
     relays: list[Relay] = []
 
@@ -60,8 +66,10 @@ def run_study(
         with local_provider(
             model, network, studies=True, sampling_seed=sampling_seed
         ) as server:
-            own = Tokenizer.load(tokenizer)
-            return run_as_client(server, own, program, request, job, show, wrap)
+            own = None if tokenizer is None else Tokenizer.load(tokenizer)
+            return run_as_client(
+                server, program, request, inputs, show, tokenizer=own, wrap=wrap
+            )
     finally:
         progress.close()
 

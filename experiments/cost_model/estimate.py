@@ -12,11 +12,13 @@ nothing, and one doubles what computing takes.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.common import commands
 from experiments.common.two_parties import machine
 from experiments.cost_model.prices import Prices
 from experiments.cost_model.workload import Workload, of_completion
@@ -212,3 +214,38 @@ def _row(name: str, step: dict[str, Any]) -> str:
 
 def _megabytes(cost: dict[str, Any]) -> float:
     return float(cost["client_to_provider"] + cost["provider_to_client"]) / 1e6
+
+
+# ---- the command
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Messages and online bytes are exact; material and computing are priced as "
+        "`experiment prices` measured them. Only the config.json of the model is read."
+    )
+    parser.add_argument("--prompt-tokens", type=int, default=64, metavar="N",
+                        help="prefilled (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--new-tokens", type=int, default=32, metavar="N",
+                        help="that the cache has room for (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--draft-length", type=int, default=7, metavar="G",
+                        help="drafts per step, 0 to 16 (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--network", choices=tuple(NETWORKS), default="lan",
+                        help="default: %(default)s")  # fmt: skip
+    parser.add_argument("--bandwidth", type=float, metavar="MBPS", help="in its place")
+    parser.add_argument("--delay", type=float, metavar="MS", help="one way, in its place")
+    parser.add_argument("--cores", type=int, default=_CORES, metavar="C",
+                        help="of both parties together (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--steps", type=int, default=1, metavar="K",
+                        help="the mean of the first K steps (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--growth", action="store_true",
+                        help="also with layers, width, prompt and vocabulary doubled in turn")
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    asked = Options(**{f.name: getattr(options, f.name) for f in fields(Options)})
+    result = estimate(commands.private_model(options), asked, growth=options.growth)
+    print(table(result), flush=True)
+    commands.write(options, result)

@@ -13,6 +13,7 @@ those of the machine that the file names.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from scipy.optimize import nnls
 
 from experiments.benchmarks import scale
 from experiments.benchmarks.scale import Shape
+from experiments.common import commands
 from experiments.cost_model.workload import (
     COMPUTE,
     Workload,
@@ -32,6 +34,7 @@ from experiments.cost_model.workload import (
     matrix_sizes,
     of_completion,
 )
+from spu_llm.app.output import write_json
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import InputError, SpuLlmError
 
@@ -230,4 +233,34 @@ def batches_of(result: dict[str, Any], work: Workload) -> Batches:
         cost = {name: sum(b[name] for b in batches) / len(batches) for name in FIGURES}
         cost["messages"] = min(b["messages"] for b in batches)
         found.append((correlation, cost))
+    return found
+
+
+# ---- the command
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--with", dest="more", type=_paths, default=[], metavar="FILE,...",
+                        help="results of `experiment scale --network local` to fit to as well")
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    more = [result for path in options.more for result in _results(path)]
+    found = measure(commands.private_model(options), more=more)
+    write_json(options.json or SHIPPED, found.asdict())
+    print(f"written to {options.json or SHIPPED}", flush=True)
+
+
+def _paths(text: str) -> list[Path]:
+    return [Path(part) for part in text.split(",")]
+
+
+def _results(path: Path) -> list[dict[str, Any]]:
+    """What a study has written, network by network."""
+    try:
+        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["networks"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"--with: {path} is not the JSON of a study") from None
     return found

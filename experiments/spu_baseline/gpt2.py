@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +27,8 @@ from jax import Array
 
 from experiments.common.measured import peaks, timed, total
 from experiments.common.memory import forget_peak
-from experiments.common.two_parties import run_study
-from models.family import ModelConfig, config_from
+from experiments.common.two_parties import FEW_MESSAGES, run_study
+from models.family import ModelConfig
 from models.gpt2 import GPT2Config, Params, init_params
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
@@ -41,8 +41,9 @@ from spu_llm.core.values import CLIENT, PROVIDER, Owner, public
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding.generate import private_tree
+from spu_llm.systems.program import Job, Program, Send
 
-PROGRAM = "stock-gpt2"
+SETTINGS = replace(FEW_MESSAGES, exp_mode="EXP_PADE")
 
 open_token = SecureFunction(
     lambda token: reveal(token, to=Owner.CLIENT, label="token"), (Owner.JOINT,), "open token"
@@ -224,26 +225,42 @@ def decode_greedily(
 # ---- the program of both workers
 
 
-def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
-    """A prefill, a step to warm up and `steps` measured ones.
+@dataclass(frozen=True)
+class Asked:
+    prompt_tokens: int
+    capacity: int
+    steps: int  # measured ones
 
-    Public settings: `prompt_tokens`, `capacity` and `steps`. The client's own: `prompt`.
-    """
-    config, asked = gpt2_config(config_from(job["model"])), job["request"]
-    length, capacity = int(asked["prompt_tokens"]), int(asked["capacity"])
-    steps = int(asked["steps"])
-    check(config, length, capacity, steps)
-    stock = build(config, capacity)
+
+@dataclass(frozen=True)
+class ClientInputs:
+    prompt: list[int]
+
+
+PROGRAM = Program(
+    "stock-gpt2", __name__, Asked, ClientInputs, spu=SETTINGS,
+    check=lambda asked, model: check(
+        gpt2_config(model), asked.prompt_tokens, asked.capacity, asked.steps
+    ),
+)  # fmt: skip
+
+
+def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
+    """A prefill, a step to warm up and the measured ones."""
+    config, length = gpt2_config(job.model), job.request.prompt_tokens
+    steps = job.request.steps
+    stock = build(config, job.request.capacity)
     with session.meter.in_phase("offline"):
-        params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
+        params = load_model(Path(job.provider.model_dir))[1] if session.rank != CLIENT else None
         weights = share_params(session, config, params)
         send("stage", name="compiling the stock path")
         _prepare(session, stock, weights, length)
     set_up = total([e for e in session.meter.entries if e.phase == "offline"], session.rank)
     send("stage", name=f"stock prefill of {length} tokens")
     forget_peak()
+    prompt = job.client.prompt if session.rank == CLIENT else []
     decoded = decode_greedily(
-        session, stock, weights, job.get("prompt", []), length, 1 + steps,
+        session, stock, weights, prompt, length, 1 + steps,
         lambda i: send("update", name=f"stock step {i} of {steps}"),
     )  # fmt: skip
     return {
@@ -258,7 +275,7 @@ def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -
 
 
 def gpt2_config(config: ModelConfig) -> GPT2Config:
-    """InputError for another family than the stock path has."""
+    """The model both agreed on; InputError for another family than the stock path has."""
     if not isinstance(config, GPT2Config):
         raise InputError(f"the stock path runs gpt2 alone, not a {config.family} model")
     return config
@@ -312,10 +329,10 @@ def complete(model: Path, prompt: str, capacity: int, steps: int, network: str) 
     """One session of 2 + `steps` tokens, as JSON fields."""
     tokens = Tokenizer.load(model).encode(prompt)
     check(load_config(model), len(tokens), capacity, steps)
-    asked = {"prompt_tokens": len(tokens), "capacity": capacity, "steps": steps}
     outcome, agreed = run_study(
-        PROGRAM, model, asked, {"prompt": tokens}, tokenizer=model, network=network
-    )
+        PROGRAM, model, Asked(len(tokens), capacity, steps), ClientInputs(tokens),
+        tokenizer=model, network=network,
+    )  # fmt: skip
     result = outcome.result
     return {
         "network": network,

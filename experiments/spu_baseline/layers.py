@@ -20,19 +20,17 @@ from jax import Array
 
 from experiments.common.measured import timed
 from experiments.common.two_parties import run_study
-from experiments.spu_baseline.gpt2 import WholeFunction, flax_params, gpt2_config
-from models.family import ModelConfig, config_from
+from experiments.spu_baseline.gpt2 import SETTINGS, WholeFunction, flax_params, gpt2_config
+from models.family import ModelConfig
 from models.gpt2 import GPT2Config, init_params
 from models.hf import load_config
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import InputError
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
-from spu_llm.net.manifest import Scalar
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding.generate import private_tree
-
-PROGRAM = "stock-layers"
+from spu_llm.systems.program import Job, Nothing, Program, Send
 
 _share = SecureFunction(
     lambda own, peers: own + peers, (Owner.CLIENT, Owner.PROVIDER), "share activations"
@@ -119,15 +117,24 @@ def layers(config: GPT2Config, weights: Any, capacity: int, n: int) -> list[Laye
 # ---- the program of both workers
 
 
-def run(session: PartySession, job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any]:
-    """Each kind at each number of positions, once, after one round to warm up.
+@dataclass(frozen=True)
+class Asked:
+    positions: tuple[int, ...]
+    capacity: int
 
-    Public settings: `positions` (a comma list) and `capacity`. Neither party puts anything in.
+
+PROGRAM = Program(
+    "stock-layers", __name__, Asked, spu=SETTINGS,
+    check=lambda asked, model: check(gpt2_config(model), asked.positions, asked.capacity),
+)  # fmt: skip
+
+
+def run(session: PartySession, job: Job[Asked, Nothing], send: Send) -> dict[str, Any]:
+    """Each kind at each number of positions, once, after one round to warm up. Neither party puts
+    anything in.
     """
-    config, asked = gpt2_config(config_from(job["model"])), job["request"]
-    positions = [int(n) for n in str(asked["positions"]).split(",")]
-    capacity = int(asked["capacity"])
-    check(config, positions, capacity)
+    config = gpt2_config(job.model)
+    positions, capacity = job.request.positions, job.request.capacity
     for rank in (CLIENT, PROVIDER):
         session.ledger.declare(rank, "the inputs: random numbers of known seeds (study)")
     one = config.with_layers(1)
@@ -194,10 +201,8 @@ def measure(
 ) -> dict[str, Any]:
     """One network's session, as JSON fields: `steps` with the cost of one layer of each kind."""
     check(load_config(model), positions, capacity)
-    asked: dict[str, Scalar] = {
-        "positions": ",".join(map(str, positions)), "capacity": capacity
-    }  # fmt: skip
-    outcome, _ = run_study(PROGRAM, model, asked, {}, tokenizer=model, network=network)
+    asked = Asked(tuple(positions), capacity)
+    outcome, _ = run_study(PROGRAM, model, asked, tokenizer=model, network=network)
     return {
         "network": network, "capacity": capacity, "steps": outcome.result["steps"],
         "learned": outcome.result["learned"],

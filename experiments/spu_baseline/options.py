@@ -14,6 +14,7 @@ what runs beside. A step is the sum over its layers.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,12 +26,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from experiments.common import commands
 from experiments.common.two_parties import machine
 from experiments.spu_baseline import layers as stock_layers
 from models.hf import load_config
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT
 from spu_llm.runtime.simulation import Simulation
+from spu_llm.systems.program import Job, Nothing
 
 CAPACITY = 64  # positions of the cache
 
@@ -116,7 +119,7 @@ def measure(
 ) -> dict[str, Any]:
     """Every option on the shape of `model`, as JSON fields; the first is what others are to."""
     config = load_config(model)
-    job = {"model": config.asdict(), "request": {"positions": "1", "capacity": CAPACITY}}
+    job: Job[stock_layers.Asked, Nothing] = Job(stock_layers.Asked((1,), CAPACITY), config)
     rows = []
     for option in options:
         say(f"{option.name} ...")
@@ -161,3 +164,14 @@ def table(result: dict[str, Any]) -> str:
             f"{moved[1]} |"
         )
     return "\n".join(lines)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    result = measure(commands.private_model(options))
+    print(table(result), flush=True)
+    commands.write(options, result)

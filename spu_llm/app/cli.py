@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import dataclasses
 import io
-import json
 import os
 import signal
 import sys
-import tempfile
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from spu_llm.app.defaults import DRAFT_LENGTH, PROMPT, shipped
+from spu_llm.app.output import check_json, write_json
 from spu_llm.core.errors import InputError, SpuLlmError
-
-DEFAULT_PROMPT = "def read_config(path):"
-DEFAULT_DRAFT_LENGTH = 7
 
 
 class Parser(argparse.ArgumentParser):
-    """Bad options end in one line and exit code 2; options are not abbreviated."""
+    """Bad options end in one line and exit code 2; options are not abbreviated. `fill` adds those
+    that only a command that was chosen needs.
+    """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, fill: Callable[[Parser], None] | None = None, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
+        self._fill = fill
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._fill is not None:
+            fill, self._fill = self._fill, None
+            fill(self)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         if message.endswith("expected one argument"):
@@ -59,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as exc:
         if debug:
             raise
-        code = _fail(f"{type(exc).__name__}: {exc} (--debug shows where)", 1, debug)
+        code = _fail(f"{_unforeseen(exc)} (--debug shows where)", 1, debug)
     sys.exit(code)
 
 
@@ -68,8 +75,16 @@ def _fail(message: str, code: int, debug: bool) -> int:
         import traceback
 
         traceback.print_exc()
-    print(f"spu-llm: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"spu-llm: error: {_one_line(message)}", file=sys.stderr)
     return code
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())
+
+
+def _unforeseen(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {exc}"
 
 
 def _terminated(signum: int, frame: Any) -> NoReturn:
@@ -102,7 +117,7 @@ def _parser() -> Parser:
     place.add_argument("--model", type=Path, metavar="DIR",
                        help="the provider's private model directory")  # fmt: skip
     length = prepare.add_mutually_exclusive_group()
-    length.add_argument("--prompt", default=DEFAULT_PROMPT,
+    length.add_argument("--prompt", default=PROMPT,
                         help="for its length alone (default: that of demo)")  # fmt: skip
     length.add_argument("--prompt-tokens", type=int, metavar="N", help="the length itself")
     prepare.add_argument("--steps", type=int, metavar="K",
@@ -123,6 +138,7 @@ def _parser() -> Parser:
                        help="keep what is made ahead of time, for each client that does")
     serve.add_argument("--sampling-seed", type=int, help=argparse.SUPPRESS)
     serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
+    serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
     _session_options(serve)
     _insecure_option(serve)
     serve.set_defaults(run=_serve)
@@ -150,7 +166,7 @@ def _session_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _client_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompt", default=DEFAULT_PROMPT)
+    parser.add_argument("--prompt", default=PROMPT)
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
                         help="end before this text; may be given again")  # fmt: skip
     parser.add_argument("--seed", type=int, metavar="S", help="fix sampling")
@@ -160,7 +176,7 @@ def _client_options(parser: argparse.ArgumentParser) -> None:
 
 def _request_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
-    parser.add_argument("--draft-length", type=int, default=DEFAULT_DRAFT_LENGTH, metavar="G",
+    parser.add_argument("--draft-length", type=int, default=DRAFT_LENGTH, metavar="G",
                         help="drafts per secure step, 1 to 16 (default: %(default)s)")  # fmt: skip
     parser.add_argument("--standard", action="store_true", help="no drafting: one token a step")
     parser.add_argument("--temperature", type=float, default=0.7, metavar="T",
@@ -182,13 +198,6 @@ def _request_options(parser: argparse.ArgumentParser) -> None:
 def _insecure_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--insecure", action="store_true",
                         help="plain sockets, no certificates: for one machine only")  # fmt: skip
-
-
-def shipped(name: str) -> Path:
-    """Directory of a shipped model ('private' or 'public')."""
-    import models
-
-    return Path(models.__file__).parent / "shipped" / name
 
 
 def _address(text: str, option: str) -> tuple[str, int]:
@@ -214,81 +223,94 @@ def _require_insecure(options: argparse.Namespace) -> None:
         )
 
 
-def _client(options: argparse.Namespace, host: str, port: int) -> Any:
-    from spu_llm.service.parties import GenerateOptions, Server
+def _completion(options: argparse.Namespace, host: str, port: int) -> Any:
+    """The completion that `generate` and `demo` are asked for."""
+    from spu_llm.app.completing import GenerateOptions, encoded
+    from spu_llm.service.client import Server
+    from spu_llm.systems.decoding.records import ClientInputs
+    from spu_llm.systems.decoding.request import Request
 
+    directory = options.draft_model or shipped("public")
+    prompt = encoded(options.prompt, directory)
+    own_seed = options.seed if options.command == "demo" else None
     return GenerateOptions(
-        prompt=options.prompt,
-        draft_model=options.draft_model or shipped("public"),
+        request=Request(**_request_fields(options, len(prompt))),
+        inputs=ClientInputs(prompt, str(directory), options.stop, options.seed, own_seed),
         server=Server(host, port, options.network),
-        max_new_tokens=options.max_new_tokens,
-        draft_length=_draft_length(options),
-        temperature=options.temperature,
-        verify=options.verify,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        show_progress=options.show_progress,
-        stop=tuple(options.stop),
-        draft_seed=options.seed,
-        sampling_seed=options.seed if options.command == "demo" else None,
         pool=options.pool,
         started=options.started,
     )
 
 
-def _draft_length(options: argparse.Namespace) -> int:
-    if not options.standard and options.draft_length < 1:
+def _request_fields(options: argparse.Namespace, prompt_tokens: int) -> dict[str, Any]:
+    """A completion's public settings: options have the names of their fields."""
+    from spu_llm.systems.decoding.request import Request
+
+    known = vars(options) | {"prompt_tokens": prompt_tokens}
+    return {field.name: known[field.name] for field in dataclasses.fields(Request)}
+
+
+def _settle_draft_length(options: argparse.Namespace) -> None:
+    """`--standard` is a draft length of 0; InputError when such a length is asked for."""
+    if options.standard:
+        options.draft_length = 0
+    elif options.draft_length < 1:
         raise InputError(
             f"--draft-length must be 1 to 16, found {options.draft_length}; "
             "--standard turns drafting off"
         )
-    return 0 if options.standard else int(options.draft_length)
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from spu_llm.service.parties import demo
+    from spu_llm.app.completing import demo
 
     model = options.model or shipped("private")
-    client = _client(options, "", 0)
-    _show(options, lambda on_event: demo(model, client, on_event))
+    _show(options, lambda on_event: demo(model, _completion(options, "", 0), on_event))
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from spu_llm.service.parties import ServeOptions, serve
+    from spu_llm.service.launching import Report
+    from spu_llm.service.provider import ServeOptions, serve
 
     _require_insecure(options)
     if options.sampling_seed is not None and not options.once:
         raise InputError("--sampling-seed fixes the randomness of one session; add --once")
     host, port = _address(options.listen, "--listen")
-    serve(
-        ServeOptions(
-            model=options.model,
-            host=host,
-            port=port,
-            network=options.network,
-            once=options.once,
-            studies=options.studies,
-            exit_with_parent=options.exit_with_parent,
-            sampling_seed=options.sampling_seed,
-            pool=options.pool,
-        ),
-        say=lambda line: print(f"spu-llm: {line}", file=sys.stderr, flush=True),
-    )
+    known = vars(options) | {"host": host, "port": port}
+    report = Report(options.report_fd)
+
+    def on_port(port: int) -> None:
+        print(f"serving {options.model} on {host}:{port}", flush=True)
+        report.listening(port)
+
+    try:
+        serve(
+            ServeOptions(**{f.name: known[f.name] for f in dataclasses.fields(ServeOptions)}),
+            say=lambda line: print(f"spu-llm: {line}", file=sys.stderr, flush=True),
+            on_port=on_port,
+        )
+    except SpuLlmError as exc:
+        report.failed(_one_line(str(exc)), exc.exit_code)
+        raise
+    except Exception as exc:
+        report.failed(_one_line(_unforeseen(exc)), 1)
+        raise
 
 
 def _generate(options: argparse.Namespace) -> None:
-    from spu_llm.service.parties import generate
+    from spu_llm.app.completing import generate
 
     _require_insecure(options)
     host, port = _address(options.server, "--server")
-    _show(options, lambda on_event: generate(_client(options, host, port), on_event))
+    _show(options, lambda on_event: generate(_completion(options, host, port), on_event))
 
 
 def _show(options: argparse.Namespace, run: Any) -> None:
     """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
     from spu_llm.app.screen import Screen
 
-    _check_json(options.json)
+    _settle_draft_length(options)
+    check_json(options.json)
     screen = Screen(options.prompt)
     try:
         result = run(screen.on_event)
@@ -302,36 +324,25 @@ def _show(options: argparse.Namespace, run: Any) -> None:
 
 def _prepare(options: argparse.Namespace) -> None:
     """Progress to stderr, what was made to stdout, the result to `--json`."""
-    from models.tokenizer import Tokenizer
+    from spu_llm.app.completing import encoded
     from spu_llm.app.preparing import PrepareOptions, prepare, prepare_both, table
     from spu_llm.app.screen import Stages
-    from spu_llm.service.parties import Server, check_text
-    from spu_llm.systems.decoding.request import Request
+    from spu_llm.service.client import Server
+    from spu_llm.systems.decoding.records import PrepareRequest
 
     if options.server is not None:
         _require_insecure(options)
     host, port = _address(options.server, "--server") if options.server is not None else ("", 0)
-    _check_json(options.json)
+    check_json(options.json)
     directory = options.draft_model or shipped("public")
-    drafts, new = _draft_length(options), options.max_new_tokens
-    tokens = options.prompt_tokens
+    _settle_draft_length(options)
+    new, tokens = options.max_new_tokens, options.prompt_tokens
     if tokens is None:
-        check_text(options.prompt, "the prompt")
-        tokens = len(Tokenizer.load(directory).encode(options.prompt))
-    request = Request(
-        prompt_tokens=tokens,
-        max_new_tokens=new,
-        draft_length=drafts,
-        temperature=options.temperature,
-        verify=options.verify,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        show_progress=options.show_progress,
-    )
-    likely = -(-(new - 1) // 3) if drafts else new - 1
+        tokens = len(encoded(options.prompt, directory))
+    likely = -(-(new - 1) // 3) if options.draft_length else new - 1
+    steps = likely if options.steps is None else options.steps
     asked = PrepareOptions(
-        request=request,
-        steps=likely if options.steps is None else options.steps,
+        request=PrepareRequest(**_request_fields(options, tokens), steps=steps),
         tokenizer=directory,
         server=Server(host, port, options.network),
         pool=options.pool,
@@ -347,42 +358,3 @@ def _prepare(options: argparse.Namespace) -> None:
     print(table(result), flush=True)
     if options.json is not None:
         write_json(options.json, result)
-
-
-def _check_json(path: Path | None) -> None:
-    """InputError before anything is done whose result could not be written."""
-    if path is None:
-        return
-    directory = path.resolve().parent
-    if not directory.is_dir():
-        raise InputError(f"--json: {directory} is not a directory; make it first")
-    if path.is_dir():
-        raise InputError(f"--json: {path} is a directory; give a file name")
-
-
-def write_json(path: Path, result: Any) -> None:
-    """Write `result` whole or not at all, readable by its owner only: it holds the client's text.
-
-    What is no regular file (`/dev/stdout`, a pipe) is written to, not replaced.
-    """
-    # JSON and Python escape a lone surrogate, from a file name that is not UTF-8, the same way.
-    text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
-    data = text.encode("utf-8", "backslashreplace")
-    try:
-        special = str(path.absolute()).startswith(("/dev/", "/proc/"))
-        if special or (path.exists() and not path.is_file()):
-            with open(path, "ab") as stream:
-                stream.write(data)
-            return
-        target = path.resolve()
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with open(handle, "wb") as file:
-                file.write(data)
-            os.replace(name, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
-    except OSError as exc:
-        raise InputError(f"--json: cannot write {path}: {exc.strerror}; choose another") from exc

@@ -2,63 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from models.tokenizer import Tokenizer
-from spu_llm.net.manifest import Manifest
-from spu_llm.net.relay import Relay
-from spu_llm.offline.peer_directories import open_directory
-from spu_llm.service import programs
-from spu_llm.service.parties import (
-    Server,
-    check_preparation,
-    check_vocabulary,
-    client_directory,
-    local_provider,
-    model_config,
-    provider_directory,
-    run_as_client,
-)
-from spu_llm.systems.decoding.request import Request
+from spu_llm.service.client import OnEvent, Server, run_as_client
+from spu_llm.service.launching import client_directory, local_provider, provider_directory
+from spu_llm.systems.decoding.records import PREPARATION, PrepareRequest
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """A completion with this request, and how many of its steps to make material for."""
-
-    request: Request
-    steps: int
+    request: PrepareRequest
     tokenizer: Path  # the directory it lies in
     server: Server
     pool: Path
 
 
-def prepare(
-    options: PrepareOptions, on_event: Callable[[dict[str, Any], Relay], None]
-) -> dict[str, Any]:
+def prepare(options: PrepareOptions, on_event: OnEvent) -> dict[str, Any]:
     """Make material with a provider that keeps some, too; returns the `--json` object."""
     options.request.check_options()
     tokenizer = Tokenizer.load(options.tokenizer)
-    open_directory(options.pool)
-    fields = asdict(options.request) | {"steps": options.steps}
-
-    def check(agreed: Manifest) -> None:
-        config = model_config(agreed)
-        check_vocabulary(tokenizer, config)
-        check_preparation(fields, config)
-
     outcome, agreed = run_as_client(
-        options.server,
-        tokenizer,
-        programs.PREPARATION,
-        fields,
-        {"pool_dir": str(options.pool.absolute())},
-        on_event,
-        check=check,
-    )
+        options.server, PREPARATION, options.request, on_event=on_event,
+        tokenizer=tokenizer, pool=options.pool,
+    )  # fmt: skip
     result = outcome.result
     traffic = result["traffic"]["offline"]
     return {
@@ -77,9 +46,7 @@ def prepare(
     }
 
 
-def prepare_both(
-    model: Path, options: PrepareOptions, on_event: Callable[[dict[str, Any], Relay], None]
-) -> dict[str, Any]:
+def prepare_both(model: Path, options: PrepareOptions, on_event: OnEvent) -> dict[str, Any]:
     """The same with a provider process for `model` on this machine."""
     both, network = options.pool, options.server.network
     with local_provider(model, network, pool=provider_directory(both)) as server:

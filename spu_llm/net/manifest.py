@@ -1,7 +1,8 @@
 """What a session is: settings that both parties state, compared before anything secret moves.
 
 A manifest is a flat mapping from names to scalars. `model.*` is the provider's to state,
-`request.*` the client's, `nonce` each party's own; all other fields must be equal on both sides.
+`request.*` the client's, `nonce` each party's own; all other fields must be equal on both sides,
+but for `tokenizer`, which a client without text leaves out.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ Side = Literal["client", "provider"]
 PROVIDER_PREFIX = "model."
 CLIENT_PREFIX = "request."
 NONCE = "nonce"
+TOKENIZER = "tokenizer"
 SESSION = "session"
 
 MAX_FIELDS = 200
@@ -65,7 +67,7 @@ def agree(
 
     The id (64 hex digits) binds both nonces and every setting. `ManifestMismatch` names each
     shared field whose value or type differs or that one side lacks; `WireError` on a malformed
-    manifest.
+    manifest. Without the client's `tokenizer` there is none among the settings.
     """
     client = check_manifest("client", client_manifest)
     provider = check_manifest("provider", provider_manifest)
@@ -73,6 +75,8 @@ def agree(
     provider_nonce = _take_nonce("provider", provider)
     if client_nonce == provider_nonce:
         raise WireError("both manifests carry the same nonce: one is a copy of the other")
+    if TOKENIZER not in client:
+        provider.pop(TOKENIZER, None)
     differences = [
         f"{name}: client {_stated(client, name)}, provider {_stated(provider, name)}"
         for name in sorted(client.keys() | provider.keys())

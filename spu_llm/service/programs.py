@@ -1,65 +1,37 @@
-"""What two workers can run together, by name; both supervisors agree on the name first.
+"""All programs by name, each with the place of its record; supervisors agree on the name first.
 
-A program is a function of this party's session and job (public settings, and this party's own
-inputs) that returns its result as JSON fields. `preparation` makes material for completions, where
-the provider keeps such (`serve --pool`). All others are studies: they open more than a completion
-does, so a provider takes part in them only when told to (`serve --studies`).
+A provider serves studies only when told to (`serve --studies`), since they open more than other
+programs do. Nothing of a study is imported before: what is imported to find its record, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any
+from pkgutil import resolve_name
 
-from spu_llm.core.settings import SpuConfig
-from spu_llm.runtime.party_session import PartySession
+from spu_llm.core.errors import InputError
+from spu_llm.systems.program import Program
 
-Send = Callable[..., None]  # send(event, **fields): an event for the supervisor
-Program = Callable[[PartySession, dict[str, Any], Send], dict[str, Any]]
-
-COMPLETION = "completion"
-PREPARATION = "preparation"
+SERVED = {
+    "completion": "spu_llm.systems.decoding.records:COMPLETION",
+    "preparation": "spu_llm.systems.decoding.records:PREPARATION",
+}
 STUDIES = {
-    "step-sweep": "experiments.benchmarks.step_sweep",
-    "logits": "experiments.claims.logits",
-    "transcript": "experiments.claims.transcript",
-    "op-bench": "experiments.benchmarks.op_bench",
-    "verify-bench": "experiments.benchmarks.verify_bench",
-    "stock-gpt2": "experiments.spu_baseline.gpt2",
-    "stock-layers": "experiments.spu_baseline.layers",
-    "scale": "experiments.benchmarks.scale",
-    "completion-study": "experiments.claims.completions",
+    "step-sweep": "experiments.benchmarks.step_sweep:PROGRAM",
+    "logits": "experiments.claims.logits:PROGRAM",
+    "transcript": "experiments.claims.transcript:PROGRAM",
+    "op-bench": "experiments.benchmarks.op_bench:PROGRAM",
+    "verify-bench": "experiments.benchmarks.verify_bench:PROGRAM",
+    "stock-gpt2": "experiments.spu_baseline.gpt2:PROGRAM",
+    "stock-layers": "experiments.spu_baseline.layers:PROGRAM",
+    "scale": "experiments.benchmarks.scale:PROGRAM",
+    "completion-study": "experiments.claims.completions:PROGRAM",
 }
-_MODULES = {
-    COMPLETION: "spu_llm.systems.decoding.completion",
-    PREPARATION: "spu_llm.systems.decoding.preparation",
-    **STUDIES,
-}
-# SPU's settings where a program runs with others than ours. SPU's own way to a result transfers
-# while it runs: there its stock must be extended in few messages.
-_FEW_MESSAGES = "EMP_Ferret"
-_SPU = {
-    "op-bench": SpuConfig(ot_kind=_FEW_MESSAGES),
-    "verify-bench": SpuConfig(ot_kind=_FEW_MESSAGES),
-    "stock-gpt2": SpuConfig(exp_mode="EXP_PADE", ot_kind=_FEW_MESSAGES),
-    "stock-layers": SpuConfig(exp_mode="EXP_PADE", ot_kind=_FEW_MESSAGES),
-}
-# Their weights are random, so that nobody asks for a hint of them again.
-_OF_RANDOM_WEIGHTS = ("op-bench", "verify-bench", "scale")
 
 
-def load(name: str) -> Program:
-    """The program's `run` function."""
-    run: Program = import_module(_MODULES[name]).run
-    return run
-
-
-def keeps_hints(name: str) -> bool:
-    """Whether hints of silent products outlive a session of the program."""
-    return name not in _OF_RANDOM_WEIGHTS
-
-
-def spu_config(name: str) -> SpuConfig:
-    """The settings of SPU that the program runs with."""
-    return _SPU.get(name, SpuConfig())
+def find(name: str) -> Program:
+    """The record of a program; InputError when there is none of that name."""
+    place = SERVED.get(name) or STUDIES.get(name)
+    if place is None:
+        raise InputError(f"the client asks for an unknown program {name!r}")
+    program: Program = resolve_name(place)
+    return program

@@ -16,14 +16,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError, StalledError, WorkerError
-from spu_llm.core.values import ROLES
+from spu_llm.core.values import CLIENT, ROLES
 from spu_llm.net.control import Control
+from spu_llm.service.tasks import Task
 from spu_llm.service.watch import Watch
 
+HANDSHAKE_S = 10.0
 WORKER_START_S = 120.0
 AFTER_PEER_S = 30.0  # for our half, once the peer has finished its own
 # For the peer to say how it ended, where its end may be the cause of what is seen here. Who lost a
@@ -45,11 +47,11 @@ def python_command(module: str) -> list[str]:
 
 
 class Worker:
-    """The worker process and its events."""
+    """The worker process for a program, and its events."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str) -> None:
         self._process = subprocess.Popen(
-            python_command("spu_llm.service.worker"),
+            [*python_command("spu_llm.service.worker"), program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -61,10 +63,10 @@ class Worker:
         self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
         self._stderr_reader.start()
 
-    def submit(self, job: dict[str, Any]) -> None:
+    def submit(self, task: Task) -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(job).encode() + b"\n")
+            self._process.stdin.write(task.line())
             self._process.stdin.flush()
         except OSError as exc:
             raise self.death() from exc
@@ -147,10 +149,8 @@ class Outcome:
     wire_received: int
 
 
-def run_session(
-    role: str, control: Control, worker: Worker, job: dict[str, Any], on_event: OnEvent
-) -> Outcome:
-    """Run `job` in `worker` over an agreed session; the caller closes both afterwards.
+def run_session(control: Control, worker: Worker, task: Task, on_event: OnEvent) -> Outcome:
+    """Run `task` in `worker` over an agreed session; the caller closes both afterwards.
 
     PeerError, WorkerError, StalledError or the worker's own error, whichever ended the session; the
     peer is told who failed unless it was itself, but not how: a worker's words may quote its
@@ -160,8 +160,9 @@ def run_session(
         _wait_ready(control, worker)
         own_port = _free_port()
         relay_port = control.relay.open_worker_side(own_port)
-        ports = [own_port, relay_port] if role == ROLES[0] else [relay_port, own_port]
-        worker.submit(job | {"role": role, "addresses": [f"127.0.0.1:{p}" for p in ports]})
+        client = task.role == ROLES[CLIENT]
+        ports = (own_port, relay_port) if client else (relay_port, own_port)
+        worker.submit(replace(task, addresses=tuple(f"127.0.0.1:{p}" for p in ports)))
         result = _follow(control, worker, on_event)
         worker.wait(5.0)
         counters = control.relay.snapshot()
@@ -177,7 +178,7 @@ def run_session(
         raise
     except SpuLlmError:
         worker.stop()
-        control.bye(f"the {role}'s worker failed", ok=False)
+        control.bye(f"the {task.role}'s worker failed", ok=False)
         raise
     except BaseException:
         worker.stop()

@@ -1,7 +1,7 @@
 """The worker process: SPU and the program of one party and one session.
 
-Started by a supervisor as `python -m spu_llm.service.worker`. Reads one job (a JSON line) from
-standard input and writes events (JSON lines) to standard output. It dies with its supervisor.
+Started by a supervisor as `python -m spu_llm.service.worker PROGRAM`. Reads one task (a JSON line)
+from standard input and writes events (JSON lines) to standard output. It dies with its supervisor.
 """
 
 from __future__ import annotations
@@ -17,10 +17,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from spu_llm.core.errors import PeerError, PoolError, SpuLlmError
 from spu_llm.core.values import ROLES
+from spu_llm.service.tasks import Task
+from spu_llm.systems.program import Job, Program
+
+if TYPE_CHECKING:
+    from spu_llm.runtime.party_session import PartySession
 
 ALIVE_S = 2.0  # between signs of life
 
@@ -51,13 +56,12 @@ class Events:
 
 
 def main() -> None:
-    """Run one job; exit code 0 also after a reported error (the event says which)."""
+    """Run one task; exit code 0 also after a reported error (the event says which)."""
     _die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no secrets in core files
     os.environ["JAX_PLATFORMS"] = "cpu"
     events = Events()
-    import spu_llm.systems.decoding.completion  # noqa: F401 - the slow imports, while the supervisors shake hands
-
+    preload(sys.argv[1])
     events.send("ready")
     line = sys.stdin.readline()
     if not line:
@@ -65,7 +69,7 @@ def main() -> None:
     _leave_when_stdin_closes()
     events.show_life()
     try:
-        events.send("result", **run_job(json.loads(line), events))
+        events.send("result", **run_task(Task.of_line(line), events))
     except SpuLlmError as exc:
         of_link = isinstance(exc, PeerError)  # perhaps only a symptom of how the peer ended
         events.send("error", message=str(exc), exit_code=exc.exit_code, of_link=of_link)
@@ -78,31 +82,42 @@ def main() -> None:
     os._exit(0)
 
 
-def run_job(job: dict[str, Any], events: Events) -> dict[str, Any]:
-    """Link up with the peer's worker and run the agreed program; returns its result."""
-    from spu_llm.core.settings import SpuConfig
-    from spu_llm.runtime.party_session import PartySession
-    from spu_llm.runtime.spu_runtime import create_link
-    from spu_llm.service import programs
+def preload(program: str) -> None:
+    """The slow imports, while the supervisors shake hands."""
+    from spu_llm.service import agreeing, programs  # noqa: F401
 
+    programs.find(program).load()
+
+
+def run_task(task: Task, events: Events) -> dict[str, Any]:
+    """Link up with the peer's worker and run the agreed program; returns its result."""
+    from spu_llm.service import programs
+    from spu_llm.service.agreeing import job_of
+
+    program = programs.find(task.program)
+    job = job_of(program, task)
     events.send("stage", name="connecting")
-    rank = ROLES.index(job["role"])
-    link = create_link(rank, job["addresses"], timeout_ms=job["timeout_ms"])
-    pool_dir = Path(job["pool_dir"]) if job.get("pool_dir") else None
-    hints_dir = None
-    if programs.keeps_hints(job["program"]):
-        hints_dir = _hints_directory(job["role"], events)
-    session = PartySession(link, SpuConfig(**job["spu"]), pool_dir=pool_dir, hints_dir=hints_dir)
+    run = _run_plain if program.spu is None else _run_on_spu
+    return run(program, job, task, events)
+
+
+def _run_plain(program: Program, job: Job[Any, Any], task: Task, events: Events) -> dict[str, Any]:
+    from spu_llm.service.plain_session import PlainSession
+
+    session = PlainSession.meet(ROLES.index(task.role), task.addresses, task.timeout_ms)
     events.finished = lambda: session.finished
-    session.on_batch = lambda made, total: events.send("making", made=made, total=total)
-    session.products.on_hint = lambda done, total: events.send("hint", done=done, total=total)
-    if pool_dir is not None and session.pool_folder is None:
-        events.send("note", text="the other party keeps no material: --pool has no effect")
+    result = program.load()(session, job, events.send)
+    session.close()
+    return result
+
+
+def _run_on_spu(program: Program, job: Job[Any, Any], task: Task, events: Events) -> dict[str, Any]:
+    session = _spu_session(program, task, events)
     try:
         events.send("stage", name="preparing")
         with session.meter.in_phase("offline"):
             session.warm_up()
-        result = programs.load(job["program"])(session, job, events.send)
+        result = program.load()(session, job, events.send)
     except SpuLlmError:
         # What nobody has used yet serves the next session.
         with contextlib.suppress(PoolError):
@@ -110,6 +125,23 @@ def run_job(job: dict[str, Any], events: Events) -> dict[str, Any]:
         raise
     session.close()
     return result
+
+
+def _spu_session(program: Program, task: Task, events: Events) -> PartySession:
+    from spu_llm.runtime.party_session import PartySession
+    from spu_llm.runtime.spu_runtime import create_link
+
+    assert program.spu is not None
+    link = create_link(ROLES.index(task.role), task.addresses, timeout_ms=task.timeout_ms)
+    pool_dir = None if task.pool_dir is None else Path(task.pool_dir)
+    hints_dir = _hints_directory(task.role, events) if program.keeps_hints else None
+    session = PartySession(link, program.spu, pool_dir=pool_dir, hints_dir=hints_dir)
+    events.finished = lambda: session.finished
+    session.on_batch = lambda made, total: events.send("making", made=made, total=total)
+    session.products.on_hint = lambda done, total: events.send("hint", done=done, total=total)
+    if pool_dir is not None and session.pool_folder is None:
+        events.send("note", text="the other party keeps no material: --pool has no effect")
+    return session
 
 
 def _hints_directory(role: str, events: Events) -> Path | None:

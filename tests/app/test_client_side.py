@@ -11,8 +11,10 @@ import pytest
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.token import Outcome, Token
+from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.decoding.generate import ClientSide
+from spu_llm.systems.decoding.records import COMPLETION
 from spu_llm.systems.decoding.request import Request
 from tests.tiny import save_tokenizer
 
@@ -171,25 +173,23 @@ def test_a_stop_string_that_is_not_ascii(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "valid"),
+    ("change", "said"),
     [
-        ({}, True),
-        ({"show_progress": 0}, False),
-        ({"verify": None}, False),
-        ({"max_new_tokens": "5"}, False),
-        ({"prompt_tokens": 5.0}, False),
-        ({"temperature": 1}, False),
-        ({"more": 1}, False),
+        ({}, ""),
+        ({"show_progress": 0}, "show_progress is 0, not of type bool"),
+        ({"verify": None}, "verify is None, not of type str"),
+        ({"max_new_tokens": "5"}, "max_new_tokens is '5', not of type int"),
+        ({"prompt_tokens": 5.0}, "prompt_tokens is 5.0"),
+        ({"temperature": 1}, "temperature is 1, not of type float"),
+        ({"more": 1}, "'more' is not known"),
     ],
 )
-def test_a_request_from_a_peer_has_exact_types(change: dict[str, Any], valid: bool) -> None:
-    from spu_llm.core.errors import InputError
-
+def test_a_request_from_a_peer_has_exact_types(change: dict[str, Any], said: str) -> None:
     fields = {"prompt_tokens": 5, "max_new_tokens": 5, "draft_length": 1}
     fields |= {"temperature": 0.7, "verify": "token", "top_k": 0, "top_p": 1.0}
     fields |= {"show_progress": False, **change}
-    if valid:
-        assert Request.from_peer(fields) == Request(5, 5, 1, 0.7)
-    else:
-        with pytest.raises(InputError, match="other fields"):
-            Request.from_peer(fields)
+    if not said:
+        assert COMPLETION.asked(fields) == Request(5, 5, 1, 0.7)
+        return
+    with pytest.raises(InputError, match=f"other fields than a completion's: {said}"):
+        COMPLETION.asked(fields)

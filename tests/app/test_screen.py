@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from spu_llm.app import progress
-from spu_llm.app.cli import write_json
+from spu_llm.app.output import write_json
 from spu_llm.app.screen import Screen
 from spu_llm.core.errors import InputError
 from spu_llm.net.relay import Relay
@@ -278,7 +278,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
 def test_standard_output_is_not_replaced(tmp_path: Path) -> None:
     """`--json /dev/stdout > file` adds to the file that the text went to."""
     output = tmp_path / "output"
-    code = "import sys; from spu_llm.app.cli import *; print('text', flush=True); "
+    code = "import sys; from spu_llm.app.output import *; print('text', flush=True); "
     code += "write_json(Path('/dev/stdout'), {})"
     with output.open("w") as stdout:
         subprocess.run([sys.executable, "-c", code], stdout=stdout, cwd=ROOT, check=True)

@@ -101,7 +101,7 @@ def test_a_compiler_may_hold_up_the_signs_of_life(session: Session) -> None:
 
 
 def test_a_worker_s_cpu_time_is_read_from_outside() -> None:
-    worker = Worker()
+    worker = Worker("completion")
     try:
         # It computes as it imports, and then waits for a job.
         assert eventually(lambda: worker.cpu_s() > 0.05, 20)
@@ -117,7 +117,7 @@ def test_a_worker_s_cpu_time_is_read_from_outside() -> None:
 
 
 def test_only_a_worker_killed_from_outside_counts_as_killed() -> None:
-    worker = Worker()
+    worker = Worker("completion")
     assert worker._process.stdin is not None
     worker._process.stdin.close()  # it ends by itself
     try:

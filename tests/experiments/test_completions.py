@@ -25,6 +25,9 @@ from spu_llm.offline.silent.hint import ROW_BYTES
 from spu_llm.offline.silent.ring import N
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
+from spu_llm.systems.decoding.records import ClientInputs
+from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.program import Held, Job
 from tests.experiments import costs
 from tests.tiny import PRIVATE, VOCAB
 
@@ -242,7 +245,7 @@ def test_a_token_that_plaintext_does_not_give_is_found(tiny_pair: tuple[Path, Pa
 
 
 def _watched(
-    session: PartySession, job: dict[str, Any]
+    session: PartySession, job: Job[Request, ClientInputs]
 ) -> tuple[dict[str, Any], dict[str, int], Traffic]:
     """The study's result; the units that SPU made, by name; and all payload that went to the peer
     and came from it until the completion ended, counted where it is sent.
@@ -300,12 +303,11 @@ def test_the_offline_price_is_all_that_is_made(tiny_pair: tuple[Path, Path]) -> 
     bytes, counted inside SPU's runtime and at the channel, against its costs.
     """
     private, public = tiny_pair
-    job = {
-        "model": PRIVATE.asdict(), "model_dir": str(private), "draft_dir": str(public),
-        "prompt": [40, 41, 42, 43], "stop": [], "draft_seed": 1, "sampling_seed": 1,
-        "request": {"prompt_tokens": 4, "max_new_tokens": 4, "draft_length": 2,
-                    "temperature": 0.0},
-    }  # fmt: skip
+    job = Job(
+        Request(prompt_tokens=4, max_new_tokens=4, draft_length=2, temperature=0.0), PRIVATE,
+        ClientInputs([40, 41, 42, 43], str(public), draft_seed=1, sampling_seed=1),
+        Held(str(private), sampling_seed=1),
+    )  # fmt: skip
     with Simulation() as simulation:
         (result, units, sent), _ = simulation.run(lambda session: _watched(session, job))
     cost = result["costs"]

@@ -26,6 +26,7 @@ from spu_llm.net.shaping import NETWORKS, NetworkShape
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.program import Job
 
 Priced = tuple[list[workload.Workload], Prices]
 TINY = Shape(1, 8, 2, vocab=24, context=16, prompt_tokens=4, new_tokens=2)
@@ -40,7 +41,7 @@ def tiny() -> list[workload.Workload]:
 def test_a_measured_run_sends_what_is_estimated(
     simulation: Simulation, tiny: list[workload.Workload]
 ) -> None:
-    job = {"request": vars(TINY), "prompt": TINY.prompt()}
+    job = Job(TINY, TINY.config, scale.ClientInputs(TINY.prompt()))
     result = simulation.run(lambda s: scale.run(s, job, lambda event, **fields: None))[CLIENT]
     for work, cost in zip(tiny, [result["prefill"], result["tokens"][0]], strict=True):
         for name in ("messages", "client_to_provider", "provider_to_client"):

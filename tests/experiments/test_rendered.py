@@ -84,7 +84,8 @@ def test_seconds_are_shown_where_nothing_else_ran(
     (tmp_path / f"{name}.json").write_text(json.dumps({"networks": results}), encoding="utf-8")
     index = {name: {"command": "spu-llm", "quiet": True}}
     (tmp_path / "index.json").write_text(json.dumps(index), encoding="utf-8")
-    setting = f"from experiments import saved; saved.DATA = type(saved.DATA)({str(tmp_path)!r})"
+    folder = f"type(saved.DATA)({str(tmp_path)!r})"
+    setting = f"from experiments.common import saved; saved.DATA = {folder}"
     notebook = render.execute(render.NOTEBOOKS / f"{name}.ipynb", setting)
     text = printed(notebook)
     assert said in text and "not shown" not in text and "upper bounds" not in text
@@ -112,8 +113,8 @@ def test_a_study_is_measured_again(
 ) -> None:
     folder = str(tiny_pair[0].parent)
     assert tiny_pair == (Path(folder) / "private", Path(folder) / "public")
-    setting = f"from pathlib import Path\nfrom spu_llm.app import cli\n" \
-        f"cli.shipped = lambda name: Path({folder!r}) / name\nFRESH = True\n{smaller}"
+    setting = f"from pathlib import Path\nfrom spu_llm.app import defaults\n" \
+        f"defaults.shipped = lambda name: Path({folder!r}) / name\nFRESH = True\n{smaller}"
     text = printed(render.execute(render.NOTEBOOKS / f"{name}.ipynb", setting))
     assert "not shown" not in text and "from `spu-llm" not in text
     assert "picture" in text and "client learned" in text or name == "latency"

@@ -15,7 +15,7 @@ import pytest
 import experiments
 from experiments.claims import exact, exact_cells
 from spu_llm.app import cli
-from spu_llm.app.cli import shipped
+from spu_llm.app.defaults import shipped
 
 FOLDER = Path(experiments.__file__).parent
 RESULTS = FOLDER / "RESULTS.md"

@@ -16,7 +16,6 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.values import CLIENT
 from spu_llm.runtime.session import PlaintextSession, Session
 from spu_llm.runtime.simulation import Simulation
-from spu_llm.service import programs
 from tests.tiny import PRIVATE, endless, tiny_params
 
 PARAMS = endless(tiny_params(PRIVATE, 1))
@@ -54,7 +53,7 @@ def test_steps_with_a_cache_emit_the_greedy_tokens() -> None:
 
 @pytest.mark.slow
 def test_two_parties_emit_the_greedy_tokens_and_open_nothing_else() -> None:
-    with Simulation(programs.spu_config(stock_gpt2.PROGRAM)) as simulation:
+    with Simulation(stock_gpt2.SETTINGS) as simulation:
         def program(session: Session) -> tuple[stock_gpt2.Decoded, dict[str, list[str]]]:
             return decode(session), session.ledger.learned()
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.spu_baseline import gpt2 as stock_gpt2
 from experiments.spu_baseline import layers as stock_layers
 from experiments.spu_baseline import options as stock_options
 from experiments.spu_baseline.options import OPTIONS, Tuned, puma_gelu, puma_softmax
 from models.gpt2 import GPT2Config, init_params
 from spu_llm.runtime.spu_runtime import runtime_config
-from spu_llm.service import programs
 
 
 def test_pumas_functions_are_near_the_exact_ones() -> None:
@@ -31,7 +31,7 @@ def test_pumas_functions_are_near_the_exact_ones() -> None:
 
 
 def test_options_reach_spu() -> None:
-    stock = programs.spu_config("stock-gpt2").settings()
+    stock = stock_gpt2.SETTINGS.settings()
     base, *others = OPTIONS
     assert base.config.settings() == stock | {
         "enable_lower_accuracy_rsqrt": False, "experimental_disable_mmul_split": False

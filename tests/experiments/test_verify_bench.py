@@ -23,6 +23,7 @@ from spu_llm.app import cli
 from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
+from spu_llm.systems.program import stated
 
 REQUEST = Request(64, (2,), VARIANTS, verify_bench.SOURCES, 1, False)
 
@@ -99,7 +100,7 @@ def test_bad_input(arguments: list[str], wanted: str, capsys: pytest.CaptureFixt
 
 def test_settings_arrive_as_they_were_sent() -> None:
     for request in (REQUEST, dataclasses.replace(REQUEST, variants=(), block=True)):
-        assert Request.of_fields(json.loads(json.dumps(request.fields()))) == request
+        assert verify_bench.PROGRAM.asked(json.loads(json.dumps(stated(request)))) == request
     assert ("race", "logits") in REQUEST.cells and ("race", "probabilities") not in REQUEST.cells
 
 

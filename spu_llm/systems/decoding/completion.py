@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from models.draft import Drafter
-from models.family import ModelConfig, config_from
+from models.family import ModelConfig
 from models.hf import load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
@@ -25,30 +24,33 @@ from spu_llm.systems.decoding.generate import (
     announce_end,
     generate,
 )
+from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
+from spu_llm.systems.program import Job, Send
 
 PHASES = ("offline", "prefill", "decode")
 
-Send = Callable[..., None]
 
-
-def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any]:
+def run(
+    session: PartySession, job: Job[Request, ClientInputs], send: Send
+) -> dict[str, Any]:
     """Prepare, prefill and decode; the client's result also has the text."""
-    config = config_from(job["model"])
-    request = Request(**job["request"])
-    completion = Completion.of(config, request)
+    config = job.model
+    completion = Completion.of(config, job.request)
     with session.meter.in_phase("offline"):
         decoder = completion.decoder(session, held_weights(session, config, job))
         completion.prepare(session, decoder)
-    client = _client_side(job, completion, send) if session.rank == CLIENT else None
+    client = _client_side(job.client, completion, send) if session.rank == CLIENT else None
 
-    provider = None if client is not None else stream("joint randomness", job["sampling_seed"])
+    provider = None
+    if client is None:
+        provider = stream("joint randomness", job.provider.sampling_seed)
 
     def on_step(report: Report) -> None:
         send("step", steps=report.steps, accepted=report.accepted, drafted=report.drafted)
 
-    send("stage", name=f"prefilling {request.prompt_tokens} tokens")
+    send("stage", name=f"prefilling {job.request.prompt_tokens} tokens")
     report = generate(session, completion, decoder, client, provider, on_step)
     result: dict[str, Any] = {
         "report": asdict(report),
@@ -62,9 +64,9 @@ def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any
     return result
 
 
-def held_weights(session: PartySession, config: ModelConfig, job: dict[str, Any]) -> Any:
+def held_weights(session: PartySession, config: ModelConfig, job: Job[Any, Any]) -> Any:
     """The private model's weights as values of the session; the provider reads them."""
-    params = load_model(Path(job["model_dir"]))[1] if session.rank != CLIENT else None
+    params = load_model(Path(job.provider.model_dir))[1] if session.rank != CLIENT else None
     return share_weights(session, config, params)
 
 
@@ -73,21 +75,21 @@ def stream(label: str, seed: int | None) -> Prg:
     return Prg.from_os() if seed is None else Prg.from_seed(seed, label)
 
 
-def _client_side(job: dict[str, Any], completion: Completion, send: Send) -> ClientSide:
+def _client_side(inputs: ClientInputs, completion: Completion, send: Send) -> ClientSide:
     drafter = None
-    directory = Path(job["draft_dir"])
+    directory = Path(inputs.draft_dir)
     if drafts := completion.request.draft_length:
         config, params = load_model(directory)
         drafter = Drafter(config, params, completion.layout.live_rows + drafts)
     return ClientSide(
-        prompt=job["prompt"],
+        prompt=inputs.prompt,
         tokenizer=Tokenizer.load(directory),
         drafter=drafter,
         verifier=completion.verifier,
         streams=Streams(
-            stream("drafts", job["draft_seed"]), stream("sampling", job["sampling_seed"])
+            stream("drafts", inputs.draft_seed), stream("sampling", inputs.sampling_seed)
         ),
-        stop=job["stop"],
+        stop=inputs.stop,
         on_text=lambda text: send("text", text=text),
     )
 

@@ -7,14 +7,13 @@ session.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import jax
 import numpy as np
 
-from models.family import config_from
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.channel import Traffic
 from spu_llm.core.correlation import Correlation
@@ -26,27 +25,26 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Retained
 from spu_llm.systems.decoding.generate import Completion
-from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.records import PrepareRequest
+from spu_llm.systems.program import Job, Nothing, Send
 
-Send = Callable[..., None]
 
-
-def run(session: PartySession, job: dict[str, Any], send: Send) -> dict[str, Any]:
+def run(
+    session: PartySession, job: Job[PrepareRequest, Nothing], send: Send
+) -> dict[str, Any]:
     """Make what a prefill and `steps` decode steps take and the pool lacks.
 
     PoolError when one of the parties would not keep it.
     """
     if session.pool_folder is None:
         raise PoolError("one of the parties keeps no material; both need a pool directory")
-    config = config_from(job["model"])
-    fields = dict(job["request"])
-    steps = fields.pop("steps")
-    completion = Completion.of(config, Request(**fields))
+    config = job.model
+    completion = Completion.of(config, job.request.completion)
     with session.meter.in_phase("offline"):
         weights = held_weights(session, config, job)
         completion.prepare(session, completion.decoder(session, weights))
         send("stage", name="finding out what is needed")
-        course = demand_of(session.dry(), completion, weights, steps)
+        course = demand_of(session.dry(), completion, weights, job.request.steps)
         send("stage", name="making material")
         session.set_up(sum(course, Demand()))
         course = [demand.unbound for demand in course]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
 
 from models.family import ModelConfig
 from protocols.verification import variants as verification
@@ -54,14 +52,6 @@ class Request:
         """What logits are multiplied by: greedy decoding needs none."""
         return 1.0 / self.temperature if self.temperature else 1.0
 
-    @staticmethod
-    def from_peer(fields: Mapping[str, Any]) -> Request:
-        """The request in a client's manifest; InputError on other fields or types."""
-        types = get_type_hints(Request)
-        if {name: type(value) for name, value in fields.items()} != types:
-            raise InputError("the client's request has other fields than a completion's")
-        return Request(**fields)
-
     def check(self, config: ModelConfig) -> None:
         """InputError when the request does not fit the model."""
         self.check_options()
@@ -91,7 +81,7 @@ class Request:
             raise InputError(f"--top-p must be above 0 and at most 1, found {self.top_p}")
         verification.check(self.verify, self.sampling)
 
-    def steps(self, config: ModelConfig) -> int:
+    def most_steps(self, config: ModelConfig) -> int:
         """Secure steps at most: the prefill and each step write a token or more."""
         return max(1, self.limit(config) - 1)
 
@@ -113,7 +103,7 @@ class Request:
 
     def _most_written(self, config: ModelConfig) -> int:
         """Rows of the prompt and of all steps, rejected drafts included."""
-        return self.prompt_tokens + self.steps(config) * (self.draft_length + 1)
+        return self.prompt_tokens + self.most_steps(config) * (self.draft_length + 1)
 
     def sizes(self, config: ModelConfig) -> tuple[int, ...]:
         """Rows that the block has one after the other: each some quarter more than the one before.

@@ -1,7 +1,8 @@
 """Python imports this first in every process of a command whose PYTHONPATH has this folder.
 
 `SPU_LLM_STUB` set: workers run `stub_program` in place of SPU and the models. `SPU_LLM_STALL_S`
-shortens the deadlines of supervisors.
+shortens the deadlines of supervisors. `SPU_LLM_STUDY` is one more line of the register of studies,
+as NAME=PLACE.
 """
 
 import os
@@ -18,3 +19,9 @@ elif "SPU_LLM_STALL_S" in os.environ:
     deadline_s = float(os.environ["SPU_LLM_STALL_S"])
     watch.COMPUTED_S *= deadline_s / watch.STALL_S
     watch.STALL_S = deadline_s
+
+if "SPU_LLM_STUDY" in os.environ:
+    from spu_llm.service import programs
+
+    name, _, place = os.environ["SPU_LLM_STUDY"].partition("=")
+    programs.STUDIES[name] = place

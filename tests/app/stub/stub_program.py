@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import time
-import types
 from typing import Any
 
 PHASES = ("preparing", "prefilling", "decoding")
@@ -28,11 +26,10 @@ HELD: list[bytes] = []  # what was received in clear
 
 def install() -> None:
     """Make the worker of this process a stub."""
-    slow = "spu_llm.systems.decoding.completion"  # to import, and not needed
-    sys.modules[slow] = types.ModuleType(slow)
     from spu_llm.service import worker
 
-    worker.run_job = run_job
+    worker.preload = lambda program: None  # slow, and not needed
+    worker.run_task = run_task
 
 
 class Peer:
@@ -61,11 +58,11 @@ class Peer:
         return data
 
 
-def run_job(job: dict[str, Any], events: Any) -> dict[str, Any]:
-    """In place of `worker.run_job`."""
+def run_task(task: Any, events: Any) -> dict[str, Any]:
+    """In place of `worker.run_task`."""
     events.send("stage", name="connecting")
-    role = job["role"]
-    peer = Peer(_meet(role, job["addresses"][1]))
+    role = task.role
+    peer = Peer(_meet(role, task.addresses[1]))
     events.finished = lambda: peer.messages
     who, phase, deed = (os.environ["SPU_LLM_STUB"] or "nobody::").split(":", 2)
     mine = deed if who == role else ""

@@ -1,0 +1,134 @@
+"""What the commands of studies share: options, and how a result is printed, written and judged."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from spu_llm.app.defaults import PROMPT, shipped
+from spu_llm.app.output import write_json
+from spu_llm.core.errors import InputError, SpuLlmError
+from spu_llm.net.shaping import NETWORKS
+
+# ---- options
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """What all of them have."""
+    parser.add_argument("--model", type=Path, help="the provider's private model directory")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    add_debug(parser)
+
+
+def add_debug(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+
+
+def add_network(
+    parser: argparse.ArgumentParser,
+    default: str,
+    words: str = "local, lan, wan: one after another (default: %(default)s)",
+) -> None:
+    parser.add_argument("--network", type=networks, default=default, metavar="NAME,...", help=words)
+
+
+def add_draft_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--draft-model", type=Path, help="public model directory")
+
+
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompt", help="default: that of demo")
+
+
+def add_plot(parser: argparse.ArgumentParser, words: str) -> None:
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=words)
+
+
+def numbers(text: str) -> list[int]:
+    """Of an option: whole numbers with commas between them."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers like 1,2,4, found {text!r}") from None
+
+
+def names(text: str) -> list[str]:
+    """Words with commas between them."""
+    return text.split(",")
+
+
+def networks(text: str) -> list[str]:
+    """Names of emulated networks."""
+    found = text.split(",")
+    if unknown := [name for name in found if name not in NETWORKS]:
+        raise argparse.ArgumentTypeError(
+            f"unknown network {unknown[0]!r}; choose from {', '.join(NETWORKS)}"
+        )
+    return found
+
+
+def private_model(options: argparse.Namespace) -> Path:
+    """As given, or the shipped one."""
+    return options.model or shipped("private")
+
+
+def pair(options: argparse.Namespace) -> tuple[Path, Path]:
+    """The private model and the draft model."""
+    return private_model(options), options.draft_model or shipped("public")
+
+
+def prompt(options: argparse.Namespace) -> str:
+    """As given, or that of demo."""
+    return getattr(options, "prompt", None) or PROMPT
+
+
+def check_folders(options: argparse.Namespace) -> None:
+    """InputError before hours of work whose result or picture could not be written."""
+    for name in ("json", "plot"):
+        file = getattr(options, name, None)
+        if file is not None and not file.resolve().parent.is_dir():
+            raise InputError(f"--{name}: {file.resolve().parent} is not a directory")
+
+
+# ---- results
+
+
+def each_network(
+    options: argparse.Namespace,
+    measure: Callable[[str], dict[str, Any]],
+    table: Callable[[dict[str, Any]], str],
+    plot: Callable[[list[dict[str, Any]], Path], None],
+    complaint: str = "a result is wrong",
+) -> None:
+    """Measure, print, write and draw network by network, each at once, since the next may take
+    hours. SpuLlmError with `complaint` when results have failures.
+    """
+    results: list[dict[str, Any]] = []
+    for network in options.network:
+        results.append(measure(network))
+        print(table(results[-1]), end="\n\n", flush=True)
+        write(options, {"networks": results})
+        if options.plot is not None:
+            plot(results, options.plot)
+    check(results, complaint)
+
+
+def conclude(options: argparse.Namespace, result: dict[str, Any], table: str) -> None:
+    """Print and write the result; SpuLlmError when its criterion does not hold."""
+    print(table, flush=True)
+    write(options, result)
+    check([result], "the criterion does not hold")
+
+
+def write(options: argparse.Namespace, result: Any) -> None:
+    """To `--json`, where it is given."""
+    if options.json is not None:
+        write_json(options.json, result)
+
+
+def check(results: Iterable[dict[str, Any]], complaint: str = "a result is wrong") -> None:
+    """SpuLlmError, which begins with `complaint`, when results have failures."""
+    if failures := [text for result in results for text in result.get("failures", ())]:
+        raise SpuLlmError(f"{complaint}: {'; '.join(failures[:3])}")

@@ -1,0 +1,102 @@
+"""The client: one session with a provider."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.family import ModelConfig
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import InputError, PeerError, SpuLlmError
+from spu_llm.net.control import Control
+from spu_llm.net.manifest import Manifest
+from spu_llm.net.relay import Relay
+from spu_llm.net.shaping import NETWORKS
+from spu_llm.net.stream import ByteStream, connect
+from spu_llm.offline.peer_directories import open_directory
+from spu_llm.service import agreeing
+from spu_llm.service.supervisor import HANDSHAKE_S, Outcome, Worker, run_session
+from spu_llm.systems.program import Nothing, Program
+
+CONNECT_S = 20.0
+# A provider greets as soon as it accepts; one that is busy leaves the client waiting.
+GREETING_S = 6.0
+
+OnEvent = Callable[[dict[str, Any], Relay], None]
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a provider listens, and the network to emulate on the way there."""
+
+    host: str
+    port: int
+    network: str
+
+
+def run_as_client(
+    server: Server,
+    program: Program,
+    request: Any,
+    inputs: Any = Nothing(),  # noqa: B008 - frozen
+    on_event: OnEvent = lambda event, relay: None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    pool: Path | None = None,
+    wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
+    check: Callable[[ModelConfig], None] = lambda config: None,
+) -> tuple[Outcome, Manifest]:
+    """Run `program` with the provider at `server`; the outcome and the agreed settings.
+
+    `request` is told to the provider, `inputs` stay here. `tokenizer`: of the client, where the
+    program has text. `wrap` may put a recorder around the connection, `check` refuse the provider's
+    model with InputError, as the program itself may.
+    """
+    assert (tokenizer is not None) == program.text
+    if pool is not None:
+        open_directory(pool)
+    worker = Worker(program.name)  # its slow imports overlap with the handshake
+    try:
+        stream = wrap(connect(server.host, server.port, CONNECT_S))
+        control = Control(Relay(stream, NETWORKS[server.network], "client"))
+        stated = agreeing.of_client(program, request, tokenizer, server.network)
+        _await_greeting(control, server)
+        agreed = control.open_session(stated, HANDSHAKE_S)
+        try:
+            config = agreeing.stated_model(agreed)
+            program.check(request, config)
+            if tokenizer is not None:
+                _check_vocabulary(tokenizer, config)
+            check(config)
+        except SpuLlmError as exc:
+            control.bye(str(exc), ok=False)
+            raise
+        task = agreeing.task_of("client", agreed, inputs, pool)
+        outcome = run_session(control, worker, task, lambda e: on_event(e, control.relay))
+    finally:
+        worker.stop()
+    return outcome, agreed
+
+
+def _await_greeting(control: Control, server: Server) -> None:
+    """PeerError when the other end is silent: not a provider, or busy."""
+    deadline = time.monotonic() + GREETING_S
+    while not control.relay.signs_of_life and not control.ended.wait(0.05):
+        if time.monotonic() > deadline:
+            control.close()
+            raise PeerError(
+                f"{server.host}:{server.port} accepts the connection but does not answer: "
+                "no spu-llm provider, or one busy with another session; try again later"
+            )
+
+
+def _check_vocabulary(tokenizer: Tokenizer, config: ModelConfig) -> None:
+    """InputError when the provider's model lacks tokens that the tokenizer has."""
+    if config.vocab_size < tokenizer.vocab_size:
+        raise InputError(
+            f"the provider's model has {config.vocab_size} tokens, but the tokenizer "
+            f"{tokenizer.vocab_size}; use the tokenizer that belongs to the model"
+        )

@@ -1,0 +1,137 @@
+"""Both parties on one machine: a provider process of one's own, and what it reports.
+
+It reports on a pipe that it inherits (`serve --report-fd`), as JSON lines: where it listens, and
+what ended it. What it prints is for people.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from spu_llm.core.errors import InputError, PeerError, SpuLlmError
+from spu_llm.service.client import Server
+from spu_llm.service.supervisor import python_command
+
+PROVIDER_EXIT_S = 2.0
+
+
+def client_directory(pool: Path) -> Path:
+    """The client's half of a pool directory for both parties."""
+    return pool / "client"
+
+
+def provider_directory(pool: Path) -> Path:
+    """The provider's."""
+    return pool / "provider"
+
+
+@contextmanager
+def local_provider(
+    model: Path,
+    network: str,
+    *,
+    studies: bool = False,
+    sampling_seed: int | None = None,
+    pool: Path | None = None,
+) -> Iterator[Server]:
+    """A provider process on this machine that serves one session.
+
+    When the session fails because of the provider, the error says what the provider reported.
+    """
+    command = [*python_command("spu_llm.app.cli"), "serve", "--model", str(model)]
+    command += ["--listen", "127.0.0.1:0", "--network", network]
+    command += ["--once", "--insecure", "--exit-with-parent"]
+    command += ["--studies"] if studies else []
+    command += [f"--sampling-seed={sampling_seed}"] if sampling_seed is not None else []
+    command += [f"--pool={pool}"] if pool is not None else []
+    readable, writable = os.pipe()
+    with open(readable, encoding="utf-8") as reports:
+        try:
+            provider = subprocess.Popen(
+                [*command, f"--report-fd={writable}"],
+                stdin=subprocess.PIPE,  # never written to: it closes when this process ends
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[writable],
+                start_new_session=True,
+            )
+        finally:
+            os.close(writable)
+        try:
+            yield Server("127.0.0.1", _listening_port(reports), network)
+        except PeerError as exc:
+            raise _failure(provider, reports, exc) from exc
+        finally:
+            provider.terminate()
+            try:
+                provider.wait(PROVIDER_EXIT_S)
+            except subprocess.TimeoutExpired:
+                provider.kill()
+                provider.wait()
+            assert provider.stdin is not None
+            provider.stdin.close()
+
+
+def _listening_port(reports: IO[str]) -> int:
+    report = _next(reports)
+    if report is None:
+        raise PeerError("the provider did not start")
+    if "port" not in report:
+        raise _error(report, "the provider did not start")
+    return int(report["port"])
+
+
+def _failure(
+    provider: subprocess.Popen[bytes], reports: IO[str], seen: SpuLlmError
+) -> SpuLlmError:
+    """What the client saw, or what the provider reports of it when it could."""
+    try:
+        code = provider.wait(PROVIDER_EXIT_S)
+    except subprocess.TimeoutExpired:
+        return seen
+    if code < 0:
+        return PeerError(f"the provider process was killed by signal {-code}")
+    report = _next(reports)
+    return seen if report is None or report["error"] in str(seen) else _error(report, str(seen))
+
+
+def _error(report: dict[str, Any], seen: str) -> SpuLlmError:
+    words = report["error"]
+    if report["exit_code"] == InputError.exit_code:
+        return InputError(words)
+    return PeerError(f"{seen}; the provider said: {words}")
+
+
+def _next(reports: IO[str]) -> dict[str, Any] | None:
+    """The next report, or None when the provider has ended without one."""
+    line = reports.readline()
+    if not line.endswith("\n"):
+        return None
+    report: dict[str, Any] = json.loads(line)
+    return report
+
+
+class Report:
+    """The provider's end of the pipe; without one, nobody listens."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def listening(self, port: int) -> None:
+        self._write({"port": port})
+
+    def failed(self, error: str, exit_code: int) -> None:
+        self._write({"error": error, "exit_code": exit_code})
+
+    def _write(self, report: dict[str, Any]) -> None:
+        if self._descriptor is not None:
+            try:
+                os.write(self._descriptor, json.dumps(report).encode() + b"\n")
+            except OSError as exc:
+                raise PeerError("the process that started this provider has gone") from exc

@@ -1,0 +1,118 @@
+"""The provider: sessions with one client after another, for a private model."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.family import ModelConfig, check_ranges, family_of
+from models.hf import load_model
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import InputError, PeerError, SpuLlmError
+from spu_llm.net.control import Control
+from spu_llm.net.manifest import TOKENIZER, Manifest
+from spu_llm.net.relay import Relay
+from spu_llm.net.shaping import NETWORKS
+from spu_llm.net.stream import Listener, TcpStream, listen
+from spu_llm.offline.peer_directories import open_directory
+from spu_llm.service import agreeing, programs
+from spu_llm.service.supervisor import HANDSHAKE_S, Outcome, Worker, run_session
+from spu_llm.service.tasks import Task
+from spu_llm.systems.program import Held
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    model: Path
+    host: str
+    port: int
+    network: str
+    once: bool
+    studies: bool  # also take part in measurements, which open more than a completion does
+    pool: Path | None  # where material outlives a session
+    exit_with_parent: bool  # end when the process that started this one has gone
+    sampling_seed: int | None = None  # fixes the provider's joint randomness
+
+
+def serve(
+    options: ServeOptions, say: Callable[[str], None], on_port: Callable[[int], None]
+) -> None:
+    """Run what clients ask for with a private model, one session after another.
+
+    `on_port` hears where it listens. A session that fails is reported through `say`; with `once`
+    its error is raised instead.
+    """
+    # The weights too: what is wrong with them is said now, not in the middle of a session.
+    config, params = load_model(options.model)
+    check_ranges(family_of(config).fold(params, config), config)
+    del params  # the worker reads its own
+    tokenizer = Tokenizer.load(options.model)
+    if options.pool is not None:
+        open_directory(options.pool)
+    listener = listen(options.host, options.port)
+    try:
+        on_port(listener.port)
+        while True:
+            try:
+                outcome = _serve_one(options, listener, config, tokenizer)
+                traffic = outcome.wire_sent + outcome.wire_received
+                say(f"session finished, {traffic / 1e6:.1f} MB on the wire")
+            except SpuLlmError as exc:
+                if options.once:
+                    raise
+                say(f"session failed: {exc}")
+            if options.once:
+                return
+    finally:
+        listener.close()
+
+
+def _serve_one(
+    options: ServeOptions, listener: Listener, config: ModelConfig, tokenizer: Tokenizer
+) -> Outcome:
+    stream = _accept(listener, options.exit_with_parent)
+    control = Control(Relay(stream, NETWORKS[options.network], "provider"))
+    stated = agreeing.of_provider(config, tokenizer, options.network)
+    agreed = control.open_session(stated, HANDSHAKE_S)
+    try:
+        own = Held(str(options.model), options.sampling_seed)
+        task = agreeing.task_of("provider", agreed, own, options.pool)
+        _check(task, agreed, config, options)
+    except InputError as exc:
+        control.bye(str(exc), ok=False)
+        raise
+    worker = Worker(task.program)
+    try:
+        return run_session(control, worker, task, lambda event: None)
+    finally:
+        worker.stop()
+
+
+def _check(task: Task, agreed: Manifest, config: ModelConfig, options: ServeOptions) -> None:
+    """InputError when this provider does not run what the client asks for."""
+    if task.program in programs.STUDIES:
+        if not options.studies:
+            raise InputError(
+                f"{task.program} is a study; the provider must be started with --studies"
+            )
+        return  # to import it takes seconds: the worker does, and checks
+    program = programs.find(task.program)
+    if program.text and TOKENIZER not in agreed:
+        raise InputError("the client states no tokenizer")
+    if program.needs_pool and options.pool is None:
+        raise InputError(
+            "the provider keeps no material made ahead; it must be started with --pool"
+        )
+    program.check(program.asked(task.request), config)
+
+
+def _accept(listener: Listener, exit_with_parent: bool) -> TcpStream:
+    while True:
+        try:
+            return listener.accept(timeout_s=1.0)
+        except TimeoutError:
+            # Standard input is a pipe whose other end the parent holds and never writes to.
+            if exit_with_parent and select.select([0], [], [], 0)[0]:
+                raise PeerError("the process that started this provider has gone") from None

@@ -1,0 +1,52 @@
+"""The programs of this folder, as supervisors know them: `completion` and `preparation`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from models.family import ModelConfig
+from spu_llm.core.errors import InputError
+from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.program import Program
+
+
+@dataclass(frozen=True)
+class ClientInputs:
+    """`draft_seed` fixes the drafts; `sampling_seed` also acceptance and bonus draws."""
+
+    prompt: list[int]
+    draft_dir: str
+    stop: list[str] = field(default_factory=list)
+    draft_seed: int | None = None
+    sampling_seed: int | None = None
+
+
+@dataclass(frozen=True)
+class PrepareRequest(Request):
+    """A completion to come, and for how many of its steps to make material."""
+
+    steps: int = field(kw_only=True)
+
+    @property
+    def completion(self) -> Request:
+        return Request(**{f.name: getattr(self, f.name) for f in fields(Request)})
+
+    def check(self, config: ModelConfig) -> None:
+        """InputError when such a completion does not fit the model, or has not so many steps."""
+        super().check(config)
+        most = self.limit(config) - 1
+        if not 0 <= self.steps <= most:
+            raise InputError(
+                f"--steps must be 0 to {most}, the most that such a completion takes, found "
+                f"{self.steps}"
+            )
+
+
+COMPLETION = Program(
+    "completion", "spu_llm.systems.decoding.completion", Request, ClientInputs,
+    check=lambda request, model: request.check(model),
+)  # fmt: skip
+PREPARATION = Program(
+    "preparation", "spu_llm.systems.decoding.preparation", PrepareRequest,
+    check=lambda request, model: request.check(model), needs_pool=True,
+)  # fmt: skip

@@ -1,0 +1,170 @@
+"""What two workers run together: the record of a program, and what goes into a session of it.
+
+A request is what the client states and both parties know; inputs are a party's own and stay with
+it. Both are frozen dataclasses, whose names and types hold on every way that they take: into the
+manifest, out of the peer's, and to the worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from spu_llm.core.errors import InputError
+from spu_llm.core.settings import SpuConfig
+
+if TYPE_CHECKING:
+    from models.family import ModelConfig
+
+T = TypeVar("T")
+Q = TypeVar("Q")  # a request
+C = TypeVar("C")  # the client's own inputs
+
+Send = Callable[..., None]  # send(event, **fields): an event for the supervisor
+Run = Callable[[Any, Any, Send], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """No request, or no inputs."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What every provider brings: its model, and a seed where its randomness is repeatable."""
+
+    model_dir: str
+    sampling_seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Job(Generic[Q, C]):
+    """What a party knows when its program starts; the other one's inputs are None."""
+
+    request: Q
+    model: ModelConfig  # as the provider states it
+    of_client: C | None = None
+    of_provider: Held | None = None
+
+    @property
+    def client(self) -> C:
+        """The client's own inputs; for the client alone."""
+        assert self.of_client is not None
+        return self.of_client
+
+    @property
+    def provider(self) -> Held:
+        """The provider's; for the provider alone."""
+        assert self.of_provider is not None
+        return self.of_provider
+
+
+def _serves_all(request: Any, model: ModelConfig) -> None:
+    """No request is refused."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """`module` has `run(session, job, send)`, which returns this party's result as JSON fields:
+    only workers import it.
+
+    request, inputs: types of what the client asks for, and of what it puts in itself; fields of a
+    request are scalars, or tuples of whole numbers or of words without commas. check: InputError
+    for what cannot be run with the provider's model. text: the parties need one tokenizer.
+    needs_pool: the provider must keep material. keeps_hints: hints of the weights outlive the
+    session. spu: SPU's settings; None: `run` gets a `PlainSession`, and there is no SPU.
+    """
+
+    name: str
+    module: str
+    request: type = Nothing
+    inputs: type = Nothing
+    check: Callable[[Any, ModelConfig], None] = _serves_all
+    text: bool = True
+    needs_pool: bool = False
+    keeps_hints: bool = True
+    spu: SpuConfig | None = SpuConfig()
+
+    def load(self) -> Run:
+        """The module's `run`."""
+        run: Run = import_module(self.module).run
+        return run
+
+    def asked(self, fields: Mapping[str, object]) -> Any:
+        """The request that a manifest states; InputError when it is none of this program's."""
+        types_of = get_type_hints(self.request)
+        split = {name: _split(types_of.get(name), value) for name, value in fields.items()}
+        return read(
+            self.request, split, f"the client's request has other fields than a {self.name}'s"
+        )
+
+
+def stated(request: Any) -> dict[str, Any]:
+    """A request as settings of a session: scalars, and tuples as comma lists."""
+    values = {f.name: getattr(request, f.name) for f in dataclasses.fields(request)}
+    return {
+        name: ",".join(map(str, value)) if isinstance(value, tuple) else value
+        for name, value in values.items()
+    }
+
+
+def _split(kind: Any, value: object) -> object:
+    """The parts of a comma list where a tuple is expected; whatever else as it is."""
+    if get_origin(kind) is not tuple or not isinstance(value, str):
+        return value
+    try:
+        return [get_args(kind)[0](part) for part in value.split(",")] if value else []
+    except ValueError:
+        return value
+
+
+def read(kind: type[T], fields: object, complaint: str) -> T:
+    """The dataclass `kind` with these fields, as JSON has them; InputError, which begins with
+    `complaint`, unless names and types are exactly its own.
+
+    Types: scalars, dataclasses, `X | None`, `list[X]`, `tuple[X, ...]`, `dict[str, X]`, `Any`.
+    """
+    try:
+        return _dataclass(kind, fields)
+    except TypeError as exc:
+        raise InputError(f"{complaint}: {exc}") from None
+
+
+def _dataclass(kind: Any, fields: Any) -> Any:
+    if not isinstance(fields, Mapping):
+        raise TypeError("it is no object")
+    types_of = get_type_hints(kind)
+    wanted = {f.name: types_of[f.name] for f in dataclasses.fields(kind)}
+    if odd := wanted.keys() ^ fields.keys():
+        name = min(odd)
+        raise TypeError(f"{name[:80]!a} is {'missing' if name in wanted else 'not known'}")
+    return kind(**{name: _value(wanted[name], value, name) for name, value in fields.items()})
+
+
+def _value(kind: Any, value: Any, name: str) -> Any:
+    origin, of = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        (some,) = (k for k in of if k is not type(None))
+        return None if value is None else _value(some, value, name)
+    if origin in (list, tuple) and isinstance(value, list):
+        return origin(_value(of[0], part, name) for part in value)
+    if origin is dict and isinstance(value, dict):
+        return {key: _value(of[1], part, name) for key, part in value.items()}
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind, value)
+    if kind is Any or type(value) is kind:
+        return value
+    raise TypeError(f"{name} is {value!r:.80}, not of type {getattr(kind, '__name__', kind)}")

@@ -1,0 +1,210 @@
+"""Programs: their records, typed jobs, and one that needs neither text nor SPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spu_llm.core.errors import InputError, PeerError
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.net.relay import Relay
+from spu_llm.service import programs
+from spu_llm.service.agreeing import job_of, of_client, of_provider, task_of
+from spu_llm.service.client import run_as_client
+from spu_llm.service.launching import local_provider
+from spu_llm.service.tasks import Task
+from spu_llm.systems.decoding.records import PREPARATION, ClientInputs, PrepareRequest
+from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.program import Held, Job, Nothing, Program, read, stated
+from tests.app.conftest import Pair
+from tests.app.processes import ROOT, STUB
+from tests.tiny import PRIVATE
+
+SUM = "sum_study:PROGRAM"
+
+
+@pytest.fixture
+def study(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A study by one file and one line, here and in all processes that are started."""
+    monkeypatch.syspath_prepend(str(STUB))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STUB), str(ROOT)]))
+    monkeypatch.setenv("SPU_LLM_STUDY", f"sum={SUM}")
+    monkeypatch.setitem(programs.STUDIES, "sum", SUM)
+    return importlib.import_module("sum_study")
+
+
+def test_a_program_without_text_and_spu_runs_between_two_processes(pair: Pair, study: Any) -> None:
+    heard: list[dict[str, Any]] = []
+
+    def on_event(event: dict[str, Any], relay: Relay) -> None:
+        heard.append(event)
+
+    asked = study.Asked(3, ("a", "b"))
+    with local_provider(pair.private, "local", studies=True) as server:
+        outcome, agreed = run_as_client(
+            server, study.PROGRAM, asked, study.ClientInputs([2, 40]), on_event
+        )
+    result = outcome.result
+    assert result["sum"] == 42 + len(str(pair.private))
+    assert result["messages"] == 6 and not result["with_spu"]
+    assert result["learned"] == {"client": [], "provider": ["the client's sum"]}
+    assert [e["number"] for e in heard if e["event"] == "exchanged"] == [0, 1, 2]
+    assert agreed["request.words"] == "a,b" and "tokenizer" not in agreed
+    assert outcome.wire_sent > 0 < outcome.wire_received
+
+
+def test_what_a_provider_does_not_serve_is_told(pair: Pair, study: Any) -> None:
+    with pytest.raises(PeerError, match="sum is a study; the provider must be started with --st"):
+        with local_provider(pair.private, "local") as server:
+            run_as_client(server, study.PROGRAM, study.Asked(1, ()), study.ClientInputs([]))
+    with pytest.raises(InputError, match="at most 64 times, found 65"):
+        with local_provider(pair.private, "local", studies=True) as server:
+            run_as_client(server, study.PROGRAM, study.Asked(65, ()), study.ClientInputs([]))
+
+
+def test_what_a_provider_cannot_start_with_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere is not a directory"):
+        with local_provider(tmp_path / "nowhere", "local"):
+            pass
+
+
+# ---- records
+
+
+@pytest.mark.parametrize("name", [*programs.SERVED, *programs.STUDIES])
+def test_a_record_is_whole(name: str) -> None:
+    program = programs.find(name)
+    assert program.name == name and callable(program.load())
+    for kind in (program.request, program.inputs):
+        assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+def test_unknown_programs_are_refused() -> None:
+    with pytest.raises(InputError, match="unknown program 'guess'"):
+        programs.find("guess")
+
+
+# ---- jobs
+
+ASKED = PrepareRequest(5, 7, 2, 0.5, steps=3)
+
+
+def test_a_job_is_what_both_parties_put_in() -> None:
+    """From the client's dataclasses, through manifest and JSON, to those of both workers."""
+    program = programs.find("completion")
+    request, inputs = Request(5, 7, 2, 0.5, verify="race"), ClientInputs([1, 2], "dir", ["x"], 3)
+    agreed = {**of_client(program, request, None, "local"), **_model()}
+    task = dataclasses.replace(
+        task_of("client", agreed, inputs, Path("/pool")), addresses=("a:1", "b:2")
+    )
+    assert Task.of_line(task.line().decode()) == task and task.pool_dir == "/pool"
+    assert job_of(program, task) == Job(request, PRIVATE, inputs, None)
+    held = Held("model", 9)
+    of_provider_task = task_of("provider", agreed, held, None)
+    assert job_of(program, of_provider_task) == Job(request, PRIVATE, None, held)
+
+
+def _model() -> dict[str, Any]:
+    class Text:
+        digest = "0"
+
+    stated = of_provider(PRIVATE, Text(), "local")  # type: ignore[arg-type]
+    return {name: value for name, value in stated.items() if name.startswith("model.")}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"request": {"steps": 7}}, InputError, "--steps must be 0 to 6"),
+        ({"request": {"steps": True}}, InputError, "steps is True, not of type int"),
+        ({"request": {"prompt_tokens": 64}}, InputError, "context is 64"),
+        ({"own": {"more": 1}}, InputError, "the client's inputs are malformed: 'more' is not"),
+        ({"model": {"n_embd": 15}}, PeerError, "wrong: n_embd must be a multiple of n_head"),
+        ({"model": {"n_embd": "16"}}, PeerError, "wrong: it has other fields than such a model's"),
+    ],
+)
+def test_a_malformed_task_is_refused(
+    change: dict[str, dict[str, Any]], error: type[Exception], said: str
+) -> None:
+    agreed = {**of_client(PREPARATION, ASKED, None, "local"), **_model()}
+    task = task_of("client", agreed, Nothing(), None)
+    assert job_of(PREPARATION, task).request == ASKED
+    for name, fields in change.items():
+        task = dataclasses.replace(task, **{name: getattr(task, name) | fields})
+    with pytest.raises(error, match=said):
+        job_of(PREPARATION, task)
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", '{"role": 1}'])
+def test_what_is_no_task_is_refused(line: str) -> None:
+    with pytest.raises(InputError, match="the worker's task is malformed"):
+        Task.of_line(line)
+
+
+def test_a_client_that_asks_for_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="asks for no program"):
+        task_of("provider", {"request.program": 3}, Held("model"), None)
+
+
+@dataclass(frozen=True)
+class Inner:
+    n: int
+
+
+@dataclass(frozen=True)
+class Outer:
+    pairs: list[list[int]]
+    inner: Inner
+    names: tuple[str, ...] = ()
+    seed: int | None = None
+    free: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+WHOLE = {"pairs": [[1], []], "inner": {"n": 1}, "names": ["a"], "seed": None, "free": {"x": [1]}}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"pairs": [[1.0]]}, "pairs is 1.0, not of type int"),
+        ({"pairs": 1}, "pairs is 1, not of type list"),
+        ({"inner": {"n": True}}, "n is True, not of type int"),
+        ({"inner": {}}, "'n' is missing"),
+        ({"inner": 1}, "it is no object"),
+        ({"seed": "1"}, "seed is '1', not of type int"),
+        ({"free": []}, "free is"),
+        ({"other": 1}, "'other' is not known"),
+    ],
+)
+def test_types_are_exact(change: dict[str, Any], said: str) -> None:
+    assert read(Outer, WHOLE, "bad") == Outer([[1], []], Inner(1), ("a",), None, {"x": [1]})
+    with pytest.raises(InputError, match=f"bad: {said}"):
+        read(Outer, {**WHOLE, **change}, "bad")
+
+
+@dataclass(frozen=True)
+class Lists:
+    numbers: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+def test_tuples_are_comma_lists_in_a_manifest() -> None:
+    program = Program("lists", "", Lists)
+    for lists in (Lists((1, 2), ("a", "b")), Lists((), ())):
+        assert program.asked(stated(lists)) == lists
+    assert stated(Lists((1, 2), ("a",))) == {"numbers": "1,2", "names": "a"}
+    with pytest.raises(InputError, match="numbers is '1,x'"):
+        program.asked({"numbers": "1,x", "names": ""})
+
+
+def test_only_a_party_asks_for_its_own_inputs() -> None:
+    job: Job[Nothing, Nothing] = Job(Nothing(), PRIVATE, of_provider=Held("model"))
+    assert job.provider.model_dir == "model" and {CLIENT, PROVIDER} == {0, 1}
+    with pytest.raises(AssertionError):
+        job.client  # noqa: B018
