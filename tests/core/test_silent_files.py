@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import threading
 from pathlib import Path
@@ -146,15 +147,19 @@ def test_a_full_disk(tmp_path: Path, rank: int, monkeypatch: pytest.MonkeyPatch)
     """Said with the path; the provider leaves no piece of a file behind."""
     folders = both_folders(tmp_path)
     two = Two(*folders)
-    write = store._write
+    fdopen = os.fdopen
 
-    def full(path: Path, *data: Any, **options: Any) -> None:
-        if path.parent != folders[rank]:
-            return write(path, *data, **options)
-        write(path, *(bytes(x)[:10] for x in data), **options)
-        raise OSError(errno.ENOSPC, "No space left on device")
+    class Full(io.BufferedWriter):
+        def write(self, data: Any) -> int:
+            super().write(bytes(data)[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "_write", full)
+    def opened(number: int, mode: str) -> Any:
+        path = Path(os.readlink(f"/proc/self/fd/{number}"))
+        here = mode == "wb" and path.parent == folders[rank]
+        return Full(io.FileIO(number, "w")) if here else fdopen(number, mode)
+
+    monkeypatch.setattr(os, "fdopen", opened)
     outcome = two.outcomes(lambda r, p: p.set_up([(MATRIX, WEIGHTS if r else None)]))[rank]
     assert isinstance(outcome, PoolError)
     assert str(folders[rank]) in str(outcome) and "No space left" in str(outcome)
