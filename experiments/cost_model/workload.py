@@ -31,7 +31,7 @@ from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, public
 from spu_llm.net.shaping import NetworkShape
 from spu_llm.offline.silent.products import matrix_of
-from spu_llm.runtime.executor import run_alone_at
+from spu_llm.runtime.executor import run_local
 from spu_llm.systems.decoding.generate import Programs, announce, announce_end
 from spu_llm.systems.decoding.request import Request
 
@@ -119,7 +119,7 @@ def _whole(
     weights = jax.eval_shape(lambda: fold(init_params(config, jax.random.key(0)), config))
     frac_bits = SpuConfig().frac_bits
     runs = [
-        DryRun(rank, frac_bits, functools.partial(run_alone_at, rank, frac_bits))
+        DryRun(rank, frac_bits, functools.partial(run_local, rank, frac_bits))
         for rank in (CLIENT, PROVIDER)
     ]
     tell, words = (announce_end, 1) if request.hide_progress else (announce, 2)

@@ -17,7 +17,7 @@ from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline import files as pool_files
 from spu_llm.offline.silent import store
 from spu_llm.offline.silent.ring import N
-from tests.core.silent_pair import Two, correlation_of, matrix
+from tests.core.silent_pair import Two, correlation_of, fixed, matrix
 
 MATRIX, WEIGHTS = correlation_of(2, 5), matrix(1, 2, 5)
 SIZE = 5 * 5 * N
@@ -87,7 +87,7 @@ def test_an_open_file_is_refused(tmp_path: Path, which: str, how: str) -> None:
             Two(client, provider)
         return
     outcomes = Two(client, provider).outcomes(
-        lambda rank, p: p.set_up([(MATRIX, WEIGHTS if rank else None)])
+        lambda rank, p: p.set_up([(MATRIX, fixed(rank, WEIGHTS))])
     )
     assert any(isinstance(x, PoolError) and said in str(x) for x in outcomes)
 
@@ -160,7 +160,7 @@ def test_a_full_disk(tmp_path: Path, rank: int, monkeypatch: pytest.MonkeyPatch)
         return Full(io.FileIO(number, "w")) if here else fdopen(number, mode)
 
     monkeypatch.setattr(os, "fdopen", opened)
-    outcome = two.outcomes(lambda r, p: p.set_up([(MATRIX, WEIGHTS if r else None)]))[rank]
+    outcome = two.outcomes(lambda r, p: p.set_up([(MATRIX, fixed(r, WEIGHTS))]))[rank]
     assert isinstance(outcome, PoolError)
     assert str(folders[rank]) in str(outcome) and "No space left" in str(outcome)
     monkeypatch.undo()
