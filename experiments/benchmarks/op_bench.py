@@ -34,6 +34,7 @@ from protocols.arithmetic.joint import joint_bits, joint_words
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.correlation import Correlation, Material
 from spu_llm.core.errors import InputError
+from spu_llm.core.integers import Factor
 from spu_llm.core.meter import Entry
 from spu_llm.core.op import Cost
 from spu_llm.core.party import Source
@@ -111,7 +112,7 @@ class Need:
 
     correlation: Correlation
     units: int
-    fixed: np.ndarray | None
+    fixed: Factor | None
 
 
 @dataclass
@@ -122,7 +123,7 @@ class Counting:
     demand: dict[str, Need] = field(default_factory=dict)
 
     def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
         before = self.demand[correlation.name].units if correlation.name in self.demand else 0
         self.demand[correlation.name] = Need(correlation, before + units, fixed)

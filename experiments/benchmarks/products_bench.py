@@ -24,6 +24,7 @@ from experiments.common.two_parties import machine
 from protocols.arithmetic.product import LIFT, masked_product
 from spu_llm.core.channel import CountingChannel, MemoryChannel
 from spu_llm.core.errors import InputError
+from spu_llm.core.integers import factor_from
 from spu_llm.core.meter import Meter
 from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SpuConfig
@@ -64,7 +65,7 @@ def of_matrix(inputs: int, outputs: int) -> dict[str, Any]:
         SilentProducts(rank, Prg.from_os(), CountingChannel(channels[rank]), Meter())
         for rank in (CLIENT, PROVIDER)
     ]
-    fixed = [None, weights]
+    fixed = [None, factor_from(weights)]
 
     def both(work: Callable[[int], Any]) -> tuple[list[Any], list[float]]:
         """At both parties at once; results, and processor seconds of each."""

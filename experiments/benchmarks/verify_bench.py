@@ -60,6 +60,7 @@ from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import Channel
 from spu_llm.core.correlation import Correlation, Material, Part
 from spu_llm.core.errors import InputError
+from spu_llm.core.integers import Factor
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES, Owner, encode
 from spu_llm.runtime.party_session import PartySession
@@ -161,7 +162,7 @@ class Zeros:
     """Units of zeros at both parties: correct, since every result is a product of masks."""
 
     def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
         def zeros(parts: Sequence[Part]) -> list[np.ndarray]:
             return [np.zeros((units, *part.shape), np.uint64) for part in parts]

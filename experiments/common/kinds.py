@@ -77,15 +77,15 @@ def _scope_of_run(run: Run) -> str:
 def chains(calls: Sequence[Call], steps: Sequence[Step]) -> dict[str, int]:
     """Per kind, its part of the longest chain of messages of a call that wait for each other.
 
-    Ops of one wave run side by side: the wave is as long as its longest op, and counts for that
+    Ops of one parallel group run side by side: it is as long as its longest op, and counts for that
     op's kind. Segments, whose chains SPU does not tell, are left out.
     """
     ops = [step for step in steps if isinstance(step, OpCall)]
     longest: dict[int, tuple[int, str]] = {}
     for call, step in zip(calls, ops, strict=True):
-        before = longest.get(step.wave)
+        before = longest.get(step.group)
         if before is None or call.cost.rounds > before[0]:
-            longest[step.wave] = call.cost.rounds, kind_of(call.scope, call.op)
+            longest[step.group] = call.cost.rounds, kind_of(call.scope, call.op)
     found: dict[str, int] = {}
     for rounds, kind in longest.values():
         found[kind] = found.get(kind, 0) + rounds

@@ -1,9 +1,8 @@
 """How long the messages of a plan take, from the dry runs of both parties.
 
-Every op's messages are played in the order in which the executor would send them: ops of one wave
-that draw on different correlations side by side, what a party has to send in one message
-(`spu_llm.core.lockstep`), all others one by one. Nothing is computed: time passes on the link
-alone.
+Every op's messages are played in the order in which the executor would send them: ops of one
+parallel group that draw on different correlations in merged rounds (`spu_llm.core.merged_rounds`),
+all others one by one. Nothing is computed: time passes on the link alone.
 """
 
 from __future__ import annotations
@@ -109,8 +108,8 @@ def _groups(
     """The dialogues of what runs side by side, group after group, as the executor groups it."""
     ops = [step for step in steps if isinstance(step, OpCall)]
     indices = range(len(ops))
-    for _, wave in itertools.groupby(indices, lambda i: ops[i].wave):
-        left = list(wave)
+    for _, group in itertools.groupby(indices, lambda i: ops[i].group):
+        left = list(group)
         alone = len(left) == 1
         while left:
             chosen: list[int] = []

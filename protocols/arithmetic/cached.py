@@ -26,9 +26,10 @@ not zero. n may exceed N: queries go N at a time, in the same message.
 
 What a party sees is e and f, words under a mask row that is uniform and used for one query, or one
 row's content, alone:
-- Slots and query rows are counters that only move forward (`slots.Slots`), one book for all
-  versions of a cache. A row that is written again, as after rejected drafts, is another row with
-  another slot; versions that part ways from one cache have ids of their own for what they write.
+- Slots and query rows are counters that only move forward (`slots.Slots`), in one allocation
+  for all versions of a cache. A row that is written again, as after rejected drafts, is another row
+  with another slot; versions that part ways from one cache have ids of their own for what they
+  write.
 - A row moved to another tile is opened again under an independent mask: two masked copies of one
   content, each uniform given the other.
 - e has a mask row of its own per query, tile and head, so the entry (q, s) of A B^T enters one
@@ -38,18 +39,17 @@ row's content, alone:
 - Which rows are opened, and when tiles are taken, follows from positions, n and N, all public.
 
 Rows that move, and rejected drafts, take slots too: with 128 slots and a cache of 64 rows, a tile
-serves some 75 positions. Made ahead per position and head (d = 64): about 30 kB and 43 ms of
+serves some 75 positions. Made offline per position and head (d = 64): about 30 kB and 43 ms of
 processor time, where a matrix triple per step takes 1,760 kB and 440 ms at one position, 220 kB and
 55 ms at eight.
 
-The book is bound to one party's randomness: a cache of another session is refused. A deep copy
-keeps the numbers without masks and words, for a dry run: it sends zeros and computes zeros, so that
-a copy can neither use a mask again nor miss one.
+An allocation is bound to one party's randomness: a cache of another session is refused. A fork, for
+a dry run, keeps its counters without masks and words: it sends zeros and computes zeros, so that it
+can neither use a mask again nor show a row.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections.abc import Callable
@@ -68,7 +68,16 @@ from spu_llm.core.correlation import Correlation, Form, Part
 from spu_llm.core.op import Cost, ProtocolOp, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, nothing_to_correct, uniform_messages
-from spu_llm.core.values import CLIENT, Arith, Owner, Public, Value, low_bits
+from spu_llm.core.values import (
+    CLIENT,
+    Arith,
+    Owner,
+    Public,
+    State,
+    Stateful,
+    Value,
+    low_bits,
+)
 
 _CHUNK = 4  # units made by one call of SPU
 
@@ -114,21 +123,21 @@ class _Masks:
 
 @dataclass
 class _Half:
-    """One kind of product with one cache. `busy`: what the slots say is not open yet."""
+    """One kind of product with one cache. `busy`: from when rows get slots until they are open."""
 
     slots: Slots
     busy: bool = False
     masks: dict[int, _Masks] = field(default_factory=dict)
 
 
-class Book:
+class Allocation(State):
     """What all versions of a cache share: ids that never repeat, slots, masks and what is open."""
 
     def __init__(self) -> None:
         self._next_id = 0
         self._halves: dict[str, _Half] = {}
         self._holder: bytes | None = None
-        self.dry = False  # a copy without masks
+        self.dry = False  # a fork, without masks
 
     def ids(self, count: int) -> np.ndarray:
         """Fresh ids."""
@@ -138,8 +147,8 @@ class Book:
     def half(self, correlation: Correlation, tile: int) -> _Half:
         return self._halves.setdefault(correlation.name, _Half(Slots(tile)))
 
-    def price(self, correlation: Correlation, tile: int) -> Slots:
-        """The slots as they are, to try on."""
+    def copy_of_slots(self, correlation: Correlation, tile: int) -> Slots:
+        """To see what the next product takes."""
         known = self._halves.get(correlation.name)
         return known.slots.copy() if known else Slots(tile)
 
@@ -150,45 +159,53 @@ class Book:
             raise ValueError("a cache of another session: its masks cannot be used here")
         self._holder = holder
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Book:
-        dry = Book()
+    def fork(self) -> Allocation:
+        dry = Allocation()
         dry._next_id, dry.dry = self._next_id, True
         dry._halves = {name: _Half(half.slots.copy()) for name, half in self._halves.items()}
         return dry
 
 
 @dataclass(frozen=True, eq=False)
-class Cached(Arith):
+class Cached(Arith, Stateful):
     """Shares [head, cap, d] that know which rows have been written, and as what.
 
-    ids: [cap], in `book`; -1 for rows never written. They are about the array `content`: shares
-    derived from these with other words are plain ones.
+    ids: [cap], in `allocation`; -1 for rows never written. They are about the array `written`:
+    ValueError when it is not `words`.
     """
 
-    book: Book = field(default_factory=Book, repr=False)
+    allocation: Allocation = field(default_factory=Allocation, repr=False)
     ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
-    content: np.ndarray | None = field(default=None, repr=False)
+    written: np.ndarray | None = field(default=None, repr=False)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Cached:
-        words = np.zeros(self.shape, np.uint64)
-        book = copy.deepcopy(self.book, memo)
-        return Cached(
-            words, self.dtype, self.frac_bits, self.bits, book, self.ids.copy(),
-            words if self.content is self.words else None,
-        )  # fmt: skip
+    def __post_init__(self) -> None:
+        if self.written is not self.words:
+            raise ValueError("a cache's ids are about other words; take its `plain()`")
+
+    @property
+    def state(self) -> Allocation:
+        return self.allocation
+
+    def fork(self, state: State) -> Cached:
+        assert isinstance(state, Allocation)
+        zeros = np.zeros(self.shape, np.uint64)
+        return Cached(zeros, self.dtype, self.frac_bits, self.bits, state, self.ids, zeros)
+
+    def plain(self) -> Arith:
+        return Arith(self.words, self.dtype, self.frac_bits, self.bits)
 
 
-def _rows_of(cache: Value) -> tuple[Book, np.ndarray]:
-    """The book and the ids of a cache in any form."""
-    if isinstance(cache, Cached) and cache.content is cache.words:
-        return cache.book, cache.ids
-    book = Book()
+def _rows_of(cache: Value) -> tuple[Allocation, np.ndarray]:
+    """The allocation and the ids of a cache in any form."""
+    if isinstance(cache, Cached):
+        return cache.allocation, cache.ids
+    allocation = Allocation()
     written = np.ones(cache.shape[1], bool)
     if isinstance(cache, Public):
         written = cache.value.any(axis=(0, 2))
     ids = np.full(cache.shape[1], -1, np.int64)
-    ids[written] = book.ids(int(written.sum()))
-    return book, ids
+    ids[written] = allocation.ids(int(written.sum()))
+    return allocation, ids
 
 
 # ---- append
@@ -201,14 +218,14 @@ def _append_reference(cache: Any, rows: Any, at: Any) -> Any:
 def _append(party: Party, cache: Value, rows: Value, at: Value) -> Cached:
     if not isinstance(at, Public):
         raise ValueError("rows are written at a public position")
-    book, ids = _rows_of(cache)
+    allocation, ids = _rows_of(cache)
     old, more = as_arith(party, cache), as_arith(party, rows)
     start = min(max(int(at.value), 0), cache.shape[1] - rows.shape[1])  # as JAX does
     stop = start + rows.shape[1]
     words, ids = np.array(old.words), ids.copy()
     words[:, start:stop] = more.words
-    ids[start:stop] = book.ids(stop - start)
-    return Cached(words, old.dtype, old.frac_bits, 64, book, ids, words)
+    ids[start:stop] = allocation.ids(stop - start)
+    return Cached(words, old.dtype, old.frac_bits, 64, allocation, ids, words)
 
 
 append = protocol_op(
@@ -229,11 +246,11 @@ def _lengthen_reference(cache: Any, *, positions: int) -> Any:
 
 
 def _lengthen(party: Party, cache: Value, *, positions: int) -> Cached:
-    book, ids = _rows_of(cache)
+    allocation, ids = _rows_of(cache)
     old, more = as_arith(party, cache), positions - cache.shape[1]
     words = np.pad(old.words, ((0, 0), (0, more), (0, 0)))
     ids = np.pad(ids, (0, more), constant_values=-1)
-    return Cached(words, old.dtype, old.frac_bits, 64, book, ids, words)
+    return Cached(words, old.dtype, old.frac_bits, 64, allocation, ids, words)
 
 
 lengthen = protocol_op(
@@ -313,11 +330,11 @@ def _times(
     kind: _Kind, party: Party, x: Value, cache: Value, *, tile: int, shift: int | None = None
 ) -> Arith:
     _check(kind, x, cache, tile)
-    # 1. First of all, so that both parties keep their books in the same order.
-    book, ids = _rows_of(cache)
-    book.bind(party)
+    # 1. First of all, so that both parties allocate in the same order.
+    allocation, ids = _rows_of(cache)
+    allocation.bind(party)
     correlation = kind.correlation(tile, cache.shape[2])
-    half = book.half(correlation, tile)
+    half = allocation.half(correlation, tile)
     if half.busy:
         raise ValueError("an earlier product with this cache has failed, or is not at its end")
     half.busy = True
@@ -326,7 +343,7 @@ def _times(
     out = np.zeros(kind.out_shape(x, cache), np.uint64)
     if plan.uses:
         _take(party, correlation, half, plan, x.shape[0])
-        if book.dry:
+        if allocation.dry:
             _exchange(party, [np.zeros((x.shape[0], _opened(kind, plan, cache, tile)), np.uint64)])
         else:
             _multiply(kind, party, share.words, rows.words, half, plan, tile, out)
@@ -401,10 +418,10 @@ def _opened(kind: _Kind, plan: Schedule, cache: Value, tile: int) -> int:
 def _cost(
     kind: _Kind, x: Value, cache: Value, *, tile: int, shift: int | None = None
 ) -> Cost:
-    """Of the next call: it looks at what the cache's book says now."""
+    """Of the next call: it looks at what is open now."""
     _check(kind, x, cache, tile)
-    book, ids = _rows_of(cache)
-    slots = book.price(kind.correlation(tile, cache.shape[2]), tile)
+    allocation, ids = _rows_of(cache)
+    slots = allocation.copy_of_slots(kind.correlation(tile, cache.shape[2]), tile)
     plan = slots.schedule(ids, x.shape[1])
     total = arith_cost(x, cache)
     if not plan.uses:

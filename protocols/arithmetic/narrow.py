@@ -91,7 +91,7 @@ narrow = protocol_op(
     cost=lambda x, drop, bits: arith_cost(x),
     simulate=uniform_messages(_narrow_two_party, nothing_to_correct),
     model=_narrow_model,
-    silent=True,
+    non_interactive=True,
 )
 """floor(x 2^18 / 2^drop) of a float x, or one less, as int32 reduced to `bits` signed bits (at most
 32, and 64 - drop): a share mod 2^bits. An integer x is floor(x / 2^drop) or one less."""
@@ -173,6 +173,6 @@ units = protocol_op(
     cost=arith_cost,
     simulate=uniform_messages(_units_two_party, nothing_to_correct),
     model=_units_model,
-    silent=True,
+    non_interactive=True,
 )
 """An integer k as the float k 2^-18: the same words. A narrow share stays narrow."""

@@ -1,4 +1,4 @@
-"""Products of shared values, from correlations made ahead of time.
+"""Products of shared values, from correlations made offline.
 
 Ring products mod 2^64: integer inputs give integers. Fixed-point inputs are truncated by their
 fraction bits afterwards (protocols.arithmetic.truncate, unbiased), one more round. `shift` says
@@ -159,9 +159,8 @@ def _matmul(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _linear(party: Party, x: np.ndarray, w: Private, frac_bits: int, label: str) -> np.ndarray:
     """Words of x w for lifted x."""
     rows, k = x.shape
-    factor = factor_of(w.value, frac_bits) if w.value is not None else None
-    fixed = factor.entries if factor is not None else None
-    material = party.take(masked_product(label, k, w.shape[1]), rows, fixed)
+    factor = factor_of(w, frac_bits) if w.value is not None else None
+    material = party.take(masked_product(label, k, w.shape[1]), rows, factor)
     (r,), (rw,) = material.masks, material.results
     # 2.
     if party.rank == CLIENT:

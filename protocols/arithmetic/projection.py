@@ -113,7 +113,7 @@ project = protocol_op(
     cost=lambda x, factor_bits: arith_cost(x),
     simulate=uniform_messages(_two_party, nothing_to_correct),
     model=_model,
-    silent=True,
+    non_interactive=True,
 )
 """Projections [rows, PROJECTIONS] of shared rows x [rows, d] on public factors that are uniform in
 [-2^(factor_bits - 1), 2^(factor_bits - 1)): shares mod 2^64, in words of x's fraction bits."""

@@ -2,7 +2,8 @@
 
 Masks come in tiles of `size` slots for cached rows and as many mask rows for queries. What is
 handed out is never handed out again: counters only move forward, and a row that leaves its tile
-gets another slot. Rows go by ids that never repeat, so that versions of a cache can share a book.
+gets another slot. Rows go by ids that never repeat, so that versions of a cache can share
+the counters.
 """
 
 from __future__ import annotations
@@ -53,16 +54,16 @@ class Schedule:
 
 @dataclass
 class Slots:
-    """The tiles in use. `place`: tile and slot of a row, by its id."""
+    """The tiles in use. `slot_of`: tile and slot of a row, by its id."""
 
     size: int
     tiles: dict[int, _Tile] = field(default_factory=dict)
-    place: dict[int, tuple[int, int]] = field(default_factory=dict)
+    slot_of: dict[int, tuple[int, int]] = field(default_factory=dict)
     begun: int = 0  # tiles so far; the latest one takes rows
 
     def copy(self) -> Slots:
         return Slots(
-            self.size, {t: copy.copy(v) for t, v in self.tiles.items()}, dict(self.place),
+            self.size, {t: copy.copy(v) for t, v in self.tiles.items()}, dict(self.slot_of),
             self.begun,
         )  # fmt: skip
 
@@ -99,10 +100,10 @@ class Slots:
         # 1.
         self._leave([t for t in self._members(names) if not self._lasts(t, count)])
         # 2.
-        homeless = [i for i, name in enumerate(names) if name not in self.place]
+        homeless = [i for i, name in enumerate(names) if name not in self.slot_of]
         if len(homeless) > self._room(count):
             self._leave([t for t, m in self._members(names).items() if 2 * len(m) < self.size])
-            homeless = [i for i, name in enumerate(names) if name not in self.place]
+            homeless = [i for i, name in enumerate(names) if name not in self.slot_of]
         while homeless:
             if not self._room(count):
                 self.begun += 1
@@ -112,7 +113,9 @@ class Slots:
             first = self.tiles[self.begun].slots
             slots = np.arange(first, first + len(now))
             self.tiles[self.begun].slots += len(now)
-            self.place.update({names[i]: (self.begun, s) for i, s in zip(now, slots, strict=True)})
+            self.slot_of.update(
+                {names[i]: (self.begun, slot) for i, slot in zip(now, slots, strict=True)}
+            )
             openings.append(Opening(self.begun, positions[now], slots))
         # 3.
         members = self._members(names)
@@ -120,7 +123,7 @@ class Slots:
             first = self.tiles[tile].queries
             self.tiles[tile].queries += count
             assert self.tiles[tile].queries <= self.size and self.tiles[tile].slots <= self.size
-            slots = np.array([self.place[names[i]][1] for i in here])
+            slots = np.array([self.slot_of[names[i]][1] for i in here])
             uses.append(Use(tile, rows, slice(first, first + count), positions[here], slots))
         self._leave([t for t in self.tiles if t not in members and t != self.begun])
 
@@ -128,8 +131,8 @@ class Slots:
         """By tile, which of these rows are in it."""
         found: dict[int, list[int]] = {}
         for i, name in enumerate(names):
-            if name in self.place:
-                found.setdefault(self.place[name][0], []).append(i)
+            if name in self.slot_of:
+                found.setdefault(self.slot_of[name][0], []).append(i)
         return found
 
     def _lasts(self, tile: int, queries: int) -> bool:
@@ -145,4 +148,4 @@ class Slots:
         """Forget these tiles, whoever's rows are in them."""
         gone = set(tiles)
         self.tiles = {t: v for t, v in self.tiles.items() if t not in gone}
-        self.place = {name: at for name, at in self.place.items() if at[0] not in gone}
+        self.slot_of = {name: at for name, at in self.slot_of.items() if at[0] not in gone}

@@ -96,7 +96,7 @@ require = protocol_op(
     owners=lambda outside, x: [x],
     cost=lambda outside, x: Cost(),
     simulate=lambda rank, prg, common, inputs, outputs: View([], []),
-    silent=True,
+    non_interactive=True,
 )
 """x as it is, if the opened bit `outside` is not set; else RangeError at both parties. In plaintext
 x: floats hold everywhere."""

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from spu_llm.core.correlation import Correlation
+from spu_llm.core.errors import PoolError
+from spu_llm.core.integers import Factor, equal
 from spu_llm.core.op import Cost
 
 
 @dataclass(frozen=True)
 class Need:
-    """Units of a correlation, and the provider's array that they are made for: at the provider,
-    and where it is known, else None.
+    """Units of a correlation. `fixed`: the provider's matrix that they are bound to; only at the
+    provider, and only where a dry run has seen it.
     """
 
     correlation: Correlation
     units: int
-    fixed: np.ndarray | None = None
+    fixed: Factor | None = None
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,13 @@ class Demand:
 
 
 def by_name(taken: Iterable[Need]) -> dict[str, Need]:
+    """PoolError when one name is bound to two matrices."""
     total: dict[str, Need] = {}
     for need in taken:
         name = need.correlation.name
         before = total.get(name, Need(need.correlation, 0))
         fixed = need.fixed if before.fixed is None else before.fixed
+        if need.fixed is not None and not equal(fixed, need.fixed):
+            raise PoolError(f"{name} is asked for with other weights than before")
         total[name] = Need(need.correlation, before.units + need.units, fixed)
     return total

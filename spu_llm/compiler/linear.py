@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.core._jax import Jaxpr, JaxprEqn, Literal, Var, shape_of
+from spu_llm.core._jax import ClosedJaxpr, JaxprEqn, Literal, Var, shape_of, walk
 from spu_llm.core.values import (
     CLIENT,
     Arith,
@@ -26,6 +26,7 @@ from spu_llm.core.values import (
     encode,
     frac_bits_of,
     low_bits,
+    public,
 )
 
 
@@ -98,15 +99,15 @@ _SUMS: Mapping[str, Callable[..., Any]] = {
 
 
 def is_local(
-    eqn: JaxprEqn, public: Callable[[Any], bool], consts: Mapping[Var, np.ndarray]
+    eqn: JaxprEqn, is_public: Callable[[Any], bool], consts: Mapping[Var, np.ndarray]
 ) -> bool:
-    """Whether shares can go through `eqn` on their own. `public` tells of its operands; `consts`
+    """Whether shares can go through `eqn` on their own. `is_public` tells of its operands; `consts`
     holds those that the program contains.
     """
     name, operands = eqn.primitive.name, eqn.invars
     plain = operands[_PLAIN[name]] if name in _PLAIN else []
     if name in _MOVES:
-        return all(public(v) for v in plain)
+        return all(is_public(v) for v in plain)
     kinds = {np.dtype(shape_of(v).dtype).kind for v in operands if not isinstance(v, Literal)}
     if "b" in kinds:
         return False
@@ -116,7 +117,7 @@ def is_local(
         kind = np.dtype(eqn.params["new_dtype"]).kind
         return kind == "f" or (kind in "iu" and "f" not in kinds)
     if name == "mul":
-        factors = [v for v in operands if public(v)]
+        factors = [v for v in operands if is_public(v)]
         if len(factors) != 1:
             return False
         return kinds <= {"i", "u"} or _is_whole(factors[0], consts)
@@ -131,20 +132,18 @@ def _is_whole(atom: Any, consts: Mapping[Var, np.ndarray]) -> bool:
     return bool(np.all(np.abs(numbers) < 2.0**63) and np.all(numbers == np.round(numbers)))
 
 
-def evaluate(jaxpr: Jaxpr, rank: int, frac_bits: int, inputs: Mapping[Var, Value]) -> list[Value]:
-    """The outputs of `jaxpr`, all of whose equations are local, at the party of this rank.
+def evaluate(
+    closed: ClosedJaxpr, inputs: Sequence[Value], rank: int, frac_bits: int
+) -> list[Value]:
+    """The outputs of `closed`, all of whose equations are local, at the party of this rank.
 
     TypeError for a float in boolean shares, which cannot be added up.
     """
-    env: dict[Var, Value] = dict(inputs)
 
-    def read(atom: Any) -> Value:
-        return Public(np.asarray(atom.val)) if isinstance(atom, Literal) else env[atom]
+    def apply(eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
+        return _apply(eqn, operands, rank, frac_bits)
 
-    for eqn in jaxpr.eqns:
-        results = _apply(eqn, [read(v) for v in eqn.invars], rank, frac_bits)
-        env.update(zip(eqn.outvars, results, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    return walk(closed, inputs, public, apply).read(closed.jaxpr.outvars)
 
 
 def _apply(eqn: JaxprEqn, operands: list[Value], rank: int, frac_bits: int) -> list[Value]:
@@ -203,7 +202,9 @@ def _times_whole(operands: Sequence[Value], rank: int, frac_bits: int) -> np.nda
 
 
 def _factors_of_two(operands: Sequence[Value]) -> int:
-    """How many bits wider a product is: those that every factor puts in below a narrow share."""
+    """How many low bits are zero in every public factor: a narrow share's product has that many
+    bits more.
+    """
     (factor,) = [v for v in operands if isinstance(v, Public)]
     whole = np.unique(as_words(np.asarray(factor.value).astype(np.int64)))
     nonzero = whole[whole != 0]

@@ -8,6 +8,7 @@ the program.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ from spu_llm.core._jax import (
     JaxprEqn,
     Literal,
     Var,
+    digest_of,
     expanded,
     flat_jaxpr,
     scope_of,
     sub_jaxprs,
+    walk,
 )
 from spu_llm.core.approx import form_on_shares
 from spu_llm.core.op import ProtocolOp, op_of
@@ -35,8 +38,8 @@ from spu_llm.core.values import Owner
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive equations of one owner: plaintext work, or, when JOINT, work on shares: each
-    party's own if `local`, an SPU segment otherwise.
+    """Consecutive equations of one owner: plaintext work, or, when JOINT, work on shares. `local`:
+    no message is needed, since it is plaintext or linear; all else is an SPU segment.
     """
 
     owner: Owner
@@ -44,6 +47,11 @@ class Run:
     inputs: tuple[Var, ...]
     outputs: tuple[Var, ...]
     local: bool = True
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of what it computes, whoever the owners are."""
+        return digest_of(self.jaxpr)
 
     def __str__(self) -> str:
         kind = f"local {self.owner.value}" if self.local else "segment"
@@ -54,8 +62,8 @@ class Run:
 @dataclass(frozen=True)
 class OpCall:
     """One call of a protocol op. Literal inputs stay literals; `scope` is the name scope
-    (`jax.named_scope`) it was written in. Consecutive calls of one `wave` do not depend on each
-    other.
+    (`jax.named_scope`) it was written in. The calls of one parallel `group` stand one after the
+    other and do not depend on each other.
     """
 
     op: ProtocolOp
@@ -63,7 +71,7 @@ class OpCall:
     inputs: tuple[Var | Literal, ...]
     outputs: tuple[Var, ...]
     scope: str = ""
-    wave: int = 0
+    group: int = 0
 
     def __str__(self) -> str:
         shapes = ", ".join(v.aval.str_short() for v in self.outputs)
@@ -105,25 +113,23 @@ def make_plan(
     """
     closed = _on_shares(flat_jaxpr(fn, shapes), owners)
     _refuse_nested_ops(closed.jaxpr)
-    owner_of = _place(closed.jaxpr, owners)
+    owner_of = _assign_owners(closed, owners)
     _refuse_unvetted(closed.jaxpr, owner_of)
     steps = tuple(_cut(closed, owner_of, only_segments))
     outputs = tuple(closed.jaxpr.outvars)
     output_owners = tuple(_owner(v, owner_of) for v in outputs)
-    content = hashlib.sha256(f"{closed.jaxpr}|{owners}|{output_owners}".encode())
-    for const in closed.consts:
-        content.update(np.asarray(const).tobytes())
+    content = f"{digest_of(closed)}|{owners}|{output_owners}|{only_segments}"
     return Plan(
         tuple(closed.jaxpr.invars), tuple(owners), outputs, output_owners, steps, owner_of,
         {v: np.asarray(c) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)},
-        content.hexdigest(),
+        hashlib.sha256(content.encode()).hexdigest(),
     )  # fmt: skip
 
 
 def _on_shares(closed: ClosedJaxpr, owners: Sequence[Owner]) -> ClosedJaxpr:
     """`closed` with every approximation in its form on shares, where it works on such."""
     while True:
-        owner_of = _place(closed.jaxpr, owners)
+        owner_of = _assign_owners(closed, owners)
 
         def form(eqn: JaxprEqn, owner_of: dict[Var, Owner] = owner_of) -> Any:
             joint = join(_owner(v, owner_of) for v in eqn.invars) is Owner.JOINT
@@ -193,15 +199,14 @@ def join(owners: Iterable[Owner]) -> Owner:
     return secret.pop() if len(secret) == 1 else Owner.JOINT
 
 
-def _place(jaxpr: Jaxpr, owners: Sequence[Owner]) -> dict[Var, Owner]:
-    owner_of = dict(zip(jaxpr.invars, owners, strict=True))
-    owner_of.update({v: Owner.PUBLIC for v in jaxpr.constvars})
-    for eqn in jaxpr.eqns:
-        inputs = [_owner(v, owner_of) for v in eqn.invars]
+def _assign_owners(closed: ClosedJaxpr, owners: Sequence[Owner]) -> dict[Var, Owner]:
+    """The owner of every variable."""
+
+    def results(eqn: JaxprEqn, inputs: list[Owner]) -> Sequence[Owner]:
         op = op_of(eqn.primitive)
-        results = op.owners(*inputs, **eqn.params) if op else [join(inputs)] * len(eqn.outvars)
-        owner_of.update(zip(eqn.outvars, results, strict=True))
-    return owner_of
+        return op.owners(*inputs, **eqn.params) if op else [join(inputs)] * len(eqn.outvars)
+
+    return walk(closed, owners, lambda _: Owner.PUBLIC, results).values
 
 
 # Plaintext work first, then each party's own work on shares, so that a segment sees all that it can
@@ -227,7 +232,7 @@ def _cut(
         for e in waiting
         if op_of(e.primitive) is None
     }
-    wave = 0
+    group = 0
     while waiting:
         for owner, locally in _ORDER:
             run, waiting_next = _take_run(
@@ -240,16 +245,16 @@ def _cut(
             known |= {v for e in run for v in e.outvars}
             yield _as_run(run, owner, locally, closed, waiting)
         else:
-            wave += 1
+            group += 1
             ready = [e for e in waiting if _ready(e, known)]
-            ready = [e for e in ready if _is_silent(e)] or ready
+            ready = [e for e in ready if _is_non_interactive(e)] or ready
             waiting = [e for e in waiting if all(e is not r for r in ready)]
             for eqn in ready:
                 op = op_of(eqn.primitive)
                 assert op is not None
                 known |= set(eqn.outvars)
                 inputs, outputs = tuple(eqn.invars), tuple(eqn.outvars)
-                yield OpCall(op, dict(eqn.params), inputs, outputs, scope_of(eqn), wave)
+                yield OpCall(op, dict(eqn.params), inputs, outputs, scope_of(eqn), group)
 
 
 def _local_ones(
@@ -258,20 +263,20 @@ def _local_ones(
     """ids of the equations that need no message: plaintext ones, and linear ones on shares."""
     consts = dict(zip(closed.jaxpr.constvars, map(np.asarray, closed.consts), strict=True))
 
-    def public(atom: Var | Literal) -> bool:
+    def is_public(atom: Var | Literal) -> bool:
         return _owner(atom, owner_of) is Owner.PUBLIC
 
     return {
         id(e)
         for e in closed.jaxpr.eqns
         if join(_owner(v, owner_of) for v in e.invars) is not Owner.JOINT
-        or (not only_segments and is_local(e, public, consts))
+        or (not only_segments and is_local(e, is_public, consts))
     }
 
 
-def _is_silent(eqn: JaxprEqn) -> bool:
+def _is_non_interactive(eqn: JaxprEqn) -> bool:
     op = op_of(eqn.primitive)
-    return op is not None and op.silent
+    return op is not None and op.non_interactive
 
 
 def _ready(eqn: JaxprEqn, known: set[Var]) -> bool:
@@ -291,8 +296,8 @@ def _take_run(
     inside = set(known)
     run, rest = [], []
     for eqn in waiting:  # jaxpr order is topological, so one pass is enough
-        mine = worker_of.get(id(eqn)) is owner and (only is None or id(eqn) in only)
-        if mine and _ready(eqn, inside):
+        chosen = worker_of.get(id(eqn)) is owner and (only is None or id(eqn) in only)
+        if chosen and _ready(eqn, inside):
             run.append(eqn)
             inside |= set(eqn.outvars)
         else:

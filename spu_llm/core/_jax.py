@@ -1,28 +1,33 @@
 """The only importer of JAX internals; they move between releases.
 
-Gives the rest three things: a primitive from a plain function, a flat jaxpr of a function (calls
-inlined, so that an op inside `jax.jit` is seen), and evaluation of a piece of a jaxpr.
+Gives the rest four things: a primitive from a plain function, a flat jaxpr of a function (calls
+inlined, so that an op inside `jax.jit` is seen), a walk over a jaxpr's equations, and the digest of
+a jaxpr.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.extend.core as jex
+import numpy as np
 from jax._src import source_info_util
 from jax.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, ShapedArray, Var, jaxprs_in_params
 from jax.interpreters import ad, batching, mlir
 
 __all__ = [
     "ClosedJaxpr",
+    "Environment",
     "Jaxpr",
     "JaxprEqn",
     "Literal",
     "Var",
     "as_function",
+    "digest_of",
     "expanded",
     "flat_jaxpr",
     "make_differentiable",
@@ -30,7 +35,10 @@ __all__ = [
     "scope_of",
     "shape_of",
     "sub_jaxprs",
+    "walk",
 ]
+
+T = TypeVar("T")
 
 # Calls whose body is inlined; anything else that holds a jaxpr (scan, while, cond) stays whole.
 _INLINED = {
@@ -112,26 +120,16 @@ def expanded(
     if not forms:
         return closed
 
+    def bind(eqn: JaxprEqn, values: list[Any]) -> Sequence[Any]:
+        with _same_scope(eqn):
+            if id(eqn) in forms:
+                return _returning_list(forms[id(eqn)])(*values)
+            sub, params = eqn.primitive.get_bind_params(eqn.params)
+            out = eqn.primitive.bind(*sub, *values, **params)
+            return out if eqn.primitive.multiple_results else [out]
+
     def replay(*args: Any) -> list[Any]:
-        jaxpr = closed.jaxpr
-        env: dict[Var, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
-
-        def read(atom: Var | Literal) -> Any:
-            return atom.val if isinstance(atom, Literal) else env[atom]
-
-        for eqn in jaxpr.eqns:
-            values = [read(v) for v in eqn.invars]
-            with _same_scope(eqn):
-                if id(eqn) in forms:
-                    out = _returning_list(forms[id(eqn)])(*values)
-                else:
-                    sub, params = eqn.primitive.get_bind_params(eqn.params)
-                    out = eqn.primitive.bind(*sub, *values, **params)
-                    if not eqn.primitive.multiple_results:
-                        out = [out]
-            env.update(zip(eqn.outvars, out, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+        return walk(closed, args, lambda x: x, bind).read(closed.jaxpr.outvars)
 
     return _inline(jax.make_jaxpr(replay)(*[shape_of(v) for v in closed.jaxpr.invars]))
 
@@ -152,6 +150,65 @@ def shape_of(atom: Var) -> jax.ShapeDtypeStruct:
     aval = atom.aval
     assert isinstance(aval, ShapedArray)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+class Environment(Generic[T]):
+    """What the variables of a program stand for; `constant(array)` is what literals do."""
+
+    def __init__(self, constant: Callable[[Any], T]) -> None:
+        self.values: dict[Var, T] = {}
+        self._constant = constant
+
+    def read(self, atoms: Iterable[Var | Literal]) -> list[T]:
+        return [
+            self._constant(atom.val) if isinstance(atom, Literal) else self.values[atom]
+            for atom in atoms
+        ]
+
+    def bind(self, variables: Sequence[Var], values: Sequence[T]) -> None:
+        self.values.update(zip(variables, values, strict=True))
+
+
+def walk(
+    closed: ClosedJaxpr,
+    inputs: Sequence[T],
+    constant: Callable[[Any], T],
+    apply: Callable[[JaxprEqn, list[T]], Sequence[T]],
+) -> Environment[T]:
+    """The environment after the equations of `closed`, each of which gives apply(eqn, operands);
+    literals and constants stand for constant(array).
+    """
+    env = Environment(constant)
+    env.bind(closed.jaxpr.constvars, [constant(x) for x in closed.consts])
+    env.bind(closed.jaxpr.invars, inputs)
+    for eqn in closed.jaxpr.eqns:
+        env.bind(eqn.outvars, apply(eqn, env.read(eqn.invars)))
+    return env
+
+
+def digest_of(closed: ClosedJaxpr) -> str:
+    """SHA-256 (hex) of what `closed` computes: its text, and the arrays that are not in it."""
+    content = hashlib.sha256(str(closed.jaxpr).encode())
+    for array in [*closed.consts, *_arrays_inside(closed.jaxpr)]:
+        array = np.asarray(array)
+        content.update(f"{array.shape} {array.dtype.str} ".encode())
+        content.update(array.tobytes())
+    return content.hexdigest()
+
+
+def _arrays_inside(jaxpr: Jaxpr) -> list[Any]:
+    """Arrays among the parameters of equations, and constants of the jaxprs there."""
+    found: list[Any] = []
+    for eqn in jaxpr.eqns:
+        for param in eqn.params.values():
+            for x in param if isinstance(param, tuple) else (param,):
+                if isinstance(x, ClosedJaxpr):
+                    found += [*x.consts, *_arrays_inside(x.jaxpr)]
+                elif isinstance(x, Jaxpr):
+                    found += _arrays_inside(x)
+                elif isinstance(x, np.ndarray):
+                    found.append(x)
+    return found
 
 
 def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:

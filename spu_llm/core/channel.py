@@ -47,8 +47,8 @@ class LinkChannel:
     def close(self) -> None:
         """Give the last message time to leave this process, which may end now.
 
-        It is written in the background, and an awaited message instead would meet a peer that has
-        ended already, which SPU does not survive. The link itself is SPU's to stop.
+        Messages are written in the background. To wait for an acknowledgement instead could meet a
+        peer whose process has ended, and SPU would end this one, too. SPU itself stops the link.
         """
         time.sleep(LINGER_S)
 
@@ -128,14 +128,14 @@ def agree_on_key(channel: Channel) -> bytes:
     WireError when the peer's message is no public key.
     """
     private = X25519PrivateKey.generate()
-    mine = private.public_key().public_bytes_raw()
-    channel.send(mine)
-    theirs = channel.recv()
+    own = private.public_key().public_bytes_raw()
+    channel.send(own)
+    peer = channel.recv()
     try:
-        shared = private.exchange(X25519PublicKey.from_public_bytes(theirs))
+        shared = private.exchange(X25519PublicKey.from_public_bytes(peer))
     except ValueError as exc:
         raise WireError("the peer's first message is not a public key") from exc
-    return hashlib.sha256(b"".join([shared, *sorted((mine, theirs))])).digest()
+    return hashlib.sha256(b"".join([shared, *sorted((own, peer))])).digest()
 
 
 @dataclass

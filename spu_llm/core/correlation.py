@@ -1,4 +1,4 @@
-"""Correlated randomness: what both parties prepare ahead of time, told as one small record.
+"""Correlated randomness: what both parties make offline, told as one small record.
 
 A correlation is random words (*masks*) of the two parties and a function of them, whose *results*
 come out shared. The masks are drawn by their holders alone, from keyed streams of their own; the
@@ -13,7 +13,6 @@ function runs inside SPU. A protocol later uses each unit once, to hide what it 
 from __future__ import annotations
 
 import enum
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from spu_llm.core.integers import Factor
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, as_words
 
@@ -65,8 +65,7 @@ class Correlation:
     derive(*masks) -> arrays: local work on shares of the masks that gives the inputs of `secure`:
         linear, or products of masks of one holder.
     inputs: the parts that `derive` returns; the masks themselves by default.
-    fixed: a private array of the provider's that all units share, or None; given as words or as
-        whole numbers in doubles.
+    fixed: a private matrix of the provider's that all units share, or None; given as a Factor.
     chunk: units made by one call of SPU; bounds its memory.
     """
 
@@ -135,7 +134,7 @@ def joined(pieces: Sequence[Material]) -> Material:
 
 
 def evaluate(
-    correlation: Correlation, masks: Sequence[np.ndarray], fixed: np.ndarray | None = None
+    correlation: Correlation, masks: Sequence[np.ndarray], fixed: Factor | None = None
 ) -> list[np.ndarray]:
     """The plain results (uint64) of plain masks: the correlation's exact integer meaning."""
     inputs = correlation.derive(*masks)
@@ -144,7 +143,7 @@ def evaluate(
         for part, x in zip(correlation.input_parts(), inputs, strict=True)
     ]
     if fixed is not None:
-        arrays.append(as_words(fixed).view(np.int64))
+        arrays.append(as_words(fixed.entries).view(np.int64))
     with np.errstate(over="ignore"):
         return [np.asarray(y).view(np.uint64) for y in correlation.secure(*arrays)]
 
@@ -153,7 +152,7 @@ def deal(
     correlation: Correlation,
     shares: Sequence[Sequence[np.ndarray]],
     sharing: Prg,
-    fixed: np.ndarray | None = None,
+    fixed: Factor | None = None,
 ) -> list[list[np.ndarray]]:
     """Both parties' results for their masks, by a dealer who sees everything: for tests only."""
     masks = [
@@ -164,14 +163,8 @@ def deal(
     for part, plain in zip(
         correlation.results, evaluate(correlation, masks, fixed), strict=True
     ):
-        mine = sharing.words(plain.shape)
-        both[CLIENT].append(mine)
-        both[PROVIDER].append(plain ^ mine if part.form is Form.BOOL else plain - mine)
+        client = sharing.words(plain.shape)
+        both[CLIENT].append(client)
+        both[PROVIDER].append(plain ^ client if part.form is Form.BOOL else plain - client)
     return both
 
-
-def digest(array: np.ndarray) -> str:
-    """Identifies a fixed private array to its owner."""
-    head = hashlib.sha256(repr((array.shape, array.dtype.str)).encode())
-    head.update(np.ascontiguousarray(array).tobytes())
-    return head.hexdigest()

@@ -14,12 +14,13 @@ every time; numpy is faster there at the sizes of attention, so it does those.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from dataclasses import dataclass
 
 import numpy as np
 
-from spu_llm.core.values import encode
+from spu_llm.core.values import Private, digest, encode
 
 _LIMB = 22
 _MASK = np.int64((1 << _LIMB) - 1)
@@ -27,7 +28,7 @@ _EXACT = 53  # bits of a double
 _MAX_BITS = 25  # of a weight: leaves 64 terms to one sum
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Factor:
     """An encoded matrix [k, m]: doubles that are whole numbers below 2^bits in size, or ring words
     (uint64, `bits` 64) when some are larger than doubles can multiply.
@@ -36,21 +37,29 @@ class Factor:
     entries: np.ndarray
     bits: int
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of the entries; it stays with the party that has them."""
+        return digest(self.entries)
 
-_factors: dict[int, tuple[weakref.ref[np.ndarray], int, Factor]] = {}
+
+# By the matrix's digest and fraction bits.
+_factors: weakref.WeakValueDictionary[tuple[str, int], Factor] = weakref.WeakValueDictionary()
 
 
-def factor_of(matrix: np.ndarray, frac_bits: int) -> Factor:
-    """`matrix` encoded, once per array object (which nobody writes into). ValueError as `encode`.
-
-    `entries` is then one object, too, by which a pool knows it.
+def factor_of(matrix: Private, frac_bits: int) -> Factor:
+    """`matrix` encoded, at its owner: one encoding for all matrices of equal content, dropped with
+    the last of them and of its other users. ValueError as `encode`.
     """
-    found = _factors.get(id(matrix))
-    if found is None or found[0]() is not matrix or found[1] != frac_bits:
-        key = id(matrix)
-        gone = weakref.ref(matrix, lambda _: _factors.pop(key, None))
-        found = _factors[key] = gone, frac_bits, _encoded(matrix, frac_bits)
-    return found[2]
+    if frac_bits not in matrix.encodings:
+        assert matrix.value is not None
+        key = matrix.digest, frac_bits
+        found = _factors.get(key)
+        if found is None:
+            found = _factors[key] = _encoded(matrix.value, frac_bits)
+        matrix.encodings[frac_bits] = found
+    factor: Factor = matrix.encodings[frac_bits]
+    return factor
 
 
 def _encoded(matrix: np.ndarray, frac_bits: int) -> Factor:
@@ -63,8 +72,13 @@ def _encoded(matrix: np.ndarray, frac_bits: int) -> Factor:
     return Factor(encode(matrix, frac_bits), 64)  # not a number: largest compares false
 
 
+def equal(a: Factor | None, b: Factor | None) -> bool:
+    """Whether two encodings are of equal content, or there is none."""
+    return a is b or (a is not None and b is not None and a.digest == b.digest)
+
+
 def factor_from(entries: np.ndarray) -> Factor:
-    """The factor with these entries, as `factor_of` made them."""
+    """The factor with these entries: whole numbers in doubles, or ring words."""
     if entries.dtype == np.uint64:
         return Factor(entries, 64)
     return Factor(entries, int(np.max(np.abs(entries), initial=0.0)).bit_length())

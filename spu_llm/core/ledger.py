@@ -122,19 +122,19 @@ def _exchange(channel: Channel, rank: int, value: Value, learners: list[int]) ->
     shared = isinstance(value, Arith | Bool)
     assert shared or isinstance(value, Private)
     if shared or rank == value.owner:  # type: ignore[union-attr]
-        mine = _own_words(value)
+        own = _own_words(value)
         if 1 - rank in learners:
-            channel.send(_pack(mine, element_bits(value)))
+            channel.send(_pack(own, element_bits(value)))
         if not shared:
-            return mine
+            return own
     if rank not in learners:
         return None
-    theirs = _unpack(channel.recv(), value.shape, element_bits(value))
+    peer = _unpack(channel.recv(), value.shape, element_bits(value))
     if isinstance(value, Arith):
-        return sign_extended(value.words + theirs, value.bits)
+        return sign_extended(value.words + peer, value.bits)
     if isinstance(value, Bool):
-        return low_bits(value.words ^ theirs, value.bits)
-    return theirs
+        return low_bits(value.words ^ peer, value.bits)
+    return peer
 
 
 def opening_bytes(count: int, bits: int) -> int:

@@ -77,7 +77,7 @@ class ProtocolOp:
     opens: Callable[..., Sequence[Opening]]
     model: Callable[..., Sequence[np.ndarray]] | None
     primitive: Any
-    silent: bool = False
+    non_interactive: bool = False
 
     def __call__(self, *arrays: Any, **static: Any) -> Any:
         out = self.primitive.bind(*arrays, **static)
@@ -103,7 +103,7 @@ def protocol_op(
     functionality: Functionality = Functionality(),
     opens: Callable[..., Sequence[Opening]] = lambda *values, **static: (),
     model: Callable[..., Sequence[np.ndarray]] | None = None,
-    silent: bool = False,
+    non_interactive: bool = False,
 ) -> ProtocolOp:
     """Define an op.
 
@@ -117,11 +117,12 @@ def protocol_op(
     opens(*values, **static) -> what one call must enter into the ledger; nothing by default.
     model(inputs of both parties, common stream, **static) -> exact integer results, where they
         depend on how the inputs are shared; by default the reference is exact.
-    silent: additive shares take no message, so that nothing need wait for others to run beside it.
+    non_interactive: on additive shares it sends nothing, so it runs as soon as its operands are
+        there instead of waiting for a parallel group.
     """
     op = ProtocolOp(
         name, reference, two_party, owners, cost, functionality, simulate, opens, model,
-        make_primitive(name, reference), silent,
+        make_primitive(name, reference), non_interactive,
     )  # fmt: skip
     _BY_PRIMITIVE[op.primitive] = op
     return op

@@ -11,6 +11,7 @@ import numpy as np
 from spu_llm.core.channel import Channel
 from spu_llm.core.correlation import Correlation, Material
 from spu_llm.core.errors import WireError
+from spu_llm.core.integers import Factor
 from spu_llm.core.ledger import Ledger
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import Owner, Private, Public, Value
@@ -20,7 +21,7 @@ class Source(Protocol):
     """Where units of correlated randomness come from: the session's supply."""
 
     def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material: ...
 
 
@@ -44,7 +45,7 @@ class Party:
     taps: list[Callable[[np.ndarray], None]] = field(default_factory=list)
 
     def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
         """Fresh units of correlated randomness, never handed out again."""
         material = self.supply.take(correlation, units, fixed)

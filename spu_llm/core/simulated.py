@@ -15,6 +15,7 @@ import numpy as np
 
 from spu_llm.core.channel import MemoryChannel
 from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.integers import Factor
 from spu_llm.core.op import View
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
@@ -51,7 +52,7 @@ class SimulatedParty(Party):
         return self._draw(lambda: self.own.words(shape))
 
     def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
         if self._next_drawn == len(self.drawn):
             masks = correlation.draw(self.rank, self.own, units)

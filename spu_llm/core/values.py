@@ -3,12 +3,22 @@
 A value of the secure program is public, private to one party, additively shared in the ring
 Z_{2^64} (arithmetic) or xor-shared bit by bit (boolean). SPU chooses between the two shared forms
 at run time, so whoever takes a share accepts both. Printing a value shows its form, never words.
+
+Whatever is made of a plaintext value once (an encoding, a hint, a share inside SPU) is known by the
+digest of its content, so that a copy costs nothing again and other content is noticed. Nobody
+writes into an array after it has become a value. A digest stays with the party that holds the
+content: to others it would confirm a guess.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -49,20 +59,36 @@ class Public:
     def dtype(self) -> np.dtype:
         return self.value.dtype
 
+    @functools.cached_property
+    def digest(self) -> str:
+        return digest(self.value)
+
 
 def public(value: object) -> Public:
-    """A value both parties know from the program's public course."""
+    """`value` as one that both parties know."""
     return Public(np.asarray(value))
 
 
 @dataclass(frozen=True)
 class Private:
-    """Known to `owner` alone; `value` is plaintext there and None at the other party."""
+    """Known to `owner` alone; `value` is plaintext there and None at the other party.
+
+    `encodings`: of this value, by fraction bits (`spu_llm.core.integers.factor_of`).
+    """
 
     owner: int
     shape: tuple[int, ...]
     dtype: np.dtype
     value: np.ndarray | None = field(repr=False)
+    encodings: dict[int, Any] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """At the owner only; computed when it is first asked for."""
+        assert self.value is not None
+        return digest(self.value)
 
 
 @dataclass(frozen=True)
@@ -99,6 +125,45 @@ class Bool:
 
 Shared = Arith | Bool
 Value = Public | Private | Arith | Bool
+
+
+class State(ABC):
+    """What a protocol remembers beside the words of shares, from call to call."""
+
+    @abstractmethod
+    def fork(self) -> State:
+        """The same state without secrets, to go on from apart: what a dry run does with it."""
+
+
+class Stateful(ABC):
+    """A shared value with protocol state, which several values may have in common. Operations that
+    do not know of the state take such a value as a share like any other, and give plain ones.
+    """
+
+    @property
+    @abstractmethod
+    def state(self) -> State: ...
+
+    @abstractmethod
+    def fork(self, state: State) -> Shared:
+        """A stand-in for this value on a fork of its state; its words are zero."""
+
+    @abstractmethod
+    def plain(self) -> Shared:
+        """The share without its state."""
+
+
+def fork(values: Sequence[Any]) -> list[Any]:
+    """The values, stateful ones as stand-ins: what had a state in common still has."""
+    states = {v.state: v.state.fork() for v in values if isinstance(v, Stateful)}
+    return [v.fork(states[v.state]) if isinstance(v, Stateful) else v for v in values]
+
+
+def digest(array: np.ndarray) -> str:
+    """SHA-256 (hex) of an array's shape, dtype and content."""
+    content = hashlib.sha256(repr((array.shape, array.dtype.str)).encode())
+    content.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return content.hexdigest()
 
 
 def encode(value: np.ndarray, frac_bits: int) -> np.ndarray:

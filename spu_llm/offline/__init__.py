@@ -1,1 +1,1 @@
-"""Correlated randomness: made ahead, kept, handed out once."""
+"""Correlated randomness: made offline, kept, handed out once."""

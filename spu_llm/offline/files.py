@@ -421,6 +421,22 @@ def _creating(path: Path) -> Iterator[BinaryIO]:
         os.fsync(file.fileno())
 
 
+def create(path: Path, *data: bytes | memoryview) -> None:
+    """A new file, 0600, there whole or not at all; one that another session has made meanwhile
+    stays. A process that is killed may leave a file that begins with a dot.
+    """
+    made = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    try:
+        with _creating(made) as file:
+            for piece in data:
+                file.write(piece)
+        os.link(made, path)
+    except FileExistsError:
+        pass
+    finally:
+        made.unlink(missing_ok=True)
+
+
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     """Contents for `path`: after a crash it has the old or these; durable in the end."""

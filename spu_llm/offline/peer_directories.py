@@ -4,9 +4,10 @@
     <directory>/<peer's id>/   the pool that it shares with that peer (spu_llm.offline.files)
 
 Material serves the two parties that made it, nobody else, and a session that meets other batches at
-its peer drops its own: without a folder for each, one client would cost all others theirs. The ids
-go over the sealed channel. A peer thereby recognises a party that comes again with the same
-directory; one that knows another's id can waste what that one has made, never learn from it.
+its peer drops its own: without a folder for each, one client would cost all others their
+material. The ids go over the sealed channel. A peer thereby recognises a party that comes again
+with the same directory; one that knows another's id can waste what that one has made, never learn
+from it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from spu_llm.core.channel import Channel
 from spu_llm.core.errors import PoolError, WireError
-from spu_llm.offline.files import check, failures, open_folder
+from spu_llm.offline.files import check, create, failures, open_folder
 
 MAX_PEERS = 64  # parties that one directory has material for
 _ID = re.compile(rb"[0-9a-f]{32}")
@@ -34,28 +35,12 @@ def open_directory(directory: Path) -> bytes:
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PoolError(f"{directory} cannot be written to; use another directory")
         if not os.path.lexists(path):
-            _draw_id(path)
+            create(path, os.urandom(16).hex().encode())
         check(path, folder=False)
-        mine = path.read_bytes()
-    if not _ID.fullmatch(mine):
+        own_id = path.read_bytes()
+    if not _ID.fullmatch(own_id):
         raise PoolError(f"{path} is damaged; remove it and all material beside it")
-    return mine
-
-
-def _draw_id(path: Path) -> None:
-    """Written whole or not at all; the first of two sessions that try has its way."""
-    part = path.with_name(f".id.{os.getpid()}")
-    number = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(number, "wb") as file:
-        file.write(os.urandom(16).hex().encode())
-        file.flush()
-        os.fsync(number)
-    try:
-        os.link(part, path)
-    except FileExistsError:
-        pass
-    finally:
-        os.unlink(part)
+    return own_id
 
 
 def agree(channel: Channel, directory: Path | None) -> Path | None:
@@ -64,16 +49,16 @@ def agree(channel: Channel, directory: Path | None) -> Path | None:
     One message each. WireError on anything but an id; PoolError when the directory cannot be used
     or is full of other peers.
     """
-    mine = open_directory(directory) if directory is not None else b""
-    channel.send(mine)
-    theirs = channel.recv()
-    if theirs and not _ID.fullmatch(theirs):
+    own_id = open_directory(directory) if directory is not None else b""
+    channel.send(own_id)
+    peer_id = channel.recv()
+    if peer_id and not _ID.fullmatch(peer_id):
         raise WireError("the peer names itself by something that is no id")
-    if directory is None or not theirs:
+    if directory is None or not peer_id:
         return None
-    if theirs == mine:
+    if peer_id == own_id:
         raise PoolError(f"both parties use {directory}, or copies of it; give each its own")
-    folder = directory / theirs.decode()
+    folder = directory / peer_id.decode()
     if not folder.exists():
         with failures(directory):
             peers = sum(map(_has_material, directory.iterdir()))

@@ -97,12 +97,12 @@ class Pool:
             )
         return data
 
-    def resume(self, theirs: bytes) -> None:
-        """Keep what the peer's inventory has, too; burn what either party may have used.
+    def resume(self, inventory: bytes) -> None:
+        """Keep what the peer's `inventory` has, too; burn what either party may have used.
 
-        WireError, with nothing changed, when `theirs` is no inventory of these batches.
+        WireError, with nothing changed, when it is no inventory of these batches.
         """
-        used = _read_inventory(theirs)
+        used = _read_inventory(inventory)
         for batch in self._found:
             if used.get(batch.label.id, 0) > batch.label.units:
                 raise WireError(

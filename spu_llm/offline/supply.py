@@ -7,10 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from spu_llm.compiler.demand import Demand, Need
 from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.integers import Factor
 from spu_llm.offline.pool import Pool
 from spu_llm.offline.silent.products import SilentProducts
 
@@ -57,7 +56,7 @@ class Supply:
             on_batch(total, total)
 
     def prepare(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> None:
         """Make units until `units` are there; `fixed`: the provider's array, if there is one and at
         the provider.
@@ -68,7 +67,7 @@ class Supply:
             self.pool.prepare(correlation, units)
 
     def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
         """`units` units that nobody ever gets again."""
         if correlation.fixed is not None:

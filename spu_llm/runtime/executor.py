@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,14 +14,15 @@ import numpy as np
 from spu_llm.compiler.demand import Need
 from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.linear import evaluate, has_numbers_in_bits
-from spu_llm.compiler.plan import OpCall, Plan, Run, Step
-from spu_llm.core._jax import Literal, as_function, shape_of
+from spu_llm.compiler.plan import OpCall, Plan, Run
+from spu_llm.compiler.walker import walk_plan
+from spu_llm.core._jax import as_function, shape_of
 from spu_llm.core.channel import Channel, CountingChannel, Traffic
-from spu_llm.core.lockstep import run_together
+from spu_llm.core.merged_rounds import run_together
 from spu_llm.core.meter import Meter
 from spu_llm.core.party import Party
-from spu_llm.core.values import Owner, Private, Public, Value
-from spu_llm.runtime.spu_runtime import Program, SpuRuntime, compile_segment
+from spu_llm.core.values import Owner, Private, Public, Value, public
+from spu_llm.runtime.spu_runtime import SpuRuntime, compile_segment
 
 
 class Executor:
@@ -40,38 +41,32 @@ class Executor:
     ) -> None:
         self._party, self._channel, self._spu, self._meter = party, channel, spu, meter
         self._dry_run, self._make = dry_run, make
-        self._lanes = itertools.count()
+        self._merged = itertools.count()  # calls in merged rounds so far
 
     def run(self, name: str, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
         """The plan's outputs; `name` is the secure function's, for the meter."""
-        env: dict[Any, Value] = {v: Public(c) for v, c in plan.consts.items()}
-        env.update(zip(plan.inputs, inputs, strict=True))
 
-        def read(atom: Any) -> Value:
-            return Public(np.asarray(atom.val)) if isinstance(atom, Literal) else env[atom]
+        def run(step: Run, values: list[Value]) -> list[Value]:
+            return self._run(name, plan, step, values)
 
-        for wave in _waves(plan.steps):
-            operands = [[read(v) for v in step.inputs] for step in wave]
-            if isinstance(wave[0], Run):
-                made = [self._run(name, plan, wave[0], operands[0])]
-            else:
-                made = self._ops(name, wave, operands)
-            for step, results in zip(wave, made, strict=True):
-                for v, result in zip(step.outputs, results, strict=True):
-                    if isinstance(step, OpCall):
-                        check_owner(f"result of {step.op.name}", result, plan.owner_of[v])
-                    env[v] = result
-        return [read(v) for v in plan.outputs]
+        def ops(calls: list[OpCall], operands: list[list[Value]]) -> list[list[Value]]:
+            made = self._ops(name, calls, operands)
+            for call, results in zip(calls, made, strict=True):
+                for variable, result in zip(call.outputs, results, strict=True):
+                    check_owner(f"result of {call.op.name}", result, plan.owner_of[variable])
+            return made
+
+        return walk_plan(plan, inputs, public, run, ops)
 
     def _run(self, name: str, plan: Plan, run: Run, values: Sequence[Value]) -> list[Value]:
         started = time.perf_counter()
         # Numbers in boolean shares cannot be added up; SPU may return them.
         joint = run.owner is Owner.JOINT
         if not run.local or (joint and has_numbers_in_bits(values)):
-            results, traffic = self._spu.run(program_of(run, plan), values)
+            results, traffic = self._spu.run(compile_segment(run, plan.owner_of), values)
             kind, what = "segment", f"{len(run.jaxpr.jaxpr.eqns)} equations"
         else:
-            results = run_alone_at(self._party.rank, self._party.frac_bits, run, values)
+            results = run_local(self._party.rank, self._party.frac_bits, run, values)
             traffic, kind, what = Traffic(), "local", "shares" if joint else run.owner.value
         self._meter.record(kind, what, name, time.perf_counter() - started, traffic)
         return results
@@ -81,10 +76,10 @@ class Executor:
     def _ops(
         self, name: str, calls: Sequence[OpCall], operands: Sequence[Sequence[Value]]
     ) -> list[list[Value]]:
-        """Independent calls: as many at once as draw on different correlations.
+        """A parallel group: as many calls at once as draw on different correlations.
 
-        Their material is there before they start: lanes of the two parties may ask in another
-        order, and making takes both.
+        Their material is there before they start: they may ask for it in another order at the
+        other party, and making takes both.
         """
         if len(calls) == 1:
             return self._one(name, calls, operands)
@@ -124,9 +119,9 @@ class Executor:
     def _together(
         self, name: str, calls: Sequence[OpCall], operands: Sequence[Sequence[Value]]
     ) -> list[list[Value]]:
-        def lane(call: OpCall, values: Sequence[Value]) -> Callable[[Channel], list[Value]]:
-            # The parties' lanes may draw in another order, so each has a common stream of its own.
-            common = self._party.common.child(f"lane {next(self._lanes)}")
+        def task(call: OpCall, values: Sequence[Value]) -> Callable[[Channel], list[Value]]:
+            # Calls may draw in another order at the other party: each has its own common stream.
+            common = self._party.common.child(f"lane {next(self._merged)}")
 
             def run(channel: Channel) -> list[Value]:
                 party = dataclasses.replace(self._party, channel=channel, common=common)
@@ -135,8 +130,7 @@ class Executor:
             return run
 
         started = time.perf_counter()
-        lanes = list(map(lane, calls, operands))
-        results, traffics = run_together(self._channel, lanes)
+        results, traffics = run_together(self._channel, list(map(task, calls, operands)))
         seconds = time.perf_counter() - started
         for i, (call, traffic) in enumerate(zip(calls, traffics, strict=True)):
             # They ran at once: the time of all is entered with the first.
@@ -146,24 +140,13 @@ class Executor:
         return results
 
 
-def _waves(steps: Sequence[Step]) -> Iterator[list[Any]]:
-    """Runs one by one, and calls of one wave together."""
-    for _, group in itertools.groupby(
-        enumerate(steps), lambda p: ("op", p[1].wave) if isinstance(p[1], OpCall) else p[0]
-    ):
-        yield [step for _, step in group]
+# ---- local work
 
 
-# ---- work without a message
-
-
-def run_alone_at(rank: int, frac_bits: int, run: Run, values: Sequence[Value]) -> list[Value]:
-    """Equations that need no message, at one party: linear ones on shares, or plaintext work."""
+def run_local(rank: int, frac_bits: int, run: Run, values: Sequence[Value]) -> list[Value]:
+    """A local run at the party of this rank."""
     if run.owner is Owner.JOINT:
-        inputs = dict(zip(run.inputs, values, strict=True))
-        consts = zip(run.jaxpr.jaxpr.constvars, run.jaxpr.consts, strict=True)
-        inputs.update({v: Public(np.asarray(c)) for v, c in consts})
-        return evaluate(run.jaxpr.jaxpr, rank, frac_bits, inputs)
+        return evaluate(run.jaxpr, values, rank, frac_bits)
     if run.owner is not Owner.PUBLIC and run.owner.rank != rank:
         return [
             Private(run.owner.rank, s.shape, np.dtype(s.dtype), None)
@@ -171,31 +154,15 @@ def run_alone_at(rank: int, frac_bits: int, run: Run, values: Sequence[Value]) -
         ]
     plain = [v.value for v in values if isinstance(v, Public | Private)]
     assert len(plain) == len(values)
-    results = [np.asarray(x) for x in _jitted(run)(*plain)]
+    if run.digest not in _plaintext_functions:
+        _plaintext_functions[run.digest] = jax.jit(as_function(run.jaxpr))
+    results = [np.asarray(x) for x in _plaintext_functions[run.digest](*plain)]
     if run.owner is Owner.PUBLIC:
         return [Public(x) for x in results]
     return [Private(rank, x.shape, x.dtype, x) for x in results]
 
 
-# Runs are kept with what was made of them, so that their ids stay taken.
-_local_functions: dict[int, tuple[Run, Any]] = {}
-
-
-def _jitted(run: Run) -> Any:
-    if id(run) not in _local_functions:
-        _local_functions[id(run)] = run, jax.jit(as_function(run.jaxpr))
-    return _local_functions[id(run)][1]
-
-
-_segment_programs: dict[int, tuple[Run, Program]] = {}
-
-
-def program_of(run: Run, plan: Plan) -> Program:
-    """The executable of a segment."""
-    if id(run) not in _segment_programs:
-        owners = [plan.owner_of[v] for v in run.inputs]
-        _segment_programs[id(run)] = run, compile_segment(run, owners)
-    return _segment_programs[id(run)][1]
+_plaintext_functions: dict[str, Any] = {}  # by the run's digest
 
 
 def check_owner(where: str, value: Value, owner: Owner) -> None:

@@ -1,4 +1,4 @@
-"""One party of two on an SPU link: secure functions run with the peer, material is made ahead."""
+"""One party of two on an SPU link: secure functions run with the peer, material is made offline."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from spu_llm.offline.pool import Pool
 from spu_llm.offline.silent.products import SilentProducts
 from spu_llm.offline.supply import Supply
 from spu_llm.runtime.dry_session import DrySession
-from spu_llm.runtime.executor import Executor, check_owner, program_of, run_alone_at
+from spu_llm.runtime.executor import Executor, check_owner, run_local
 from spu_llm.runtime.session import private_array
-from spu_llm.runtime.spu_runtime import SpuRuntime
+from spu_llm.runtime.spu_runtime import SpuRuntime, compile_segment
 
 T = TypeVar("T")
 
@@ -80,8 +80,8 @@ class PartySession:
             self.rank, self._channel, own, config.frac_bits, self.supply, common, self.ledger
         )
         self._agreed: set[str] = set()
-        run_alone = functools.partial(run_alone_at, self.rank, config.frac_bits)
-        self._dry_run = DryRun(self.rank, config.frac_bits, run_alone)
+        local = functools.partial(run_local, self.rank, config.frac_bits)
+        self._dry_run = DryRun(self.rank, config.frac_bits, local)
         self._executor = Executor(
             self.party, self._channel, self._spu, self.meter, self._dry_run, self._make_all
         )
@@ -195,15 +195,15 @@ class PartySession:
         content = hashlib.sha256(plan.digest.encode())
         for step in plan.steps:
             if isinstance(step, Run) and not step.local:
-                content.update(program_of(step, plan).executable.code)
-        mine = content.digest()
-        self._channel.send(mine)
-        theirs = self._channel.recv()
+                content.update(compile_segment(step, plan.owner_of).executable.code)
+        own = content.digest()
+        self._channel.send(own)
+        peer = self._channel.recv()
         traffic = self._channel.traffic.since(before)
         self.meter.record("control", "agree on plan", name, 0.0, traffic)
-        if theirs != mine:
+        if peer != own:
             raise ManifestMismatch(
-                f"the parties' programs differ: {name}: {mine.hex()[:12]} here, "
-                f"{theirs.hex()[:12]} at the peer"
+                f"the parties' programs differ: {name}: {own.hex()[:12]} here, "
+                f"{peer.hex()[:12]} at the peer"
             )
         self._agreed.add(plan.digest)

@@ -11,8 +11,9 @@ import json
 import os
 import re
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from jax.experimental import enable_x64
 from spu.utils import frontend
 
 from spu_llm.compiler.plan import Run, make_plan
-from spu_llm.core._jax import as_function, shape_of
+from spu_llm.core._jax import Var, as_function, shape_of
 from spu_llm.core.channel import Traffic
 from spu_llm.core.correlation import Correlation, Form, Part
 from spu_llm.core.errors import LeakError, WorkerError
@@ -177,28 +178,42 @@ def _unpack(share: libspu.Share, shape: tuple[int, ...]) -> np.ndarray:
     return np.frombuffer(b"".join(contents), np.uint64).reshape(shape)
 
 
+def _which(value: Value) -> Any:
+    """By what plaintext is known to be in SPU already; None for shares, which are fresh."""
+    if isinstance(value, Public):
+        return value.digest
+    if isinstance(value, Private):
+        # At the other party there is no content: every value is as good as another.
+        content = value.digest if value.value is not None else ""
+        return value.owner, value.shape, value.dtype, content
+    return None
+
+
 @dataclass(frozen=True)
 class Program:
-    """A compiled segment; input names start with a digest of its content."""
+    """A compiled segment; names of inputs and outputs start with a digest of its content."""
 
     executable: libspu.Executable
-    digest: str
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     output_dtypes: tuple[np.dtype, ...]
 
 
-_programs: dict[str, Program] = {}
+_programs: dict[str, Program] = {}  # by digest of the content
+_compiling = threading.Lock()
 
 
-def compile_segment(run: Run, input_owners: Sequence[Owner]) -> Program:
-    """Compile an SPU segment, once per content in this process."""
-    text = f"{run.jaxpr}|{[o is Owner.PUBLIC for o in input_owners]}"
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    for const in run.jaxpr.consts:
-        digest = hashlib.sha256(digest.encode() + np.asarray(const).tobytes()).hexdigest()[:16]
-    if digest in _programs:
-        return _programs[digest]
+def compile_segment(run: Run, owner_of: Mapping[Var, Owner]) -> Program:
+    """The executable of an SPU segment, compiled once per content in this process."""
+    public = [owner_of[v] is Owner.PUBLIC for v in run.inputs]
+    digest = hashlib.sha256(f"{run.digest}|{public}".encode()).hexdigest()[:16]
+    with _compiling:
+        if digest not in _programs:
+            _programs[digest] = _compiled(run, public, digest)
+    return _programs[digest]
+
+
+def _compiled(run: Run, public: Sequence[bool], digest: str) -> Program:
     body = as_function(run.jaxpr)
 
     def segment(*args: Any) -> list[Any]:
@@ -207,8 +222,8 @@ def compile_segment(run: Run, input_owners: Sequence[Owner]) -> Program:
     inputs = tuple(f"{digest}.in{i}" for i in range(len(run.inputs)))
     outputs = tuple(f"{digest}.out{i}" for i in range(len(run.outputs)))
     visibility = [
-        libspu.Visibility.VIS_PUBLIC if o is Owner.PUBLIC else libspu.Visibility.VIS_SECRET
-        for o in input_owners
+        libspu.Visibility.VIS_PUBLIC if is_public else libspu.Visibility.VIS_SECRET
+        for is_public in public
     ]
     options = libspu.CompilerOptions()
     # Otherwise x / sum computes a reciprocal of x's full size.
@@ -219,8 +234,7 @@ def compile_segment(run: Run, input_owners: Sequence[Owner]) -> Program:
         lambda _: list(outputs), copts=options,
     )  # fmt: skip
     dtypes = tuple(np.dtype(shape_of(v).dtype) for v in run.outputs)
-    _programs[digest] = Program(executable, digest, inputs, outputs, dtypes)
-    return _programs[digest]
+    return Program(executable, inputs, outputs, dtypes)
 
 
 def _compile_correlation(
@@ -237,7 +251,7 @@ def _compile_correlation(
         (run,) = plan.steps
         assert isinstance(run, Run) and run.outputs == plan.outputs
         order = [plan.inputs.index(v) for v in run.inputs]
-        return compile_segment(run, [Owner.JOINT] * len(order)), order
+        return compile_segment(run, plan.owner_of), order
 
 
 class SpuRuntime:
@@ -249,7 +263,7 @@ class SpuRuntime:
         self._log = SpuLog.of_process() if profile else None
         self._runtime = spu.Runtime(link, runtime_config(config, profile=profile))
         self._codec = ShareCodec(link.rank, config)
-        self._resident: dict[str, Value] = {}
+        self._resident: dict[str, Any] = {}  # by an input's name: which value SPU has there
         self._correlations: dict[str, tuple[Program, list[int]]] = {}
 
     def run(
@@ -257,13 +271,14 @@ class SpuRuntime:
     ) -> tuple[list[Value], Traffic]:
         """Run a segment. LeakError when it returns a value that SPU made public.
 
-        `keep`: inputs stay in SPU, where the same objects need not be set again.
+        `keep`: inputs stay in SPU, where plaintext of equal content (weights, at every step) need
+        not be set again.
         """
         for name, value in zip(program.input_names, inputs, strict=True):
-            # Weights are the same object at every step: they stay in the runtime.
-            if self._resident.get(name) is not value:
+            which = _which(value) if keep else None
+            if which is None or self._resident.get(name) != which:
                 self._runtime.set_var(name, self._codec.to_spu(value))
-                self._resident[name] = value
+                self._resident[name] = which
         self._runtime.run(program.executable)
         outputs = []
         for name, dtype in zip(program.output_names, program.output_dtypes, strict=True):
@@ -298,9 +313,9 @@ class SpuRuntime:
 
     def _as_value(self, part: Part, shape: tuple[int, ...], words: np.ndarray | None) -> Value:
         if part.form is Form.PRIVATE:
-            mine = part.holder.rank == self.rank
-            plain = words.view(np.int64) if mine and words is not None else None
-            if mine and (plain is None or plain.shape != shape):
+            holds = part.holder.rank == self.rank
+            plain = words.view(np.int64) if holds and words is not None else None
+            if holds and (plain is None or plain.shape != shape):
                 raise ValueError(f"expected a private array of shape {shape}")
             return Private(part.holder.rank, shape, np.dtype(np.int64), plain)
         assert words is not None and words.shape == shape
@@ -322,7 +337,7 @@ class SpuRuntime:
         plan = make_plan(touch, shapes, [Owner.CLIENT, Owner.PROVIDER], only_segments=True)
         for step in plan.steps:
             assert isinstance(step, Run)
-            program = compile_segment(step, [Owner.CLIENT, Owner.PROVIDER])
+            program = compile_segment(step, plan.owner_of)
             values = [
                 Private(r, v.shape, np.dtype(np.float32), np.asarray(v) if r == self.rank else None)
                 for r, v in ((CLIENT, x), (PROVIDER, w))

@@ -9,6 +9,7 @@ import numpy as np
 
 from spu_llm.core.channel import Channel, SealedChannel
 from spu_llm.core.correlation import Correlation, Form, Material
+from spu_llm.core.integers import Factor
 from spu_llm.core.party import Party
 from spu_llm.core.values import Owner
 from spu_llm.testing.run import leaked_words
@@ -24,7 +25,7 @@ class BrokenParty(Party):
         return self.spoil(super().mask(shape), Form.ARITH)
 
     def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
         material = super().take(correlation, units, fixed)
         masks = [

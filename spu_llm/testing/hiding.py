@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from spu_llm.core.correlation import Correlation, Form, Material, evaluate
+from spu_llm.core.integers import Factor
 from spu_llm.core.op import ProtocolOp
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
@@ -68,22 +69,22 @@ class _Draw:
     """Units once drawn: this party's words and the peer's."""
 
     correlation: Correlation
-    mine: list[np.ndarray]  # masks
+    own: list[np.ndarray]  # masks
     results: list[np.ndarray]
-    theirs: Material
-    fixed: np.ndarray | None
+    peer: Material
+    fixed: Factor | None
 
     def settle(self) -> None:
         """This party's results from the masks and the peer's results."""
         parts = self.correlation.masks, self.correlation.results
         masks = [
             a ^ b if part.form in (Form.BOOL, Form.BIT) else a + b
-            for part, a, b in zip(parts[0], self.mine, self.theirs.masks, strict=True)
+            for part, a, b in zip(parts[0], self.own, self.peer.masks, strict=True)
         ]
         self.results = [
             plain ^ b if part.form is Form.BOOL else plain - b
             for part, plain, b in zip(
-                parts[1], evaluate(self.correlation, masks, self.fixed), self.theirs.results,
+                parts[1], evaluate(self.correlation, masks, self.fixed), self.peer.results,
                 strict=True,
             )
         ]  # fmt: skip
@@ -94,10 +95,10 @@ class _Units:
         self._draws = iter(draws)
 
     def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
         draw = next(self._draws)
-        return Material(draw.mine, draw.results)
+        return Material(draw.own, draw.results)
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Replay:
         # Copies, to be changed in place.
         self._own = [np.array(words) for words in outcome.fresh[rank].own]
         taken = (outcome.fresh[r].taken for r in (rank, 1 - rank))
-        self.draws = [_drawn(mine, theirs) for mine, theirs in zip(*taken, strict=True)]
+        self.draws = [_drawn(own, peer) for own, peer in zip(*taken, strict=True)]
         self.used = -1
         used = self.sent()
         for _ in range(_PADDING_RUNS):
@@ -151,7 +152,7 @@ class Replay:
         """Its masks in one draw of prepared units."""
         return [
             _Fresh(_source(words), 1 if part.form is Form.BIT else 64)
-            for part, words in zip(draw.correlation.masks, draw.mine, strict=True)
+            for part, words in zip(draw.correlation.masks, draw.own, strict=True)
             if words.size and (part.holder is Owner.JOINT or part.holder.rank == self._rank)
             and words.flags.writeable | (words.base is not None)
         ]  # fmt: skip
@@ -180,7 +181,7 @@ class Replay:
 
     def dropped(self, at: int) -> Replay:
         """The same with zeros for the masks of a draw: broken."""
-        return self._with_masks(at, [_frozen(np.zeros_like(m)) for m in self.draws[at].mine])
+        return self._with_masks(at, [_frozen(np.zeros_like(m)) for m in self.draws[at].own])
 
     def repeated(self, at: int) -> Replay | None:
         """The same with a draw's masks those of the last draw of as many units of the same
@@ -188,15 +189,15 @@ class Replay:
         """
         draw = self.draws[at]
         for before in reversed(self.draws[:at]):
-            if before.correlation is draw.correlation and len(before.mine[0]) == len(draw.mine[0]):
-                return self._with_masks(at, before.mine)
-        if len(draw.mine[0]) < 2:
+            if before.correlation is draw.correlation and len(before.own[0]) == len(draw.own[0]):
+                return self._with_masks(at, before.own)
+        if len(draw.own[0]) < 2:
             return None
-        return self._with_masks(at, [np.broadcast_to(np.array(m[:1]), m.shape) for m in draw.mine])
+        return self._with_masks(at, [np.broadcast_to(np.array(m[:1]), m.shape) for m in draw.own])
 
     def _with_masks(self, at: int, masks: list[np.ndarray]) -> Replay:
         draws = list(self.draws)
-        draws[at] = dataclasses.replace(draws[at], mine=masks)
+        draws[at] = dataclasses.replace(draws[at], own=masks)
         draws[at].settle()
         return self._changed(draws=draws)
 
@@ -205,7 +206,7 @@ class Replay:
         for words, flip in flips:
             words ^= flip
         for draw in self.draws:
-            if any(np.may_share_memory(m, f) for m in draw.mine for f in flipped if m.size):
+            if any(np.may_share_memory(m, f) for m in draw.own for f in flipped if m.size):
                 draw.settle()
 
     def _with_all_else_changed(self) -> Replay:
@@ -213,9 +214,9 @@ class Replay:
         prg = Prg.from_os()
 
         def other(draw: _Draw) -> _Draw:
-            masks = draw.correlation.draw(self._rank, prg, len(draw.mine[0]))
+            masks = draw.correlation.draw(self._rank, prg, len(draw.own[0]))
             results = [prg.words(words.shape) for words in draw.results]
-            return dataclasses.replace(draw, mine=masks, results=results)
+            return dataclasses.replace(draw, own=masks, results=results)
 
         return self._changed(
             _inputs=[_other_share(v, prg) for v in self._inputs],
@@ -229,11 +230,11 @@ class Replay:
         return twin
 
 
-def _drawn(mine: Taken, theirs: Taken) -> _Draw:
-    assert mine.correlation is theirs.correlation
-    masks = [np.array(m) for m in mine.material.masks]
-    fixed = mine.fixed if mine.fixed is not None else theirs.fixed
-    return _Draw(mine.correlation, masks, mine.material.results, theirs.material, fixed)
+def _drawn(own: Taken, peer: Taken) -> _Draw:
+    assert own.correlation is peer.correlation
+    masks = [np.array(m) for m in own.material.masks]
+    fixed = own.fixed if own.fixed is not None else peer.fixed
+    return _Draw(own.correlation, masks, own.material.results, peer.material, fixed)
 
 
 def _frozen(words: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 from spu_llm.core.channel import Channel, CountingChannel, MemoryChannel, Traffic
 from spu_llm.core.correlation import Correlation, Material, deal
 from spu_llm.core.errors import PeerError
+from spu_llm.core.integers import Factor
 from spu_llm.core.ledger import Ledger
 from spu_llm.core.op import ProtocolOp, View
 from spu_llm.core.party import Party
@@ -57,7 +58,7 @@ class Taken:
 
     correlation: Correlation
     material: Material
-    fixed: np.ndarray | None = None
+    fixed: Factor | None = None
 
 
 @dataclass
@@ -143,7 +144,7 @@ class _DealtHalf:
     taken: list[Taken]
 
     def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
         with _the_tests_own():
             material = self.dealer.take(self.rank, correlation, units, fixed)

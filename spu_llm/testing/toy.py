@@ -26,11 +26,11 @@ def _toy_two_party(party: Party, x: Value, *, rounds: int) -> Arith:
     words = x.words
     for _ in range(rounds):
         # 1. The word sent is half of what this party gives up, hidden by its own fresh mask.
-        mine = party.mask(x.shape)
-        party.send(words + mine)
-        theirs = party.recv(x.shape)
+        own = party.mask(x.shape)
+        party.send(words + own)
+        peer = party.recv(x.shape)
         # 2. The parties swap roles: each now holds the peer's masked share minus its own mask.
-        words = theirs - mine
+        words = peer - own
     return Arith(words, x.dtype, x.frac_bits)
 
 

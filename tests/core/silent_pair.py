@@ -12,6 +12,7 @@ import numpy as np
 from spu_llm.core.channel import CountingChannel, MemoryChannel
 from spu_llm.core.correlation import Correlation, Form, Material, Part
 from spu_llm.core.errors import WireError
+from spu_llm.core.integers import Factor, factor_from
 from spu_llm.core.meter import Meter
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
@@ -42,6 +43,11 @@ def matrix(seed: int, k: int, m: int, bits: int = 18) -> np.ndarray:
 
 def words_of(w: np.ndarray) -> np.ndarray:
     return w if w.dtype == np.uint64 else w.astype(np.int64).view(np.uint64)
+
+
+def fixed(rank: int, w: np.ndarray) -> Factor | None:
+    """The provider's matrix, as each party gives it."""
+    return factor_from(w) if rank == PROVIDER else None
 
 
 class Wire:
@@ -106,10 +112,10 @@ class Two:
         return found
 
     def set_up(self, *wanted: tuple[Correlation, np.ndarray]) -> None:
-        self.both(lambda rank, p: p.set_up([(c, w if rank else None) for c, w in wanted]))
+        self.both(lambda rank, p: p.set_up([(c, fixed(rank, w)) for c, w in wanted]))
 
     def take(self, correlation: Correlation, units: int, w: np.ndarray) -> list[Material]:
-        return self.both(lambda rank, p: p.take(correlation, units, w if rank else None))
+        return self.both(lambda rank, p: p.take(correlation, units, fixed(rank, w)))
 
     def errors(self, correlation: Correlation, units: int, w: np.ndarray) -> np.ndarray:
         """Of the results of some units: how far the shares' sum is from r W, int64."""

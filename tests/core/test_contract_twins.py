@@ -17,6 +17,7 @@ from protocols.bits import mux
 from protocols.bits.mux import correlation_for
 from protocols.functions.maximum import maximum
 from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.integers import Factor, factor_from
 from spu_llm.core.op import ProtocolOp
 from spu_llm.core.party import Party, Source
 from spu_llm.core.prg import Prg
@@ -106,8 +107,8 @@ def _leaves_the_middle_open(
     cut = cut_bits(x.dtype, shift) + lift
     entries = w.value.view(np.uint64) if w.value is not None else None
     # Prepared without the middle, where no mask has to be taken out again.
-    outer = (np.arange(k) < 3) | (np.arange(k) > 12)
-    fixed = entries * outer[:, None].astype(np.uint64) if entries is not None else None
+    outer = ((np.arange(k) < 3) | (np.arange(k) > 12)).astype(np.uint64)
+    fixed = factor_from(entries * outer[:, None]) if entries is not None else None
     material = party.take(masked_product(label, k, w.shape[1]), rows, fixed)
     (r,), (rw,) = material.masks, material.results
     if party.rank == CLIENT:
@@ -142,7 +143,7 @@ class _RepeatsMux:
     first: Material | None = None
 
     def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
         if correlation is not correlation_for(64):
             return self.source.take(correlation, units, fixed)

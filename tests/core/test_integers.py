@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,11 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spu_llm.core import integers
-from spu_llm.core.integers import factor_of, times_factor
+from spu_llm.core.integers import Factor, times_factor
+from spu_llm.core.values import PROVIDER, Private
 
 WORDS = st.sampled_from([0, 1, 2**22 - 1, 2**44 - 1, 2**63 - 1, 2**63, 2**64 - 1]) | st.integers(
     0, 2**64 - 1
 )
+
+
+def private(w: np.ndarray) -> Private:
+    return Private(PROVIDER, w.shape, w.dtype, w)
+
+
+def factor_of(w: np.ndarray, frac_bits: int) -> Factor:
+    return integers.factor_of(private(w), frac_bits)
 
 
 def exact(x: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -44,17 +53,41 @@ def test_long_sums_of_the_largest_numbers(bits: int) -> None:
     np.testing.assert_array_equal(times_factor(x, factor_of(w, 0)), x @ w.view(np.uint64))
 
 
-def test_weights_are_encoded_once_and_dropped_with_their_array() -> None:
+def test_weights_are_encoded_once_whatever_array_has_them() -> None:
     w = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-    first = factor_of(w, 18)
-    assert factor_of(w, 18) is first and factor_of(w.copy(), 18) is not first
+    value = private(w)
+    first = integers.factor_of(value, 18)
+    assert integers.factor_of(value, 18) is first
+    assert factor_of(w, 18) is first and factor_of(w.copy(), 18) is first
+    assert factor_of(np.asfortranarray(w), 18) is first
     np.testing.assert_array_equal(first.entries, np.round(w.astype(np.float64) * 2**18))
     assert factor_of(w, 10).bits < first.bits
-    gone = weakref.ref(w)
-    before = len(integers._factors)
-    del w
+
+
+@pytest.mark.parametrize("other", [
+    lambda w: w + np.float32(0.5), lambda w: w.T, lambda w: w.astype(np.float64)
+])  # fmt: skip
+def test_other_weights_are_encoded_on_their_own(other: Callable[[np.ndarray], np.ndarray]) -> None:
+    w = np.random.default_rng(1).normal(size=(3, 3)).astype(np.float32)
+    value = private(w)
+    first, second = integers.factor_of(value, 18), factor_of(other(w), 18)
+    assert second is not first
+    np.testing.assert_array_equal(second.entries, np.round(other(w).astype(np.float64) * 2**18))
+
+
+def test_an_encoding_goes_with_the_last_of_its_users() -> None:
+    """Of the values that have it, and of what was made of it."""
+    w = np.random.default_rng(2).normal(size=(4, 3)).astype(np.float32)
+    one, other = private(w), private(w.copy())
+    digest, factor = integers.factor_of(one, 18).digest, integers.factor_of(other, 18)
+    del one, other
     gc.collect()
-    assert gone() is None and len(integers._factors) < before
+    assert factor_of(w, 18) is factor and factor.digest == digest
+    key = private(w).digest, 18
+    assert key in integers._factors
+    del factor
+    gc.collect()
+    assert key not in integers._factors
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 2.0**50])

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spu_llm.core.correlation import digest
 from spu_llm.core.integers import factor_from
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.core.values import CLIENT, PROVIDER, digest
 from spu_llm.offline.silent import hint, ring
 from spu_llm.offline.silent.hint import Matrix, Secrets
 from spu_llm.offline.silent.ring import N

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import threading
 from pathlib import Path
@@ -16,7 +17,7 @@ from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline import files as pool_files
 from spu_llm.offline.silent import store
 from spu_llm.offline.silent.ring import N
-from tests.core.silent_pair import Two, correlation_of, matrix
+from tests.core.silent_pair import Two, correlation_of, fixed, matrix
 
 MATRIX, WEIGHTS = correlation_of(2, 5), matrix(1, 2, 5)
 SIZE = 5 * 5 * N
@@ -86,7 +87,7 @@ def test_an_open_file_is_refused(tmp_path: Path, which: str, how: str) -> None:
             Two(client, provider)
         return
     outcomes = Two(client, provider).outcomes(
-        lambda rank, p: p.set_up([(MATRIX, WEIGHTS if rank else None)])
+        lambda rank, p: p.set_up([(MATRIX, fixed(rank, WEIGHTS))])
     )
     assert any(isinstance(x, PoolError) and said in str(x) for x in outcomes)
 
@@ -146,16 +147,20 @@ def test_a_full_disk(tmp_path: Path, rank: int, monkeypatch: pytest.MonkeyPatch)
     """Said with the path; the provider leaves no piece of a file behind."""
     folders = both_folders(tmp_path)
     two = Two(*folders)
-    write = store._write
+    fdopen = os.fdopen
 
-    def full(path: Path, *data: Any, **options: Any) -> None:
-        if path.parent != folders[rank]:
-            return write(path, *data, **options)
-        write(path, *(bytes(x)[:10] for x in data), **options)
-        raise OSError(errno.ENOSPC, "No space left on device")
+    class Full(io.BufferedWriter):
+        def write(self, data: Any) -> int:
+            super().write(bytes(data)[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "_write", full)
-    outcome = two.outcomes(lambda r, p: p.set_up([(MATRIX, WEIGHTS if r else None)]))[rank]
+    def opened(number: int, mode: str) -> Any:
+        path = Path(os.readlink(f"/proc/self/fd/{number}"))
+        here = mode == "wb" and path.parent == folders[rank]
+        return Full(io.FileIO(number, "w")) if here else fdopen(number, mode)
+
+    monkeypatch.setattr(os, "fdopen", opened)
+    outcome = two.outcomes(lambda r, p: p.set_up([(MATRIX, fixed(r, WEIGHTS))]))[rank]
     assert isinstance(outcome, PoolError)
     assert str(folders[rank]) in str(outcome) and "No space left" in str(outcome)
     monkeypatch.undo()

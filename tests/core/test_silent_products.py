@@ -20,7 +20,7 @@ from spu_llm.offline.silent.products import WIDE_BITS, SilentProducts, matrix_of
 from spu_llm.offline.silent.ring import N
 from spu_llm.offline.supply import Supply
 from tests.core.dealing import TRIPLE
-from tests.core.silent_pair import HALF, Two, chi_square, correlation_of, matrix, words_of
+from tests.core.silent_pair import HALF, Two, chi_square, correlation_of, fixed, matrix, words_of
 
 KEY = 8 * N
 
@@ -162,7 +162,7 @@ def test_a_failure_while_positions_are_made_loses_them(monkeypatch: pytest.Monke
 
     with monkeypatch.context() as patch:
         patch.setattr(hint, "public_inputs", broken)
-        client, _ = two.outcomes(lambda rank, p: p.prepare(c, 1, w if rank else None))
+        client, _ = two.outcomes(lambda rank, p: p.prepare(c, 1, fixed(rank, w)))
     assert isinstance(client, Exception)
     use = two.products[CLIENT]._uses[c.name]
     assert (use.key, use.next, use.left) == (0, HALF, 0)
@@ -215,7 +215,7 @@ def test_another_matrix_of_the_same_name_is_refused() -> None:
     two.take(c, 1, w)
     two.take(c, 1, w.copy())  # the same weights elsewhere
     with pytest.raises(PoolError, match="other weights than before"):
-        two.products[PROVIDER].set_up([(c, w + 1)])
+        two.products[PROVIDER].set_up([(c, factor_from(w + 1))])
     other = correlation_of(2, 3)
     object.__setattr__(other, "name", c.name)
     with pytest.raises(PoolError, match="other weights than before"):
@@ -249,11 +249,11 @@ def test_supply() -> None:
 
     def work(rank: int, products: SilentProducts) -> list[int]:
         supply = Supply(pools[rank], products)  # type: ignore[arg-type]
-        fixed = w if rank else None
-        supply.set_up(Demand.of([Need(bound_, 1, fixed)]))
-        supply.prepare(bound_, 1, fixed)
+        weights = fixed(rank, w)
+        supply.set_up(Demand.of([Need(bound_, 1, weights)]))
+        supply.prepare(bound_, 1, weights)
         supply.prepare(TRIPLE, 5)
-        material = supply.take(bound_, 3, fixed)
+        material = supply.take(bound_, 3, weights)
         assert supply.take(TRIPLE, 2) == "from the pool"
         return [len(material.results[0]), supply.available(bound_), supply.available(TRIPLE)]
 

@@ -15,7 +15,7 @@ from spu_llm.core.errors import PoolError, WireError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline.silent import hint, products
 from spu_llm.offline.silent.ring import N
-from tests.core.silent_pair import Two, correlation_of, matrix
+from tests.core.silent_pair import Two, correlation_of, fixed, matrix
 
 MATRIX, WEIGHTS = correlation_of(2, 5), matrix(1, 2, 5)
 SIZE = 5 * 5 * N
@@ -36,7 +36,7 @@ def session(tmp_path: Path) -> Session:
 
 
 def set_up(two: Two) -> list[Any]:
-    return two.outcomes(lambda rank, p: p.set_up([(MATRIX, WEIGHTS if rank else None)]))
+    return two.outcomes(lambda rank, p: p.set_up([(MATRIX, fixed(rank, WEIGHTS))]))
 
 
 def only(folder: Path, ending: str) -> Path:
@@ -58,7 +58,7 @@ def test_a_key_has_its_length(size: int) -> None:
     two = Two()
     two.set_up((MATRIX, WEIGHTS))
     two.wires[CLIENT].change = lambda number, data: bytes(size)
-    _, provider = two.outcomes(lambda rank, p: p.prepare(MATRIX, 1, WEIGHTS if rank else None))
+    _, provider = two.outcomes(lambda rank, p: p.prepare(MATRIX, 1, fixed(rank, WEIGHTS)))
     assert isinstance(provider, WireError) and f"expected {8 * N}" in str(provider)
     assert two.products[PROVIDER].available(MATRIX) == 0
 

@@ -17,7 +17,7 @@ from models.tokenizer import Tokenizer
 from models.training.corpus import read_manifest
 from models.training.snippets import SHIPPED, read_snippets
 from spu_llm.app import cli
-from spu_llm.core import lockstep
+from spu_llm.core import merged_rounds
 from spu_llm.core.channel import Traffic
 from spu_llm.core.errors import WorkerError
 from spu_llm.core.values import CLIENT
@@ -255,7 +255,7 @@ def _watched(
     sent = sum((e.traffic for e in session.meter.entries if e.kind == "segment"), Traffic())
     ended: list[Traffic] = []
     run, make, account = spu.run, spu.make, completions.account
-    pack, unpack = lockstep.pack, lockstep.unpack
+    pack, unpack = merged_rounds.pack, merged_rounds.unpack
 
     def counted_run(*args: Any, **options: Any) -> Any:
         nonlocal sent
@@ -291,8 +291,8 @@ def _watched(
         if session.rank == CLIENT:
             patch.setattr(spu, "run", counted_run)
             patch.setattr(spu, "make", counted_make)
-            patch.setattr(lockstep, "pack", counted_pack)
-            patch.setattr(lockstep, "unpack", counted_unpack)
+            patch.setattr(merged_rounds, "pack", counted_pack)
+            patch.setattr(merged_rounds, "unpack", counted_unpack)
             patch.setattr(completions, "account", at_the_end)
         result = completions.run(session, job, lambda event, **fields: None)
     return result, units, ended[0] if ended else Traffic()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import numpy as np
-
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.correlation import Correlation, Material
+from spu_llm.core.integers import Factor
 from spu_llm.runtime.party_session import PartySession
 
 
@@ -31,7 +30,7 @@ class Watched:
             session.party.supply = session.supply
 
     def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
         self.units[correlation.name] += units
         assert self._session.supply.available(correlation) >= units

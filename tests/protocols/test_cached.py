@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.arithmetic.cached import (
-    Book,
+    Allocation,
     Cached,
     append,
     cached_products,
@@ -32,7 +31,7 @@ from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.simulated import SimulatedParty, uniform_messages
-from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, Public, Value, as_words
+from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, Public, Value, as_words, fork
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
@@ -126,7 +125,7 @@ def programs(draw: Any) -> list[Command]:
 @settings(max_examples=40)
 @given(programs(), st.integers(1, 9))
 def test_any_sequence_of_calls(commands: list[Command], tile: int) -> None:
-    """Results as numpy's, prices exact, and both parties keep the same books."""
+    """Results as numpy's, prices exact, and both parties allocate the same."""
     outcome, records = caching.run(commands, tile=tile)
     for found, wanted in zip(caching.results(outcome), caching.expected(commands), strict=True):
         np.testing.assert_array_equal(found, wanted)
@@ -163,10 +162,10 @@ def _append_keeping_slots(party: Party, cache: Value, rows: Value, at: Value) ->
     """Broken: slots of rows that are overwritten are handed out again."""
     made: Cached = append.two_party(party, cache, rows, at)
     if isinstance(cache, Cached):
-        for half in cache.book._halves.values():
+        for half in cache.allocation._halves.values():
             for name in set(cache.ids.tolist()) - set(made.ids.tolist()):
-                if name in half.slots.place:
-                    tile, slot = half.slots.place[name]
+                if name in half.slots.slot_of:
+                    tile, slot = half.slots.slot_of[name]
                     half.slots.tiles[tile].slots = slot
     return made
 
@@ -286,11 +285,11 @@ def test_after_a_failure_nothing_goes_on() -> None:
         times_rows.run(party, [x, cache], {"tile": 8})
 
 
-def test_a_copy_has_no_words_and_sends_none() -> None:
-    """A dry run on a deep copy leaves the cache as it was, and gives nothing away."""
+def test_a_fork_has_no_words_and_sends_none() -> None:
+    """A dry run on a fork leaves the cache as it was, and gives nothing away."""
     party = _party()
     cache = _used(party)
-    dry = copy.deepcopy(cache)
+    (dry,) = fork([cache])
     assert not dry.words.any() and cache.words.any()
     x = Arith(as_words(X), X.dtype, 0)
     price = times_rows.cost(x, cache, tile=8)
@@ -303,13 +302,31 @@ def test_a_copy_has_no_words_and_sends_none() -> None:
     assert times_rows.cost(x, cache, tile=8) == price
 
 
+def test_versions_of_a_cache_stay_versions_in_forks() -> None:
+    """What one of them opens is open for the other, as in the real ones."""
+    party = _party()
+    cache = _used(party)
+    rows = Arith(as_words(CACHE[:, :1]), CACHE.dtype, 0)
+    (other,) = append.run(party, [cache, rows, Public(np.array(0))], {})
+    one, two = fork([cache, other])
+    assert one.state is two.state is not cache.state
+    x = Arith(as_words(X), X.dtype, 0)
+    before = times_rows.cost(x, two, tile=8)
+    times_rows.run(party, [x, two], {"tile": 8})
+    assert times_rows.cost(x, two, tile=8) != before == times_rows.cost(x, other, tile=8)
+
+
 def test_other_words_have_no_slots() -> None:
-    """Shares made from a cache are not what its book says is open."""
+    """A cache's words are never replaced, not by equal ones either: nothing is opened anew without
+    a word. Its plain share has no rows that are open.
+    """
     cache = _used(_party())
-    other = dataclasses.replace(cache, words=np.array(cache.words))
+    with pytest.raises(ValueError, match="other words"):
+        dataclasses.replace(cache, words=np.array(cache.words))
     x = Arith(as_words(X), X.dtype, 0)
     whole = times_rows.cost(x, Arith(cache.words, cache.dtype, 0), tile=8)
-    assert times_rows.cost(x, other, tile=8) == whole != times_rows.cost(x, cache, tile=8)
+    assert times_rows.cost(x, cache.plain(), tile=8) == whole
+    assert times_rows.cost(x, cache, tile=8) != whole
 
 
 @pytest.mark.parametrize(
@@ -340,7 +357,7 @@ def test_fixed_point() -> None:
             assert np.max(np.abs(found - wanted)) < 1e-4
 
 
-# ---- the book
+# ---- the slots
 
 
 @given(
@@ -425,9 +442,9 @@ def test_a_program_keeps_its_cache_from_call_to_call(simulation: Simulation) -> 
         )
 
 
-def test_a_book_is_no_part_of_a_value_printed() -> None:
-    assert "words" not in repr(_used(_party())) and "Book" not in repr(_used(_party()))
-    assert Book().ids(2).tolist() == [0, 1]
+def test_an_allocation_is_no_part_of_a_value_printed() -> None:
+    assert "words" not in repr(_used(_party())) and "Allocation" not in repr(_used(_party()))
+    assert Allocation().ids(2).tolist() == [0, 1]
 
 
 def test_a_longer_cache_stays_open(simulation: Simulation) -> None:
@@ -469,7 +486,7 @@ def test_a_longer_cache_stays_open(simulation: Simulation) -> None:
 
 def test_products_with_one_cache_side_by_side(simulation: Simulation) -> None:
     """They run one after the other, though the first takes nothing that the second does: each
-    finds the book as the one before left it.
+    finds the slots as the one before left them.
     """
 
     def first_step(cache: Any, rows: Any, x: Any) -> Any:

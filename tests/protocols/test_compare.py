@@ -17,6 +17,7 @@ from protocols.bits.planes import to_planes
 from protocols.functions.maximum import all_of
 from spu_llm.core.correlation import Correlation, Material, deal
 from spu_llm.core.correlation import evaluate as plain_results
+from spu_llm.core.integers import Factor
 from spu_llm.core.party import Party, Source
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, Bool, Owner, Value
@@ -160,7 +161,7 @@ class _ReusesUnits:
     source: Source
 
     def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
         material = self.source.take(correlation, units, fixed)
         if not correlation.name.startswith("gate leaf"):

@@ -14,17 +14,18 @@ from protocols.bits.compare import sign
 from protocols.bits.convert import to_arith
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.correlation import Correlation, Form, Material, evaluate
+from spu_llm.core.integers import Factor, factor_from
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.offline.silent.ring import N
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 
-WEIGHTS = (np.arange(24 * 16).reshape(24, 16) - 100).astype(np.int64).view(np.uint64)
+WEIGHTS = factor_from((np.arange(24 * 16).reshape(24, 16) - 100).astype(np.int64).view(np.uint64))
 
 
 def made(
-    simulation: Simulation, correlation: Correlation, fixed: np.ndarray | None = None
+    simulation: Simulation, correlation: Correlation, fixed: Factor | None = None
 ) -> tuple[list[Material], float]:
     """One chunk at both parties, and its bytes per unit."""
 
@@ -39,7 +40,7 @@ def made(
     return [material for material, _ in results], results[CLIENT][1]
 
 
-def check(correlation: Correlation, both: list[Material], fixed: np.ndarray | None = None) -> None:
+def check(correlation: Correlation, both: list[Material], fixed: Factor | None = None) -> None:
     masks = [
         a + b if part.form in (Form.ARITH, Form.PRIVATE) else a ^ b
         for part, a, b in zip(correlation.masks, both[0].masks, both[1].masks, strict=True)
@@ -72,7 +73,7 @@ def test_spu_makes_what_is_declared(simulation: Simulation, correlation: Correla
 
 def test_masked_product_with_a_private_matrix(simulation: Simulation) -> None:
     """Up to noise, which is that of the hint's rounding for columns so small; no bytes."""
-    correlation = product.masked_product("test", *WEIGHTS.shape)
+    correlation = product.masked_product("test", *WEIGHTS.entries.shape)
     both, per_unit = made(simulation, correlation, WEIGHTS)
     (wanted,) = evaluate(correlation, both[CLIENT].masks, WEIGHTS)
     off = (both[CLIENT].results[0] + both[PROVIDER].results[0] - wanted).view(np.int64)

@@ -68,9 +68,9 @@ from pathlib import Path
 import numpy as np
 
 from spu_llm.core.channel import CountingChannel
-from spu_llm.core.correlation import Correlation, Material, cut, digest, joined
+from spu_llm.core.correlation import Correlation, Material, cut, joined
 from spu_llm.core.errors import PoolError, WireError
-from spu_llm.core.integers import factor_from
+from spu_llm.core.integers import Factor, equal
 from spu_llm.core.meter import Meter
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
@@ -96,8 +96,8 @@ class _Use:
 
     matrix: Matrix
     hint: np.ndarray  # bytes [outputs, N, 5]; empty at the provider
-    own: hints.Secrets | None  # at the provider
-    weights: str = ""  # digest, at the provider
+    own: hints.Secrets | None = None  # at the provider
+    fixed: Factor | None = None  # at the provider
     key: int = 0  # number of the key that the next position is under
     next: int = 0  # that position
     made: list[Material] = field(default_factory=list)
@@ -129,31 +129,30 @@ class SilentProducts:
         self._provider_key = store.provider_key(directory) if rank != CLIENT else b""
         self._uses: dict[str, _Use] = {}
         self._keys: list[np.ndarray] = []  # transforms of s at the client, of P at the provider
-        self._digests: dict[str, tuple[np.ndarray, str]] = {}
         # Hears of bytes of hints that are there, and of all that are needed.
         self.on_hint: Callable[[int, int], None] = lambda done, total: None
 
     # ---- step 1
 
-    def set_up(self, wanted: Sequence[tuple[Correlation, np.ndarray | None]]) -> None:
+    def set_up(self, wanted: Sequence[tuple[Correlation, Factor | None]]) -> None:
         """Bring the hints of matrices to the client where it lacks them: a message each way for all
-        of them, and the pieces. `wanted`: each with the provider's words, which only it has.
+        of them, and the pieces. `wanted`: each with the provider's matrix, which only it has.
 
         PoolError when a hint is damaged, or a matrix is not what it was.
         """
         missing = {}
         for correlation, fixed in wanted:
-            weights = self._digest(correlation.name, fixed)
+            assert (fixed is None) == (self.rank == CLIENT), correlation.name
             use = self._uses.get(correlation.name)
             if use is None:
-                missing[correlation.name] = correlation, fixed, weights
-            elif (use.matrix, use.weights) != (matrix_of(correlation), weights):
+                missing[correlation.name] = correlation, fixed
+            elif use.matrix != matrix_of(correlation) or not equal(use.fixed, fixed):
                 raise PoolError(f"{correlation.name} is asked for with other weights than before")
         if not missing:
             return
         with self._metered("hint", f"hints of {len(missing)} matrices"):
             if self.rank == CLIENT:
-                self._receive([matrix_of(c) for c, _, _ in missing.values()])
+                self._receive([matrix_of(c) for c, _ in missing.values()])
             else:
                 self._offer(list(missing.values()))
 
@@ -167,18 +166,18 @@ class SilentProducts:
             seconds = time.perf_counter() - started
             self._meter.record(kind, name, "", seconds, self._channel.traffic.since(before))
 
-    def _offer(self, missing: list[tuple[Correlation, np.ndarray | None, str]]) -> None:
+    def _offer(self, missing: list[tuple[Correlation, Factor | None]]) -> None:
         """Tell the client the SHA-256 of all hints; hear how much it has of each; send the rest."""
         offered = []
-        for correlation, fixed, weights in missing:
+        for correlation, fixed in missing:
             matrix = matrix_of(correlation)
             assert fixed is not None
-            own = hints.Secrets(self._provider_key, matrix, weights)
+            own = hints.Secrets(self._provider_key, matrix, fixed.digest)
             found = store.load_own(self._directory, own.name, matrix.hint_bytes)
             if found is None:
-                made = hints.make(matrix, factor_from(fixed), own)
+                made = hints.make(matrix, fixed, own)
                 found = store.save_own(self._directory, own.name, made)
-            offered.append((_Use(matrix, _NO_HINT, own, weights), found))
+            offered.append((_Use(matrix, _NO_HINT, own, fixed), found))
         self._channel.send(b"".join(hint.digest for _, hint in offered))
         held = np.frombuffer(self._received(8 * len(offered)), np.uint64).tolist()
         for start, (_, hint) in zip(held, offered, strict=True):
@@ -211,7 +210,7 @@ class SilentProducts:
                     received.add(piece)
                     done += len(piece)
                 content = received.finish().reshape(matrix.outputs, N, hints.BYTES)
-                self._uses[matrix.name] = _Use(matrix, content, None)
+                self._uses[matrix.name] = _Use(matrix, content)
         self.on_hint(total, total)
 
     def _received(self, size: int) -> bytes:
@@ -228,7 +227,7 @@ class SilentProducts:
         return use.left if use is not None else 0
 
     def prepare(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> None:
         """Make positions until `units` are there."""
         self.set_up([(correlation, fixed)])
@@ -248,7 +247,7 @@ class SilentProducts:
         use.made.append(self._positions(use, key, window))
 
     def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
         """Masks [units, inputs] (zeros at the provider) and this party's shares [units, outputs]
         of their products; nobody ever gets them again.
@@ -298,15 +297,3 @@ class SilentProducts:
         wide = self._own.words(share.shape) >> np.uint64(64 - WIDE_BITS)
         share += wide - np.uint64(1 << WIDE_BITS >> 1)
         return Material([masks], [share])
-
-    def _digest(self, name: str, fixed: np.ndarray | None) -> str:
-        """Of the provider's words; "" at the client."""
-        if fixed is None:
-            assert self.rank == CLIENT, f"{name}: the provider must give its matrix"
-            return ""
-        # Weights are large: the same array, which nobody writes into, is not read again.
-        array, found = self._digests.get(name, (None, ""))
-        if array is not fixed:
-            found = digest(fixed)
-            self._digests[name] = fixed, found
-        return found

@@ -30,7 +30,7 @@ import numpy as np
 
 from spu_llm.core.errors import PoolError
 from spu_llm.core.prg import KEY_BYTES
-from spu_llm.offline.files import check, failures
+from spu_llm.offline.files import check, create, failures
 
 _SUM = 32
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -52,7 +52,7 @@ def provider_key(directory: Path | None) -> bytes:
     path = directory / "key"
     with failures(path):
         if not os.path.lexists(path):
-            _create(path, os.urandom(KEY_BYTES))
+            create(path, os.urandom(KEY_BYTES))
         check(path, folder=False)
         key = path.read_bytes()
     if len(key) != KEY_BYTES:
@@ -99,7 +99,7 @@ def save_own(directory: Path | None, name: str, hint: np.ndarray) -> Own:
         return Own(digest, flat)
     path = directory / f"{name}.hint"
     with failures(path):
-        _create(path, digest, flat.data)
+        create(path, digest, flat.data)
     found = load_own(directory, name, flat.size)
     assert found is not None
     return found
@@ -153,7 +153,7 @@ class Received:
             self._memory += data
             return
         with failures(self._part):
-            _write(self._part, data, flags=os.O_APPEND)
+            _append(self._part, data)
 
     def finish(self) -> np.ndarray:
         """Bytes [size]. PoolError when they are not what the digest says; they are dropped then."""
@@ -175,7 +175,7 @@ class Received:
             self._part.unlink(missing_ok=True)
             raise _dropped() from None
         with failures(self._part):
-            _write(self._part, flags=os.O_APPEND, durable=True)
+            _append(self._part, durable=True)
             os.replace(self._part, self._path)
         return self._mapped(self._path)
 
@@ -198,23 +198,10 @@ def _sha256(data: np.ndarray) -> bytes:
     return hashlib.sha256(data.data).digest()
 
 
-def _create(path: Path, *data: bytes | memoryview) -> None:
-    """A new file, whole or not at all; one that has come to be there meanwhile stays."""
-    made = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    try:
-        _write(made, *data, flags=os.O_EXCL, durable=True)
-        os.link(made, path)
-    except FileExistsError:
-        pass  # another session was first
-    finally:
-        made.unlink(missing_ok=True)
-
-
-def _write(path: Path, *data: bytes | memoryview, flags: int, durable: bool = False) -> None:
-    number = os.open(path, _NEW | flags, 0o600)
+def _append(path: Path, data: bytes = b"", *, durable: bool = False) -> None:
+    number = os.open(path, _NEW | os.O_APPEND, 0o600)
     with os.fdopen(number, "wb") as file:
-        for piece in data:
-            file.write(piece)
+        file.write(data)
         file.flush()
         if durable:
             os.fsync(number)

@@ -12,9 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spu_llm.compiler.linear import evaluate
 from spu_llm.compiler.plan import Plan, Run, make_plan
-from spu_llm.core.values import CLIENT, PROVIDER, Arith, Bool, Owner, Private, Public, Value, encode
+from spu_llm.compiler.walker import walk_plan
+from spu_llm.core.values import (
+    CLIENT,
+    PROVIDER,
+    Arith,
+    Bool,
+    Owner,
+    Private,
+    Public,
+    Value,
+    encode,
+    public,
+)
+from spu_llm.runtime.executor import run_local
 from spu_llm.runtime.simulation import reconstruct
 
 FRAC_BITS = 18
@@ -72,23 +84,18 @@ def planned(fn: Callable[..., Any], arrays: Sequence[Any], owners: Any) -> Plan:
 
 def run_both(plan: Plan, inputs: Sequence[Sequence[Value]]) -> list[list[Value]]:
     """Every step of `plan` at both parties; the public ones are computed plainly."""
-    both = []
-    for rank in (CLIENT, PROVIDER):
-        env: dict[Any, Value] = {v: Public(np.asarray(c)) for v, c in plan.consts.items()}
-        env.update(zip(plan.inputs, (pair[rank] for pair in inputs), strict=True))
-        for step in plan.steps:
-            assert isinstance(step, Run) and step.local, step
-            known = {v: env[v] for v in step.inputs}
-            consts = zip(step.jaxpr.jaxpr.constvars, step.jaxpr.consts, strict=True)
-            known.update({v: Public(np.asarray(c)) for v, c in consts})
-            if step.owner is Owner.PUBLIC:
-                plain = jax.core.jaxpr_as_fun(step.jaxpr)(*(known[v].value for v in step.inputs))  # type: ignore[union-attr]
-                results: list[Value] = [Public(np.asarray(x)) for x in plain]
-            else:
-                results = evaluate(step.jaxpr.jaxpr, rank, FRAC_BITS, known)
-            env.update(zip(step.outputs, results, strict=True))
-        both.append([env[v] for v in plan.outputs])  # type: ignore[index]
-    return both
+
+    def at(rank: int) -> list[Value]:
+        def run(step: Run, values: list[Value]) -> list[Value]:
+            assert step.local, step
+            return run_local(rank, FRAC_BITS, step, values)
+
+        def no_ops(*args: Any) -> list[list[Value]]:
+            raise AssertionError
+
+        return walk_plan(plan, [pair[rank] for pair in inputs], public, run, no_ops)
+
+    return [at(CLIENT), at(PROVIDER)]
 
 
 @pytest.mark.parametrize("name", LINEAR)

@@ -1,4 +1,4 @@
-"""Protocols side by side: results as one by one, in as many rounds as the longest takes."""
+"""Protocols in merged rounds: results as one by one, in as many rounds as the longest takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spu_llm.core.channel import Channel, CountingChannel, MemoryChannel
 from spu_llm.core.errors import WireError
-from spu_llm.core.lockstep import pack, run_together, unpack
+from spu_llm.core.merged_rounds import pack, run_together, unpack
 
 Task = Callable[[Channel], Any]
 
@@ -64,7 +64,7 @@ SCRIPTS = st.lists(st.text("b01", max_size=5), min_size=1, max_size=4)
 
 
 @given(SCRIPTS)
-def test_every_lane_hears_what_was_said_in_it(scripts: list[str]) -> None:
+def test_every_task_hears_what_was_said_in_it(scripts: list[str]) -> None:
     names = [b"lane %d" % i for i in range(len(scripts))]
     results, ends = both([
         [talk(s, rank, n) for s, n in zip(scripts, names, strict=True)] for rank in (0, 1)
@@ -93,7 +93,7 @@ def test_as_many_messages_as_the_longest_takes() -> None:
     assert [end.traffic.sent_messages for end in ends] == [3, 3]
 
 
-def test_one_lane_runs_at_a_time_and_in_order() -> None:
+def test_one_task_runs_at_a_time_and_in_order() -> None:
     """Shared state is drawn from in the order of the tasks until the first message."""
     drawn: list[list[str]] = [[], []]
 
@@ -109,7 +109,7 @@ def test_one_lane_runs_at_a_time_and_in_order() -> None:
     assert drawn == [["a", "b", "c"]] * 2
 
 
-def test_an_error_in_one_lane_ends_all() -> None:
+def test_an_error_in_one_task_ends_all() -> None:
     class Broken(Exception):
         pass
 
@@ -146,14 +146,14 @@ def test_bytes_from_the_peer_are_parts_or_refused(data: bytes, lanes: int) -> No
     assert parts and pack(parts) == data and all(lane < lanes for lane, _ in parts)
 
 
-def test_a_message_for_a_lane_that_has_ended_is_refused() -> None:
+def test_a_message_for_a_task_that_has_ended_is_refused() -> None:
     ends = MemoryChannel.pair()
     ends[1].send(pack([(0, b"x"), (1, b"y")]))
     with pytest.raises(WireError, match="ended"):
         run_together(ends[0], [lambda c: None, lambda c: c.recv()])
 
 
-def test_a_part_that_no_lane_reads_is_refused() -> None:
+def test_a_part_that_no_task_reads_is_refused() -> None:
     """Also where it comes with the last one that its lane waits for."""
     ends = MemoryChannel.pair()
     ends[1].send(pack([(0, b"x"), (0, b"y")]))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spu_llm.core.errors import PoolError, WireError
-from spu_llm.offline import peer_directories as pairing
+from spu_llm.offline import peer_directories
 
 
 class Hears:
@@ -35,9 +35,9 @@ PEER = b"0123456789abcdef" * 2
 
 def test_an_id_is_drawn_once_and_is_its_owner_s(tmp_path: Path) -> None:
     directory = tmp_path / "deep" / "pool"
-    mine = pairing.open_directory(directory)
-    assert pairing.open_directory(directory) == mine
-    assert pairing.open_directory(tmp_path / "other") != mine
+    own = peer_directories.open_directory(directory)
+    assert peer_directories.open_directory(directory) == own
+    assert peer_directories.open_directory(tmp_path / "other") != own
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE((directory / "id").stat().st_mode) == 0o600
     assert [path.name for path in directory.iterdir()] == ["id"]
@@ -45,16 +45,16 @@ def test_an_id_is_drawn_once_and_is_its_owner_s(tmp_path: Path) -> None:
 
 def test_every_peer_has_a_folder(tmp_path: Path) -> None:
     channel = Hears(PEER)
-    folder = pairing.agree(channel, tmp_path / "pool")
+    folder = peer_directories.agree(channel, tmp_path / "pool")
     assert folder == tmp_path / "pool" / PEER.decode()
-    assert channel.sent == [pairing.open_directory(tmp_path / "pool")]
-    assert pairing.agree(Hears(PEER[::-1]), tmp_path / "pool") != folder
+    assert channel.sent == [peer_directories.open_directory(tmp_path / "pool")]
+    assert peer_directories.agree(Hears(PEER[::-1]), tmp_path / "pool") != folder
 
 
 @pytest.mark.parametrize(("directory", "peer"), [(True, b""), (False, PEER), (False, b"")])
 def test_one_directory_is_none(tmp_path: Path, directory: bool, peer: bytes) -> None:
     channel = Hears(peer)
-    assert pairing.agree(channel, tmp_path / "pool" if directory else None) is None
+    assert peer_directories.agree(channel, tmp_path / "pool" if directory else None) is None
     assert len(channel.sent) == 1 and bool(channel.sent[0]) == directory
 
 
@@ -63,31 +63,31 @@ def test_one_directory_is_none(tmp_path: Path, directory: bool, peer: bytes) -> 
 )
 def test_a_peer_cannot_name_another_path(tmp_path: Path, name: bytes) -> None:
     with pytest.raises(WireError, match="no id"):
-        pairing.agree(Hears(name), tmp_path / "pool")
+        peer_directories.agree(Hears(name), tmp_path / "pool")
 
 
 def test_a_copy_of_one_directory_is_no_pair(tmp_path: Path) -> None:
-    mine = pairing.open_directory(tmp_path)
+    own = peer_directories.open_directory(tmp_path)
     with pytest.raises(PoolError, match="give each its own"):
-        pairing.agree(Hears(mine), tmp_path)
+        peer_directories.agree(Hears(own), tmp_path)
 
 
 def test_strangers_do_not_fill_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pairing, "MAX_PEERS", 2)
-    folders = [pairing.agree(Hears(b"%032x" % i), tmp_path) for i in range(2)]
+    monkeypatch.setattr(peer_directories, "MAX_PEERS", 2)
+    folders = [peer_directories.agree(Hears(b"%032x" % i), tmp_path) for i in range(2)]
     for folder in folders:
         assert folder is not None
         folder.mkdir(0o700)
         (folder / "lock").touch()
     # An id costs a stranger nothing, so a folder without material counts for nothing.
-    assert pairing.agree(Hears(PEER), tmp_path) is not None
+    assert peer_directories.agree(Hears(PEER), tmp_path) is not None
     for folder in folders:
         (folder / "some material").mkdir()  # type: ignore[operator]
     with pytest.raises(PoolError, match="for 2 parties already"):
-        pairing.agree(Hears(PEER), tmp_path)
-    assert pairing.agree(Hears(b"%032x" % 1), tmp_path) == folders[1]
+        peer_directories.agree(Hears(PEER), tmp_path)
+    assert peer_directories.agree(Hears(b"%032x" % 1), tmp_path) == folders[1]
 
 
 def _a_file(path: Path) -> None:
@@ -103,7 +103,7 @@ def _a_link(path: Path) -> None:
 
 
 def _cut(path: Path) -> None:
-    pairing.open_directory(path)
+    peer_directories.open_directory(path)
     (path / "id").write_bytes(PEER[:9])
 
 
@@ -129,4 +129,4 @@ def test_what_cannot_be_used_is_refused(
     path = tmp_path / "pool"
     spoil(path)
     with pytest.raises(PoolError, match=said):
-        pairing.open_directory(path)
+        peer_directories.open_directory(path)

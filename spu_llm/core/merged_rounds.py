@@ -1,12 +1,12 @@
-"""Independent protocols side by side, messages merged: as many rounds as the longest of them.
+"""Independent protocols side by side, in merged rounds: as many as the longest of them has.
 
-Each task runs in a lane, a channel of its own. One lane runs at a time, in order, until it waits
-for a message; when all of them wait, what they have sent leaves as one message, and the peer's next
-one is handed out. Both parties give the same tasks in the same order.
+Each task runs in a thread of its own with a channel of its own. One runs at a time, in order, until
+it waits for a message; when all of them wait, what they have sent leaves as one message, and the
+peer's next one is handed out. Both parties give the same tasks in the same order.
 
-Lanes of the two parties need not keep the same step, so tasks may not draw from one shared source:
-the caller sees to it that they take different correlations, and gives each a common stream of its
-own.
+The tasks may come to their next steps in another order at the other party, so they may not draw
+from one shared source: the caller sees to it that they take different correlations, and gives each
+a common stream of its own.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from spu_llm.core.channel import Channel, Traffic
 from spu_llm.core.errors import WireError
 
 _COUNT = struct.Struct("<H")
-_PART = struct.Struct("<HI")  # lane, bytes
+_PART = struct.Struct("<HI")  # task, bytes
 
 
 def pack(parts: Sequence[tuple[int, bytes]]) -> bytes:
-    """One message of (lane, data) parts."""
-    heads = [_COUNT.pack(len(parts)), *(_PART.pack(lane, len(data)) for lane, data in parts)]
+    """One message of (number of the task, data) parts."""
+    heads = [_COUNT.pack(len(parts)), *(_PART.pack(task, len(data)) for task, data in parts)]
     return b"".join([*heads, *(data for _, data in parts)])
 
 
-def unpack(message: bytes, lanes: int) -> list[tuple[int, bytes]]:
-    """The parts of a message to `lanes` lanes; WireError for anything else."""
+def unpack(message: bytes, tasks: int) -> list[tuple[int, bytes]]:
+    """The parts of a message to `tasks` tasks; WireError for anything else."""
     if len(message) < _COUNT.size:
         raise WireError("a merged message has no count")
     (count,) = _COUNT.unpack_from(message)
@@ -42,33 +42,33 @@ def unpack(message: bytes, lanes: int) -> list[tuple[int, bytes]]:
     if len(message) != at + sum(size for _, size in heads):
         raise WireError("a merged message has another size than its parts")
     parts = []
-    for lane, size in heads:
-        if lane >= lanes:
-            raise WireError(f"a merged message is for lane {lane} of {lanes}")
-        parts.append((lane, message[at : at + size]))
+    for task, size in heads:
+        if task >= tasks:
+            raise WireError(f"a merged message is for task {task} of {tasks}")
+        parts.append((task, message[at : at + size]))
         at += size
     return parts
 
 
 class _Abandoned(BaseException):
-    """Ends a lane's thread after another lane has failed."""
+    """Ends a task's thread after another task has failed."""
 
 
-class _Lane:
-    """A task in a thread of its own that runs only while its owner waits in `resume`."""
+class _Task:
+    """Work in a thread of its own that runs only while its owner waits in `resume`."""
 
-    def __init__(self, task: Callable[[Channel], Any]) -> None:
+    def __init__(self, work: Callable[[Channel], Any]) -> None:
         self.traffic = Traffic()
         self.outbox: list[bytes] = []
         self.inbox: collections.deque[bytes] = collections.deque()
         self.started = self.done = self._abandoned = False
         self.result: Any = None
         self.error: BaseException | None = None
-        self._task = task
+        self._work = work
         self._go, self._stop = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    # As the task sees it.
+    # As the work sees it.
 
     def send(self, data: bytes) -> None:
         self.traffic.sent_bytes += len(data)
@@ -94,7 +94,7 @@ class _Lane:
         return not self.done and (bool(self.inbox) or not self.started)
 
     def resume(self) -> None:
-        """Let the task run until it waits for a message or has ended; raises its error."""
+        """Let it run until it waits for a message or has ended; raises its error."""
         if self.started:
             self._go.release()
         else:
@@ -111,7 +111,7 @@ class _Lane:
 
     def _run(self) -> None:
         try:
-            self.result = self._task(self)
+            self.result = self._work(self)
         except _Abandoned:
             return
         except BaseException as exc:
@@ -123,31 +123,32 @@ class _Lane:
 def run_together(
     channel: Channel, tasks: Sequence[Callable[[Channel], Any]]
 ) -> tuple[list[Any], list[Traffic]]:
-    """The tasks' results, and the payload of each; a merged message counts for its first part.
+    """The results of the tasks, and the payload of each; a merged message counts for its first
+    part.
 
     The first error of a task is raised, and the others end.
     """
-    lanes = [_Lane(task) for task in tasks]
+    running = [_Task(work) for work in tasks]
     try:
         while True:
-            for lane in lanes:
-                while lane.ready:
-                    lane.resume()
-            for i, lane in enumerate(lanes):
-                if lane.done and lane.inbox:
-                    raise WireError(f"a message came for lane {i}, which has ended")
-            parts = [(i, data) for i, lane in enumerate(lanes) for data in lane.outbox]
+            for task in running:
+                while task.ready:
+                    task.resume()
+            for i, task in enumerate(running):
+                if task.done and task.inbox:
+                    raise WireError(f"a message came for task {i}, which has ended")
+            parts = [(i, data) for i, task in enumerate(running) for data in task.outbox]
             if parts:
-                lanes[parts[0][0]].traffic.sent_messages += 1
+                running[parts[0][0]].traffic.sent_messages += 1
                 channel.send(pack(parts))
-                for lane in lanes:
-                    lane.outbox.clear()
-            if all(lane.done for lane in lanes):
-                return [lane.result for lane in lanes], [lane.traffic for lane in lanes]
-            arrived = unpack(channel.recv(), len(lanes))
-            lanes[arrived[0][0]].traffic.received_messages += 1
+                for task in running:
+                    task.outbox.clear()
+            if all(task.done for task in running):
+                return [task.result for task in running], [task.traffic for task in running]
+            arrived = unpack(channel.recv(), len(running))
+            running[arrived[0][0]].traffic.received_messages += 1
             for i, data in arrived:
-                lanes[i].inbox.append(data)
+                running[i].inbox.append(data)
     finally:
-        for lane in lanes:
-            lane.abandon()
+        for task in running:
+            task.abandon()
