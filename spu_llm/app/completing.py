@@ -71,8 +71,8 @@ def demo(model: Path, options: GenerateOptions, on_event: OnEvent) -> dict[str, 
     pool = provider_directory(both) if both is not None else None
     network = options.server.network
     with local_provider(model, network, sampling_seed=seed, pool=pool) as server:
-        mine = client_directory(both) if both is not None else None
-        return generate(replace(options, server=server, pool=mine), on_event)
+        own = client_directory(both) if both is not None else None
+        return generate(replace(options, server=server, pool=own), on_event)
 
 
 def _check(options: GenerateOptions) -> int | None:

@@ -74,8 +74,8 @@ def job_of(program: Program, task: Task) -> Job[Any, Any]:
     model, request = model_of(task.model), program.asked(task.request)
     program.check(request, model)
     client = task.role == ROLES[CLIENT]
-    kind = program.inputs if client else Held
-    own = read(kind, task.own, f"the {task.role}'s inputs are malformed")
+    kind: type = program.inputs if client else Held
+    own: Any = read(kind, task.own, f"the {task.role}'s inputs are malformed")
     return Job(request, model, own, None) if client else Job(request, model, None, own)
 
 

@@ -50,19 +50,19 @@ def local_provider(
     command += ["--studies"] if studies else []
     command += [f"--sampling-seed={sampling_seed}"] if sampling_seed is not None else []
     command += [f"--pool={pool}"] if pool is not None else []
-    ours, theirs = os.pipe()
-    with open(ours, encoding="utf-8") as reports:
+    readable, writable = os.pipe()
+    with open(readable, encoding="utf-8") as reports:
         try:
             provider = subprocess.Popen(
-                [*command, f"--report-fd={theirs}"],
+                [*command, f"--report-fd={writable}"],
                 stdin=subprocess.PIPE,  # never written to: it closes when this process ends
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[theirs],
+                pass_fds=[writable],
                 start_new_session=True,
             )
         finally:
-            os.close(theirs)
+            os.close(writable)
         try:
             yield Server("127.0.0.1", _listening_port(reports), network)
         except PeerError as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from spu_llm.core.channel import CountingChannel, SealedChannel, agree_on_key
@@ -12,6 +13,7 @@ from spu_llm.net.stream import ByteStream, connect, listen
 
 _SIZE_BYTES = 8  # little-endian, before each message
 _AT_ONCE = 1 << 20
+_RETRY_S = 0.1
 
 
 class StreamChannel:
@@ -54,11 +56,19 @@ class PlainSession:
         not come.
         """
         host, _, port = addresses[PROVIDER].rpartition(":")
-        if rank == CLIENT:
-            return PlainSession(rank, connect(host, int(port), timeout_ms / 1000))
+        timeout_s = timeout_ms / 1000
+        deadline = time.monotonic() + timeout_s
+        while rank == CLIENT:
+            try:
+                return PlainSession(rank, connect(host, int(port), timeout_s))
+            except PeerError:
+                # The relay gives a worker ten seconds to listen; a busy machine takes longer.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_RETRY_S)
         listener = listen(host, int(port))
         try:
-            return PlainSession(rank, listener.accept(timeout_ms / 1000))
+            return PlainSession(rank, listener.accept(timeout_s))
         except TimeoutError:
             raise PeerError("the other party's worker did not come") from None
         finally:

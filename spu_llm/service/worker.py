@@ -83,8 +83,8 @@ def main() -> None:
 
 
 def preload(program: str) -> None:
-    """The slow imports of a program, while the supervisors shake hands."""
-    from spu_llm.service import programs
+    """The slow imports, while the supervisors shake hands."""
+    from spu_llm.service import agreeing, programs  # noqa: F401
 
     programs.find(program).load()
 

@@ -106,8 +106,8 @@ def test_a_job_is_what_both_parties_put_in() -> None:
     assert Task.of_line(task.line().decode()) == task and task.pool_dir == "/pool"
     assert job_of(program, task) == Job(request, PRIVATE, inputs, None)
     held = Held("model", 9)
-    theirs = task_of("provider", agreed, held, None)
-    assert job_of(program, theirs) == Job(request, PRIVATE, None, held)
+    of_provider_task = task_of("provider", agreed, held, None)
+    assert job_of(program, of_provider_task) == Job(request, PRIVATE, None, held)
 
 
 def _model() -> dict[str, Any]:

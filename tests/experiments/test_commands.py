@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.common import commands
-from spu_llm.app import cli
+from spu_llm.app import cli, studies
 from spu_llm.core.errors import SpuLlmError
 
 
@@ -41,6 +43,32 @@ def test_bad_input(arguments: list[str], wanted: str, capsys: pytest.CaptureFixt
         cli.main(arguments)
     assert end.value.code == 2
     assert wanted in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["", "bench", "experiment"])
+def test_a_list_of_commands_is_quick(command: str) -> None:
+    """Nothing of a study, nor JAX, is imported for it."""
+    code = (
+        "import sys; from spu_llm.app import cli\n"
+        f"try: cli._parser().parse_args([*{command!r}.split(), '--help'])\n"
+        "except SystemExit: print(*sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    help_text, _, modules = run.stdout.strip().rpartition("\n")
+    names = [name.split()[-1] for name in studies.STUDIES if name.startswith(command)]
+    assert len(names) >= 4 and all(name in help_text for name in names if command)
+    assert not {"jax", "numpy", "spu", "experiments"} & set(modules.split())
+
+
+@pytest.mark.parametrize("command", studies.STUDIES)
+def test_a_command_has_options_and_a_function(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli._parser().parse_args([*command.split(), "--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert f"usage: spu-llm {command}" in text and "--json FILE" in text and "--debug" in text
 
 
 @pytest.mark.parametrize("failures", [[], ["largest error 0.0800 exceeds 0.07"]])

@@ -35,15 +35,15 @@ PROGRAM = Program(
 
 
 def run(session: PlainSession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
-    mine = sum(job.client.numbers) if session.rank == CLIENT else len(job.provider.model_dir)
-    theirs = 0
+    own = sum(job.client.numbers) if session.rank == CLIENT else len(job.provider.model_dir)
+    peers = 0
     for i in range(job.request.times):
-        session.channel.send(mine.to_bytes(8, "little"))
-        theirs = int.from_bytes(session.channel.recv(), "little")
+        session.channel.send(own.to_bytes(8, "little"))
+        peers = int.from_bytes(session.channel.recv(), "little")
         send("exchanged", number=i)
     session.ledger.declare(PROVIDER, "the client's sum")
     return {
-        "sum": mine + theirs,
+        "sum": own + peers,
         "messages": session.channel.traffic.messages,
         "with_spu": "spu" in sys.modules,
         "learned": session.ledger.learned(),
