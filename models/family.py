@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
@@ -27,7 +28,7 @@ from spu_llm.core.errors import InputError
 
 Params = dict[str, Any]
 
-_MODULES = {"gpt2": "models.gpt2"}
+_MODULES = {"gpt2": "models.gpt2", "llama": "models.llama"}
 
 
 @dataclass(frozen=True)
@@ -109,16 +110,18 @@ class Family:
                             for what is not this very model.
     describe(config)        -> those fields, as the transformers library writes them.
     tensors(config)         -> every parameter. `prefix` may stand before their names in a file;
-                            a file may hold each of `copies` too, equal to another tensor.
+                            a file may hold each of `copies` too: equal to another tensor, unless it
+                            is a parameter of its own.
     init(config, key)       -> random parameters (float32).
     fold(params, config)    -> weights: the same model in fewer operations, plaintext work of
                             whoever has the parameters.
     bounds(weights, config) -> what activations can reach (`models.ranges`).
     embeddings(weights)     -> tables of tokens [vocab, d] and of positions [m, d], whose sums go
-                            into the first block.
+                            into the first block; one row of zeros where positions enter later.
     embed(weights, config, tokens, positions, *, hidden)
         -> rows [n, d]. tokens: ids [n] known in the clear, or one-hot rows [n, vocab]. positions:
-        int32 [n]; `hidden` says that they are the client's secret.
+        int32 [n]; `hidden` says that they are the client's secret. `forward` has them again, in
+        `rows`.
     forward(weights, config, x, rows, cache, prefix, scale, normalise)
         -> normalised rows [L n, d], times the public `scale`, for `head`; the cache with keys and
         values of the rows written; and a count (int32) of what left the range of a function on
@@ -153,7 +156,7 @@ def family_named(tag: object) -> Family:
     """The family with this tag; InputError when there is none."""
     if not isinstance(tag, str) or tag not in _MODULES:
         found = f"is a {tag} model" if isinstance(tag, str) else "names no model_type"
-        raise InputError(f"{found}; only {', '.join(_MODULES)} is supported")
+        raise InputError(f"{found}; only {' and '.join(_MODULES)} are supported")
     family: Family = import_module(_MODULES[tag]).FAMILY
     return family
 
@@ -165,7 +168,8 @@ def config_from(fields: Mapping[str, Any]) -> ModelConfig:
         kind = family_named(rest.pop("family", None)).config
     except InputError as exc:
         raise ValueError(f"it {exc}") from None
-    types = {k: t for k, t in get_type_hints(kind).items() if k in kind.__dataclass_fields__}
+    hints = get_type_hints(kind)
+    types = {f.name: hints[f.name] for f in dataclass_fields(kind)}
     if {k: type(v) for k, v in rest.items()} != types:
         raise ValueError("it has other fields than such a model's")
     return kind(**rest)

@@ -387,8 +387,8 @@ def tensors(config: GPT2Config) -> Iterator[Tensor]:
             shape = outside.get(of, linears.get(of, (d,)))  # of a norm: (d,)
             if path[-1] == "bias":
                 shape = shape[-1:]
-            place = tuple(part.format(layer) for part in path)
-            yield Tensor(name.format(layer), place, shape)
+            of_layer = tuple(part.format(layer) for part in path)
+            yield Tensor(name.format(layer), of_layer, shape)
 
 
 FAMILY = Family(

@@ -140,7 +140,7 @@ def _read_params(path: Path, config: ModelConfig, stored: Any) -> Params:
             "use the config.json that belongs to these weights"
         )
     for name, original in family.copies.items():
-        if name in names:
+        if name in names - found.keys():
             tensor = Tensor(name, (), found[original].shape)
             if not np.array_equal(_read_tensor(path, stored, name, tensor), found[original]):
                 raise InputError(
@@ -177,10 +177,10 @@ def _get(params: Params, path: tuple[str, ...]) -> np.ndarray:
 
 
 def _put(params: Params, path: tuple[str, ...], values: np.ndarray) -> None:
-    place: Any = params
+    node: Any = params
     for part in path[:-1]:
-        place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
-    place[path[-1]] = values
+        node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
+    node[path[-1]] = values
 
 
 def _one_line(error: Exception) -> str:

@@ -37,8 +37,8 @@ MORE_ROWS = 256  # of a cache, beyond the model's context: rejected drafts
 @dataclass(frozen=True, kw_only=True)
 class Ranges:
     """norm_low, norm_high: mean squares of a norm's input, whose residual stream is scaled by
-    2^-stream_shift. largest_activation, largest_score: in size, of what goes into a GELU and of
-    attention scores. logit_spread: nats between two logits at temperature 1.
+    2^-stream_shift. largest_activation, largest_score: in size, of what goes into a GELU or SiLU
+    and of attention scores. logit_spread: nats between two logits at temperature 1.
     """
 
     norm_low: float = NORM_LOW
@@ -73,8 +73,8 @@ NAMES = tuple(f.name for f in fields(Ranges))
 @dataclass(frozen=True)
 class Bounds:
     """The largest that activations of folded weights can be, in any layer; `linear`: any result of
-    a matrix; `entry`: of an embedding; `product`: sums of attention over a whole cache; `value`: of
-    its values.
+    a matrix; `entry`: of an embedding; `product`: sums of attention over a whole cache, and other
+    products of activations; `value`: of the cache's values.
     """
 
     activation: float
@@ -149,7 +149,8 @@ def largest(layer: Linear, square: float) -> float:
 def longest(layer: Linear, square: float) -> float:
     """Of any row x @ weight + bias, for |x|^2 = square."""
     weight, bias = layer
-    spectral = np.sqrt(np.linalg.eigvalsh(weight @ weight.T)[-1])
+    squares = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
+    spectral = np.sqrt(np.linalg.eigvalsh(squares)[-1])
     return float(np.sqrt(square) * spectral + np.linalg.norm(bias))
 
 
@@ -166,6 +167,15 @@ def largest_score(query: Linear, key: Linear, square: float) -> float:
     lengths += np.linalg.norm(b_q) + np.linalg.norm(b_k)
     rounded = (inputs + 2) * _ROUNDING * np.sqrt(d) * lengths
     return float(square * spectral + np.sqrt(square) * crossed + abs(b_q @ b_k) + rounded)
+
+
+def largest_turned_score(query: Linear, key: Linear, square: float) -> float:
+    """Of q R k^T for any rotation R, else as in `largest_score`: positions turn both."""
+    inputs, d = query[0].shape
+    of_query, of_key = longest(query, square), longest(key, square)
+    # As there, and a unit for each that is turned.
+    rounded = (inputs + 4) * _ROUNDING * np.sqrt(d) * (of_query + of_key)
+    return float(of_query * of_key + rounded)
 
 
 def as_dict(config: Ranges) -> dict[str, Any]:

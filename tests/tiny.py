@@ -9,18 +9,24 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from models.gpt2 import GPT2Config, Params, init_params
+from models.family import ModelConfig, Params, family_of
+from models.gpt2 import GPT2Config
 from models.hf import save_model
+from models.llama import LlamaConfig
 from models.tokenizer import END_OF_TEXT, TOKENIZER_FILE
 
 VOCAB = 288
 PRIVATE = GPT2Config(VOCAB, n_positions=64, n_embd=16, n_layer=1, n_head=2)
 PUBLIC = GPT2Config(VOCAB, n_positions=64, n_embd=8, n_layer=1, n_head=2)
+LLAMA = LlamaConfig(
+    VOCAB, max_position_embeddings=64, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+    num_attention_heads=4, num_key_value_heads=2,
+)  # fmt: skip
 
 
-def tiny_params(config: GPT2Config, seed: int) -> Params:
-    """Random float32 weights, larger than GPT-2's so that distributions are not flat."""
-    params = init_params(config, jax.random.key(seed))
+def tiny_params(config: ModelConfig, seed: int) -> Params:
+    """Random float32 weights, larger than initial ones so that distributions are not flat."""
+    params = family_of(config).init(config, jax.random.key(seed))
     return jax.tree.map(lambda w: np.asarray(w) * (6.0 if w.ndim == 2 else 1.0), params)
 
 

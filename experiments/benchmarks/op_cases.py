@@ -295,7 +295,7 @@ _CASES = [
     ),
     _of_rows("maximum", "the largest", lambda x: maximum(x, bits=_ROW_BITS + 1),
              {"max": lambda x: jnp.max(x, axis=-1)}),
-    _of_rows("argmax", "the place of the largest", lambda x: argmax(x, bits=_ROW_BITS + 1),
+    _of_rows("argmax", "the index of the largest", lambda x: argmax(x, bits=_ROW_BITS + 1),
              {"argmax": lambda x: jnp.argmax(x, axis=-1).astype(jnp.int32)}),
     OpCase(
         "and-bits", "x & y of bits", "bits", _shared_bits(2), and_bits,

@@ -281,14 +281,14 @@ def gpt2_config(config: ModelConfig) -> GPT2Config:
     return config
 
 
-def check(config: GPT2Config, length: int, capacity: int, steps: int) -> None:
+def check(config: ModelConfig, length: int, capacity: int, steps: int) -> None:
     """InputError unless the model has room for the prompt and all steps."""
     if length < 1 or steps < 1:
         raise InputError("the stock path takes a prompt and a step at least")
-    if not length + 1 + steps <= capacity <= config.n_positions:
+    if not length + 1 + steps <= capacity <= gpt2_config(config).n_positions:
         raise InputError(
             f"{length} prompt tokens and {1 + steps} steps need a cache of as many positions, and "
-            f"at most {config.n_positions}, found {capacity}"
+            f"at most {config.context}, found {capacity}"
         )
 
 
@@ -309,6 +309,7 @@ def _prepare(session: PartySession, stock: StockGPT2, weights: Any, length: int)
 def greedy_reference(model: Path, prompt: list[int], count: int) -> list[int]:
     """`count` tokens after the prompt by Flax's model in float32."""
     config, params = load_model(model)
+    config = gpt2_config(config)
     apply = jax.jit(functools.partial(flax_model(config).__call__, params=flax_params(params)))
     tokens = list(prompt)
     for _ in range(count):

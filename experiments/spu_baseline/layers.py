@@ -21,6 +21,7 @@ from jax import Array
 from experiments.common.measured import timed
 from experiments.common.two_parties import run_study
 from experiments.spu_baseline.gpt2 import SETTINGS, WholeFunction, flax_params, gpt2_config
+from models.family import ModelConfig
 from models.gpt2 import GPT2Config, init_params
 from models.hf import load_config
 from spu_llm.compiler.secure_function import SecureFunction
@@ -170,14 +171,14 @@ def run(session: PartySession, job: Job[Asked, Nothing], send: Send) -> dict[str
     }
 
 
-def check(config: GPT2Config, positions: Sequence[int], capacity: int) -> None:
+def check(config: ModelConfig, positions: Sequence[int], capacity: int) -> None:
     """InputError unless steps of these sizes fit the cache, and the cache the model."""
     if not positions or min(positions) < 1:
         raise InputError("--positions must be 1 or more")
-    if not max(positions) <= capacity <= config.n_positions:
+    if not max(positions) <= capacity <= gpt2_config(config).n_positions:
         raise InputError(
             f"a cache of {capacity} positions does not hold steps of {max(positions)}, or exceeds "
-            f"the model's context of {config.n_positions}"
+            f"the model's context of {config.context}"
         )
 
 

@@ -94,7 +94,7 @@ def compare(
     tokenizer: Tokenizer, private: Model, public: Model, texts: Sequence[str]
 ) -> tuple[int, Fit, Fit, float, float]:
     """(predicted tokens, private fit, public fit, alpha, argmax agreement) on `texts`."""
-    length = private.config.n_positions
+    length = private.config.context
 
     @jax.jit
     def measure(p_params: Params, q_params: Params, tokens: jax.Array) -> jax.Array:
@@ -225,7 +225,7 @@ def evaluate(directory: Path) -> Evaluation:
     prompts = [tokenizer.encode(text)[:PROMPT_TOKENS] for text in texts]
     prompts = [ids for ids in prompts if len(ids) == PROMPT_TOKENS][:PROMPTS]
     verifier = Verifier(private)
-    drafter = Drafter(public.config, public.params, public.config.n_positions)
+    drafter = Drafter(public.config, public.params, public.config.context)
     rng = np.random.default_rng(0)
     return Evaluation(
         held_out_tokens=count,

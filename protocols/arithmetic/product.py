@@ -9,6 +9,7 @@ multiply   Beaver, CRYPTO'91, section 3. Triple: shared a, b and a * b.
              1. Open e = x - a and f = y - b: one message and 16 bytes per value each way.
              2. x * y = e f + e b + f a + a b, linear in what is shared.
 square     With y = x one opening will do: 8 bytes per value each way.
+times_whole  x times public whole numbers: each share by itself, nothing is sent.
 matmul     The same with matrices: a [m, k], b [k, n], per batch element.
 linear     x [rows, k] shared times w [k, m] of the provider (Delphi, USENIX Security'20,
            section 4): masks r [k] of the client and shares of r w, by
@@ -36,14 +37,16 @@ from spu_llm.core.integers import factor_of, times_factor
 from spu_llm.core.op import Cost, ProtocolOp, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.settings import SpuConfig
-from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
+from spu_llm.core.simulated import Correct, SimulatedParty, nothing_to_correct, uniform_messages
 from spu_llm.core.values import (
     CLIENT,
     PROVIDER,
     Arith,
     Owner,
     Private,
+    Public,
     Value,
+    as_words,
     frac_bits_of,
     low_bits,
 )
@@ -260,6 +263,25 @@ multiply = _product_op(
 
 square = _product_op("square", lambda x: x * x, _square, _size, lambda x: x.shape)
 """x * x."""
+
+
+def _times_whole(party: Party, x: Value, whole: Value) -> Arith:
+    if not isinstance(whole, Public) or whole.dtype.kind not in "iu":
+        raise ValueError("`times_whole` takes whole numbers that both parties know")
+    share = as_arith(party, x)
+    return Arith(share.words * as_words(whole.value), share.dtype, share.frac_bits)
+
+
+times_whole = protocol_op(
+    "times_whole",
+    reference=lambda x, whole: x * whole.astype(x.dtype),
+    two_party=_times_whole,
+    cost=lambda x, whole: arith_cost(x),
+    simulate=uniform_messages(_times_whole, nothing_to_correct),
+    silent=True,
+)
+"""x times public integers of the same shape; a float keeps its fraction bits. Of constants of a
+program the compiler knows the same (`spu_llm.compiler.linear`)."""
 
 matmul = _product_op(
     "matmul",

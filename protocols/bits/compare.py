@@ -182,7 +182,7 @@ def correct_gate(party: SimulatedParty, gate: Gate, made: Bool, wanted: Bool) ->
     top = max(gate.outputs[0], key=len)
     difference = low_bits(made.words ^ wanted.words, 1).reshape(-1)
     sums = party.drawn[-1]
-    sums[:, gate.place(top)] ^= to_planes(difference, 1)[0]
+    sums[:, gate.index_of(top)] ^= to_planes(difference, 1)[0]
 
 
 sign = protocol_op(

@@ -110,7 +110,7 @@ class Gate:
         hard = [p for p in self.terms if any(len(self.factors(s)) > 1 for s in p)]
         return tuple(sorted(hard, key=lambda p: _order(max(p, key=_order))))
 
-    def place(self, s: Monomial) -> int:
+    def index_of(self, s: Monomial) -> int:
         """Which of the prepared sums has the product of these masks."""
         return next(i for i, p in enumerate(self.sums) if s in p)
 

@@ -186,12 +186,12 @@ def _prefix_or_correct(x: Value) -> Correct:
         sums = party.drawn[3].reshape(planes.shape[1], -1, len(first.sums))
         if planes[:_GROUP].any():
             i = next(i for i in range(_GROUP) if planes[i].any())
-            sums[:, 0, first.place(frozenset(range(i + 1)))] ^= planes[i]
+            sums[:, 0, first.index_of(frozenset(range(i + 1)))] ^= planes[i]
             return
         gate = _carry_gate()
         sums = party.drawn[-1].reshape(planes.shape[1], -1, len(gate.sums))
         for i in range(_GROUP, n):
-            top = gate.place(frozenset([i % _GROUP, _GROUP]))
+            top = gate.index_of(frozenset([i % _GROUP, _GROUP]))
             sums[:, i // _GROUP - 1, top] ^= planes[i]
 
     return correct

@@ -1,6 +1,6 @@
 """Where the largest of a row of shared numbers stands.
 
-Every number carries its place in the bits below its own, counted from the end, so that no two are
+Every number carries its index in the bits below its own, counted from the end, so that no two are
 equal and the first of equal ones wins; the tournament of `protocols.functions.maximum` finds the
 largest, and its low bits are the answer. They are a share mod 2^width of something below
 2^(width-1). Then the shares add up with a wrap unless both top bits are 0, which one product of
@@ -33,7 +33,7 @@ _1 = np.uint64(1)
 
 
 def _width(n: int) -> int:
-    """Bits of a place, and a zero above."""
+    """Bits of an index, and a zero above."""
     return max(1, (n - 1).bit_length()) + 1
 
 
@@ -50,11 +50,11 @@ def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
     # 3.
     low = low_bits(best, width)
     no_wrap = product_of_own_bits(party, (low >> np.uint64(width - 1)) ^ _1)
-    place = low + (no_wrap << np.uint64(width))
+    index = low + (no_wrap << np.uint64(width))
     if party.rank == CLIENT:
-        place = place - np.uint64(1 << width)
-        return Arith(np.uint64(n - 1) - place, np.dtype(np.int32), 0)
-    return Arith(np.uint64(0) - place, np.dtype(np.int32), 0)
+        index = index - np.uint64(1 << width)
+        return Arith(np.uint64(n - 1) - index, np.dtype(np.int32), 0)
+    return Arith(np.uint64(0) - index, np.dtype(np.int32), 0)
 
 
 def _reference(x: Any, *, bits: int) -> Any:
@@ -72,7 +72,7 @@ def _correct(x: Value, *, bits: int) -> Correct:
 
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
         """The low bits come from the last level's products, the others from the product of bits."""
-        difference = made.words - wanted.words  # of the place
+        difference = made.words - wanted.words  # of the index
         low = low_bits(difference, width)
         if low.any():
             assert n > 1
@@ -94,5 +94,5 @@ argmax = protocol_op(
     cost=_cost,
     simulate=uniform_messages(_two_party, _correct),
 )
-"""The place (int32 [rows]) of the largest number of every row of x [rows, n]; the first of equals.
+"""The index (int32 [rows]) of the largest number of every row of x [rows, n]; the first of equals.
 Differences in a row lie within 2^(bits-1), exclusive, of the ring (a float's encoding)."""

@@ -27,8 +27,8 @@ JUDGE = Post(Sampling())
 PROMPTS = [[40, 41, 42], [50], [60, 61, 62, 63, 64], [70, 71], [80, 81, 82, 83]]
 COUNT = 3  # rows of a step: the last token and two drafts
 STEPS = 3
-# Of every step's rows, which stay, lane by lane: none of them the same, and one not the first rows.
-RETAINED = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 0, 1], [1, 0, 0]], bool)
+# Of every step's rows, which stay, lane by lane: all, some, none.
+RETAINED = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 0], [1, 0, 0]], bool)
 
 
 def tokens_of(lane: int, step: int) -> list[int]:
@@ -56,7 +56,9 @@ def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -
     # Hidden rows stay until the block is packed, which is before the last step of five lanes.
     live = max(len(PROMPTS[i]) + (STEPS - 1) * int(RETAINED[i].sum()) for i in lanes)
     most = (live if hidden else longest + (STEPS - 1) * COUNT) + COUNT
-    layout = Layout(PRIVATE, tuple(map(len, prompts)), (longest + COUNT, most), hidden, live)
+    layout = Layout(
+        PRIVATE, tuple(map(len, prompts)), (longest + COUNT, most), live, hidden, packs=hidden
+    )
     decoder = Decoder(session, layout, JUDGE, weights)
     padded = [prompt + [0] * (longest - len(prompt)) for prompt in prompts]
     found = [

@@ -14,6 +14,7 @@ import pytest
 from protocols.arithmetic.narrow import FRAC_BITS
 from protocols.arithmetic.product import scale_rows
 from protocols.functions import nonlinear
+from protocols.functions.layers import times
 from protocols.functions.nonlinear import (
     GELU,
     NORM_LOW,
@@ -30,9 +31,11 @@ from protocols.functions.nonlinear import (
     softmax_of_product,
     softmax_weights,
 )
+from protocols.functions.rotary import rotate
+from spu_llm.compiler.plan import OpCall
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.reveal import reveal
-from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.core.values import CLIENT, PROVIDER, Owner, public
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 
@@ -66,6 +69,9 @@ IN_RANGE = _held(np.geomspace(2.0**-4, 2.0**6 * 0.999, 64))
 ROWS = _held(RNG.normal(size=(6, 32)) * np.geomspace(0.03, 90, 6)[:, None])
 SCORES = _held(np.concatenate([RNG.normal(0, 3, (3, 64)), np.zeros((1, 64))]))
 SCORES[0, 5] = 60.0  # one weight alone
+HEADS = _held(RNG.normal(0, 8, (6, 3, 10)))  # [row, head, d]
+ANGLES = np.outer(np.array([0, 1, 2, 3, 100, 5000]), 10.0 ** -np.arange(5))  # of rows, by pair
+ROUNDED = UNIT + 2.0**-18.5 * float(np.max(np.hypot(HEADS[..., :5], HEADS[..., 5:])))
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,17 @@ def _softmax(x: np.ndarray) -> np.ndarray:
     return w / w.sum(axis=-1, keepdims=True)
 
 
+def _rotated(x: np.ndarray) -> np.ndarray:
+    """By the angles of the rows, pair by pair, as complex numbers."""
+    turned = (x[..., :5] + 1j * x[..., 5:]) * np.exp(1j * ANGLES)[:, None]
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def _rotate(x: Any, hidden: bool) -> Any:
+    cos, sin = (f(ANGLES).astype(np.float32) for f in (np.cos, np.sin))
+    return rotate(x, jnp.asarray(cos), jnp.asarray(sin), hidden=hidden)
+
+
 FUNCTIONS = {
     "gelu": Function(
         gelu, lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))), GRID,
@@ -110,6 +127,16 @@ FUNCTIONS = {
     "softmax": Function(
         lambda x: softmax_of_product(x * 2.0**FRAC_BITS), _softmax, SCORES,
         messages=48, relative=4e-4,
+    ),
+    "times": Function(
+        lambda x: times(x, x + x), lambda x: 2 * x * x, GRID, messages=4, error=UNIT,
+        relative=2.0**-23,  # of float32
+    ),
+    "rotate": Function(
+        lambda x: _rotate(x, hidden=False), _rotated, HEADS, messages=2, error=ROUNDED
+    ),
+    "rotate, hidden": Function(
+        lambda x: _rotate(x, hidden=True), _rotated, HEADS, messages=4, error=ROUNDED
     ),
 }  # fmt: skip
 
@@ -168,6 +195,35 @@ def test_activations_are_batched_and_differentiated_as_their_references() -> Non
         np.testing.assert_array_equal(jax.vmap(ours)(rows), exact(rows))
         slopes = [jax.grad(lambda x, f=f: f(x).sum())(rows) for f in (ours, exact)]
         np.testing.assert_allclose(*slopes, atol=1e-6)
+
+
+@pytest.mark.parametrize("owner", [Owner.PUBLIC, Owner.CLIENT])
+def test_positions_turn_heads_without_a_segment(simulation: Simulation, owner: Owner) -> None:
+    """Looked up in a table by public positions, or by the client's own, which it alone knows."""
+    tables = [f(np.outer(np.arange(9), [1.0, 0.1])).astype(np.float32) for f in (np.cos, np.sin)]
+    at, x = np.array([8, 0, 3], np.int32), _held(RNG.normal(size=(3, 2, 4)))
+
+    def turned(x: Any, zero: Any, at: Any) -> Any:
+        cos, sin = (jnp.asarray(table)[at] for table in tables)
+        found = rotate(x + zero, cos, sin, hidden=owner is Owner.CLIENT)
+        return reveal(found, to=Owner.CLIENT, label="y")
+
+    function = SecureFunction(turned, (Owner.CLIENT, Owner.PROVIDER, owner), "turned")
+
+    def program(session: PartySession) -> Any:
+        own = session.private(CLIENT, lambda: x, x.shape, np.float32)
+        zero = session.private(PROVIDER, lambda: np.zeros_like(x), x.shape, np.float32)
+        where = public(at)
+        if owner is Owner.CLIENT:
+            where = session.private(CLIENT, lambda: at, at.shape, np.int32)
+        steps = function.plan(own, zero, where)[0].steps
+        assert all(isinstance(step, OpCall) or step.local for step in steps)
+        return session.get(session.call(function, own, zero, where))
+
+    found, _ = simulation.run(program)
+    np.testing.assert_allclose(
+        found, rotate(x, tables[0][at], tables[1][at], hidden=True), atol=8 * UNIT
+    )
 
 
 def test_gelu_is_closer_and_far_cheaper_than_spus_own(simulation: Simulation) -> None:

@@ -17,6 +17,7 @@ from protocols.arithmetic.product import (
     multiply,
     scale_rows,
     square,
+    times_whole,
 )
 from spu_llm.core.op import ProtocolOp
 from spu_llm.core.party import Party
@@ -49,6 +50,15 @@ class TestSquare(OpContract):
     op = square
     fresh = True
     cases = [Case((INTEGERS,), (form,)) for form in ("arith", "degenerate", "client")]
+
+
+class TestTimesWhole(OpContract):
+    op = times_whole
+    masks = False
+    cases = [
+        Case((INTEGERS, np.array([1, 5, -7, 3, 2**20 + 1, -1])), (form, "public"))
+        for form in ("arith", "degenerate", "client")
+    ]
 
 
 class TestMatmul(ComposedContract):
@@ -167,6 +177,12 @@ def test_scaling_rows_opens_a_factor_once(simulation: Simulation) -> None:
 def test_narrow_shares_are_refused() -> None:
     with pytest.raises(ValueError, match="mod 2\\^24"):
         run_op(square, Case((np.arange(3),), ("arith24",)))
+
+
+def test_whole_numbers_are_public_and_whole() -> None:
+    for factor, form in ((INTEGERS, "client"), (INTEGERS.astype(np.float32), "public")):
+        with pytest.raises(ValueError, match="whole numbers that both parties know"):
+            run_op(times_whole, Case((INTEGERS, factor), ("arith", form)))
 
 
 def test_linear_wants_a_matrix_of_the_provider() -> None:

@@ -58,7 +58,7 @@ class Decoder:
     ) -> None:
         """`prefix`: tokens that both know, before every lane's prompt."""
         self._session, self._layout, self._judge, self._weights = session, layout, judge, weights
-        self._programs = build(layout, judge)
+        self._programs = build(layout, judge)  # type: ignore[arg-type]  # frozen
         self._rows = TextRows(layout.prompts)
         self._written = self._rows.written  # as both know it
         self._shared: Any = None
@@ -66,9 +66,9 @@ class Decoder:
         if prefix is not None:
             tokens = public(np.asarray(prefix, np.int32))
             self._prefix = session.call(self._programs.prefix, weights, tokens)
+        self._last_count = 0  # rows of the last step
         # Of the last forward, and of what came before it: what it took, and the secure function
         # with its arguments.
-        self._last_count = 0  # rows of the last step
         self.demand = Demand()
         self.last: tuple[SecureFunction, tuple[Any, ...]] | None = None
 
@@ -119,7 +119,7 @@ class Decoder:
                     programs.decode, self._weights, tokens(count), place,
                     *self.judge_shapes(count), shared, shape((), np.int32), self._prefix,
                 )  # fmt: skip
-        if layout.hidden:
+        if layout.packs:
             run(pack(layout.sizes[-1]), tokens(layout.live_rows), shared)
 
     def judge_shapes(self, count: int) -> JudgeInputs:
@@ -156,7 +156,7 @@ class Decoder:
             if needed <= size:
                 self._shared = self._call(lengthen(size), self._shared)
                 return
-        if not layout.hidden or layout.live_rows + count > layout.sizes[-1]:
+        if not layout.packs or layout.live_rows + count > layout.sizes[-1]:
             raise ValueError(f"{needed} rows do not fit a block of {layout.sizes[-1]}")
         shape = (layout.lanes, layout.live_rows)
         kept = self._session.private(CLIENT, self._rows.pack, shape, np.int32, layout.live_rows)

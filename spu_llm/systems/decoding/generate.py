@@ -96,8 +96,9 @@ def layout_of(config: ModelConfig, request: Request) -> Layout:
         config,
         prompts=(request.prompt_tokens,),
         sizes=request.sizes(config),
-        hidden=request.hide_progress,
         live_rows=request.live_rows(config),
+        hidden=request.hide_progress,
+        packs=request.may_pack(config),
         scale=request.logits_scale,
     )
 

@@ -29,16 +29,17 @@ class Layout:
     """Public sizes of a decoding session.
 
     prompts: tokens of every lane. sizes: rows that the shared block has, one after the other; it
-    starts with the first of them. hidden: whether only the client knows which rows hold the text;
-    they are `live_rows` at most then, in a block that is packed when it is full. scale: what logits
-    are multiplied by.
+    starts with the first of them. live_rows: that hold the text at most. hidden: whether only the
+    client knows which they are; packs: whether the block may be full then before the text ends, and
+    is packed. scale: what logits are multiplied by.
     """
 
     config: ModelConfig
     prompts: tuple[int, ...]
     sizes: tuple[int, ...]
-    hidden: bool = False
     live_rows: int = 0
+    hidden: bool = False
+    packs: bool = False
     scale: float = 1.0
 
     @property
@@ -95,8 +96,11 @@ def pack(positions: int) -> SecureFunction:
     return SecureFunction(work, (Owner.CLIENT, Owner.JOINT), f"pack into {positions} rows")
 
 
+@functools.lru_cache(maxsize=8)
 def build(layout: Layout, judge: Verifier) -> SecureModel:
-    """Secure programs for sessions of this layout."""
+    """Secure programs for sessions of this layout; the same ones, with their plans, when asked
+    again.
+    """
     config, family = layout.config, family_of(layout.config)
 
     def embed(weights: Any, tokens: Array, positions: Array, hidden: bool = False) -> Array:

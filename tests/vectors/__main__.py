@@ -1,0 +1,33 @@
+"""Record vectors: `python -m tests.vectors [OP ...]`, every op's when none is named."""
+
+from __future__ import annotations
+
+import argparse
+
+from spu_llm.core.values import CLIENT, PROVIDER
+from tests.vectors.cases import CASES
+from tests.vectors.encoding import path_of, text_of
+from tests.vectors.recording import record
+from tests.vectors.replay import check_results, replay
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.vectors", description=__doc__)
+    parser.add_argument("ops", nargs="*", metavar="OP", help="an op by its name")
+    ops = parser.parse_args().ops or list(CASES)
+    if unknown := [op for op in ops if op not in CASES]:
+        parser.error(f"no cases of {', '.join(unknown)}; tests/vectors/cases.py has them")
+    for op in ops:
+        recorded = record(op)
+        for case in recorded["cases"]:
+            check_results(case)  # before anything is written
+            for rank in (CLIENT, PROVIDER):
+                replay(case, rank)
+        path, text = path_of(op), text_of(recorded)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"recorded {op}: {len(text):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Each party alone repeats, byte for byte, what is recorded of every op; README.md has the format.
+
+`python -m tests.vectors` records again.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from protocols.functions.exponential import FRAC_BITS, REACH, SCALE_BITS
+from spu_llm.core.values import CLIENT, PROVIDER, ROLES
+from tests.vectors.cases import CASES, all_ops
+from tests.vectors.encoding import FOLDER, FORMAT, Json, files, from_hex, load, path_of, text_of
+from tests.vectors.recording import record
+from tests.vectors.replay import check_results, replay
+
+every_op = pytest.mark.parametrize("op", sorted(CASES))
+
+
+def test_every_op_has_a_file_and_every_file_an_op() -> None:
+    assert set(all_ops()) == set(CASES) == {path.stem for path in files()}
+    assert sum(path.stat().st_size for path in files()) < 1_000_000  # room for more ops
+
+
+def test_every_op_under_contract_is_among_them() -> None:
+    """`op = ...` in classes that inherit a contract, but for ops that a test file makes itself."""
+    if not (FOLDER.parent / "core" / "test_contract.py").exists():
+        pytest.skip("Bazel gives a test no other test's file")
+    under: set[str] = set()
+    for path in FOLDER.parent.rglob("test_*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        contracts = [
+            node
+            for node in tree.body
+            if isinstance(node, ast.ClassDef)
+            and any(ast.unparse(base).endswith("Contract") for base in node.bases)
+        ]
+        under |= {name.split(".")[-1] for c in contracts for name in _assigned(c, "op")}
+        under -= {name for name in under if _assigned(tree, name)}
+    assert under == set(CASES)
+
+
+def _assigned(body: ast.Module | ast.ClassDef, name: str) -> list[str]:
+    """What is assigned to a name there."""
+    return [
+        ast.unparse(x.value)
+        for x in body.body
+        if isinstance(x, ast.Assign) and ast.unparse(x.targets[0]) == name
+    ]
+
+
+@every_op
+def test_each_party_alone_repeats_its_half(op: str) -> None:
+    recorded = load(op)
+    assert (recorded["format"], recorded["op"]) == (FORMAT, op)
+    for case in recorded["cases"]:
+        assert case["calls"][-1]["op"] == op
+        for rank in (CLIENT, PROVIDER):
+            replay(case, rank)
+
+
+@every_op
+def test_results_are_the_reference(op: str) -> None:
+    for case in load(op)["cases"]:
+        assert check_results(case) >= len(case["calls"])
+
+
+@every_op
+def test_recording_again_changes_nothing(op: str) -> None:
+    """Else a case, an op's own randomness or what it sends has changed: record it again."""
+    assert path_of(op).read_text(encoding="utf-8") == text_of(record(op))
+
+
+def _places(case: Json) -> Iterator[tuple[int, Json, str]]:
+    """(rank, where, field) of all that a party has to repeat: messages, units and results."""
+    for call in case["calls"]:
+        for message in call["messages"]:
+            yield ROLES.index(message["from"]), message, "bytes"
+        parts = [p for unit in call["correlations"] for p in (*unit["masks"], *unit["results"])]
+        for part in (*parts, *call["outputs"]):
+            yield from ((rank, part, role) for rank, role in enumerate(ROLES) if part[role])
+
+
+def _flipped(text: str) -> str:
+    """The lowest bit of the first byte: it counts in every word, plane and plaintext."""
+    return f"{int(text[:2], 16) ^ 1:02x}{text[2:]}"
+
+
+@every_op
+def test_a_flipped_bit_is_noticed(op: str) -> None:
+    tried = 0
+    for case in copy.deepcopy(load(op)["cases"]):
+        for rank, where, name in _places(case):
+            intact, where[name] = where[name], _flipped(where[name])
+            with pytest.raises(AssertionError):
+                replay(case, rank)
+            where[name] = intact
+            tried += 1
+        replay(case, CLIENT)
+    assert tried >= 2
+
+
+def test_a_result_that_both_parties_agree_on_but_is_wrong_is_noticed() -> None:
+    case = copy.deepcopy(load("multiply")["cases"][0])
+    share = case["calls"][0]["outputs"][0]
+    share["client"] = _flipped(share["client"])
+    with pytest.raises(AssertionError, match="off by 1 units"):
+        check_results(case)
+
+
+@pytest.mark.parametrize("op", ["times_rows", "times_columns"])
+def test_rows_of_a_cache_are_opened_once(op: str) -> None:
+    """In the sequence, later products take no tile and open one row each, beside the queries."""
+    (case,) = (c for c in load(op)["cases"] if c["name"] == "rows already open")
+    products = [call for call in case["calls"] if call["op"] == op]
+    taken = [" ".join(unit["name"] for unit in call["correlations"]) for call in products]
+    assert ["cached" in names for names in taken] == [True, False, False]
+    heads, _, width = products[0]["inputs"][0]["shape"]
+    depth = case["calls"][0]["inputs"][0]["shape"][2]
+    for call, new in zip(products, (2, 1, 1), strict=True):
+        queries = call["inputs"][0]["shape"][1]
+        first = call["messages"][0]
+        assert len(first["bytes"]) == 16 * heads * (queries * width + new * depth)
+
+
+def test_streams_are_what_the_readme_says() -> None:
+    """By single blocks of AES, for words of the parties' own streams and of the common one."""
+    seen = 0
+    for op in ("project", "select", "toy_reshare"):
+        case = load(op)["cases"][0]
+        for name, drawn in case["calls"][0]["drawn"].items():
+            block = Cipher(algorithms.AES(bytes.fromhex(case["keys"][name])), modes.ECB())
+            counters = range(-(-len(drawn) // 32))
+            data = b"".join(i.to_bytes(16, "big") for i in counters)
+            assert block.encryptor().update(data).hex()[: len(drawn)] == drawn
+            seen += bool(drawn)
+    assert seen == 5
+
+
+def _distance_from_a_tie(x: Decimal) -> Decimal:
+    return abs(x - int(x) - Decimal("0.5"))
+
+
+def test_exponentials_do_not_hang_on_the_last_bit_of_a_double() -> None:
+    """The factors of `scaled_exponential` are exp in doubles, which differ between machines by a
+    unit in the last place: all that are recorded round the same way.
+    """
+    reach = REACH << FRAC_BITS
+    seen = 0
+    for case in load("scaled_exponential")["cases"]:
+        x = case["calls"][0]["inputs"][0]
+        for role in ROLES:
+            n = -from_hex(x[role], np.uint64, x["shape"]) & np.uint64(2 * reach - 1)
+            for word in n.tolist():
+                top, rest = divmod(word, reach)
+                starts, bits = ([0], 42) if role == "client" else ([top, 1 - top], SCALE_BITS - 42)
+                for start in starts:
+                    nats = Decimal(start * reach - rest) / 2**FRAC_BITS
+                    # 42 bits of at most 53, so a unit in the last place is 2^-10 or less.
+                    assert _distance_from_a_tie(nats.exp() * 2**bits) > Decimal(2) ** -8
+                    seen += 1
+    assert seen > 30
+
+
+def test_the_readme_explains_every_correlation() -> None:
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    explained = re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
+    taken = {
+        unit["name"]
+        for path in files()
+        for case in load(path.stem)["cases"]
+        for call in case["calls"]
+        for unit in call["correlations"]
+    }
+    names = {name: [kind for kind in explained if name.startswith(kind)] for name in taken}
+    assert all(len(kinds) == 1 for kinds in names.values()), names
+    assert {kind for (kind,) in names.values()} == set(explained)
