@@ -277,7 +277,7 @@ times_whole = protocol_op(
     two_party=_times_whole,
     cost=lambda x, whole: arith_cost(x),
     simulate=uniform_messages(_times_whole, nothing_to_correct),
-    silent=True,
+    non_interactive=True,
 )
 """x times public integers of the same shape; a float keeps its fraction bits. Of constants of a
 program the compiler knows the same (`spu_llm.compiler.linear`)."""
