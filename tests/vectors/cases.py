@@ -15,7 +15,7 @@ import protocols
 from protocols.arithmetic.cached import append, lengthen, times_columns, times_rows
 from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
 from protocols.arithmetic.narrow import narrow, units, widen
-from protocols.arithmetic.product import linear, matmul, multiply, square
+from protocols.arithmetic.product import linear, matmul, multiply, square, times_whole
 from protocols.arithmetic.projection import project
 from protocols.arithmetic.truncate import truncate
 from protocols.bits.compare import sign
@@ -217,6 +217,10 @@ _CASES: dict[ProtocolOp, tuple[Case, ...]] = {
         _one("integers", multiply, (INTEGERS, "arith"), (INTEGERS[::-1], "arith")),
         _one("fixed point", multiply, (NUMBERS, "arith"), (NUMBERS[::-1], "provider"), error=1),
         _one("nothing cut", multiply, (SHORT, "client"), (SHORT[::-1], "arith"), shift=0),
+    ),
+    times_whole: (
+        _one("integers", times_whole, (INTEGERS, "arith"), (INTEGERS[::-1], "public")),
+        _one("fixed point", times_whole, (SHORT, "arith"), (np.arange(-2, 4), "public")),
     ),
     square: (
         _one("integers", square, (INTEGERS, "arith")),

@@ -15,6 +15,7 @@ from protocols.arithmetic.cached import Cached
 from protocols.bits.gates import Gate
 from protocols.verification.sampling import Widths
 from spu_llm.core.correlation import Correlation, Material, Part
+from spu_llm.core.integers import Factor
 from spu_llm.core.values import (
     CLIENT,
     ROLES,
@@ -161,7 +162,7 @@ def parts_of(correlation: Correlation) -> Json:
 
 
 def units_of(
-    correlation: Correlation, both: Sequence[Material], fixed: np.ndarray | None
+    correlation: Correlation, both: Sequence[Material], fixed: Factor | None
 ) -> Json:
     """Units that both parties took."""
     recorded: Json = {"name": correlation.name, "units": len(both[CLIENT].results[0])}
@@ -173,7 +174,8 @@ def units_of(
                 known = part["holder"] in (role, Owner.JOINT.value)
                 part[role] = to_hex(words) if known else None
     if fixed is not None:
-        recorded["fixed"] = {"shape": list(fixed.shape), "provider": to_hex(as_words(fixed))}
+        words = as_words(fixed.entries)
+        recorded["fixed"] = {"shape": list(words.shape), "provider": to_hex(words)}
     return recorded
 
 
@@ -190,10 +192,12 @@ def material_of(recorded: Json, rank: int) -> Material:
     )
 
 
-def fixed_of(recorded: Json) -> np.ndarray | None:
-    """The provider's array that all units share, as words."""
+def fixed_of(recorded: Json) -> Factor | None:
+    """The provider's matrix that all units share, as words."""
     fixed = recorded.get("fixed")
-    return None if fixed is None else from_hex(fixed["provider"], np.uint64, fixed["shape"])
+    if fixed is None:
+        return None
+    return Factor(from_hex(fixed["provider"], np.uint64, fixed["shape"]), 64)
 
 
 def gate_of(gate: Gate) -> Json:

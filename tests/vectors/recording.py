@@ -16,6 +16,7 @@ import numpy as np
 from protocols.bits import gates
 from spu_llm.core.correlation import Correlation, Material, deal
 from spu_llm.core.errors import PeerError
+from spu_llm.core.integers import Factor
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import (
@@ -267,7 +268,7 @@ class _Source:
     taken: list[Json] = field(default_factory=list)
 
     def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
         if self.rank == CLIENT:
             return self.dealer.dealt(correlation, units)

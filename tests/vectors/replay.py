@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from spu_llm.core.correlation import Correlation, Form, Material, evaluate
+from spu_llm.core.integers import Factor
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import (
@@ -118,7 +119,7 @@ class _Units:
         self.waiting: list[Json] = []
 
     def take(
-        self, correlation: Correlation, units: int, fixed: np.ndarray | None = None
+        self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
         assert self.waiting, f"{correlation.name} is taken, nothing recorded"
         recorded = self.waiting.pop(0)
@@ -127,7 +128,8 @@ class _Units:
         _check_units(correlation, recorded)
         expected = fixed_of(recorded)
         if fixed is not None:  # at the provider
-            assert expected is not None and np.array_equal(as_words(fixed), expected)
+            assert expected is not None
+            assert np.array_equal(as_words(fixed.entries), expected.entries)
         return material_of(recorded, self._rank)
 
 
