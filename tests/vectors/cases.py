@@ -15,7 +15,7 @@ import protocols
 from protocols.arithmetic.cached import append, lengthen, times_columns, times_rows
 from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
 from protocols.arithmetic.narrow import narrow, units, widen
-from protocols.arithmetic.product import linear, matmul, multiply, square
+from protocols.arithmetic.product import linear, matmul, multiply, square, times_whole
 from protocols.arithmetic.projection import project
 from protocols.arithmetic.truncate import truncate
 from protocols.bits.compare import sign
@@ -221,6 +221,11 @@ _CASES: dict[ProtocolOp, tuple[Case, ...]] = {
     square: (
         _one("integers", square, (INTEGERS, "arith")),
         _one("fixed point", square, (NUMBERS, "arith"), error=1),
+    ),
+    times_whole: (
+        _one("integers", times_whole, (INTEGERS, "arith"), (INTEGERS[::-1], "public")),
+        _one("fixed point", times_whole, (SHORT, "client"),
+             (np.array([3, 0, -7, 2**18, 1, 5], np.int32), "public")),
     ),
     matmul: (
         _one("integers", matmul, (_random((2, 2, 3), -(2**63), 2**63 - 1), "arith"),
