@@ -103,10 +103,10 @@ def without_weights(directory: Path) -> str:
     return "model.safetensors is missing"
 
 
-def llama(directory: Path) -> str:
+def mamba(directory: Path) -> str:
     config = directory / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "llama"}))
-    return "llama"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "mamba"}))
+    return "mamba"
 
 
 def without_tokenizer(directory: Path) -> str:
@@ -115,7 +115,7 @@ def without_tokenizer(directory: Path) -> str:
 
 
 Damage = Callable[[Path], str]
-DAMAGES = [missing, truncated, without_weights, llama, without_tokenizer]
+DAMAGES = [missing, truncated, without_weights, mamba, without_tokenizer]
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_damaged_model_is_named(start: Start, own_pair: Pair, which: str, dama
     assert_refused(start(*own_pair.demo), str(directory), words)
 
 
-@pytest.mark.parametrize("damage", [truncated, llama])
+@pytest.mark.parametrize("damage", [truncated, mamba])
 def test_serve_refuses_a_damaged_model_before_it_listens(
     start: Start, own_pair: Pair, damage: Damage
 ) -> None:
