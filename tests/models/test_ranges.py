@@ -52,13 +52,21 @@ def rows(count: int) -> np.ndarray:
 def test_no_row_passes_the_bounds_and_some_come_near() -> None:
     block = jax.tree.map(np.asarray, weights(1.0, "fc"))["blocks"][1]["fc"]
     found = rows(20_000) @ block["weight"] + block["bias"]
-    bound = ranges._largest(block, CONFIG.n_embd)
+    bound = ranges.largest(ranges.linear(block), CONFIG.n_embd)
     assert 0.7 * bound < np.max(np.abs(found)) <= bound
-    bound = ranges._longest(block, CONFIG.n_embd)
+    bound = ranges.longest(ranges.linear(block), CONFIG.n_embd)
     assert 0.7 * bound < np.max(np.linalg.norm(found, axis=1)) <= bound
 
     qkv = jax.tree.map(np.asarray, weights(1.0, "qkv"))["blocks"][1]["qkv"]
-    bound = ranges._largest_score(qkv, CONFIG)
+    weight, bias = ranges.linear(qkv)
+    bound = max(
+        ranges.largest_score(
+            (weight[:, h : h + 4], bias[h : h + 4]),
+            (weight[:, 8 + h : 12 + h], bias[8 + h : 12 + h]),
+            CONFIG.n_embd,
+        )
+        for h in (0, 4)
+    )
     query, key, _ = np.split(rows(3000) @ qkv["weight"] + qkv["bias"], 3, axis=1)
     scores = [query[:, h : h + 4] @ key[:, h : h + 4].T for h in (0, 4)]
     assert 0.3 * bound < np.max(np.abs(scores)) <= bound
