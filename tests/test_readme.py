@@ -56,11 +56,11 @@ def test_links_lead_somewhere() -> None:
 
 def test_what_the_demo_takes_is_what_it_took() -> None:
     demo = saved.load("demo")
-    online, ahead = (sum(demo["bytes"][kind].values()) / 1e6 for kind in ("online", "offline"))
+    online, offline = (sum(demo["bytes"][kind].values()) / 1e6 for kind in ("online", "offline"))
     text = " ".join(README.split())
     assert (
         f"Its {len(demo['token_ids'])} tokens take {online:.0f} MB online and "
-        f"{round(ahead, -1):.0f} MB ahead of time" in text
+        f"{round(offline, -1):.0f} MB ahead of time" in text
     )
 
 

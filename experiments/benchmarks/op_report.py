@@ -24,13 +24,13 @@ def ratios(ours: dict[str, Any], stock: dict[str, Any]) -> dict[str, float | Non
     def ratio(a: float, b: float) -> float | None:
         return a / b if b else None
 
-    ahead = ours["offline"]
+    offline = ours["offline"]
     return {
         "seconds": ratio(ours["seconds"], stock["seconds"]),
         "bytes": ratio(both_ways(ours), both_ways(stock)),
         "messages": ratio(ours["messages"], stock["messages"]),
-        "seconds_with_offline": ratio(ours["seconds"] + ahead["seconds"], stock["seconds"]),
-        "bytes_with_offline": ratio(both_ways(ours) + both_ways(ahead), both_ways(stock)),
+        "seconds_with_offline": ratio(ours["seconds"] + offline["seconds"], stock["seconds"]),
+        "bytes_with_offline": ratio(both_ways(ours) + both_ways(offline), both_ways(stock)),
     }
 
 
@@ -104,7 +104,7 @@ def _errors(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _cells(row: dict[str, Any], name: str, figures: dict[str, Any]) -> str:
     ours = "offline" in figures
-    ahead = figures.get("offline", {})
+    offline = figures.get("offline", {})
     cells = [
         str(row["size"]) if ours else "",
         name,
@@ -115,8 +115,8 @@ def _cells(row: dict[str, Any], name: str, figures: dict[str, Any]) -> str:
         "" if ours else _ratio(figures["ratio"], "bytes"),
         count_text(figures["messages"]),
         str(figures["rounds"]) if ours else "",
-        seconds_text(ahead["seconds"]) if ours else "",
-        count_text(ahead["client_to_provider"] + ahead["provider_to_client"]) if ours else "",
+        seconds_text(offline["seconds"]) if ours else "",
+        count_text(offline["client_to_provider"] + offline["provider_to_client"]) if ours else "",
         f"{figures['stored_bytes_per_value']:.3g}" if ours else "",
         ", ".join(mib_text(size) for size in figures["memory_growth"].values()),
     ]
@@ -203,8 +203,8 @@ def _lines(axis: Any, rows: Sequence[dict[str, Any]], figure_of: Callable[[Any],
 
     for i, (name, _) in enumerate(ways(rows[0])):
         line([figure_of(list(ways(row))[i][1]) for row in rows], name, "o-", f"C{i}")
-    ahead = [figure_of(row["ours"]) + figure_of(row["ours"]["offline"]) for row in rows]
-    line(ahead, "ours, made ahead too", "o:", "C0")
+    offline = [figure_of(row["ours"]) + figure_of(row["ours"]["offline"]) for row in rows]
+    line(offline, "ours, made ahead too", "o:", "C0")
     axis.set_xscale("log")
     if any(anything):  # some ops send nothing at all
         axis.set_yscale("log")

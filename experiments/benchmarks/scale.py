@@ -315,11 +315,11 @@ def table(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for name, cost in rows:
-        ahead, online = cost["offline"], size_of(cost)
+        offline, online = cost["offline"], size_of(cost)
         lines.append(
             f"| {name} | {cost['seconds']:.1f} | {online / 1e6:.1f} | {cost['messages']} | "
-            f"{ahead['seconds']:.1f} | {size_of(ahead) / 1e6:.1f} | "
-            f"{(online + size_of(ahead)) / 1e6:.1f} |"
+            f"{offline['seconds']:.1f} | {size_of(offline) / 1e6:.1f} | "
+            f"{(online + size_of(offline)) / 1e6:.1f} |"
         )
     for name, cost in (rows[0], rows[-1])[: len(rows)]:
         lines += ["", f"{name}, by kind of layer", "", *_parts(cost["kinds"], "layer")]

@@ -52,7 +52,7 @@ from experiments.benchmarks.verify_report import criterion, failures
 from experiments.common import commands
 from experiments.common.memory import forget_peak, resident
 from experiments.common.two_parties import FEW_MESSAGES, machine, run_study
-from experiments.spu_baseline import block as stock_block
+from experiments.spu_baseline import block as spu_block
 from experiments.spu_baseline.block import SLICES, BlockShape, extrapolated
 from protocols.verification import post, token
 from protocols.verification.variants import VARIANTS, Verifier, verifier
@@ -276,9 +276,9 @@ class VerifyBench(Bench):
         self._begin()
         shape, positions = BlockShape().sliced(SLICES), count + 1
         rng = np.random.default_rng(positions)
-        inputs = stock_block.random_inputs(shape, positions, rng)
-        weights = stock_block.random_weights(shape, rng)
-        given = stock_block.Inputs(
+        inputs = spu_block.random_inputs(shape, positions, rng)
+        weights = spu_block.random_weights(shape, rng)
+        given = spu_block.Inputs(
             *(
                 shared(self._session.rank, encode(x, FRAC_BITS), seed=i)
                 for i, x in enumerate(inputs)
@@ -288,12 +288,12 @@ class VerifyBench(Bench):
         gains = [held.attention_norm, held.ffn_norm]
         plain_gains = [weights.attention_norm, weights.ffn_norm]
         ways = {
-            "norms": (stock_block.SECURE_NORMS, [gains, given.x]),
-            "slice": (stock_block.secure_block(shape), [held, given]),
+            "norms": (spu_block.SECURE_NORMS, [gains, given.x]),
+            "slice": (spu_block.secure_block(shape), [held, given]),
         }
         plain = {
-            "norms": np.asarray(stock_block.norms(plain_gains, inputs.x)),
-            "slice": np.asarray(stock_block.block(weights, inputs, shape)),
+            "norms": np.asarray(spu_block.norms(plain_gains, inputs.x)),
+            "slice": np.asarray(spu_block.block(weights, inputs, shape)),
         }
         measured: dict[str, Any] = {"draft_length": count, "slices": SLICES}
         for name, (function, values) in ways.items():
@@ -443,10 +443,10 @@ def measure(
 
 def _ratios(row: dict[str, Any], block: float | None) -> dict[str, float | None]:
     """To a block's seconds: what a call takes, and that with what is made ahead."""
-    online, ahead = row["seconds"], row["offline"]["seconds"]
+    online, offline = row["seconds"], row["offline"]["seconds"]
     return {
         "ratio": online / block if block else None,
-        "ratio_with_offline": (online + ahead) / block if block else None,
+        "ratio_with_offline": (online + offline) / block if block else None,
     }
 
 

@@ -105,7 +105,7 @@ def _cells(row: dict[str, Any], result: dict[str, Any]) -> str:
     head = [str(row["draft_length"]), row["variant"], row["source"]]
     if "seconds" not in row:
         return _line([*head, *["–"] * 13])
-    ahead = row["offline"]
+    offline = row["offline"]
     return _line([
         *head,
         seconds_text(row["seconds"]),
@@ -115,10 +115,10 @@ def _cells(row: dict[str, Any], result: dict[str, Any]) -> str:
         count_text(row["provider_to_client"]),
         count_text(row["messages"]),
         str(row["delays"]),
-        seconds_text(ahead["seconds"]),
-        count_text(ahead["client_to_provider"]),
-        count_text(ahead["provider_to_client"]),
-        count_text(ahead["messages"]),
+        seconds_text(offline["seconds"]),
+        count_text(offline["client_to_provider"]),
+        count_text(offline["provider_to_client"]),
+        count_text(offline["messages"]),
         *_memory(row),
     ])  # fmt: skip
 

@@ -41,7 +41,7 @@ from experiments.common import commands
 from experiments.common.measured import FIGURES, peaks, summed, total
 from experiments.common.saved import DATA
 from experiments.common.two_parties import machine, run_study
-from experiments.spu_baseline import gpt2 as stock_gpt2
+from experiments.spu_baseline import gpt2 as spu_gpt2
 from models.draft import Drafter
 from models.family import logits
 from models.hf import load_config, load_model
@@ -282,7 +282,7 @@ def _stock(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict
     tokenizer = Tokenizer.load(model)
     length = len(tokenizer.encode(prompt.text))
     # One token comes with the prefill, one with the step that `measure` calls its warm-up.
-    found = stock_gpt2.complete(model, prompt.text, length + count, count - 2, asked.network)
+    found = spu_gpt2.complete(model, prompt.text, length + count, count - 2, asked.network)
     steps = [found["warm_up"], *found["runs"]]
     return {
         "costs": {

@@ -25,8 +25,8 @@ from experiments.claims import cost_report
 from experiments.common import commands
 from experiments.common.measured import medians
 from experiments.common.two_parties import machine
-from experiments.spu_baseline import gpt2 as stock_gpt2
-from experiments.spu_baseline import layers as stock_layers
+from experiments.spu_baseline import gpt2 as spu_gpt2
+from experiments.spu_baseline import layers as spu_layers
 from models.hf import load_config
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
@@ -57,7 +57,7 @@ class Request:
         config, prompt = load_config(model), Tokenizer.load(draft_model).encode(self.prompt)
         step_sweep.check_positions(config, len(prompt), self.positions(), 0.0)
         capacity = step_sweep.capacity_for(len(prompt), self.positions())
-        stock_gpt2.check(config, len(prompt), capacity, self.steps)
+        spu_gpt2.check(config, len(prompt), capacity, self.steps)
 
 
 # ---- measuring
@@ -68,8 +68,8 @@ def measure(model: Path, draft_model: Path, request: Request, network: str) -> d
     positions = request.positions()
     length = len(Tokenizer.load(draft_model).encode(request.prompt))
     capacity = step_sweep.capacity_for(length, positions)
-    stock = stock_gpt2.measure(model, request.prompt, capacity, request.steps, network)
-    alone = stock_layers.measure(model, [1], capacity, network)
+    stock = spu_gpt2.measure(model, request.prompt, capacity, request.steps, network)
+    alone = spu_layers.measure(model, [1], capacity, network)
     ours = step_sweep.measure(
         model, draft_model, request.prompt, positions, request.steps, network, 0.0
     )

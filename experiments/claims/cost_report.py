@@ -59,7 +59,7 @@ def _stock_step(result: dict[str, Any]) -> list[str]:
 
 
 def _step(step: dict[str, Any]) -> list[str]:
-    ahead = step["offline"]
+    offline = step["offline"]
     return [
         str(step["positions"]),
         seconds_text(step["seconds"]),
@@ -70,8 +70,8 @@ def _step(step: dict[str, Any]) -> list[str]:
         str(step["segments"]),
         count_text(step["client_to_provider"]),
         count_text(step["provider_to_client"]),
-        seconds_text(ahead["seconds"]),
-        count_text(ahead["client_to_provider"] + ahead["provider_to_client"]),
+        seconds_text(offline["seconds"]),
+        count_text(offline["client_to_provider"] + offline["provider_to_client"]),
     ]
 
 

@@ -121,13 +121,13 @@ def table(
             for show in (True, False)
         )
         for name, c in (("shown", shown), ("hidden", hidden)):
-            (online, ahead), (online_lan, ahead_lan) = (c.seconds[n] for n in NETWORKS)
+            (online, offline), (online_lan, offline_lan) = (c.seconds[n] for n in NETWORKS)
             lines.append(
                 f"| {rate:g} | {name} | {c.steps} | {c.rows} | {c.messages:,} | "
                 f"{c.offline_messages:,} | "
                 f"{c.online_bytes / 1e6:.1f} | {c.offline_bytes / 1e6:.0f} | "
                 f"{c.total_bytes / 1e6:.0f} | {online:.0f} ({online_lan:.0f}) | "
-                f"{ahead:.0f} ({ahead_lan:.0f}) |"
+                f"{offline:.0f} ({offline_lan:.0f}) |"
             )
 
         def more(of_hidden: float, of_shown: float) -> str:

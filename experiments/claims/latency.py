@@ -27,7 +27,7 @@ from experiments.benchmarks import step_sweep
 from experiments.common import commands
 from experiments.common.kinds import KINDS
 from experiments.common.two_parties import machine
-from experiments.spu_baseline import layers as stock_layers
+from experiments.spu_baseline import layers as spu_layers
 from models.hf import load_config
 from models.tokenizer import Tokenizer
 from models.training.evaluate import expected_tokens
@@ -67,7 +67,7 @@ def measure(
     ours = step_sweep.measure(model, draft_model, prompt, positions, repeat, network, 0.0)
     peers = None
     if stock:
-        peers = stock_layers.measure(model, positions, ours["capacity"], network)
+        peers = spu_layers.measure(model, positions, ours["capacity"], network)
     return analyse(ours, peers, local) | {
         "machine": asdict(machine()),
         "config": ours["config"],
@@ -122,7 +122,7 @@ def _stock(
     for i, step in enumerate(measured["steps"]):
         kinds = {}
         for layer in step["layers"]:
-            cost, kind = stock_layers.scaled(layer), layer["kind"]
+            cost, kind = spu_layers.scaled(layer), layer["kind"]
             compute = local[i]["kinds"][kind]["seconds"] if local else cost["seconds"]
             both = cost["client_to_provider"] + cost["provider_to_client"]
             transmission = _sending(both, shape)

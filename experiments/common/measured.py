@@ -34,7 +34,7 @@ def timed(session: Session, phase: str, work: Callable[[], T]) -> tuple[T, dict[
     """The result of `work` and its cost, as phase `phase` of the session's meter.
 
     Wall seconds, bytes by direction and `messages` (sends of both parties) are online ones; what
-    was made ahead of time meanwhile is in `ahead`, its seconds included.
+    was made meanwhile for later is in `offline`, its seconds included.
     """
     meter, rank = session.meter, getattr(session, "rank", CLIENT)
     mark, before, started = len(meter.entries), meter.seconds.get(phase, 0.0), time.perf_counter()
@@ -43,10 +43,10 @@ def timed(session: Session, phase: str, work: Callable[[], T]) -> tuple[T, dict[
     elapsed = time.perf_counter() - started
     online = meter.seconds[phase] - before
     entries = meter.entries[mark:]
-    ahead = total([e for e in entries if e.phase != phase], rank)
+    offline = total([e for e in entries if e.phase != phase], rank)
     return result, total([e for e in entries if e.phase == phase], rank) | {
         "seconds": round(online, 4),
-        "ahead": ahead | {"seconds": round(elapsed - online, 4)},
+        "offline": offline | {"seconds": round(elapsed - online, 4)},
     }
 
 

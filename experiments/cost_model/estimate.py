@@ -115,10 +115,10 @@ def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
         "compute": slower * prices.computing(work),
     }
     material = prices.of_material(work)
-    ahead = {k: sum(c[k] for c in material.values()) for k in next(iter(material.values()))}
-    size = ahead["client_to_provider"] + ahead["provider_to_client"]
+    offline = {k: sum(c[k] for c in material.values()) for k in next(iter(material.values()))}
+    size = offline["client_to_provider"] + offline["provider_to_client"]
     per_byte = 8.0 / shape.bits_per_s if shape.bits_per_s else 0.0
-    making = slower * ahead["seconds"] + ahead["messages"] / 2 * shape.delay_s + size * per_byte
+    making = slower * offline["seconds"] + offline["messages"] / 2 * shape.delay_s + size * per_byte
     return {
         "seconds": sum(parts.values()),
         "seconds_of": parts,
@@ -128,7 +128,7 @@ def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
         "provider_to_client": round(counts["provider_to_client"]),
         "hint_bytes": round(counts["hint_bytes"]),
         "bytes_of": {kind: round(n) for kind, n in work.bytes_of.items()},
-        "offline": ahead | {"seconds": making},
+        "offline": offline | {"seconds": making},
         "material": material,
         "stored_bytes": round(
             sum(
@@ -205,10 +205,10 @@ def _header(first: str) -> list[str]:
 
 
 def _row(name: str, step: dict[str, Any]) -> str:
-    ahead = step["offline"]
+    offline = step["offline"]
     return (
         f"| {name} | {step['seconds']:.2f} | {_megabytes(step):.2f} | {step['messages']} | "
-        f"{ahead['seconds']:.1f} | {_megabytes(ahead):.1f} |"
+        f"{offline['seconds']:.1f} | {_megabytes(offline):.1f} |"
     )
 
 

@@ -109,7 +109,7 @@ def flax_model(config: GPT2Config) -> Any:
     return FlaxGPT2LMHeadModel(FlaxConfig(**asdict(config)), _do_init=False)
 
 
-class StockGPT2(NamedTuple):
+class BaselineGPT2(NamedTuple):
     """Greedy decoding with a cache of `capacity` positions; `cache` leaves its public index out.
 
     prefill(params, tokens [n]) -> next token, cache
@@ -120,7 +120,7 @@ class StockGPT2(NamedTuple):
     decode: WholeFunction
 
 
-def build(config: GPT2Config, capacity: int) -> StockGPT2:
+def build(config: GPT2Config, capacity: int) -> BaselineGPT2:
     """The programs for a model of this shape."""
     model = flax_model(config)
 
@@ -141,7 +141,7 @@ def build(config: GPT2Config, capacity: int) -> StockGPT2:
         return decode(params, tokens, cache, jnp.int32(0))
 
     owners = (Owner.PROVIDER, Owner.CLIENT, Owner.JOINT, Owner.PUBLIC)
-    return StockGPT2(
+    return BaselineGPT2(
         WholeFunction(prefill, owners[:2], "stock prefill"),
         WholeFunction(decode, owners, "stock decode"),
     )
@@ -186,7 +186,7 @@ class Decoded:
 
 
 def decode_greedily(
-    session: Session, stock: StockGPT2, weights: Any, prompt: list[int], length: int, steps: int,
+    session: Session, stock: BaselineGPT2, weights: Any, prompt: list[int], length: int, steps: int,
     before_step: Callable[[int], None] = lambda i: None,
 ) -> Decoded:  # fmt: skip
     """A prefill and `steps` further tokens. `prompt` (`length` tokens) is the client's; the
@@ -238,7 +238,7 @@ class ClientInputs:
 
 
 PROGRAM = Program(
-    "stock-gpt2", __name__, Asked, ClientInputs, spu=SETTINGS,
+    "spu-baseline", __name__, Asked, ClientInputs, spu=SETTINGS,
     check=lambda asked, model: check(
         gpt2_config(model), asked.prompt_tokens, asked.capacity, asked.steps
     ),
@@ -292,7 +292,7 @@ def check(config: ModelConfig, length: int, capacity: int, steps: int) -> None:
         )
 
 
-def _prepare(session: PartySession, stock: StockGPT2, weights: Any, length: int) -> None:
+def _prepare(session: PartySession, stock: BaselineGPT2, weights: Any, length: int) -> None:
     """Compile both programs and agree on them with the peer."""
     shape = jax.ShapeDtypeStruct
     prompt, token = shape((length,), np.int32), shape((1,), np.int32)

@@ -124,7 +124,7 @@ class Asked:
 
 
 PROGRAM = Program(
-    "stock-layers", __name__, Asked, spu=SETTINGS,
+    "spu-baseline-layers", __name__, Asked, spu=SETTINGS,
     check=lambda asked, model: check(gpt2_config(model), asked.positions, asked.capacity),
 )  # fmt: skip
 

@@ -28,7 +28,7 @@ from jax import Array
 
 from experiments.common import commands
 from experiments.common.two_parties import machine
-from experiments.spu_baseline import layers as stock_layers
+from experiments.spu_baseline import layers as spu_layers
 from models.hf import load_config
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT
@@ -119,15 +119,15 @@ def measure(
 ) -> dict[str, Any]:
     """Every option on the shape of `model`, as JSON fields; the first is what others are to."""
     config = load_config(model)
-    job: Job[stock_layers.Asked, Nothing] = Job(stock_layers.Asked((1,), CAPACITY), config)
+    job: Job[spu_layers.Asked, Nothing] = Job(spu_layers.Asked((1,), CAPACITY), config)
     rows = []
     for option in options:
         say(f"{option.name} ...")
         with _functions(option), Simulation(option.config) as simulation:
             found = simulation.run(
-                lambda session: stock_layers.run(session, job, lambda event, **fields: None)
+                lambda session: spu_layers.run(session, job, lambda event, **fields: None)
             )[CLIENT]
-        layers = [stock_layers.scaled(layer) for layer in found["steps"][0]["layers"]]
+        layers = [spu_layers.scaled(layer) for layer in found["steps"][0]["layers"]]
         names = [layer["kind"] for layer in found["steps"][0]["layers"]]
         counts = [
             {"bytes": x["client_to_provider"] + x["provider_to_client"], "messages": x["messages"]}

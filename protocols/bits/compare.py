@@ -83,18 +83,23 @@ def levels(bits: int) -> tuple[tuple[int, int], ...]:
     return min(plans(digits), key=lambda plan: (len(plan), products(plan)))
 
 
-def less_private(party: Party, own_part: np.ndarray, bits: int) -> np.ndarray:
-    """Shares (plane [words]) of [a < b] for the client's a and the provider's b.
+def less_private(party: Party, number: np.ndarray, bits: int) -> np.ndarray:
+    """Shares (plane [words]) of [a < b] for the client's a and the provider's b (CrypTFlow2,
+    Algorithm 2, with wider digits and nodes).
 
-    mine: words [rows], this party's number, of which the low `bits` bits count.
+    number: words [rows], this party's, of which the low `bits` bits count.
+
+    1. Leaves: less and equal of digits of two bits; an odd number of bits has a zero on top.
+    2. Nodes, level by level: less and equal of up to four digits at once. A short last group is
+       filled with equal digits, a single last digit goes on as it is.
+    3. What the root says is less.
     """
-    rows, digits = len(own_part), (bits + 1) // 2
-    # Leaves: two bits each, an odd number of bits with a zero on top.
-    own = to_planes(low_bits(own_part, bits), 2 * digits).reshape(digits, 2, -1)
+    # 1.
+    rows, digits = len(number), (bits + 1) // 2
+    own = to_planes(low_bits(number, bits), 2 * digits).reshape(digits, 2, -1)
     plan = levels(bits)
     state = evaluate(party, leaf(root=not plan), rows, digits, own=own)
-    # Nodes: up to four digits at once; a short last group is filled with equal digits, a single
-    # last digit goes on as it is.
+    # 2.
     for i, (fan_in, nodes) in enumerate(plan):
         root = i == len(plan) - 1
         padded = np.zeros((nodes * fan_in, 2, words_for(rows)), np.uint64)
@@ -106,6 +111,7 @@ def less_private(party: Party, own_part: np.ndarray, bits: int) -> np.ndarray:
         inputs = np.concatenate([grouped[:, :, 0], grouped[:, (1 if root else 0) :, 1]], axis=1)
         made = evaluate(party, node(fan_in, root), rows, nodes, shared=inputs)
         state = np.concatenate([made, state[used:]]) if used < len(state) else made
+    # 3.
     return state[0, 0]
 
 
@@ -129,8 +135,8 @@ def sign_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
     sign = (flat >> np.uint64(bits - 1)) & np.uint64(1)
     # 2.
     if bits > 1 and flat.size:
-        own_part = ~flat if party.rank == CLIENT else flat
-        carry = less_private(party, own_part, bits - 1)
+        number = ~flat if party.rank == CLIENT else flat
+        carry = less_private(party, number, bits - 1)
         # 3.
         sign = sign ^ from_planes(carry[None], flat.size)
     return sign.reshape(words.shape)

@@ -44,7 +44,7 @@ def sweep(network: str, seconds: dict[int, float]) -> dict[str, Any]:
     }
 
 
-def stock_layers(network: str, seconds: dict[int, float]) -> dict[str, Any]:
+def spu_layers(network: str, seconds: dict[int, float]) -> dict[str, Any]:
     """Every layer of the stock path takes 1/28 of a step's seconds."""
     return {
         "network": network,
@@ -61,11 +61,11 @@ def stock_layers(network: str, seconds: dict[int, float]) -> dict[str, Any]:
 
 
 def stock(network: str, *seconds: float, right: bool = True) -> dict[str, Any]:
-    ahead = {"ahead": figures(0.0, 0, 0)}
+    offline = {"offline": figures(0.0, 0, 0)}
     return {
         "network": network,
-        "prefill": figures(60.0) | ahead,
-        "runs": [figures(s, messages=6000, size=30_000_000) | ahead for s in seconds],
+        "prefill": figures(60.0) | offline,
+        "runs": [figures(s, messages=6000, size=30_000_000) | offline for s in seconds],
         "peak_memory": MEMORY,
         "as_in_plaintext": right,
         "learned": {"client": [], "provider": []},

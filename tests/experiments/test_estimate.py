@@ -159,10 +159,10 @@ def test_networks_and_cores_enter_as_stated(priced: Priced) -> None:
     far = dataclasses.replace(work, counts=counts)
     slow = estimate.figures(far, estimate.Options(4, 3, 0, delay=10.0, bandwidth=8.0), found)
     assert slow["seconds_of"]["transmission"] == pytest.approx(1.5)
-    ahead = slow["offline"]
-    size = ahead["client_to_provider"] + ahead["provider_to_client"]
-    assert ahead["seconds"] == pytest.approx(
-        local["offline"]["seconds"] + size / 1e6 + ahead["messages"] / 2 * 0.01
+    offline = slow["offline"]
+    size = offline["client_to_provider"] + offline["provider_to_client"]
+    assert offline["seconds"] == pytest.approx(
+        local["offline"]["seconds"] + size / 1e6 + offline["messages"] / 2 * 0.01
     )
 
 

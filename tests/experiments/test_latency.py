@@ -21,7 +21,7 @@ LAN = {1: 2.4, 2: 2.6, 8: 3.6}
 def results(stock: bool = True) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for network, ours, peers in (("local", LOCAL, 14.0), ("lan", LAN, 42.0)):
-        layers = costs.stock_layers(network, {n: peers + n for n in ours}) if stock else None
+        layers = costs.spu_layers(network, {n: peers + n for n in ours}) if stock else None
         found.append(
             latency.analyse(costs.sweep(network, ours), layers, found[0] if found else None)
             | {"machine": costs.MACHINE, "config": {}}
@@ -52,7 +52,7 @@ def test_a_layer_that_is_faster_on_a_network_has_no_delay() -> None:
     """Noise: it is not counted against other layers' delay."""
 
     def of(network: str, seconds: float, local: Any) -> dict[str, Any]:
-        layers = costs.stock_layers(network, {1: seconds})
+        layers = costs.spu_layers(network, {1: seconds})
         return latency.analyse(costs.sweep(network, {1: 1.0}), layers, local)
 
     (step,) = of("lan", 7.0, of("local", 14.0, None))["paths"]["stock"]

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.spu_baseline import gpt2 as stock_gpt2
-from experiments.spu_baseline import layers as stock_layers
-from experiments.spu_baseline import options as stock_options
+from experiments.spu_baseline import gpt2 as spu_gpt2
+from experiments.spu_baseline import layers as spu_layers
+from experiments.spu_baseline import options as spu_options
 from experiments.spu_baseline.options import OPTIONS, Tuned, puma_gelu, puma_softmax
 from models.gpt2 import GPT2Config, init_params
 from spu_llm.runtime.spu_runtime import runtime_config
@@ -31,7 +31,7 @@ def test_pumas_functions_are_near_the_exact_ones() -> None:
 
 
 def test_options_reach_spu() -> None:
-    stock = stock_gpt2.SETTINGS.settings()
+    stock = spu_gpt2.SETTINGS.settings()
     base, *others = OPTIONS
     assert base.config.settings() == stock | {
         "enable_lower_accuracy_rsqrt": False, "experimental_disable_mmul_split": False
@@ -46,10 +46,10 @@ def test_options_reach_spu() -> None:
 def test_the_layers_take_an_options_functions_and_nothing_stays() -> None:
     config = GPT2Config(16, 8, 8, 1, 2)
     params = jax.tree.map(np.asarray, init_params(config, jax.random.key(0)))
-    weights = stock_layers.flax_params(params)
+    weights = spu_layers.flax_params(params)
 
     def primitives() -> dict[str, str]:
-        found = {x.kind: x for x in stock_layers.layers(config, weights, 4, 1)}
+        found = {x.kind: x for x in spu_layers.layers(config, weights, 4, 1)}
         return {
             kind: str(jax.make_jaxpr(lambda *xs, fn=found[kind].fn: fn((), None, *xs))(
                 *(np.zeros(s, np.float32) for s in found[kind].shapes)))
@@ -57,7 +57,7 @@ def test_the_layers_take_an_options_functions_and_nothing_stays() -> None:
         }  # fmt: skip
 
     before = primitives()
-    with stock_options._functions(OPTIONS[-1]):
+    with spu_options._functions(OPTIONS[-1]):
         inside = primitives()
     assert "tanh" in before["GELU"] and "tanh" not in inside["GELU"]
     assert "-14.0" in inside["softmax"] and "-14.0" not in before["softmax"]
@@ -66,7 +66,7 @@ def test_the_layers_take_an_options_functions_and_nothing_stays() -> None:
 
 @pytest.mark.slow
 def test_a_measured_option(tiny_pair: tuple[Path, Path]) -> None:
-    result = stock_options.measure(tiny_pair[0], (OPTIONS[0], OPTIONS[2]), lambda name: None)
+    result = spu_options.measure(tiny_pair[0], (OPTIONS[0], OPTIONS[2]), lambda name: None)
     base, gelu = result["options"]
     assert base["messages"] > 1000 and base["messages"] == sum(
         kind["messages"] for kind in base["kinds"].values()
@@ -74,4 +74,4 @@ def test_a_measured_option(tiny_pair: tuple[Path, Path]) -> None:
     # Nothing but the GELU is another.
     assert gelu["kinds"]["GELU"]["messages"] != base["kinds"]["GELU"]["messages"]
     assert gelu["kinds"]["softmax"]["messages"] == base["kinds"]["softmax"]["messages"]
-    assert f"| {gelu['name']} |" in stock_options.table(json.loads(json.dumps(result)))
+    assert f"| {gelu['name']} |" in spu_options.table(json.loads(json.dumps(result)))

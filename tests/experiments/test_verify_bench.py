@@ -15,7 +15,7 @@ import pytest
 from experiments.benchmarks import verify_bench, verify_data, verify_report
 from experiments.benchmarks.verify_bench import Request
 from experiments.benchmarks.verify_data import Step, mistakes, places
-from experiments.spu_baseline import block as stock_block
+from experiments.spu_baseline import block as spu_block
 from experiments.spu_baseline.block import BlockShape
 from protocols.verification import post
 from protocols.verification.variants import VARIANTS, verifier
@@ -174,12 +174,12 @@ def test_the_longest_chain_of_messages() -> None:
 
 def test_a_block_in_plaintext_is_causal() -> None:
     shape, rng = BlockShape(16, 2, 8, 24, 3), np.random.default_rng(0)
-    weights = stock_block.random_weights(shape, rng)
-    inputs = stock_block.random_inputs(shape, 4, rng)
-    rows = stock_block.block(weights, inputs, shape)
+    weights = spu_block.random_weights(shape, rng)
+    inputs = spu_block.random_inputs(shape, 4, rng)
+    rows = spu_block.block(weights, inputs, shape)
     changed = inputs.x.copy()
     changed[2] += 1
-    others = stock_block.block(weights, inputs._replace(x=changed), shape)
+    others = spu_block.block(weights, inputs._replace(x=changed), shape)
     same = np.abs(rows - others).max(axis=1) < 1e-5
     assert rows.shape == (4, 16) and same.tolist() == [True, True, False, False]
     assert BlockShape().sliced(32) == BlockShape(4096, 1, 128, 344, 64)
