@@ -91,6 +91,9 @@ class LlamaConfig(ModelConfig):
             object.__setattr__(self, "head_dim", size)
         if self.head_dim % 2 or not 2 <= self.head_dim <= 1024:
             raise ValueError("head_dim must be even, 2 to 1024: positions turn pairs")
+        heads = self.num_attention_heads * self.head_dim
+        if heads > 1_000_000 or self.max_position_embeddings * self.head_dim > 1 << 26:
+            raise ValueError("all heads together, or the table of positions, are too large")
         if not 0 < self.rms_norm_eps < 1:
             raise ValueError("rms_norm_eps must be between 0 and 1")
         if not 1 < self.rope_theta < 1e12:

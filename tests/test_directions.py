@@ -85,7 +85,8 @@ def imports_of(path: Path, known: dict[str, Path]) -> Iterator[tuple[str, int, b
                 yield name, node.lineno, True
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level and node.module, f"{path}: a relative import"
             full = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in known else node.module for name in full]
         for name in names:

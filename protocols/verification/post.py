@@ -76,6 +76,10 @@ class Post:
     def name(self) -> str:
         return "naive" if self.naive else "post"
 
+    @property
+    def hide_progress(self) -> bool:
+        return False
+
     def client_shapes(self, drafts: int, vocab: int) -> ClientInput:
         each = jax.ShapeDtypeStruct((drafts,), np.int32)
         rows = jax.ShapeDtypeStruct((drafts, vocab), np.int32)

@@ -94,6 +94,10 @@ class Verifier(Protocol):
     def sampling(self) -> Sampling:
         """How tokens are drawn."""
 
+    @property
+    def hide_progress(self) -> bool:
+        """Whether the provider does not learn how many drafts stay."""
+
     def client_shapes(self, drafts: int, vocab: int) -> Any:
         """Shapes and types of the client's input to `verify`."""
 

@@ -190,3 +190,16 @@ class CountingChannel:
 
     def close(self) -> None:
         self.inner.close()
+
+
+_GOODBYE = b"end"
+
+
+def say_goodbye(channel: Channel) -> None:
+    """End a session with the peer, who has then got all that was sent, and close. WireError when it
+    is not at its end.
+    """
+    channel.send(_GOODBYE)
+    if channel.recv() != _GOODBYE:
+        raise WireError("the other party goes on where this one is at its end")
+    channel.close()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class Factor:
     (uint64, `bits` 64) when some are larger than doubles can multiply.
     """
 
-    entries: np.ndarray
+    entries: np.ndarray = field(repr=False)  # the provider's weights
     bits: int
 
     @functools.cached_property

@@ -17,7 +17,14 @@ from spu_llm.compiler.demand import Demand, Need
 from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.plan import Plan, Run
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.channel import CountingChannel, LinkChannel, SealedChannel, Traffic, agree_on_key
+from spu_llm.core.channel import (
+    CountingChannel,
+    LinkChannel,
+    SealedChannel,
+    Traffic,
+    agree_on_key,
+    say_goodbye,
+)
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import ManifestMismatch
 from spu_llm.core.ledger import Ledger
@@ -97,9 +104,7 @@ class PartySession:
         end, too: it has then got all that this party sent. Only after success.
         """
         self.pool.close()
-        self._channel.send(b"end")
-        self._channel.recv()
-        self._channel.close()
+        say_goodbye(self._channel)
 
     def warm_up(self) -> None:
         """Oblivious transfer set-up and encryption contexts, before any secret is used."""

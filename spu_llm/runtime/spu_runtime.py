@@ -179,10 +179,12 @@ def _unpack(share: libspu.Share, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _which(value: Value) -> Any:
-    """By what plaintext is known to be in SPU already; None for shares, which are fresh."""
+    """By what plaintext is known to be in SPU already; None for what is always set: shares, which
+    are fresh, and the client's inputs, since the time would tell whether they are those of before.
+    """
     if isinstance(value, Public):
         return value.digest
-    if isinstance(value, Private):
+    if isinstance(value, Private) and value.owner == PROVIDER:
         # At the other party there is no content: every value is as good as another.
         content = value.digest if value.value is not None else ""
         return value.owner, value.shape, value.dtype, content

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from spu_llm.core.channel import CountingChannel, SealedChannel, agree_on_key
-from spu_llm.core.errors import PeerError
+from spu_llm.core.channel import CountingChannel, SealedChannel, agree_on_key, say_goodbye
+from spu_llm.core.errors import PeerError, WireError
 from spu_llm.core.ledger import Ledger
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.net.stream import ByteStream, connect, listen
 
 _SIZE_BYTES = 8  # little-endian, before each message
 _AT_ONCE = 1 << 20
+_LARGEST = 1 << 30  # bytes of a message
 _RETRY_S = 0.1
 
 
@@ -26,7 +27,10 @@ class StreamChannel:
         self._stream.send_all(len(data).to_bytes(_SIZE_BYTES, "little") + data)
 
     def recv(self) -> bytes:
-        return self._exactly(int.from_bytes(self._exactly(_SIZE_BYTES), "little"))
+        size = int.from_bytes(self._exactly(_SIZE_BYTES), "little")
+        if size > _LARGEST:
+            raise WireError(f"the other party announces a message of {size} bytes")
+        return self._exactly(size)
 
     def close(self) -> None:
         self._stream.close()
@@ -81,6 +85,4 @@ class PlainSession:
 
     def close(self) -> None:
         """Wait until the peer has come to the end, too: it has then got all that was sent."""
-        self.channel.send(b"end")
-        self.channel.recv()
-        self.channel.close()
+        say_goodbye(self.channel)

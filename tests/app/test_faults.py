@@ -129,7 +129,7 @@ def test_a_killed_client_ends_serve_once(
     client.assert_gone(2)
 
 
-@cases("phase", [], [("prefilling",), ("decoding",)])
+@cases("phase", [], [("decoding",)])
 def test_a_frozen_provider_ends_the_client(
     demo: Callable[[str, str], Command], program: str, phase: str
 ) -> None:
@@ -269,7 +269,10 @@ def test_a_spoilt_connection_ends_both(
 
 @pytest.mark.parametrize(
     ("who", "fault"),
-    [("client", "deadlocked"), ("provider", "deadlocked"), ("provider", "stopped")],
+    [
+        ("client", "deadlocked"), ("provider", "stopped"),
+        pytest.param("provider", "deadlocked", marks=slow),
+    ],
 )
 def test_a_worker_that_stands_still_ends_both(
     start: Start, pair: Pair, who: str, fault: str

@@ -169,6 +169,7 @@ def test_sigterm_ends_the_server(served: Served) -> None:
     assert "Traceback" not in served.server.stderr
 
 
+@pytest.mark.slow
 def test_demo_stops_at_the_context_limit(start: Start, pair: Pair, tmp_path: Path) -> None:
     short = tmp_path / "short"
     shutil.copytree(pair.private, short)

@@ -125,6 +125,7 @@ def test_the_table_names_every_run() -> None:
     assert "prefill, metered" in text and "criterion: holds" in text
 
 
+@pytest.mark.slow
 def test_a_recorded_session_agrees_with_the_meter(tiny_pair: tuple[Path, Path]) -> None:
     """Two processes: the recorder lists what the client's meter counts, and SPU's hand-shake."""
     private = tiny_pair[0]

@@ -111,13 +111,13 @@ def test_greedy_drafts_do_not_change_the_text(tokenizer: Tokenizer) -> None:
 
 
 COURSES = [
-    request_for(6, 3, 0.0, show_progress=True),
     request_for(4, 2, 0.8, show_progress=True),
     request_for(4, 2, 0.8, "race", show_progress=True),
     request_for(6, 2, 0.8),
-    request_for(4, 2, 0.8, "post", top_k=40, top_p=0.95),
     *(pytest.param(r, marks=pytest.mark.slow) for r in (
         request_for(3, 0, 0.8),
+        request_for(6, 3, 0.0, show_progress=True),
+        request_for(4, 2, 0.8, "post", top_k=40, top_p=0.95),
         request_for(8, 2, 0.0),
         request_for(4, 2, 0.8, "naive"),
     )),

@@ -23,7 +23,15 @@ from spu_llm.systems.decoding.text_rows import TextRows
 from tests.tiny import PRIVATE, tiny_params
 
 PARAMS = tiny_params(PRIVATE, 7)
-JUDGE = Post(Sampling())
+
+
+class Opening(Post):
+    """Opens a row that tests look at, and all else that `Post` opens, where rows are hidden too."""
+
+    hide_progress = True
+
+
+JUDGE = Opening(Sampling())
 PROMPTS = [[40, 41, 42], [50], [60, 61, 62, 63, 64], [70, 71], [80, 81, 82, 83]]
 COUNT = 3  # rows of a step: the last token and two drafts
 STEPS = 3
@@ -104,7 +112,10 @@ def test_a_lane_is_what_it_is_alone(lanes: list[int], hidden: bool) -> None:
             np.testing.assert_allclose(of_step[i], wanted, atol=2e-5)
 
 
-@pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
+@pytest.mark.parametrize(
+    "hidden",
+    [pytest.param(False, marks=pytest.mark.slow, id="shown"), pytest.param(True, id="hidden")],
+)
 def test_two_parties_run_five_lanes(hidden: bool) -> None:
     lanes = list(range(len(PROMPTS)))
 
@@ -148,7 +159,9 @@ def test_rows_of_the_text() -> None:
         visible.astype(int),
         [[[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]], [[1, 0, 1, 0, 0], [1, 0, 1, 1, 0]]],
     )
-    rows.add(np.array([[1, 0, 0], [0, 1, 0]], bool))
+    with pytest.raises(ValueError, match="step of 2 rows"):
+        rows.add(np.ones((2, 3), bool), 2)
+    rows.add(np.array([[1, 0, 0], [0, 1, 0]], bool), 3)
     rows.cut()  # the last row is no lane's
     assert rows.written == 4
     assert rows.place(1, 5, 3)[0].tolist() == [[2], [2]]  # at most the context's last

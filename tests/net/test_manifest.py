@@ -95,3 +95,13 @@ def test_equal_fields_agree_and_others_are_named(client: Manifest, provider: Man
             agree(CLIENT | client, PROVIDER | provider)
         assert str(caught.value).count(": client ") == len(different)
         assert all(f"{name}: client " in str(caught.value) for name in different)
+
+
+def test_a_client_alone_may_leave_the_tokenizer_out() -> None:
+    """A program without text needs none; a provider that states none is another one."""
+    stated = {"tokenizer": "d1"}
+    assert "tokenizer" not in agree(CLIENT, PROVIDER | stated)
+    for client in (stated, {"tokenizer": None}):
+        for provider in ({}, {"tokenizer": "d2"}):
+            with pytest.raises(ManifestMismatch, match="tokenizer"):
+                agree(CLIENT | client, PROVIDER | provider)

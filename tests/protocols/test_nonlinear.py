@@ -256,7 +256,7 @@ def test_more_thresholds_more_bytes_no_more_messages(
     assert sizes[:3] == sorted(sizes[:3]) and sizes[3:] == sorted(sizes[3:])
 
 
-@pytest.mark.parametrize("f", [reciprocal, rsqrt])
+@pytest.mark.parametrize("f", [pytest.param(reciprocal, marks=pytest.mark.slow), rsqrt])
 def test_values_out_of_range_are_noticed(simulation: Simulation, f: Any) -> None:
     """Each of them alone, whatever its 64 bits; none of those inside, of which the first is a unit
     above the range's end.

@@ -80,7 +80,8 @@ def _client_side(inputs: ClientInputs, completion: Completion, send: Send) -> Cl
     directory = Path(inputs.draft_dir)
     if drafts := completion.request.draft_length:
         config, params = load_model(directory)
-        drafter = Drafter(config, params, completion.layout.live_rows + drafts)
+        rows = len(completion.prefix) + completion.layout.live_rows + drafts
+        drafter = Drafter(config, params, rows)
     return ClientSide(
         prompt=inputs.prompt,
         tokenizer=Tokenizer.load(directory),

@@ -57,6 +57,8 @@ class Decoder:
         prefix: Sequence[int] | None = None,
     ) -> None:
         """`prefix`: tokens that both know, before every lane's prompt."""
+        if layout.hidden and not judge.hide_progress:
+            raise ValueError(f"`{judge.name}` opens how many drafts stay: rows cannot be hidden")
         self._session, self._layout, self._judge, self._weights = session, layout, judge, weights
         self._programs = build(layout, judge)  # type: ignore[arg-type]  # frozen
         self._rows = TextRows(layout.prompts)
@@ -136,11 +138,11 @@ class Decoder:
             return
         if self._layout.hidden:
             # Roll-back would say how many rows stay: they all do, and the client hides them.
-            self._session.local(CLIENT, self._rows.add, retained)
+            self._session.local(CLIENT, self._rows.add, retained, self._last_count)
             self._written += self._last_count
         else:
             assert retained is not None
-            self._rows.add(retained)
+            self._rows.add(retained, self._last_count)
             self._rows.cut()
             self._written = self._rows.written
         self._last_count = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models.family import ModelConfig
+from models.ranges import LARGEST_LINEAR
 from protocols.verification import variants as verification
 from protocols.verification.distribution import Sampling
 from spu_llm.core.errors import InputError
@@ -55,6 +56,13 @@ class Request:
     def check(self, config: ModelConfig) -> None:
         """InputError when the request does not fit the model."""
         self.check_options()
+        # Scaled logits are products of the head, whose words hold LARGEST_LINEAR.
+        if self.logits_scale * config.logit_spread / 2 > LARGEST_LINEAR:
+            raise InputError(
+                f"--temperature {self.temperature} is too low for this model, whose logits spread "
+                f"over {config.logit_spread:g}; give 0 (greedy) or "
+                f"{config.logit_spread / 2 / LARGEST_LINEAR:.3g} or more"
+            )
         if self.prompt_tokens >= config.context:
             raise InputError(
                 f"the prompt has {self.prompt_tokens} tokens, but the model's context is "

@@ -36,8 +36,10 @@ class TextRows:
         visible[:, :, written : written + count] = np.tril(np.ones((count, count), bool))
         return np.minimum(positions, context - 1), visible
 
-    def add(self, retained: np.ndarray) -> None:
-        """A step's rows were written: bool [lane, n], which of them hold text."""
+    def add(self, retained: np.ndarray, count: int) -> None:
+        """`count` rows were written: bool [lane, count], which of them hold text."""
+        if retained.shape != (len(self._text), count):
+            raise ValueError(f"{retained.shape} is not a step of {count} rows of every lane")
         self._text = np.concatenate([self._text, retained], axis=1)
 
     def cut(self) -> None:
