@@ -260,6 +260,8 @@ RETAINED = np.array([[1, 1, 0], [1, 0, 0]], bool)  # of each step, lane by lane
 class Opened:
     """A judge that opens every row of logits to the client."""
 
+    hide_progress = True  # whatever is opened here
+
     def client_shapes(self, drafts: int, vocab: int) -> None:
         return None
 
