@@ -110,7 +110,8 @@ def test_a_run_between_two_processes_sends_what_a_dry_run_finds(
     for step in found["lengths"]:
         # The same step of a completion with as much room in the cache, from shapes alone.
         n = step["positions"]
-        asked = Completion(length, step_sweep.NEW_TOKENS + cost.LONGEST - n, n - 1, 0.0)
+        room = step_sweep.NEW_TOKENS + cost.LONGEST - n
+        asked = Completion(length, room, n - 1, 0.0, show_progress=True)
         _, wanted = workload.of_completion(config, asked, [])
         for name in ("messages", "client_to_provider", "provider_to_client"):
             assert step[name] == wanted.counts[name], (n, name)
