@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import models
 from experiments.cost_model.estimate import Options, figures
 from experiments.cost_model.prices import Prices
 from experiments.cost_model.workload import of_steps
 from models.family import ModelConfig
 from models.hf import load_config
+from spu_llm.app.defaults import shipped
 from spu_llm.net.shaping import NETWORKS as SHAPES
 from spu_llm.systems.decoding.request import Request
 
@@ -148,8 +148,7 @@ def table(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    shipped = Path(models.__file__).parent / "shipped" / "private"
-    parser.add_argument("--model", type=Path, default=shipped, metavar="DIR")
+    parser.add_argument("--model", type=Path, default=shipped("private"), metavar="DIR")
     parser.add_argument("--prompt-tokens", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--draft-length", type=int, default=7)
