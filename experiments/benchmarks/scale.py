@@ -28,12 +28,12 @@ from experiments.common.two_parties import machine, run_study
 from models.family import Params, logits
 from models.gpt2 import GPT2Config, init_params
 from protocols.verification.distribution import Streams
+from protocols.verification.variants import lanes_of
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.runtime.session import private_tree
 from spu_llm.systems.decoding.decoder import Judged, JudgeInputs
 from spu_llm.systems.decoding.generate import Completion, announce
 from spu_llm.systems.decoding.request import Request
@@ -206,22 +206,17 @@ class _Course:
 
     def _emit(self, outcome: Any) -> None:
         q = np.zeros((0, self._completion.layout.config.vocab_size))
-        _, token = self._completion.verifier.resolve(outcome, [], q, lambda: 0.0)
+        (of_lane,) = lanes_of(outcome)
+        _, token = self._completion.verifier.resolve(of_lane, [], q, lambda: 0.0)
         self.emitted.append(token)
 
     def _inputs(self) -> JudgeInputs:
-        session, verifier = self._session, self._completion.verifier
-        shapes, vocab = self._decoder.judge_shapes(1), self._completion.layout.config.vocab_size
+        return self._decoder.inputs(1, self._secrets, self._of_client)
+
+    def _of_client(self) -> list[Any]:
+        q = np.zeros((0, self._completion.layout.config.vocab_size))
         position = len(self._prompt) + len(self.emitted)
-        return JudgeInputs(
-            private_tree(
-                session, CLIENT, verifier.client_input, shapes.client,
-                [], np.zeros((0, vocab)), position, self._streams,
-            ),
-            private_tree(
-                session, PROVIDER, verifier.provider_input, shapes.provider, 0, self._secrets
-            ),
-        )  # fmt: skip
+        return [self._completion.verifier.client_input([], q, position, self._streams)]
 
 
 def _make_second_batches(session: PartySession, demand: Demand) -> None:

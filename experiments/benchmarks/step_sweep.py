@@ -31,14 +31,13 @@ from models.family import ModelConfig
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
-from protocols.verification.variants import Verifier, verifier
+from protocols.verification.variants import Verifier, lanes_of, verifier
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.plan import Run
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.runtime.session import private_tree
 from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs
 from spu_llm.systems.decoding.generate import announce
 from spu_llm.systems.decoding.request import Request
@@ -229,14 +228,9 @@ class _Sweep:
 
     def _inputs(self, count: int) -> JudgeInputs:
         """Both parties' inputs to the verifier of `count` drafts, which the client makes here."""
-        session, shapes = self._session, self._decoder.judge_shapes(count + 1)
-        return JudgeInputs(
-            private_tree(session, CLIENT, _Drafts.propose, shapes.client, self._client, count),
-            private_tree(
-                session, PROVIDER, self._verifier.provider_input, shapes.provider,
-                count, self._secrets,
-            ),
-        )  # fmt: skip
+        return self._decoder.inputs(
+            count + 1, self._secrets, _Drafts.propose, self._client, count
+        )
 
 
 class _Drafts:
@@ -260,7 +254,7 @@ class _Drafts:
         """Append the token of the prefill to the text, which then stays as it is."""
         self._context = [*self._context, self._token]
 
-    def propose(self, count: int) -> Any:
+    def propose(self, count: int) -> list[Any]:
         """Draft, and the client's input to the verifier."""
         self._drafts, self._q = self._drafter.propose(
             self._context,
@@ -268,7 +262,7 @@ class _Drafts:
             lambda logits, position: self._verifier.propose(logits, position, self._streams),
         )
         position = len(self._context)
-        return self._verifier.client_input(self._drafts, self._q, position, self._streams)
+        return [self._verifier.client_input(self._drafts, self._q, position, self._streams)]
 
     def step_tokens(self) -> list[list[int]]:
         """The last token of the text, not cached yet, and the drafts."""
@@ -276,8 +270,9 @@ class _Drafts:
 
     def resolve(self, outcome: Any) -> int:
         """Accepted drafts."""
+        (of_lane,) = lanes_of(outcome)
         accepted, self._token = self._verifier.resolve(
-            outcome, self._drafts, self._q, lambda: float(self._streams.sampling.uniform(()))
+            of_lane, self._drafts, self._q, lambda: float(self._streams.sampling.uniform(()))
         )
         return accepted
 

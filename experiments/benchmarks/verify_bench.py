@@ -64,7 +64,7 @@ from spu_llm.core.integers import Factor
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES, Owner, encode
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.systems.decoding.generate import private_tree
+from spu_llm.runtime.session import private_tree
 from spu_llm.systems.program import Job, Nothing, Program, Send
 
 SOURCES = ("probabilities", "logits")
@@ -378,17 +378,21 @@ class VerifyBench(Bench):
 
 
 def function_of(chosen: Verifier, exact: bool) -> SecureFunction:
-    """The verifier from shared logits, or what it does after its exponential."""
-    owners = (Owner.JOINT, Owner.CLIENT, Owner.PROVIDER)
-    if not exact:
-        return SecureFunction(chosen.verify, owners, f"{chosen.name} from logits")
+    """The verifier of one lane from shared logits, or what it does after its exponential."""
 
-    def verify(weights: Any, of_client: Any, of_provider: Any) -> Any:
+    def from_weights(weights: Any, of_client: Any, of_provider: Any) -> Any:
         if chosen.name == "token":
             return token.verify(weights, of_client, of_provider)
         return post.verify(weights, of_client, SAMPLING, naive=chosen.name == "naive")
 
-    return SecureFunction(verify, owners, f"{chosen.name} from probabilities")
+    def verify(*of_lane: Any) -> Any:
+        lanes = jax.tree.map(lambda x: x[None], of_lane)
+        found = from_weights(*lanes) if exact else chosen.verify(*lanes)
+        return jax.tree.map(lambda x: x[0], found)
+
+    owners = (Owner.JOINT, Owner.CLIENT, Owner.PROVIDER)
+    source = "probabilities" if exact else "logits"
+    return SecureFunction(verify, owners, f"{chosen.name} from {source}")
 
 
 # ---- the command at the client

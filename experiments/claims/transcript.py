@@ -30,7 +30,7 @@ import argparse
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.net.stream import ByteStream
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.runtime.session import private_tree
-from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs, Retained
+from spu_llm.systems.decoding.decoder import Decoder, Retained
 from spu_llm.systems.decoding.generate import announce
 from spu_llm.systems.decoding.secure_model import Layout, share_weights
 from spu_llm.systems.program import Job, Program, Send
@@ -99,15 +98,6 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
     streams = Streams(*(Prg.from_seed(0, name) for name in ("drafting", "sampling")))
     provider = Prg.from_seed(0, "provider")
 
-    def inputs(count: int, work: Callable[..., Any], *args: Any) -> JudgeInputs:
-        shapes = decoder.judge_shapes(count + 1)
-        return JudgeInputs(
-            private_tree(session, CLIENT, work, shapes.client, *args, config.vocab_size, streams),
-            private_tree(
-                session, PROVIDER, VERIFIER.provider_input, shapes.provider, count, provider
-            ),
-        )
-
     def tell(accepted: int) -> None:
         session.call(announce, session.private(CLIENT, np.array, (2,), np.int32, [accepted, 0]))
 
@@ -119,14 +109,19 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
     send("update", name=f"{label}, prefill")
     with session.meter.in_phase("prefill"):
         prompt = session.private(CLIENT, _prompt, (1, prompt_tokens), np.int32, secrets)
-        decoder.prefill(prompt, inputs(0, _no_drafts))
+        decoder.prefill(
+            prompt, decoder.inputs(1, provider, _no_drafts, config.vocab_size, streams)
+        )
         tell(0)
     retained: Retained = None
     for step in range(STEPS):
         send("update", name=f"{label}, step {step + 1} of {STEPS}")
         with session.meter.in_phase(f"step {step + 1}"):
             tokens = session.private(CLIENT, _tokens, (1, POSITIONS), np.int32, secrets, step)
-            decoder.step(tokens, inputs(POSITIONS - 1, _drafts, secrets, step), retained)
+            inputs = decoder.inputs(
+                POSITIONS, provider, _drafts, secrets, step, config.vocab_size, streams
+            )
+            decoder.step(tokens, inputs, retained)
             tell(ACCEPTED)
         retained = np.arange(POSITIONS)[None] <= ACCEPTED
     return {
@@ -150,13 +145,13 @@ def _tokens(secrets: dict[str, Any], step: int) -> Any:
 
 
 def _no_drafts(vocab: int, streams: Streams) -> Any:
-    return VERIFIER.client_input([], np.zeros((0, vocab)), 0, streams)
+    return [VERIFIER.client_input([], np.zeros((0, vocab)), 0, streams)]
 
 
 def _drafts(secrets: dict[str, Any], step: int, vocab: int, streams: Streams) -> Any:
     drafts = secrets["tokens"][step][1:]
     q = _distributions(drafts, secrets["chances"][step], vocab)
-    return VERIFIER.client_input(drafts, q, 0, streams)
+    return [VERIFIER.client_input(drafts, q, 0, streams)]
 
 
 def _distributions(drafts: Sequence[int], chances: Sequence[float], vocab: int) -> np.ndarray:

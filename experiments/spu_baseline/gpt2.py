@@ -39,8 +39,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, public
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.runtime.session import Session
-from spu_llm.systems.decoding.generate import private_tree
+from spu_llm.runtime.session import Session, private_tree
 from spu_llm.systems.program import Job, Program, Send
 
 SETTINGS = replace(FEW_MESSAGES, exp_mode="EXP_PADE")

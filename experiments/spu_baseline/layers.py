@@ -28,8 +28,7 @@ from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import InputError
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.runtime.session import Session
-from spu_llm.systems.decoding.generate import private_tree
+from spu_llm.runtime.session import Session, private_tree
 from spu_llm.systems.program import Job, Nothing, Program, Send
 
 _share = SecureFunction(

@@ -60,9 +60,9 @@ class ClientInput(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    rejected: Any  # bool [drafts]
-    outside: Any  # bool [drafts]: not among the tokens that top-k and top-p leave; or None
-    row: Any  # float32 [vocab]: weights of the first place that ended the step
+    rejected: Any  # bool [lane, drafts]
+    outside: Any  # bool, too: not among the tokens that top-k and top-p leave; or None
+    row: Any  # float32 [lane, vocab]: weights of the first place that ended the step
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ class Post:
     def verify(
         self, logits: Array, client: ClientInput, provider: None
     ) -> tuple[Outcome, Array]:
-        weights = softmax_weights(logits, bits=self.sampling.difference_bits)
+        rows = logits.reshape(-1, logits.shape[-1])
+        weights = softmax_weights(rows, bits=self.sampling.difference_bits).reshape(logits.shape)
         return verify(weights, client, self.sampling, naive=self.naive)
 
     def resolve(
@@ -144,33 +145,37 @@ def verify(
     naive: bool = False,
     widths: Widths | None = None,
 ) -> tuple[Outcome, Array]:
-    """From shared weights [drafts + 1, vocab] of at most one.
+    """From shared weights [lane, drafts + 1, vocab] of at most one.
 
-    Returns the client's outcome and the accepted count, the client's, too. `widths`: of others.
+    Returns the client's outcome and the accepted counts, the client's, too. `widths`: of others.
     """
-    count, vocab = client.drafts.shape[0], weights.shape[1]
+    lanes, places, vocab = weights.shape
+    count = places - 1
     widths = widths or Widths.of_weights(vocab)
     if not count:  # standard decoding: nothing to verify, one row to open
-        return Outcome(client.drafts.astype(bool), None, _open_row(weights[0])), jnp.int32(0)
-    rows = weights[:count]
+        row = _open_row(weights[:, 0])
+        return Outcome(client.drafts.astype(bool), None, row), jnp.zeros(lanes, jnp.int32)
+    rows = weights[:, :count].reshape(lanes * count, vocab)
     totals = jnp.sum(rows, axis=-1)
+    drafts, r = client.drafts.reshape(-1), client.r.reshape(-1)
     # Select, then compare; or compare everything, then select.
     if naive:
         everywhere = jnp.broadcast_to(totals[:, None], rows.shape)
-        r = jnp.broadcast_to(client.r[:, None], rows.shape)
-        bits = select(reject(rows, everywhere, client.q, r, widths=widths), client.drafts)
+        r = jnp.broadcast_to(r[:, None], rows.shape)
+        q = client.q.reshape(rows.shape)
+        bits = select(reject(rows, everywhere, q, r, widths=widths), drafts)
     else:
-        chosen = select(rows, client.drafts, bits=widths.chosen)
-        bits = reject(chosen, totals, client.q, client.r, widths=widths)
-    rejected = reveal(bits, to=Owner.CLIENT, label="rejection bits")
+        chosen = select(rows, drafts, bits=widths.chosen)
+        bits = reject(chosen, totals, client.q.reshape(-1), r, widths=widths)
+    rejected = reveal(bits, to=Owner.CLIENT, label="rejection bits").reshape(lanes, count)
     outside = None
     stops = rejected
     if sampling.truncated:
-        outside = _outside(rows, totals, client.drafts, sampling, widths)
+        outside = _outside(rows, totals, drafts, sampling, widths).reshape(lanes, count)
         stops = rejected | outside
     # Carry: the client picks row k obliviously and learns all of it.
     k = first_rejection(stops)
-    row = select(weights[None], k[None], bits=_WEIGHT_BITS)
+    row = select(weights, k, bits=_WEIGHT_BITS)
     return Outcome(rejected, outside, _open_row(row)), k
 
 
@@ -196,5 +201,4 @@ def _outside(
 
 
 def _open_row(row: Array) -> Array:
-    opened = reveal(row, to=Owner.CLIENT, label="row of the distribution")
-    return opened.reshape(-1)
+    return reveal(row, to=Owner.CLIENT, label="row of the distribution")

@@ -13,16 +13,19 @@ from spu_llm.core.values import Owner
 
 
 def open_stop(rejected: Array, *, hide: bool) -> Array:
-    """The first rejection k of shared bits [drafts], or their number: int32, public, or with `hide`
-    the client's. Opened are the prefix-ors 0^k 1^(d-k), which say k and nothing else.
+    """The first rejection k of shared bits [..., drafts], or their number: int32 [...], public, or
+    with `hide` the client's. Opened are the prefix-ors 0^k 1^(d-k), which say k and nothing else.
     """
     to = Owner.CLIENT if hide else Owner.PUBLIC
     stopped = reveal(prefix_or(rejected), to=to, label="where drafts stop")
-    return rejected.shape[0] - jnp.sum(stopped.astype(jnp.int32))
+    return rejected.shape[-1] - jnp.sum(stopped.astype(jnp.int32), axis=-1)
 
 
 def row_at(rows: Array, k: Array, *, hide: bool) -> Array:
-    """Row k of shared rows [d + 1, ...], as [1, ...]; obliviously where k is the client's."""
+    """Row k [lane] of shared rows [lane, d + 1, ...], as [lane, ...]; obliviously where k is the
+    client's.
+    """
     if hide:
-        return select(rows[None], k[None])
-    return jax.lax.dynamic_slice_in_dim(rows, k, 1)
+        return select(rows, k)
+    found = [jax.lax.dynamic_slice_in_dim(rows[i], k[i], 1) for i in range(k.shape[0])]
+    return jnp.concatenate(found)

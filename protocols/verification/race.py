@@ -42,8 +42,8 @@ class ClientInput(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    accepted: Any  # int32 []
-    token: Any  # int32 []
+    accepted: Any  # int32 [lane]
+    token: Any  # int32 [lane]
 
 
 @dataclass(frozen=True)
@@ -109,24 +109,27 @@ class Race:
 def verify(
     numbers: Array, drafts: Array, bits: int, *, hide_progress: bool = False
 ) -> tuple[Outcome, Array]:
-    """From shared logits, noise included, [drafts + 1, vocab], that differ by `bits` signed bits.
+    """From shared logits, noise included, [lane, drafts + 1, vocab], that differ by `bits` signed
+    bits in a row; drafts [lane, drafts].
 
     1. The winner of every row. 2. Where a draft is not the winner. 3. The first such place k is
     opened, 4. and the winner of row k, to the client.
     """
-    count = drafts.shape[0]
+    lanes, places, vocab = numbers.shape
     # 1.
-    winners = by_rows(lambda rows: argmax(rows, bits=bits), numbers)
-    if not count:
-        return Outcome(jnp.int32(0), _open(winners[0])), jnp.int32(0)
+    winners = by_rows(lambda rows: argmax(rows, bits=bits), numbers.reshape(-1, vocab))
+    winners = winners.reshape(lanes, places)
+    if places == 1:
+        k = jnp.zeros(lanes, jnp.int32)
+        return Outcome(k, _open(winners[:, 0])), k
     # 2. A difference or its negative is below zero.
-    apart = winners[:count] - drafts
+    apart = winners[:, :-1] - drafts
     either = sign(jnp.stack([apart, -apart], axis=-1), bits=20)
-    rejected = prefix_or(either)[:, 1]
+    rejected = prefix_or(either)[..., 1]
     # 3.
     k = open_stop(rejected, hide=hide_progress)
     # 4.
-    return Outcome(k, _open(row_at(winners, k, hide=hide_progress)[0])), k
+    return Outcome(k, _open(row_at(winners, k, hide=hide_progress))), k
 
 
 def _open(token: Array) -> Array:

@@ -64,8 +64,8 @@ class ClientInput(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    accepted: Any  # int32 []
-    token: Any  # int32 []; -1: the draft that was rejected
+    accepted: Any  # int32 [lane]
+    token: Any  # int32 [lane]; -1: the draft that was rejected
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ class Token:
     def verify(
         self, logits: Array, client: ClientInput, provider: Randomness
     ) -> tuple[Outcome, Array]:
-        weights = softmax_weights(logits, bits=self.sampling.difference_bits)
+        rows = logits.reshape(-1, logits.shape[-1])
+        weights = softmax_weights(rows, bits=self.sampling.difference_bits).reshape(logits.shape)
         return verify(weights, client, provider, hide_progress=self.hide_progress)
 
     def resolve(
@@ -129,50 +130,56 @@ def verify(
     hide_progress: bool = False,
     widths: Widths | None = None,
 ) -> tuple[Outcome, Array]:
-    """From shared weights [drafts + 1, vocab] of at most one; see the module docstring.
+    """From shared weights [lane, drafts + 1, vocab] of at most one; see the module docstring.
 
-    Returns the client's outcome and the accepted count: public, or the client's with
+    Returns the client's outcome and the accepted counts: public, or the client's with
     `hide_progress`. `widths`: of other weights.
     """
-    count, vocab = client.q.shape[0] - 1, client.q.shape[1]
+    lanes, rows, vocab = weights.shape
+    count = rows - 1
     widths = widths or Widths.of_weights(vocab)
     of_client, of_provider = client.randomness, provider
     if count:
         # 2. W_d, Z and r; rejected unless r q(d) Z < W_d.
-        chosen = select(weights[:count], client.drafts, bits=widths.chosen)
-        totals = jnp.sum(weights[:count], axis=-1)
-        r = to_arith(joint_bits(of_client.accept, of_provider.accept, bits=widths.accept))
-        q_of_draft = client.q[jnp.arange(count), client.drafts]
-        rejected = reject(chosen, totals, q_of_draft, r, widths=widths)
+        drafted = weights[:, :count].reshape(lanes * count, vocab)
+        chosen = select(drafted, client.drafts.reshape(-1), bits=widths.chosen)
+        totals = jnp.sum(drafted, axis=-1)
+        joint = joint_bits(of_client.accept, of_provider.accept, bits=widths.accept)
+        r = to_arith(joint.reshape(-1))
+        q_of_draft = jnp.take_along_axis(client.q[:, :count], client.drafts[..., None], axis=-1)
+        rejected = reject(chosen, totals, q_of_draft.reshape(-1), r, widths=widths)
         # 3. The first rejection k, or `count`.
-        k = open_stop(rejected, hide=hide_progress)
+        k = open_stop(rejected.reshape(lanes, count), hide=hide_progress)
         row = row_at(weights, k, hide=hide_progress)
         # 4. max(0, W_k - q_k Z), with room for the fraction that draws from it.
-        rest = residual(row, jax.lax.dynamic_slice_in_dim(client.q, k, 1), widths=widths)
-        row, excess = rest, widths.draft
+        row = residual(row, client.q[jnp.arange(lanes), k], widths=widths)
+        excess = widths.draft
     else:
-        k, row, excess = jnp.int32(0), weights, 0
+        k, row, excess = jnp.zeros(lanes, jnp.int32), weights[:, 0], 0
     if shift := widths.shift(excess):
         row = truncate(row, shift=shift, how="unbiased", bits=64)
     total = widths.total + excess - shift
     u = to_arith(joint_bits(of_client.draw, of_provider.draw, bits=widths.draw))
-    return Outcome(k, _draw(row[0], u, draw=widths.draw, total=total)), k
+    return Outcome(k, _draw(row, u, draw=widths.draw, total=total)), k
 
 
-def _draw(row: Array, u: Array, *, draw: int, total: int) -> Array:
-    """The client's token of shared weights [vocab] at joint fractions u [2]; -1 without weight."""
-    vocab = row.shape[0]
+def _draw(rows: Array, u: Array, *, draw: int, total: int) -> Array:
+    """The client's tokens [lane] of shared weights [lane, vocab] at joint fractions u [lane, 2]; -1
+    without weight.
+    """
+    lanes, vocab = rows.shape
     size = math.isqrt(vocab - 1) + 1
     blocks = -(-vocab // size)
-    table = jnp.pad(row, (0, blocks * size - vocab)).reshape(blocks, size)
+    unused = jnp.zeros((lanes, blocks * size - vocab), rows.dtype)
+    table = jnp.concatenate([rows, unused], axis=-1).reshape(lanes, blocks, size)
 
     def place(weights: Array, u: Array, label: str) -> Array:
-        found = locate(weights[None], u[None], draw=draw, total=total)
-        above = reveal(found, to=Owner.CLIENT, label=label)[0]
-        return weights.shape[0] - jnp.sum(above.astype(jnp.int32))
+        found = locate(weights, u, draw=draw, total=total)
+        above = reveal(found, to=Owner.CLIENT, label=label)
+        return weights.shape[-1] - jnp.sum(above.astype(jnp.int32), axis=-1)
 
-    block = place(jnp.sum(table, axis=-1), u[0], "block of the token")
+    block = place(jnp.sum(table, axis=-1), u[:, 0], "block of the token")
     known = jnp.minimum(block, blocks - 1)
-    inside = select(table[None], known[None])[0]
-    token = known * size + place(inside, u[1], "place of the token")
+    inside = select(table, known)
+    token = known * size + place(inside, u[:, 1], "place of the token")
     return jnp.where(block < blocks, token, -1)

@@ -45,6 +45,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 from jax import Array
 
@@ -82,8 +83,10 @@ FUNCTIONALITIES = {  # with progress shown
 class Verifier(Protocol):
     """One variant for one way of sampling; both parties hold equal ones.
 
-    Shapes: d drafts, logits [d + 1, vocab] already divided by the temperature; row i belongs to the
-    position after draft i - 1. `d` may be 0: then one token is drawn.
+    Shapes: d drafts, logits [lane, d + 1, vocab] already divided by the temperature; row i belongs
+    to the position after draft i - 1. `d` may be 0: then one token is drawn. Inputs and outcomes
+    are described of one lane; `verify` takes and gives those of all lanes, lane first, at the
+    messages of one.
     """
 
     @property
@@ -122,14 +125,25 @@ class Verifier(Protocol):
         """The provider's input."""
 
     def verify(self, logits: Array, client: Any, provider: Any) -> tuple[Any, Array]:
-        """The secure half: an outcome for the client alone and the number of accepted drafts, which
-        is the client's or public.
+        """The secure half: an outcome for the client alone and the numbers of accepted drafts
+        [lane], which are the client's or public.
         """
 
     def resolve(
         self, outcome: Any, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
     ) -> tuple[int, int]:
         """The client's plaintext half: accepted drafts, and the token after them."""
+
+
+def side_by_side(lanes: Sequence[Any]) -> Any:
+    """Trees of arrays, one for each lane, as one tree of arrays, lane first."""
+    return jax.tree.map(lambda *of_lanes: np.stack(of_lanes), *lanes)
+
+
+def lanes_of(tree: Any) -> list[Any]:
+    """The other way round."""
+    leaves, shape = jax.tree.flatten(tree)
+    return [jax.tree.unflatten(shape, of_lane) for of_lane in zip(*leaves, strict=True)]
 
 
 def functionality(variant: str, *, hide_progress: bool = False) -> Functionality:

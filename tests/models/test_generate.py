@@ -23,7 +23,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.runtime.session import PlaintextSession, private_tree
+from spu_llm.runtime.session import PlaintextSession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding import request
 from spu_llm.systems.decoding.client_side import ClientSide
@@ -197,9 +197,8 @@ def test_two_party_rows_after_rollback_and_prefix(simulation: Simulation) -> Non
 
         def sure(drafts: list[int]) -> JudgeInputs:
             """Drafts of probability one and r next to one: whatever the model thinks, rejected."""
-            shapes = decoder.judge_shapes(len(drafts) + 1).client
             own = np.array(drafts), np.full(len(drafts), 1 << 16), np.full(len(drafts), 2**16 - 1)
-            return JudgeInputs(private_tree(session, CLIENT, lambda: own, shapes), None)
+            return decoder.inputs(len(drafts) + 1, None, lambda: [own])
 
         found = [decoder.prefill(tokens(prompt), sure([]))]
         retained = None
@@ -214,11 +213,11 @@ def test_two_party_rows_after_rollback_and_prefix(simulation: Simulation) -> Non
     plan = function.plan(fold(PARAMS, PRIVATE), np.zeros(3, np.int32))[0]
     assert {s.owner for s in plan.steps} <= {Owner.PROVIDER, Owner.PUBLIC}  # type: ignore[union-attr]
     tokens = prefix + prompt
-    _close_row(client[0].row, tokens)
+    _close_row(client[0].row[0], tokens)
     for outcome, ids in zip(client[1:], (first, second), strict=True):
         assert outcome.rejected.all()
         tokens = [*tokens, ids[0]]
-        _close_row(outcome.row, tokens)
+        _close_row(outcome.row[0], tokens)
 
 
 def _close_row(row: np.ndarray, tokens: list[int]) -> None:

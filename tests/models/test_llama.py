@@ -269,7 +269,8 @@ class Opened:
         return None
 
     def verify(self, rows: Any, client: None, provider: None) -> tuple[Any, Any]:
-        return reveal(rows, to=Owner.CLIENT, label="logits (test)"), jnp.int32(0)
+        opened = reveal(rows, to=Owner.CLIENT, label="logits (test)")
+        return opened, jnp.zeros(rows.shape[0], jnp.int32)
 
 
 OPENED: Any = Opened()
@@ -296,7 +297,7 @@ def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -
     sizes = (longest, live + COUNT if hidden else longest + 2 * COUNT)
     layout = Layout(LLAMA, tuple(map(len, prompts)), sizes, live, hidden, packs=hidden)
     decoder = Decoder(session, layout, OPENED, weights)
-    inputs = JudgeInputs([None] * len(lanes), [None] * len(lanes))
+    inputs = JudgeInputs(None, None)
 
     def given(rows: list[list[int]]) -> Any:
         return session.private(CLIENT, np.array, (len(rows), len(rows[0])), np.int32, rows)
@@ -306,8 +307,7 @@ def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -
     for step in range(2):
         rows = [tokens_of(lane, step) for lane in lanes]
         found.append(decoder.step(given(rows), inputs, RETAINED[list(lanes)]))
-    outcomes = [j.outcome if len(lanes) > 1 else [j.outcome] for j in found]
-    return [[session.get(outcome) for outcome in of_step] for of_step in outcomes]
+    return [session.get(judged.outcome) for judged in found]
 
 
 _whole = jax.jit(lambda tokens: logits(PARAMS, LLAMA, tokens))

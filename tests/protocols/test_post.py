@@ -15,12 +15,20 @@ from protocols.verification import post
 from protocols.verification.distribution import Sampling, Streams, draw, quantised, residual
 from protocols.verification.post import ClientInput, Outcome, Post
 from protocols.verification.sampling import Widths
+from protocols.verification.variants import side_by_side
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.runtime.session import PlaintextSession
 from spu_llm.runtime.simulation import Simulation
-from tests.protocols.verifying import UNIT, Step, chi_square_p, random_step, two_parties
+from tests.protocols.verifying import (
+    UNIT,
+    Step,
+    chi_square_p,
+    of_one_lane,
+    random_step,
+    two_parties,
+)
 
 VOCAB = 3
 
@@ -165,7 +173,8 @@ def test_token_of_zero_encoded_probability_is_rejected() -> None:
 
 
 PLAIN = SecureFunction(
-    lambda w, m: post.verify(w, m, Sampling())[0], (Owner.PROVIDER, Owner.CLIENT), "plain rows"
+    of_one_lane(lambda w, m: post.verify(w, m, Sampling())[0]), (Owner.PROVIDER, Owner.CLIENT),
+    "plain rows",
 )
 SESSION = PlaintextSession()
 
@@ -205,7 +214,7 @@ def test_two_parties_reject_and_select_by_the_integer_rule(
 ) -> None:
     """Same drafts and r: the same bits and row, and to both the declared openings."""
     rng = np.random.default_rng(6)
-    firsts = []
+    firsts, steps = [], []
     for _ in range(15):
         step = random_step(rng, drafts=2, vocab=6)
         of_client = post_input(step, naive=name == "naive", vocab=6)
@@ -218,7 +227,16 @@ def test_two_parties_reject_and_select_by_the_integer_rule(
         found = [(o.learner, o.label, o.count) for o in client.openings]
         assert found == [("client", "rejection bits", 2), ("client", "row of the distribution", 6)]
         firsts.append(k)
+        steps.append((step.weights, of_client, expected))
     assert set(firsts) == {0, 1, 2}
+    # All of them side by side.
+    weights, inputs, rejected = (list(each) for each in zip(*steps, strict=True))
+    client, _ = two_parties(
+        simulation, name, np.stack(weights) * UNIT, side_by_side(inputs), None
+    )
+    np.testing.assert_array_equal(client.outcome.rejected, rejected)
+    chosen = [rows[k] for rows, k in zip(weights, firsts, strict=True)]
+    np.testing.assert_array_equal(np.rint(client.outcome.row / UNIT), chosen)
 
 
 @pytest.mark.parametrize(
@@ -288,8 +306,8 @@ def test_bytes_of_a_step_at_full_vocabulary(simulation: Simulation) -> None:
     """
     vocab, count = 32000, 8
     verify = SecureFunction(
-        lambda w, of_client: post.verify(w, of_client, Sampling(), naive=False), (Owner.JOINT,
-        Owner.CLIENT), "post at full vocabulary",
+        of_one_lane(lambda w, of_client: post.verify(w, of_client, Sampling(), naive=False)),
+        (Owner.JOINT, Owner.CLIENT), "post at full vocabulary",
     )  # fmt: skip
     weights = jax.ShapeDtypeStruct((count + 1, vocab), np.float32)
     of_client = Post(Sampling()).client_shapes(count, vocab)

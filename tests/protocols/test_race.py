@@ -11,7 +11,7 @@ from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.race import ClientInput, Race
 from spu_llm.core.prg import Prg
 from spu_llm.runtime.simulation import Simulation
-from tests.protocols.verifying import chi_square_p, follows, two_parties
+from tests.protocols.verifying import chi_square_p, follows, of_one_lane, two_parties
 
 RNG = np.random.default_rng(3)
 
@@ -27,7 +27,7 @@ def expected(rows: np.ndarray, drafts: np.ndarray) -> tuple[int, int]:
 @pytest.mark.parametrize("name", ["race", "race hidden"])
 def test_two_parties_find_the_winner(simulation: Simulation, name: str) -> None:
     """The same k and token as plaintext; the declared openings and no others."""
-    seen = set()
+    seen, steps = set(), []
     for i in range(12):
         rows = np.round(RNG.normal(0, 3, (4, 5)) * 2**10) / 2**10
         drafts = rows.argmax(axis=-1)[:3]
@@ -46,7 +46,18 @@ def test_two_parties_find_the_winner(simulation: Simulation, name: str) -> None:
             learners.add(("provider", "where drafts stop", 3))
         assert {(o.learner, o.label, o.count) for o in client.openings} == learners
         seen.add(k)
+        steps.append((rows, drafts, k, token))
     assert seen == {0, 1, 2, 3}
+    # All of them side by side.
+    rows, drafts, stops, tokens = map(np.stack, zip(*steps, strict=True))
+    client, provider = two_parties(simulation, name, rows, ClientInput(drafts, None), None)
+    np.testing.assert_array_equal(client.outcome.accepted, stops)
+    np.testing.assert_array_equal(client.outcome.token, tokens)
+    assert client.opened == [
+        ("where drafts stop", [bit for k in stops for bit in follows(k, 3)]),
+        ("token", tokens.tolist()),
+    ]
+    assert provider.opened == ([] if hidden else client.opened[:1])
 
 
 def streams(seed: int) -> Streams:
@@ -75,7 +86,7 @@ def test_law_does_not_depend_on_the_drafts(accurate: bool) -> None:
     logits = np.array([1.0, 0.5, 0.0, -1.0, -2.0])
     p = np.exp(logits) / np.exp(logits).sum()
     drafting = logits if accurate else -logits
-    verify = jax.jit(lambda rows, drafts: race.verify(rows, drafts, 27)[0])
+    verify = jax.jit(of_one_lane(lambda rows, drafts: race.verify(rows, drafts, 27)[0]))
     rows = np.broadcast_to(logits, (2, vocab)).astype(np.float32)
     counts, broken, accepted = np.zeros(vocab), np.zeros(vocab), 0
     q = Sampling().distribution(drafting)[None]

@@ -15,6 +15,7 @@ from protocols.verification import token
 from protocols.verification.distribution import Sampling, Streams, quantised
 from protocols.verification.sampling import Widths, locate, reject, residual
 from protocols.verification.token import Outcome, Token
+from protocols.verification.variants import side_by_side
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import WireError
 from spu_llm.core.prg import Prg
@@ -27,6 +28,7 @@ from tests.protocols.verifying import (
     chi_square_p,
     follows,
     model,
+    of_one_lane,
     place,
     random_step,
     token_inputs,
@@ -154,6 +156,27 @@ def test_two_parties_follow_the_integer_model(simulation: Simulation, name: str)
     assert set(accepted) == {0, 1, 2}
 
 
+@pytest.mark.parametrize("name", ["token", "hidden"])
+def test_lanes_follow_the_integer_model(simulation: Simulation, name: str) -> None:
+    """Twelve steps side by side: every one as if it were alone, with the openings that it has."""
+    rng = np.random.default_rng(4)
+    steps = [random_step(rng, drafts=2, vocab=6) for _ in range(12)]
+    both = [token_inputs(step, rng) for step in steps]
+    of_client, of_provider = (side_by_side([pair[i] for pair in both]) for i in range(2))
+    rows = np.stack([step.weights for step in steps]) * UNIT
+    client, provider = two_parties(simulation, name, rows, of_client, of_provider)
+    expected = [model(step, Widths.of_weights(6)) for step in steps]
+    assert {k for k, _ in expected} == {0, 1, 2}
+    assert client.outcome.accepted.tolist() == [k for k, _ in expected]
+    assert client.outcome.token.tolist() == [token for _, token in expected]
+    assert provider.outcome.token is None
+    alone = [dict(opened_of(*of_lane, vocab=6)) for of_lane in expected]
+    assert client.opened == [
+        (label, [bit for opened in alone for bit in opened[label]]) for label in alone[0]
+    ]
+    assert provider.opened == (client.opened[:1] if name == "token" else [])
+
+
 def opened_of(k: int, x: int, vocab: int) -> list[tuple[str, list[bool]]]:
     """All that may be opened to the client: functions of the emitted tokens."""
     size = int(np.ceil(np.sqrt(vocab)))
@@ -214,7 +237,7 @@ def test_draws_with_the_randomness_of_both_follow_the_private_model() -> None:
     p = weights[0] / weights[0].sum()
     streams = Streams(Prg.from_seed(4, "drafts"), Prg.from_seed(4, "sampling"))
     provider = Prg.from_seed(4, "provider")
-    verify = jax.jit(lambda *inputs: token.verify(*inputs)[0])
+    verify = jax.jit(of_one_lane(lambda *inputs: token.verify(*inputs)[0]))
     counts, broken = np.zeros(vocab), np.zeros(vocab)
     for _ in range(4_000):
         draft, q = verifier.propose(public, 0, streams)
@@ -314,7 +337,7 @@ def test_law_from_logits_at_a_full_vocabulary(simulation: Simulation) -> None:
 def test_plaintext_agrees_with_the_integer_model() -> None:
     """Under `jax.jit` the ops' float meaning gives the same tokens, away from edges."""
     rng = np.random.default_rng(9)
-    plain = jax.jit(token.verify)
+    plain = jax.jit(of_one_lane(token.verify))
     same = 0
     for _ in range(40):
         step = random_step(rng, drafts=2, vocab=6)

@@ -18,8 +18,8 @@ from spu_llm.core.channel import Channel
 from spu_llm.core.ledger import Ledger, Opening
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, Private, Public, Value
 from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.session import private_tree
 from spu_llm.runtime.simulation import Simulation
-from spu_llm.systems.decoding.generate import private_tree
 
 UNIT = 2.0**-18
 
@@ -100,7 +100,7 @@ class Seen:
     """
 
     outcome: Any
-    accepted: int | None
+    accepted: Any  # int, or [lane]; None where it is not known
     openings: list[Opening]
     opened: list[tuple[str, list[Any]]]
 
@@ -121,8 +121,10 @@ class Recording(Ledger):
         return found
 
 
-def shared(name: str, of: str) -> Any:
-    """`verify` of a variant on rows that both parties hold half of."""
+def shared(name: str, of: tuple[int, ...]) -> Any:
+    """`verify` of a variant on rows [d + 1, vocab] or [lane, d + 1, vocab] that both parties hold
+    half of.
+    """
     verifying = {
         "token": lambda w, of_client, of_provider: token.verify(w, of_client, of_provider),
         "hidden": lambda w, of_client, of_provider: token.verify(w, of_client, of_provider,
@@ -137,21 +139,34 @@ def shared(name: str, of: str) -> Any:
             w, of_client.drafts, 27, hide_progress=True
         ),
     }[name]
+    verify = verifying if len(of) == 3 else of_one_lane(verifying)
     C, P = Owner.CLIENT, Owner.PROVIDER  # noqa: N806
     return SecureFunction(
-        lambda a, b, of_client, of_provider: verifying(a + b, of_client, of_provider), (C, P, C, P),
-        f"{name} {of}"
-    )
+        lambda a, b, of_client, of_provider: verify(a + b, of_client, of_provider), (C, P, C, P),
+        f"{name} {of}",
+    )  # fmt: skip
 
 
-_FUNCTIONS: dict[tuple[str, str], Any] = {}
+def of_one_lane(verify: Any) -> Any:
+    """`verify` without the lanes' axis."""
+
+    def of_lane(*inputs: Any) -> Any:
+        found = verify(*jax.tree.map(lambda x: x[None], inputs))
+        return jax.tree.map(lambda x: x[0], found)
+
+    return of_lane
+
+
+_FUNCTIONS: dict[tuple[str, tuple[int, ...]], Any] = {}
 
 
 def two_parties(
     simulation: Simulation, name: str, rows: np.ndarray, of_client: Any, of_provider: Any
 ) -> list[Seen]:
-    """Both parties' view of one verification of float rows [d + 1, vocab]."""
-    key = name, str(rows.shape)
+    """Both parties' view of one verification of float rows [d + 1, vocab], or of several side by
+    side, lane first.
+    """
+    key = name, rows.shape
     function = _FUNCTIONS.setdefault(key, shared(*key))
     half = np.round(np.random.default_rng(0).normal(0, 3, rows.shape) / UNIT) * UNIT
 
@@ -173,7 +188,7 @@ def two_parties(
         count = session.get(accepted)
         return Seen(
             jax.tree.map(session.get, outcome),
-            int(count) if count is not None else None,
+            count if count is None or count.ndim else int(count),
             recording.openings,
             recording.values,
         )

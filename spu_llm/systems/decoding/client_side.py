@@ -11,7 +11,7 @@ import numpy as np
 from models.draft import Drafter
 from models.tokenizer import StreamDecoder, Tokenizer
 from protocols.verification.distribution import Streams
-from protocols.verification.variants import Verifier
+from protocols.verification.variants import Verifier, lanes_of
 from spu_llm.core.prg import Prg
 from spu_llm.systems.decoding.cadence import Cadence
 
@@ -76,18 +76,21 @@ class ClientSide:
         """Input of the secure forward, one lane: the last token, not cached yet, and the drafts."""
         return [[self._text[-1], *self._drafts]]
 
-    def verifier_input(self) -> Any:
-        """The client's input to the verifier."""
-        return self.verifier.client_input(self._drafts, self._q, len(self._text), self.streams)
+    def verifier_inputs(self) -> list[Any]:
+        """The client's input to the verifier, one lane."""
+        text = len(self._text)
+        return [self.verifier.client_input(self._drafts, self._q, text, self.streams)]
 
     def settle(self, outcome: Any, limit: int, drafts: int) -> tuple[np.ndarray, bool]:
         """Emit a step's tokens and draft the next one's: which of its rows stay, bool [d + 1], and
         whether the text ends. Where the provider may not know, it takes a time that says nothing.
+        `outcome`: of one lane, lane first.
         """
         if self.cadence is not None:
             self.cadence.begin()
+        (of_lane,) = lanes_of(outcome)
         rows = np.arange(1 + len(self._drafts))
-        retained = rows <= self.resolve(outcome, limit)
+        retained = rows <= self.resolve(of_lane, limit)
         if not self.finish_reason:
             self.propose(drafts)
         if self.cadence is not None:

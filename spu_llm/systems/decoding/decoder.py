@@ -7,17 +7,18 @@ resolves their outcomes. It runs the same in plaintext, between two parties, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from models.cache import Block
-from protocols.verification.variants import Verifier
+from protocols.verification.variants import Verifier, side_by_side
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.values import CLIENT, public
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER, public
 from spu_llm.runtime.session import Session, private_tree
 from spu_llm.systems.decoding.secure_model import Layout, Place, build, lengthen, pack
 from spu_llm.systems.decoding.text_rows import TextRows
@@ -28,8 +29,8 @@ Retained = np.ndarray | None
 
 
 class JudgeInputs(NamedTuple):
-    """What the parties put into the judge of a forward, as private values of the session; of
-    several lanes, one after the other.
+    """What the parties put into the judge of a forward, as private values of the session, lane
+    first.
     """
 
     client: Any
@@ -37,8 +38,8 @@ class JudgeInputs(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What came of a forward: the judge's outcome, the client's; and how many drafts it accepts, or
-    whatever else it makes public.
+    """What came of a forward, lane first: the judge's outcome, the client's; and how many drafts it
+    accepts, or whatever else it makes public.
     """
 
     outcome: Any
@@ -124,14 +125,32 @@ class Decoder:
         if layout.packs:
             run(pack(layout.sizes[-1]), tokens(layout.live_rows), shared)
 
+    def inputs(
+        self, count: int, provider: Prg | None, client: Callable[..., Sequence[Any]], *args: Any
+    ) -> JudgeInputs:
+        """What the parties put into the judge of `count` rows of every lane: the client
+        `client(*args)`, an input for each lane; the provider what it draws from its stream.
+        """
+        shapes, session = self.judge_shapes(count), self._session
+        return JudgeInputs(
+            private_tree(session, CLIENT, lambda: side_by_side(client(*args)), shapes.client),
+            private_tree(session, PROVIDER, self._of_provider, shapes.provider, count, provider),
+        )
+
+    def _of_provider(self, count: int, stream: Prg) -> Any:
+        drawn = [self._judge.provider_input(count - 1, stream) for _ in self._layout.prompts]
+        return side_by_side(drawn)
+
     def judge_shapes(self, count: int) -> JudgeInputs:
         """Shapes of what the parties put into the judge of `count` rows of every lane."""
-        lanes = self._layout.lanes
-        client = self._judge.client_shapes(count - 1, self._layout.config.vocab_size)
+        layout = self._layout
+
+        def of_all(lane: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((layout.lanes, *lane.shape), lane.dtype)
+
+        client = self._judge.client_shapes(count - 1, layout.config.vocab_size)
         provider = self._judge.provider_shapes(count - 1)
-        if lanes == 1:
-            return JudgeInputs(client, provider)
-        return JudgeInputs([client] * lanes, [provider] * lanes)
+        return JudgeInputs(*jax.tree.map(of_all, (client, provider)))
 
     def _retain(self, retained: Retained) -> None:
         if not self._last_count:

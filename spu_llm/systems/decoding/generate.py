@@ -23,9 +23,9 @@ from spu_llm.core.errors import InputError, WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, Public
-from spu_llm.runtime.session import Session, private_tree
+from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding.client_side import ClientSide
-from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs, Retained
+from spu_llm.systems.decoding.decoder import Decoder, Judged, Retained
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import Layout
 
@@ -137,22 +137,13 @@ def generate(
     if request.hide_progress:
         session.local(CLIENT, ClientSide.keep_time, client, drafts)
 
-    def inputs(count: int) -> JudgeInputs:
-        shapes = decoder.judge_shapes(count + 1)
-        return JudgeInputs(
-            private_tree(session, CLIENT, ClientSide.verifier_input, shapes.client, client),
-            private_tree(
-                session, PROVIDER, completion.verifier.provider_input, shapes.provider,
-                count, provider,
-            ),
-        )  # fmt: skip
-
     # Prefill: the prompt's keys and values become shares; its last row gives the first token.
     with session.meter.in_phase("prefill"):
         shape = (1, request.prompt_tokens)
         prompt = session.private(CLIENT, ClientSide.prompts, shape, np.int32, client)
         session.local(CLIENT, ClientSide.propose, client, 0)
-        judged = decoder.prefill(prompt, inputs(0))
+        inputs = decoder.inputs(1, provider, ClientSide.verifier_inputs, client)
+        judged = decoder.prefill(prompt, inputs)
         retained = _resolve(session, completion, client, judged, 0, report)
         on_step(report)
 
@@ -161,7 +152,8 @@ def generate(
         while not report.finish_reason:
             shape = (1, drafts + 1)
             tokens = session.private(CLIENT, ClientSide.step_tokens, shape, np.int32, client)
-            judged = decoder.step(tokens, inputs(drafts), retained)
+            inputs = decoder.inputs(drafts + 1, provider, ClientSide.verifier_inputs, client)
+            judged = decoder.step(tokens, inputs, retained)
             report.steps += 1
             retained = _resolve(session, completion, client, judged, drafts, report)
             on_step(report)
@@ -193,7 +185,7 @@ def _resolve(
         retained = settled[0] if settled is not None else None
     else:
         stay = int(heard[0])
-        known = int(judged.accepted.value) if isinstance(judged.accepted, Public) else stay
+        known = judged.accepted.value[0] if isinstance(judged.accepted, Public) else stay
         if not 0 <= stay <= drafted or known != stay:
             raise WireError(f"the client announces {stay} of {drafted} drafts accepted")
         retained = np.arange(drafted + 1) <= stay

@@ -56,17 +56,17 @@ class Place(NamedTuple):
 
 class SecureModel(NamedTuple):
     """The programs of one decoding session. `client` and `provider` are the parties' inputs to the
-    judge, of several lanes one after the other, as its outcomes are. Before anything else is
-    opened, both learn whether an activation left the range that functions on shares hold for; if
-    so, prefill and decode end with a RangeError.
+    judge, lane first, as its outcomes are. Before anything else is opened, both learn whether an
+    activation left the range that functions on shares hold for; if so, prefill and decode end with
+    a RangeError.
 
     prefix(weights, tokens [n], public)
         -> the public tokens' block, the provider's own plaintext work.
     prefill(weights, tokens [lane, n], client, provider, prefix)
-        -> outcome to the client, accepted count (0), shared block. The last row of every lane is
+        -> outcome to the client, accepted counts (0), shared block. The last row of every lane is
         judged.
     decode(weights, tokens [lane, n], place, client, provider, shared, at, prefix)
-        -> outcome to the client, accepted count, shared block with the rows written from `at` on.
+        -> outcome to the client, accepted counts, shared block with the rows written from `at` on.
     """
 
     prefix: SecureFunction
@@ -150,13 +150,9 @@ def build(layout: Layout, judge: Verifier) -> SecureModel:
         weights: Any, rows: Array, outside: Array, client: Any, provider: Any
     ) -> tuple[Any, Any]:
         logits = when_in_range(outside, family.head(weights, rows, layout.scale))
+        by_lane = logits.reshape(layout.lanes, -1, config.vocab_size)
         with jax.named_scope("verification"):
-            if layout.lanes == 1:
-                return judge.verify(logits, client, provider)
-            lanes = jnp.split(logits, layout.lanes)
-            found = [judge.verify(*args) for args in zip(lanes, client, provider, strict=True)]
-            outcomes, accepted = zip(*found, strict=True)
-            return list(outcomes), list(accepted)
+            return judge.verify(by_lane, client, provider)
 
     C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC  # noqa: N806
     placed = C if layout.hidden else X
