@@ -92,7 +92,7 @@ def packed(block: Block, kept: Array, positions: int) -> Block:
 
 
 def layer_blocks(
-    prefix: Block | None, layer: int, keys: Array, values: Array, visible: Array, groups: int = 1
+    prefix: Block | None, layer: int, keys: Array, values: Array, visible: Array, groups: int
 ) -> list[OwnedBlock]:
     """What attention of one layer goes over: the prefix, if there is one, all of it visible to all
     lanes, and the cache's rows `keys`, `values` [lane * head, row, head_dim].

@@ -12,7 +12,7 @@ that they say little of the weights.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ LARGEST_PRODUCT = 2.0**24  # of words that have 36 fraction bits before a trunca
 LARGEST_LINEAR = 2.0 ** (25 - LIFT)  # of a layer's, which has LIFT more
 LARGEST_ENTRY = 2.0 ** (25 - LOOK_UP_LIFT)  # of a table
 LARGEST_VALUE = 2.0**17  # of attention: its rows have 44 fraction bits before they are normalised
-_SLACK = 1.01  # functions on shares are approximate: norms are off by 0.001,
+SLACK = 1.01  # functions on shares are approximate: norms are off by 0.001,
 _ROUNDING = 2.0**-18  # and words by a unit
 _OCTAVES = 26  # that one table of a norm holds
 MORE_ROWS = 256  # of a cache, beyond the model's context: rejected drafts
@@ -70,25 +70,21 @@ NAMES = tuple(f.name for f in fields(Ranges))
 # ---- what weights bound
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """The largest that activations of folded weights can be, in any layer; `linear`: any result of
-    a matrix; `entry`: of an embedding; `product`: sums of attention over a whole cache, and other
-    products of activations; `value`: of the cache's values.
+class Bounds(NamedTuple):
+    """The largest that activations of folded weights can be. In blocks: `activation`, `score`;
+    `linear`: any result of a matrix; `added`: those that are added to the residual stream;
+    `product`: sums of attention over a whole cache, and other products of activations; `value`: of
+    the cache's values. Outside: `spread` of logits; `entry`: of an embedding.
     """
 
     activation: float
     score: float
-    spread: float
     linear: float
-    entry: float
+    added: float
     product: float
     value: float
-
-
-def with_slack(bounds: Bounds) -> Bounds:
-    """What activations on shares can be, which are approximate."""
-    return Bounds(**{name: float(_SLACK * value) for name, value in asdict(bounds).items()})
+    spread: float = 0.0
+    entry: float = 0.0
 
 
 def check_bounds(found: Bounds, config: Ranges) -> None:
@@ -135,15 +131,24 @@ def linear(params: Any) -> Linear:
     return weight, bias
 
 
+def columns(layer: Linear, parts: int | list[int]) -> list[Linear]:
+    """Columns apart, as `np.split` does."""
+    return list(zip(*(np.split(part, parts, axis=-1) for part in layer), strict=True))
+
+
 def largest_product(layer: Linear, square: float) -> float:
     """Of any entry of x @ weight, for |x|^2 = square."""
     return float(np.sqrt(square) * np.max(np.linalg.norm(layer[0], axis=0)))
 
 
+def largest_entries(layer: Linear, square: float) -> np.ndarray:
+    """Of each entry [m] of x @ weight + bias, for |x|^2 = square."""
+    return np.asarray(np.sqrt(square) * np.linalg.norm(layer[0], axis=0) + np.abs(layer[1]))
+
+
 def largest(layer: Linear, square: float) -> float:
-    """Of any entry of x @ weight + bias, for |x|^2 = square."""
-    columns = np.linalg.norm(layer[0], axis=0)
-    return float(np.max(np.sqrt(square) * columns + np.abs(layer[1])))
+    """Of any of them."""
+    return float(np.max(largest_entries(layer, square)))
 
 
 def longest(layer: Linear, square: float) -> float:
