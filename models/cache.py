@@ -59,12 +59,6 @@ class Rows(NamedTuple):
         return self.visible.dtype != jnp.bool_
 
 
-def empty_block(layers: int, heads: int, positions: int, head_dim: int) -> Block:
-    """A block of zeros (float32)."""
-    zeros = tuple(jnp.zeros((heads, positions, head_dim), jnp.float32) for _ in range(layers))
-    return Block(zeros, zeros)
-
-
 def lengthened(block: Block, positions: int) -> Block:
     """The block with room for more rows: `positions` in all."""
     keys, values = (

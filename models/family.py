@@ -26,8 +26,8 @@ import numpy as np
 from jax import Array
 
 from models import ranges
-from models.cache import Block, Rows, attend, empty_block, join_heads, layer_blocks, rows_after
-from models.ranges import Bounds, Ranges
+from models.cache import Block, Rows, attend, join_heads, layer_blocks, rows_after
+from models.ranges import Bounds, Linear, Ranges
 from protocols.functions.layers import append_rows, dense
 from protocols.functions.nonlinear import check_norm, norm_high, rms_norm
 from spu_llm.core.errors import InputError
@@ -119,8 +119,10 @@ class ModelConfig(Ranges):
         return {"family": self.family, **asdict(self)}
 
     def empty_cache(self, positions: int, lanes: int = 1) -> Block:
-        """Room for so many rows of every lane."""
-        return empty_block(self.layers, lanes * self.kv_heads, positions, self.head_dim)
+        """Room for so many rows of every lane: zeros (float32)."""
+        shape = lanes * self.kv_heads, positions, self.head_dim
+        zeros = tuple(jnp.zeros(shape, jnp.float32) for _ in range(self.layers))
+        return Block(zeros, zeros)
 
 
 @dataclass
@@ -308,10 +310,10 @@ def bounds_of(weights: Any, config: ModelConfig) -> Bounds:
     family, d = family_of(config), config.width
     of_blocks = [family.bounds(block, config) for block in weights["blocks"]]
     largest = Bounds(*(max(found) for found in zip(*of_blocks, strict=True)))
-    last = ranges.linear(weights["head"])
+    last = Linear.of(weights["head"])
     whole = largest._replace(
-        linear=max(largest.linear, largest.added, ranges.largest_product(last, d)),
-        spread=2 * ranges.largest(last, d),
+        linear=max(largest.linear, largest.added, last.largest_product(d)),
+        spread=2 * last.largest(d),
         entry=max(float(np.max(np.abs(table))) for table in family.embeddings(weights)),
     )
     return Bounds(*(ranges.SLACK * bound for bound in whole))

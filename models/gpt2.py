@@ -20,25 +20,8 @@ import numpy as np
 from jax import Array
 
 from models.cache import split_heads
-from models.family import (
-    Family,
-    Layer,
-    ModelConfig,
-    Params,
-    check_switches,
-    fraction,
-    positive_int,
-)
-from models.ranges import (
-    MORE_ROWS,
-    Bounds,
-    columns,
-    largest,
-    largest_product,
-    largest_score,
-    linear,
-    longest,
-)
+from models.family import Family, Layer, ModelConfig, Params, check_switches, fraction, positive_int
+from models.ranges import MORE_ROWS, Bounds, Linear, largest_score
 from protocols.functions.layers import look_up
 from protocols.functions.nonlinear import activation_bits, gelu
 from spu_llm.core.errors import InputError
@@ -187,19 +170,19 @@ def mlp(x: Array, layer: Layer) -> Array:
 def bounds(block: Params, config: GPT2Config) -> Bounds:
     """See `Family`."""
     d, heads = config.n_embd, config.n_head
-    qkv, out, fc, proj = (linear(block[name]) for name in ("qkv", "out", "fc", "proj"))
-    query, key, value = columns(qkv, 3)
-    by_head = zip(columns(query, heads), columns(key, heads), strict=True)
-    reach = largest(value, d)
+    qkv, out, fc, proj = (Linear.of(block[name]) for name in ("qkv", "out", "fc", "proj"))
+    query, key, value = qkv.columns(3)
+    by_head = zip(query.columns(heads), key.columns(heads), strict=True)
+    reach = value.largest(d)
     # Of a head: a mean of its values.
-    attended = math.hypot(*(longest(v, d) for v in columns(value, heads)))
+    attended = math.hypot(*(v.longest(d) for v in value.columns(heads)))
     # |gelu(x)| <= |x|
-    inner = longest(fc, d) + _GELU_ERROR * math.sqrt(4 * d)
+    inner = fc.longest(d) + _GELU_ERROR * math.sqrt(4 * d)
     return Bounds(
-        activation=largest(fc, d),
+        activation=fc.largest(d),
         score=max(largest_score(q, k, d) for q, k in by_head),
-        linear=max(largest_product(qkv, d), largest_product(fc, d)),
-        added=max(largest_product(out, attended**2), largest_product(proj, inner**2)),
+        linear=max(qkv.largest_product(d), fc.largest_product(d)),
+        added=max(out.largest_product(attended**2), proj.largest_product(inner**2)),
         # Weights of attention are up to one each until they are normalised.
         product=reach * (config.n_positions + MORE_ROWS),
         value=reach,

@@ -21,26 +21,8 @@ import numpy as np
 from jax import Array
 
 from models.cache import Rows, split_heads
-from models.family import (
-    Family,
-    Layer,
-    ModelConfig,
-    Params,
-    check_switches,
-    fraction,
-    positive_int,
-)
-from models.ranges import (
-    MORE_ROWS,
-    Bounds,
-    columns,
-    largest,
-    largest_entries,
-    largest_product,
-    largest_turned_score,
-    linear,
-    longest,
-)
+from models.family import Family, Layer, ModelConfig, Params, check_switches, fraction, positive_int
+from models.ranges import MORE_ROWS, Bounds, Linear, largest_turned_score
 from protocols.functions.layers import look_up, times
 from protocols.functions.nonlinear import activation_bits, silu
 from protocols.functions.rotary import rotate
@@ -97,16 +79,15 @@ class LlamaConfig(ModelConfig):
         return self.num_key_value_heads
 
     @property
-    def head_widths(self) -> tuple[int, int, int]:
-        """Columns of queries, keys and values of all heads."""
-        few = self.num_key_value_heads * self.head_dim
-        return self.num_attention_heads * self.head_dim, few, few
+    def head_widths(self) -> tuple[int, int]:
+        """Columns of queries of all heads; of keys, or of values."""
+        return self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
 
 
 def init_params(config: LlamaConfig, key: Array) -> Params:
     """Random parameters (float32) with the initial scale of `transformers`."""
     d, inner, std = config.hidden_size, config.intermediate_size, 0.02
-    queries, few, _ = config.head_widths
+    queries, few = config.head_widths
     keys = iter(jax.random.split(key, 2 + 7 * config.num_hidden_layers))
 
     def normal(*shape: int) -> Array:
@@ -217,29 +198,31 @@ def mlp(x: Array, layer: Layer) -> Array:
 def bounds(block: Params, config: LlamaConfig) -> Bounds:
     """See `Family`."""
     d, heads, few = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-    qkv, out, gate_up, down = (linear(block[name]) for name in ("qkv", "out", "gate_up", "down"))
-    widths = np.cumsum(config.head_widths[:2]).tolist()
-    query, key, value = columns(qkv, widths)
-    gate, up = columns(gate_up, 2)
-    shared = [k for k in columns(key, few) for _ in range(heads // few)]
-    by_head = zip(columns(query, heads), shared, strict=True)
-    reach = largest(value, d)
+    qkv, out, gate_up, down = (
+        Linear.of(block[name]) for name in ("qkv", "out", "gate_up", "down")
+    )
+    queries, keys = config.head_widths
+    query, key, value = qkv.columns([queries, queries + keys])
+    gate, up = gate_up.columns(2)
+    shared = [k for k in key.columns(few) for _ in range(heads // few)]
+    by_head = zip(query.columns(heads), shared, strict=True)
+    reach = value.largest(d)
     # Of a head: a mean of its values.
-    attended = math.sqrt(heads // few) * math.hypot(*(longest(v, d) for v in columns(value, few)))
+    attended = math.sqrt(heads // few) * math.hypot(*(v.longest(d) for v in value.columns(few)))
     # |silu(x)| <= |x|
-    gates = largest_entries(gate, d) + _SILU_ERROR
-    gated = down[0] * gates[:, None], down[1]
+    gates = gate.largest_entries(d) + _SILU_ERROR
+    gated_down = down._replace(weight=gates[:, None] * down.weight)
     return Bounds(
-        activation=largest(gate, d),
+        activation=gate.largest(d),
         score=max(largest_turned_score(q, k, d) for q, k in by_head),
-        linear=max(largest_product(qkv, d), largest_product(gate_up, d)),
+        linear=max(qkv.largest_product(d), gate_up.largest_product(d)),
         added=max(
-            largest_product(out, attended**2), largest_product(gated, longest(up, d) ** 2)
+            out.largest_product(attended**2), gated_down.largest_product(up.longest(d) ** 2)
         ),
         # Weights of attention are up to one each until they are normalised.
         product=max(
             reach * (config.max_position_embeddings + MORE_ROWS),
-            float(np.max(gates * largest_entries(up, d))),
+            float(np.max(gates * up.largest_entries(d))),
         ),
         value=reach,
     )

@@ -121,42 +121,42 @@ def check_bounds(found: Bounds, config: Ranges) -> None:
             )
 
 
-Linear = tuple[np.ndarray, np.ndarray]  # weight [k, m] and bias [m], float64
+class Linear(NamedTuple):
+    """A layer x @ weight + bias of folded weights, float64; `square` is |x|^2."""
 
+    weight: np.ndarray  # [k, m]
+    bias: np.ndarray  # [m]
 
-def linear(params: Any) -> Linear:
-    """A layer's matrix and bias."""
-    weight = np.asarray(params["weight"], np.float64)
-    bias = np.asarray(params["bias"], np.float64) if "bias" in params else np.zeros(weight.shape[1])
-    return weight, bias
+    @staticmethod
+    def of(params: Any) -> Linear:
+        weight = np.asarray(params["weight"], np.float64)
+        bias = params["bias"] if "bias" in params else np.zeros(weight.shape[1])
+        return Linear(weight, np.asarray(bias, np.float64))
 
+    def columns(self, parts: int | list[int]) -> list[Linear]:
+        """Columns apart, as `np.split` does."""
+        both = (np.split(part, parts, axis=-1) for part in self)
+        return [Linear(*part) for part in zip(*both, strict=True)]
 
-def columns(layer: Linear, parts: int | list[int]) -> list[Linear]:
-    """Columns apart, as `np.split` does."""
-    return list(zip(*(np.split(part, parts, axis=-1) for part in layer), strict=True))
+    def largest_product(self, square: float) -> float:
+        """Of any entry of x @ weight."""
+        return float(np.sqrt(square) * np.max(np.linalg.norm(self.weight, axis=0)))
 
+    def largest_entries(self, square: float) -> np.ndarray:
+        """Of each entry [m] of x @ weight + bias."""
+        lengths = np.linalg.norm(self.weight, axis=0)
+        return np.asarray(np.sqrt(square) * lengths + np.abs(self.bias))
 
-def largest_product(layer: Linear, square: float) -> float:
-    """Of any entry of x @ weight, for |x|^2 = square."""
-    return float(np.sqrt(square) * np.max(np.linalg.norm(layer[0], axis=0)))
+    def largest(self, square: float) -> float:
+        """Of any entry."""
+        return float(np.max(self.largest_entries(square)))
 
-
-def largest_entries(layer: Linear, square: float) -> np.ndarray:
-    """Of each entry [m] of x @ weight + bias, for |x|^2 = square."""
-    return np.asarray(np.sqrt(square) * np.linalg.norm(layer[0], axis=0) + np.abs(layer[1]))
-
-
-def largest(layer: Linear, square: float) -> float:
-    """Of any of them."""
-    return float(np.max(largest_entries(layer, square)))
-
-
-def longest(layer: Linear, square: float) -> float:
-    """Of any row x @ weight + bias, for |x|^2 = square."""
-    weight, bias = layer
-    squares = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
-    spectral = np.sqrt(np.linalg.eigvalsh(squares)[-1])
-    return float(np.sqrt(square) * spectral + np.linalg.norm(bias))
+    def longest(self, square: float) -> float:
+        """Of any row."""
+        w = self.weight
+        squares = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
+        spectral = np.sqrt(np.linalg.eigvalsh(squares)[-1])
+        return float(np.sqrt(square) * spectral + np.linalg.norm(self.bias))
 
 
 def largest_score(query: Linear, key: Linear, square: float) -> float:
@@ -176,8 +176,8 @@ def largest_score(query: Linear, key: Linear, square: float) -> float:
 
 def largest_turned_score(query: Linear, key: Linear, square: float) -> float:
     """Of q R k^T for any rotation R, else as in `largest_score`: positions turn both."""
-    inputs, d = query[0].shape
-    of_query, of_key = longest(query, square), longest(key, square)
+    inputs, d = query.weight.shape
+    of_query, of_key = query.longest(square), key.longest(square)
     # As there, and a unit for each that is turned.
     rounded = (inputs + 4) * _ROUNDING * np.sqrt(d) * (of_query + of_key)
     return float(of_query * of_key + rounded)

@@ -106,7 +106,7 @@ def with_own_maxima(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tupl
     return out.reshape(query.shape), outside
 
 
-def partial(query: Any, block: OwnedBlock, bits: int, *, cache: bool = False) -> SharedPartial:
+def partial(query: Any, block: OwnedBlock, bits: int, *, cache: bool) -> SharedPartial:
     """One block's part of the attention of shared queries [head, n, d]. `cache`: whether its rows
     are those of a cache that grows.
     """
