@@ -157,8 +157,8 @@ class Layer:
         self.values = append_rows(self.values, value, self.rows.at)
 
     def attend(self, query: Array) -> Array:
-        """Attention output [L n, heads * head_dim] of queries [L heads, n, head_dim]; so many
-        heads next to each other share one of keys and values as there are more of them.
+        """Attention output [L n, heads * head_dim] of queries [L heads, n, head_dim]. Where these
+        are more than the heads of keys and values, those next to each other share one.
         """
         heads, n, size = query.shape
         shared = self.keys.shape[0]

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,9 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exception
             reason = " ".join(str(error).split())
             raise InputError(f"{path} is not a valid tokenizer ({reason}); copy it again") from None
-        byte_level = decoders == {"ByteLevel"}
-        bytes_of = _byte_level if byte_level else functools.partial(_sentencepiece, bpe, decoders)
+        bytes_of: Callable[[str], bytes] = _byte_level
+        if decoders != {"ByteLevel"}:
+            bytes_of = functools.partial(_sentencepiece, bpe, decoders)
         special = {t["id"] for t in content.get("added_tokens", []) if t.get("special")}
         # Numbers may have gaps, so their count is not the size.
         tokens = {number: token for token, number in bpe.get_vocab().items()}
