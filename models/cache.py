@@ -3,14 +3,12 @@
 A cache is a list of blocks in position order: a *prefix* that the provider knows in the clear
 (a public prompt prefix run through its own weights) and the *shared* block: prompt, accepted tokens
 and, past them, the positions of the current step (chain or tree, as the mask says). Attention
-visits each block by itself; the partial results meet in `merge`. Rolling back rejected drafts is
-moving the public length of the shared block: rows at or past it are invisible and overwritten by
-the next step. Where the provider may not know how many drafts stayed, the length only grows, the
-client hides the rows of rejected drafts, and a block that is full is packed. Blocks start short
-and are lengthened as rows are written, since attention costs the same for every row it has.
-
-Source: "Confidential Prompting", Theorem 4.1 (attention over concatenated keys from per-block
-results).
+visits each block by itself; sums over blocks add up (`protocols.functions.aggregation`). Rolling
+back rejected drafts is moving the public length of the shared block: rows at or past it are
+invisible and overwritten by the next step. Where the provider may not know how many drafts stayed,
+the length only grows, the client hides the rows of rejected drafts, and a block that is full is
+packed. Blocks start short and are lengthened as rows are written, since attention costs the same
+for every row it has.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from protocols.functions.aggregation import attention_on_shares
+from protocols.functions.aggregation import OwnedBlock, attention_on_shares
 from protocols.functions.layers import append_rows, lengthen_rows, pick_rows
 from spu_llm.core.approx import approximation
 
@@ -61,41 +59,6 @@ class Rows(NamedTuple):
         return self.visible.dtype != jnp.bool_
 
 
-class LayerBlock(NamedTuple):
-    """One layer's view of a block with the queries' visibility of its positions."""
-
-    keys: Array  # [head, position, head_dim]
-    values: Array  # [head, position, head_dim]
-    visible: Array  # [head, query, position]: bool, public; or float, the client's: 0 or HIDDEN
-
-
-class Partial(NamedTuple):
-    """Attention over one block, unnormalised.
-
-    `lse` = shift + log(mass) and `A` = numerator / mass are the pair of Theorem 4.1. Under secure
-    computation the logarithm and the per-block division are dear, so the three terms are carried
-    as they are and divided once, after the merge.
-    """
-
-    shift: Array  # [head, query, 1]
-    mass: Array  # sum of exp(score - shift), [head, query, 1]
-    numerator: Array  # sum of exp(score - shift) * value, [head, query, head_dim]
-
-    @property
-    def lse(self) -> Array:
-        return self.shift + jnp.log(self.mass)
-
-    @property
-    def A(self) -> Array:  # noqa: N802 - the paper's symbol
-        return self.numerator / self.mass
-
-
-def empty_block(layers: int, heads: int, positions: int, head_dim: int) -> Block:
-    """A block of zeros (float32)."""
-    zeros = tuple(jnp.zeros((heads, positions, head_dim), jnp.float32) for _ in range(layers))
-    return Block(zeros, zeros)
-
-
 def lengthened(block: Block, positions: int) -> Block:
     """The block with room for more rows: `positions` in all."""
     keys, values = (
@@ -123,8 +86,8 @@ def packed(block: Block, kept: Array, positions: int) -> Block:
 
 
 def layer_blocks(
-    prefix: Block | None, layer: int, keys: Array, values: Array, visible: Array, groups: int = 1
-) -> list[LayerBlock]:
+    prefix: Block | None, layer: int, keys: Array, values: Array, visible: Array, groups: int
+) -> list[OwnedBlock]:
     """What attention of one layer goes over: the prefix, if there is one, all of it visible to all
     lanes, and the cache's rows `keys`, `values` [lane * head, row, head_dim].
 
@@ -134,12 +97,12 @@ def layer_blocks(
     lanes, n, rows = visible.shape
     heads = keys.shape[0] // lanes
     seen = jnp.broadcast_to(visible[:, None, None], (lanes, heads, groups, n, rows))
-    blocks = [LayerBlock(keys, values, seen.reshape(lanes * heads, groups * n, rows))]
+    blocks = [OwnedBlock(keys, values, seen.reshape(lanes * heads, groups * n, rows))]
     if prefix is None:
         return blocks
     k, v = (jnp.tile(part[layer], (lanes, 1, 1)) for part in prefix)
     shown = jnp.ones((lanes * heads, groups * n, prefix.positions), bool)
-    return [LayerBlock(k, v, shown), *blocks]
+    return [OwnedBlock(k, v, shown), *blocks]
 
 
 def split_heads(x: Array, lanes: int, heads: int) -> Array:
@@ -156,94 +119,46 @@ def join_heads(x: Array, lanes: int) -> Array:
     return parts.reshape(lanes * n, rows // lanes * d)
 
 
-def rows_after(
-    length: Array | int, queries: int, capacity: int, among: Array | None = None
-) -> Rows:
-    """One lane's rows after the public `length`, in a cache of `capacity` rows that are all text;
-    they see each other as `among` says (`see`).
-    """
+def rows_after(length: Array | int, queries: int, capacity: int) -> Rows:
+    """One lane's rows after the public `length`, in a cache of `capacity` rows, all text."""
     positions = (length + jnp.arange(queries, dtype=jnp.int32))[None]
-    return Rows(positions, see(length, queries, capacity, among)[None], length)
+    return Rows(positions, see(length, queries, capacity)[None], length)
 
 
-def see(
-    length: Array | int, queries: int, positions: int, among: Array | None = None
-) -> Array:
+def see(length: Array | int, queries: int, positions: int) -> Array:
     """bool [queries, positions]: what `queries` positions see whose rows are written from the
-    public `length` on: all rows before it, and each other as `among` [queries, queries] says (a
-    chain by default).
+    public `length` on: all rows before it, themselves, and those of the queries before them.
     """
     before = jnp.broadcast_to(jnp.arange(positions)[None, :] < length, (queries, positions))
-    among = causal(queries) if among is None else among
-    return jax.lax.dynamic_update_slice(before, among, (0, length))
+    chain = jnp.tril(jnp.ones((queries, queries), bool))
+    return jax.lax.dynamic_update_slice(before, chain, (0, length))
 
 
-def see_hidden(shown: Array, length: Array, queries: int) -> Array:
-    """float [queries, positions] of the client's: 0, or HIDDEN where a row is not `shown` [n
-    positions] (bool, the client's secret); among themselves the queries are a chain.
-    """
-    before = jnp.broadcast_to(jnp.where(shown, 0.0, HIDDEN), (queries, shown.shape[0]))
-    among = jnp.where(causal(queries), 0.0, HIDDEN)
-    return jax.lax.dynamic_update_slice(before, among, (0, length))
-
-
-def causal(queries: int) -> Array:
-    """bool [queries, queries]: each position sees itself and those before it (a chain)."""
-    return jnp.tril(jnp.ones((queries, queries), bool))
-
-
-def partials_with_common_shift(query: Array, blocks: Sequence[LayerBlock]) -> list[Partial]:
-    """Attention of `query` [head, query, head_dim] (already scaled) over each block, all with one
-    shift: the maximum visible score.
-    """
-    scores = [_masked(query @ b.keys.transpose(0, 2, 1), b.visible) for b in blocks]
+def _attend(query: Array, *blocks: Array, largest_score: float) -> tuple[Array, Array]:
+    """Block by block with one shift, the maximum visible score: masses and numerators add up."""
+    owned = [OwnedBlock(*blocks[i : i + 3]) for i in range(0, len(blocks), 3)]
+    shown = [b.visible if b.visible.dtype == jnp.bool_ else b.visible > HIDDEN for b in owned]
+    scores = [
+        jnp.where(s, query @ b.keys.transpose(0, 2, 1), SCORE_FLOOR)
+        for s, b in zip(shown, owned, strict=True)
+    ]
     shift = jnp.max(jnp.concatenate(scores, axis=-1), axis=-1, keepdims=True)
-    partials = []
-    for masked, b in zip(scores, blocks, strict=True):
-        w = jnp.where(_shown(b.visible), jnp.exp(masked - shift), 0.0)
-        partials.append(Partial(shift, jnp.sum(w, axis=-1, keepdims=True), w @ b.values))
-    return partials
-
-
-def _shown(visible: Array) -> Array:
-    return visible if visible.dtype == jnp.bool_ else visible > HIDDEN
-
-
-def _masked(scores: Array, visible: Array) -> Array:
-    """Scores [head, query, position] with hidden ones far below."""
-    return jnp.where(_shown(visible), scores, SCORE_FLOOR)
-
-
-def merge(partials: Sequence[Partial]) -> Array:
-    """The attention output [head, query, head_dim] over all blocks together (Theorem 4.1).
-
-    Partials that carry the same shift add up directly; others are rescaled to the largest one.
-    """
-    first = partials[0]
-    if all(p.shift is first.shift for p in partials):
-        return _total([p.numerator for p in partials]) / _total([p.mass for p in partials])
-    shift = first.shift
-    for p in partials[1:]:
-        shift = jnp.maximum(shift, p.shift)
-    scales = [jnp.exp(p.shift - shift) for p in partials]
-    numerator = _total([p.numerator * s for p, s in zip(partials, scales, strict=True)])
-    mass = _total([p.mass * s for p, s in zip(partials, scales, strict=True)])
-    return numerator / mass
+    weights = [
+        jnp.where(s, jnp.exp(z - shift), 0.0) for s, z in zip(shown, scores, strict=True)
+    ]
+    masses = [jnp.sum(w, axis=-1, keepdims=True) for w in weights]
+    numerators = [w @ b.values for w, b in zip(weights, owned, strict=True)]
+    return _total(numerators) / _total(masses), jnp.int32(0)
 
 
 def _total(terms: Sequence[Array]) -> Array:
     return functools.reduce(jnp.add, terms)
 
 
-def _attend(query: Array, *blocks: Array, largest_score: float) -> tuple[Array, Array]:
-    layers = [LayerBlock(*blocks[i : i + 3]) for i in range(0, len(blocks), 3)]
-    return merge(partials_with_common_shift(query, layers)), jnp.int32(0)
-
-
 _attention = approximation("attention", reference=_attend, on_shares=attention_on_shares)
 
 
-def attend(query: Array, blocks: Sequence[LayerBlock], largest_score: float) -> Any:
+def attend(query: Array, blocks: Sequence[OwnedBlock], largest_score: float) -> Any:
     """Attention of `query` [head, query, head_dim] (already scaled) over `blocks`, the cache that
     grows last: [head, query, head_dim], and an int32 that is positive if something left its range.
     No visible score is larger than `largest_score`.

@@ -13,7 +13,7 @@ import numpy as np
 
 from models.cache import rows_after
 from models.family import ModelConfig, Params, bounds_of, check_ranges, family_of
-from models.ranges import LEAST_SPREAD
+from models.ranges import LARGEST_LINEAR, LEAST_SPREAD
 from protocols.functions.nonlinear import LARGEST_ACTIVATION, norm_high
 from spu_llm.core.errors import InputError
 
@@ -23,24 +23,27 @@ _LEAST = 2.0**-20  # a smaller mean square is noise on shares
 
 def calibrated(config: ModelConfig, params: Params, texts: Sequence[np.ndarray]) -> ModelConfig:
     """`config` with ranges for these parameters: norms as in the texts (token ids [n] each) and the
-    embeddings, with a margin; the rest from the weights' bounds.
+    embeddings, with a margin; the rest from the weights' bounds. The residual stream is scaled down
+    as far as its norms need; and as far as what may be added to it needs, where that leaves the
+    texts' rows above noise.
 
     InputError for a model that cannot be served.
     """
     plain, fold = replace(config, stream_shift=0), family_of(config).fold
     weights = fold(params, plain)
-    seen = np.concatenate(
-        [_embeddings(plain, weights), *(mean_squares(plain, weights, ids) for ids in texts)]
-    )
+    found = bounds_of(weights, plain)
+    rows = np.concatenate([mean_squares(plain, weights, ids) for ids in texts])
+    seen = np.concatenate([_embeddings(plain, weights), rows])
     low, high = max(float(seen.min()) / _MARGIN, _LEAST), float(seen.max()) * _MARGIN
-    shift = max(0, math.ceil(math.log2(high / norm_high(config.width)) / 2))
+    for_norms = math.ceil(math.log2(high / norm_high(config.width)) / 2)
+    for_sums = math.floor(math.log2(max(found.added, 1.0) / LARGEST_LINEAR)) + 1
+    room = math.floor(math.log2(max(float(rows.min()), _LEAST) / _LEAST) / 2)
+    shift = max(0, for_norms, min(for_sums, room))
     low, high = _power(low, math.floor) * 4.0**-shift, _power(high, math.ceil) * 4.0**-shift
     try:
-        shifted = replace(plain, stream_shift=shift)
-        found = bounds_of(fold(params, shifted), shifted)
         chosen = replace(
-            shifted,
-            norm_low=low, norm_high=high,
+            plain,
+            stream_shift=shift, norm_low=low, norm_high=high,
             largest_activation=min(_above(found.activation), LARGEST_ACTIVATION),
             largest_score=_above(found.score),
             logit_spread=max(LEAST_SPREAD, _above(found.spread)),

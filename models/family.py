@@ -1,8 +1,11 @@
-"""What a model family is to everything outside `models/`: one record of its functions.
+"""What a model family is to everything outside `models/`: one record, which says where a family
+differs from others, and the forward that all have.
 
-A family is a module that computes its models with the layers of `protocols.functions.layers`, on
-weights that were folded first, and its `FAMILY` record. The tag is the `model_type` of
-`config.json`. To add one: write the module, and name it in `_MODULES`.
+A family is a module with its `FAMILY` record, named in `_MODULES` by the `model_type` of
+`config.json`. Its models are blocks on a residual stream, each an attention and a feed-forward
+layer behind norms, and a head. They are computed on weights that were folded first: matrices
+{"weight": [k, m]}, with "bias" [m] where there is one, under "blocks" (a list of dicts, "qkv",
+"out" and those of the feed-forward layer) and "head"; how tokens are embedded is the family's own.
 
 Shapes: a forward takes n rows of each of L *lanes*, sequences with cache rows of their own that go
 through the model together: linear layers, norms and comparisons are of all L n rows at once.
@@ -11,19 +14,22 @@ through the model together: linear layers, norms and comparisons are of all L n 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, asdict, dataclass, replace
 from dataclasses import fields as dataclass_fields
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.cache import Block, empty_block, rows_after
-from models.ranges import Bounds, Ranges, check_bounds, with_slack
+from models import ranges
+from models.cache import Block, Rows, attend, join_heads, layer_blocks, rows_after
+from models.ranges import Bounds, Linear, Ranges
+from protocols.functions.layers import append_rows, dense
+from protocols.functions.nonlinear import check_norm, norm_high, rms_norm
 from spu_llm.core.errors import InputError
 
 Params = dict[str, Any]
@@ -40,11 +46,33 @@ class ModelConfig(Ranges):
     """
 
     family: ClassVar[str]
+    title: ClassVar[str]  # the family's, for people
     layers_name: ClassVar[str]  # the field with the number of blocks,
     context_name: ClassVar[str]  # with the positions of a text at most,
-    width_names: ClassVar[tuple[str, ...]]  # with sizes that grow together, the stream's first
+    width_names: ClassVar[tuple[str, ...]]  # with sizes that grow together, the stream's first,
+    epsilon_name: ClassVar[str]  # and with what norms add to mean squares
 
     vocab_size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = [getattr(self, name) for name in self.size_names()]
+        # Far above every model, and small enough not to exhaust memory while tracing.
+        if not all(1 <= n <= 1_000_000 for n in sizes) or self.layers > 1000:
+            raise ValueError(f"a {self.title}'s sizes must be positive and reasonable")
+        if not 0 < getattr(self, self.epsilon_name) < 1:
+            raise ValueError(f"{self.epsilon_name} must be between 0 and 1")
+        check_norm(self.width, self.norm_epsilon, self.norm_low, self.norm_high)
+
+    @classmethod
+    def size_names(cls) -> list[str]:
+        """Fields with the sizes of a model: those that have no default."""
+        return [f.name for f in dataclass_fields(cls) if f.default is MISSING]
+
+    @property
+    def norm_epsilon(self) -> float:
+        """What is added to mean squares of the scaled residual stream."""
+        return float(getattr(self, self.epsilon_name)) * 4.0**-self.stream_shift
 
     @property
     def layers(self) -> int:
@@ -82,69 +110,161 @@ class ModelConfig(Ranges):
         """The same shape, so many times as wide, with more heads of the same size."""
         return replace(self, **{name: factor * getattr(self, name) for name in self.width_names})
 
+    def shape(self) -> dict[str, Any]:
+        """The fields of `config.json`: all but the ranges."""
+        return {k: v for k, v in asdict(self).items() if k not in ranges.NAMES}
+
     def asdict(self) -> dict[str, int | float | str]:
         """All fields and the family's tag, as scalars."""
         return {"family": self.family, **asdict(self)}
 
     def empty_cache(self, positions: int, lanes: int = 1) -> Block:
-        """Room for so many rows of every lane."""
-        return empty_block(self.layers, lanes * self.kv_heads, positions, self.head_dim)
+        """Room for so many rows of every lane: zeros (float32)."""
+        shape = lanes * self.kv_heads, positions, self.head_dim
+        zeros = tuple(jnp.zeros(shape, jnp.float32) for _ in range(self.layers))
+        return Block(zeros, zeros)
 
 
-class Tensor(NamedTuple):
-    """A parameter: its name in the checkpoint, its place in `Params`, its shape there, and whether
-    the checkpoint stores it transposed.
+@dataclass
+class Layer:
+    """One block of a model in a forward: its matrices, and its rows of the cache, which `write`
+    adds to.
     """
 
-    name: str
-    path: tuple[str, ...]
-    shape: tuple[int, ...]
-    transposed: bool = False
+    number: int
+    weights: Params
+    config: Any
+    rows: Rows
+    angles: Any  # of the rows, as `Family.angles` gave them
+    prefix: Block | None
+    keys: Array  # [L head, row of the cache, head_dim]
+    values: Array
+    outside: Array | int = 0  # what left a range in `attend`
+
+    @property
+    def lanes(self) -> int:
+        return int(self.rows.visible.shape[0])
+
+    def linear(self, name: str, x: Array) -> Array:
+        """x [L n, k] times the block's matrix `name`, plus its bias."""
+        matrix = self.weights[name]
+        product = dense(x, matrix["weight"], label=f"h.{self.number}.{name}")
+        return product + matrix["bias"] if "bias" in matrix else product
+
+    def write(self, key: Array, value: Array) -> None:
+        """Put the keys and values [L head, n, head_dim] of the rows into the cache."""
+        self.keys = append_rows(self.keys, key, self.rows.at)
+        self.values = append_rows(self.values, value, self.rows.at)
+
+    def attend(self, query: Array) -> Array:
+        """Attention output [L n, heads * head_dim] of queries [L heads, n, head_dim]. Where these
+        are more than the heads of keys and values, those next to each other share one.
+        """
+        heads, n, size = query.shape
+        shared = self.keys.shape[0]
+        # The rows of all query heads of a group stand one after the other.
+        grouped = query.reshape(shared, heads // shared * n, size)
+        blocks = layer_blocks(
+            self.prefix, self.number, self.keys, self.values, self.rows.visible, heads // shared
+        )
+        out, self.outside = attend(grouped, blocks, self.config.largest_score)
+        return join_heads(out.reshape(heads, n, size), self.lanes)
 
 
 @dataclass(frozen=True)
 class Family:
-    """The functions of a family. `config` is of its own class everywhere.
+    """Where a family differs from others. `config` is of its own class everywhere.
 
     parse(raw)              -> config, from the fields of `config.json`. InputError, without a path,
                             for what is not this very model.
     describe(config)        -> those fields, as the transformers library writes them.
-    tensors(config)         -> every parameter. `prefix` may stand before their names in a file;
-                            a file may hold each of `copies` too: equal to another tensor, unless it
-                            is a parameter of its own.
+    names                   of tensors in a checkpoint, with their paths in `Params`; {} stands for
+                            the layer number. The token embedding comes first. What a model has no
+                            path for (a tied head) it lacks.
+    prefix                  of most names; a checkpoint of the model without its head lacks it.
+    transposed              last parts of the paths of tensors that checkpoints hold transposed.
     init(config, key)       -> random parameters (float32).
     fold(params, config)    -> weights: the same model in fewer operations, plaintext work of
                             whoever has the parameters.
-    bounds(weights, config) -> what activations can reach (`models.ranges`).
+    bounds(block, config)   -> what activations of a block with these folded weights can reach, for
+                            every input whatever (`models.ranges`).
     embeddings(weights)     -> tables of tokens [vocab, d] and of positions [m, d], whose sums go
                             into the first block; one row of zeros where positions enter later.
     embed(weights, config, tokens, positions, *, hidden)
         -> rows [n, d]. tokens: ids [n] known in the clear, or one-hot rows [n, vocab]. positions:
         int32 [n]; `hidden` says that they are the client's secret. `forward` has them again, in
         `rows`.
-    forward(weights, config, x, rows, cache, prefix, scale, normalise)
-        -> normalised rows [L n, d], times the public `scale`, for `head`; the cache with keys and
-        values of the rows written; and a count (int32) of what left the range of a function on
-        shares (`protocols.functions.in_range`). x [L n, d] is the embedding of the rows, `rows`
-        (`models.cache.Rows`) says where they stand; all of `prefix` (one lane's, for all) is
-        visible. `normalise` stands in for the norm of the ranges, in plaintext.
-    head(weights, rows, scale) -> logits [n, vocab], times `scale`.
+    attention(x, layer), mlp(x, layer)
+        -> what a block adds to the residual stream, [L n, d], of its normalised rows x [L n, d].
+    angles(config, rows)    -> what attention needs of positions that enter in every block.
     """
 
-    tag: str
     config: type[ModelConfig]
     parse: Callable[[Mapping[str, Any]], ModelConfig]
     describe: Callable[[Any], dict[str, Any]]
-    tensors: Callable[[Any], Iterator[Tensor]]
+    names: Mapping[str, tuple[str, ...]]
+    prefix: str
     init: Callable[[Any, Array], Params]
     fold: Callable[[Params, Any], Any]
-    bounds: Callable[[Any, Any], Bounds]
+    bounds: Callable[[Params, Any], Bounds]
     embeddings: Callable[[Any], tuple[Any, Any]]
     embed: Callable[..., Array]
-    forward: Callable[..., tuple[Array, Block, Array]]
-    head: Callable[..., Array]
-    prefix: str = ""
-    copies: Mapping[str, str] = field(default_factory=dict)
+    attention: Callable[[Array, Layer], Array]
+    mlp: Callable[[Array, Layer], Array]
+    angles: Callable[[Any, Rows], Any] = lambda config, rows: None
+    transposed: Collection[str] = ()
+
+    def forward(
+        self,
+        weights: Params,
+        config: Any,
+        x: Array,
+        rows: Rows,
+        cache: Block,
+        prefix: Block | None = None,
+        scale: float = 1.0,
+        normalise: Callable[..., tuple[Array, Array]] = rms_norm,
+    ) -> tuple[Array, Block, Array]:
+        """Normalised rows [L n, d], times the public `scale`, for `head`; the cache with keys and
+        values of the rows written; and a count (int32) of what left the range of a function on
+        shares (`protocols.functions.in_range`).
+
+        x [L n, d] is the embedding of the rows, which `rows` says the place of; all of `prefix`
+        (one lane's, for all) is visible. `normalise` stands in for the norm of the ranges, in
+        plaintext. A caller takes rows back by writing over them and not showing them.
+        """
+        outside = jnp.int32(0)
+        angles = self.angles(config, rows)
+
+        def norm(x: Array, gain: float = 1.0) -> Array:
+            nonlocal outside
+            normed, out = normalise(
+                x, epsilon=config.norm_epsilon, gain=gain,
+                low=config.norm_low, high=min(config.norm_high, norm_high(config.width)),
+            )  # fmt: skip
+            outside = outside + out
+            return normed
+
+        cached = zip(weights["blocks"], cache.keys, cache.values, strict=True)
+        layers = [
+            Layer(i, block, config, rows, angles, prefix, keys, values)
+            for i, (block, keys, values) in enumerate(cached)
+        ]
+        for layer in layers:
+            with jax.named_scope("attention"):
+                x = x + self.attention(norm(x), layer)
+                outside = outside + layer.outside
+            with jax.named_scope("mlp"):
+                x = x + self.mlp(norm(x), layer)
+        written = Block(tuple(a.keys for a in layers), tuple(a.values for a in layers))
+        return norm(x, scale), written, outside
+
+    def head(self, weights: Params, rows: Array, scale: float = 1.0) -> Array:
+        """Logits [n, vocab], times `scale`, of rows that `forward` gave with the same `scale`."""
+        with jax.named_scope("head"):
+            matrix = weights["head"]
+            product = dense(rows, matrix["weight"], label="head")
+            return product + matrix["bias"] * scale if "bias" in matrix else product
 
 
 def family_of(config: ModelConfig) -> Family:
@@ -187,14 +307,23 @@ def bounds_of(weights: Any, config: ModelConfig) -> Bounds:
     """
     if not all(np.all(np.isfinite(w)) for w in jax.tree.leaves(weights)):
         raise InputError("the model has NaN or infinite weights; save it again")
-    return with_slack(family_of(config).bounds(weights, config))
+    family, d = family_of(config), config.width
+    of_blocks = [family.bounds(block, config) for block in weights["blocks"]]
+    largest = Bounds(*(max(found) for found in zip(*of_blocks, strict=True)))
+    last = Linear.of(weights["head"])
+    whole = largest._replace(
+        linear=max(largest.linear, largest.added, last.largest_product(d)),
+        spread=2 * last.largest(d),
+        entry=max(float(np.max(np.abs(table))) for table in family.embeddings(weights)),
+    )
+    return Bounds(*(ranges.SLACK * bound for bound in whole))
 
 
 def check_ranges(weights: Any, config: ModelConfig) -> None:
     """InputError when activations of a model with these folded weights may leave the ranges of its
     configuration without being noticed.
     """
-    check_bounds(bounds_of(weights, config), config)
+    ranges.check_bounds(bounds_of(weights, config), config)
 
 
 def logits(params: Params, config: ModelConfig, tokens: Array) -> Array:

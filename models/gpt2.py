@@ -1,7 +1,7 @@
-"""GPT-2 in JAX: config, checkpoint, block, stack, head; bottom-up.
+"""GPT-2 in JAX: config, folded weights, a block, what bounds it, the checkpoint.
 
 Written for unbatched rows [n, ...] so that prefill, drafting, verification and training (through
-`jax.vmap`) run the same lines, on weights that were folded first (`fold`).
+`jax.vmap`) run the same lines. The forward through all blocks is that of `models.family`.
 
 Source: Radford et al. 2019; numerics follow the `transformers` implementation (tied head,
 tanh-approximated GELU).
@@ -10,7 +10,7 @@ tanh-approximated GELU).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,28 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.cache import Block, Rows, attend, join_heads, layer_blocks, split_heads
-from models.family import (
-    Family,
-    ModelConfig,
-    Params,
-    Tensor,
-    check_switches,
-    fraction,
-    positive_int,
-)
-from models.ranges import (
-    MORE_ROWS,
-    Bounds,
-    Linear,
-    largest,
-    largest_product,
-    largest_score,
-    linear,
-    longest,
-)
-from protocols.functions.layers import append_rows, dense, look_up
-from protocols.functions.nonlinear import activation_bits, check_norm, gelu, norm_high, rms_norm
+from models.cache import split_heads
+from models.family import Family, Layer, ModelConfig, Params, check_switches, fraction, positive_int
+from models.ranges import MORE_ROWS, Bounds, Linear, largest_score
+from protocols.functions.layers import look_up
+from protocols.functions.nonlinear import activation_bits, gelu
 from spu_llm.core.errors import InputError
 
 _GELU_ERROR = 0.002  # on shares
@@ -53,9 +36,11 @@ class GPT2Config(ModelConfig):
     """
 
     family: ClassVar[str] = "gpt2"
+    title: ClassVar[str] = "GPT-2"
     layers_name: ClassVar[str] = "n_layer"
     context_name: ClassVar[str] = "n_positions"
     width_names: ClassVar[tuple[str, ...]] = ("n_embd", "n_head")
+    epsilon_name: ClassVar[str] = "layer_norm_epsilon"
 
     n_positions: int
     n_embd: int
@@ -65,20 +50,8 @@ class GPT2Config(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = (self.vocab_size, self.n_positions, self.n_embd, self.n_layer, self.n_head)
-        # Far above every GPT-2, and small enough not to exhaust memory while tracing.
-        if not all(1 <= n <= 1_000_000 for n in sizes) or self.n_layer > 1000:
-            raise ValueError("a GPT-2's sizes must be positive and reasonable")
         if self.n_embd % self.n_head:
             raise ValueError("n_embd must be a multiple of n_head")
-        if not 0 < self.layer_norm_epsilon < 1:
-            raise ValueError("layer_norm_epsilon must be between 0 and 1")
-        check_norm(self.n_embd, self.norm_epsilon, self.norm_low, self.norm_high)
-
-    @property
-    def norm_epsilon(self) -> float:
-        """What is added to mean squares of the scaled residual stream."""
-        return self.layer_norm_epsilon * 4.0**-self.stream_shift
 
     @property
     def kv_heads(self) -> int:
@@ -158,36 +131,6 @@ def fold(params: Params, config: GPT2Config) -> Params:
     }
 
 
-def _linear(x: Array, params: Params, label: str) -> Array:
-    """x @ weight + bias; `label` names the matrix."""
-    return dense(x, params["weight"], label=label) + params["bias"]
-
-
-def attention(
-    x: Array, layer: int, weights: Params, config: GPT2Config, prefix: Block | None,
-    keys: Array, values: Array, rows: Rows,
-) -> tuple[Array, Array, Array, Array]:  # fmt: skip
-    """Attention output [L n, d] of the normalised rows `x` [L n, d], one layer's cache with their
-    keys and values ([L head, position, head_dim] each), and what left a range (int32).
-    """
-    lanes = rows.visible.shape[0]
-    query, key, value = (
-        split_heads(part, lanes, config.n_head)
-        for part in jnp.split(_linear(x, weights["qkv"], f"h.{layer}.qkv"), 3, axis=-1)
-    )
-    keys, values = append_rows(keys, key, rows.at), append_rows(values, value, rows.at)
-    blocks = layer_blocks(prefix, layer, keys, values, rows.visible)
-    out, outside = attend(query, blocks, config.largest_score)
-    return _linear(join_heads(out, lanes), weights["out"], f"h.{layer}.out"), keys, values, outside
-
-
-def mlp(x: Array, layer: int, weights: Params, config: GPT2Config) -> Array:
-    """Feed-forward layer of the normalised rows `x` [n, d]."""
-    bits = activation_bits(config.largest_activation)
-    h = gelu(_linear(x, weights["fc"], f"h.{layer}.fc"), bits=bits)
-    return _linear(h, weights["proj"], f"h.{layer}.proj")
-
-
 def embed(
     weights: Params, config: GPT2Config, tokens: Array, positions: Array, *, hidden: bool = False
 ) -> Array:
@@ -201,98 +144,49 @@ def embed(
     return look_up(jnp.concatenate([tokens, one_hot], axis=-1), table, label="wte, wpe")
 
 
-def forward(
-    weights: Params,
-    config: GPT2Config,
-    x: Array,
-    rows: Rows,
-    cache: Block,
-    prefix: Block | None = None,
-    scale: float = 1.0,
-    normalise: Callable[..., tuple[Array, Array]] = rms_norm,
-) -> tuple[Array, Block, Array]:
-    """See `Family`. A caller takes rows back by writing over them and not showing them."""
-    keys, values = list(cache.keys), list(cache.values)
-    outside = jnp.int32(0)
-
-    def norm(x: Array, gain: float = 1.0) -> Array:
-        nonlocal outside
-        normed, out = normalise(
-            x, epsilon=config.norm_epsilon, gain=gain,
-            low=config.norm_low, high=min(config.norm_high, norm_high(config.n_embd)),
-        )  # fmt: skip
-        outside = outside + out
-        return normed
-
-    for i, block in enumerate(weights["blocks"]):
-        with jax.named_scope("attention"):
-            out, keys[i], values[i], left = attention(
-                norm(x), i, block, config, prefix, keys[i], values[i], rows
-            )
-            x, outside = x + out, outside + left
-        with jax.named_scope("mlp"):
-            x = x + mlp(norm(x), i, block, config)
-    return norm(x, scale), Block(tuple(keys), tuple(values)), outside
+def _embeddings(weights: Params) -> tuple[Any, Any]:
+    return weights["wte"], weights["wpe"]
 
 
-def head(weights: Params, rows: Array, scale: float = 1.0) -> Array:
-    """Logits [n, vocab], times `scale`, of the rows that `forward` gave with it."""
-    with jax.named_scope("head"):
-        weight, bias = weights["head"]["weight"], weights["head"]["bias"]
-        return dense(rows, weight, label="head") + bias * scale
+def attention(x: Array, layer: Layer) -> Array:
+    """See `Family`."""
+    query, key, value = (
+        split_heads(part, layer.lanes, layer.config.n_head)
+        for part in jnp.split(layer.linear("qkv", x), 3, axis=-1)
+    )
+    layer.write(key, value)
+    return layer.linear("out", layer.attend(query))
+
+
+def mlp(x: Array, layer: Layer) -> Array:
+    """See `Family`."""
+    bits = activation_bits(layer.config.largest_activation)
+    return layer.linear("proj", gelu(layer.linear("fc", x), bits=bits))
 
 
 # ---- what weights bound
 
 
-def bounds(weights: Params, config: GPT2Config) -> Bounds:
-    """For every input whatever."""
-    d, m = config.n_embd, config.n_head
-    blocks = [{name: linear(layer) for name, layer in b.items()} for b in weights["blocks"]]
-    last = linear(weights["head"])
+def bounds(block: Params, config: GPT2Config) -> Bounds:
+    """See `Family`."""
+    d, heads = config.n_embd, config.n_head
+    qkv, out, fc, proj = (Linear.of(block[name]) for name in ("qkv", "out", "fc", "proj"))
+    query, key, value = qkv.columns(3)
+    by_head = zip(query.columns(heads), key.columns(heads), strict=True)
+    reach = value.largest(d)
+    # Of a head: a mean of its values.
+    attended = math.hypot(*(v.longest(d) for v in value.columns(heads)))
     # |gelu(x)| <= |x|
-    inner = [longest(b["fc"], d) + _GELU_ERROR * math.sqrt(4 * d) for b in blocks]
-    values = [largest(b["qkv"], d) for b in blocks]
-    squares: dict[str, list[float]] = {  # of the length of a row that goes in, by layer
-        "qkv": [d] * len(blocks),
-        "out": [d * v**2 for v in values],
-        "fc": [d] * len(blocks),
-        "proj": [h**2 for h in inner],
-    }
-    products = [
-        largest_product(b[name], square)
-        for name, by_layer in squares.items()
-        for b, square in zip(blocks, by_layer, strict=True)
-    ]
-    scores = [
-        largest_score(query, key, d)
-        for b in blocks
-        for query, key, _ in zip(*(_heads(part, m) for part in _thirds(b["qkv"])), strict=True)
-    ]
+    inner = fc.longest(d) + _GELU_ERROR * math.sqrt(4 * d)
     return Bounds(
-        activation=max(largest(b["fc"], d) for b in blocks),
-        score=max(scores),
-        spread=2 * largest(last, d),
-        linear=max(*products, largest_product(last, d)),
-        entry=float(max(np.max(np.abs(weights[name])) for name in ("wte", "wpe"))),
+        activation=fc.largest(d),
+        score=max(largest_score(q, k, d) for q, k in by_head),
+        linear=max(qkv.largest_product(d), fc.largest_product(d)),
+        added=max(out.largest_product(attended**2), proj.largest_product(inner**2)),
         # Weights of attention are up to one each until they are normalised.
-        product=max(values) * (config.n_positions + MORE_ROWS),
-        value=max(values),
+        product=reach * (config.n_positions + MORE_ROWS),
+        value=reach,
     )
-
-
-def _thirds(qkv: Linear) -> list[Linear]:
-    """Queries, keys and values apart."""
-    return list(zip(*(np.split(part, 3, axis=-1) for part in qkv), strict=True))
-
-
-def _heads(layer: Linear, count: int) -> list[Linear]:
-    """Heads apart."""
-    return list(zip(*(np.split(part, count, axis=-1) for part in layer), strict=True))
-
-
-def _embeddings(weights: Params) -> tuple[Any, Any]:
-    return weights["wte"], weights["wpe"]
 
 
 # ---- the checkpoint
@@ -307,23 +201,23 @@ FIXED_SWITCHES: Mapping[str, Any] = {
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
 
 # Hugging Face parameter name -> path in `Params`; {} stands for the layer number.
-HF_NAMES: Mapping[str, tuple[str, ...]] = {
-    "wte.weight": ("wte",),
-    "wpe.weight": ("wpe",),
-    "h.{}.ln_1.weight": ("blocks", "{}", "ln_1", "gain"),
-    "h.{}.ln_1.bias": ("blocks", "{}", "ln_1", "bias"),
-    "h.{}.attn.c_attn.weight": ("blocks", "{}", "qkv", "weight"),
-    "h.{}.attn.c_attn.bias": ("blocks", "{}", "qkv", "bias"),
-    "h.{}.attn.c_proj.weight": ("blocks", "{}", "out", "weight"),
-    "h.{}.attn.c_proj.bias": ("blocks", "{}", "out", "bias"),
-    "h.{}.ln_2.weight": ("blocks", "{}", "ln_2", "gain"),
-    "h.{}.ln_2.bias": ("blocks", "{}", "ln_2", "bias"),
-    "h.{}.mlp.c_fc.weight": ("blocks", "{}", "fc", "weight"),
-    "h.{}.mlp.c_fc.bias": ("blocks", "{}", "fc", "bias"),
-    "h.{}.mlp.c_proj.weight": ("blocks", "{}", "proj", "weight"),
-    "h.{}.mlp.c_proj.bias": ("blocks", "{}", "proj", "bias"),
-    "ln_f.weight": ("ln_f", "gain"),
-    "ln_f.bias": ("ln_f", "bias"),
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "transformer.wte.weight": ("wte",),
+    "transformer.wpe.weight": ("wpe",),
+    "transformer.h.{}.ln_1.weight": ("blocks", "{}", "ln_1", "gain"),
+    "transformer.h.{}.ln_1.bias": ("blocks", "{}", "ln_1", "bias"),
+    "transformer.h.{}.attn.c_attn.weight": ("blocks", "{}", "qkv", "weight"),
+    "transformer.h.{}.attn.c_attn.bias": ("blocks", "{}", "qkv", "bias"),
+    "transformer.h.{}.attn.c_proj.weight": ("blocks", "{}", "out", "weight"),
+    "transformer.h.{}.attn.c_proj.bias": ("blocks", "{}", "out", "bias"),
+    "transformer.h.{}.ln_2.weight": ("blocks", "{}", "ln_2", "gain"),
+    "transformer.h.{}.ln_2.bias": ("blocks", "{}", "ln_2", "bias"),
+    "transformer.h.{}.mlp.c_fc.weight": ("blocks", "{}", "fc", "weight"),
+    "transformer.h.{}.mlp.c_fc.bias": ("blocks", "{}", "fc", "bias"),
+    "transformer.h.{}.mlp.c_proj.weight": ("blocks", "{}", "proj", "weight"),
+    "transformer.h.{}.mlp.c_proj.bias": ("blocks", "{}", "proj", "bias"),
+    "transformer.ln_f.weight": ("ln_f", "gain"),
+    "transformer.ln_f.bias": ("ln_f", "bias"),
 }
 
 
@@ -333,10 +227,7 @@ def parse(raw: Mapping[str, Any]) -> GPT2Config:
     if activation not in ACTIVATIONS:
         raise InputError(f"has activation_function {activation!r}; only gelu_new is supported")
     check_switches(raw, FIXED_SWITCHES)
-    sizes = {
-        name: positive_int(raw, name)
-        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
-    }
+    sizes = {name: positive_int(raw, name) for name in GPT2Config.size_names()}
     if sizes["n_embd"] % sizes["n_head"]:
         raise InputError(
             f"has n_embd {sizes['n_embd']} not divisible by n_head {sizes['n_head']}; copy it again"
@@ -353,15 +244,10 @@ def describe(config: GPT2Config) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "vocab_size": config.vocab_size,
-        "n_positions": config.n_positions,
+        **config.shape(),
         "n_ctx": config.n_positions,
-        "n_embd": config.n_embd,
-        "n_layer": config.n_layer,
-        "n_head": config.n_head,
         "n_inner": None,
         "activation_function": "gelu_new",
-        "layer_norm_epsilon": config.layer_norm_epsilon,
         "initializer_range": 0.02,
         "resid_pdrop": 0.0,
         "embd_pdrop": 0.0,
@@ -376,34 +262,17 @@ def describe(config: GPT2Config) -> dict[str, Any]:
     }
 
 
-def tensors(config: GPT2Config) -> Iterator[Tensor]:
-    """Every parameter of the model."""
-    d = config.n_embd
-    outside = {"wte": (config.vocab_size, d), "wpe": (config.n_positions, d)}
-    linears = {"qkv": (d, 3 * d), "out": (d, d), "fc": (d, 4 * d), "proj": (4 * d, d)}
-    for name, path in HF_NAMES.items():
-        for layer in range(config.n_layer) if "{}" in name else (0,):
-            of = path[0] if len(path) == 1 else path[-2]
-            shape = outside.get(of, linears.get(of, (d,)))  # of a norm: (d,)
-            if path[-1] == "bias":
-                shape = shape[-1:]
-            of_layer = tuple(part.format(layer) for part in path)
-            yield Tensor(name.format(layer), of_layer, shape)
-
-
 FAMILY = Family(
-    tag="gpt2",
     config=GPT2Config,
     parse=parse,
     describe=describe,
-    tensors=tensors,
+    names=NAMES,
+    prefix="transformer.",
     init=init_params,
     fold=fold,
     bounds=bounds,
     embeddings=_embeddings,
     embed=embed,
-    forward=forward,
-    head=head,
-    prefix="transformer.",
-    copies={"lm_head.weight": "wte.weight"},
+    attention=attention,
+    mlp=mlp,
 )

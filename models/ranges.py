@@ -12,7 +12,7 @@ that they say little of the weights.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ LARGEST_PRODUCT = 2.0**24  # of words that have 36 fraction bits before a trunca
 LARGEST_LINEAR = 2.0 ** (25 - LIFT)  # of a layer's, which has LIFT more
 LARGEST_ENTRY = 2.0 ** (25 - LOOK_UP_LIFT)  # of a table
 LARGEST_VALUE = 2.0**17  # of attention: its rows have 44 fraction bits before they are normalised
-_SLACK = 1.01  # functions on shares are approximate: norms are off by 0.001,
+SLACK = 1.01  # functions on shares are approximate: norms are off by 0.001,
 _ROUNDING = 2.0**-18  # and words by a unit
 _OCTAVES = 26  # that one table of a norm holds
 MORE_ROWS = 256  # of a cache, beyond the model's context: rejected drafts
@@ -70,25 +70,21 @@ NAMES = tuple(f.name for f in fields(Ranges))
 # ---- what weights bound
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """The largest that activations of folded weights can be, in any layer; `linear`: any result of
-    a matrix; `entry`: of an embedding; `product`: sums of attention over a whole cache, and other
-    products of activations; `value`: of the cache's values.
+class Bounds(NamedTuple):
+    """The largest that activations of folded weights can be. In blocks: `activation`, `score`;
+    `linear`: any result of a matrix; `added`: those that are added to the residual stream;
+    `product`: sums of attention over a whole cache, and other products of activations; `value`: of
+    the cache's values. Outside: `spread` of logits; `entry`: of an embedding.
     """
 
     activation: float
     score: float
-    spread: float
     linear: float
-    entry: float
+    added: float
     product: float
     value: float
-
-
-def with_slack(bounds: Bounds) -> Bounds:
-    """What activations on shares can be, which are approximate."""
-    return Bounds(**{name: float(_SLACK * value) for name, value in asdict(bounds).items()})
+    spread: float = 0.0
+    entry: float = 0.0
 
 
 def check_bounds(found: Bounds, config: Ranges) -> None:
@@ -125,33 +121,42 @@ def check_bounds(found: Bounds, config: Ranges) -> None:
             )
 
 
-Linear = tuple[np.ndarray, np.ndarray]  # weight [k, m] and bias [m], float64
+class Linear(NamedTuple):
+    """A layer x @ weight + bias of folded weights, float64; `square` is |x|^2."""
 
+    weight: np.ndarray  # [k, m]
+    bias: np.ndarray  # [m]
 
-def linear(params: Any) -> Linear:
-    """A layer's matrix and bias."""
-    weight = np.asarray(params["weight"], np.float64)
-    bias = np.asarray(params["bias"], np.float64) if "bias" in params else np.zeros(weight.shape[1])
-    return weight, bias
+    @staticmethod
+    def of(params: Any) -> Linear:
+        weight = np.asarray(params["weight"], np.float64)
+        bias = params["bias"] if "bias" in params else np.zeros(weight.shape[1])
+        return Linear(weight, np.asarray(bias, np.float64))
 
+    def columns(self, parts: int | list[int]) -> list[Linear]:
+        """Columns apart, as `np.split` does."""
+        both = (np.split(part, parts, axis=-1) for part in self)
+        return [Linear(*part) for part in zip(*both, strict=True)]
 
-def largest_product(layer: Linear, square: float) -> float:
-    """Of any entry of x @ weight, for |x|^2 = square."""
-    return float(np.sqrt(square) * np.max(np.linalg.norm(layer[0], axis=0)))
+    def largest_product(self, square: float) -> float:
+        """Of any entry of x @ weight."""
+        return float(np.sqrt(square) * np.max(np.linalg.norm(self.weight, axis=0)))
 
+    def largest_entries(self, square: float) -> np.ndarray:
+        """Of each entry [m] of x @ weight + bias."""
+        lengths = np.linalg.norm(self.weight, axis=0)
+        return np.asarray(np.sqrt(square) * lengths + np.abs(self.bias))
 
-def largest(layer: Linear, square: float) -> float:
-    """Of any entry of x @ weight + bias, for |x|^2 = square."""
-    columns = np.linalg.norm(layer[0], axis=0)
-    return float(np.max(np.sqrt(square) * columns + np.abs(layer[1])))
+    def largest(self, square: float) -> float:
+        """Of any entry."""
+        return float(np.max(self.largest_entries(square)))
 
-
-def longest(layer: Linear, square: float) -> float:
-    """Of any row x @ weight + bias, for |x|^2 = square."""
-    weight, bias = layer
-    squares = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
-    spectral = np.sqrt(np.linalg.eigvalsh(squares)[-1])
-    return float(np.sqrt(square) * spectral + np.linalg.norm(bias))
+    def longest(self, square: float) -> float:
+        """Of any row."""
+        w = self.weight
+        squares = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
+        spectral = np.sqrt(np.linalg.eigvalsh(squares)[-1])
+        return float(np.sqrt(square) * spectral + np.linalg.norm(self.bias))
 
 
 def largest_score(query: Linear, key: Linear, square: float) -> float:
@@ -171,8 +176,8 @@ def largest_score(query: Linear, key: Linear, square: float) -> float:
 
 def largest_turned_score(query: Linear, key: Linear, square: float) -> float:
     """Of q R k^T for any rotation R, else as in `largest_score`: positions turn both."""
-    inputs, d = query[0].shape
-    of_query, of_key = longest(query, square), longest(key, square)
+    inputs, d = query.weight.shape
+    of_query, of_key = query.longest(square), key.longest(square)
     # As there, and a unit for each that is turned.
     rounded = (inputs + 4) * _ROUNDING * np.sqrt(d) * (of_query + of_key)
     return float(of_query * of_key + rounded)

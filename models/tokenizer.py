@@ -1,4 +1,8 @@
-"""The byte-level BPE tokenizer of a model directory, and decoding of a stream of tokens.
+"""The tokenizer of a model directory, and decoding of a stream of tokens.
+
+Two kinds of BPE: GPT-2's, whose tokens are bytes, and SentencePiece's, as LLaMA has it: a token is
+text with a mark for a space, or one byte of a character that no token has. A stream goes on where a
+prompt ends, so the space before its first word stays, which the library strips from a text.
 
 Uses the `tokenizers` library directly: importing `transformers` would add seconds to every start.
 """
@@ -6,18 +10,23 @@ Uses the `tokenizers` library directly: importing `transformers` would add secon
 from __future__ import annotations
 
 import codecs
+import functools
 import hashlib
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from models.hf import CONFIG_FILE, read_json
 from spu_llm.core.errors import InputError
 
 TOKENIZER_FILE = "tokenizer.json"
+GENERATION_FILE = "generation_config.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"
 
 
@@ -25,11 +34,11 @@ END_OF_TEXT = "<|endoftext|>"
 class Tokenizer:
     """Text to token ids and back.
 
-    `digest` is the SHA-256 (hex) of the content of `tokenizer.json`, whatever its formatting: two
-    parties with the same digest give every token the same number.
+    `eos_ids` end a text. `digest` is the SHA-256 (hex) of the content of `tokenizer.json`, whatever
+    its formatting: two parties with the same digest give every token the same number.
     """
 
-    eos_id: int
+    eos_ids: frozenset[int]
     vocab_size: int
     digest: str
     _bpe: tokenizers.Tokenizer
@@ -39,33 +48,36 @@ class Tokenizer:
     def load(directory: Path) -> Tokenizer:
         """The tokenizer in `directory/tokenizer.json`; InputError if it cannot be used."""
         path = Path(directory) / TOKENIZER_FILE
-        text = _read(path)
-        content = _checked(path, text)
+        content = read_json(path, f"put the model's {TOKENIZER_FILE} into this directory")
+        decoders = _decoders(path, content)
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         try:
-            bpe = tokenizers.Tokenizer.from_str(text)
+            bpe = tokenizers.Tokenizer.from_str(canonical)
         except Exception as error:  # the library raises plain Exception
             reason = " ".join(str(error).split())
             raise InputError(f"{path} is not a valid tokenizer ({reason}); copy it again") from None
-        eos_id = bpe.token_to_id(END_OF_TEXT)
-        if eos_id is None:
-            raise InputError(f"{path} has no token {END_OF_TEXT}; use a GPT-2 tokenizer")
+        bytes_of: Callable[[str], bytes] = _byte_level
+        if decoders != {"ByteLevel"}:
+            bytes_of = functools.partial(_sentencepiece, bpe, decoders)
         special = {t["id"] for t in content.get("added_tokens", []) if t.get("special")}
         # Numbers may have gaps, so their count is not the size.
         tokens = {number: token for token, number in bpe.get_vocab().items()}
         size = max(tokens) + 1
         return Tokenizer(
-            eos_id=eos_id,
+            eos_ids=_eos_ids(path, bpe),
             vocab_size=size,
-            digest=_digest(content),
+            digest=hashlib.sha256(canonical.encode()).hexdigest(),
             _bpe=bpe,
             _bytes=tuple(
-                b"" if i in special else _token_bytes(tokens.get(i, "")) for i in range(size)
+                b"" if i in special else bytes_of(tokens.get(i, "")) for i in range(size)
             ),
         )
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, without an end-of-text token around it."""
-        return list(self._bpe.encode(text, add_special_tokens=False).ids)
+        """Token ids of `text`, with what the tokenizer puts before any text (LLaMA's first token,
+        nothing of GPT-2's).
+        """
+        return list(self._bpe.encode(text).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`; special tokens vanish, bytes that are no UTF-8 become U+FFFD."""
@@ -95,32 +107,24 @@ class StreamDecoder:
         return self._utf8.decode(b"", final=True)
 
 
-def _read(path: Path) -> str:
-    if not path.parent.is_dir():
-        raise InputError(f"{path.parent} is not a directory; give the path of a model directory")
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(
-            f"{path} is missing; put the model's {TOKENIZER_FILE} into this directory"
-        ) from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text; copy it again") from None
-
-
-def _checked(path: Path, text: str) -> dict[str, Any]:
-    """The JSON object in `text`, if it describes a byte-level BPE."""
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON ({error}); copy it again") from None
+def _decoders(path: Path, content: Any) -> set[str]:
+    """The types of a tokenizer's decoders; InputError if it is of neither kind."""
     parts = content if isinstance(content, dict) else {}
-    kinds = [_type(parts.get("model")), _type(parts.get("decoder"))]
-    if kinds != ["BPE", "ByteLevel"]:
-        raise InputError(f"{path} is not a byte-level BPE tokenizer; use that of a GPT-2 model")
-    return parts
+    decoder = parts.get("decoder")
+    found = {_type(decoder)}
+    if found == {"Sequence"} and isinstance(decoder.get("decoders"), list):
+        found = set(map(_type, decoder["decoders"]))
+    known = found == {"ByteLevel"} or (found & _SPACES and found <= _SENTENCEPIECE)
+    if _type(parts.get("model")) != "BPE" or not known:
+        raise InputError(
+            f"{path} is not a byte-level BPE tokenizer, nor one of SentencePiece's; use that of a "
+            "GPT-2 or LLaMA model"
+        )
+    return found
+
+
+_SPACES = {"Metaspace", "Replace"}  # decoders that turn marks into spaces
+_SENTENCEPIECE = {*_SPACES, "ByteFallback", "Fuse", "Strip"}
 
 
 def _type(part: Any) -> str:
@@ -130,9 +134,36 @@ def _type(part: Any) -> str:
     return str(part.get("type", "BPE" if "merges" in part else ""))
 
 
-def _digest(content: dict[str, Any]) -> str:
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+def _eos_ids(path: Path, bpe: tokenizers.Tokenizer) -> frozenset[int]:
+    """What ends a text, as `transformers` finds it in the files beside `path`: the first
+    `eos_token_id`, a number or several, in generation_config.json or else config.json; or else the
+    `eos_token` in tokenizer_config.json. Without any of these, GPT-2's.
+    """
+    for name in (GENERATION_FILE, CONFIG_FILE):
+        stated = _stated(path.with_name(name), "eos_token_id")
+        if stated is not None:
+            ids = stated if isinstance(stated, list) else [stated]
+            if not ids or not all(type(i) is int and i >= 0 for i in ids):
+                raise InputError(
+                    f"{path.with_name(name)} has eos_token_id {json.dumps(stated)}; it must be the "
+                    "number of a token, or a list of such"
+                )
+            return frozenset(ids)
+    token = _stated(path.with_name(TOKENIZER_CONFIG_FILE), "eos_token") or END_OF_TEXT
+    text = token.get("content") if isinstance(token, dict) else token
+    number = bpe.token_to_id(text) if isinstance(text, str) else None
+    if number is None:
+        raise InputError(
+            f"{path} has no token {text} for the end of a text; give its number as eos_token_id in "
+            f"{CONFIG_FILE}"
+        )
+    return frozenset([number])
+
+
+def _stated(path: Path, name: str) -> Any:
+    """A field of a file that may not be there."""
+    content = read_json(path, "") if path.exists() else None
+    return content.get(name) if isinstance(content, dict) else None
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -148,9 +179,18 @@ def _byte_of_character() -> dict[str, int]:
 _BYTE_OF_CHARACTER = _byte_of_character()
 
 
-def _token_bytes(token: str) -> bytes:
-    """The bytes of a vocabulary entry; an added token that is not byte-level is plain text."""
+def _byte_level(token: str) -> bytes:
+    """The bytes of a token of GPT-2's kind; an added one that is not byte-level is plain text."""
     try:
         return bytes(_BYTE_OF_CHARACTER[c] for c in token)
     except KeyError:
         return token.encode()
+
+
+def _sentencepiece(bpe: tokenizers.Tokenizer, decoders: set[str], token: str) -> bytes:
+    """The bytes of a token of SentencePiece's kind, in a text that another token began."""
+    byte = re.fullmatch("<0x([0-9A-F]{2})>", token) if "ByteFallback" in decoders else None
+    if byte:
+        return bytes.fromhex(byte[1])
+    first = "a"
+    return str(bpe.decoder.decode([first, token])).removeprefix(first).encode()

@@ -1,6 +1,6 @@
 """Which kind of layer the steps of a secure program belong to, by the name scopes they carry.
 
-Scopes are those of the model (`jax.named_scope` in `models/gpt2.py` and
+Scopes are those of the model (`jax.named_scope` in `models/family.py` and
 `spu_llm/systems/decoding/secure_model.py`) and the names of approximations (`spu_llm.core.approx`),
 which their equations get on shares:
 

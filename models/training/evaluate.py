@@ -209,7 +209,7 @@ def complete(
         verifier.length += len(fresh)
         p = Sampling(temperature).distribution(row)
         token = draw(p, float(rng.random()))
-        if token == tokenizer.eos_id:
+        if token in tokenizer.eos_ids:
             break
         written.append(token)
         fresh = [token]

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from protocols.arithmetic.cached import times_columns, times_rows
+from protocols.arithmetic.narrow import FRAC_BITS
 from protocols.arithmetic.product import matmul, multiply, scale_rows
 from protocols.functions.maximum import maximum
 from protocols.functions.nonlinear import (
@@ -37,9 +38,6 @@ from protocols.functions.nonlinear import (
     score_bits,
     softmax_weights,
 )
-from spu_llm.core.settings import SpuConfig
-
-_SCALE_BITS = SpuConfig().frac_bits
 
 
 class OwnedBlock(NamedTuple):
@@ -108,7 +106,7 @@ def with_own_maxima(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tupl
     return out.reshape(query.shape), outside
 
 
-def partial(query: Any, block: OwnedBlock, bits: int, *, cache: bool = False) -> SharedPartial:
+def partial(query: Any, block: OwnedBlock, bits: int, *, cache: bool) -> SharedPartial:
     """One block's part of the attention of shared queries [head, n, d]. `cache`: whether its rows
     are those of a cache that grows.
     """
@@ -136,7 +134,7 @@ def merge(partials: Sequence[SharedPartial], bits: int, positions: int) -> tuple
     masses = jnp.stack([p.mass for p in partials], axis=-1)
     inverse, outside = reciprocal_of_sums(jnp.sum(multiply(scales, masses), axis=-1), positions)
     # 4.
-    factors = scale_rows(scales, inverse, shift=_SCALE_BITS)
+    factors = scale_rows(scales, inverse, shift=FRAC_BITS)
     parts = [
         scale_rows(p.numerator, factors[:, i], shift=RECIPROCAL_BITS)
         for i, p in enumerate(partials)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,22 +86,30 @@ def test_every_token_is_shown_at_once(tokenizer: Tokenizer) -> None:
 def test_end_of_text_is_not_part_of_it(tokenizer: Tokenizer) -> None:
     client = Client(tokenizer)
     client.type(b"ab")
-    client.step(tokenizer.eos_id)
+    client.step(*tokenizer.eos_ids)
     assert client.side.finish_reason == "eos"
     assert (client.side.text, client.side.tokens) == ("ab", client.tokens(b"ab"))
 
 
 def test_end_of_text_first(tokenizer: Tokenizer) -> None:
     client = Client(tokenizer)
-    client.step(tokenizer.eos_id)
+    client.step(*tokenizer.eos_ids)
     assert (client.side.text, client.side.tokens, client.shown) == ("", [], [])
     assert client.side.finish_reason == "eos"
+
+
+def test_any_of_several_tokens_ends_a_text(tokenizer: Tokenizer) -> None:
+    (z,) = Client(tokenizer).tokens(b"z")
+    client = Client(replace(tokenizer, eos_ids=tokenizer.eos_ids | {z}))
+    client.type(b"a")
+    client.step(z)
+    assert (client.side.text, client.side.finish_reason) == ("a", "eos")
 
 
 def test_drafts_after_the_end_of_text_are_dropped(tokenizer: Tokenizer) -> None:
     client = Client(tokenizer)
     a, b, c = client.tokens(b"abc")
-    assert client.step(a, tokenizer.eos_id, b, c) == 3  # what the provider hears
+    assert client.step(a, *tokenizer.eos_ids, b, c) == 3  # what the provider hears
     assert client.side.text == "a" and client.shown == ["a"]
 
 
@@ -134,7 +143,7 @@ def test_what_only_looked_like_a_stop_string_is_shown_in_the_end(tokenizer: Toke
     client.type(b"x")
     assert "".join(client.shown) == "ababx"
     client.type(b"aba")
-    client.step(tokenizer.eos_id)
+    client.step(*tokenizer.eos_ids)
     assert "".join(client.shown) == client.side.text == "ababxaba"
 
 
@@ -160,7 +169,7 @@ def test_an_unfinished_character_at_the_end_is_marked(tokenizer: Tokenizer) -> N
     client = Client(tokenizer)
     client.type(b"a\xe2\x82")
     assert client.shown == ["a"]
-    client.step(tokenizer.eos_id)
+    client.step(*tokenizer.eos_ids)
     assert client.side.text == "a\ufffd" == "".join(client.shown)
 
 

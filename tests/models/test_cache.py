@@ -11,19 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import Array
 
-from models.cache import (
-    HIDDEN,
-    SCORE_FLOOR,
-    Block,
-    LayerBlock,
-    Partial,
-    attend,
-    merge,
-    partials_with_common_shift,
-    rows_after,
-)
+from models.cache import HIDDEN, Block, attend, rows_after
 from models.family import logits
-from models.gpt2 import FAMILY, GPT2Config, fold, head, init_params
+from models.gpt2 import FAMILY, GPT2Config, fold, init_params
+from protocols.functions.aggregation import OwnedBlock
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
@@ -72,7 +63,7 @@ def forward(
     """Logits of the positions with embedding `x`, and the shared block with them."""
     at = rows_after(length, x.shape[0], shared.positions)
     rows, shared, _ = FAMILY.forward(WEIGHTS, CONFIG, x, at, shared, prefix)
-    return head(WEIGHTS, rows), shared
+    return FAMILY.head(WEIGHTS, rows), shared
 
 
 def run_steps(cuts: list[int], prefix: int, shared: Block) -> np.ndarray:
@@ -158,11 +149,11 @@ def whole_attention(
 
 def cut_blocks(
     keys: np.ndarray, values: np.ndarray, visible: np.ndarray, cuts: set[int]
-) -> list[LayerBlock]:
+) -> list[OwnedBlock]:
     """Key positions cut into consecutive blocks."""
     ends = sorted({0, *cuts, KEYS})
     return [
-        LayerBlock(jnp.asarray(keys[:, a:b]), jnp.asarray(values[:, a:b]), jnp.asarray(v))
+        OwnedBlock(jnp.asarray(keys[:, a:b]), jnp.asarray(values[:, a:b]), jnp.asarray(v))
         for a, b in zip(ends, ends[1:], strict=False)
         for v in [np.broadcast_to(visible[:, a:b], (HEADS, QUERIES, b - a))]
     ]
@@ -170,52 +161,20 @@ def cut_blocks(
 
 @EXAMPLES
 @given(st.integers(0, 5), st.sets(st.integers(1, KEYS - 1), max_size=3))
-def test_blocks_with_a_common_shift_equal_whole_attention(seed: int, cuts: set[int]) -> None:
+def test_blocks_together_equal_whole_attention(seed: int, cuts: set[int]) -> None:
     query, keys, values, visible = random_attention(seed)
     found, _ = attend(jnp.asarray(query), cut_blocks(keys, values, visible, cuts), 511.0)
     wanted = whole_attention(query, keys, values, visible)
     np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
 
 
-@EXAMPLES
-@given(st.integers(0, 5), st.sets(st.integers(1, KEYS - 1), min_size=1, max_size=3))
-def test_partials_with_shifts_of_their_own_merge_to_whole_attention(
-    seed: int, cuts: set[int]
-) -> None:
-    """Blocks computed apart, each with its own largest score; some may see nothing at all."""
-    query, keys, values, visible = random_attention(seed)
-    partials = [
-        partials_with_common_shift(jnp.asarray(query), [block])[0]
-        for block in cut_blocks(keys, values, visible, cuts)
-    ]
-    wanted = whole_attention(query, keys, values, visible)
-    np.testing.assert_allclose(merge(partials), wanted, atol=TOLERANCE)
-
-
-def test_lse_and_A_are_the_pair_of_the_theorem() -> None:  # noqa: N802
-    query, keys, values, visible = random_attention(0)
-    blocks = cut_blocks(keys, values, visible, set())
-    (partial,) = partials_with_common_shift(jnp.asarray(query), blocks)
-    scores = np.einsum("hnd,htd->hnt", query, keys)
-    exponentials = np.where(visible[None], np.exp(scores), 0.0)
-    np.testing.assert_allclose(
-        partial.lse[..., 0], np.log(exponentials.sum(axis=-1)), atol=TOLERANCE
-    )
-    np.testing.assert_allclose(
-        partial.A, whole_attention(query, keys, values, visible), atol=TOLERANCE
-    )
-
-
 def test_a_block_without_visible_positions_adds_nothing() -> None:
     query, keys, values, visible = random_attention(1)
     blocks = cut_blocks(keys, values, visible, set())
-    (seen,) = partials_with_common_shift(jnp.asarray(query), blocks)
-    unseen = Partial(
-        jnp.full_like(seen.shift, SCORE_FLOOR),
-        jnp.zeros_like(seen.mass),
-        jnp.zeros_like(seen.numerator),
-    )
-    np.testing.assert_allclose(merge([unseen, seen]), merge([seen]), atol=1e-6)
+    unseen = blocks[0]._replace(visible=jnp.zeros_like(blocks[0].visible))
+    found, _ = attend(jnp.asarray(query), [unseen, *blocks], 511.0)
+    wanted, _ = attend(jnp.asarray(query), blocks, 511.0)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
 def test_rows_that_the_client_hides_have_no_influence(simulation: Simulation) -> None:
@@ -229,7 +188,7 @@ def test_rows_that_the_client_hides_have_no_influence(simulation: Simulation) ->
     visible = np.arange(hidden + seen) >= hidden
     function = SecureFunction(
         lambda q, k, v, m: reveal(
-            attend(q, [LayerBlock(k, v, jnp.where(m, 0.0, HIDDEN)[None, None])], 511.0)[0],
+            attend(q, [OwnedBlock(k, v, jnp.where(m, 0.0, HIDDEN)[None, None])], 511.0)[0],
             to=Owner.CLIENT, label="test",
         ),
         (Owner.CLIENT, Owner.PROVIDER, Owner.PROVIDER, Owner.CLIENT), "hidden rows",

@@ -25,6 +25,7 @@ from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.plan import OpCall
+from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
@@ -219,9 +220,13 @@ def test_no_activation_passes_its_bound_and_some_come_near() -> None:
     assert 0.9 * bound.activation < np.abs(gate).max() <= bound.activation
     gated = gate / (1 + np.exp(-gate)) * up
     assert np.abs(gated).max() <= bound.product
-    assert np.abs(gated @ block["down"]["weight"]).max() <= bound.linear
+    assert np.abs(gated @ block["down"]["weight"]).max() <= bound.added
     query, key, value = np.split(x @ block["qkv"]["weight"], [32, 48], axis=1)
     assert 0.5 * bound.value < np.abs(value).max() <= bound.value
+    # Every head of queries may look at another row.
+    values, out = value.reshape(-1, 2, size), block["out"]["weight"].reshape(4, size, d)
+    attended = sum(np.abs(values[:, h // 2] @ out[h]).max(axis=0) for h in range(4))
+    assert np.max(attended) <= bound.added <= bound.linear
     cos, sin = (table[[0, 7]] for table in turns(SMALL))
     largest = 0.0
     for head in range(4):
@@ -246,6 +251,25 @@ def test_ranges_are_chosen_for_a_model_that_leaves_the_default_ones() -> None:
     wanted = centred(slowly(params, SMALL, TOKENS))
     found = logits(params, chosen, jnp.asarray(TOKENS))
     np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_the_stream_is_scaled_for_what_the_bounds_say_it_may_get() -> None:
+    """Weights along a direction that no text takes: a bound far above all activations."""
+    params = jax.tree.map(np.array, random_params(SMALL))
+    params["embed"][:, 0] = 0
+    for block in params["blocks"]:
+        block["o"][:, 0] = block["down"][:, 0] = 0
+        block["up"][0] = 200
+    with pytest.raises(InputError, match="activations can reach"):
+        check_ranges(fold(params, SMALL), SMALL)
+    chosen = calibrated(SMALL, params, [TOKENS])
+    assert chosen.stream_shift > 0
+    wanted = centred(slowly(params, SMALL, TOKENS))
+    found = logits(params, chosen, jnp.asarray(TOKENS))
+    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+    params["embed"] *= 2.0**-5  # so small that scaled rows would be noise
+    with pytest.raises(InputError, match="activations can reach"):
+        calibrated(SMALL, params, [TOKENS])
 
 
 # ---- between two parties

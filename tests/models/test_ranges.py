@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from experiments.claims.logits import build
-from models import ranges
 from models.calibration import calibrated, mean_squares
 from models.family import bounds_of, check_ranges, logits
 from models.gpt2 import GPT2Config, Params, fold, init_params
 from models.hf import load_config, save_model, save_ranges
-from models.ranges import Ranges
+from models.ranges import Linear, Ranges, largest_score
 from protocols.functions.nonlinear import norm_high
 from spu_llm.core.errors import InputError, RangeError
 from spu_llm.core.values import CLIENT
@@ -52,17 +51,17 @@ def rows(count: int) -> np.ndarray:
 def test_no_row_passes_the_bounds_and_some_come_near() -> None:
     block = jax.tree.map(np.asarray, weights(1.0, "fc"))["blocks"][1]["fc"]
     found = rows(20_000) @ block["weight"] + block["bias"]
-    bound = ranges.largest(ranges.linear(block), CONFIG.n_embd)
+    bound = Linear.of(block).largest(CONFIG.n_embd)
     assert 0.7 * bound < np.max(np.abs(found)) <= bound
-    bound = ranges.longest(ranges.linear(block), CONFIG.n_embd)
+    bound = Linear.of(block).longest(CONFIG.n_embd)
     assert 0.7 * bound < np.max(np.linalg.norm(found, axis=1)) <= bound
 
     qkv = jax.tree.map(np.asarray, weights(1.0, "qkv"))["blocks"][1]["qkv"]
-    weight, bias = ranges.linear(qkv)
+    weight, bias = Linear.of(qkv)
     bound = max(
-        ranges.largest_score(
-            (weight[:, h : h + 4], bias[h : h + 4]),
-            (weight[:, 8 + h : 12 + h], bias[8 + h : 12 + h]),
+        largest_score(
+            Linear(weight[:, h : h + 4], bias[h : h + 4]),
+            Linear(weight[:, 8 + h : 12 + h], bias[8 + h : 12 + h]),
             CONFIG.n_embd,
         )
         for h in (0, 4)

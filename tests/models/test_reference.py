@@ -58,5 +58,5 @@ def test_shipped_tokenizer() -> None:
     ids = tokenizer.encode(TEXT)
     assert reference.encode(TEXT) == ids
     assert reference.decode(ids) == tokenizer.decode(ids) == TEXT
-    assert reference.eos_token_id == tokenizer.eos_id
+    assert {reference.eos_token_id} == tokenizer.eos_ids
     assert len(reference) == tokenizer.vocab_size

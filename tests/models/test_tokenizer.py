@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from models.tokenizer import END_OF_TEXT, StreamDecoder, Tokenizer
 from spu_llm.core.errors import InputError
@@ -22,9 +25,11 @@ TEXT = st.text(st.characters(codec="utf-8"))
 IDS = st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40)
 
 
-def stream(ids: list[int], chunks: list[int]) -> tuple[list[str], str]:
+def stream(
+    ids: list[int], chunks: Sequence[int], tokenizer: Tokenizer = TOKENIZER
+) -> tuple[list[str], str]:
     """What pushes of the given sizes return, the rest in one, and what `finish` returns."""
-    decoder, pushes, at = StreamDecoder(TOKENIZER), [], 0
+    decoder, pushes, at = StreamDecoder(tokenizer), [], 0
     for size in [*chunks, len(ids)]:
         pushes.append(decoder.push(ids[at : at + size]))
         at += size
@@ -70,8 +75,9 @@ def _id_of_byte(byte: int) -> int:
 
 
 def test_special_and_unknown_ids_decode_to_nothing() -> None:
-    assert TOKENIZER.encode(END_OF_TEXT) == [TOKENIZER.eos_id]
-    assert TOKENIZER.decode([TOKENIZER.eos_id, TOKENIZER.vocab_size, -1]) == ""
+    (end,) = TOKENIZER.eos_ids
+    assert TOKENIZER.encode(END_OF_TEXT) == [end]
+    assert TOKENIZER.decode([end, TOKENIZER.vocab_size, -1]) == ""
 
 
 def test_digest_depends_on_content_alone(tmp_path: Path) -> None:
@@ -132,3 +138,101 @@ def test_faults(tmp_path: Path, text: str | None, expected: str) -> None:
 def test_directory_missing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a directory"):
         Tokenizer.load(tmp_path / "absent")
+
+
+# ---- SentencePiece's kind, as LLaMA has it
+
+
+def sentencepiece(kind: str) -> tokenizers.Tokenizer:
+    """Letters, six merges, and a byte for whatever else: what `transformers` makes of LLaMA's
+    first tokenizer, or one with `Metaspace` in place of normalizer and decoders.
+    """
+    merges = [("▁", "h"), ("e", "l"), ("l", "o"), ("▁h", "el"), ("▁", "w"), ("o", "r")]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += ["▁", *"abcdehlorw", *(a + b for a, b in merges)]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    found = tokenizers.Tokenizer(
+        models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    found.add_special_tokens(["<unk>", "<s>", "</s>"])
+    if kind == "metaspace":
+        found.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        found.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    else:
+        found.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+        found.decoder = decoders.Sequence([
+            decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ])  # fmt: skip
+    found.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return found
+
+
+def load(directory: Path, library: tokenizers.Tokenizer, **files: Any) -> Tokenizer:
+    """With the content of further files beside it."""
+    library.save(str(directory / "tokenizer.json"))
+    for name, content in ({"config": {"eos_token_id": 2}} | files).items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+    return Tokenizer.load(directory)
+
+
+@pytest.fixture(scope="module", params=["first", "metaspace"])
+def both(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The library's tokenizer, and ours of its file."""
+    library = sentencepiece(request.param)
+    return library, load(tmp_path_factory.mktemp("tokenizer"), library)
+
+
+@EXAMPLES
+@given(text=st.text("helo wrd\né漢🙂"), chunks=st.lists(st.integers(0, 3)))
+def test_sentencepiece_decodes_what_it_encodes(both: Any, text: str, chunks: list[int]) -> None:
+    """As the library does, but for the first space, which the library strips."""
+    library, ours = both
+    ids = ours.encode(text)
+    assert ids == library.encode(text).ids and ids[0] == 1
+    decoded = library.decode(ids, skip_special_tokens=True)
+    assert ours.decode(ids) == (f" {decoded}" if text else "")
+    pushes, rest = stream(ids, chunks, ours)
+    assert "".join(pushes) == ours.decode(ids) and rest == ""
+
+
+def test_a_sentencepiece_stream_goes_on_within_words_and_characters(both: Any) -> None:
+    _, ours = both
+    ids = ours.encode("hello wé")[1:]
+    pushes, rest = stream(ids, [1] * len(ids), ours)
+    assert pushes == [" hel", "lo", " w", "", "é", ""] and rest == ""
+    assert stream(ids[2:-1], [], ours) == ([" w"], "\ufffd")
+    assert ours.decode([0, 1, 2, ours.vocab_size]) == ""
+
+
+@pytest.mark.parametrize(
+    ("files", "ends"),
+    [
+        ({"generation_config": {"eos_token_id": [2, 5]}, "config": {"eos_token_id": 1}}, {2, 5}),
+        ({"generation_config": {"bos_token_id": 1}, "config": {"eos_token_id": 1}}, {1}),
+        ({"config": {"eos_token_id": None}, "tokenizer_config": {"eos_token": "</s>"}}, {2}),
+        ({"config": {}, "tokenizer_config": {"eos_token": {"content": "<s>"}}}, {1}),
+    ],
+)
+def test_ends_of_text(tmp_path: Path, files: dict[str, Any], ends: set[int]) -> None:
+    assert load(tmp_path, sentencepiece("first"), **files).eos_ids == ends
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"config": {"eos_token_id": "2"}}, 'config.json has eos_token_id "2"; it must be'),
+        ({"generation_config": {"eos_token_id": []}}, "generation_config.json has eos_token_id []"),
+        ({"config": {"eos_token_id": [True]}}, "config.json has eos_token_id [true]"),
+        ({"config": {}}, "has no token <|endoftext|>"),
+        ({"config": {}, "tokenizer_config": {"eos_token": "<end>"}}, "has no token <end>"),
+    ],
+)
+def test_no_end_of_text(tmp_path: Path, files: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load(tmp_path, sentencepiece("first"), **files)
+    assert expected in str(caught.value) and str(tmp_path) in str(caught.value)

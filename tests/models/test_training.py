@@ -112,7 +112,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def test_trained_tokenizer(tokenizer: Tokenizer) -> None:
     assert tokenizer.vocab_size == CONFIG.vocab_size
-    assert tokenizer.eos_id == windows.END
+    assert tokenizer.eos_ids == {windows.END}
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
     assert len(tokenizer.encode(TEXT)) < len(TEXT) / 2
 

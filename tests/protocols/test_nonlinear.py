@@ -226,6 +226,18 @@ def test_positions_turn_heads_without_a_segment(simulation: Simulation, owner: O
     )
 
 
+@pytest.mark.parametrize("hidden", [False, True], ids=["public", "hidden"])
+def test_heads_are_turned_up_to_the_largest_values(simulation: Simulation, hidden: bool) -> None:
+    """Pairs next to 2^25 long, in all directions."""
+    largest = 2.0**25
+    pairs = (largest - 4) * np.exp(2j * np.pi * np.arange(90) / 90).reshape(6, 3, 5)
+    x = np.concatenate([pairs.real, pairs.imag], axis=-1).astype(np.float32)
+    found, _ = _secure(simulation, lambda x: _rotate(x, hidden), x)
+    # A float32 of this size is off by one, and its cosines and sines by 2^-25.
+    allowed = UNIT + largest * (2.0**-18.5 + 2.0**-24.5) + 1
+    np.testing.assert_allclose(found, _rotated(x.astype(np.float64)), rtol=0, atol=allowed)
+
+
 def test_gelu_is_closer_and_far_cheaper_than_spus_own(simulation: Simulation) -> None:
     """SPU's tanh is off by 0.005."""
     x = GRID[:160]

@@ -107,7 +107,7 @@ class ClientSide:
 
     def _emit(self, tokens: list[int], limit: int) -> None:
         for token in tokens:
-            if token == self.tokenizer.eos_id:
+            if token in self.tokenizer.eos_ids:
                 self.finish_reason = "eos"
                 break
             self.tokens.append(token)
