@@ -124,6 +124,7 @@ def _leaves_the_middle_open(
 def test_the_middle_columns_of_a_row() -> None:
     """Every column of a message is looked at, exactly and by samples."""
     attributes = {"elementwise": False, "whole": (1,), "fresh": True}
+    contract_of(linear, linear.two_party, WIDE, **attributes).test_messages_are_masked()
     contract = contract_of(linear, _leaves_the_middle_open, WIDE, **attributes)
     keeps_the_rest(contract)
     with pytest.raises(AssertionError, match="of 1814 bits sent, fresh ones move 774"):

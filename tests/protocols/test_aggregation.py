@@ -41,16 +41,16 @@ def exact() -> np.ndarray:
     return np.asarray(np.einsum("hnt,htd->hnd", weights, VALUES))
 
 
-@pytest.mark.parametrize("hidden", [False, True], ids=["public", "the client's"])
-@pytest.mark.parametrize("way", [with_one_maximum, with_own_maxima])
-def test_both_ways_are_attention_over_all_blocks(
-    simulation: Simulation, way: Any, hidden: bool
-) -> None:
-    """A block in the provider's clear and a shared one; rows that see nothing of one of them."""
+def attended(
+    simulation: Simulation, way: Any, hidden: bool, seen: np.ndarray
+) -> tuple[np.ndarray, int]:
+    """What two parties come to over a block in the provider's clear and a shared one, and the count
+    of what left its range.
+    """
     cut, bits = SIZES[0], score_bits(LARGEST)
 
     def attention(query: Any, keys: Any, values: Any, k: Any, v: Any, shown: Any) -> Any:
-        visible = jnp.where(shown, 0.0, HIDDEN) if hidden else VISIBLE
+        visible = jnp.where(shown, 0.0, HIDDEN) if hidden else seen
         first, last = visible[..., :cut], visible[..., cut:]
         blocks = [OwnedBlock(k, v, first), OwnedBlock(keys, values, last)]
         out, outside = way(query, blocks, bits)
@@ -58,7 +58,8 @@ def test_both_ways_are_attention_over_all_blocks(
         whole = jnp.concatenate([out.reshape(-1), counted])
         return reveal(whole, to=C, label="attention (test)")
 
-    function = SecureFunction(attention, (C, J, J, P, P, C), f"{way.__name__} {hidden}")
+    name = f"{way.__name__} {hidden} {int(seen.sum())}"
+    function = SecureFunction(attention, (C, J, J, P, P, C), name)
 
     def program(session: Any) -> Any:
         def own(owner: int, x: np.ndarray) -> Any:
@@ -67,10 +68,31 @@ def test_both_ways_are_attention_over_all_blocks(
         query, keys, values = (own(CLIENT, x) for x in (QUERY, KEYS[:, cut:], VALUES[:, cut:]))
         k, v = own(PROVIDER, KEYS[:, :cut]), own(PROVIDER, VALUES[:, :cut])
         return session.get(
-            session.call(function, query, keys, values, k, v, own(CLIENT, VISIBLE))
+            session.call(function, query, keys, values, k, v, own(CLIENT, seen))
         )
 
     found, nothing = simulation.run(program)
     assert nothing is None
-    np.testing.assert_allclose(found[:-1].reshape(QUERY.shape), exact(), atol=0.02)
-    assert not found[-1]
+    return found[:-1].reshape(QUERY.shape), int(found[-1])
+
+
+WAYS = pytest.mark.parametrize("way", [with_one_maximum, with_own_maxima])
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["public", "the client's"])
+@WAYS
+def test_both_ways_are_attention_over_all_blocks(
+    simulation: Simulation, way: Any, hidden: bool
+) -> None:
+    """Rows that see nothing of one of the blocks among them."""
+    found, outside = attended(simulation, way, hidden, VISIBLE)
+    np.testing.assert_allclose(found, exact(), atol=0.02)
+    assert not outside
+
+
+@WAYS
+def test_a_row_that_sees_nothing_is_counted(simulation: Simulation, way: Any) -> None:
+    """Its weights have no sum that could be inverted: the reciprocal's own range check."""
+    blind = VISIBLE.copy()
+    blind[1, 2] = False
+    assert attended(simulation, way, True, blind)[1] > 0

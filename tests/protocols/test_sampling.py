@@ -122,6 +122,11 @@ def test_widths_fit_the_ring(vocab: int) -> None:
         assert kept * 2**widths.draw <= 2**_ROOM
 
 
+@pytest.mark.parametrize(("vocab", "accept"), [(4096, 14), (50257, 11)])
+def test_acceptance_is_rounded_to_as_many_bits_as_readme_says(vocab: int, accept: int) -> None:
+    assert Widths.of_weights(vocab).accept == accept
+
+
 _ROOM = 62
 
 
