@@ -237,13 +237,40 @@ def test_a_model_with_outliers_is_right_in_its_own_ranges(own_simulation: Simula
     assert np.max(np.abs(found - exact)) < 4e-3 * np.ptp(exact)
 
 
-def test_the_same_model_outside_its_ranges_ends_at_both_parties(own_simulation: Simulation) -> None:
-    """Calibrated on text that never saw the first position."""
-    params = outliers()
+AT = 20  # the position that the unit of the next model knows
+
+
+def outliers_of_a_unit() -> Params:
+    """A residual norm of 3,000 at one position, which one unit of the first block writes there, as
+    units of trained models do: nothing in the embeddings is as large.
+    """
+    params = tiny_params(OUTLIERS, 3)
+    params["wpe"] *= 4
+    params["wte"] *= 2
+    params["wpe"][AT, 5] = 40.0
+    unit = params["blocks"][0]
+    unit["fc"]["weight"][:, 7], unit["fc"]["bias"][7] = 0, -40
+    unit["fc"]["weight"][5, 7] = 11.25
+    unit["proj"]["weight"][7, :] = 0
+    unit["proj"]["weight"][7, 9] = 60
+    return params
+
+
+def test_a_unit_may_write_the_outlier(own_simulation: Simulation) -> None:
+    """Right where the model was calibrated on text with that position; where it was not, rows
+    outside the ranges end the session at both parties.
+    """
+    params = outliers_of_a_unit()
     chosen = calibrated(OUTLIERS, params, [TEXT])
-    narrow = replace(chosen, norm_high=chosen.norm_high * 2.0**-10)
-    for found in secure_logits(own_simulation, narrow, params, TEXT[:2]):
-        assert isinstance(found, RangeError), found
+    assert np.sqrt(calibration_squares(params).max() * 64) == pytest.approx(3000, rel=0.1)
+    assert chosen.stream_shift > 0
+    ids = TEXT[: AT + 2]
+    found, _ = secure_logits(own_simulation, chosen, params, ids)
+    exact = np.asarray(logits(params, OUTLIERS, jnp.asarray(ids)))
+    assert np.max(np.abs(found - exact)) < 4e-3 * np.ptp(exact)
+    blind = calibrated(OUTLIERS, params, [TEXT[:AT]])
+    for seen in secure_logits(own_simulation, blind, params, ids):
+        assert isinstance(seen, RangeError), seen
 
 
 def test_ranges_are_stored_beside_the_weights(tmp_path: Path) -> None:
