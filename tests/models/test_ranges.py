@@ -256,7 +256,7 @@ def outliers_of_a_unit() -> Params:
     return params
 
 
-def test_a_unit_may_write_the_outlier(own_simulation: Simulation) -> None:
+def test_a_unit_may_write_the_outlier() -> None:
     """Right where the model was calibrated on text with that position; where it was not, rows
     outside the ranges end the session at both parties.
     """
@@ -265,12 +265,14 @@ def test_a_unit_may_write_the_outlier(own_simulation: Simulation) -> None:
     assert np.sqrt(calibration_squares(params).max() * 64) == pytest.approx(3000, rel=0.1)
     assert chosen.stream_shift > 0
     ids = TEXT[: AT + 2]
-    found, _ = secure_logits(own_simulation, chosen, params, ids)
+    with Simulation() as simulation:
+        found, _ = secure_logits(simulation, chosen, params, ids)
     exact = np.asarray(logits(params, OUTLIERS, jnp.asarray(ids)))
     assert np.max(np.abs(found - exact)) < 4e-3 * np.ptp(exact)
     blind = calibrated(OUTLIERS, params, [TEXT[:AT]])
-    for seen in secure_logits(own_simulation, blind, params, ids):
-        assert isinstance(seen, RangeError), seen
+    with Simulation() as simulation:
+        for seen in secure_logits(simulation, blind, params, ids):
+            assert isinstance(seen, RangeError), seen
 
 
 def test_ranges_are_stored_beside_the_weights(tmp_path: Path) -> None:
