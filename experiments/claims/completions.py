@@ -25,11 +25,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +77,9 @@ class Prompt:
     text: str
 
 
-def read_prompts(path: Path = PROMPTS) -> list[Prompt]:
+def read_prompts() -> list[Prompt]:
     """All prompts of the study, in their order."""
-    rows = json.loads(path.read_text(encoding="utf-8"))
+    rows = json.loads(PROMPTS.read_text(encoding="utf-8"))
     return [Prompt(i, row["kind"], row["text"]) for i, row in enumerate(rows, start=1)]
 
 
@@ -190,7 +188,7 @@ def account(
         cost, later = total(made, rank), total(made[1:] or made, rank)
         part = used / (max(1, len(made[1:])) * kind.chunk)
         material[name] = {
-            "batches": len(made), "units": units, "used_units": used, **cost,
+            "units": units, "used_units": used, **cost,
             "used": {k: part * later[k] for k in FIGURES} if made else NO_COST,
         }  # fmt: skip
     set_up, hint = total(rest, rank) | {"seconds": seconds}, total(hints, rank)
@@ -227,41 +225,43 @@ def by_kind(material: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def measure(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[str, Any]:
     """Make a run; its record."""
+    here = asdict(machine())
     before = {
         "asked": asdict(asked),
-        "commit": _commit(),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": asdict(machine()),
+        "commit": here["commit"],
+        "date": here["date"],
+        "machine": here,
         "load_start": os.getloadavg()[0],
     }
-    one = _stock if asked.system == "stock" else _ours
+    given = Tokenizer.load(draft_model).encode(prompt.text)
     busy, own, started = _busy_seconds(), _own_seconds(), time.perf_counter()
-    record = one(asked, prompt, model, draft_model)
+    if asked.system == "stock":
+        record = _stock(asked, prompt, model)
+    else:
+        record = _ours(asked, given, model, draft_model)
     elapsed = time.perf_counter() - started
     others = _busy_seconds() - busy - (_own_seconds() - own)
     costs = record["costs"]
     parts = ("hint", "set_up", "material", "planning", "prefill", "decode")
     costs["launch"] = NO_COST | {"seconds": elapsed - sum(costs[p]["seconds"] for p in parts)}
     costs["whole"] = summed(costs[p] for p in ("launch", *parts))
-    compared = against_plaintext(asked, prompt, model, draft_model, record["token_ids"])
-    tokens = Tokenizer.load(draft_model).encode(prompt.text)
+    compared = against_plaintext(asked, given, model, draft_model, record["token_ids"])
     return before | record | {
         "load_end": os.getloadavg()[0],
         "others": max(0.0, others) / elapsed,
-        "prompt_tokens": len(tokens),
+        "prompt_tokens": len(given),
         "emitted": len(record["token_ids"]),
-        "repetition": repetition(tokens, record["token_ids"]),
+        "repetition": repetition(given, record["token_ids"]),
         **compared,
     }
 
 
-def _ours(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[str, Any]:
-    tokens = Tokenizer.load(draft_model).encode(prompt.text)
+def _ours(asked: Asked, given: list[int], model: Path, draft_model: Path) -> dict[str, Any]:
     outcome, agreed = run_study(
         PROGRAM,
         model,
-        _request(asked, len(tokens)),
-        ClientInputs(tokens, str(draft_model), draft_seed=asked.seed, sampling_seed=asked.seed),
+        _request(asked, len(given)),
+        ClientInputs(given, str(draft_model), draft_seed=asked.seed, sampling_seed=asked.seed),
         tokenizer=draft_model,
         network=asked.network,
         sampling_seed=asked.seed,
@@ -277,7 +277,7 @@ def _ours(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[
     }
 
 
-def _stock(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[str, Any]:
+def _stock(asked: Asked, prompt: Prompt, model: Path) -> dict[str, Any]:
     count = asked.stock_tokens or asked.tokens
     tokenizer = Tokenizer.load(model)
     length = len(tokenizer.encode(prompt.text))
@@ -288,7 +288,7 @@ def _stock(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict
         "costs": {
             "hint": NO_COST, "set_up": found["set_up"], "material": NO_COST,
             "planning": NO_COST,
-            "prefill": _online(found["prefill"]), "decode": summed(map(_online, steps)),
+            "prefill": summed([found["prefill"]]), "decode": summed(steps),
             "used_material": NO_COST, "kinds": {},
         },
         "peak_memory": found["peak_memory"],
@@ -299,10 +299,6 @@ def _stock(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict
         "wire_bytes": sum(found["wire_bytes"].values()),
         "config": found["config"],
     }  # fmt: skip
-
-
-def _online(cost: dict[str, Any]) -> dict[str, Any]:
-    return {name: cost[name] for name in FIGURES}
 
 
 def _request(asked: Asked, prompt_tokens: int) -> Request:
@@ -324,19 +320,6 @@ def _own_seconds() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def _commit() -> str:
-    """The repository's commit, with a + when files differ from it; "unknown" outside one."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "--short=12", "HEAD") + "+" * bool(git("status", "--porcelain"))
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def repetition(prompt: Sequence[int], tokens: Sequence[int]) -> float:
     """Share of `tokens` that lie in a run of NGRAM which stood earlier in prompt and text."""
     text, seen = [*prompt, *tokens], set()
@@ -353,19 +336,19 @@ def repetition(prompt: Sequence[int], tokens: Sequence[int]) -> float:
 
 
 def against_plaintext(
-    asked: Asked, prompt: Prompt, model: Path, draft_model: Path, tokens: list[int]
+    asked: Asked, given: list[int], model: Path, draft_model: Path, tokens: list[int]
 ) -> dict[str, Any]:
-    """How far the tokens are plaintext's, and what is wrong with them.
+    """How far the tokens after those `given` are plaintext's, and what is wrong with them.
 
     Greedy: at each token, how much less likely (in logits of float32, after the same text) it is
     than the likeliest; where that is above zero it is a near-tie, and wrong where it is above twice
     the bound on errors of logits (ours; the stock path has no such bound). Sampled: the number of
     tokens until the first one that plaintext, with the same seeds, does not draw.
     """
-    given = Tokenizer.load(draft_model).encode(prompt.text)
     if asked.mode == "sampled":
         wanted = plaintext_tokens(asked, given, model, draft_model)
-        return {"same_as_plaintext": _common(tokens, wanted), "failures": []}
+        same = len(os.path.commonprefix([tokens, wanted]))
+        return {"same_as_plaintext": same, "failures": []}
     config, params = load_model(model)
     text = np.asarray([*given, *tokens[:-1]], np.int32)
     rows = np.asarray(jax.jit(lambda p, ids: logits(p, config, ids))(params, text))
@@ -394,11 +377,6 @@ def plaintext_tokens(
     secrets = completion.stream("joint randomness", asked.seed)
     generate(session, wanted, decoder, client, secrets)
     return client.tokens
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    return len(os.path.commonprefix([list(a), list(b)]))
 
 
 # ---- all runs, resumably
