@@ -371,8 +371,7 @@ def draw(axes: Any, records: Sequence[Record]) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(alpha=0.3, axis="y", which="both", linewidth=0.5)
     axes.tick_params(axis="x", length=0)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def seconds_short(x: float) -> str:
