@@ -162,24 +162,23 @@ def table(data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def in_results(data: dict[str, Any], file: str) -> str:
-    """The tables of a file of one network's runs in the words of RESULTS.md, where they come from
-    under each.
+def in_results(data: dict[str, Any], file: str) -> list[str]:
+    """The tables of one network's runs in the words of RESULTS.md, where they come from under each:
+    a commit, a day and a machine, and the file.
     """
     (group,) = groups(data)
-    machines, others = ([run[k] for run in data["runs"]] for k in ("machine", "others"))
     (made,) = {
         f"Commit {m['commit']}, {m['date'][:10]}; {m['cores']} cores, {m['memory_gib']:.0f} GiB"
-        for m in machines
+        for m in (run["machine"] for run in data["runs"])
     }
-    origin = (
-        f"*{made}; load of other work {min(others):.2f} to {max(others):.2f} cores; "
-        f"[data]({file}).*"
-    )
-    text = "".join(
-        "\n".join([*rows, "", origin, "", ""]) for rows in _tables(of_group(data, *group))
-    )
-    return re.sub(r"\+(ended after \d+ tokens)", r"\1 ᵃ", text.replace("ours-", "ours, "))
+    others = [run["others"] for run in data["runs"]]
+    load = f"load of other work {min(others):.2f} to {max(others):.2f} cores"
+    paragraphs = []
+    for rows in _tables(of_group(data, *group)):
+        text = "\n".join(rows).replace("ours-", "ours, ")
+        paragraphs.append(re.sub(r"\+(ended after \d+ tokens)", r"\1 ᵃ", text))
+        paragraphs.append(f"*{made}; {load}; [data]({file}).*")
+    return paragraphs
 
 
 def _circumstances(data: dict[str, Any]) -> list[str]:

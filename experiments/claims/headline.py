@@ -131,7 +131,7 @@ def headline(data: dict[str, Any], *, timed: bool) -> str:
             f"{of('everything', 'seconds')} s, against "
             f"{of('everything', 'seconds', 'stock')} s (two cores for both parties together)."
         )
-    hint = max(r["costs"]["hint"]["provider_to_client"] for r in records)
+    hint = max(r["costs"]["hint"]["provider_to_client"] for r in data["runs"])
     if hint > 1e6:
         texts.append(
             f"- Before its first completion a client fetches a hint of the model: {hint / 1e6:.0f} "

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 import experiments
+from experiments import render
 from experiments.claims import exact, exact_cells
+from experiments.common import saved
 from spu_llm.app import cli
 from spu_llm.app.defaults import shipped
+from tests.experiments.test_headline import committed
 
 FOLDER = Path(experiments.__file__).parent
 RESULTS = FOLDER / "RESULTS.md"
@@ -120,6 +123,31 @@ def test_a_table_without_its_origin_is_found(under: str, wanted: str, tmp_path: 
     ((head, line),) = tables(f"Text.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n{under}\n")
     found = origin_mistakes(head, line, tmp_path)
     assert len(found) == bool(wanted) and all(wanted in text for text in found)
+
+
+# ---- complete generations
+
+
+def test_tables_of_complete_generations_are_those_of_the_committed_files() -> None:
+    text = RESULTS.read_text(encoding="utf-8")
+    assert render.with_tables(text) == text
+
+
+def test_a_further_network_has_a_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = committed()
+    monkeypatch.setattr(saved, "load", results.__getitem__)
+    text = render.with_tables(RESULTS.read_text(encoding="utf-8"))
+    for name in results["index"]:
+        begin, end = (mark.format(name) for mark in (render.BEGIN, render.END))
+        part = text.split(begin)[1].split(end)[0]
+        assert {under for _, under in tables(part)} == {
+            "*Commit 0123456, 2026-01-02; 2 cores, 24 GiB; load of other work 0.00 to 0.00 cores; "
+            f"[data](data/{name}.json).*"
+        }
+        assert len(list(tables(part))) == 4 and "| ours, drafted, greedy | 2 |" in part
+        assert part.count("###") == part.count("- criterion online") == (name == "completions_lan")
+    assert "as above, from `spu-llm completions_lan`.\n" in text
+    assert render.with_tables(text) == text
 
 
 # ---- exact figures
