@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -174,20 +173,10 @@ def _size(count: int) -> str:
 # ---- documents
 
 
-@dataclass(frozen=True)
-class Stale:
-    """A cell that does not say what the code does."""
-
-    line: int
-    table: str
-    row: str
-    column: str
-    found: str
-    wanted: str
-
-    def __str__(self) -> str:
-        where = f"line {self.line}, table {self.table}, row {self.row!r}, {self.column!r}"
-        return f"{where}: found {self.found!r}, the code says {self.wanted!r}"
+def _stale(line: int, table: str, row: str, column: str, found: str, wanted: str) -> str:
+    """Of a cell that does not say what the code does."""
+    where = f"line {line}, table {table}, row {row!r}, {column!r}"
+    return f"{where}: found {found!r}, the code says {wanted!r}"
 
 
 def plain(cell: str) -> str:
@@ -201,14 +190,14 @@ def split(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
-def checked(text: str, wanted: Cells) -> tuple[str, list[Stale]]:
+def checked(text: str, wanted: Cells) -> tuple[str, list[str]]:
     """The document with its exact cells as wanted, and those that were not. Rows that should be
     there and are not, and tables that nobody knows, count as stale.
     """
     lines, found = text.splitlines(), []
     for name, start in _tables(lines):
         if name not in wanted:
-            found.append(Stale(start, name, "", "", "a table", "nothing of this name"))
+            found.append(_stale(start, name, "", "", "a table", "nothing of this name"))
             continue
         heads = [plain(cell) for cell in split(lines[start])]
         left = dict(wanted[name])
@@ -222,13 +211,13 @@ def checked(text: str, wanted: Cells) -> tuple[str, list[Stale]]:
                 continue
             for column, cell in left.pop(key).items():
                 if column not in heads:
-                    found.append(Stale(number + 1, name, key, column, "no such column", cell))
+                    found.append(_stale(number + 1, name, key, column, "no such column", cell))
                 elif plain(row[heads.index(column)]) != cell:
                     old, row[heads.index(column)] = row[heads.index(column)], cell
-                    found.append(Stale(number + 1, name, key, column, old, cell))
+                    found.append(_stale(number + 1, name, key, column, old, cell))
             lines[number] = f"| {' | '.join(row)} |"
         if name not in _PARTS:
-            found += [Stale(start + 1, name, key, "", "no such row", "one") for key in left]
+            found += [_stale(start + 1, name, key, "", "no such row", "one") for key in left]
     return "\n".join(lines) + "\n", found
 
 

@@ -43,7 +43,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.systems.decoding.secure_model import share_weights
+from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.program import Job, Program, Send
 
 WINDOW_TOKENS = 50
@@ -107,8 +107,7 @@ def run(session: PartySession, job: Job[Windows, ClientInputs], send: Send) -> d
     config, windows, length = job.model, job.request.windows, job.request.window_tokens
     secure = build(config)
     with session.meter.in_phase("offline"):
-        params = load_model(Path(job.provider.model_dir))[1] if session.rank != CLIENT else None
-        weights = share_weights(session, config, params)
+        weights = held_weights(session, config, job)
         send("stage", name="compiling")
         session.prepare(secure, weights, jax.ShapeDtypeStruct((length,), np.int32))
     for i in range(windows):

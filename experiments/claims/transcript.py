@@ -32,6 +32,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,10 @@ from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.net.stream import ByteStream
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import private_tree
+from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs, Retained
 from spu_llm.systems.decoding.generate import announce
-from spu_llm.systems.decoding.secure_model import Layout, share_weights
+from spu_llm.systems.decoding.secure_model import Layout
 from spu_llm.systems.program import Job, Program, Send
 
 VERIFIER = verifier("token", Sampling(1.0))
@@ -119,10 +121,8 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
         session.call(announce, session.private(CLIENT, np.array, (2,), np.int32, [accepted, 0]))
 
     with session.meter.in_phase("offline"):
-        params = load_model(Path(job.provider.model_dir))[1] if session.rank != CLIENT else None
-        weights = share_weights(session, config, params)
         layout = Layout(config, (prompt_tokens,), (capacity,))
-        decoder = Decoder(session, layout, VERIFIER, weights)
+        decoder = Decoder(session, layout, VERIFIER, held_weights(session, config, job))
     send("update", name=f"{label}, prefill")
     with session.meter.in_phase("prefill"):
         prompt = session.private(
@@ -218,9 +218,7 @@ def compare(equal: Sequence[Recorded], others: Sequence[Recorded]) -> Comparison
     def judge(other: Recorded) -> OtherRun:
         found = {(m.sender, m.name): m.size for m in other.messages}
         differing = len(set(found) ^ set(common))
-        wrong_counts = sum(
-            a != b for a, b in zip(_counts(other), _counts(equal[0]), strict=False)
-        ) + abs(len(other.plan_steps) - len(equal[0].plan_steps))
+        wrong_counts = sum(a != b for a, b in zip_longest(_counts(other), _counts(equal[0])))
         row = np.array([found.get(k, np.nan) for k in common])
         present = ~np.isnan(row)
         changed = int(np.sum(fixed & present & (row != sizes[0])))
@@ -317,12 +315,11 @@ def measure(model: Path, prompt: str) -> dict[str, Any]:
             ("equal 4", model, usual),
             ("untrained model", untrained, usual),
         ]
-        runs: list[Recorded] = []
-        agreed: dict[str, Any] = {}
-        for i, (name, directory, secrets) in enumerate(plan):
-            label = f"run {i + 1} of {len(plan)}: {name}"
-            recorded, agreed = _record(name, label, directory, secrets)
-            runs.append(recorded)
+        recorded = [
+            _record(name, f"run {i} of {len(plan)}: {name}", directory, secrets)
+            for i, (name, directory, secrets) in enumerate(plan, start=1)
+        ]
+    runs, agreed = [run for run, _ in recorded], recorded[-1][1]
     equal = [r for r in runs if r.name.startswith("equal")]
     assert len(equal) == EQUAL_RUNS
     result = compare(equal, [r for r in runs if r not in equal])
