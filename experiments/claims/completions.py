@@ -23,6 +23,7 @@ A run's parts, which add up to all of it:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import time
@@ -36,7 +37,7 @@ import numpy as np
 
 from experiments.claims.logits import MAX_ERROR
 from experiments.common import commands
-from experiments.common.measured import FIGURES, peaks, summed, total
+from experiments.common.measured import FIGURES, peaks, price, summed, total
 from experiments.common.saved import DATA
 from experiments.common.two_parties import machine, run_study
 from experiments.spu_baseline import gpt2 as spu_gpt2
@@ -46,7 +47,6 @@ from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from spu_llm.compiler.demand import Demand
-from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession
@@ -107,17 +107,13 @@ def matrix(
     whoever is first takes turns. After each prompt all systems have as many runs on every network.
     """
     runs = []
-    for prompt in prompts:
-        for network in networks:
-            for mode in MODES:
-                shift = (prompt.number + MODES.index(mode)) % len(SYSTEMS)
-                for system in (*SYSTEMS[shift:], *SYSTEMS[:shift]):
-                    if system in systems and (system, mode) != ("stock", "sampled"):
-                        short = stock_tokens if system == "stock" else None
-                        asked = Asked(
-                            network, prompt.kind, mode, system, tokens, prompt.number, short
-                        )
-                        runs.append((asked, prompt))
+    for prompt, network, mode in itertools.product(prompts, networks, MODES):
+        shift = (prompt.number + MODES.index(mode)) % len(SYSTEMS)
+        for system in (*SYSTEMS[shift:], *SYSTEMS[:shift]):
+            if system in systems and (system, mode) != ("stock", "sampled"):
+                short = stock_tokens if system == "stock" else None
+                asked = Asked(network, prompt.kind, mode, system, tokens, prompt.number, short)
+                runs.append((asked, prompt))
     return runs
 
 
@@ -126,8 +122,6 @@ def check(
 ) -> None:
     """InputError for what cannot be measured."""
     config, tokenizer = load_config(model), Tokenizer.load(draft_model)
-    if not runs:
-        raise InputError("there is nothing to run; give --prompts 1 or more")
     for asked, prompt in runs:
         length = len(tokenizer.encode(prompt.text))
         if not 3 <= (asked.stock_tokens or asked.tokens) <= asked.tokens:
@@ -149,12 +143,12 @@ def run(
     session: PartySession, job: Job[Request, ClientInputs], send: Send
 ) -> dict[str, Any]:
     """The completion of `demo` (`spu_llm.systems.decoding.completion`), accounted for."""
-    kinds: dict[str, Correlation] = {}
+    needs: dict[str, Any] = {}  # the last one of each kind of material
     started: list[float] = []  # the prefill: offline seconds before it
     make = session.make
 
     def noting(demand: Demand) -> None:
-        kinds.update({name: need.correlation for name, need in demand.material.items()})
+        needs.update(demand.material)
         make(demand)
 
     def watch(event: str, **fields: Any) -> None:
@@ -164,33 +158,26 @@ def run(
 
     session.make = noting  # type: ignore[method-assign]
     result = completion.run(session, job, watch)
-    costs = account(session, kinds, started[0])
+    costs = account(session, Demand(needs), started[0])
     return result | {"costs": costs, "peak_memory": peaks(session)}
 
 
-def account(
-    session: PartySession, kinds: dict[str, Correlation], seconds: float
-) -> dict[str, Any]:
+def account(session: PartySession, demand: Demand, seconds: float) -> dict[str, Any]:
     """Cost of a completion by its parts, all that the session's meter has; of material also what
     the completion used of it, in units and as its part of the cost of all but a kind's first batch.
 
-    `seconds`: offline, when the prefill began.
+    `demand`: some of every kind. `seconds`: offline, when the prefill began.
     """
     meter, rank = session.meter, session.rank
     batches = [e for e in meter.entries if e.kind == "pool"]
     hints = [e for e in meter.entries if e.kind == "hint"]
     rest = [e for e in meter.entries if e.phase == "offline" and e.kind not in ("pool", "hint")]
-    material = {}
-    for name, kind in kinds.items():
+    material, used = {}, {}
+    for name, need in demand.material.items():
         made = [e for e in batches if e.name == name]
-        units = len(made) * kind.chunk
-        used = units - session.supply.available(kind)
-        cost, later = total(made, rank), total(made[1:] or made, rank)
-        part = used / (max(1, len(made[1:])) * kind.chunk)
-        material[name] = {
-            "units": units, "used_units": used, **cost,
-            "used": {k: part * later[k] for k in FIGURES} if made else NO_COST,
-        }  # fmt: skip
+        units = len(made) * need.correlation.chunk
+        used[name] = replace(need, units=units - session.supply.available(need.correlation))
+        material[name] = {"units": units, "used_units": used[name].units} | total(made, rank)
     set_up, hint = total(rest, rank) | {"seconds": seconds}, total(hints, rank)
     making = total(batches, rank)
     spent = sum(part["seconds"] for part in (set_up, hint, making))
@@ -205,7 +192,7 @@ def account(
             | {"seconds": meter.seconds.get(phase, 0.0)}
             for phase in ("prefill", "decode")
         },
-        "used_material": summed(m["used"] for m in material.values()),
+        "used_material": summed(price(batches, Demand(used), rank).values()),
         "kinds": material,
     }
 

@@ -158,8 +158,10 @@ def _attention() -> list[dict[str, Any]]:
     """One layer's attention over a prefix in the provider's clear and the cache, both ways."""
     found = []
     for heads, queries, prefix, rows in ATTENTION:
+        sizes = (queries, prefix, prefix, rows, rows)
+        forms = [jax.ShapeDtypeStruct((heads, n, HEAD_DIM), np.float32) for n in sizes]
         for way in (with_one_maximum, with_own_maxima):
-            cost = cost_of(_aggregation(way), _attention_forms(heads, queries, prefix, rows))
+            cost = cost_of(_aggregation(way), forms)
             row = {"heads": heads, "queries": queries, "prefix": prefix, "cache": rows}
             found.append(row | {"way": way.__name__} | dataclasses.asdict(cost))
     return found
@@ -174,11 +176,6 @@ def _aggregation(way: Callable[..., Any]) -> SecureFunction:
         return way(query, owned, score_bits(511))
 
     return SecureFunction(attention, (J, P, P, J, J), way.__name__)
-
-
-def _attention_forms(heads: int, queries: int, prefix: int, rows: int) -> list[Any]:
-    shapes = [(queries,), (prefix,), (prefix,), (rows,), (rows,)]
-    return [jax.ShapeDtypeStruct((heads, *n, HEAD_DIM), np.float32) for n in shapes]
 
 
 # ---- ops, functions made of ops, verification

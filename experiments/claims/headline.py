@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.claims.completions_report import FIGURES, Record, choose, groups, of_group, online
+from experiments.common import report
 
 # Okabe and Ito's palette: told apart by readers who do not see all colours.
 WAYS = {
@@ -84,19 +85,15 @@ def plot_traffic(data: dict[str, Any], path: Path, *, timed: bool) -> None:
     """`draw_traffic` on white, so that it can stand on any page; in an SVG, text stays text.
     `timed`: whether seconds are worth showing.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import rc_context
 
     style: Any = {"font.size": 11, "svg.fonttype": "none", "svg.hashsalt": "spu-llm"}
     style["figure.constrained_layout.w_pad"] = 0.12  # inches: another font may run wider
-    with matplotlib.rc_context(style):
+    with rc_context(style):
         count = 3 if timed else 2
-        figure, axes = pyplot.subplots(1, count, figsize=(2 + 4 * count, 2.6), layout="constrained")
-        draw_traffic(axes, data)
+        figure = report.figure(2 + 4 * count, 2.6)
+        draw_traffic(figure.subplots(1, count), data)
         figure.savefig(path, metadata={"Date": None})
-        pyplot.close(figure)
 
 
 def headline(data: dict[str, Any], *, timed: bool) -> str:

@@ -101,14 +101,12 @@ def _ours(
     for i, step in enumerate(sweep["steps"]):
         kinds = {}
         for kind, cost in step["median"]["kinds"].items():
-            compute = local[i]["kinds"][kind]["seconds"] if local else cost["seconds"]
             busier = max(cost["client_to_provider"], cost["provider_to_client"])
             chain = step["chain"].get(kind, 0)
-            kinds[kind] = _costs(cost) | {
+            kinds[kind] = _costs(cost, local[i]["kinds"][kind] if local else cost) | {
                 "chain": chain,
                 "delay": chain * shape.delay_s,
                 "transmission": _sending(busier, shape),
-                "compute": compute,
             }
         steps.append({
             "positions": step["positions"], "seconds": step["median"]["seconds"],
@@ -125,13 +123,10 @@ def _stock(
         kinds = {}
         for layer in step["layers"]:
             cost, kind = spu_layers.scaled(layer), layer["kind"]
-            compute = local[i]["kinds"][kind]["seconds"] if local else cost["seconds"]
-            transmission = _sending(report.both_ways(cost), shape)
-            kinds[kind] = _costs(cost) | {
-                "delay": max(0.0, cost["seconds"] - compute - transmission) if local else 0.0,
-                "transmission": transmission,
-                "compute": compute,
-            }
+            cell = _costs(cost, local[i]["kinds"][kind] if local else cost)
+            cell["transmission"] = _sending(cell["bytes"], shape)
+            left = cell["seconds"] - cell["compute"] - cell["transmission"]
+            kinds[kind] = cell | {"delay": max(0.0, left) if local else 0.0}
         steps.append({
             "positions": step["positions"], "kinds": kinds,
             "seconds": sum(cell["seconds"] for cell in kinds.values()),
@@ -139,11 +134,12 @@ def _stock(
     return steps
 
 
-def _costs(cost: dict[str, Any]) -> dict[str, Any]:
+def _costs(cost: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     return {
         "seconds": cost["seconds"],
         "bytes": report.both_ways(cost),
         "messages": cost["messages"],
+        "compute": local["seconds"],
     }
 
 
@@ -279,20 +275,16 @@ def draw_breakdown(axes: Any, results: Sequence[dict[str, Any]], name: str) -> N
     """
     kinds = [k for k in kinds_of(results[0]["paths"][name]) if k != "other"]
     bars = len(results[0]["paths"][name])
-    ticks, labels, measured = [], [], []
+    ticks, labels, places, cells = [], [], [], []
     at = 0.0
     for kind in kinds:
         for result in results:
             ticks.append(at + (bars - 1) / 2)
             labels.append(result["network"])
             for i, step in enumerate(result["paths"][name]):
-                bottom, cell = 0.0, step["kinds"].get(kind)
-                if cell is None:
-                    continue
-                for part in PARTS:
-                    axes.bar(at + i, cell[part], 0.9, bottom=bottom, color=_COLORS[part])
-                    bottom += cell[part]
-                measured.append((at + i, cell["seconds"]))
+                if kind in step["kinds"]:
+                    places.append(at + i)
+                    cells.append(step["kinds"][kind])
             at += bars + 1.0
         axes.text(
             at - 1 - (bars + 1) * len(results) / 2, 1.01, kind, ha="center", va="bottom",
@@ -300,12 +292,15 @@ def draw_breakdown(axes: Any, results: Sequence[dict[str, Any]], name: str) -> N
         )  # fmt: skip
         axes.axvline(at + 0.2, color="0.8", linewidth=0.8)
         at += 1.5
-    if name == "ours":
-        axes.scatter(*zip(*measured, strict=True), marker="_", color="black", s=14)
+    bottom = np.zeros(len(cells))
     for part in PARTS:
-        axes.bar([0], [0], color=_COLORS[part], label=part)
-    axes.set_xticks(ticks)
-    axes.set_xticklabels(labels, fontsize=7)
+        heights = np.array([cell[part] for cell in cells])
+        axes.bar(places, heights, 0.9, bottom=bottom, color=_COLORS[part], label=part)
+        bottom = bottom + heights
+    if name == "ours":
+        seconds = [cell["seconds"] for cell in cells]
+        axes.scatter(places, seconds, marker="_", color="black", s=14)
+    axes.set_xticks(ticks, labels, fontsize=7)
     axes.margins(x=0.01)
     axes.set_ylabel(f"{name}: seconds of one step")
     positions = ", ".join(str(s["positions"]) for s in results[0]["paths"][name])
