@@ -59,9 +59,8 @@ def _size(cost: dict[str, Any], unit: str) -> float:
 
 def emitted(record: Record) -> int:
     """Tokens; of a stock run that ended early those that it stands for."""
-    if record["asked"]["stock_tokens"] is not None:
-        return int(record["asked"]["tokens"])
-    return int(record["emitted"])
+    asked = record["asked"]
+    return int(record["emitted"] if asked["stock_tokens"] is None else asked["tokens"])
 
 
 def online(record: Record, unit: str) -> float:
@@ -293,8 +292,7 @@ def _as_in_plaintext(chosen: Sequence[Record]) -> str:
 
 def _hint(records: Sequence[Record]) -> list[str]:
     """Of the runs that fetched a part of it: hidden progress takes one table more."""
-    found = [r["costs"]["hint"] for r in records]
-    found = [cost for cost in found if _size(cost, "bytes") > 1e6]
+    found = [cost for r in records if _size(cost := r["costs"]["hint"], "bytes") > 1e6]
     if not found:
         return []
     size, seconds = (sum(_size(cost, unit) for cost in found) for unit in ("bytes", "seconds"))

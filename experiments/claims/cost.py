@@ -23,7 +23,7 @@ import numpy as np
 from experiments.benchmarks import step_sweep
 from experiments.benchmarks.op_report import count_text, mib_text, seconds_text
 from experiments.common import commands, report
-from experiments.common.measured import medians
+from experiments.common.measured import FIGURES, medians
 from experiments.common.two_parties import machine
 from experiments.spu_baseline import gpt2 as spu_gpt2
 from experiments.spu_baseline import layers as spu_layers
@@ -90,18 +90,12 @@ def analyse(
     stock_step = medians(stock["runs"])
     stock_layers_1 = {layer["kind"]: layer for layer in alone["steps"][0]["layers"]}
     lengths = [
-        {
-            "positions": step["positions"],
-            "seconds": step["median"]["seconds"],
+        {name: step[name] for name in ("positions", "segments", "offline", "material")}
+        | {name: step["median"][name] for name in FIGURES}
+        | {
             "of_stock": step["median"]["seconds"] / stock_step["seconds"],
-            "messages": step["median"]["messages"],
             "messages_per_block": _block_messages(step["median"]["kinds"], layers),
             "chain": sum(step["chain"].values()),
-            "segments": step["segments"],
-            "client_to_provider": step["median"]["client_to_provider"],
-            "provider_to_client": step["median"]["provider_to_client"],
-            "offline": step["offline"],
-            "material": step["material"],
         }
         for step in ours["steps"]
     ]

@@ -424,8 +424,7 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    commands.add_common(parser)
+add_options = commands.add_common
 
 
 def command(options: argparse.Namespace) -> None:
