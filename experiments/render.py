@@ -91,8 +91,7 @@ def with_tables(results: str) -> str:
     for name, data in studies().items():
         paragraphs = completions_report.in_results(data, f"data/{name}.json")
         if name != "completions":
-            ((network, tokens),) = completions_report.groups(data)
-            records = completions_report.of_group(data, network, tokens)
+            ((network, tokens), records) = next(iter(completions_report.groups(data).items()))
             criteria = completions_report.criteria(records, network)
             paragraphs = [
                 f"### Complete generations on {network}",

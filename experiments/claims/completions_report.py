@@ -100,25 +100,18 @@ def spread(values: Iterable[float], text: Text) -> str:
     return middle if len(found) == 1 else f"{middle} ({text(found[0])} to {text(found[-1])})"
 
 
-def groups(data: dict[str, Any]) -> list[tuple[str, int]]:
-    """The networks and lengths that there are runs of."""
-    asked = [record["asked"] for record in data["runs"]]
-    return list(dict.fromkeys((a["network"], a["tokens"]) for a in asked))
-
-
-def of_group(data: dict[str, Any], network: str, tokens: int) -> list[Record]:
-    """The runs on a network of completions of some length that emitted anything. A whole stock run
+def groups(data: dict[str, Any]) -> dict[tuple[str, int], list[Record]]:
+    """The runs that emitted anything, by network and length of the completions. A whole stock run
     stands before one that ended early.
     """
-    chosen: dict[tuple[str, ...], Record] = {}
+    found: dict[tuple[str, int], dict[tuple[str, ...], Record]] = {}
     for record in data["runs"]:
         asked = record["asked"]
+        chosen = found.setdefault((asked["network"], asked["tokens"]), {})
         key = (asked["prompt"], asked["mode"], asked["system"])
-        if (asked["network"], asked["tokens"]) == (network, tokens) and record["emitted"]:
-            before = chosen.get(key)
-            if before is None or before["emitted"] <= record["emitted"]:
-                chosen[key] = record
-    return list(chosen.values())
+        if 0 < record["emitted"] >= chosen.get(key, record)["emitted"]:
+            chosen[key] = record
+    return {group: list(chosen.values()) for group, chosen in found.items() if chosen}
 
 
 def choose(records: Sequence[Record], system: str, mode: str | None = None) -> list[Record]:
@@ -146,16 +139,15 @@ def by_mode(records: Sequence[Record]) -> list[list[Record]]:
 def table(data: dict[str, Any]) -> str:
     """All groups as Markdown, with what the runs were made on."""
     lines = [*_circumstances(data), ""]
-    for network, tokens in groups(data):
-        if records := of_group(data, network, tokens):
-            lines += [
-                f"network {network}, completions of {tokens} tokens; seconds per emitted token, "
-                "median (smallest to largest); + is derived",
-                "",
-            ]
-            for rows in _tables(records):
-                lines += [*rows, ""]
-            lines += [*_hint(records), *criteria(records, network), ""]
+    for (network, tokens), records in groups(data).items():
+        lines += [
+            f"network {network}, completions of {tokens} tokens; seconds per emitted token, "
+            "median (smallest to largest); + is derived",
+            "",
+        ]
+        for rows in _tables(records):
+            lines += [*rows, ""]
+        lines += [*_hint(records), *criteria(records, network), ""]
     failures = [text for record in data["runs"] for text in record["failures"]]
     lines.append("outcomes: " + ("; ".join(failures) or "as in plaintext, near-ties apart"))
     return "\n".join(lines)
@@ -165,7 +157,7 @@ def in_results(data: dict[str, Any], file: str) -> list[str]:
     """The tables of one network's runs in the words of RESULTS.md, where they come from under each:
     a commit, a day and a machine, and the file.
     """
-    (group,) = groups(data)
+    (records,) = groups(data).values()
     (made,) = {
         f"Commit {m['commit']}, {m['date'][:10]}; {m['cores']} cores, {m['memory_gib']:.0f} GiB"
         for m in (run["machine"] for run in data["runs"])
@@ -173,7 +165,7 @@ def in_results(data: dict[str, Any], file: str) -> list[str]:
     others = [run["others"] for run in data["runs"]]
     load = f"load of other work {min(others):.2f} to {max(others):.2f} cores"
     paragraphs = []
-    for rows in _tables(of_group(data, *group)):
+    for rows in _tables(records):
         text = "\n".join(rows).replace("ours-", "ours, ")
         paragraphs.append(re.sub(r"\+(ended after \d+ tokens)", r"\1 ᵃ", text))
         paragraphs.append(f"*{made}; {load}; [data]({file}).*")
@@ -332,8 +324,8 @@ def plot(data: dict[str, Any], path: Path) -> None:
     there = groups(data)
     figure = report.figure(1.2 + 3.6 * len(there), 4.4)
     axes = figure.subplots(1, len(there), sharey=True, squeeze=False)
-    for axis, (network, tokens) in zip(axes[0], there, strict=True):
-        draw(axis, of_group(data, network, tokens))
+    for axis, ((network, tokens), records) in zip(axes[0], there.items(), strict=True):
+        draw(axis, records)
         axis.set_title(f"{network}, {tokens} tokens", fontsize=10)
     axes[0][0].set_ylabel("seconds per emitted token\n(bars and numbers: medians)")
     handles, labels = axes[0][0].get_legend_handles_labels()

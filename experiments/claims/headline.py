@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.claims.completions_report import FIGURES, choose, groups, of_group, online
+from experiments.claims.completions_report import FIGURES, choose, groups, online
 from experiments.common import report
 
 # Okabe and Ito's palette: told apart by readers who do not see all colours.
@@ -28,7 +28,7 @@ PLACES = {
 def main_group(data: dict[str, Any]) -> tuple[str, int]:
     """The network and length that there are most runs of; of several such the last, slowest one."""
     there = groups(data)
-    return max(reversed(there), key=lambda group: len(of_group(data, *group)))
+    return max(reversed(there), key=lambda group: len(there[group]))
 
 
 def draw_traffic(axes: Sequence[Any], data: dict[str, Any]) -> None:
@@ -36,7 +36,7 @@ def draw_traffic(axes: Sequence[Any], data: dict[str, Any]) -> None:
     system, online solid, the rest of everything hatched; lines beside a bar: ranges of seconds.
     """
     network, tokens = main_group(data)
-    records = of_group(data, network, tokens)
+    records = groups(data)[network, tokens]
     systems = [s for s in WAYS if choose(records, s)]
     panels: list[tuple[str, str, float]] = [
         ("MB per token", "bytes", 1e6), ("messages per token", "messages", 1.0),
@@ -95,7 +95,7 @@ def plot_traffic(data: dict[str, Any], path: Path, *, timed: bool) -> None:
 def headline(data: dict[str, Any], *, timed: bool) -> str:
     """A token in sentences, as Markdown; `timed`: whether seconds are worth showing."""
     network, tokens = main_group(data)
-    records = of_group(data, network, tokens)
+    records = groups(data)[network, tokens]
 
     def of(figure: str, unit: str, system: str = "ours-drafted") -> str:
         """The median over all runs of a system."""

@@ -140,13 +140,8 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
             decoder.step(tokens, inputs(POSITIONS - 1, step), retained)
             tell(ACCEPTED)
         retained = np.arange(POSITIONS)[None] <= ACCEPTED
-    return {
-        "plan_steps": [
-            {"phase": e.phase, "kind": e.kind, "name": e.name, "function": e.function}
-            | asdict(e.traffic)
-            for e in session.meter.entries
-        ]
-    }
+    steps = [{"phase": e.phase} | asdict(e.traffic) for e in session.meter.entries]
+    return {"plan_steps": steps}
 
 
 def _distributions(drafts: Sequence[int], chances: Sequence[float], vocab: int) -> np.ndarray:

@@ -164,8 +164,8 @@ def test_a_stock_run_that_ended_early_is_scaled_and_marked() -> None:
     data = {"runs": [short, record("ours-drafted")], "failed": []}
     assert "| stock, greedy, +ended after 11 tokens | 1 |" in completions_report.table(data)
     whole = record("stock", seconds=1.0)
-    found = completions_report.of_group({"runs": [whole, short]}, "lan", 32)
-    assert found == [whole]
+    found = completions_report.groups({"runs": [whole, short]})
+    assert found == {("lan", 32): [whole]}
 
 
 def test_ratios_are_of_the_same_prompt() -> None:
