@@ -1,9 +1,13 @@
-"""Make notebooks' outputs and the README's figure and headline anew from committed results.
+"""Make anew from committed results: notebooks' outputs, the README's figure and headline, and the
+tables of complete generations in RESULTS.md.
 
     python -m experiments.render
 
 Nothing is measured; takes about a minute. Run it after a change of a notebook or of a file in
 `experiments/data/`.
+
+Complete generations have a file for each network: `completions`, and for another network
+`completions_lan` or `completions_wan`. One counts as soon as `index.json` names it.
 """
 
 from __future__ import annotations
@@ -12,14 +16,15 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from experiments.claims import headline
+from experiments.claims import completions_report, headline
 from experiments.common import saved
 
 FOLDER = Path(__file__).parent
 NOTEBOOKS = FOLDER / "notebooks"
 TRAFFIC = FOLDER / "figures" / "traffic.svg"
 README = FOLDER.parent / "README.md"
-BEGIN, END = "<!-- headline: made by experiments.render -->\n", "<!-- end of headline -->\n"
+RESULTS = FOLDER / "RESULTS.md"
+BEGIN, END = "<!-- {}: made by experiments.render -->\n", "<!-- end of {} -->\n"
 # Outputs are committed: small pictures.
 SMALL = "%matplotlib inline\n%config InlineBackend.rc = {'figure.dpi': 60}"
 
@@ -49,22 +54,66 @@ def execute(path: Path, parameters: str = "") -> Any:
     return notebook
 
 
+def studies() -> dict[str, dict[str, Any]]:
+    """The committed runs of complete generations, by the name of their file."""
+    names = [name for name in saved.load("index") if name.startswith("completions")]
+    return {name: saved.load(name) for name in names}
+
+
+def main_study() -> tuple[dict[str, Any], str]:
+    """All runs together, and the name of the file that the headline's are in."""
+    found = studies()
+    together = {"runs": [run for data in found.values() for run in data["runs"]]}
+    group = headline.main_group(together)
+    name = next(name for name, data in found.items() if group in completions_report.groups(data))
+    return together, name
+
+
+def between(document: str, mark: str, *paragraphs: str) -> str:
+    """The document with other paragraphs between the two comments of this mark."""
+    begin, end = BEGIN.format(mark), END.format(mark)
+    before, rest = document.split(begin)
+    text = "\n\n".join(paragraphs)
+    return f"{before}{begin}\n{text}\n\n{end}{rest.split(end)[1]}"
+
+
 def with_headline(readme: str) -> str:
-    """The README with what the completions study says between its two marks."""
-    before, rest = readme.split(BEGIN)
-    text = headline.headline(saved.load("completions"), timed=saved.timed("completions"))
-    origin = textwrap.fill(
-        f"All of it {saved.origin('completions')}.", 100, break_on_hyphens=False
-    )
-    return f"{before}{BEGIN}\n{text}\n\n{origin}\n\n{END}{rest.split(END)[1]}"
+    """The README with what complete generations say between its two marks."""
+    data, name = main_study()
+    text = headline.headline(data, timed=saved.timed(name))
+    return between(readme, "headline", text, _filled(f"All of it {saved.origin(name)}."))
+
+
+def with_tables(results: str) -> str:
+    """RESULTS.md with the tables of each file between its two marks. Those of a further network are
+    a section of their own, with what made them and what the project asks for.
+    """
+    for name, data in studies().items():
+        paragraphs = completions_report.in_results(data, f"data/{name}.json")
+        if name != "completions":
+            ((network, tokens), records) = next(iter(completions_report.groups(data).items()))
+            criteria = completions_report.criteria(records, network)
+            paragraphs = [
+                f"### Complete generations on {network}",
+                _filled(f"Completions of {tokens} tokens as above, {saved.origin(name)}."),
+                *paragraphs,
+                "\n".join(f"- {text}" for text in criteria),
+            ]
+        results = between(results, name, *paragraphs)
+    return results
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 100, break_on_hyphens=False)
 
 
 def main() -> None:
     import nbformat
 
-    timed = saved.timed("completions")
-    headline.plot_traffic(saved.load("completions"), TRAFFIC, timed=timed)
+    data, name = main_study()
+    headline.plot_traffic(data, TRAFFIC, timed=saved.timed(name))
     README.write_text(with_headline(README.read_text(encoding="utf-8")), encoding="utf-8")
+    RESULTS.write_text(with_tables(RESULTS.read_text(encoding="utf-8")), encoding="utf-8")
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         nbformat.write(execute(path), path)
         print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB", flush=True)

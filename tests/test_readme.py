@@ -13,7 +13,7 @@ from experiments import render
 from experiments.claims import headline
 from experiments.common import saved
 from spu_llm.app import cli
-from tests.experiments.test_headline import study
+from tests.experiments.test_headline import committed, study
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -64,12 +64,16 @@ def test_what_the_demo_takes_is_what_it_took() -> None:
     )
 
 
+BEGIN, END = (mark.format("headline") for mark in (render.BEGIN, render.END))
+
+
 def test_the_headline_is_that_of_the_committed_study() -> None:
     assert render.with_headline(README) == README
-    said = README.split(render.BEGIN)[1].split(render.END)[0]
-    seconds = headline.headline(saved.load("completions"), timed=True).splitlines()[-1]
-    assert ("s a token online" in said) == saved.timed("completions") == (seconds in said)
-    assert saved.load("index")["completions"]["command"] in " ".join(said.split())
+    said = README.split(BEGIN)[1].split(END)[0]
+    data, name = render.main_study()
+    seconds = headline.headline(data, timed=True).splitlines()[-1]
+    assert ("s a token online" in said) == saved.timed(name) == (seconds in said)
+    assert saved.load("index")[name]["command"] in " ".join(said.split())
 
 
 def test_the_headline_follows_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,5 +84,13 @@ def test_the_headline_follows_the_study(monkeypatch: pytest.MonkeyPatch) -> None
     assert "**0.344 s a token online on an emulated LAN**" in changed
     assert "All of it from `spu-llm`.\n" in changed and "upper bounds" not in changed
     # All the rest stays.
-    for before, after in zip(README.split(render.BEGIN), changed.split(render.BEGIN), strict=True):
-        assert before.split(render.END)[-1] == after.split(render.END)[-1]
+    for before, after in zip(README.split(BEGIN), changed.split(BEGIN), strict=True):
+        assert before.split(END)[-1] == after.split(END)[-1]
+
+
+def test_the_headline_is_of_the_file_of_its_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved, "load", committed().__getitem__)
+    changed = render.with_headline(README)
+    assert "**0.344 s a token online on an emulated LAN**" in changed
+    assert "All of it from `spu-llm completions_lan`.\n" in changed
+    assert "a client fetches a hint of the model: 2 MB" in changed  # of any run

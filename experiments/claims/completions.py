@@ -23,13 +23,12 @@ A run's parts, which add up to all of it:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ import numpy as np
 
 from experiments.claims.logits import MAX_ERROR
 from experiments.common import commands
-from experiments.common.measured import FIGURES, peaks, summed, total
+from experiments.common.measured import FIGURES, peaks, price, summed, total
 from experiments.common.saved import DATA
 from experiments.common.two_parties import machine, run_study
 from experiments.spu_baseline import gpt2 as spu_gpt2
@@ -48,7 +47,6 @@ from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from spu_llm.compiler.demand import Demand
-from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession
@@ -79,9 +77,9 @@ class Prompt:
     text: str
 
 
-def read_prompts(path: Path = PROMPTS) -> list[Prompt]:
+def read_prompts() -> list[Prompt]:
     """All prompts of the study, in their order."""
-    rows = json.loads(path.read_text(encoding="utf-8"))
+    rows = json.loads(PROMPTS.read_text(encoding="utf-8"))
     return [Prompt(i, row["kind"], row["text"]) for i, row in enumerate(rows, start=1)]
 
 
@@ -109,17 +107,13 @@ def matrix(
     whoever is first takes turns. After each prompt all systems have as many runs on every network.
     """
     runs = []
-    for prompt in prompts:
-        for network in networks:
-            for mode in MODES:
-                shift = (prompt.number + MODES.index(mode)) % len(SYSTEMS)
-                for system in (*SYSTEMS[shift:], *SYSTEMS[:shift]):
-                    if system in systems and (system, mode) != ("stock", "sampled"):
-                        short = stock_tokens if system == "stock" else None
-                        asked = Asked(
-                            network, prompt.kind, mode, system, tokens, prompt.number, short
-                        )
-                        runs.append((asked, prompt))
+    for prompt, network, mode in itertools.product(prompts, networks, MODES):
+        shift = (prompt.number + MODES.index(mode)) % len(SYSTEMS)
+        for system in (*SYSTEMS[shift:], *SYSTEMS[:shift]):
+            if system in systems and (system, mode) != ("stock", "sampled"):
+                short = stock_tokens if system == "stock" else None
+                asked = Asked(network, prompt.kind, mode, system, tokens, prompt.number, short)
+                runs.append((asked, prompt))
     return runs
 
 
@@ -128,8 +122,6 @@ def check(
 ) -> None:
     """InputError for what cannot be measured."""
     config, tokenizer = load_config(model), Tokenizer.load(draft_model)
-    if not runs:
-        raise InputError("there is nothing to run; give --prompts 1 or more")
     for asked, prompt in runs:
         length = len(tokenizer.encode(prompt.text))
         if not 3 <= (asked.stock_tokens or asked.tokens) <= asked.tokens:
@@ -151,12 +143,12 @@ def run(
     session: PartySession, job: Job[Request, ClientInputs], send: Send
 ) -> dict[str, Any]:
     """The completion of `demo` (`spu_llm.systems.decoding.completion`), accounted for."""
-    kinds: dict[str, Correlation] = {}
+    needs: dict[str, Any] = {}  # the last one of each kind of material
     started: list[float] = []  # the prefill: offline seconds before it
     make = session.make
 
     def noting(demand: Demand) -> None:
-        kinds.update({name: need.correlation for name, need in demand.material.items()})
+        needs.update(demand.material)
         make(demand)
 
     def watch(event: str, **fields: Any) -> None:
@@ -166,33 +158,26 @@ def run(
 
     session.make = noting  # type: ignore[method-assign]
     result = completion.run(session, job, watch)
-    costs = account(session, kinds, started[0])
+    costs = account(session, Demand(needs), started[0])
     return result | {"costs": costs, "peak_memory": peaks(session)}
 
 
-def account(
-    session: PartySession, kinds: dict[str, Correlation], seconds: float
-) -> dict[str, Any]:
+def account(session: PartySession, demand: Demand, seconds: float) -> dict[str, Any]:
     """Cost of a completion by its parts, all that the session's meter has; of material also what
     the completion used of it, in units and as its part of the cost of all but a kind's first batch.
 
-    `seconds`: offline, when the prefill began.
+    `demand`: some of every kind. `seconds`: offline, when the prefill began.
     """
     meter, rank = session.meter, session.rank
     batches = [e for e in meter.entries if e.kind == "pool"]
     hints = [e for e in meter.entries if e.kind == "hint"]
     rest = [e for e in meter.entries if e.phase == "offline" and e.kind not in ("pool", "hint")]
-    material = {}
-    for name, kind in kinds.items():
+    material, used = {}, {}
+    for name, need in demand.material.items():
         made = [e for e in batches if e.name == name]
-        units = len(made) * kind.chunk
-        used = units - session.supply.available(kind)
-        cost, later = total(made, rank), total(made[1:] or made, rank)
-        part = used / (max(1, len(made[1:])) * kind.chunk)
-        material[name] = {
-            "batches": len(made), "units": units, "used_units": used, **cost,
-            "used": {k: part * later[k] for k in FIGURES} if made else NO_COST,
-        }  # fmt: skip
+        units = len(made) * need.correlation.chunk
+        used[name] = replace(need, units=units - session.supply.available(need.correlation))
+        material[name] = {"units": units, "used_units": used[name].units} | total(made, rank)
     set_up, hint = total(rest, rank) | {"seconds": seconds}, total(hints, rank)
     making = total(batches, rank)
     spent = sum(part["seconds"] for part in (set_up, hint, making))
@@ -207,7 +192,7 @@ def account(
             | {"seconds": meter.seconds.get(phase, 0.0)}
             for phase in ("prefill", "decode")
         },
-        "used_material": summed(m["used"] for m in material.values()),
+        "used_material": summed(price(batches, Demand(used), rank).values()),
         "kinds": material,
     }
 
@@ -227,41 +212,43 @@ def by_kind(material: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def measure(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[str, Any]:
     """Make a run; its record."""
+    here = asdict(machine())
     before = {
         "asked": asdict(asked),
-        "commit": _commit(),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": asdict(machine()),
+        "commit": here["commit"],
+        "date": here["date"],
+        "machine": here,
         "load_start": os.getloadavg()[0],
     }
-    one = _stock if asked.system == "stock" else _ours
+    given = Tokenizer.load(draft_model).encode(prompt.text)
     busy, own, started = _busy_seconds(), _own_seconds(), time.perf_counter()
-    record = one(asked, prompt, model, draft_model)
+    if asked.system == "stock":
+        record = _stock(asked, prompt, model)
+    else:
+        record = _ours(asked, given, model, draft_model)
     elapsed = time.perf_counter() - started
     others = _busy_seconds() - busy - (_own_seconds() - own)
     costs = record["costs"]
     parts = ("hint", "set_up", "material", "planning", "prefill", "decode")
     costs["launch"] = NO_COST | {"seconds": elapsed - sum(costs[p]["seconds"] for p in parts)}
     costs["whole"] = summed(costs[p] for p in ("launch", *parts))
-    compared = against_plaintext(asked, prompt, model, draft_model, record["token_ids"])
-    tokens = Tokenizer.load(draft_model).encode(prompt.text)
+    compared = against_plaintext(asked, given, model, draft_model, record["token_ids"])
     return before | record | {
         "load_end": os.getloadavg()[0],
         "others": max(0.0, others) / elapsed,
-        "prompt_tokens": len(tokens),
+        "prompt_tokens": len(given),
         "emitted": len(record["token_ids"]),
-        "repetition": repetition(tokens, record["token_ids"]),
+        "repetition": repetition(given, record["token_ids"]),
         **compared,
     }
 
 
-def _ours(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[str, Any]:
-    tokens = Tokenizer.load(draft_model).encode(prompt.text)
+def _ours(asked: Asked, given: list[int], model: Path, draft_model: Path) -> dict[str, Any]:
     outcome, agreed = run_study(
         PROGRAM,
         model,
-        _request(asked, len(tokens)),
-        ClientInputs(tokens, str(draft_model), draft_seed=asked.seed, sampling_seed=asked.seed),
+        _request(asked, len(given)),
+        ClientInputs(given, str(draft_model), draft_seed=asked.seed, sampling_seed=asked.seed),
         tokenizer=draft_model,
         network=asked.network,
         sampling_seed=asked.seed,
@@ -277,7 +264,7 @@ def _ours(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[
     }
 
 
-def _stock(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[str, Any]:
+def _stock(asked: Asked, prompt: Prompt, model: Path) -> dict[str, Any]:
     count = asked.stock_tokens or asked.tokens
     tokenizer = Tokenizer.load(model)
     length = len(tokenizer.encode(prompt.text))
@@ -288,7 +275,7 @@ def _stock(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict
         "costs": {
             "hint": NO_COST, "set_up": found["set_up"], "material": NO_COST,
             "planning": NO_COST,
-            "prefill": _online(found["prefill"]), "decode": summed(map(_online, steps)),
+            "prefill": summed([found["prefill"]]), "decode": summed(steps),
             "used_material": NO_COST, "kinds": {},
         },
         "peak_memory": found["peak_memory"],
@@ -299,10 +286,6 @@ def _stock(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict
         "wire_bytes": sum(found["wire_bytes"].values()),
         "config": found["config"],
     }  # fmt: skip
-
-
-def _online(cost: dict[str, Any]) -> dict[str, Any]:
-    return {name: cost[name] for name in FIGURES}
 
 
 def _request(asked: Asked, prompt_tokens: int) -> Request:
@@ -324,19 +307,6 @@ def _own_seconds() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def _commit() -> str:
-    """The repository's commit, with a + when files differ from it; "unknown" outside one."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "--short=12", "HEAD") + "+" * bool(git("status", "--porcelain"))
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def repetition(prompt: Sequence[int], tokens: Sequence[int]) -> float:
     """Share of `tokens` that lie in a run of NGRAM which stood earlier in prompt and text."""
     text, seen = [*prompt, *tokens], set()
@@ -353,19 +323,19 @@ def repetition(prompt: Sequence[int], tokens: Sequence[int]) -> float:
 
 
 def against_plaintext(
-    asked: Asked, prompt: Prompt, model: Path, draft_model: Path, tokens: list[int]
+    asked: Asked, given: list[int], model: Path, draft_model: Path, tokens: list[int]
 ) -> dict[str, Any]:
-    """How far the tokens are plaintext's, and what is wrong with them.
+    """How far the tokens after those `given` are plaintext's, and what is wrong with them.
 
     Greedy: at each token, how much less likely (in logits of float32, after the same text) it is
     than the likeliest; where that is above zero it is a near-tie, and wrong where it is above twice
     the bound on errors of logits (ours; the stock path has no such bound). Sampled: the number of
     tokens until the first one that plaintext, with the same seeds, does not draw.
     """
-    given = Tokenizer.load(draft_model).encode(prompt.text)
     if asked.mode == "sampled":
         wanted = plaintext_tokens(asked, given, model, draft_model)
-        return {"same_as_plaintext": _common(tokens, wanted), "failures": []}
+        same = len(os.path.commonprefix([tokens, wanted]))
+        return {"same_as_plaintext": same, "failures": []}
     config, params = load_model(model)
     text = np.asarray([*given, *tokens[:-1]], np.int32)
     rows = np.asarray(jax.jit(lambda p, ids: logits(p, config, ids))(params, text))
@@ -394,11 +364,6 @@ def plaintext_tokens(
     secrets = completion.stream("joint randomness", asked.seed)
     generate(session, wanted, decoder, client, secrets)
     return client.tokens
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    return len(os.path.commonprefix([list(a), list(b)]))
 
 
 # ---- all runs, resumably

@@ -18,19 +18,23 @@ derived, too: its missing steps are taken to cost what its others did.
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.op_report import count_text, mib_text
-from experiments.claims.completions import SYSTEMS
-from spu_llm.core.errors import InputError
+from experiments.benchmarks.op_report import count_text
+from experiments.claims.completions import MODES, SYSTEMS
+from experiments.common import report
 
 Record = dict[str, Any]
 Figure = Callable[[Record], float]
+Text = Callable[[float], str]
 
 AMORTISED = (64, 512)  # tokens
+OVER = [f"+ over {n} tokens" for n in AMORTISED]
 QUIET = 0.2  # cores busy with other work, beside which seconds still count
 # What the project asks for: seconds per token of the stock path, in ours with drafts.
 WANTED_ONLINE = {"local": 4.0, "lan": 8.0, "wan": 8.0}
@@ -42,7 +46,7 @@ WANTED_EVERYTHING = 3.0
 
 def _scaled(record: Record, part: str, unit: str) -> float:
     """Of a part; of a stock run that ended early, as if it had gone on."""
-    value: float = _size(record["costs"][part], unit)
+    value = _size(record["costs"][part], unit)
     asked = record["asked"]
     if asked["stock_tokens"] is not None and part == "decode":
         value *= (asked["tokens"] - 1) / (asked["stock_tokens"] - 1)
@@ -50,16 +54,13 @@ def _scaled(record: Record, part: str, unit: str) -> float:
 
 
 def _size(cost: dict[str, Any], unit: str) -> float:
-    if unit == "bytes":
-        return float(cost["client_to_provider"] + cost["provider_to_client"])
-    return float(cost[unit])
+    return float(report.both_ways(cost) if unit == "bytes" else cost[unit])
 
 
 def emitted(record: Record) -> int:
     """Tokens; of a stock run that ended early those that it stands for."""
-    if record["asked"]["stock_tokens"] is not None:
-        return int(record["asked"]["tokens"])
-    return int(record["emitted"])
+    asked = record["asked"]
+    return int(record["emitted"] if asked["stock_tokens"] is None else asked["tokens"])
 
 
 def online(record: Record, unit: str) -> float:
@@ -90,7 +91,7 @@ def tokens_per_step(record: Record) -> float:
 # ---- over runs
 
 
-def spread(values: Iterable[float], text: Callable[[float], str]) -> str:
+def spread(values: Iterable[float], text: Text) -> str:
     """Median, smallest and largest."""
     found = sorted(values)
     if not found:
@@ -99,25 +100,18 @@ def spread(values: Iterable[float], text: Callable[[float], str]) -> str:
     return middle if len(found) == 1 else f"{middle} ({text(found[0])} to {text(found[-1])})"
 
 
-def groups(data: dict[str, Any]) -> list[tuple[str, int]]:
-    """The networks and lengths that there are runs of."""
-    asked = [record["asked"] for record in data["runs"]]
-    return list(dict.fromkeys((a["network"], a["tokens"]) for a in asked))
-
-
-def of_group(data: dict[str, Any], network: str, tokens: int) -> list[Record]:
-    """The runs on a network of completions of some length that emitted anything. A whole stock run
+def groups(data: dict[str, Any]) -> dict[tuple[str, int], list[Record]]:
+    """The runs that emitted anything, by network and length of the completions. A whole stock run
     stands before one that ended early.
     """
-    chosen: dict[tuple[str, ...], Record] = {}
+    found: dict[tuple[str, int], dict[tuple[str, ...], Record]] = {}
     for record in data["runs"]:
         asked = record["asked"]
+        chosen = found.setdefault((asked["network"], asked["tokens"]), {})
         key = (asked["prompt"], asked["mode"], asked["system"])
-        if (asked["network"], asked["tokens"]) == (network, tokens) and record["emitted"]:
-            before = chosen.get(key)
-            if before is None or before["emitted"] <= record["emitted"]:
-                chosen[key] = record
-    return list(chosen.values())
+        if 0 < record["emitted"] >= chosen.get(key, record)["emitted"]:
+            chosen[key] = record
+    return {group: list(chosen.values()) for group, chosen in found.items() if chosen}
 
 
 def choose(records: Sequence[Record], system: str, mode: str | None = None) -> list[Record]:
@@ -127,20 +121,16 @@ def choose(records: Sequence[Record], system: str, mode: str | None = None) -> l
     ]  # fmt: skip
 
 
-def ratios(
-    records: Sequence[Record], system: str, mode: str | None, figure: Figure
-) -> list[float]:
-    """The stock path's figure through ours, prompt by prompt."""
+def ratios(records: Sequence[Record], ours: Sequence[Record], figure: Figure) -> list[float]:
+    """The stock path's figure through that of some runs of ours, prompt by prompt."""
     stock = {r["asked"]["prompt"]: figure(r) for r in choose(records, "stock")}
-    ours = choose(records, system, mode)
     return [stock[p] / figure(r) for r in ours if (p := r["asked"]["prompt"]) in stock]
 
 
-def modes_of(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Systems with the modes that there are runs in, in the order of the table."""
-    there = {(r["asked"]["system"], r["asked"]["mode"]) for r in records}
-    order = [(s, m) for s in SYSTEMS for m in ("greedy", "sampled")]
-    return [pair for pair in order if pair in there]
+def by_mode(records: Sequence[Record]) -> list[list[Record]]:
+    """The runs of each system and mode that there are any of, in the order of the tables."""
+    found = (choose(records, system, mode) for system in SYSTEMS for mode in MODES)
+    return [runs for runs in found if runs]
 
 
 # ---- the tables
@@ -149,15 +139,37 @@ def modes_of(records: Sequence[Record]) -> list[tuple[str, str]]:
 def table(data: dict[str, Any]) -> str:
     """All groups as Markdown, with what the runs were made on."""
     lines = [*_circumstances(data), ""]
-    for network, tokens in groups(data):
-        records = of_group(data, network, tokens)
-        if records:
-            lines += [*_seconds(records, network, tokens), "", *_traffic(records), ""]
-            lines += [*_ratios(records), "", *_texts(records), "", *_hint(records)]
-            lines += [*_criteria(records, network), ""]
+    for (network, tokens), records in groups(data).items():
+        lines += [
+            f"network {network}, completions of {tokens} tokens; seconds per emitted token, "
+            "median (smallest to largest); + is derived",
+            "",
+        ]
+        for rows in _tables(records):
+            lines += [*rows, ""]
+        lines += [*_hint(records), *criteria(records, network), ""]
     failures = [text for record in data["runs"] for text in record["failures"]]
     lines.append("outcomes: " + ("; ".join(failures) or "as in plaintext, near-ties apart"))
     return "\n".join(lines)
+
+
+def in_results(data: dict[str, Any], file: str) -> list[str]:
+    """The tables of one network's runs in the words of RESULTS.md, where they come from under each:
+    a commit, a day and a machine, and the file.
+    """
+    (records,) = groups(data).values()
+    (made,) = {
+        f"Commit {m['commit']}, {m['date'][:10]}; {m['cores']} cores, {m['memory_gib']:.0f} GiB"
+        for m in (run["machine"] for run in data["runs"])
+    }
+    others = [run["others"] for run in data["runs"]]
+    load = f"load of other work {min(others):.2f} to {max(others):.2f} cores"
+    paragraphs = []
+    for rows in _tables(records):
+        text = "\n".join(rows).replace("ours-", "ours, ")
+        paragraphs.append(re.sub(r"\+(ended after \d+ tokens)", r"\1 ᵃ", text))
+        paragraphs.append(f"*{made}; {load}; [data]({file}).*")
+    return paragraphs
 
 
 def _circumstances(data: dict[str, Any]) -> list[str]:
@@ -165,13 +177,16 @@ def _circumstances(data: dict[str, Any]) -> list[str]:
     machines = {f"{r['machine']['cores']} cores, {r['machine']['processor']}" for r in runs}
     commits = {r["commit"] for r in runs}
     loud = sum(r["others"] > QUIET for r in runs)
+    others, load_start, load_end = (
+        spread((r[name] for r in runs), "{:.2f}".format)
+        for name in ("others", "load_start", "load_end")
+    )
     lines = [
         f"{len(runs)} runs on {'; '.join(sorted(machines))}; commits {', '.join(sorted(commits))}; "
         f"{min(r['date'] for r in runs)[:10]} to {max(r['date'] for r in runs)[:10]}; "
         f"{len(data['failed'])} runs broke off and count nowhere",
-        f"other work on the machine, in cores: {spread((r['others'] for r in runs), _two)}; load "
-        f"average at the start {spread((r['load_start'] for r in runs), _two)}, at the end "
-        f"{spread((r['load_end'] for r in runs), _two)}",
+        f"other work on the machine, in cores: {others}; load average at the start {load_start}, "
+        f"at the end {load_end}",
     ]
     if loud:
         lines.append(f"NOT QUIET: {loud} runs had more than {QUIET} cores of other work beside "
@@ -179,122 +194,97 @@ def _circumstances(data: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _mb(size: float) -> str:
-    return f"{size / 1e6:.2f}"
+def _tables(records: Sequence[Record]) -> list[list[str]]:
+    """Of one group: seconds and traffic per token, ratios of seconds, texts; a row for each system
+    and mode.
+    """
+    rows = by_mode(records)
+    return [_seconds(rows), _traffic(rows), _ratios(records, rows), _texts(rows)]
 
 
-def _two(x: float) -> str:
-    return f"{x:.2f}"
+def _per_token(unit: str) -> list[Figure]:
+    """Online, everything, and that over longer sessions."""
+    later = [partial(amortised, unit=unit, tokens=n) for n in AMORTISED]
+    return [partial(online, unit=unit), partial(everything, unit=unit), *later]
 
 
-def _head(*names: str) -> list[str]:
-    return ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+def _cells(chosen: Sequence[Record], figures: Sequence[Figure], text: Text) -> list[str]:
+    return [spread(map(figure, chosen), text) for figure in figures]
 
 
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _seconds(rows: Sequence[Sequence[Record]]) -> list[str]:
+    return report.table(
+        ["system", "runs", "online", "everything, first completion", *OVER, "tokens a step",
+         "steps"],
+        ([_name_and_end(x), str(len(x)),
+          *_cells(x, _per_token("seconds"), seconds_short),
+          *_cells(x, [tokens_per_step], "{:.2f}".format),
+          *_cells(x, [lambda r: r["steps"]], "{:.0f}".format)] for x in rows),
+    )  # fmt: skip
 
 
-def _name(records: Sequence[Record], system: str, mode: str) -> str:
-    short = [r["asked"]["stock_tokens"] for r in choose(records, system, mode)]
-    ended = [n for n in short if n is not None]
-    return f"{system}, {mode}" + (f", +ended after {min(ended)} tokens" if ended else "")
+def _traffic(rows: Sequence[Sequence[Record]]) -> list[str]:
+    return report.table(
+        ["per emitted token", "runs", "MB online", "everything", *OVER, "messages online",
+         "everything", "peak MiB of a worker"],
+        ([_name_and_end(x), str(len(x)),
+          *_cells(x, _per_token("bytes"), _mb),
+          *_cells(x, _per_token("messages")[:2], count_text),
+          *_cells(x, [lambda r: max(r["peak_memory"].values()) / 2**20], "{:.0f}".format)]
+         for x in rows),
+    )  # fmt: skip
 
 
-def _each(
-    records: Sequence[Record], figures: Sequence[tuple[Figure, Callable[[float], str]]]
-) -> list[str]:
-    """A row for each system and mode: its name, its runs, and the spread of each figure."""
-    lines = []
-    for system, mode in modes_of(records):
-        chosen = choose(records, system, mode)
-        cells = [spread((figure(r) for r in chosen), text) for figure, text in figures]
-        lines.append(_row([_name(records, system, mode), str(len(chosen)), *cells]))
-    return lines
-
-
-def _seconds(records: Sequence[Record], network: str, tokens: int) -> list[str]:
-    ways: list[tuple[Figure, Callable[[float], str]]] = [
-        (lambda r: online(r, "seconds"), seconds_short),
-        (lambda r: everything(r, "seconds"), seconds_short),
-        *((lambda r, n=n: amortised(r, "seconds", n), seconds_short) for n in AMORTISED),  # type: ignore[misc]
-        (tokens_per_step, _two),
-        (lambda r: float(r["steps"]), lambda x: f"{x:.0f}"),
-    ]
-    return [
-        f"network {network}, completions of {tokens} tokens; seconds per emitted token, median "
-        "(smallest to largest); + is derived",
-        "",
-        *_head("system", "runs", "online", "everything, first completion",
-               *(f"+ over {n} tokens" for n in AMORTISED), "tokens a step", "steps"),
-        *_each(records, ways),
-    ]  # fmt: skip
-
-
-def _traffic(records: Sequence[Record]) -> list[str]:
-    ways: list[tuple[Figure, Callable[[float], str]]] = [
-        (lambda r: online(r, "bytes"), _mb),
-        (lambda r: everything(r, "bytes"), _mb),
-        *((lambda r, n=n: amortised(r, "bytes", n), _mb) for n in AMORTISED),  # type: ignore[misc]
-        (lambda r: online(r, "messages"), count_text),
-        (lambda r: everything(r, "messages"), count_text),
-        (lambda r: float(max(r["peak_memory"].values())), lambda size: mib_text(int(size))),
-    ]
-    return [
-        *_head("per emitted token", "runs", "MB online", "everything",
-               *(f"+ over {n} tokens" for n in AMORTISED), "messages online", "everything",
-               "peak MiB of a worker"),
-        *_each(records, ways),
-    ]  # fmt: skip
-
-
-def _ratios(records: Sequence[Record]) -> list[str]:
-    lines = _head("stock's seconds in ours, by prompt", "pairs", "online", "everything",
-                  *(f"+ over {n} tokens" for n in AMORTISED))  # fmt: skip
-    ways: list[Figure] = [
-        lambda r: online(r, "seconds"),
-        lambda r: everything(r, "seconds"),
-        *((lambda r, n=n: amortised(r, "seconds", n)) for n in AMORTISED),  # type: ignore[misc]
-    ]
-    for system, mode in modes_of(records):
-        pairs = ratios(records, system, mode, ways[0])
-        if system != "stock" and pairs:
-            cells = [spread(ratios(records, system, mode, way), _times) for way in ways]
-            lines.append(_row([f"{system}, {mode}", str(len(pairs)), *cells]))
-    return lines
+def _ratios(records: Sequence[Record], rows: Sequence[Sequence[Record]]) -> list[str]:
+    cells = []
+    for chosen in rows:
+        found = [ratios(records, chosen, figure) for figure in _per_token("seconds")]
+        if chosen[0]["asked"]["system"] != "stock" and found[0]:
+            cells.append([_name(chosen), str(len(found[0])), *(spread(x, _times) for x in found)])
+    return report.table(
+        ["stock's seconds in ours, by prompt", "pairs", "online", "everything", *OVER], cells
+    )
 
 
 def _times(x: float) -> str:
     return f"{x:.1f}" if x < 100 else f"{x:.0f}"
 
 
-def _texts(records: Sequence[Record]) -> list[str]:
-    lines = _head("text", "runs", "repeated tokens", "tokens", "as in plaintext")
-    for system, mode in modes_of(records):
-        chosen = choose(records, system, mode)
-        lines.append(_row([
-            f"{system}, {mode}", str(len(chosen)),
-            spread((r["repetition"] for r in chosen), lambda x: f"{x:.0%}"),
-            spread((r["emitted"] for r in chosen), lambda x: f"{x:.0f}"),
-            _as_in_plaintext(chosen),
-        ]))  # fmt: skip
-    return lines
+def _texts(rows: Sequence[Sequence[Record]]) -> list[str]:
+    return report.table(
+        ["text", "runs", "repeated tokens", "tokens", "as in plaintext"],
+        ([_name(x), str(len(x)),
+          *_cells(x, [lambda r: r["repetition"]], "{:.0%}".format),
+          *_cells(x, [lambda r: r["emitted"]], "{:.0f}".format), _as_in_plaintext(x)]
+         for x in rows),
+    )  # fmt: skip
 
 
-def _as_in_plaintext(records: Sequence[Record]) -> str:
-    count = sum(r["emitted"] for r in records)
-    if "same_as_plaintext" in records[0]:
-        same = sum(r["same_as_plaintext"] for r in records)
+def _name(chosen: Sequence[Record]) -> str:
+    return "{system}, {mode}".format(**chosen[0]["asked"])
+
+
+def _name_and_end(chosen: Sequence[Record]) -> str:
+    short = [n for r in chosen if (n := r["asked"]["stock_tokens"]) is not None]
+    return _name(chosen) + (f", +ended after {min(short)} tokens" if short else "")
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:.2f}"
+
+
+def _as_in_plaintext(chosen: Sequence[Record]) -> str:
+    count = sum(r["emitted"] for r in chosen)
+    if "same_as_plaintext" in chosen[0]:
+        same = sum(r["same_as_plaintext"] for r in chosen)
         return f"{same} of {count} until a draw falls otherwise"
-    ties, largest = (f(r[k] for r in records) for f, k in
-                     ((sum, "near_ties"), (max, "largest_margin")))  # fmt: skip
+    ties, largest = sum(r["near_ties"] for r in chosen), max(r["largest_margin"] for r in chosen)
     return f"{count - ties} of {count}; {ties} near-ties, {largest:.3f} below at most"
 
 
 def _hint(records: Sequence[Record]) -> list[str]:
     """Of the runs that fetched a part of it: hidden progress takes one table more."""
-    found = [r["costs"]["hint"] for r in records]
-    found = [cost for cost in found if _size(cost, "bytes") > 1e6]
+    found = [cost for r in records if _size(cost := r["costs"]["hint"], "bytes") > 1e6]
     if not found:
         return []
     size, seconds = (sum(_size(cost, unit) for cost in found) for unit in ("bytes", "seconds"))
@@ -305,17 +295,18 @@ def _hint(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _criteria(records: Sequence[Record], network: str) -> list[str]:
+def criteria(records: Sequence[Record], network: str) -> list[str]:
+    """What the project asks of drafted runs on this network, and whether it holds."""
     lines = []
     for name, figure, bound in (
         ("online", online, WANTED_ONLINE[network]),
         ("with everything", everything, WANTED_EVERYTHING),
     ):
-        found = ratios(records, "ours-drafted", None, lambda r, f=figure: f(r, "seconds"))  # type: ignore[misc]
+        found = ratios(records, choose(records, "ours-drafted"), partial(figure, unit="seconds"))
         if found:
             middle = statistics.median(found)
-            holds = "holds" if middle >= bound else "does not hold"
-            lines.append(f"criterion {name}, at least {bound:g} times less: {middle:.1f}: {holds}")
+            lines.append(report.criterion(name, f"at least {bound:g} times less", f"{middle:.1f}",
+                                          holds=middle >= bound))  # fmt: skip
     return lines
 
 
@@ -330,27 +321,17 @@ FIGURES = {"online": online, "everything": everything}
 
 def plot(data: dict[str, Any], path: Path) -> None:
     """Seconds per token of every run, by system and network; InputError without matplotlib."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise InputError("--plot needs matplotlib: pip install matplotlib") from None
     there = groups(data)
-    figure, axes = pyplot.subplots(
-        1, len(there), figsize=(1.2 + 3.6 * len(there), 4.4), sharey=True, squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
-    for axis, (network, tokens) in zip(axes[0], there, strict=True):
-        draw(axis, of_group(data, network, tokens))
+    figure = report.figure(1.2 + 3.6 * len(there), 4.4)
+    axes = figure.subplots(1, len(there), sharey=True, squeeze=False)
+    for axis, ((network, tokens), records) in zip(axes[0], there.items(), strict=True):
+        draw(axis, records)
         axis.set_title(f"{network}, {tokens} tokens", fontsize=10)
     axes[0][0].set_ylabel("seconds per emitted token\n(bars and numbers: medians)")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8,
                   frameon=False)  # fmt: skip
-    figure.savefig(path, dpi=150, metadata={"Software": ""})
-    pyplot.close(figure)
+    report.save(figure, path, dpi=150)
 
 
 def draw(axes: Any, records: Sequence[Record]) -> None:
@@ -379,8 +360,7 @@ def draw(axes: Any, records: Sequence[Record]) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(alpha=0.3, axis="y", which="both", linewidth=0.5)
     axes.tick_params(axis="x", length=0)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def seconds_short(x: float) -> str:

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from experiments.benchmarks import step_sweep
-from experiments.claims import cost_report
-from experiments.common import commands
-from experiments.common.measured import medians
+from experiments.benchmarks.op_report import count_text, mib_text, seconds_text
+from experiments.common import commands, report
+from experiments.common.measured import FIGURES, medians
 from experiments.common.two_parties import machine
 from experiments.spu_baseline import gpt2 as spu_gpt2
 from experiments.spu_baseline import layers as spu_layers
@@ -90,18 +90,12 @@ def analyse(
     stock_step = medians(stock["runs"])
     stock_layers_1 = {layer["kind"]: layer for layer in alone["steps"][0]["layers"]}
     lengths = [
-        {
-            "positions": step["positions"],
-            "seconds": step["median"]["seconds"],
+        {name: step[name] for name in ("positions", "segments", "offline", "material")}
+        | {name: step["median"][name] for name in FIGURES}
+        | {
             "of_stock": step["median"]["seconds"] / stock_step["seconds"],
-            "messages": step["median"]["messages"],
             "messages_per_block": _block_messages(step["median"]["kinds"], layers),
             "chain": sum(step["chain"].values()),
-            "segments": step["segments"],
-            "client_to_provider": step["median"]["client_to_provider"],
-            "provider_to_client": step["median"]["provider_to_client"],
-            "offline": step["offline"],
-            "material": step["material"],
         }
         for step in ours["steps"]
     ]
@@ -138,20 +132,17 @@ def linear_offline(
     """Products with weights at one position, embedding and head included: the stock path's
     encrypted ones, which it makes online, against our material for them, made ahead.
     """
-
-    def size(cost: dict[str, Any]) -> float:
-        return cost["client_to_provider"] + cost["provider_to_client"]
-
     times = {"linear": layers, "embedding": 1, "head": 1}
     seconds = sum(n * stock[kind]["seconds"] for kind, n in times.items())
-    count = sum(n * size(stock[kind]) for kind, n in times.items())
+    count = sum(n * report.both_ways(stock[kind]) for kind, n in times.items())
+    own = report.both_ways(ours)
     return {
         "stock_seconds": seconds,
         "stock_bytes": count,
         "ours_seconds": ours["seconds"],
-        "ours_bytes": size(ours),
+        "ours_bytes": own,
         "times_fewer_seconds": seconds / ours["seconds"] if ours["seconds"] else None,
-        "times_fewer_bytes": count / size(ours) if size(ours) else None,
+        "times_fewer_bytes": count / own if own else None,
     }
 
 
@@ -194,6 +185,119 @@ def criteria(result: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+# ---- the table and the plot
+
+
+MOST = 8  # kinds of material that are listed
+
+
+def table(result: dict[str, Any]) -> str:
+    """One network's figures as Markdown."""
+    machine, linear = result["machine"], result["linear"]
+    heads = (
+        "positions", "seconds", "of stock's step", "messages", "per block", "one after the other",
+        "SPU segments", "bytes C→P", "bytes P→C", "ahead: seconds", "bytes",
+    )  # fmt: skip
+    lines = [
+        f"network {result['network']}, both parties on {machine['cores']} cores; greedy, per step. "
+        "Ahead: what a step takes of its batches; without the cache's tiles and the set-up.",
+        "",
+        *report.table(heads, [_stock_step(result), *map(_step, result["lengths"])]),
+        "",
+        f"a further position: {result['marginal_seconds']:.3f} s",
+        "linear layers, embedding and head at one position: stock "
+        f"{seconds_text(linear['stock_seconds'])} s, {count_text(linear['stock_bytes'])} bytes, on "
+        "the way; ours "
+        f"{seconds_text(linear['ours_seconds'])} s, {count_text(linear['ours_bytes'])} bytes, "
+        "made ahead",
+        *(
+            f"peak memory, {name}: client {mib_text(sizes['client'])} MiB, provider "
+            f"{mib_text(sizes['provider'])} MiB"
+            for name, sizes in result["peak_memory"].items()
+        ),
+        *(
+            f"prefill, {name}: {cost['seconds']:.1f} s, {cost['messages']} messages"
+            for name, cost in result["prefill"].items()
+        ),
+        "",
+        *_material(result),
+        "",
+        *(_criterion(one) for one in result["criteria"]),
+        "outcomes: " + ("; ".join(result["failures"]) or "as in plaintext"),
+    ]
+    return "\n".join(lines)
+
+
+def _stock_step(result: dict[str, Any]) -> list[str]:
+    step = result["stock_step"]
+    return [
+        "1 (stock)", seconds_text(step["seconds"]), "1", count_text(step["messages"]),
+        count_text(result["stock_messages_per_block"]), "", "1",
+        count_text(step["client_to_provider"]), count_text(step["provider_to_client"]), "", "",
+    ]  # fmt: skip
+
+
+def _step(step: dict[str, Any]) -> list[str]:
+    offline = step["offline"]
+    return [
+        str(step["positions"]),
+        seconds_text(step["seconds"]),
+        f"{step['of_stock']:.3f}",
+        count_text(step["messages"]),
+        count_text(step["messages_per_block"]),
+        str(step["chain"]),
+        str(step["segments"]),
+        count_text(step["client_to_provider"]),
+        count_text(step["provider_to_client"]),
+        seconds_text(offline["seconds"]),
+        count_text(report.both_ways(offline)),
+    ]
+
+
+def _material(result: dict[str, Any]) -> list[str]:
+    """What the longest part of the making ahead goes into, for the longest step."""
+    step = result["lengths"][-1]
+    made = sorted(step["material"].items(), key=lambda item: -item[1]["seconds"])
+    lines = [f"made ahead for a step of {step['positions']} positions, by kind:"]
+    for name, cost in made[:MOST]:
+        lines.append(
+            f"- {name}: {count_text(cost['units'])} units, {seconds_text(cost['seconds'])} s, "
+            f"{count_text(report.both_ways(cost))} bytes"
+        )
+    return lines
+
+
+def _criterion(one: dict[str, Any]) -> str:
+    relation = "at least" if one["least"] else "at most"
+    if "memory" in one["name"]:
+        value, bound = f"{mib_text(one['value'])} MiB", f"{mib_text(one['bound'])} MiB"
+    else:
+        value, bound = f"{one['value']:.3g}", f"{one['bound']:g}"
+    return report.criterion(one["name"], f"{relation} {bound}", value, holds=one["holds"])
+
+
+def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Seconds per step against its positions; InputError without matplotlib."""
+    figure = report.figure(6, 4)
+    draw_lengths(figure.subplots(), results)
+    report.save(figure, path, dpi=120)
+
+
+def draw_lengths(axes: Any, results: Sequence[dict[str, Any]]) -> None:
+    """A step of ours against its positions, in steps of the stock path of one position."""
+    for result in results:
+        steps = result["lengths"]
+        xs, ys = [s["positions"] for s in steps], [s["of_stock"] for s in steps]
+        axes.plot(xs, ys, "o-", label=result["network"])
+    axes.axhline(1.0, color="0.6", linestyle="--", label="stock, one position")
+    axes.set(
+        xticks=[s["positions"] for s in results[0]["lengths"]], ylim=(0, None),
+        xlabel="positions in one step of ours", ylabel="seconds, in stock's of one position",
+    )  # fmt: skip
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+
+
 # ---- the command
 
 
@@ -215,6 +319,5 @@ def command(options: argparse.Namespace) -> None:
     request = Request(commands.prompt(options), options.draft_length, options.steps)
     request.check(*pair)
     commands.each_network(
-        options, lambda network: measure(*pair, request, network),
-        cost_report.table, cost_report.plot,
-    )  # fmt: skip
+        options, lambda network: measure(*pair, request, network), table, plot
+    )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from experiments.claims import exact_cells
 from experiments.common import commands
 from experiments.common.replay import Replay
 from experiments.common.saved import DATA
-from experiments.cost_model.workload import ROUNDS, Workload, of_completion, of_layers
+from experiments.cost_model.workload import ROUNDS, Workload, dry_parties, of_completion, of_layers
 from models.family import ModelConfig
 from models.gpt2 import GPT2Config
 from models.hf import load_config
@@ -49,13 +48,10 @@ from protocols.ot.select import select
 from protocols.verification.sampling import Widths, locate, reject, residual
 from protocols.verification.variants import verifier
 from spu_llm.app.output import write_json
-from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.op import Cost
-from spu_llm.core.settings import SpuConfig
-from spu_llm.core.values import CLIENT, PROVIDER, Arith, Bool, Owner
-from spu_llm.runtime.executor import run_local
+from spu_llm.core.values import Arith, Bool, Owner
 from spu_llm.systems.decoding.request import Request
 
 FILE = DATA / "exact.json"
@@ -99,17 +95,12 @@ def figures(model: Path) -> dict[str, Any]:
 
 def cost_of(function: SecureFunction, args: Sequence[Any]) -> Cost:
     """Of one call with arguments of these forms (values, or shapes with a dtype)."""
-    frac_bits = SpuConfig().frac_bits
-    plan, _ = function.plan(*args)
-    leaves = jax.tree.leaves(args)
-    client, provider = (
-        DryRun(rank, frac_bits, functools.partial(run_local, rank, frac_bits))
-        .run(plan, leaves)[0]
-        .calls
-        for rank in (CLIENT, PROVIDER)
-    )
+    parties = dry_parties()
+    for party in parties:
+        party.call(function, *args)
+    (client,), (provider,) = (party.taken() for party in parties)
     replay = Replay(ROUNDS)
-    replay.play(plan.steps, client, provider)
+    replay.play(client.plan.steps, client.demand.calls, provider.demand.calls)
     return Cost(sum(replay.messages), round(replay.seconds), *replay.sent)
 
 
@@ -149,14 +140,13 @@ def _small_steps() -> list[dict[str, Any]]:
 
 def steps_of(config: ModelConfig, request: Request) -> list[dict[str, Any]]:
     """The prefill and the first decode step of a completion, each with what one block adds."""
-    one, two = (
-        of_completion(config.with_layers(n), request, []) for n in (1, 2)
-    )
-    return [
-        _counts(of_layers(a, b, config.layers))
-        | {"block": _counts(b.combined(a, 1.0, -1.0)), "bytes_of": _sizes(a, b, config.layers)}
-        for a, b in zip(one, two, strict=True)
-    ]
+    found = []
+    one, two = (of_completion(config.with_layers(n), request, []) for n in (1, 2))
+    for a, b in zip(one, two, strict=True):
+        whole, block = of_layers(a, b, config.layers), b.combined(a, 1.0, -1.0)
+        sizes = {kind: round(n) for kind, n in whole.bytes_of.items()}
+        found.append(_counts(whole) | {"block": _counts(block), "bytes_of": sizes})
+    return found
 
 
 def _counts(work: Workload) -> dict[str, int]:
@@ -164,16 +154,14 @@ def _counts(work: Workload) -> dict[str, int]:
     return {name: round(work.counts[name]) for name in names}
 
 
-def _sizes(one: Workload, two: Workload, layers: int) -> dict[str, int]:
-    return {kind: round(n) for kind, n in of_layers(one, two, layers).bytes_of.items()}
-
-
 def _attention() -> list[dict[str, Any]]:
     """One layer's attention over a prefix in the provider's clear and the cache, both ways."""
     found = []
     for heads, queries, prefix, rows in ATTENTION:
+        sizes = (queries, prefix, prefix, rows, rows)
+        forms = [jax.ShapeDtypeStruct((heads, n, HEAD_DIM), np.float32) for n in sizes]
         for way in (with_one_maximum, with_own_maxima):
-            cost = cost_of(_aggregation(way), _attention_forms(heads, queries, prefix, rows))
+            cost = cost_of(_aggregation(way), forms)
             row = {"heads": heads, "queries": queries, "prefix": prefix, "cache": rows}
             found.append(row | {"way": way.__name__} | dataclasses.asdict(cost))
     return found
@@ -188,11 +176,6 @@ def _aggregation(way: Callable[..., Any]) -> SecureFunction:
         return way(query, owned, score_bits(511))
 
     return SecureFunction(attention, (J, P, P, J, J), way.__name__)
-
-
-def _attention_forms(heads: int, queries: int, prefix: int, rows: int) -> list[Any]:
-    shapes = [(queries,), (prefix,), (prefix,), (rows,), (rows,)]
-    return [jax.ShapeDtypeStruct((heads, *n, HEAD_DIM), np.float32) for n in shapes]
 
 
 # ---- ops, functions made of ops, verification
@@ -323,12 +306,12 @@ def command(options: argparse.Namespace) -> None:
         raise InputError("--write is for the shipped model's figures; leave --model out")
     found = figures(commands.private_model(options))
     print(exact_cells.table(found), flush=True)
-    for path in filter(None, [options.json, FILE if options.write else None]):
-        write_json(path, found)
-    stale = exact_cells.documents(found, write=options.write)
+    commands.write(options, found)
     if options.write:
-        stale = exact_cells.documents(found, write=False)  # what cannot be written
-    elif exact_cells.stored(FILE) != found:
+        write_json(FILE, found)
+        exact_cells.documents(found, write=True)
+    stale = exact_cells.documents(found, write=False)
+    if exact_cells.stored(FILE) != found:
         stale.append(f"{FILE.name} has other figures")
     if stale:
         text = "; ".join(stale[:3])

@@ -10,48 +10,48 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from experiments.common.kinds import KINDS
+from experiments.common.report import both_ways
 from spu_llm.core.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "experiments" / "RESULTS.md", ROOT / "protocols" / "README.md")
 COMMAND = "spu-llm experiment exact --write"
+_PARTS = ("ops",)  # tables that show some of the rows
 _MARK = re.compile(r"<!-- exact: (.+) -->$")
 
 WAYS = {"with_one_maximum": "one maximum", "with_own_maxima": "a maximum per block, merged"}
 
+DIRECTIONS = ("bytes, client to provider", "bytes, provider to client")
+
 Cells = Mapping[str, Mapping[str, Mapping[str, str]]]  # by table, row, column
+
+
+# Of functions of one size: how tables of RESULTS.md and of protocols/README.md call them, and the
+# case of `bench op`.
+FUNCTIONS = (
+    ("GELU, 6 thresholds (1,024 values)", "gelu", ("gelu", 1024)),
+    ("SiLU, 8 thresholds (1,024)", "silu", ("silu", 1024)),
+    ("reciprocal over 2^10 (256)", "reciprocal, rsqrt over 2^10", ("reciprocal", 256)),
+    ("rsqrt over 2^10 (256)", "reciprocal, rsqrt over 2^10", ("rsqrt", 256)),
+    ("rms_norm, 256 wide (8 rows)", "rms_norm, 256 wide", ("rms-norm", 8)),
+    ("softmax over 64 (64 rows)", "softmax over 64", ("softmax", 64)),
+)
 
 
 def cells(figures: Mapping[str, Any]) -> Cells:
     """What tables have to say."""
     costs = {(row["op"], row["size"]): row for row in figures["ops"]}
-    functions = {
-        "GELU, 6 thresholds (1,024 values)": costs["gelu", 1024],
-        "SiLU, 8 thresholds (1,024)": costs["silu", 1024],
-        "reciprocal over 2^10 (256)": costs["reciprocal", 256],
-        "rsqrt over 2^10 (256)": costs["rsqrt", 256],
-        "rms_norm, 256 wide (8 rows)": costs["rms-norm", 8],
-        "softmax over 64 (64 rows)": costs["softmax", 64],
-    }
-    short = {name.partition(" (")[0]: row for name, row in functions.items()}
-    short["gelu"] = short.pop("GELU, 6 thresholds")
-    short["silu"] = short.pop("SiLU, 8 thresholds")
-    short["reciprocal, rsqrt over 2^10"] = short.pop("reciprocal over 2^10")
-    assert _both(short.pop("rsqrt over 2^10")) == _both(short["reciprocal, rsqrt over 2^10"])
+    assert both_ways(costs["reciprocal", 256]) == both_ways(costs["rsqrt", 256])  # share a row
     return {
         "steps": {_name(step): _of_step(step) for step in figures["steps"]},
         "attention": {
             f"{row['heads']} heads, {row['queries']} queries, prefix {row['prefix']}, cache "
-            f"{row['cache']}, {WAYS[row['way']]}": {
-                "messages": str(row["messages"]), "rounds": str(row["rounds"]),
-                "bytes": f"{_both(row):,}",
-            }
+            f"{row['cache']}, {WAYS[row['way']]}": _counts(row, "messages", "rounds", "bytes")
             for row in figures["attention"]
         },
         "bytes by kind": {
@@ -59,45 +59,50 @@ def cells(figures: Mapping[str, Any]) -> Cells:
             for step in figures["steps"]
         },
         "verification": {
-            f"{row['draft_length']} drafts, {row['variant']} from {row['source']}": {
-                "messages": str(row["messages"]), "rounds": str(row["rounds"]),
-                "bytes, client to provider": f"{row['client_to_provider']:,}",
-                "bytes, provider to client": f"{row['provider_to_client']:,}",
-            }
+            f"{row['draft_length']} drafts, {row['variant']} from {row['source']}": _counts(
+                row, "messages", "rounds", *DIRECTIONS
+            )
             for row in figures["verification"]
         },
         "ops": {
             f"{name}, {size:,}": {
-                "messages, ours": str(row["messages"]), "bytes online, ours": _size(_both(row))
+                "messages, ours": str(row["messages"]),
+                "bytes online, ours": _size(both_ways(row)),
             }
             for (name, size), row in costs.items()
         },
-        "functions": {name: _of_function(row) for name, row in functions.items()},
-        "protocol functions": {name: _of_function(row) for name, row in short.items()},
+        "functions": {name: _of_function(costs[case]) for name, _, case in FUNCTIONS},
+        "protocol functions": {name: _of_function(costs[case]) for _, name, case in FUNCTIONS},
         "protocol ops": _of_protocols(figures["protocols"]),
-    }  # fmt: skip
+    }
 
 
 def _name(step: Mapping[str, Any]) -> str:
     return f"{step['model']}, {step['step']}"
 
 
+def _counts(cost: Mapping[str, Any], *columns: str) -> dict[str, str]:
+    there = {
+        **cost,
+        "bytes, client to provider": cost["client_to_provider"],
+        "bytes, provider to client": cost["provider_to_client"],
+        "bytes": both_ways(cost),
+    }
+    return {column: f"{there[column]:,}" for column in columns}
+
+
 def _of_step(step: Mapping[str, Any]) -> dict[str, str]:
-    block = step["block"]
+    block = _counts(step["block"], "messages", "rounds", "bytes")
     return {
-        "messages": f"{step['messages']:,}",
-        "rounds": f"{step['rounds']:,}",
-        "messages of a block": f"{block['messages']:,}",
-        "rounds of a block": f"{block['rounds']:,}",
-        "bytes of a block": f"{_both(block):,}",
-        "bytes, client to provider": f"{step['client_to_provider']:,}",
-        "bytes, provider to client": f"{step['provider_to_client']:,}",
-        "bytes": f"{_both(step):,}",
+        **_counts(step, "messages", "rounds"),
+        **{f"{column} of a block": text for column, text in block.items()},
+        **_counts(step, *DIRECTIONS, "bytes"),
     }
 
 
 def _of_function(row: Mapping[str, Any]) -> dict[str, str]:
-    return {"messages": str(row["messages"]), "bytes online per value": f"{_each(row):,.0f}"}
+    each = both_ways(row) / row["values"]
+    return {"messages": str(row["messages"]), "bytes online per value": f"{each:,.0f}"}
 
 
 def _of_protocols(ops: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
@@ -105,71 +110,56 @@ def _of_protocols(ops: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, s
         (number,) = {ops[name]["messages"] for name in names}
         return str(number)
 
-    def each(name: str) -> str:
+    def each(*names: str) -> str:
         """Bytes per value: whole numbers and short fractions as they are, others rounded."""
-        exact = Fraction(_both(ops[name]), ops[name]["values"])
+        (exact,) = {Fraction(both_ways(ops[name]), ops[name]["values"]) for name in names}
         if exact < 1 and exact.denominator <= 4:
             return str(exact)
         return f"{float(exact):.2f}".rstrip("0").rstrip(".")
 
-    plain = {
-        "and_bits": f"{each('and_bits')} per bit",
-        "to_arith": f"{each('to_arith')} per bit",
-        "truncate unbiased": each("truncate unbiased"),
-        "truncate local": each("truncate local"),
-        "matmul": f"{each('matmul')} per entry of x and y",
-        "linear": f"{each('linear')} per entry of x",
-        "joint_fraction": f"{each('joint_fraction')} per bit",
-        "narrow": each("narrow"),
-        "widen": each("widen"),
-        "exponential": each("exponential"),
-    }
-    bits, online = "messages online (both parties)", "bytes online per value, both ways"
-    found = {name: {bits: messages(name), online: text} for name, text in plain.items()}
-    found["sign"] = {
-        bits: f"{messages('sign 9')} at 9 bits, {messages('sign 12', 'sign 24', 'sign 32')} at 12 "
-        f"to 32, {messages('sign 64')} at 64",
-        online: f"{each('sign 12')} at 12 bits, {each('sign 24')} at 24, {each('sign 64')} at 64",
-    }
-    found["prefix_or"] = {
-        bits: f"{messages('prefix_or 4')} for 4 bits, {messages('prefix_or 8')} for 8, "
-        f"{messages('prefix_or 20')} for 20",
-        online: f"{each('prefix_or 4')} per bit for 4 bits, {each('prefix_or 8')} for 8, "
-        f"{each('prefix_or 20')} for 20",
-    }
-    found["truncate exact"] = {
-        bits: f"{messages('truncate exact')} at k = 18", online: f"{each('truncate exact')} at "
-        "k = 18",
+    units = {
+        "and_bits": " per bit", "to_arith": " per bit", "truncate unbiased": "",
+        "truncate local": "", "matmul": " per entry of x and y", "linear": " per entry of x",
+        "joint_fraction": " per bit", "narrow": "", "widen": "", "exponential": "",
     }  # fmt: skip
-    found["multiply, square"] = {
-        bits: messages("multiply", "square"), online: f"{each('multiply')}, {each('square')}"
+    found = {name: (messages(name), each(name) + unit) for name, unit in units.items()}
+    found |= {
+        name: (f"{messages(name)} at 9 x 32,000", f"{each(name)} at 26 bits")
+        for name in ("maximum", "argmax")
     }
-    found["select"] = {bits: messages("select")}
-    found["joint_bits, joint_words"] = {
-        bits: messages("joint_bits", "joint_words"), online: each("joint_words")
+    found |= {
+        "sign": (
+            f"{messages('sign 9')} at 9 bits, {messages('sign 12', 'sign 24', 'sign 32')} at 12 "
+            f"to 32, {messages('sign 64')} at 64",
+            f"{each('sign 12')} at 12 bits, {each('sign 24')} at 24, {each('sign 64')} at 64",
+        ),
+        "prefix_or": (
+            f"{messages('prefix_or 4')} for 4 bits, {messages('prefix_or 8')} for 8, "
+            f"{messages('prefix_or 20')} for 20",
+            f"{each('prefix_or 4')} per bit for 4 bits, {each('prefix_or 8')} for 8, "
+            f"{each('prefix_or 20')} for 20",
+        ),
+        "truncate exact": (
+            f"{messages('truncate exact')} at k = 18", f"{each('truncate exact')} at k = 18"
+        ),
+        "multiply, square": (
+            messages("multiply", "square"), f"{each('multiply')}, {each('square')}"
+        ),
+        "joint_bits, joint_words": (messages("joint_bits", "joint_words"), each("joint_words")),
+        "mux": (
+            messages("mux", "mux 25", "mux 32"),
+            f"{each('mux')}; {each('mux 25', 'mux 32')} for words of 25 to 32 bits",
+        ),
+        "reject, residual, locate": (
+            ", ".join(map(messages, ("reject", "residual", "locate"))),
+            f"{each('reject')}, {each('residual')}, {each('locate')} at V = 32,000",
+        ),
+    }  # fmt: skip
+    bits, online = "messages online (both parties)", "bytes online per value, both ways"
+    return {
+        "select": {bits: messages("select")},
+        **{name: {bits: count, online: size} for name, (count, size) in found.items()},
     }
-    narrow = {each("mux 25"), each("mux 32")}
-    found["mux"] = {
-        bits: messages("mux", "mux 25", "mux 32"),
-        online: f"{each('mux')}; {narrow.pop()} for words of 25 to 32 bits",
-    }
-    for name in ("maximum", "argmax"):
-        found[name] = {
-            bits: f"{messages(name)} at 9 x 32,000", online: f"{each(name)} at 26 bits"
-        }
-    found["reject, residual, locate"] = {
-        bits: ", ".join(map(messages, ("reject", "residual", "locate"))),
-        online: f"{each('reject')}, {each('residual')}, {each('locate')} at V = 32,000",
-    }
-    return found
-
-
-def _both(cost: Mapping[str, Any]) -> int:
-    return int(cost["client_to_provider"] + cost["provider_to_client"])
-
-
-def _each(row: Mapping[str, Any]) -> float:
-    return _both(row) / int(row["values"])
 
 
 def _size(count: int) -> str:
@@ -183,20 +173,10 @@ def _size(count: int) -> str:
 # ---- documents
 
 
-@dataclass(frozen=True)
-class Stale:
-    """A cell that does not say what the code does."""
-
-    line: int
-    table: str
-    row: str
-    column: str
-    found: str
-    wanted: str
-
-    def __str__(self) -> str:
-        where = f"line {self.line}, table {self.table}, row {self.row!r}, {self.column!r}"
-        return f"{where}: found {self.found!r}, the code says {self.wanted!r}"
+def _stale(line: int, table: str, row: str, column: str, found: str, wanted: str) -> str:
+    """Of a cell that does not say what the code does."""
+    where = f"line {line}, table {table}, row {row!r}, {column!r}"
+    return f"{where}: found {found!r}, the code says {wanted!r}"
 
 
 def plain(cell: str) -> str:
@@ -210,14 +190,14 @@ def split(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
-def checked(text: str, wanted: Cells) -> tuple[str, list[Stale]]:
+def checked(text: str, wanted: Cells) -> tuple[str, list[str]]:
     """The document with its exact cells as wanted, and those that were not. Rows that should be
     there and are not, and tables that nobody knows, count as stale.
     """
     lines, found = text.splitlines(), []
     for name, start in _tables(lines):
         if name not in wanted:
-            found.append(Stale(start, name, "", "", "a table", "nothing of this name"))
+            found.append(_stale(start, name, "", "", "a table", "nothing of this name"))
             continue
         heads = [plain(cell) for cell in split(lines[start])]
         left = dict(wanted[name])
@@ -231,17 +211,14 @@ def checked(text: str, wanted: Cells) -> tuple[str, list[Stale]]:
                 continue
             for column, cell in left.pop(key).items():
                 if column not in heads:
-                    found.append(Stale(number + 1, name, key, column, "no such column", cell))
+                    found.append(_stale(number + 1, name, key, column, "no such column", cell))
                 elif plain(row[heads.index(column)]) != cell:
                     old, row[heads.index(column)] = row[heads.index(column)], cell
-                    found.append(Stale(number + 1, name, key, column, old, cell))
+                    found.append(_stale(number + 1, name, key, column, old, cell))
             lines[number] = f"| {' | '.join(row)} |"
         if name not in _PARTS:
-            found += [Stale(start + 1, name, key, "", "no such row", "one") for key in left]
+            found += [_stale(start + 1, name, key, "", "no such row", "one") for key in left]
     return "\n".join(lines) + "\n", found
-
-
-_PARTS = ("ops",)  # tables that show some of the rows
 
 
 def _tables(lines: list[str]) -> Iterator[tuple[str, int]]:
@@ -266,13 +243,9 @@ def documents(figures: Mapping[str, Any], *, write: bool) -> list[str]:
     return found
 
 
-def stored(path: Path) -> dict[str, Any]:
+def stored(path: Path) -> Any:
     """What was written; nothing where there is no file."""
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    return found
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def table(figures: Mapping[str, Any]) -> str:

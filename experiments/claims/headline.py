@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.claims.completions_report import FIGURES, Record, choose, groups, of_group, online
+from experiments.claims.completions_report import FIGURES, choose, groups, online
+from experiments.common import report
 
 # Okabe and Ito's palette: told apart by readers who do not see all colours.
 WAYS = {
@@ -27,12 +28,7 @@ PLACES = {
 def main_group(data: dict[str, Any]) -> tuple[str, int]:
     """The network and length that there are most runs of; of several such the last, slowest one."""
     there = groups(data)
-    return max(reversed(there), key=lambda group: len(of_group(data, *group)))
-
-
-def median(records: Sequence[Record], system: str, figure: str, unit: str) -> float:
-    """Of FIGURES[figure] over all runs of a system, greedy and sampled alike."""
-    return statistics.median(FIGURES[figure](r, unit) for r in choose(records, system))
+    return max(reversed(there), key=lambda group: len(there[group]))
 
 
 def draw_traffic(axes: Sequence[Any], data: dict[str, Any]) -> None:
@@ -40,7 +36,7 @@ def draw_traffic(axes: Sequence[Any], data: dict[str, Any]) -> None:
     system, online solid, the rest of everything hatched; lines beside a bar: ranges of seconds.
     """
     network, tokens = main_group(data)
-    records = of_group(data, network, tokens)
+    records = groups(data)[network, tokens]
     systems = [s for s in WAYS if choose(records, s)]
     panels: list[tuple[str, str, float]] = [
         ("MB per token", "bytes", 1e6), ("messages per token", "messages", 1.0),
@@ -49,16 +45,17 @@ def draw_traffic(axes: Sequence[Any], data: dict[str, Any]) -> None:
     for panel, (title, unit, scale) in zip(axes, panels, strict=False):
         for y, system in enumerate(systems):
             color = WAYS[system][1]
-            inner, outer = (median(records, system, name, unit) / scale for name in FIGURES)
+            chosen = choose(records, system)
+            found = [[figure(r, unit) / scale for r in chosen] for figure in FIGURES.values()]
+            inner, outer = map(statistics.median, found)
             panel.barh(y, inner, 0.62, color=color)
             panel.barh(y, outer - inner, 0.62, left=inner, color="white", edgecolor=color,
                        hatch="////")  # fmt: skip
             lines, right = [], outer
-            for name, value, word, edge in (
-                ("online", inner, "online", y - 0.37), ("everything", outer, "in all", y + 0.37),
-            ):  # fmt: skip
-                values = [FIGURES[name](r, unit) / scale for r in choose(records, system)]
-                text = f"{_figure(value)} {word}"
+            for values, word, edge in zip(
+                found, ("online", "in all"), (y - 0.37, y + 0.37), strict=True
+            ):
+                text = f"{_figure(statistics.median(values))} {word}"
                 if unit == "seconds":
                     panel.hlines(edge, min(values), max(values), color=color, linewidth=1.5)
                     text += f" ({_figure(min(values))} to {_figure(max(values))})"
@@ -84,46 +81,41 @@ def plot_traffic(data: dict[str, Any], path: Path, *, timed: bool) -> None:
     """`draw_traffic` on white, so that it can stand on any page; in an SVG, text stays text.
     `timed`: whether seconds are worth showing.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import rc_context
 
     style: Any = {"font.size": 11, "svg.fonttype": "none", "svg.hashsalt": "spu-llm"}
     style["figure.constrained_layout.w_pad"] = 0.12  # inches: another font may run wider
-    with matplotlib.rc_context(style):
+    with rc_context(style):
         count = 3 if timed else 2
-        figure, axes = pyplot.subplots(1, count, figsize=(2 + 4 * count, 2.6), layout="constrained")
-        draw_traffic(axes, data)
+        figure = report.figure(2 + 4 * count, 2.6)
+        draw_traffic(figure.subplots(1, count), data)
         figure.savefig(path, metadata={"Date": None})
-        pyplot.close(figure)
 
 
 def headline(data: dict[str, Any], *, timed: bool) -> str:
     """A token in sentences, as Markdown; `timed`: whether seconds are worth showing."""
     network, tokens = main_group(data)
-    records = of_group(data, network, tokens)
+    records = groups(data)[network, tokens]
 
     def of(figure: str, unit: str, system: str = "ours-drafted") -> str:
-        value = median(records, system, figure, unit) / (1e6 if unit == "bytes" else 1.0)
-        return _figure(value)
+        """The median over all runs of a system."""
+        values = [FIGURES[figure](r, unit) for r in choose(records, system)]
+        return _figure(statistics.median(values) / (1e6 if unit == "bytes" else 1.0))
 
     def sent(figure: str, system: str = "ours-drafted") -> str:
         return f"{of(figure, 'messages', system)} messages and {of(figure, 'bytes', system)} MB"
 
-    runs = ", ".join(
-        f"{len(choose(records, s))} {name}" for s, name in (("ours-drafted", "drafted"),
-                                                           ("stock", "stock"))
-    )  # fmt: skip
+    drafted, stock = (choose(records, system) for system in ("ours-drafted", "stock"))
     texts = [
         f"A token of a completion of {tokens} by the demo's private model, drafted, against the "
-        f"same GPT-2 compiled whole by SPU (medians over complete two-party runs: {runs}):",
+        "same GPT-2 compiled whole by SPU (medians over complete two-party runs: "
+        f"{len(drafted)} drafted, {len(stock)} stock):",
         f"- **{sent('online')} a token online**, against {sent('online', 'stock')}; with "
         f"everything from launch to end {sent('everything')}, against "
         f"{sent('everything', 'stock')}.",
     ]
     if timed:
-        seconds = [online(r, "seconds") for r in choose(records, "ours-drafted")]
+        seconds = [online(r, "seconds") for r in drafted]
         texts.append(
             f"- **{of('online', 'seconds')} s a token online {PLACES[network]}** "
             f"({_figure(min(seconds))} to {_figure(max(seconds))}), against "
@@ -131,7 +123,7 @@ def headline(data: dict[str, Any], *, timed: bool) -> str:
             f"{of('everything', 'seconds')} s, against "
             f"{of('everything', 'seconds', 'stock')} s (two cores for both parties together)."
         )
-    hint = max(r["costs"]["hint"]["provider_to_client"] for r in records)
+    hint = max(r["costs"]["hint"]["provider_to_client"] for r in data["runs"])
     if hint > 1e6:
         texts.append(
             f"- Before its first completion a client fetches a hint of the model: {hint / 1e6:.0f} "

@@ -11,8 +11,9 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from experiments.common.measured import summed
+from experiments.common.report import both_ways
 from experiments.cost_model.estimate import Options, figures
 from experiments.cost_model.prices import Prices
 from experiments.cost_model.workload import of_steps
@@ -46,6 +47,13 @@ class Cost:
     def total_seconds(self, network: str) -> float:
         return sum(self.seconds[network])
 
+    def compared(self) -> list[float]:
+        """What the table compares: messages and bytes, online, offline; seconds by network."""
+        return [
+            self.messages, self.offline_messages, self.online_bytes, self.offline_bytes,
+            self.total_bytes, *map(self.total_seconds, NETWORKS),
+        ]  # fmt: skip
+
 
 def course(tokens: int, per_step: float, draft_length: int) -> list[int]:
     """Accepted drafts per step until `tokens` are there, the prefill's included: as even as can be,
@@ -62,39 +70,33 @@ def course(tokens: int, per_step: float, draft_length: int) -> list[int]:
 def cost(config: ModelConfig, request: Request, accepted: Sequence[int], prices: Prices) -> Cost:
     """Of a text whose steps accept so many drafts."""
     works = of_steps(config, request, [SHAPES[name] for name in NETWORKS], accepted)
-    found: dict[str, list[dict[str, Any]]] = {}
+    spent = {}  # by network, online and offline
     for name in NETWORKS:
         options = Options(
             request.prompt_tokens, request.max_new_tokens, request.draft_length, name
         )
         played = f"seconds {options.shape.name}"
-        found[name] = [
+        steps = [
             figures(
                 replace(w, counts=w.counts | {played: w.counts[f"seconds {name}"]}), options, prices
             )
             for w in works
         ]
-    some = found[NETWORKS[0]]
+        spent[name] = summed(steps), summed(step["offline"] for step in steps)
+    online, offline = spent[NETWORKS[0]]
     written = request.prompt_tokens + (request.draft_length + 1) * len(accepted)
     if not request.hide_progress:
         written = request.prompt_tokens + sum(accepted[:-1]) + len(accepted)
         written += request.draft_length
     rows = next((s for s in request.sizes(config) if s >= written), request.capacity(config))
-
-    def both_ways(part: dict[str, Any]) -> float:
-        return float(part["client_to_provider"] + part["provider_to_client"])
-
     return Cost(
         rows=rows,
         steps=len(accepted),
-        messages=sum(s["messages"] for s in some),
-        online_bytes=round(sum(map(both_ways, some))),
-        offline_messages=round(sum(s["offline"]["messages"] for s in some)),
-        offline_bytes=round(sum(both_ways(s["offline"]) for s in some)),
-        seconds={
-            name: (sum(s["seconds"] for s in steps), sum(s["offline"]["seconds"] for s in steps))
-            for name, steps in found.items()
-        },
+        messages=online["messages"],
+        online_bytes=round(both_ways(online)),
+        offline_messages=round(offline["messages"]),
+        offline_bytes=round(both_ways(offline)),
+        seconds={name: (on["seconds"], off["seconds"]) for name, (on, off) in spent.items()},
     )
 
 
@@ -129,19 +131,12 @@ def table(
                 f"{c.total_bytes / 1e6:.0f} | {online:.0f} ({online_lan:.0f}) | "
                 f"{offline:.0f} ({offline_lan:.0f}) |"
             )
-
-        def more(of_hidden: float, of_shown: float) -> str:
-            return f"{100 * (of_hidden / of_shown - 1):+.1f} %"
-
-        seconds = ", ".join(
-            f"{more(hidden.total_seconds(n), shown.total_seconds(n))} {n}" for n in NETWORKS
+        *counts, local, lan = (
+            f"{100 * (b / a - 1):+.1f} %"
+            for a, b in zip(shown.compared(), hidden.compared(), strict=True)
         )
         lines.append(
-            f"| {rate:g} | more | | | {more(hidden.messages, shown.messages)} | "
-            f"{more(hidden.offline_messages, shown.offline_messages)} | "
-            f"{more(hidden.online_bytes, shown.online_bytes)} | "
-            f"{more(hidden.offline_bytes, shown.offline_bytes)} | "
-            f"{more(hidden.total_bytes, shown.total_bytes)} | in all: {seconds} | |"
+            f"| {rate:g} | more | | | {' | '.join(counts)} | in all: {local} local, {lan} lan | |"
         )
     return "\n".join(lines)
 

@@ -18,13 +18,16 @@ Ours adds up to a prediction, which stands beside what was measured.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments.benchmarks import step_sweep
-from experiments.common import commands
+from experiments.benchmarks.op_report import count_text, seconds_text
+from experiments.common import commands, report
 from experiments.common.kinds import KINDS
 from experiments.common.two_parties import machine
 from experiments.spu_baseline import layers as spu_layers
@@ -34,7 +37,6 @@ from models.training.evaluate import expected_tokens
 from spu_llm.core.errors import InputError
 from spu_llm.net.shaping import NETWORKS, NetworkShape
 
-POSITIONS = (1, 2, 4, 8, 16)
 PARTS = ("delay", "transmission", "compute")
 
 
@@ -99,14 +101,12 @@ def _ours(
     for i, step in enumerate(sweep["steps"]):
         kinds = {}
         for kind, cost in step["median"]["kinds"].items():
-            compute = local[i]["kinds"][kind]["seconds"] if local else cost["seconds"]
             busier = max(cost["client_to_provider"], cost["provider_to_client"])
             chain = step["chain"].get(kind, 0)
-            kinds[kind] = _costs(cost) | {
+            kinds[kind] = _costs(cost, local[i]["kinds"][kind] if local else cost) | {
                 "chain": chain,
                 "delay": chain * shape.delay_s,
                 "transmission": _sending(busier, shape),
-                "compute": compute,
             }
         steps.append({
             "positions": step["positions"], "seconds": step["median"]["seconds"],
@@ -123,14 +123,10 @@ def _stock(
         kinds = {}
         for layer in step["layers"]:
             cost, kind = spu_layers.scaled(layer), layer["kind"]
-            compute = local[i]["kinds"][kind]["seconds"] if local else cost["seconds"]
-            both = cost["client_to_provider"] + cost["provider_to_client"]
-            transmission = _sending(both, shape)
-            kinds[kind] = _costs(cost) | {
-                "delay": max(0.0, cost["seconds"] - compute - transmission) if local else 0.0,
-                "transmission": transmission,
-                "compute": compute,
-            }
+            cell = _costs(cost, local[i]["kinds"][kind] if local else cost)
+            cell["transmission"] = _sending(cell["bytes"], shape)
+            left = cell["seconds"] - cell["compute"] - cell["transmission"]
+            kinds[kind] = cell | {"delay": max(0.0, left) if local else 0.0}
         steps.append({
             "positions": step["positions"], "kinds": kinds,
             "seconds": sum(cell["seconds"] for cell in kinds.values()),
@@ -138,11 +134,12 @@ def _stock(
     return steps
 
 
-def _costs(cost: dict[str, Any]) -> dict[str, Any]:
+def _costs(cost: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     return {
         "seconds": cost["seconds"],
-        "bytes": cost["client_to_provider"] + cost["provider_to_client"],
+        "bytes": report.both_ways(cost),
         "messages": cost["messages"],
+        "compute": local["seconds"],
     }
 
 
@@ -174,6 +171,145 @@ def speedup(path: Sequence[dict[str, Any]], alpha: float, draft_length: int) -> 
     return tokens * seconds[1] / seconds[draft_length + 1]
 
 
+# ---- the table
+
+
+_NAMES = {"ours": "ours", "stock": "stock (layers alone)"}
+
+
+def table(result: dict[str, Any]) -> str:
+    """One network's figures as Markdown."""
+    lines = [
+        f"network {result['network']}, both parties on {result['machine']['cores']} cores, cache "
+        f"of {result['capacity']} positions; seconds of one step. `parts`: delay + transmission + "
+        "compute, which for ours is a prediction; `x`: in steps of one position.",
+    ]
+    for name, path in result["paths"].items():
+        kinds = kinds_of(path)
+        heads = [f"{_NAMES[name]}: positions", *kinds, "in all", "x", "parts"]
+        rows = [
+            [str(step["positions"]), *_cells(step, kinds, "seconds", seconds_text),
+             seconds_text(step["seconds"]), f"{times:.2f}",
+             " + ".join(map(seconds_text, parts_of(step).values()))]
+            for step, times in zip(path, growth(path), strict=True)
+        ] + [
+            [f"{figure} at {step['positions']}", *_cells(step, kinds, figure, count_text),
+             count_text(sum(cell[figure] for cell in step["kinds"].values())), "", ""]
+            for figure in ("messages", "bytes") for step in (path[0], path[-1])
+        ]  # fmt: skip
+        lines += ["", *report.table(heads, rows)]
+    if segments := result["paths"]["ours"][0]["segments"]:
+        lines += ["", f"note: {segments} segments of a step run in SPU; their delay is not in "
+                  "`parts`"]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _cells(
+    step: dict[str, Any], kinds: Sequence[str], figure: str, text: Callable[[float], str]
+) -> list[str]:
+    return [text(step["kinds"][k][figure]) if k in step["kinds"] else "" for k in kinds]
+
+
+# ---- plots
+
+
+# FLAN-T5-XL on 1 Gbps and 10 ms: seconds at these positions in those at one (Figure 1).
+PAPER_GROWTH = {"lan": {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.2, 16: 1.5}}
+_COLORS = {"delay": "C0", "transmission": "C2", "compute": "C1"}
+
+
+def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """All three figures in one file; InputError without matplotlib."""
+    names = list(results[0]["paths"])
+    figure = report.figure(13, 4 + 3.6 * len(names))
+    rows = figure.subfigures(1 + len(names), 1)
+    top = rows[0].subplots(1, 1 + len(results))
+    draw_growth(top[0], results)
+    for axes, result in zip(top[1:], results, strict=True):
+        draw_speedup(axes, result)
+    for part, name in zip(rows[1:], names, strict=True):
+        draw_breakdown(part.subplots(1, 1), results, name)
+    report.save(figure, path, dpi=110)
+
+
+def draw_growth(axes: Any, results: Sequence[dict[str, Any]]) -> None:
+    """Figure 1: seconds of a step against its positions, in those of one position."""
+    for i, result in enumerate(results):
+        for name, style in (("ours", "o-"), ("stock", "x--")):
+            if name in result["paths"]:
+                path = result["paths"][name]
+                xs = [step["positions"] for step in path]
+                label = f"{name}, {result['network']}"
+                axes.plot(xs, growth(path), style, color=f"C{i}", label=label, markersize=4)
+        last = result["paths"]["ours"][-1]["positions"]
+        paper = PAPER_GROWTH.get(result["network"], {})
+        if shown := {n: times for n, times in paper.items() if n <= last}:
+            axes.plot(list(shown), list(shown.values()), "k:", label=f"paper, {result['network']}")
+    axes.set(
+        xticks=[step["positions"] for step in results[0]["paths"]["ours"]], ylim=(0, None),
+        xlabel="positions in one step", ylabel="latency, in steps of one position",
+    )  # fmt: skip
+    axes.set_title("latency against input length (Figure 1)", fontsize=9)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=6)
+
+
+def draw_speedup(axes: Any, result: dict[str, Any]) -> None:
+    """Figure 5: speed-up of drafted over standard decoding on our path against acceptance."""
+    path = result["paths"]["ours"]
+    alphas = np.linspace(0, 0.98, 99)
+    lengths = [step["positions"] - 1 for step in path if step["positions"] > 1]
+    for i, count in enumerate(lengths):
+        ys = [speedup(path, float(alpha), count) for alpha in alphas]
+        axes.plot(alphas, ys, color=f"C{i}", label=f"{count} drafts")
+    axes.axhline(1.0, color="red", linestyle=":", label="standard")
+    axes.set(xlabel="acceptance ratio", ylabel="speed-up", ylim=(0, None))
+    axes.set_title(f"drafting, {result['network']} (Figure 5)", fontsize=9)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=6)
+
+
+def draw_breakdown(axes: Any, results: Sequence[dict[str, Any]], name: str) -> None:
+    """Figure 2: delay, transmission and compute of each kind of layer, a group of bars per kind and
+    network, a bar per number of positions; for our path, strokes where it was measured.
+    """
+    kinds = [k for k in kinds_of(results[0]["paths"][name]) if k != "other"]
+    bars = len(results[0]["paths"][name])
+    ticks, labels, places, cells = [], [], [], []
+    at = 0.0
+    for kind in kinds:
+        for result in results:
+            ticks.append(at + (bars - 1) / 2)
+            labels.append(result["network"])
+            for i, step in enumerate(result["paths"][name]):
+                if kind in step["kinds"]:
+                    places.append(at + i)
+                    cells.append(step["kinds"][kind])
+            at += bars + 1.0
+        axes.text(
+            at - 1 - (bars + 1) * len(results) / 2, 1.01, kind, ha="center", va="bottom",
+            fontsize=8, transform=axes.get_xaxis_transform(),
+        )  # fmt: skip
+        axes.axvline(at + 0.2, color="0.8", linewidth=0.8)
+        at += 1.5
+    bottom = np.zeros(len(cells))
+    for part in PARTS:
+        heights = np.array([cell[part] for cell in cells])
+        axes.bar(places, heights, 0.9, bottom=bottom, color=_COLORS[part], label=part)
+        bottom = bottom + heights
+    if name == "ours":
+        seconds = [cell["seconds"] for cell in cells]
+        axes.scatter(places, seconds, marker="_", color="black", s=14)
+    axes.set_xticks(ticks, labels, fontsize=7)
+    axes.margins(x=0.01)
+    axes.set_ylabel(f"{name}: seconds of one step")
+    positions = ", ".join(str(s["positions"]) for s in results[0]["paths"][name])
+    stroke = "; strokes: measured" if name == "ours" else ""
+    axes.set_xlabel(f"bars: {positions} positions{stroke} (Figure 2)", fontsize=8)
+    axes.grid(alpha=0.3, axis="y")
+    axes.legend(fontsize=7)
+
+
 # ---- the command
 
 
@@ -193,8 +329,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> None:
-    from experiments.claims import latency_report
-
     commands.check_folders(options)
     asked = (*commands.pair(options), commands.prompt(options), options.positions, options.repeat)
     check(*asked)
@@ -207,4 +341,4 @@ def command(options: argparse.Namespace) -> None:
 
     # What computing takes is seen where the network takes no time.
     options.network = dict.fromkeys(["local", *options.network])
-    commands.each_network(options, once, latency_report.table, latency_report.plot)
+    commands.each_network(options, once, table, plot)

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.common import commands
+from experiments.common import commands, report
 from experiments.common.two_parties import machine, run_study
 from models.cache import rows_after
 from models.family import ModelConfig, Params, family_of, logits
@@ -43,7 +43,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.systems.decoding.secure_model import share_weights
+from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.program import Job, Program, Send
 
 WINDOW_TOKENS = 50
@@ -107,8 +107,7 @@ def run(session: PartySession, job: Job[Windows, ClientInputs], send: Send) -> d
     config, windows, length = job.model, job.request.windows, job.request.window_tokens
     secure = build(config)
     with session.meter.in_phase("offline"):
-        params = load_model(Path(job.provider.model_dir))[1] if session.rank != CLIENT else None
-        weights = share_weights(session, config, params)
+        weights = held_weights(session, config, job)
         send("stage", name="compiling")
         session.prepare(secure, weights, jax.ShapeDtypeStruct((length,), np.int32))
     for i in range(windows):
@@ -168,6 +167,7 @@ def compare(tokens: np.ndarray, reference: np.ndarray, secure: np.ndarray) -> Co
     vocab = reference.shape[-1]
     flat, other = reference.reshape(-1, vocab), secure.reshape(-1, vocab)
     wanted, found = flat.argmax(axis=-1), other.argmax(axis=-1)
+    largest = error.reshape(-1, vocab).max(axis=-1)
     flips = [
         Flip(i, int(wanted[i]), int(found[i]), float(flat[i, wanted[i]] - flat[i, found[i]]))
         for i in np.flatnonzero(wanted != found).tolist()
@@ -176,17 +176,12 @@ def compare(tokens: np.ndarray, reference: np.ndarray, secure: np.ndarray) -> Co
         positions=len(flat),
         largest_error=float(error.max()),
         mean_error=float(error.mean()),
-        quantiles=quantiles_of(error.reshape(-1, vocab).max(axis=-1)),
+        quantiles={f"{q:g}": float(np.quantile(largest, q)) for q in QUANTILES},
         agreement=1 - len(flips) / len(flat),
         flips=flips,
         perplexity_float32=perplexity(tokens, reference),
         perplexity_secure=perplexity(tokens, secure),
     )
-
-
-def quantiles_of(largest: np.ndarray) -> dict[str, float]:
-    """`QUANTILES` of the largest error of each position, by their names."""
-    return {f"{q:g}": float(np.quantile(largest, q)) for q in QUANTILES}
 
 
 def perplexity(tokens: np.ndarray, rows: np.ndarray) -> float:
@@ -318,16 +313,14 @@ def table(result: dict[str, Any]) -> str:
     """Both comparisons as Markdown."""
     both = (result, result["pieces"])
 
-    def row(name: str, text: Callable[[dict[str, Any]], str]) -> str:
-        return f"| {name} | " + " | ".join(map(text, both)) + " |"
+    def row(name: str, text: Callable[[dict[str, Any]], str]) -> list[str]:
+        return [name, *map(text, both)]
 
-    lines = [
-        "| logits against float32's | on shares | by pieces, in plaintext |",
-        "|---|---|---|",
+    rows = [
         row("positions", lambda r: f"{r['positions']:,}"),
         row(f"largest error (at most {MAX_ERROR})", lambda r: f"{r['largest_error']:.4f}"),
         *(
-            row(f"largest of a position, quantile {q}", lambda r, q=q: f"{r['quantiles'][q]:.4f}")  # type: ignore[misc]
+            [f"largest of a position, quantile {q}", *(f"{r['quantiles'][q]:.4f}" for r in both)]
             for q in result["quantiles"]
         ),
         row("mean absolute error", lambda r: f"{r['mean_error']:.5f}"),
@@ -335,10 +328,10 @@ def table(result: dict[str, Any]) -> str:
         row("largest margin of a flip", _largest_margin),
         row("perplexity, float32", lambda r: f"{r['perplexity_float32']:.3f}"),
         row("perplexity, these logits", lambda r: f"{r['perplexity_secure']:.3f}"),
-        "",
-        "criterion: " + ("; ".join(result["failures"]) or "holds"),
     ]
-    return "\n".join(lines)
+    heads = ("logits against float32's", "on shares", "by pieces, in plaintext")
+    verdict = "criterion: " + ("; ".join(result["failures"]) or "holds")
+    return "\n".join([*report.table(heads, rows), "", verdict])
 
 
 def _largest_margin(result: dict[str, Any]) -> str:

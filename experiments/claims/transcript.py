@@ -32,13 +32,14 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from experiments.common import commands
+from experiments.common import commands, report
 from experiments.common.two_parties import machine, run_study
 from experiments.common.wire import Message, Recorder
 from models.family import ModelConfig, Params, family_of
@@ -51,9 +52,10 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.net.stream import ByteStream
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.systems.decoding.decoder import Decoder, Retained
+from spu_llm.systems.decoding.completion import held_weights
+from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs, Retained
 from spu_llm.systems.decoding.generate import announce
-from spu_llm.systems.decoding.secure_model import Layout, share_weights
+from spu_llm.systems.decoding.secure_model import Layout
 from spu_llm.systems.program import Job, Program, Send
 
 VERIFIER = verifier("token", Sampling(1.0))
@@ -92,66 +94,47 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
     capacity = prompt_tokens + POSITIONS + STEPS * (1 + ACCEPTED)
     if not 1 <= prompt_tokens <= capacity <= config.context:
         raise InputError(f"a prompt of {prompt_tokens} tokens does not fit this model")
-    secrets = job.client.secrets if session.rank == CLIENT else None
+    secrets: Any = job.client.secrets if session.rank == CLIENT else None
     label = job.client.label if session.rank == CLIENT else ""
     # Of known seeds, so that runs with equal secrets have equal outcomes.
     streams = Streams(*(Prg.from_seed(0, name) for name in ("drafting", "sampling")))
     provider = Prg.from_seed(0, "provider")
 
+    def inputs(count: int, step: int = 0) -> JudgeInputs:
+        """Both parties' of a forward that verifies so many drafts of a step."""
+
+        def drafted() -> list[Any]:
+            drafts = secrets["tokens"][step][1 : 1 + count]
+            q = _distributions(drafts, secrets["chances"][step][:count], config.vocab_size)
+            return [VERIFIER.client_input(drafts, q, 0, streams)]
+
+        return decoder.inputs(count + 1, provider, drafted)
+
     def tell(accepted: int) -> None:
         session.call(announce, session.private(CLIENT, np.array, (2,), np.int32, [accepted, 0]))
 
     with session.meter.in_phase("offline"):
-        params = load_model(Path(job.provider.model_dir))[1] if session.rank != CLIENT else None
-        weights = share_weights(session, config, params)
         layout = Layout(config, (prompt_tokens,), (capacity,))
-        decoder = Decoder(session, layout, VERIFIER, weights)
+        decoder = Decoder(session, layout, VERIFIER, held_weights(session, config, job))
     send("update", name=f"{label}, prefill")
     with session.meter.in_phase("prefill"):
-        prompt = session.private(CLIENT, _prompt, (1, prompt_tokens), np.int32, secrets)
-        decoder.prefill(
-            prompt, decoder.inputs(1, provider, _no_drafts, config.vocab_size, streams)
+        prompt = session.private(
+            CLIENT, lambda: [secrets["prompt"]], (1, prompt_tokens), np.int32
         )
+        decoder.prefill(prompt, inputs(0))
         tell(0)
     retained: Retained = None
     for step in range(STEPS):
         send("update", name=f"{label}, step {step + 1} of {STEPS}")
         with session.meter.in_phase(f"step {step + 1}"):
-            tokens = session.private(CLIENT, _tokens, (1, POSITIONS), np.int32, secrets, step)
-            inputs = decoder.inputs(
-                POSITIONS, provider, _drafts, secrets, step, config.vocab_size, streams
+            tokens = session.private(
+                CLIENT, lambda i: [secrets["tokens"][i]], (1, POSITIONS), np.int32, step
             )
-            decoder.step(tokens, inputs, retained)
+            decoder.step(tokens, inputs(POSITIONS - 1, step), retained)
             tell(ACCEPTED)
         retained = np.arange(POSITIONS)[None] <= ACCEPTED
-    return {
-        "plan_steps": [
-            {"phase": e.phase, "kind": e.kind, "name": e.name, "function": e.function}
-            | asdict(e.traffic)
-            for e in session.meter.entries
-        ]
-    }
-
-
-# The client's own, of its secrets.
-
-
-def _prompt(secrets: dict[str, Any]) -> Any:
-    return [secrets["prompt"]]
-
-
-def _tokens(secrets: dict[str, Any], step: int) -> Any:
-    return [secrets["tokens"][step]]
-
-
-def _no_drafts(vocab: int, streams: Streams) -> Any:
-    return [VERIFIER.client_input([], np.zeros((0, vocab)), 0, streams)]
-
-
-def _drafts(secrets: dict[str, Any], step: int, vocab: int, streams: Streams) -> Any:
-    drafts = secrets["tokens"][step][1:]
-    q = _distributions(drafts, secrets["chances"][step], vocab)
-    return [VERIFIER.client_input(drafts, q, 0, streams)]
+    steps = [{"phase": e.phase} | asdict(e.traffic) for e in session.meter.entries]
+    return {"plan_steps": steps}
 
 
 def _distributions(drafts: Sequence[int], chances: Sequence[float], vocab: int) -> np.ndarray:
@@ -223,26 +206,23 @@ def compare(equal: Sequence[Recorded], others: Sequence[Recorded]) -> Comparison
     def judge(other: Recorded) -> OtherRun:
         found = {(m.sender, m.name): m.size for m in other.messages}
         differing = len(set(found) ^ set(common))
-        wrong_counts = sum(
-            a != b for a, b in zip(_counts(other), _counts(equal[0]), strict=False)
-        ) + abs(len(other.plan_steps) - len(equal[0].plan_steps))
+        wrong_counts = sum(a != b for a, b in zip_longest(_counts(other), _counts(equal[0])))
         row = np.array([found.get(k, np.nan) for k in common])
         present = ~np.isnan(row)
         changed = int(np.sum(fixed & present & (row != sizes[0])))
         own = np.where(present, row, sizes.mean(axis=0))[~fixed]
         deviation = _deviation(own, random)
         outside = _outside(own, random)
-        wrong = []
-        if differing:
-            wrong.append(f"{differing} messages in one run only")
-        if wrong_counts:
-            wrong.append(f"{wrong_counts} plan steps with another number of messages")
-        if changed:
-            wrong.append(f"{changed} messages of fixed size have another size")
-        if deviation > 2 * among:
-            wrong.append(f"a size differs by {deviation:.2%}; equal secrets: {among:.2%}")
-        if abs(outside - expected) > DEVIATIONS * sigma:
-            wrong.append(f"{outside} of {count} sizes out of range; chance: {expected:.0f}")
+        mistakes = {
+            f"{differing} messages in one run only": differing,
+            f"{wrong_counts} plan steps with another number of messages": wrong_counts,
+            f"{changed} messages of fixed size have another size": changed,
+            f"a size differs by {deviation:.2%}; equal secrets: {among:.2%}": deviation > 2 * among,
+            f"{outside} of {count} sizes out of range; chance: {expected:.0f}": (
+                abs(outside - expected) > DEVIATIONS * sigma
+            ),
+        }
+        wrong = [text for text, is_so in mistakes.items() if is_so]
         return OtherRun(
             other.name, differing, wrong_counts, changed, deviation, outside, wrong
         )
@@ -300,39 +280,34 @@ def measure(model: Path, prompt: str) -> dict[str, Any]:
     tokens = Tokenizer.load(model).encode(prompt)
     vocab, rng = config.vocab_size, np.random.default_rng(1)
     usual = client_secrets(tokens, vocab, seed=0)
-    strangers = {
-        "other prompt": client_secrets(rng.integers(vocab, size=len(tokens)).tolist(), vocab, 1),
-        # As far from text as a prompt can be: one token throughout, and drafts of the least chance,
-        # which verification accepts.
-        "constant prompt": {
-            "prompt": [0] * len(tokens),
-            "tokens": [[0] * POSITIONS] * STEPS,
-            "chances": [[1 / _WHOLE] * (POSITIONS - 1)] * STEPS,
-        },
+    other = client_secrets(rng.integers(vocab, size=len(tokens)).tolist(), vocab, seed=1)
+    # As far from text as a prompt can be: one token throughout, and drafts of the least chance,
+    # which verification accepts.
+    constant = {
+        "prompt": [0] * len(tokens),
+        "tokens": [[0] * POSITIONS] * STEPS,
+        "chances": [[1 / _WHOLE] * (POSITIONS - 1)] * STEPS,
     }
     with tempfile.TemporaryDirectory(prefix="spu-llm-") as root:
         shuffled = _sibling(Path(root), "shuffled", model, config, _shuffled(params, rng))
-        untrained = _sibling(
-            Path(root), "untrained", model, config, family_of(config).init(config,
-            jax.random.key(1))
-        )
+        fresh = family_of(config).init(config, jax.random.key(1))
+        untrained = _sibling(Path(root), "untrained", model, config, fresh)
         # Runs of a kind are not neighbours, so that nothing else can tell them apart.
         plan = [
             ("equal 1", model, usual),
-            ("other prompt", model, strangers["other prompt"]),
+            ("other prompt", model, other),
             ("equal 2", model, usual),
             ("shuffled model", shuffled, usual),
             ("equal 3", model, usual),
-            ("constant prompt", model, strangers["constant prompt"]),
+            ("constant prompt", model, constant),
             ("equal 4", model, usual),
             ("untrained model", untrained, usual),
         ]
-        runs: list[Recorded] = []
-        agreed: dict[str, Any] = {}
-        for i, (name, directory, secrets) in enumerate(plan):
-            label = f"run {i + 1} of {len(plan)}: {name}"
-            recorded, agreed = _record(name, label, directory, secrets)
-            runs.append(recorded)
+        recorded = [
+            _record(name, f"run {i} of {len(plan)}: {name}", directory, secrets)
+            for i, (name, directory, secrets) in enumerate(plan, start=1)
+        ]
+    runs, agreed = [run for run, _ in recorded], recorded[-1][1]
     equal = [r for r in runs if r.name.startswith("equal")]
     assert len(equal) == EQUAL_RUNS
     result = compare(equal, [r for r in runs if r not in equal])
@@ -405,39 +380,39 @@ def table(result: dict[str, Any]) -> str:
     client, provider = result["messages"]
     median, largest = result["spread"]
     expected, tolerance = result["outside_expected"], result["outside_tolerance"]
+    phases = list(result["totals"][0]["phases"])
+    heads = ("run", "other messages", "plan steps with other counts", "fixed sizes changed",
+             "largest deviation", "out of range")  # fmt: skip
+    allowed = f"{2 * result['deviation']:.3%}", f"{expected:.0f} ± {tolerance:.0f}"
+    runs = [
+        [*(str(other[k]) for k in ("name", "other_messages", "other_counts", "changed")),
+         f"{other['deviation']:.3%}", str(other["outside"])]
+        for other in result["others"]
+    ]  # fmt: skip
+    totals = [
+        map(str, [total["run"], total["client_to_provider"], total["provider_to_client"],
+                  *(total["phases"][p]["bytes"] for p in phases)])
+        for total in result["totals"]
+    ]  # fmt: skip
     lines = [
         f"Equal secrets ({EQUAL_RUNS} runs): {client} messages of the client, {provider} of the "
         f"provider; {result['fixed']} of fixed size, {result['random']} of random size (standard "
         f"deviation {median:.3%} in the median, {largest:.3%} at most); "
         f"{result['reordered']} sent at another place in some run.",
         "",
-        "| run | other messages | plan steps with other counts | fixed sizes changed "
-        "| largest deviation | out of range |",
-        "|---|---|---|---|---|---|",
-        f"| allowed | 0 | 0 | 0 | {2 * result['deviation']:.3%} "
-        f"| {expected:.0f} ± {tolerance:.0f} |",
-    ]
-    for other in result["others"]:
-        cells = [other[k] for k in ("name", "other_messages", "other_counts", "changed")]
-        cells += [f"{other['deviation']:.3%}", other["outside"]]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    phases = list(result["totals"][0]["phases"])
-    lines += [
+        *report.table(heads, [["allowed", "0", "0", "0", *allowed], *runs]),
         "",
-        "| payload bytes | client→provider | provider→client | "
-        + " | ".join(f"{p}, metered" for p in phases) + " |",
-        "|---" * (3 + len(phases)) + "|",
+        *report.table(
+            ["payload bytes", "client→provider", "provider→client",
+             *(f"{p}, metered" for p in phases)], totals
+        ),
+        "",
+        "criterion: " + ("; ".join(result["failures"]) or "holds"),
     ]  # fmt: skip
-    for total in result["totals"]:
-        cells = [total["run"], total["client_to_provider"], total["provider_to_client"]]
-        cells += [total["phases"][p]["bytes"] for p in phases]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += ["", "criterion: " + ("; ".join(result["failures"]) or "holds")]
     return "\n".join(lines)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    commands.add_common(parser)
+add_options = commands.add_common
 
 
 def command(options: argparse.Namespace) -> None:

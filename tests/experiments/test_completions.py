@@ -11,7 +11,7 @@ import pytest
 
 from experiments.claims import completions, completions_report
 from experiments.claims.completions import NO_COST, SYSTEMS, Asked, Prompt
-from experiments.claims.completions_report import amortised, everything, online, ratios
+from experiments.claims.completions_report import amortised, choose, everything, online, ratios
 from experiments.common.measured import FIGURES, summed
 from models.tokenizer import Tokenizer
 from models.training.corpus import read_manifest
@@ -164,8 +164,8 @@ def test_a_stock_run_that_ended_early_is_scaled_and_marked() -> None:
     data = {"runs": [short, record("ours-drafted")], "failed": []}
     assert "| stock, greedy, +ended after 11 tokens | 1 |" in completions_report.table(data)
     whole = record("stock", seconds=1.0)
-    found = completions_report.of_group({"runs": [whole, short]}, "lan", 32)
-    assert found == [whole]
+    found = completions_report.groups({"runs": [whole, short]})
+    assert found == {("lan", 32): [whole]}
 
 
 def test_ratios_are_of_the_same_prompt() -> None:
@@ -178,8 +178,9 @@ def test_ratios_are_of_the_same_prompt() -> None:
     def seconds(r: dict[str, Any]) -> float:
         return online(r, "seconds")
 
-    assert ratios(records, "ours-drafted", "greedy", seconds) == [10, 3]
-    assert ratios(records, "ours-drafted", "sampled", seconds) == [5]  # to greedy stock
+    assert ratios(records, choose(records, "ours-drafted", "greedy"), seconds) == [10, 3]
+    # To greedy stock.
+    assert ratios(records, choose(records, "ours-drafted", "sampled"), seconds) == [5]
     data = {"runs": records, "failed": []}
     lines = completions_report.table(data).splitlines()
     assert any(line.startswith("| ours-drafted, greedy | 2 | 6.5 (3.0 to 10.0) |")
@@ -224,7 +225,7 @@ def test_a_token_that_plaintext_does_not_give_is_found(tiny_pair: tuple[Path, Pa
     assert right == completions.plaintext_tokens(asked("ours-standard"), given, *tiny_pair)
 
     def compare(system: str, tokens: list[int]) -> dict[str, Any]:
-        return completions.against_plaintext(asked(system), TINY, *tiny_pair, tokens)
+        return completions.against_plaintext(asked(system), given, *tiny_pair, tokens)
 
     assert compare("ours-drafted", right) == {
         "near_ties": 0, "largest_margin": 0.0, "failures": []
@@ -236,7 +237,7 @@ def test_a_token_that_plaintext_does_not_give_is_found(tiny_pair: tuple[Path, Pa
     drawn = completions.plaintext_tokens(asked("ours-drafted", "sampled"), given, *tiny_pair)
     cut = [*drawn[:4], (drawn[4] + 1) % PRIVATE.vocab_size, drawn[5]]
     found = completions.against_plaintext(
-        asked("ours-drafted", "sampled"), TINY, *tiny_pair, cut
+        asked("ours-drafted", "sampled"), given, *tiny_pair, cut
     )
     assert found == {"same_as_plaintext": 4, "failures": []}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.benchmarks import step_sweep
-from experiments.claims import cost, cost_report
+from experiments.claims import cost
 from experiments.claims.cost import Request
 from experiments.cost_model import workload
 from models.hf import load_config
@@ -72,7 +72,7 @@ def test_a_stock_path_that_is_wrong_is_a_failure() -> None:
 
 
 def test_the_table_and_the_plot(tmp_path: Path) -> None:
-    lines = cost_report.table(result()).splitlines()
+    lines = cost.table(result()).splitlines()
     assert lines[0].startswith("network lan, both parties on 2 cores; greedy")
     row = next(line for line in lines if line.startswith("| 8 |"))
     assert row.split("|")[2:6] == [" 4.0000 ", " 0.100 ", " 280 ", " 60 "]
@@ -80,7 +80,7 @@ def test_the_table_and_the_plot(tmp_path: Path) -> None:
                for line in lines)  # fmt: skip
     pytest.importorskip("matplotlib")
     file = tmp_path / "cost.png"
-    cost_report.plot([result("lan"), result("wan")], file)
+    cost.plot([result("lan"), result("wan")], file)
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
@@ -127,4 +127,4 @@ def test_a_run_between_two_processes_sends_what_a_dry_run_finds(
     assert one["segments"] == 0 and one["of_stock"] < 1
     assert one["messages"] < found["stock_messages_per_block"]
     assert found["linear"]["times_fewer_bytes"] > 1
-    assert cost_report.table(found).count("criterion") == len(found["criteria"])
+    assert cost.table(found).count("criterion") == len(found["criteria"])

@@ -28,6 +28,19 @@ def study() -> dict[str, Any]:
     return {"runs": runs, "failed": []}
 
 
+def committed() -> dict[str, Any]:
+    """The same in a file for each of two networks, with their index; a client had its hint of the
+    model from a run over loopback.
+    """
+    files: dict[str, Any] = {}
+    for name, network in (("completions", "local"), ("completions_lan", "lan")):
+        runs = [run for run in study()["runs"] if run["asked"]["network"] == network]
+        files[name] = {"runs": runs, "failed": []}
+    files["completions"]["runs"][0]["costs"]["hint"]["provider_to_client"] = 2_000_000
+    index = {name: {"command": f"spu-llm {name}", "quiet": True} for name in files}
+    return files | {"index": index}
+
+
 def test_it_is_of_the_network_with_most_runs_and_of_several_the_last() -> None:
     assert headline.main_group(study()) == ("lan", 32)
     study_of_local = {"runs": study()["runs"][:9]}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.claims import exact, latency, latency_report
+from experiments.claims import exact, latency
 from experiments.common.kinds import kind_of
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
@@ -89,12 +89,12 @@ def test_scopes_say_which_layer_an_op_is_of(scope: str, op: str, kind: str) -> N
 
 
 def test_the_tables(tmp_path: Path) -> None:
-    lines = latency_report.table(results()[1]).splitlines()
+    lines = latency.table(results()[1]).splitlines()
     assert lines[2].startswith("| ours: positions | embedding | norm | linear |")
     assert lines[4].startswith("| 1 | 0.3000 | 0.3000 |")
     assert lines[4].endswith("| 2.4000 | 1.00 | 1.4000 + 0.0001 + 0.8000 |")
     assert sum(line.startswith("| messages at") for line in lines) == 4
-    without = latency_report.table(results(stock=False)[1])
+    without = latency.table(results(stock=False)[1])
     assert "stock" not in without
 
 
@@ -102,7 +102,7 @@ def test_the_tables(tmp_path: Path) -> None:
 def test_the_plot_is_drawn(stock: bool, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "latency.png"
-    latency_report.plot(results(stock), file)
+    latency.plot(results(stock), file)
     assert file.read_bytes().startswith(b"\x89PNG")
 
 

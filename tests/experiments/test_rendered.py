@@ -67,8 +67,8 @@ def test_the_figure_is_that_of_the_committed_results(tmp_path: Path) -> None:
         return re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text(encoding="utf-8"))
 
     fresh = tmp_path / "traffic.svg"
-    timed = saved.timed("completions")
-    headline.plot_traffic(saved.load("completions"), fresh, timed=timed)
+    data, name = render.main_study()
+    headline.plot_traffic(data, fresh, timed=saved.timed(name))
     assert texts(render.TRAFFIC) == texts(fresh)
     assert any("online" in text for text in texts(fresh))
 

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 import experiments
+from experiments import render
 from experiments.claims import exact, exact_cells
+from experiments.common import saved
 from spu_llm.app import cli
 from spu_llm.app.defaults import shipped
+from tests.experiments.test_headline import committed
 
 FOLDER = Path(experiments.__file__).parent
 RESULTS = FOLDER / "RESULTS.md"
@@ -122,6 +125,31 @@ def test_a_table_without_its_origin_is_found(under: str, wanted: str, tmp_path: 
     assert len(found) == bool(wanted) and all(wanted in text for text in found)
 
 
+# ---- complete generations
+
+
+def test_tables_of_complete_generations_are_those_of_the_committed_files() -> None:
+    text = RESULTS.read_text(encoding="utf-8")
+    assert render.with_tables(text) == text
+
+
+def test_a_further_network_has_a_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = committed()
+    monkeypatch.setattr(saved, "load", results.__getitem__)
+    text = render.with_tables(RESULTS.read_text(encoding="utf-8"))
+    for name in results["index"]:
+        begin, end = (mark.format(name) for mark in (render.BEGIN, render.END))
+        part = text.split(begin)[1].split(end)[0]
+        assert {under for _, under in tables(part)} == {
+            "*Commit 0123456, 2026-01-02; 2 cores, 24 GiB; load of other work 0.00 to 0.00 cores; "
+            f"[data](data/{name}.json).*"
+        }
+        assert len(list(tables(part))) == 4 and "| ours, drafted, greedy | 2 |" in part
+        assert part.count("###") == part.count("- criterion online") == (name == "completions_lan")
+    assert "as above, from `spu-llm completions_lan`.\n" in text
+    assert render.with_tables(text) == text
+
+
 # ---- exact figures
 
 
@@ -157,8 +185,8 @@ WANTED = {"steps": {"one": {"messages": "5", "bytes": "7"}, "two, rows": {"messa
 
 def test_stale_cells_are_found_and_mended() -> None:
     right, stale = exact_cells.checked(TEXT, WANTED)
-    assert [(cell.line, cell.row, cell.column, cell.found, cell.wanted) for cell in stale] == [
-        (5, "two, rows", "messages", "6", "60")
+    assert stale == [
+        "line 5, table steps, row 'two, rows', 'messages': found '6', the code says '60'"
     ]
     assert right == TEXT.replace("| 6 |", "| 60 |")
     assert exact_cells.checked(right, WANTED) == (right, [])
@@ -174,7 +202,7 @@ def test_stale_cells_are_found_and_mended() -> None:
 )
 def test_what_is_not_in_a_table_is_stale(wanted: exact_cells.Cells, words: str) -> None:
     right, (cell,) = exact_cells.checked(TEXT, wanted)
-    assert right == TEXT and words in str(cell)
+    assert right == TEXT and words in cell
 
 
 def test_the_command_finds_and_mends(
