@@ -6,6 +6,7 @@ import contextlib
 import errno
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Protocol
 
 from spu_llm.core.errors import InputError, PeerError
@@ -44,23 +45,13 @@ class TcpStream:
 
     def recv_some(self, max_bytes: int) -> bytes:
         """See `ByteStream.recv_some`."""
-        self._enter()
-        try:
-            return self._sock.recv(max_bytes)
-        except OSError as error:
-            raise _lost(error) from error
-        finally:
-            self._leave()
+        with self._in_use() as sock:
+            return sock.recv(max_bytes)
 
     def send_all(self, data: bytes | memoryview) -> None:
         """See `ByteStream.send_all`."""
-        self._enter()
-        try:
-            self._sock.sendall(data)
-        except OSError as error:
-            raise _lost(error) from error
-        finally:
-            self._leave()
+        with self._in_use() as sock:
+            sock.sendall(data)
 
     def close(self) -> None:
         """See `ByteStream.close`."""
@@ -75,17 +66,21 @@ class TcpStream:
 
     # The descriptor is freed only when no call uses it: its number could otherwise be handed to
     # another socket while a thread is still about to read from it.
-    def _enter(self) -> None:
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[socket.socket]:
         with self._lock:
             if self._closed:
                 raise PeerError("the connection to the peer is closed")
             self._calls += 1
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._calls -= 1
-            if self._closed and self._calls == 0:
-                self._sock.close()
+        try:
+            yield self._sock
+        except OSError as error:
+            raise PeerError(f"connection to the peer was lost: {_reason(error)}") from error
+        finally:
+            with self._lock:
+                self._calls -= 1
+                if self._closed and self._calls == 0:
+                    self._sock.close()
 
 
 class Listener:
@@ -140,10 +135,6 @@ def listen(host: str, port: int) -> Listener:
             message = f"cannot listen on {host}:{port}: {_reason(error)}"
         raise InputError(message) from error
     return Listener(sock)
-
-
-def _lost(error: OSError) -> PeerError:
-    return PeerError(f"connection to the peer was lost: {_reason(error)}")
 
 
 def _reason(error: OSError) -> str:
