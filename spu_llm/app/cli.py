@@ -269,7 +269,7 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from spu_llm.service.launching import Report
+    from spu_llm.service.launching import write_report
     from spu_llm.service.provider import ServeOptions, serve
 
     _require_insecure(options)
@@ -277,11 +277,10 @@ def _serve(options: argparse.Namespace) -> None:
         raise InputError("--sampling-seed fixes the randomness of one session; add --once")
     host, port = _address(options.listen, "--listen")
     known = vars(options) | {"host": host, "port": port}
-    report = Report(options.report_fd)
 
     def on_port(port: int) -> None:
         print(f"serving {options.model} on {host}:{port}", flush=True)
-        report.listening(port)
+        write_report(options.report_fd, port=port)
 
     try:
         serve(
@@ -290,10 +289,10 @@ def _serve(options: argparse.Namespace) -> None:
             on_port=on_port,
         )
     except SpuLlmError as exc:
-        report.failed(_one_line(str(exc)), exc.exit_code)
+        write_report(options.report_fd, error=_one_line(str(exc)), exit_code=exc.exit_code)
         raise
     except Exception as exc:
-        report.failed(_one_line(_unforeseen(exc)), 1)
+        write_report(options.report_fd, error=_one_line(_unforeseen(exc)), exit_code=1)
         raise
 
 

@@ -117,21 +117,13 @@ def _next(reports: IO[str]) -> dict[str, Any] | None:
     return report
 
 
-class Report:
-    """The provider's end of the pipe; without one, nobody listens."""
+def write_report(descriptor: int | None, **fields: Any) -> None:
+    """Write to the provider's end of the pipe: a `port`, or an `error` and its `exit_code`.
 
-    def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
-
-    def listening(self, port: int) -> None:
-        self._write({"port": port})
-
-    def failed(self, error: str, exit_code: int) -> None:
-        self._write({"error": error, "exit_code": exit_code})
-
-    def _write(self, report: dict[str, Any]) -> None:
-        if self._descriptor is not None:
-            try:
-                os.write(self._descriptor, json.dumps(report).encode() + b"\n")
-            except OSError as exc:
-                raise PeerError("the process that started this provider has gone") from exc
+    Without one nobody listens. PeerError when whoever did has gone.
+    """
+    if descriptor is not None:
+        try:
+            os.write(descriptor, json.dumps(fields).encode() + b"\n")
+        except OSError as exc:
+            raise PeerError("the process that started this provider has gone") from exc

@@ -9,17 +9,16 @@ from pathlib import Path
 
 from models.family import ModelConfig, check_ranges, family_of
 from models.hf import load_model
-from models.tokenizer import Tokenizer
+from models.tokenizer import TOKENIZER_FILE, Tokenizer
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError
 from spu_llm.net.control import Control
-from spu_llm.net.manifest import TOKENIZER, Manifest
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import Listener, TcpStream, listen
 from spu_llm.offline.peer_directories import open_directory
 from spu_llm.service import agreeing, programs
 from spu_llm.service.supervisor import HANDSHAKE_S, Outcome, Worker, run_session
-from spu_llm.service.tasks import Task
+from spu_llm.service.worker import Task
 from spu_llm.systems.program import Held
 
 
@@ -48,7 +47,7 @@ def serve(
     config, params = load_model(options.model)
     check_ranges(family_of(config).fold(params, config), config)
     del params  # the worker reads its own
-    tokenizer = Tokenizer.load(options.model)
+    tokenizer = _tokenizer(options)
     if options.pool is not None:
         open_directory(options.pool)
     listener = listen(options.host, options.port)
@@ -69,8 +68,15 @@ def serve(
         listener.close()
 
 
+def _tokenizer(options: ServeOptions) -> Tokenizer | None:
+    """The model's, if it has one; only studies can do without."""
+    if options.studies and not (options.model / TOKENIZER_FILE).exists():
+        return None
+    return Tokenizer.load(options.model)
+
+
 def _serve_one(
-    options: ServeOptions, listener: Listener, config: ModelConfig, tokenizer: Tokenizer
+    options: ServeOptions, listener: Listener, config: ModelConfig, tokenizer: Tokenizer | None
 ) -> Outcome:
     stream = _accept(listener, options.exit_with_parent)
     control = Control(Relay(stream, NETWORKS[options.network], "provider"))
@@ -79,7 +85,7 @@ def _serve_one(
     try:
         own = Held(str(options.model), options.sampling_seed)
         task = agreeing.task_of("provider", agreed, own, options.pool)
-        _check(task, agreed, config, options)
+        _check(task, options)
     except InputError as exc:
         control.bye(str(exc), ok=False)
         raise
@@ -90,22 +96,14 @@ def _serve_one(
         worker.stop()
 
 
-def _check(task: Task, agreed: Manifest, config: ModelConfig, options: ServeOptions) -> None:
-    """InputError when this provider does not run what the client asks for."""
-    if task.program in programs.STUDIES:
-        if not options.studies:
-            raise InputError(
-                f"{task.program} is a study; the provider must be started with --studies"
-            )
-        return  # to import it takes seconds: the worker does, and checks
-    program = programs.find(task.program)
-    if program.text and TOKENIZER not in agreed:
-        raise InputError("the client states no tokenizer")
-    if program.needs_pool and options.pool is None:
-        raise InputError(
-            "the provider keeps no material made ahead; it must be started with --pool"
-        )
-    program.check(program.asked(task.request), config)
+def _check(task: Task, options: ServeOptions) -> None:
+    """InputError when this provider does not run what the client asks for; of a study its worker
+    says so: to import it takes seconds.
+    """
+    if task.program not in programs.STUDIES:
+        agreeing.job_of(programs.find(task.program), task)
+    elif not options.studies:
+        raise InputError(f"{task.program} is a study; the provider must be started with --studies")
 
 
 def _accept(listener: Listener, exit_with_parent: bool) -> TcpStream:
