@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -102,7 +103,7 @@ def _parser() -> Parser:
     _client_options(demo)
     demo.add_argument("--pool", type=Path, metavar="DIR",
                       help="keep what is made ahead of time, both parties' halves")  # fmt: skip
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(run=_complete, server=None)
 
     prepare = commands.add_parser(
         "prepare", help="make material for a completion ahead of time, which it then takes",
@@ -149,7 +150,7 @@ def _parser() -> Parser:
     generate.add_argument("--pool", type=Path, metavar="DIR",
                           help="keep what is made ahead of time, if the provider does")
     _insecure_option(generate)
-    generate.set_defaults(run=_generate)
+    generate.set_defaults(run=_complete, model=None)
 
     from spu_llm.app import calibrating
     from spu_llm.app.studies import add_commands
@@ -223,23 +224,16 @@ def _require_insecure(options: argparse.Namespace) -> None:
         )
 
 
-def _completion(options: argparse.Namespace, host: str, port: int) -> Any:
-    """The completion that `generate` and `demo` are asked for."""
-    from spu_llm.app.completing import GenerateOptions, encoded
+def _provider(options: argparse.Namespace) -> Any:
+    """The provider that `--server` names, or one on this machine."""
+    from spu_llm.app.completing import Provider
     from spu_llm.service.client import Server
-    from spu_llm.systems.decoding.records import ClientInputs
-    from spu_llm.systems.decoding.request import Request
 
-    directory = options.draft_model or shipped("public")
-    prompt = encoded(options.prompt, directory)
-    own_seed = options.seed if options.command == "demo" else None
-    return GenerateOptions(
-        request=Request(**_request_fields(options, len(prompt))),
-        inputs=ClientInputs(prompt, str(directory), options.stop, options.seed, own_seed),
-        server=Server(host, port, options.network),
-        pool=options.pool,
-        started=options.started,
-    )
+    server = None
+    if options.server is not None:
+        _require_insecure(options)
+        server = Server(*_address(options.server, "--server"), options.network)
+    return Provider(options.network, server, options.model or shipped("private"), options.pool)
 
 
 def _request_fields(options: argparse.Namespace, prompt_tokens: int) -> dict[str, Any]:
@@ -261,11 +255,30 @@ def _settle_draft_length(options: argparse.Namespace) -> None:
         )
 
 
-def _demo(options: argparse.Namespace) -> None:
-    from spu_llm.app.completing import demo
+def _complete(options: argparse.Namespace) -> None:
+    """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
+    from spu_llm.app.completing import GenerateOptions, encoded, generate
+    from spu_llm.app.screen import Screen
+    from spu_llm.systems.decoding.records import ClientInputs
+    from spu_llm.systems.decoding.request import Request
 
-    model = options.model or shipped("private")
-    _show(options, lambda on_event: demo(model, _completion(options, "", 0), on_event))
+    provider = _provider(options)
+    _settle_draft_length(options)
+    check_json(options.json)
+    with closing(Screen(options.prompt)) as screen:
+        directory = options.draft_model or shipped("public")
+        prompt = encoded(options.prompt, directory)
+        own_seed = options.seed if provider.server is None else None
+        asked = GenerateOptions(
+            request=Request(**_request_fields(options, len(prompt))),
+            inputs=ClientInputs(prompt, str(directory), options.stop, options.seed, own_seed),
+            provider=provider,
+            started=options.started,
+        )
+        result = generate(asked, screen.on_event)
+        screen.finish()
+    screen.summary(result)
+    write_json(options.json, result)
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -296,42 +309,13 @@ def _serve(options: argparse.Namespace) -> None:
         raise
 
 
-def _generate(options: argparse.Namespace) -> None:
-    from spu_llm.app.completing import generate
-
-    _require_insecure(options)
-    host, port = _address(options.server, "--server")
-    _show(options, lambda on_event: generate(_completion(options, host, port), on_event))
-
-
-def _show(options: argparse.Namespace, run: Any) -> None:
-    """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
-    from spu_llm.app.screen import Screen
-
-    _settle_draft_length(options)
-    check_json(options.json)
-    screen = Screen(options.prompt)
-    try:
-        result = run(screen.on_event)
-        screen.finish()
-    finally:
-        screen.close()
-    screen.summary(result)
-    if options.json is not None:
-        write_json(options.json, result)
-
-
 def _prepare(options: argparse.Namespace) -> None:
     """Progress to stderr, what was made to stdout, the result to `--json`."""
-    from spu_llm.app.completing import encoded
-    from spu_llm.app.preparing import PrepareOptions, prepare, prepare_both, table
-    from spu_llm.app.screen import Stages
-    from spu_llm.service.client import Server
+    from spu_llm.app.completing import encoded, prepare
+    from spu_llm.app.screen import Stages, material_table
     from spu_llm.systems.decoding.records import PrepareRequest
 
-    if options.server is not None:
-        _require_insecure(options)
-    host, port = _address(options.server, "--server") if options.server is not None else ("", 0)
+    provider = _provider(options)
     check_json(options.json)
     directory = options.draft_model or shipped("public")
     _settle_draft_length(options)
@@ -340,20 +324,8 @@ def _prepare(options: argparse.Namespace) -> None:
         tokens = len(encoded(options.prompt, directory))
     likely = -(-(new - 1) // 3) if options.draft_length else new - 1
     steps = likely if options.steps is None else options.steps
-    asked = PrepareOptions(
-        request=PrepareRequest(**_request_fields(options, tokens), steps=steps),
-        tokenizer=directory,
-        server=Server(host, port, options.network),
-        pool=options.pool,
-    )
-    screen = Stages()
-    try:
-        if options.server is not None:
-            result = prepare(asked, screen.on_event)
-        else:
-            result = prepare_both(options.model or shipped("private"), asked, screen.on_event)
-    finally:
-        screen.close()
-    print(table(result), flush=True)
-    if options.json is not None:
-        write_json(options.json, result)
+    request = PrepareRequest(**_request_fields(options, tokens), steps=steps)
+    with closing(Stages()) as screen:
+        result = prepare(request, directory, provider, screen.on_event)
+    print(material_table(result), flush=True)
+    write_json(options.json, result)

@@ -21,16 +21,6 @@ from spu_llm.service.supervisor import python_command
 PROVIDER_EXIT_S = 2.0
 
 
-def client_directory(pool: Path) -> Path:
-    """The client's half of a pool directory for both parties."""
-    return pool / "client"
-
-
-def provider_directory(pool: Path) -> Path:
-    """The provider's."""
-    return pool / "provider"
-
-
 @contextmanager
 def local_provider(
     model: Path,
