@@ -236,12 +236,10 @@ def _provider(options: argparse.Namespace) -> Any:
     return Provider(options.network, server, options.model or shipped("private"), options.pool)
 
 
-def _request_fields(options: argparse.Namespace, prompt_tokens: int) -> dict[str, Any]:
-    """A completion's public settings: options have the names of their fields."""
-    from spu_llm.systems.decoding.request import Request
-
-    known = vars(options) | {"prompt_tokens": prompt_tokens}
-    return {field.name: known[field.name] for field in dataclasses.fields(Request)}
+def _record(kind: Any, options: argparse.Namespace, **more: Any) -> Any:
+    """A dataclass of options, which have the names of its fields, but for those in `more`."""
+    known = vars(options) | more
+    return kind(**{field.name: known[field.name] for field in dataclasses.fields(kind)})
 
 
 def _settle_draft_length(options: argparse.Namespace) -> None:
@@ -270,7 +268,7 @@ def _complete(options: argparse.Namespace) -> None:
         prompt = encoded(options.prompt, directory)
         own_seed = options.seed if provider.server is None else None
         asked = GenerateOptions(
-            request=Request(**_request_fields(options, len(prompt))),
+            request=_record(Request, options, prompt_tokens=len(prompt)),
             inputs=ClientInputs(prompt, str(directory), options.stop, options.seed, own_seed),
             provider=provider,
             started=options.started,
@@ -289,7 +287,6 @@ def _serve(options: argparse.Namespace) -> None:
     if options.sampling_seed is not None and not options.once:
         raise InputError("--sampling-seed fixes the randomness of one session; add --once")
     host, port = _address(options.listen, "--listen")
-    known = vars(options) | {"host": host, "port": port}
 
     def on_port(port: int) -> None:
         print(f"serving {options.model} on {host}:{port}", flush=True)
@@ -297,7 +294,7 @@ def _serve(options: argparse.Namespace) -> None:
 
     try:
         serve(
-            ServeOptions(**{f.name: known[f.name] for f in dataclasses.fields(ServeOptions)}),
+            _record(ServeOptions, options, host=host, port=port),
             say=lambda line: print(f"spu-llm: {line}", file=sys.stderr, flush=True),
             on_port=on_port,
         )
@@ -324,7 +321,7 @@ def _prepare(options: argparse.Namespace) -> None:
         tokens = len(encoded(options.prompt, directory))
     likely = -(-(new - 1) // 3) if options.draft_length else new - 1
     steps = likely if options.steps is None else options.steps
-    request = PrepareRequest(**_request_fields(options, tokens), steps=steps)
+    request = _record(PrepareRequest, options, prompt_tokens=tokens, steps=steps)
     with closing(Stages()) as screen:
         result = prepare(request, directory, provider, screen.on_event)
     print(material_table(result), flush=True)

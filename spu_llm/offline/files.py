@@ -198,7 +198,10 @@ class PoolDirectory:
         self.path, self._rank = directory, rank
         open_folder(directory)
         with failures(directory):
-            self._lock = _take_lock(directory)
+            lock = take_lock(directory / "lock")
+        if lock is None:
+            raise PoolError(f"{directory} is in use by another session")
+        self._lock = lock
         try:
             with failures(directory):
                 self.found = list(self._scan())
@@ -273,9 +276,7 @@ class PoolDirectory:
         if moved:
             raise PoolError(f"{path} was moved here from elsewhere; remove it")
         if label.rank != self._rank:
-            raise PoolError(
-                f"{self.path} holds the other party's material; use another directory"
-            )
+            raise PoolError(f"{self.path} holds the other party's material; use another directory")
         fields = _unsealed(path / "state.json")
         try:
             state = State(**{**fields, "key": bytes.fromhex(fields["key"])})
@@ -373,8 +374,10 @@ def _check_status(path: Path, status: os.stat_result, *, folder: bool) -> None:
         )
 
 
-def _take_lock(directory: Path) -> int:
-    path = directory / "lock"
+def take_lock(path: Path) -> int | None:
+    """The descriptor of a lock file, made if need be, which holds the lock until it is closed; None
+    when another session does.
+    """
     if path.is_symlink():
         raise PoolError(f"{path} is a symbolic link; a pool has none")
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -383,7 +386,7 @@ def _take_lock(directory: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise PoolError(f"{directory} is in use by another session") from None
+        return None
     except BaseException:
         os.close(lock)
         raise
@@ -435,6 +438,17 @@ def create(path: Path, *data: bytes | memoryview) -> None:
         pass
     finally:
         made.unlink(missing_ok=True)
+
+
+def drawn_once(path: Path, drawn: bytes) -> bytes:
+    """What the file `path` holds: `drawn`, if there was none, but of several sessions the first
+    one's.
+    """
+    with failures(path):
+        if not os.path.lexists(path):
+            create(path, drawn)
+    with _opened(path) as file:
+        return file.read()
 
 
 @contextmanager

@@ -68,14 +68,12 @@ class Pool:
         self,
         rank: int,
         own: Prg,
-        make: Maker | None,
+        make: Maker,
         *,
         session: bytes = b"",
         directory: Path | None = None,
     ) -> None:
-        """`make` None: never refilled; a request for more than there is fails.
-
-        `session`: a secret of both parties, fresh for every pool. `directory`: where batches
+        """`session`: a secret of both parties, fresh for every pool. `directory`: where batches
         outlive the process; what is there serves after `resume`. PoolError when it is in use, open
         to others or damaged.
         """
@@ -125,33 +123,35 @@ class Pool:
         """Size of this party's files per unit that is left in them; 0 when there are none."""
         batches = self._batches.get(correlation.name, ())
         size = sum(batch.store.size() for batch in batches)
-        return size / sum(batch.left_in_store for batch in batches) if size else 0.0
+        left = sum(batch.label.units - batch.state.used for batch in batches)
+        return size / left if size else 0.0
 
     def prepare(self, correlation: Correlation, units: int) -> None:
-        """Make whole chunks until `units` units are there. PoolError when it may not."""
+        """Make whole chunks until `units` units are there. PoolError when those that are there are
+        of another size.
+        """
         if self._closed:
             raise PoolError("the pool is closed")
-        name = correlation.name
-        for batch in self._batches.get(name, ()):
-            self._check(batch.label, correlation)
-        while (there := self.available(correlation)) < units:
-            if self._make is None:
+        batches = self._batches.setdefault(correlation.name, [])
+        for label in (batch.label for batch in batches):
+            if label.words != correlation.words:
+                where = self._directory.folder(label.name) if self._directory else "it"
                 raise PoolError(
-                    f"the pool has {there} of {units} units of {name} and may not "
-                    "make more; prepare more ahead of time"
+                    f"material of {label.name} has {label.words} words a unit, not "
+                    f"{correlation.words}; remove {where}"
                 )
-            batch = self._new_batch(correlation, self._make)
-            self._batches.setdefault(name, []).append(batch)
+        while self.available(correlation) < units:
+            batches.append(self._new_batch(correlation))
 
     def take(self, correlation: Correlation, units: int) -> Material:
         """`units` units that nobody ever gets again, after a crash of this process either."""
         self.prepare(correlation, units)
-        batches = self._batches.get(correlation.name, [])
-        counts, missing = [], units
+        batches = self._batches[correlation.name]
+        chosen, missing = [], units
         for batch in batches:
-            counts.append(min(missing, batch.left))
-            missing -= counts[-1]
-        chosen = [(batch, count) for batch, count in zip(batches, counts, strict=True) if count]
+            if count := min(missing, batch.left):
+                chosen.append((batch, count))
+                missing -= count
         for batch, count in chosen:
             batch.lease(correlation, count)
         # Only now that all of them are used up on disk, the first one leaves.
@@ -173,7 +173,7 @@ class Pool:
             if self._directory is not None:
                 self._directory.close()
 
-    def _new_batch(self, correlation: Correlation, make: Maker) -> _Batch:
+    def _new_batch(self, correlation: Correlation) -> _Batch:
         name, units = correlation.name, correlation.chunk
         if self._directory is not None and sum(map(len, self._batches.values())) >= MAX_BATCHES:
             raise PoolError(
@@ -190,7 +190,7 @@ class Pool:
             drawn.append(correlation.draw(self.rank, _masks_of(at), stop - start))
             at = _next_key(at)
         masks = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
-        results = _pack(make(correlation, masks), units)
+        results = _pack(self._make(correlation, masks), units)
         assert results.shape[1] == correlation.words
         label = Label(
             _batch_id(self._session, name, number), name, self.rank, units, correlation.words,
@@ -200,15 +200,6 @@ class Pool:
         if self._directory is None:
             return _Batch(label, state, Memory(label, results))
         return _Batch(label, state, self._directory.add(label, results, state))
-
-    def _check(self, label: Label, correlation: Correlation) -> None:
-        """The material of a batch is what is asked for, or PoolError."""
-        if label.words != correlation.words:
-            where = self._directory.folder(label.name) if self._directory else "it"
-            raise PoolError(
-                f"material of {label.name} has {label.words} words a unit, not "
-                f"{correlation.words}; remove {where}"
-            )
 
 
 @dataclass
@@ -226,10 +217,6 @@ class _Batch:
     @property
     def left(self) -> int:
         return self.label.units - self.used
-
-    @property
-    def left_in_store(self) -> int:
-        return self.label.units - self.state.used
 
     def lease(self, correlation: Correlation, count: int) -> None:
         """Bring the next `count` units into memory, in whole slices; the store forgets them."""

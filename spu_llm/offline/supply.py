@@ -55,9 +55,7 @@ class Supply:
         if total:
             on_batch(total, total)
 
-    def prepare(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> None:
+    def prepare(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> None:
         """Make units until `units` are there; `fixed`: the provider's array, if there is one and at
         the provider.
         """
@@ -66,9 +64,7 @@ class Supply:
         else:
             self.pool.prepare(correlation, units)
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         """`units` units that nobody ever gets again."""
         if correlation.fixed is not None:
             return self.products.take(correlation, units, fixed)

@@ -77,9 +77,7 @@ def _listening_port(reports: IO[str]) -> int:
     return int(report["port"])
 
 
-def _failure(
-    provider: subprocess.Popen[bytes], reports: IO[str], seen: SpuLlmError
-) -> SpuLlmError:
+def _failure(provider: subprocess.Popen[bytes], reports: IO[str], seen: SpuLlmError) -> SpuLlmError:
     """What the client saw, or what the provider reports of it when it could."""
     try:
         code = provider.wait(PROVIDER_EXIT_S)

@@ -226,9 +226,7 @@ class SilentProducts:
         use = self._uses.get(correlation.name)
         return use.left if use is not None else 0
 
-    def prepare(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> None:
+    def prepare(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> None:
         """Make positions until `units` are there."""
         self.set_up([(correlation, fixed)])
         use = self._uses[correlation.name]
@@ -246,9 +244,7 @@ class SilentProducts:
         use.key += use.next == 0
         use.made.append(self._positions(use, key, window))
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         """Masks [units, inputs] (zeros at the provider) and this party's shares [units, outputs]
         of their products; nobody ever gets them again.
         """

@@ -18,7 +18,6 @@ from spu_llm.compiler.demand import Demand
 from spu_llm.core.channel import Traffic
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import PoolError
-from spu_llm.core.meter import Entry
 from spu_llm.offline.pool import Pool
 from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.party_session import PartySession
@@ -29,9 +28,7 @@ from spu_llm.systems.decoding.records import PrepareRequest
 from spu_llm.systems.program import Job, Nothing, Send
 
 
-def run(
-    session: PartySession, job: Job[PrepareRequest, Nothing], send: Send
-) -> dict[str, Any]:
+def run(session: PartySession, job: Job[PrepareRequest, Nothing], send: Send) -> dict[str, Any]:
     """Make what a prefill and `steps` decode steps take and the pool lacks.
 
     PoolError when one of the parties would not keep it.
@@ -105,10 +102,6 @@ def steps_covered(pool: Pool, course: Sequence[Demand]) -> int:
 
 def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, Any]]:
     """Per kind of material: what a prefill and a step take, what is there, and what was made."""
-    made: dict[str, list[Entry]] = {}
-    for entry in session.meter.entries:
-        if entry.kind == "pool":
-            made.setdefault(entry.name, []).append(entry)
     kinds: dict[str, Correlation] = {
         name: need.correlation for demand in course for name, need in demand.material.items()
     }
@@ -118,7 +111,7 @@ def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, A
 
     rows = []
     for name, kind in kinds.items():
-        entries = made.get(name, [])
+        entries = [e for e in session.meter.entries if e.kind == "pool" and e.name == name]
         traffic = sum((e.traffic for e in entries), Traffic())
         rows.append({
             "kind": name,

@@ -43,10 +43,9 @@ class PrepareRequest(Request):
 
 
 COMPLETION = Program(
-    "completion", "spu_llm.systems.decoding.completion", Request, ClientInputs,
-    check=lambda request, model: request.check(model),
-)  # fmt: skip
+    "completion", "spu_llm.systems.decoding.completion", Request, ClientInputs, Request.check
+)
 PREPARATION = Program(
     "preparation", "spu_llm.systems.decoding.preparation", PrepareRequest,
-    check=lambda request, model: request.check(model), needs_pool=True,
+    check=PrepareRequest.check, needs_pool=True,
 )  # fmt: skip
