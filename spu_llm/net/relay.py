@@ -65,7 +65,7 @@ class Relay:
         self._next_own = 1 if role == "client" else 2
         self._parity = self._next_own % 2
         self._last_theirs = 0
-        self._worker_port: int | None = None
+        self._worker_port = 0  # once it is known
         self._worker_known = threading.Event()
         self._listener: socket.socket | None = None
         self._end_expected = False
@@ -305,17 +305,11 @@ class Relay:
 
     def _connect_worker(self, pipe: WorkerPipe) -> socket.socket:
         deadline = time.monotonic() + WORKER_CONNECT_S
-        while not pipe.aborted:
+        while not pipe.aborted and time.monotonic() < deadline:
             if self._worker_known.wait(_RETRY_S):
-                assert self._worker_port is not None
-                try:
+                with contextlib.suppress(OSError):
                     return _connect_loopback(self._worker_port)
-                except OSError:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(_RETRY_S)
-            elif time.monotonic() > deadline:
-                break
+                time.sleep(_RETRY_S)
         raise ConnectionError("no worker to connect to")
 
     def _close_pipe(self, pipe: WorkerPipe, mode: bytes) -> None:

@@ -97,8 +97,7 @@ class Uplink:
     def send_express(self, frame: bytes) -> None:
         """Queue a frame ahead of all data still waiting."""
         with self._lock:
-            now = time.monotonic()
-            due = now if self._direct else self._shaper.express(len(frame), now)
+            due = self._shaper.express(len(frame), time.monotonic())
             self._express.append(_Item(due, frame, 0))
             self._ready.notify()
 
@@ -136,8 +135,7 @@ class Uplink:
                 self._sent(sum(map(len, frames)), sum(item.payload_bytes for item in items))
 
     def _append(self, frame: bytes, payload_bytes: int) -> None:
-        now = time.monotonic()
-        due = now if self._direct else self._shaper.due(len(frame), now)
+        due = self._shaper.due(len(frame), time.monotonic())
         self._backlog.append(_Item(due, frame, payload_bytes))
         self._backlog_bytes += len(frame)
         if len(self._backlog) == 1:

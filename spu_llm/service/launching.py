@@ -70,37 +70,37 @@ def local_provider(
 
 def _listening_port(reports: IO[str]) -> int:
     report = _next(reports)
-    if report is None:
-        raise PeerError("the provider did not start")
     if "port" not in report:
-        raise _error(report, "the provider did not start")
+        raise _error(report, PeerError("the provider did not start"))
     return int(report["port"])
 
 
-def _failure(provider: subprocess.Popen[bytes], reports: IO[str], seen: SpuLlmError) -> SpuLlmError:
-    """What the client saw, or what the provider reports of it when it could."""
+def _failure(provider: subprocess.Popen[bytes], reports: IO[str], seen: PeerError) -> SpuLlmError:
+    """Why a session failed in which the client saw this."""
     try:
         code = provider.wait(PROVIDER_EXIT_S)
     except subprocess.TimeoutExpired:
         return seen
     if code < 0:
         return PeerError(f"the provider process was killed by signal {-code}")
-    report = _next(reports)
-    return seen if report is None or report["error"] in str(seen) else _error(report, str(seen))
+    return _error(_next(reports), seen)
 
 
-def _error(report: dict[str, Any], seen: str) -> SpuLlmError:
-    words = report["error"]
+def _error(report: dict[str, Any], seen: PeerError) -> SpuLlmError:
+    """What the client saw, or what the provider reports of it when it could."""
+    words = report.get("error", "")
+    if words in str(seen):
+        return seen
     if report["exit_code"] == InputError.exit_code:
         return InputError(words)
     return PeerError(f"{seen}; the provider said: {words}")
 
 
-def _next(reports: IO[str]) -> dict[str, Any] | None:
-    """The next report, or None when the provider has ended without one."""
+def _next(reports: IO[str]) -> dict[str, Any]:
+    """The next report; nothing when the provider has ended without one."""
     line = reports.readline()
     if not line.endswith("\n"):
-        return None
+        return {}
     report: dict[str, Any] = json.loads(line)
     return report
 

@@ -167,21 +167,17 @@ def run_session(control: Control, worker: Worker, task: Task, on_event: OnEvent)
         counters = control.relay.snapshot()
         control.bye("finished", ok=True)
         return Outcome(result, counters.wire_bytes_sent, counters.wire_bytes_received)
-    except PeerError:
+    except BaseException as exc:
         worker.stop()
-        control.close()
-        raise
-    except StalledError as exc:
-        worker.stop()
-        control.bye(str(exc), ok=False)
-        raise
-    except SpuLlmError:
-        worker.stop()
-        control.bye(f"the {task.role}'s worker failed", ok=False)
-        raise
-    except BaseException:
-        worker.stop()
-        control.bye("interrupted", ok=False)
+        match exc:
+            case PeerError():
+                control.close()
+            case StalledError():
+                control.bye(str(exc), ok=False)
+            case SpuLlmError():
+                control.bye(f"the {task.role}'s worker failed", ok=False)
+            case _:
+                control.bye("interrupted", ok=False)
         raise
 
 

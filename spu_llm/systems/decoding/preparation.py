@@ -16,7 +16,6 @@ import numpy as np
 
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.channel import Traffic
-from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import PoolError
 from spu_llm.offline.pool import Pool
 from spu_llm.runtime.dry_session import DrySession
@@ -61,10 +60,7 @@ def demand_of(
     """Of the prefill, and of each of `steps` decode steps, as if no draft were accepted: then there
     are the most steps.
     """
-    course = []
-    for _ in dry_course(session, completion, weights, [0] * steps):
-        course.append(session.demand())
-    return course
+    return [session.demand() for _ in dry_course(session, completion, weights, [0] * steps)]
 
 
 def dry_course(
@@ -102,15 +98,13 @@ def steps_covered(pool: Pool, course: Sequence[Demand]) -> int:
 
 def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, Any]]:
     """Per kind of material: what a prefill and a step take, what is there, and what was made."""
-    kinds: dict[str, Correlation] = {
-        name: need.correlation for demand in course for name, need in demand.material.items()
-    }
 
     def units(demand: Demand, name: str) -> int:
         return demand.material[name].units if name in demand.material else 0
 
     rows = []
-    for name, kind in kinds.items():
+    for name, taken in sum(course, Demand()).material.items():
+        kind = taken.correlation
         entries = [e for e in session.meter.entries if e.kind == "pool" and e.name == name]
         traffic = sum((e.traffic for e in entries), Traffic())
         rows.append({
