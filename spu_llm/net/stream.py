@@ -83,26 +83,6 @@ class TcpStream:
                     self._sock.close()
 
 
-class Listener:
-    """A listening TCP socket; `port` is the one really bound."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self.port: int = sock.getsockname()[1]
-
-    def accept(self, timeout_s: float | None = None) -> TcpStream:
-        """Wait for one connection; `TimeoutError` after `timeout_s`, `OSError` once closed."""
-        self._sock.settimeout(timeout_s)
-        sock, _ = self._sock.accept()
-        return TcpStream(sock)
-
-    def close(self) -> None:
-        """Stop listening, and wake a blocked `accept`."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
-
-
 def connect(host: str, port: int, timeout_s: float) -> TcpStream:
     """Connect to the provider; `PeerError` when that takes longer than `timeout_s` or fails."""
     try:
@@ -115,7 +95,7 @@ def connect(host: str, port: int, timeout_s: float) -> TcpStream:
         raise PeerError(f"cannot reach provider at {host}:{port}: {_reason(error)}") from error
 
 
-def listen(host: str, port: int) -> Listener:
+def listen(host: str, port: int) -> socket.socket:
     """Listen on `host`:`port` (0: any free port); `InputError` when that cannot be done."""
     sock: socket.socket | None = None
     try:
@@ -134,7 +114,13 @@ def listen(host: str, port: int) -> Listener:
         else:
             message = f"cannot listen on {host}:{port}: {_reason(error)}"
         raise InputError(message) from error
-    return Listener(sock)
+    return sock
+
+
+def accept(listener: socket.socket, timeout_s: float) -> TcpStream:
+    """Wait for one connection; `TimeoutError` after `timeout_s`."""
+    listener.settimeout(timeout_s)
+    return TcpStream(listener.accept()[0])
 
 
 def _reason(error: OSError) -> str:

@@ -21,7 +21,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -180,10 +180,8 @@ class Files:
 def open_folder(directory: Path) -> None:
     """Make a directory if need be. PoolError when it is not this user's alone or cannot be used."""
     with failures(directory):
-        try:
+        with suppress(FileExistsError):  # what it is, is checked next
             directory.mkdir(mode=0o700, parents=True)
-        except FileExistsError:
-            pass  # what it is, is checked next
         check(directory, folder=True)
 
 

@@ -10,7 +10,7 @@ from spu_llm.core.channel import CountingChannel, SealedChannel, agree_on_key, s
 from spu_llm.core.errors import PeerError, WireError
 from spu_llm.core.ledger import Ledger
 from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.net.stream import ByteStream, connect, listen
+from spu_llm.net.stream import ByteStream, accept, connect, listen
 
 _SIZE_BYTES = 8  # little-endian, before each message
 _AT_ONCE = 1 << 20
@@ -75,13 +75,11 @@ class PlainSession:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_RETRY_S)
-        listener = listen(host, int(port))
-        try:
-            return PlainSession(rank, listener.accept(timeout_s), session)
-        except TimeoutError:
-            raise PeerError("the other party's worker did not come") from None
-        finally:
-            listener.close()
+        with listen(host, int(port)) as listener:
+            try:
+                return PlainSession(rank, accept(listener, timeout_s), session)
+            except TimeoutError:
+                raise PeerError("the other party's worker did not come") from None
 
     @property
     def finished(self) -> int:

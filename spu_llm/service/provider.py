@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from spu_llm.core.errors import InputError, PeerError, SpuLlmError
 from spu_llm.net.control import Control
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
-from spu_llm.net.stream import Listener, TcpStream, listen
+from spu_llm.net.stream import TcpStream, accept, listen
 from spu_llm.offline.peer_directories import open_directory
 from spu_llm.service import agreeing, programs
 from spu_llm.service.supervisor import HANDSHAKE_S, Outcome, Worker, run_session
@@ -50,9 +51,8 @@ def serve(
     tokenizer = _tokenizer(options)
     if options.pool is not None:
         open_directory(options.pool)
-    listener = listen(options.host, options.port)
-    try:
-        on_port(listener.port)
+    with listen(options.host, options.port) as listener:
+        on_port(listener.getsockname()[1])
         while True:
             try:
                 outcome = _serve_one(options, listener, config, tokenizer)
@@ -64,8 +64,6 @@ def serve(
                 say(f"session failed: {exc}")
             if options.once:
                 return
-    finally:
-        listener.close()
 
 
 def _tokenizer(options: ServeOptions) -> Tokenizer | None:
@@ -76,7 +74,10 @@ def _tokenizer(options: ServeOptions) -> Tokenizer | None:
 
 
 def _serve_one(
-    options: ServeOptions, listener: Listener, config: ModelConfig, tokenizer: Tokenizer | None
+    options: ServeOptions,
+    listener: socket.socket,
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
 ) -> Outcome:
     stream = _accept(listener, options.exit_with_parent)
     control = Control(Relay(stream, NETWORKS[options.network], "provider"))
@@ -106,10 +107,10 @@ def _check(task: Task, options: ServeOptions) -> None:
         raise InputError(f"{task.program} is a study; the provider must be started with --studies")
 
 
-def _accept(listener: Listener, exit_with_parent: bool) -> TcpStream:
+def _accept(listener: socket.socket, exit_with_parent: bool) -> TcpStream:
     while True:
         try:
-            return listener.accept(timeout_s=1.0)
+            return accept(listener, timeout_s=1.0)
         except TimeoutError:
             # Standard input is a pipe whose other end the parent holds and never writes to.
             if exit_with_parent and select.select([0], [], [], 0)[0]:
