@@ -98,11 +98,9 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
 
     demo = commands.add_parser("demo", help="both parties on this machine, shipped model pair")
-    demo.add_argument("--model", type=Path, metavar="DIR",
-                      help="the provider's private model directory")  # fmt: skip
+    _folder(demo, "--model", "the provider's private model directory")
     _client_options(demo)
-    demo.add_argument("--pool", type=Path, metavar="DIR",
-                      help="keep what is made ahead of time, both parties' halves")  # fmt: skip
+    _folder(demo, "--pool", "keep what is made ahead of time, both parties' halves")
     demo.set_defaults(run=_complete, server=None)
 
     prepare = commands.add_parser(
@@ -111,12 +109,11 @@ def _parser() -> Parser:
         "--server, with a provider that was started with --pool. Give the completion the same "
         "options, a prompt of the same length, and the same --pool.",
     )  # fmt: skip
-    prepare.add_argument("--pool", type=Path, required=True, metavar="DIR",
-                         help="where it is kept: both halves, or with --server the client's")
+    _folder(prepare, "--pool", "where it is kept: both halves, or with --server the client's",
+            required=True)  # fmt: skip
     place = prepare.add_mutually_exclusive_group()
     place.add_argument("--server", metavar="HOST:PORT")
-    place.add_argument("--model", type=Path, metavar="DIR",
-                       help="the provider's private model directory")  # fmt: skip
+    _folder(place, "--model", "the provider's private model directory")
     length = prepare.add_mutually_exclusive_group()
     length.add_argument("--prompt", default=PROMPT,
                         help="for its length alone (default: that of demo)")  # fmt: skip
@@ -129,14 +126,12 @@ def _parser() -> Parser:
     prepare.set_defaults(run=_prepare)
 
     serve = commands.add_parser("serve", help="provider: serve completions with a private model")
-    serve.add_argument("--model", type=Path, required=True, metavar="DIR",
-                       help="private model directory")  # fmt: skip
+    _folder(serve, "--model", "private model directory", required=True)
     serve.add_argument("--listen", required=True, metavar="HOST:PORT")
     serve.add_argument("--once", action="store_true", help="end after one session")
     serve.add_argument("--studies", action="store_true",
                        help="also take part in measurements (bench, experiment)")  # fmt: skip
-    serve.add_argument("--pool", type=Path, metavar="DIR",
-                       help="keep what is made ahead of time, for each client that does")
+    _folder(serve, "--pool", "keep what is made ahead of time, for each client that does")
     serve.add_argument("--sampling-seed", type=int, help=argparse.SUPPRESS)
     serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
@@ -147,8 +142,7 @@ def _parser() -> Parser:
     generate = commands.add_parser("generate", help="client: complete a prompt")
     generate.add_argument("--server", required=True, metavar="HOST:PORT")
     _client_options(generate)
-    generate.add_argument("--pool", type=Path, metavar="DIR",
-                          help="keep what is made ahead of time, if the provider does")
+    _folder(generate, "--pool", "keep what is made ahead of time, if the provider does")
     _insecure_option(generate)
     generate.set_defaults(run=_complete, model=None)
 
@@ -158,6 +152,10 @@ def _parser() -> Parser:
     calibrating.add_command(commands)
     add_commands(commands)
     return parser
+
+
+def _folder(parser: Any, option: str, words: str, *, required: bool = False) -> None:
+    parser.add_argument(option, type=Path, required=required, metavar="DIR", help=words)
 
 
 def _session_options(parser: argparse.ArgumentParser) -> None:
@@ -192,7 +190,7 @@ def _request_options(parser: argparse.ArgumentParser) -> None:
                         help="draw among the K likeliest tokens (with --verify post)")  # fmt: skip
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P",
                         help="draw among the likeliest that hold mass P (likewise)")  # fmt: skip
-    parser.add_argument("--draft-model", type=Path, metavar="DIR", help="public model directory")
+    _folder(parser, "--draft-model", "public model directory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
 
 

@@ -352,12 +352,12 @@ def _damaged(path: Path) -> PoolError:
     return PoolError(f"{path} is damaged; remove {path.parent}")
 
 
-def check(path: Path, *, folder: bool) -> None:
-    """PoolError unless `path` is a plain folder (or file) of this user's own, closed to others."""
-    _check_status(path, os.lstat(path), folder=folder)
+def check(path: Path, status: os.stat_result | None = None, *, folder: bool) -> None:
+    """PoolError unless `path` is a plain folder (or file) of this user's own, closed to others.
 
-
-def _check_status(path: Path, status: os.stat_result, *, folder: bool) -> None:
+    `status`: of the open file; that of the path by default.
+    """
+    status = status or os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
         raise PoolError(f"{path} is a symbolic link; a pool has none")
     if not (stat.S_ISDIR(status.st_mode) if folder else stat.S_ISREG(status.st_mode)):
@@ -380,7 +380,7 @@ def take_lock(path: Path) -> int | None:
         raise PoolError(f"{path} is a symbolic link; a pool has none")
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        _check_status(path, os.fstat(lock), folder=False)
+        check(path, os.fstat(lock), folder=False)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
@@ -408,7 +408,7 @@ def _opened(path: Path, *, write: bool = False) -> Iterator[BinaryIO]:
         mode = os.O_RDWR if write else os.O_RDONLY
         number = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(number, "r+b" if write else "rb") as file:
-            _check_status(path, os.fstat(number), folder=False)
+            check(path, os.fstat(number), folder=False)
             yield file
 
 

@@ -119,12 +119,9 @@ class Pool:
         """Units not yet used."""
         return sum(batch.left for batch in self._batches.get(correlation.name, ()))
 
-    def stored_bytes(self, correlation: Correlation) -> float:
-        """Size of this party's files per unit that is left in them; 0 when there are none."""
-        batches = self._batches.get(correlation.name, ())
-        size = sum(batch.store.size() for batch in batches)
-        left = sum(batch.label.units - batch.state.used for batch in batches)
-        return size / left if size else 0.0
+    def stored_bytes(self, correlation: Correlation) -> int:
+        """Size of this party's files."""
+        return sum(batch.store.size() for batch in self._batches.get(correlation.name, ()))
 
     def prepare(self, correlation: Correlation, units: int) -> None:
         """Make whole chunks until `units` units are there. PoolError when those that are there are

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.family import ModelConfig, check_ranges, family_of
+from models.family import check_ranges, family_of
 from models.hf import load_model
 from models.tokenizer import TOKENIZER_FILE, Tokenizer
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError
 from spu_llm.net.control import Control
+from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import TcpStream, accept, listen
@@ -48,14 +49,14 @@ def serve(
     config, params = load_model(options.model)
     check_ranges(family_of(config).fold(params, config), config)
     del params  # the worker reads its own
-    tokenizer = _tokenizer(options)
+    stated = agreeing.of_provider(config, _tokenizer(options), options.network)
     if options.pool is not None:
         open_directory(options.pool)
     with listen(options.host, options.port) as listener:
         on_port(listener.getsockname()[1])
         while True:
             try:
-                outcome = _serve_one(options, listener, config, tokenizer)
+                outcome = _serve_one(options, listener, stated)
                 traffic = outcome.wire_sent + outcome.wire_received
                 say(f"session finished, {traffic / 1e6:.1f} MB on the wire")
             except SpuLlmError as exc:
@@ -73,15 +74,9 @@ def _tokenizer(options: ServeOptions) -> Tokenizer | None:
     return Tokenizer.load(options.model)
 
 
-def _serve_one(
-    options: ServeOptions,
-    listener: socket.socket,
-    config: ModelConfig,
-    tokenizer: Tokenizer | None,
-) -> Outcome:
+def _serve_one(options: ServeOptions, listener: socket.socket, stated: Manifest) -> Outcome:
     stream = _accept(listener, options.exit_with_parent)
     control = Control(Relay(stream, NETWORKS[options.network], "provider"))
-    stated = agreeing.of_provider(config, tokenizer, options.network)
     agreed = control.open_session(stated, HANDSHAKE_S)
     try:
         own = Held(str(options.model), options.sampling_seed)

@@ -97,7 +97,7 @@ def test_in_memory(threads: ThreadPoolExecutor) -> None:
                 (expected,) = evaluate(correlation, masks)
                 np.testing.assert_array_equal(client.results[0] + provider.results[0], expected)
             assert client.masks[0].shape == (units, *correlation.masks[0].shape)
-        assert parties.pools[CLIENT].stored_bytes(correlation) == 0.0
+        assert parties.pools[CLIENT].stored_bytes(correlation) == 0
     assert parties.pools[CLIENT].inventory() == b"{}"
     parties.end()
     with pytest.raises(PoolError, match="closed"):

@@ -181,12 +181,12 @@ class SilentProducts:
         self._channel.send(b"".join(hint.digest for _, hint in offered))
         held = np.frombuffer(self._received(8 * len(offered)), np.uint64).tolist()
         for start, (_, hint) in zip(held, offered, strict=True):
-            if start > hint.size:
-                raise WireError(f"the client has {start} bytes of a hint of {hint.size}")
+            if start > hint.content.size:
+                raise WireError(f"the client has {start} bytes of a hint of {hint.content.size}")
         for start, (use, hint) in zip(held, offered, strict=True):
-            if start < hint.size:
+            if start < hint.content.size:
                 hint.check()
-            for at in range(start, hint.size, _PIECE):
+            for at in range(start, hint.content.size, _PIECE):
                 self._channel.send(hint.content[at : at + _PIECE].tobytes())
             self._uses[use.matrix.name] = use
 

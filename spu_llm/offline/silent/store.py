@@ -56,14 +56,10 @@ def provider_key(directory: Path | None) -> bytes:
 
 
 class Own:
-    """A hint of the provider's: `size` bytes and their SHA-256."""
+    """A hint of the provider's: bytes [...] and their SHA-256."""
 
     def __init__(self, digest: bytes, content: np.ndarray, path: Path | None = None) -> None:
         self.digest, self.content, self._path = digest, content, path
-
-    @property
-    def size(self) -> int:
-        return self.content.size
 
     def check(self) -> None:
         """PoolError when a kept hint is not what it was: before it is sent."""

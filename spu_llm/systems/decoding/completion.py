@@ -34,10 +34,7 @@ def run(session: PartySession, job: Job[Request, ClientInputs], send: Send) -> d
         decoder = completion.decoder(session, held_weights(session, config, job))
         completion.prepare(session, decoder)
     client = _client_side(job.client, completion, send) if session.rank == CLIENT else None
-
-    provider = None
-    if client is None:
-        provider = stream("joint randomness", job.provider.sampling_seed)
+    provider = stream("joint randomness", job.provider.sampling_seed) if client is None else None
 
     def on_step(report: Report) -> None:
         send("step", steps=report.steps, accepted=report.accepted, drafted=report.drafted)

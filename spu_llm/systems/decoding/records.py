@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from models.family import ModelConfig
 from spu_llm.core.errors import InputError
@@ -26,10 +26,6 @@ class PrepareRequest(Request):
     """A completion to come, and for how many of its steps to make material."""
 
     steps: int = field(kw_only=True)
-
-    @property
-    def completion(self) -> Request:
-        return Request(**{f.name: getattr(self, f.name) for f in fields(Request)})
 
     def check(self, config: ModelConfig) -> None:
         """InputError when such a completion does not fit the model, or has not so many steps."""
