@@ -154,7 +154,7 @@ class Pool:
         # Only now that all of them are used up on disk, the first one leaves.
         taken = [batch.take(count) for batch, count in chosen]
         self._batches[correlation.name] = [batch for batch in batches if batch.left]
-        return joined(taken) if taken else _no_units(correlation)
+        return joined(taken) if taken else no_units(correlation)
 
     def close(self) -> None:
         """Put back what was not handed out and leave the directory to the next session."""
@@ -302,7 +302,8 @@ def _pack(arrays: Sequence[np.ndarray], units: int) -> np.ndarray:
     return np.concatenate([np.empty((units, 0), np.uint64), *flat], axis=1)
 
 
-def _no_units(correlation: Correlation) -> Material:
+def no_units(correlation: Correlation) -> Material:
+    """Material of none, which has the shapes of some."""
     return Material(
         [np.empty((0, *part.shape), np.uint64) for part in correlation.masks],
         correlation.split(np.empty((0, correlation.words), np.uint64)),

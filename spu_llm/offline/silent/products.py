@@ -75,6 +75,7 @@ from spu_llm.core.meter import Meter
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
 from spu_llm.offline import files as pool_files
+from spu_llm.offline.pool import no_units
 from spu_llm.offline.silent import hint as hints
 from spu_llm.offline.silent import ring, store
 from spu_llm.offline.silent.hint import Matrix, slices
@@ -257,9 +258,7 @@ class SilentProducts:
             missing -= count
             if count < len(first.results[0]):
                 use.made.insert(0, cut(first, count))
-        k, m = use.matrix.inputs, use.matrix.outputs
-        empty = Material([np.empty((0, k), np.uint64)], [np.empty((0, m), np.uint64)])
-        return joined(pieces) if pieces else empty
+        return joined(pieces) if pieces else no_units(correlation)
 
     def _next_key(self) -> np.ndarray:
         """Step 2: the transform of s, or of P."""
