@@ -271,19 +271,18 @@ class Relay:
             self._next_own += 2
             self._pipes[pipe.stream] = pipe
             self._uplink.send(encode(Frame(Kind.OPEN, pipe.stream)))
-        if pipe.attach(sock):
-            self._run_pipe(pipe, attached=True)
+        self._run_pipe(pipe, sock)
 
-    def _run_pipe(self, pipe: WorkerPipe, attached: bool = False) -> None:
-        self._spawn(f"up-{pipe.stream}", self._pump, pipe, attached)
+    def _run_pipe(self, pipe: WorkerPipe, sock: socket.socket | None = None) -> None:
+        self._spawn(f"up-{pipe.stream}", self._pump, pipe, sock)
         self._spawn(f"down-{pipe.stream}", self._drain, pipe)
 
-    def _pump(self, pipe: WorkerPipe, attached: bool) -> None:
-        """Carry one stream from the worker to the peer."""
+    def _pump(self, pipe: WorkerPipe, sock: socket.socket | None) -> None:
+        """Carry one stream from the worker to the peer; without `sock`, connect to it first."""
         buffer = bytearray(HEADER_BYTES + CHUNK_BYTES)
         view = memoryview(buffer)
         try:
-            if not attached and not pipe.attach(self._connect_worker(pipe)):
+            if not pipe.attach(sock or self._connect_worker(pipe)):
                 return
             while count := pipe.recv_into(view[HEADER_BYTES:]):
                 write_data_header(buffer, pipe.stream, count)
