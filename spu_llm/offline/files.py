@@ -81,32 +81,6 @@ def checksum(words: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(words).tobytes()).hexdigest()
 
 
-class Memory:
-    """A batch that only this process has."""
-
-    def __init__(self, label: Label, results: np.ndarray) -> None:
-        self._label, self._results = label, results
-
-    def rows(self, index: int) -> np.ndarray:
-        start, stop = self._label.bounds(index)
-        return self._results[start:stop]
-
-    def rest(self, state: State) -> np.ndarray:
-        raise AssertionError("nothing is put back in memory")
-
-    def advance(self, old: State, new: State) -> None:
-        """The process forgets by itself."""
-
-    def put_back(self, rest: np.ndarray, state: State) -> None:
-        """Nothing outlives the process."""
-
-    def remove(self) -> None:
-        self._results = np.empty((0, self._label.words), np.uint64)
-
-    def size(self) -> int:
-        return 0
-
-
 class Files:
     """A batch in a folder of its own. PoolError when a file cannot be used."""
 

@@ -43,7 +43,6 @@ from spu_llm.offline.files import (
     BATCH_ID,
     Files,
     Label,
-    Memory,
     PoolDirectory,
     State,
     checksum,
@@ -195,8 +194,34 @@ class Pool:
         )  # fmt: skip
         state = State(0, 0, key)
         if self._directory is None:
-            return _Batch(label, state, Memory(label, results))
+            return _Batch(label, state, _Memory(label, results))
         return _Batch(label, state, self._directory.add(label, results, state))
+
+
+class _Memory:
+    """The results of a batch that only this process has, in place of `Files`."""
+
+    def __init__(self, label: Label, results: np.ndarray) -> None:
+        self._label, self._results = label, results
+
+    def rows(self, index: int) -> np.ndarray:
+        start, stop = self._label.bounds(index)
+        return self._results[start:stop]
+
+    def rest(self, state: State) -> np.ndarray:
+        raise AssertionError("nothing is put back in memory")
+
+    def advance(self, old: State, new: State) -> None:
+        """The process forgets by itself."""
+
+    def put_back(self, rest: np.ndarray, state: State) -> None:
+        """Nothing outlives the process."""
+
+    def remove(self) -> None:
+        self._results = np.empty((0, self._label.words), np.uint64)
+
+    def size(self) -> int:
+        return 0
 
 
 @dataclass
@@ -205,7 +230,7 @@ class _Batch:
 
     label: Label
     state: State
-    store: Files | Memory
+    store: Files | _Memory
     held: Material | None = None
 
     def __post_init__(self) -> None:

@@ -50,8 +50,8 @@ class PlainSession:
     """What a program without SPU runs with; `close` it in the end."""
 
     def __init__(self, rank: int, stream: ByteStream, session: str) -> None:
-        """`session`: its id, which both supervisors told their workers. Whoever else on this machine
-        connects to a worker first does not know it: the session ends with the first message.
+        """`session`: its id, which both supervisors told their workers. Whoever else on this
+        machine connects to a worker first does not know it: the first message then ends all.
         """
         self.rank = rank
         wire = StreamChannel(stream)
