@@ -413,8 +413,8 @@ def create(path: Path, *data: bytes | memoryview) -> None:
 
 
 def drawn_once(path: Path, drawn: bytes) -> bytes:
-    """What the file `path` holds: `drawn`, if there was none, but of several sessions the first
-    one's.
+    """What the file `path` holds, which is made of `drawn` if there is none; of several sessions that
+    make it at once, the first one's stays.
     """
     with failures(path):
         if not os.path.lexists(path):
