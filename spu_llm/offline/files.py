@@ -413,7 +413,7 @@ def create(path: Path, *data: bytes | memoryview) -> None:
 
 
 def drawn_once(path: Path, drawn: bytes) -> bytes:
-    """What the file `path` holds, which is made of `drawn` if there is none; of several sessions that
+    """What the file `path` holds, which is made of `drawn` if there is none; where several sessions
     make it at once, the first one's stays.
     """
     with failures(path):
