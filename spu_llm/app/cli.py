@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -97,12 +98,10 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
 
     demo = commands.add_parser("demo", help="both parties on this machine, shipped model pair")
-    demo.add_argument("--model", type=Path, metavar="DIR",
-                      help="the provider's private model directory")  # fmt: skip
+    _folder(demo, "--model", "the provider's private model directory")
     _client_options(demo)
-    demo.add_argument("--pool", type=Path, metavar="DIR",
-                      help="keep what is made ahead of time, both parties' halves")  # fmt: skip
-    demo.set_defaults(run=_demo)
+    _folder(demo, "--pool", "keep what is made ahead of time, both parties' halves")
+    demo.set_defaults(run=_complete, server=None)
 
     prepare = commands.add_parser(
         "prepare", help="make material for a completion ahead of time, which it then takes",
@@ -110,12 +109,11 @@ def _parser() -> Parser:
         "--server, with a provider that was started with --pool. Give the completion the same "
         "options, a prompt of the same length, and the same --pool.",
     )  # fmt: skip
-    prepare.add_argument("--pool", type=Path, required=True, metavar="DIR",
-                         help="where it is kept: both halves, or with --server the client's")
+    _folder(prepare, "--pool", "where it is kept: both halves, or with --server the client's",
+            required=True)  # fmt: skip
     place = prepare.add_mutually_exclusive_group()
     place.add_argument("--server", metavar="HOST:PORT")
-    place.add_argument("--model", type=Path, metavar="DIR",
-                       help="the provider's private model directory")  # fmt: skip
+    _folder(place, "--model", "the provider's private model directory")
     length = prepare.add_mutually_exclusive_group()
     length.add_argument("--prompt", default=PROMPT,
                         help="for its length alone (default: that of demo)")  # fmt: skip
@@ -128,14 +126,12 @@ def _parser() -> Parser:
     prepare.set_defaults(run=_prepare)
 
     serve = commands.add_parser("serve", help="provider: serve completions with a private model")
-    serve.add_argument("--model", type=Path, required=True, metavar="DIR",
-                       help="private model directory")  # fmt: skip
+    _folder(serve, "--model", "private model directory", required=True)
     serve.add_argument("--listen", required=True, metavar="HOST:PORT")
     serve.add_argument("--once", action="store_true", help="end after one session")
     serve.add_argument("--studies", action="store_true",
                        help="also take part in measurements (bench, experiment)")  # fmt: skip
-    serve.add_argument("--pool", type=Path, metavar="DIR",
-                       help="keep what is made ahead of time, for each client that does")
+    _folder(serve, "--pool", "keep what is made ahead of time, for each client that does")
     serve.add_argument("--sampling-seed", type=int, help=argparse.SUPPRESS)
     serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
@@ -146,10 +142,9 @@ def _parser() -> Parser:
     generate = commands.add_parser("generate", help="client: complete a prompt")
     generate.add_argument("--server", required=True, metavar="HOST:PORT")
     _client_options(generate)
-    generate.add_argument("--pool", type=Path, metavar="DIR",
-                          help="keep what is made ahead of time, if the provider does")
+    _folder(generate, "--pool", "keep what is made ahead of time, if the provider does")
     _insecure_option(generate)
-    generate.set_defaults(run=_generate)
+    generate.set_defaults(run=_complete, model=None)
 
     from spu_llm.app import calibrating
     from spu_llm.app.studies import add_commands
@@ -157,6 +152,10 @@ def _parser() -> Parser:
     calibrating.add_command(commands)
     add_commands(commands)
     return parser
+
+
+def _folder(parser: Any, option: str, words: str, *, required: bool = False) -> None:
+    parser.add_argument(option, type=Path, required=required, metavar="DIR", help=words)
 
 
 def _session_options(parser: argparse.ArgumentParser) -> None:
@@ -191,7 +190,7 @@ def _request_options(parser: argparse.ArgumentParser) -> None:
                         help="draw among the K likeliest tokens (with --verify post)")  # fmt: skip
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P",
                         help="draw among the likeliest that hold mass P (likewise)")  # fmt: skip
-    parser.add_argument("--draft-model", type=Path, metavar="DIR", help="public model directory")
+    _folder(parser, "--draft-model", "public model directory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
 
 
@@ -223,31 +222,22 @@ def _require_insecure(options: argparse.Namespace) -> None:
         )
 
 
-def _completion(options: argparse.Namespace, host: str, port: int) -> Any:
-    """The completion that `generate` and `demo` are asked for."""
-    from spu_llm.app.completing import GenerateOptions, encoded
+def _provider(options: argparse.Namespace) -> Any:
+    """The provider that `--server` names, or one on this machine."""
+    from spu_llm.app.completing import Provider
     from spu_llm.service.client import Server
-    from spu_llm.systems.decoding.records import ClientInputs
-    from spu_llm.systems.decoding.request import Request
 
-    directory = options.draft_model or shipped("public")
-    prompt = encoded(options.prompt, directory)
-    own_seed = options.seed if options.command == "demo" else None
-    return GenerateOptions(
-        request=Request(**_request_fields(options, len(prompt))),
-        inputs=ClientInputs(prompt, str(directory), options.stop, options.seed, own_seed),
-        server=Server(host, port, options.network),
-        pool=options.pool,
-        started=options.started,
-    )
+    server = None
+    if options.server is not None:
+        _require_insecure(options)
+        server = Server(*_address(options.server, "--server"), options.network)
+    return Provider(options.network, server, options.model or shipped("private"), options.pool)
 
 
-def _request_fields(options: argparse.Namespace, prompt_tokens: int) -> dict[str, Any]:
-    """A completion's public settings: options have the names of their fields."""
-    from spu_llm.systems.decoding.request import Request
-
-    known = vars(options) | {"prompt_tokens": prompt_tokens}
-    return {field.name: known[field.name] for field in dataclasses.fields(Request)}
+def _record(kind: Any, options: argparse.Namespace, **more: Any) -> Any:
+    """A dataclass of options, which have the names of its fields, but for those in `more`."""
+    known = vars(options) | more
+    return kind(**{field.name: known[field.name] for field in dataclasses.fields(kind)})
 
 
 def _settle_draft_length(options: argparse.Namespace) -> None:
@@ -261,78 +251,66 @@ def _settle_draft_length(options: argparse.Namespace) -> None:
         )
 
 
-def _demo(options: argparse.Namespace) -> None:
-    from spu_llm.app.completing import demo
+def _complete(options: argparse.Namespace) -> None:
+    """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
+    from spu_llm.app.completing import GenerateOptions, encoded, generate
+    from spu_llm.app.screen import Screen
+    from spu_llm.systems.decoding.records import ClientInputs
+    from spu_llm.systems.decoding.request import Request
 
-    model = options.model or shipped("private")
-    _show(options, lambda on_event: demo(model, _completion(options, "", 0), on_event))
+    provider = _provider(options)
+    _settle_draft_length(options)
+    check_json(options.json)
+    with closing(Screen(options.prompt)) as screen:
+        directory = options.draft_model or shipped("public")
+        prompt = encoded(options.prompt, directory)
+        own_seed = options.seed if provider.server is None else None
+        asked = GenerateOptions(
+            request=_record(Request, options, prompt_tokens=len(prompt)),
+            inputs=ClientInputs(prompt, str(directory), options.stop, options.seed, own_seed),
+            provider=provider,
+            started=options.started,
+        )
+        result = generate(asked, screen.on_event)
+        screen.finish()
+    screen.summary(result)
+    write_json(options.json, result)
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from spu_llm.service.launching import Report
+    from spu_llm.service.launching import write_report
     from spu_llm.service.provider import ServeOptions, serve
 
     _require_insecure(options)
     if options.sampling_seed is not None and not options.once:
         raise InputError("--sampling-seed fixes the randomness of one session; add --once")
     host, port = _address(options.listen, "--listen")
-    known = vars(options) | {"host": host, "port": port}
-    report = Report(options.report_fd)
 
     def on_port(port: int) -> None:
         print(f"serving {options.model} on {host}:{port}", flush=True)
-        report.listening(port)
+        write_report(options.report_fd, port=port)
 
     try:
         serve(
-            ServeOptions(**{f.name: known[f.name] for f in dataclasses.fields(ServeOptions)}),
+            _record(ServeOptions, options, host=host, port=port),
             say=lambda line: print(f"spu-llm: {line}", file=sys.stderr, flush=True),
             on_port=on_port,
         )
     except SpuLlmError as exc:
-        report.failed(_one_line(str(exc)), exc.exit_code)
+        write_report(options.report_fd, error=_one_line(str(exc)), exit_code=exc.exit_code)
         raise
     except Exception as exc:
-        report.failed(_one_line(_unforeseen(exc)), 1)
+        write_report(options.report_fd, error=_one_line(_unforeseen(exc)), exit_code=1)
         raise
-
-
-def _generate(options: argparse.Namespace) -> None:
-    from spu_llm.app.completing import generate
-
-    _require_insecure(options)
-    host, port = _address(options.server, "--server")
-    _show(options, lambda on_event: generate(_completion(options, host, port), on_event))
-
-
-def _show(options: argparse.Namespace, run: Any) -> None:
-    """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
-    from spu_llm.app.screen import Screen
-
-    _settle_draft_length(options)
-    check_json(options.json)
-    screen = Screen(options.prompt)
-    try:
-        result = run(screen.on_event)
-        screen.finish()
-    finally:
-        screen.close()
-    screen.summary(result)
-    if options.json is not None:
-        write_json(options.json, result)
 
 
 def _prepare(options: argparse.Namespace) -> None:
     """Progress to stderr, what was made to stdout, the result to `--json`."""
-    from spu_llm.app.completing import encoded
-    from spu_llm.app.preparing import PrepareOptions, prepare, prepare_both, table
-    from spu_llm.app.screen import Stages
-    from spu_llm.service.client import Server
+    from spu_llm.app.completing import encoded, prepare
+    from spu_llm.app.screen import Stages, material_table
     from spu_llm.systems.decoding.records import PrepareRequest
 
-    if options.server is not None:
-        _require_insecure(options)
-    host, port = _address(options.server, "--server") if options.server is not None else ("", 0)
+    provider = _provider(options)
     check_json(options.json)
     directory = options.draft_model or shipped("public")
     _settle_draft_length(options)
@@ -341,20 +319,8 @@ def _prepare(options: argparse.Namespace) -> None:
         tokens = len(encoded(options.prompt, directory))
     likely = -(-(new - 1) // 3) if options.draft_length else new - 1
     steps = likely if options.steps is None else options.steps
-    asked = PrepareOptions(
-        request=PrepareRequest(**_request_fields(options, tokens), steps=steps),
-        tokenizer=directory,
-        server=Server(host, port, options.network),
-        pool=options.pool,
-    )
-    screen = Stages()
-    try:
-        if options.server is not None:
-            result = prepare(asked, screen.on_event)
-        else:
-            result = prepare_both(options.model or shipped("private"), asked, screen.on_event)
-    finally:
-        screen.close()
-    print(table(result), flush=True)
-    if options.json is not None:
-        write_json(options.json, result)
+    request = _record(PrepareRequest, options, prompt_tokens=tokens, steps=steps)
+    with closing(Stages()) as screen:
+        result = prepare(request, directory, provider, screen.on_event)
+    print(material_table(result), flush=True)
+    write_json(options.json, result)

@@ -1,9 +1,13 @@
-"""The commands `generate` and `demo`: a completion, with a provider elsewhere or here."""
+"""The commands `generate`, `demo` and `prepare`: a completion, or material for some to come, with a
+provider elsewhere or here.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +15,49 @@ from models.family import ModelConfig
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
+from spu_llm.core.values import ROLES
 from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
 from spu_llm.service.client import OnEvent, Server, run_as_client
-from spu_llm.service.launching import client_directory, local_provider, provider_directory
+from spu_llm.service.launching import local_provider
 from spu_llm.service.supervisor import Outcome
-from spu_llm.systems.decoding.records import COMPLETION, ClientInputs
+from spu_llm.systems.decoding.records import COMPLETION, PREPARATION, ClientInputs, PrepareRequest
 from spu_llm.systems.decoding.request import Request
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Whoever listens at `server`, or, without one, a process for `model` on this machine.
+
+    `pool`: where material outlives the session, the client's; with a process here, a directory of
+    each party in it.
+    """
+
+    network: str
+    server: Server | None
+    model: Path
+    pool: Path | None
+
+    @contextmanager
+    def reached(self, sampling_seed: int | None = None) -> Iterator[tuple[Server, Path | None]]:
+        """Where it listens, and the client's directory; `sampling_seed`: for a process here."""
+        if self.server is not None:
+            yield self.server, self.pool
+            return
+        own, theirs = (self.pool and self.pool / role for role in ROLES)
+        with local_provider(
+            self.model, self.network, sampling_seed=sampling_seed, pool=theirs
+        ) as server:
+            yield server, own
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
     request: Request
     inputs: ClientInputs
-    server: Server
-    pool: Path | None = None  # where material outlives the session
+    provider: Provider
     # On the monotonic clock: what the first token's and all elapsed seconds are counted from.
-    started: float = field(default_factory=time.monotonic, compare=False)
+    started: float
 
 
 def encoded(prompt: str, directory: Path) -> list[int]:
@@ -39,6 +69,9 @@ def encoded(prompt: str, directory: Path) -> list[int]:
 def generate(options: GenerateOptions, on_event: OnEvent) -> dict[str, Any]:
     """Complete a prompt with a provider's private model; returns the `--json` object."""
     draft_vocab = _check(options)
+    provider, inputs = options.provider, options.inputs
+    if provider.server is None:
+        options.request.check(load_config(provider.model))
 
     def check(config: ModelConfig) -> None:
         if draft_vocab not in (None, config.vocab_size):
@@ -54,25 +87,36 @@ def generate(options: GenerateOptions, on_event: OnEvent) -> dict[str, Any]:
             first_token.append(time.monotonic() - options.started)
         on_event(event, relay)
 
-    outcome, agreed = run_as_client(
-        options.server, COMPLETION, options.request, options.inputs, watch,
-        tokenizer=Tokenizer.load(Path(options.inputs.draft_dir)), pool=options.pool, check=check,
-    )  # fmt: skip
-    return _summary(options, outcome, agreed, first_token[0])
+    with provider.reached(inputs.sampling_seed) as (server, pool):
+        outcome, agreed = run_as_client(
+            server, COMPLETION, options.request, inputs, watch,
+            tokenizer=Tokenizer.load(Path(inputs.draft_dir)), pool=pool, check=check,
+        )  # fmt: skip
+        return _summary(options, pool, outcome, agreed, first_token[0])
 
 
-def demo(model: Path, options: GenerateOptions, on_event: OnEvent) -> dict[str, Any]:
-    """A provider process for `model` and this process as its client, over loopback; `options.pool`
-    holds a directory of each.
+def prepare(
+    request: PrepareRequest, tokenizer: Path, provider: Provider, on_event: OnEvent
+) -> dict[str, Any]:
+    """Make material with a provider that keeps some, too; returns the `--json` object.
+
+    `tokenizer`: the directory it lies in.
     """
-    _check(options)
-    options.request.check(load_config(model))
-    both, seed = options.pool, options.inputs.sampling_seed
-    pool = provider_directory(both) if both is not None else None
-    network = options.server.network
-    with local_provider(model, network, sampling_seed=seed, pool=pool) as server:
-        own = client_directory(both) if both is not None else None
-        return generate(replace(options, server=server, pool=own), on_event)
+    request.check_options()
+    own = Tokenizer.load(tokenizer)
+    with provider.reached() as (server, pool):
+        outcome, agreed = run_as_client(
+            server, PREPARATION, request, on_event=on_event, tokenizer=own, pool=pool
+        )
+    result = outcome.result
+    return {
+        "steps": result["steps"],
+        "material": result["material"],
+        "seconds": {"offline": round(result["seconds"]["offline"], 3)},
+        **_traffic(result["traffic"], offline=["offline"]),
+        "learned": result["learned"],
+        "config": {"pool": str(pool), **agreed},
+    }
 
 
 def _check(options: GenerateOptions) -> int | None:
@@ -96,14 +140,14 @@ def _check_text(text: str, name: str) -> None:
 
 
 def _summary(
-    options: GenerateOptions, outcome: Outcome, agreed: Manifest, first_token: float
+    options: GenerateOptions,
+    pool: Path | None,
+    outcome: Outcome,
+    agreed: Manifest,
+    first_token: float,
 ) -> dict[str, Any]:
     result = outcome.result
-    report, traffic, seconds = result["report"], result["traffic"], result["seconds"]
-
-    def total(field_name: str, *phases: str) -> int:
-        return sum(int(traffic[p][field_name]) for p in phases)
-
+    report, seconds = result["report"], result["seconds"]
     online = ("prefill", "decode")
     return {
         "text": result["text"],
@@ -115,17 +159,7 @@ def _summary(
         "seconds": {p: round(seconds.get(p, 0.0), 3) for p in ("offline", *online)},
         "first_token_seconds": round(first_token, 3),
         "elapsed_seconds": round(time.monotonic() - options.started, 3),
-        "bytes": {
-            kind: {
-                "client_to_provider": total("sent_bytes", *phases),
-                "provider_to_client": total("received_bytes", *phases),
-            }
-            for kind, phases in (("offline", ("offline",)), ("online", online))
-        },
-        "messages": {
-            kind: total("sent_messages", *phases) + total("received_messages", *phases)
-            for kind, phases in (("offline", ("offline",)), ("online", online))
-        },
+        **_traffic(result["traffic"], offline=["offline"], online=online),
         "wire_bytes": {
             "client_to_provider": outcome.wire_sent,
             "provider_to_client": outcome.wire_received,
@@ -137,7 +171,28 @@ def _summary(
             "stop": options.inputs.stop,
             "draft_seed": options.inputs.draft_seed,
             "sampling_seed": options.inputs.sampling_seed,
-            "pool": None if options.pool is None else str(options.pool.absolute()),
+            "pool": None if pool is None else str(pool.absolute()),
             **agreed,
+        },
+    }
+
+
+def _traffic(traffic: dict[str, Any], **kinds: Sequence[str]) -> dict[str, Any]:
+    """Payload bytes by direction and messages of both parties; `kinds`: each of which phases."""
+
+    def total(name: str, phases: Sequence[str]) -> int:
+        return sum(int(traffic[phase][name]) for phase in phases)
+
+    return {
+        "bytes": {
+            kind: {
+                "client_to_provider": total("sent_bytes", phases),
+                "provider_to_client": total("received_bytes", phases),
+            }
+            for kind, phases in kinds.items()
+        },
+        "messages": {
+            kind: total("sent_messages", phases) + total("received_messages", phases)
+            for kind, phases in kinds.items()
         },
     }

@@ -23,11 +23,13 @@ def check_json(path: Path | None) -> None:
         raise InputError(f"--json: {path} is a directory; give a file name")
 
 
-def write_json(path: Path, result: Any) -> None:
+def write_json(path: Path | None, result: Any) -> None:
     """Write `result` whole or not at all, readable by its owner only: it holds the client's text.
 
     What is no regular file (`/dev/stdout`, a pipe) is written to, not replaced.
     """
+    if path is None:
+        return
     # JSON and Python escape a lone surrogate, from a file name that is not UTF-8, the same way.
     text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
     data = text.encode("utf-8", "backslashreplace")

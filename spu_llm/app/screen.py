@@ -1,4 +1,4 @@
-"""A completion on the terminal: streamed text on stdout, progress and summary on stderr."""
+"""A session on the terminal: streamed text on stdout, progress and summary on stderr."""
 
 from __future__ import annotations
 
@@ -31,21 +31,11 @@ class Stages:
                 self._progress.stage(self._doing)
             case "making":
                 made, total = event["made"], event["total"]
-                if made == total:
-                    self._progress.stage(self._doing)
-                else:
-                    show = self._progress.update if made else self._progress.stage
-                    show(f"making material, {made} of {total} batches")
+                self._part(made, total, f"making material, {made} of {total} batches")
             case "hint":
                 done, total = event["done"], event["total"]
-                if done == total:
-                    self._progress.stage(self._doing)
-                else:
-                    show = self._progress.update if done else self._progress.stage
-                    show(
-                        f"fetching the model's hint, {done / 1e6:.0f} of {total / 1e6:.0f} MB "
-                        "(once: it is kept)"
-                    )
+                parts = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
+                self._part(done, total, f"fetching the model's hint, {parts} (once: it is kept)")
             case "note":
                 self._progress.pause()
                 print(f"spu-llm: {event['text']}", file=sys.stderr, flush=True)
@@ -53,6 +43,15 @@ class Stages:
     def close(self) -> None:
         """Take the progress away."""
         self._progress.close()
+
+    def _part(self, done: int, total: int, words: str) -> None:
+        """A stage within the stage, until all of it is done."""
+        if done == total:
+            self._progress.stage(self._doing)
+        elif done:
+            self._progress.update(words)
+        else:
+            self._progress.stage(words)
 
     def _wire_bytes(self) -> int:
         if self._relay is None:
@@ -145,6 +144,44 @@ def _figures(result: dict[str, Any]) -> list[str]:
         f"provider {_mb(wire['provider_to_client'])})",
     ]
     return lines
+
+
+def material_table(result: dict[str, Any]) -> str:
+    """What `prepare` made, per kind, and how far it goes."""
+    rows = [("material", "units", "made", "seconds", "MB", "on disk")]
+    for row in _grouped(result["material"]):
+        rows.append((
+            row["kind"],
+            f"{row['available_units']:,}",
+            f"{row['made_units']:,}",
+            f"{row['seconds']:.1f}",
+            f"{row['bytes'] / 1e6:.1f}",
+            f"{row['stored_bytes'] / 1e6:.1f} MB",
+        ))  # fmt: skip
+    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
+    config, sent = result["config"], result["bytes"]["offline"]
+    lines += [
+        f"made in {result['seconds']['offline']:.1f} s with {sum(sent.values()) / 1e6:.1f} MB",
+        f"enough for a prompt of {config['request.prompt_tokens']} tokens and "
+        f"{result['steps']} secure steps",
+    ]
+    return "\n".join(lines)
+
+
+def _grouped(material: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of one kind for different matrices or gates, added up."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in material:
+        groups.setdefault(" ".join(row["kind"].split()[:2]), []).append(row)
+    numbers = ("available_units", "made_units", "seconds", "bytes", "stored_bytes")
+    return [
+        {"kind": rows[0]["kind"] if len(rows) == 1 else f"{name} ({len(rows)} kinds)"}
+        | {key: sum(row[key] for row in rows) for key in numbers}
+        for name, rows in groups.items()
+    ]
 
 
 def _mb(count: int) -> str:

@@ -12,9 +12,9 @@ from spu_llm.core.op import Cost
 
 
 @dataclass(frozen=True)
-class Need:
-    """Units of a correlation. `fixed`: the provider's matrix that they are bound to; only at the
-    provider, and only where a dry run has seen it.
+class Taken:
+    """Units of a correlation that are taken. `fixed`: the provider's matrix that they are bound to;
+    only at the provider, and only where a dry run has seen it.
     """
 
     correlation: Correlation
@@ -33,7 +33,7 @@ class Call:
     op: str
     scope: str
     cost: Cost
-    taken: tuple[Need, ...] = field(default=(), compare=False)
+    taken: tuple[Taken, ...] = field(default=(), compare=False)
     names: frozenset[str] = field(default=frozenset(), compare=False)
     messages: tuple[tuple[bool, int], ...] = field(default=(), compare=False)
 
@@ -44,11 +44,11 @@ class Demand:
     use, and the ops that run.
     """
 
-    material: dict[str, Need] = field(default_factory=dict)
+    material: dict[str, Taken] = field(default_factory=dict)
     calls: tuple[Call, ...] = ()
 
     @staticmethod
-    def of(taken: Iterable[Need]) -> Demand:
+    def of(taken: Iterable[Taken]) -> Demand:
         return Demand(by_name(taken))
 
     def __add__(self, other: Demand) -> Demand:
@@ -70,14 +70,14 @@ class Demand:
         return sum((call.cost for call in self.calls), Cost())
 
 
-def by_name(taken: Iterable[Need]) -> dict[str, Need]:
+def by_name(taken: Iterable[Taken]) -> dict[str, Taken]:
     """PoolError when one name is bound to two matrices."""
-    total: dict[str, Need] = {}
-    for need in taken:
-        name = need.correlation.name
-        before = total.get(name, Need(need.correlation, 0))
-        fixed = need.fixed if before.fixed is None else before.fixed
-        if need.fixed is not None and not equal(fixed, need.fixed):
+    total: dict[str, Taken] = {}
+    for one in taken:
+        name = one.correlation.name
+        before = total.get(name, Taken(one.correlation, 0))
+        fixed = one.fixed if before.fixed is None else before.fixed
+        if one.fixed is not None and not equal(fixed, one.fixed):
             raise PoolError(f"{name} is asked for with other weights than before")
-        total[name] = Need(need.correlation, before.units + need.units, fixed)
+        total[name] = Taken(one.correlation, before.units + one.units, fixed)
     return total

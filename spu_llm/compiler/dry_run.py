@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.compiler.demand import Call, Demand, Need, by_name
+from spu_llm.compiler.demand import Call, Demand, Taken, by_name
 from spu_llm.compiler.linear import has_numbers_in_bits
 from spu_llm.compiler.plan import OpCall, Plan, Run
 from spu_llm.compiler.walker import walk_plan
@@ -48,12 +48,12 @@ class _Source:
     """A pool that hands out zeros and records what is taken."""
 
     def __init__(self) -> None:
-        self.taken: list[Need] = []
+        self.taken: list[Taken] = []
 
     def take(
         self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
-        self.taken.append(Need(correlation, units, fixed))
+        self.taken.append(Taken(correlation, units, fixed))
         zeros = [
             [np.zeros((units, *part.shape), np.uint64) for part in parts]
             for parts in (correlation.masks, correlation.results)
@@ -113,7 +113,7 @@ class _Result:
     """
 
     values: list[Value]
-    taken: list[Need] = field(default_factory=list)
+    taken: list[Taken] = field(default_factory=list)
     cost: Cost = Cost()
     messages: tuple[tuple[bool, int], ...] = ()
     bound_to: tuple[str, ...] = ()
@@ -136,11 +136,11 @@ class DryRun:
         self._found: dict[Hashable, _Result] = {}
 
     def run(self, plan: Plan, inputs: Sequence[Any]) -> tuple[Demand, list[Value]]:
-        """Needs of one call, and stand-ins for its results: inputs of the next dry run.
+        """Demand of one call, and stand-ins for its results: inputs of the next dry run.
 
         inputs: values, or shapes with a dtype. They stay as they are.
         """
-        taken: list[Need] = []
+        taken: list[Taken] = []
         made: list[Call] = []
 
         def run(step: Run, operands: list[_Known]) -> list[_Known]:
@@ -172,7 +172,7 @@ class DryRun:
         plain = [v.plain() if isinstance(v, Stateful) else v for v in values]
         return _names(self._op(call, [_Known(v, True) for v in plain]).taken)
 
-    def takes(self, call: OpCall, values: Sequence[Value]) -> list[Need]:
+    def takes(self, call: OpCall, values: Sequence[Value]) -> list[Taken]:
         """What one call with these values takes, as their state is now."""
         return self._op(call, [_Known(v, True) for v in fork(values)]).taken
 
@@ -221,8 +221,8 @@ class DryRun:
         taken = source.taken
         if any(map(_is_guess, operands)):
             # Material is never made for an array that only stands in for the provider's.
-            taken = [Need(need.correlation, need.units) for need in taken]
-        bound = any(need.fixed is not None for need in taken)
+            taken = [Taken(one.correlation, one.units) for one in taken]
+        bound = any(one.fixed is not None for one in taken)
         bound_to = _digests(values) if bound else ()
         return self._keep(key, _Result(results, taken, cost, tuple(channel.heard), bound_to))
 
@@ -255,8 +255,8 @@ def _digests(values: Sequence[Value]) -> tuple[str, ...]:
     return tuple(v.digest for v in values if isinstance(v, Private) and _has_content(v))
 
 
-def _names(taken: Iterable[Need]) -> frozenset[str]:
-    return frozenset(need.correlation.name for need in taken)
+def _names(taken: Iterable[Taken]) -> frozenset[str]:
+    return frozenset(one.correlation.name for one in taken)
 
 
 def _is_plaintext(run: Run) -> bool:

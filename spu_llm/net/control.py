@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from spu_llm.core.errors import ManifestMismatch, PeerError, WireError
-from spu_llm.net.manifest import Manifest, Scalar, Side, agree, check_manifest, with_nonce
+from spu_llm.net.manifest import Manifest, Scalar, agree, with_nonce
 from spu_llm.net.relay import Relay
 
 HEARTBEAT_S = 2.0
@@ -43,28 +43,24 @@ class Control:
         self.peer_bye: Bye | None = None
         self.progress = self.peer_progress = 0
         self._heartbeat_s = heartbeat_s
-        self._changed = threading.Condition()
         self._their_fields: dict[str, object] | None = None
+        self._heard = threading.Event()  # their manifest, or the end
         self._bye_answered = threading.Event()
         self._heartbeat: threading.Thread | None = None
         relay.start(self._receive, self._relay_ended)
 
-    def exchange_manifest(self, mine: Mapping[str, Scalar], timeout_s: float) -> Manifest:
-        """Send `mine` and return the peer's, well-formed but not compared; start the heartbeat.
+    def exchange_manifest(self, mine: Mapping[str, Scalar], timeout_s: float) -> dict[str, object]:
+        """Send `mine` and return the peer's, not looked at yet; start the heartbeat.
 
         `PeerError` when none comes within `timeout_s` or the session ends first.
         """
         self._send({"type": "manifest", "fields": dict(mine)})
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._their_fields is not None or self.ended.is_set(), timeout_s
-            )
+        self._heard.wait(timeout_s)
         if self._their_fields is None:
             self.check()
             raise PeerError(f"the peer sent no settings within {timeout_s:g} s")
         self._start_heartbeat()
-        their_side: Side = "provider" if self.relay.role == "client" else "client"
-        return check_manifest(their_side, self._their_fields)
+        return self._their_fields
 
     def open_session(self, fields: Mapping[str, Scalar], timeout_s: float) -> Manifest:
         """Exchange manifests and return the settings agreed on (see `manifest.agree`).
@@ -141,9 +137,8 @@ class Control:
     def _got_manifest(self, fields: object) -> None:
         if not isinstance(fields, dict) or self._their_fields is not None:
             raise WireError("control message with a manifest that is malformed or repeated")
-        with self._changed:
-            self._their_fields = fields
-            self._changed.notify_all()
+        self._their_fields = fields
+        self._heard.set()
 
     def _got_bye(self, message: Mapping[str, object]) -> None:
         reason, ok = message.get("reason"), message.get("ok")
@@ -160,9 +155,8 @@ class Control:
         self._set_ended()
 
     def _set_ended(self) -> None:
-        with self._changed:
-            self.ended.set()
-            self._changed.notify_all()
+        self.ended.set()
+        self._heard.set()
 
     # ---- heartbeat
 

@@ -22,7 +22,7 @@ from spu_llm.core.errors import ManifestMismatch, WireError
 
 Scalar = str | int | float | bool | None
 Manifest = dict[str, Scalar]
-Side = Literal["client", "provider"]
+Role = Literal["client", "provider"]
 
 PROVIDER_PREFIX = "model."
 CLIENT_PREFIX = "request."
@@ -53,13 +53,6 @@ def source_digest() -> str:
     return content.hexdigest()[:16]
 
 
-def check_manifest(side: Side, fields: Mapping[str, object]) -> Manifest:
-    """Return what `side` stated; `WireError` on anything that it may not state."""
-    if len(fields) > MAX_FIELDS:
-        raise WireError(f"{side} manifest has {len(fields)} fields; at most {MAX_FIELDS}")
-    return {name: _check_field(side, name, value) for name, value in fields.items()}
-
-
 def agree(
     client_manifest: Mapping[str, object], provider_manifest: Mapping[str, object]
 ) -> Manifest:
@@ -69,8 +62,8 @@ def agree(
     shared field whose value or type differs or that one side lacks; `WireError` on a malformed
     manifest. Without the client's `tokenizer` there is none among the settings.
     """
-    client = check_manifest("client", client_manifest)
-    provider = check_manifest("provider", provider_manifest)
+    client = _check_manifest("client", client_manifest)
+    provider = _check_manifest("provider", provider_manifest)
     client_nonce = _take_nonce("client", client)
     provider_nonce = _take_nonce("provider", provider)
     if client_nonce == provider_nonce:
@@ -91,7 +84,14 @@ def agree(
     return merged
 
 
-def _check_field(side: Side, name: str, value: object) -> Scalar:
+def _check_manifest(side: Role, fields: Mapping[str, object]) -> Manifest:
+    """Return what `side` stated; `WireError` on anything that it may not state."""
+    if len(fields) > MAX_FIELDS:
+        raise WireError(f"{side} manifest has {len(fields)} fields; at most {MAX_FIELDS}")
+    return {name: _check_field(side, name, value) for name, value in fields.items()}
+
+
+def _check_field(side: Role, name: str, value: object) -> Scalar:
     if not _NAME.fullmatch(name):
         raise WireError(f"{side} manifest has a field with a bad name: {name[:80]!a}")
     if name == SESSION:
@@ -116,7 +116,7 @@ def _check_field(side: Side, name: str, value: object) -> Scalar:
     return value
 
 
-def _take_nonce(side: Side, manifest: Manifest) -> str:
+def _take_nonce(side: Role, manifest: Manifest) -> str:
     nonce = manifest.pop(NONCE, None)
     if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce):
         raise WireError(f"{side} manifest has no nonce of 32 hex digits")

@@ -56,24 +56,19 @@ class WorkerPipe:
         self.stream = stream
         self.sent_close = False  # the protocol's state, kept by the relay
         self.got_close = False
+        self.aborted = False  # by `abort`
         self._budget = budget
         self._sock: socket.socket | None = None
         self._waiting: deque[bytes] = deque()
         self._ended = False
-        self._aborted = False
         self._users = 2
         self._changed = threading.Condition()
-
-    @property
-    def aborted(self) -> bool:
-        """Whether `abort` was called."""
-        return self._aborted
 
     def attach(self, sock: socket.socket) -> bool:
         """Take over a connected socket; False, with it closed, when the stream is gone."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._changed:
-            if self._aborted:
+            if self.aborted:
                 sock.close()
                 return False
             self._sock = sock
@@ -88,7 +83,7 @@ class WorkerPipe:
     def deliver(self, payload: bytes) -> None:
         """Hand `payload` to the worker, or keep it for `write_loop`. `OSError` from the socket."""
         with self._changed:
-            if self._aborted:
+            if self.aborted:
                 return
             sent = 0
             if self._sock is not None and not self._waiting:
@@ -109,7 +104,7 @@ class WorkerPipe:
     def abort(self) -> None:
         """Drop what waits and break the worker's connection."""
         with self._changed:
-            self._aborted = True
+            self.aborted = True
             self._budget.give(sum(map(len, self._waiting)))
             self._waiting.clear()
             if self._sock is not None:
@@ -121,10 +116,10 @@ class WorkerPipe:
         """Write what waits until the peer's end or `abort`. `OSError` from the socket."""
         while True:
             with self._changed:
-                while not self._aborted and not self._writable():
+                while not self.aborted and not self._writable():
                     self._changed.wait()
                 sock = self._sock
-                if self._aborted or sock is None:
+                if self.aborted or sock is None:
                     return
                 if not self._waiting:
                     with contextlib.suppress(OSError):  # the worker may be gone already
@@ -133,7 +128,7 @@ class WorkerPipe:
                 payload = self._waiting[0]
             sock.sendall(payload)
             with self._changed:
-                if not self._aborted:
+                if not self.aborted:
                     self._waiting.popleft()
                     self._budget.give(len(payload))
 
@@ -142,7 +137,7 @@ class WorkerPipe:
         with self._changed:
             self._users -= 1
             if self._users == 0 and self._sock is not None:
-                self._aborted = True  # nothing can be delivered any more
+                self.aborted = True  # nothing can be delivered any more
                 self._sock.close()
 
     def _writable(self) -> bool:

@@ -8,13 +8,12 @@ streams: the client odd ids, the provider even ones, each once and rising.
 from __future__ import annotations
 
 import contextlib
-import functools
 import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
+from typing import Any
 
 from spu_llm.core.errors import PeerError, WireError
 from spu_llm.net.frames import (
@@ -28,12 +27,11 @@ from spu_llm.net.frames import (
     encode,
     write_data_header,
 )
+from spu_llm.net.manifest import Role
 from spu_llm.net.pipe import ByteBudget, WorkerPipe
 from spu_llm.net.shaping import NetworkShape
 from spu_llm.net.stream import ByteStream
-from spu_llm.net.uplink import Uplink
-
-Role = Literal["client", "provider"]
+from spu_llm.net.uplink import Counters, Uplink
 
 CHUNK_BYTES = 256 << 10
 MAX_STREAMS = 64  # open at a time, for each side that opens
@@ -44,22 +42,6 @@ QUIET_S = 0.2
 _LOOPBACK = "127.0.0.1"
 _RETRY_S = 0.05
 _JOIN_S = 5.0
-
-
-@dataclass(frozen=True)
-class RelayCounters:
-    """Totals of one connection as this side saw them.
-
-    `wire_bytes_*` is all the connection carried, framing and control included;
-    `payload_bytes_*` only what the workers sent each other.
-    """
-
-    wire_bytes_sent: int
-    wire_bytes_received: int
-    payload_bytes_sent: int
-    payload_bytes_received: int
-    frames_sent: int
-    frames_received: int
 
 
 class Relay:
@@ -74,36 +56,29 @@ class Relay:
         self.failure: PeerError | None = None
         self.ended = threading.Event()
         self._stream = stream
-        self._uplink = Uplink(stream, shape)
+        self._counters = Counters()
+        self._uplink = Uplink(stream, shape, self._counters)
         self._held = ByteBudget(HELD_BYTES)
         self._lock = threading.Lock()
         self._pipes: dict[int, WorkerPipe] = {}
         self._threads: set[threading.Thread] = set()
-        self._parity = 1 if role == "client" else 0
         self._next_own = 1 if role == "client" else 2
+        self._parity = self._next_own % 2
         self._last_theirs = 0
-        self._worker_port: int | None = None
+        self._worker_port = 0  # once it is known
         self._worker_known = threading.Event()
         self._listener: socket.socket | None = None
         self._end_expected = False
-        self._wire_received = 0
-        self._payload_received = 0
-        self._frames_received = 0
-        self._on_control: Callable[[bytes], None] | None = None
-        self._on_end: Callable[[], None] | None = None
 
-    def start(
-        self, on_control: Callable[[bytes], None], on_end: Callable[[], None] | None = None
-    ) -> None:
+    def start(self, on_control: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         """Greet the peer and begin.
 
         `on_control` gets the payload of each CONTROL frame, in order, and may raise `WireError`;
         `on_end` is called once, after `ended` is set, on whichever thread ended it. Neither may
         block.
         """
-        self._on_control = on_control
-        self._on_end = on_end
-        self._spawn("send", self._send)
+        self._on_control, self._on_end = on_control, on_end
+        self._spawn("send", self._uplink.run, PREAMBLE)
         self._spawn("receive", self._receive)
 
     def open_worker_side(self, worker_port: int) -> int:
@@ -121,7 +96,7 @@ class Relay:
             self._listener = listener
         self._worker_port = worker_port
         self._worker_known.set()
-        self._spawn("accept", functools.partial(self._accept, listener))
+        self._spawn("accept", self._accept, listener)
         port: int = listener.getsockname()[1]
         return port
 
@@ -165,22 +140,14 @@ class Relay:
         """End the connection for this reason, unless it has ended already."""
         self._end(None if self._end_expected else error)
 
-    def snapshot(self) -> RelayCounters:
+    def snapshot(self) -> Counters:
         """Return the totals so far."""
-        sent = self._uplink.sent
-        return RelayCounters(
-            wire_bytes_sent=sent.wire_bytes,
-            wire_bytes_received=self._wire_received,
-            payload_bytes_sent=sent.payload_bytes,
-            payload_bytes_received=self._payload_received,
-            frames_sent=sent.frames,
-            frames_received=self._frames_received,
-        )
+        return replace(self._counters)
 
     @property
     def signs_of_life(self) -> int:
         """Bytes received so far."""
-        return self._wire_received
+        return self._counters.wire_bytes_received
 
     @property
     def held_by_worker(self) -> bool:
@@ -204,18 +171,14 @@ class Relay:
 
     # ---- the connection
 
-    def _send(self) -> None:
-        self._uplink.run(PREAMBLE)
-
     def _receive(self) -> None:
         parser = FrameParser()
         while True:
             data = self._stream.recv_some(CHUNK_BYTES)
             if not data:
                 break
-            self._wire_received += len(data)
+            self._counters.wire_bytes_received += len(data)
             for frame in parser.feed(data):
-                self._frames_received += 1
                 self._dispatch(frame)
             self._held.wait_below_limit()
         if not self._end_expected:
@@ -226,7 +189,6 @@ class Relay:
         if frame.kind == Kind.DATA:
             self._got_data(frame)
         elif frame.kind == Kind.CONTROL:
-            assert self._on_control is not None
             self._on_control(frame.payload)
         elif frame.kind == Kind.OPEN:
             self._got_open(frame.stream)
@@ -235,7 +197,6 @@ class Relay:
 
     def _got_data(self, frame: Frame) -> None:
         pipe = self._known(frame.stream)
-        self._payload_received += len(frame.payload)
         if pipe is None:
             return  # crossed our ABORT
         if pipe.got_close:
@@ -310,23 +271,22 @@ class Relay:
             self._next_own += 2
             self._pipes[pipe.stream] = pipe
             self._uplink.send(encode(Frame(Kind.OPEN, pipe.stream)))
-        if pipe.attach(sock):
-            self._run_pipe(pipe, attached=True)
+        self._run_pipe(pipe, sock)
 
-    def _run_pipe(self, pipe: WorkerPipe, attached: bool = False) -> None:
-        self._spawn(f"up-{pipe.stream}", functools.partial(self._pump, pipe, attached))
-        self._spawn(f"down-{pipe.stream}", functools.partial(self._drain, pipe))
+    def _run_pipe(self, pipe: WorkerPipe, sock: socket.socket | None = None) -> None:
+        self._spawn(f"up-{pipe.stream}", self._pump, pipe, sock)
+        self._spawn(f"down-{pipe.stream}", self._drain, pipe)
 
-    def _pump(self, pipe: WorkerPipe, attached: bool) -> None:
-        """Carry one stream from the worker to the peer."""
+    def _pump(self, pipe: WorkerPipe, sock: socket.socket | None) -> None:
+        """Carry one stream from the worker to the peer; without `sock`, connect to it first."""
         buffer = bytearray(HEADER_BYTES + CHUNK_BYTES)
         view = memoryview(buffer)
         try:
-            if not attached and not pipe.attach(self._connect_worker(pipe)):
+            if not pipe.attach(sock or self._connect_worker(pipe)):
                 return
             while count := pipe.recv_into(view[HEADER_BYTES:]):
                 write_data_header(buffer, pipe.stream, count)
-                if not self._uplink.send_data(view[: HEADER_BYTES + count], count):
+                if not self._uplink.send_data(view[: HEADER_BYTES + count]):
                     return
             self._close_pipe(pipe, END)
         except OSError:
@@ -344,17 +304,11 @@ class Relay:
 
     def _connect_worker(self, pipe: WorkerPipe) -> socket.socket:
         deadline = time.monotonic() + WORKER_CONNECT_S
-        while not pipe.aborted:
+        while not pipe.aborted and time.monotonic() < deadline:
             if self._worker_known.wait(_RETRY_S):
-                assert self._worker_port is not None
-                try:
+                with contextlib.suppress(OSError):
                     return _connect_loopback(self._worker_port)
-                except OSError:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(_RETRY_S)
-            elif time.monotonic() > deadline:
-                break
+                time.sleep(_RETRY_S)
         raise ConnectionError("no worker to connect to")
 
     def _close_pipe(self, pipe: WorkerPipe, mode: bytes) -> None:
@@ -391,20 +345,19 @@ class Relay:
                 pipe.end()  # what has arrived still goes to the worker, until close
             else:
                 pipe.abort()
-        if self._on_end is not None:
-            self._on_end()
+        self._on_end()
 
-    def _spawn(self, name: str, body: Callable[[], None]) -> None:
+    def _spawn(self, name: str, body: Callable[..., None], *args: Any) -> None:
         thread = threading.Thread(
-            target=self._run, args=(body,), name=f"relay-{self.role}-{name}", daemon=True
+            target=self._run, args=(body, *args), name=f"relay-{self.role}-{name}", daemon=True
         )
         with self._lock:
             self._threads.add(thread)
             thread.start()
 
-    def _run(self, body: Callable[[], None]) -> None:
+    def _run(self, body: Callable[..., None], *args: Any) -> None:
         try:
-            body()
+            body(*args)
         except PeerError as error:
             self.fail(error)
         except Exception as error:

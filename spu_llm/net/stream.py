@@ -6,6 +6,7 @@ import contextlib
 import errno
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Protocol
 
 from spu_llm.core.errors import InputError, PeerError
@@ -44,23 +45,13 @@ class TcpStream:
 
     def recv_some(self, max_bytes: int) -> bytes:
         """See `ByteStream.recv_some`."""
-        self._enter()
-        try:
-            return self._sock.recv(max_bytes)
-        except OSError as error:
-            raise _lost(error) from error
-        finally:
-            self._leave()
+        with self._in_use() as sock:
+            return sock.recv(max_bytes)
 
     def send_all(self, data: bytes | memoryview) -> None:
         """See `ByteStream.send_all`."""
-        self._enter()
-        try:
-            self._sock.sendall(data)
-        except OSError as error:
-            raise _lost(error) from error
-        finally:
-            self._leave()
+        with self._in_use() as sock:
+            sock.sendall(data)
 
     def close(self) -> None:
         """See `ByteStream.close`."""
@@ -75,37 +66,21 @@ class TcpStream:
 
     # The descriptor is freed only when no call uses it: its number could otherwise be handed to
     # another socket while a thread is still about to read from it.
-    def _enter(self) -> None:
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[socket.socket]:
         with self._lock:
             if self._closed:
                 raise PeerError("the connection to the peer is closed")
             self._calls += 1
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._calls -= 1
-            if self._closed and self._calls == 0:
-                self._sock.close()
-
-
-class Listener:
-    """A listening TCP socket; `port` is the one really bound."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self.port: int = sock.getsockname()[1]
-
-    def accept(self, timeout_s: float | None = None) -> TcpStream:
-        """Wait for one connection; `TimeoutError` after `timeout_s`, `OSError` once closed."""
-        self._sock.settimeout(timeout_s)
-        sock, _ = self._sock.accept()
-        return TcpStream(sock)
-
-    def close(self) -> None:
-        """Stop listening, and wake a blocked `accept`."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
+        try:
+            yield self._sock
+        except OSError as error:
+            raise PeerError(f"connection to the peer was lost: {_reason(error)}") from error
+        finally:
+            with self._lock:
+                self._calls -= 1
+                if self._closed and self._calls == 0:
+                    self._sock.close()
 
 
 def connect(host: str, port: int, timeout_s: float) -> TcpStream:
@@ -120,7 +95,7 @@ def connect(host: str, port: int, timeout_s: float) -> TcpStream:
         raise PeerError(f"cannot reach provider at {host}:{port}: {_reason(error)}") from error
 
 
-def listen(host: str, port: int) -> Listener:
+def listen(host: str, port: int) -> socket.socket:
     """Listen on `host`:`port` (0: any free port); `InputError` when that cannot be done."""
     sock: socket.socket | None = None
     try:
@@ -139,11 +114,13 @@ def listen(host: str, port: int) -> Listener:
         else:
             message = f"cannot listen on {host}:{port}: {_reason(error)}"
         raise InputError(message) from error
-    return Listener(sock)
+    return sock
 
 
-def _lost(error: OSError) -> PeerError:
-    return PeerError(f"connection to the peer was lost: {_reason(error)}")
+def accept(listener: socket.socket, timeout_s: float) -> TcpStream:
+    """Wait for one connection; `TimeoutError` after `timeout_s`."""
+    listener.settimeout(timeout_s)
+    return TcpStream(listener.accept()[0])
 
 
 def _reason(error: OSError) -> str:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from spu_llm.net.frames import MAX_PAYLOAD
+from spu_llm.net.frames import HEADER_BYTES, MAX_PAYLOAD
 from spu_llm.net.shaping import NetworkShape, Shaper
 from spu_llm.net.stream import ByteStream
 
@@ -15,12 +15,16 @@ BACKLOG_BYTES = 64 << 20
 
 
 @dataclass
-class SentCounters:
-    """Totals of what the connection has taken, in bytes and frames."""
+class Counters:
+    """Totals of one connection as this side saw them.
 
-    wire_bytes: int = 0
-    payload_bytes: int = 0
-    frames: int = 0
+    `wire_bytes_*` is all the connection carried, framing and control included;
+    `payload_bytes_sent` only what the own worker sent the other one.
+    """
+
+    wire_bytes_sent: int = 0
+    wire_bytes_received: int = 0
+    payload_bytes_sent: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,10 @@ class Uplink:
     `send_data` ever blocks its caller.
     """
 
-    def __init__(self, stream: ByteStream, shape: NetworkShape) -> None:
-        self.sent = SentCounters()
+    def __init__(self, stream: ByteStream, shape: NetworkShape, counters: Counters) -> None:
+        """`counters`: whose bytes sent it counts."""
         self.taken_bytes = 0  # of DATA frames, sent or waiting
+        self._counters = counters
         self._stream = stream
         self._direct = shape.direct
         self._shaper = Shaper(shape)
@@ -53,12 +58,13 @@ class Uplink:
         self._takes_data = True
         self._closed = False
 
-    def send_data(self, frame: memoryview, payload_bytes: int) -> bool:
+    def send_data(self, frame: memoryview) -> bool:
         """Send a DATA frame, or queue a copy, waiting while `BACKLOG_BYTES` are queued.
 
         Returns False, with nothing sent, once data is no longer taken. `PeerError` from the
         connection.
         """
+        payload_bytes = len(frame) - HEADER_BYTES
         with self._lock:
             while self._takes_data and self.full:
                 self._room.wait()
@@ -73,7 +79,7 @@ class Uplink:
             self._sending = True
         self._stream.send_all(frame)
         with self._lock:
-            self._sent(len(frame), payload_bytes, 1)
+            self._sent(len(frame), payload_bytes)
             if self._backlog or self._express:
                 self._ready.notify()
         return True
@@ -91,8 +97,7 @@ class Uplink:
     def send_express(self, frame: bytes) -> None:
         """Queue a frame ahead of all data still waiting."""
         with self._lock:
-            now = time.monotonic()
-            due = now if self._direct else self._shaper.express(len(frame), now)
+            due = self._shaper.express(len(frame), time.monotonic())
             self._express.append(_Item(due, frame, 0))
             self._ready.notify()
 
@@ -117,7 +122,7 @@ class Uplink:
         """Send `greeting`, then frames until closed. `PeerError` from the connection."""
         self._stream.send_all(greeting)
         with self._lock:
-            self._sent(len(greeting), 0, 0)
+            self._sent(len(greeting), 0)
         while True:
             with self._lock:
                 items = self._wait_due()
@@ -127,23 +132,19 @@ class Uplink:
             frames = [item.frame for item in items]
             self._stream.send_all(frames[0] if len(frames) == 1 else b"".join(frames))
             with self._lock:
-                self._sent(
-                    sum(map(len, frames)), sum(item.payload_bytes for item in items), len(items)
-                )
+                self._sent(sum(map(len, frames)), sum(item.payload_bytes for item in items))
 
     def _append(self, frame: bytes, payload_bytes: int) -> None:
-        now = time.monotonic()
-        due = now if self._direct else self._shaper.due(len(frame), now)
+        due = self._shaper.due(len(frame), time.monotonic())
         self._backlog.append(_Item(due, frame, payload_bytes))
         self._backlog_bytes += len(frame)
         if len(self._backlog) == 1:
             self._ready.notify()
 
-    def _sent(self, wire_bytes: int, payload_bytes: int, frames: int) -> None:
+    def _sent(self, wire_bytes: int, payload_bytes: int) -> None:
         self._sending = False
-        self.sent.wire_bytes += wire_bytes
-        self.sent.payload_bytes += payload_bytes
-        self.sent.frames += frames
+        self._counters.wire_bytes_sent += wire_bytes
+        self._counters.payload_bytes_sent += payload_bytes
 
     def _wait_due(self) -> list[_Item] | None:
         while not self._closed:

@@ -21,7 +21,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -79,32 +79,6 @@ def slice_units(units: int) -> int:
 
 def checksum(words: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(words).tobytes()).hexdigest()
-
-
-class Memory:
-    """A batch that only this process has."""
-
-    def __init__(self, label: Label, results: np.ndarray) -> None:
-        self._label, self._results = label, results
-
-    def rows(self, index: int) -> np.ndarray:
-        start, stop = self._label.bounds(index)
-        return self._results[start:stop]
-
-    def rest(self, state: State) -> np.ndarray:
-        raise AssertionError("nothing is put back in memory")
-
-    def advance(self, old: State, new: State) -> None:
-        """The process forgets by itself."""
-
-    def put_back(self, rest: np.ndarray, state: State) -> None:
-        """Nothing outlives the process."""
-
-    def remove(self) -> None:
-        self._results = np.empty((0, self._label.words), np.uint64)
-
-    def size(self) -> int:
-        return 0
 
 
 class Files:
@@ -180,10 +154,8 @@ class Files:
 def open_folder(directory: Path) -> None:
     """Make a directory if need be. PoolError when it is not this user's alone or cannot be used."""
     with failures(directory):
-        try:
+        with suppress(FileExistsError):  # what it is, is checked next
             directory.mkdir(mode=0o700, parents=True)
-        except FileExistsError:
-            pass  # what it is, is checked next
         check(directory, folder=True)
 
 
@@ -198,7 +170,10 @@ class PoolDirectory:
         self.path, self._rank = directory, rank
         open_folder(directory)
         with failures(directory):
-            self._lock = _take_lock(directory)
+            lock = take_lock(directory / "lock")
+        if lock is None:
+            raise PoolError(f"{directory} is in use by another session")
+        self._lock = lock
         try:
             with failures(directory):
                 self.found = list(self._scan())
@@ -273,9 +248,7 @@ class PoolDirectory:
         if moved:
             raise PoolError(f"{path} was moved here from elsewhere; remove it")
         if label.rank != self._rank:
-            raise PoolError(
-                f"{self.path} holds the other party's material; use another directory"
-            )
+            raise PoolError(f"{self.path} holds the other party's material; use another directory")
         fields = _unsealed(path / "state.json")
         try:
             state = State(**{**fields, "key": bytes.fromhex(fields["key"])})
@@ -353,12 +326,12 @@ def _damaged(path: Path) -> PoolError:
     return PoolError(f"{path} is damaged; remove {path.parent}")
 
 
-def check(path: Path, *, folder: bool) -> None:
-    """PoolError unless `path` is a plain folder (or file) of this user's own, closed to others."""
-    _check_status(path, os.lstat(path), folder=folder)
+def check(path: Path, status: os.stat_result | None = None, *, folder: bool) -> None:
+    """PoolError unless `path` is a plain folder (or file) of this user's own, closed to others.
 
-
-def _check_status(path: Path, status: os.stat_result, *, folder: bool) -> None:
+    `status`: of the open file; that of the path by default.
+    """
+    status = status or os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
         raise PoolError(f"{path} is a symbolic link; a pool has none")
     if not (stat.S_ISDIR(status.st_mode) if folder else stat.S_ISREG(status.st_mode)):
@@ -373,17 +346,19 @@ def _check_status(path: Path, status: os.stat_result, *, folder: bool) -> None:
         )
 
 
-def _take_lock(directory: Path) -> int:
-    path = directory / "lock"
+def take_lock(path: Path) -> int | None:
+    """The descriptor of a lock file, made if need be, which holds the lock until it is closed; None
+    when another session does.
+    """
     if path.is_symlink():
         raise PoolError(f"{path} is a symbolic link; a pool has none")
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        _check_status(path, os.fstat(lock), folder=False)
+        check(path, os.fstat(lock), folder=False)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise PoolError(f"{directory} is in use by another session") from None
+        return None
     except BaseException:
         os.close(lock)
         raise
@@ -407,7 +382,7 @@ def _opened(path: Path, *, write: bool = False) -> Iterator[BinaryIO]:
         mode = os.O_RDWR if write else os.O_RDONLY
         number = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(number, "r+b" if write else "rb") as file:
-            _check_status(path, os.fstat(number), folder=False)
+            check(path, os.fstat(number), folder=False)
             yield file
 
 
@@ -435,6 +410,17 @@ def create(path: Path, *data: bytes | memoryview) -> None:
         pass
     finally:
         made.unlink(missing_ok=True)
+
+
+def drawn_once(path: Path, drawn: bytes) -> bytes:
+    """What the file `path` holds, which is made of `drawn` if there is none; where several sessions
+    make it at once, the first one's stays.
+    """
+    with failures(path):
+        if not os.path.lexists(path):
+            create(path, drawn)
+    with _opened(path) as file:
+        return file.read()
 
 
 @contextmanager

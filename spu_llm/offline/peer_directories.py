@@ -18,7 +18,7 @@ from pathlib import Path
 
 from spu_llm.core.channel import Channel
 from spu_llm.core.errors import PoolError, WireError
-from spu_llm.offline.files import check, create, failures, open_folder
+from spu_llm.offline.files import drawn_once, failures, open_folder
 
 MAX_PEERS = 64  # parties that one directory has material for
 _ID = re.compile(rb"[0-9a-f]{32}")
@@ -31,13 +31,9 @@ def open_directory(directory: Path) -> bytes:
     """
     path = directory / "id"
     open_folder(directory)
-    with failures(directory):
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise PoolError(f"{directory} cannot be written to; use another directory")
-        if not os.path.lexists(path):
-            create(path, os.urandom(16).hex().encode())
-        check(path, folder=False)
-        own_id = path.read_bytes()
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise PoolError(f"{directory} cannot be written to; use another directory")
+    own_id = drawn_once(path, os.urandom(16).hex().encode())
     if not _ID.fullmatch(own_id):
         raise PoolError(f"{path} is damaged; remove it and all material beside it")
     return own_id

@@ -43,7 +43,6 @@ from spu_llm.offline.files import (
     BATCH_ID,
     Files,
     Label,
-    Memory,
     PoolDirectory,
     State,
     checksum,
@@ -68,14 +67,12 @@ class Pool:
         self,
         rank: int,
         own: Prg,
-        make: Maker | None,
+        make: Maker,
         *,
         session: bytes = b"",
         directory: Path | None = None,
     ) -> None:
-        """`make` None: never refilled; a request for more than there is fails.
-
-        `session`: a secret of both parties, fresh for every pool. `directory`: where batches
+        """`session`: a secret of both parties, fresh for every pool. `directory`: where batches
         outlive the process; what is there serves after `resume`. PoolError when it is in use, open
         to others or damaged.
         """
@@ -121,43 +118,42 @@ class Pool:
         """Units not yet used."""
         return sum(batch.left for batch in self._batches.get(correlation.name, ()))
 
-    def stored_bytes(self, correlation: Correlation) -> float:
-        """Size of this party's files per unit that is left in them; 0 when there are none."""
-        batches = self._batches.get(correlation.name, ())
-        size = sum(batch.store.size() for batch in batches)
-        return size / sum(batch.left_in_store for batch in batches) if size else 0.0
+    def stored_bytes(self, correlation: Correlation) -> int:
+        """Size of this party's files."""
+        return sum(batch.store.size() for batch in self._batches.get(correlation.name, ()))
 
     def prepare(self, correlation: Correlation, units: int) -> None:
-        """Make whole chunks until `units` units are there. PoolError when it may not."""
+        """Make whole chunks until `units` units are there. PoolError when those that are there are
+        of another size.
+        """
         if self._closed:
             raise PoolError("the pool is closed")
-        name = correlation.name
-        for batch in self._batches.get(name, ()):
-            self._check(batch.label, correlation)
-        while (there := self.available(correlation)) < units:
-            if self._make is None:
+        batches = self._batches.setdefault(correlation.name, [])
+        for label in (batch.label for batch in batches):
+            if label.words != correlation.words:
+                where = self._directory.folder(label.name) if self._directory else "it"
                 raise PoolError(
-                    f"the pool has {there} of {units} units of {name} and may not "
-                    "make more; prepare more ahead of time"
+                    f"material of {label.name} has {label.words} words a unit, not "
+                    f"{correlation.words}; remove {where}"
                 )
-            batch = self._new_batch(correlation, self._make)
-            self._batches.setdefault(name, []).append(batch)
+        while self.available(correlation) < units:
+            batches.append(self._new_batch(correlation))
 
     def take(self, correlation: Correlation, units: int) -> Material:
         """`units` units that nobody ever gets again, after a crash of this process either."""
         self.prepare(correlation, units)
-        batches = self._batches.get(correlation.name, [])
-        counts, missing = [], units
+        batches = self._batches[correlation.name]
+        chosen, missing = [], units
         for batch in batches:
-            counts.append(min(missing, batch.left))
-            missing -= counts[-1]
-        chosen = [(batch, count) for batch, count in zip(batches, counts, strict=True) if count]
+            if count := min(missing, batch.left):
+                chosen.append((batch, count))
+                missing -= count
         for batch, count in chosen:
             batch.lease(correlation, count)
         # Only now that all of them are used up on disk, the first one leaves.
         taken = [batch.take(count) for batch, count in chosen]
         self._batches[correlation.name] = [batch for batch in batches if batch.left]
-        return joined(taken) if taken else _no_units(correlation)
+        return joined(taken) if taken else no_units(correlation)
 
     def close(self) -> None:
         """Put back what was not handed out and leave the directory to the next session."""
@@ -173,7 +169,7 @@ class Pool:
             if self._directory is not None:
                 self._directory.close()
 
-    def _new_batch(self, correlation: Correlation, make: Maker) -> _Batch:
+    def _new_batch(self, correlation: Correlation) -> _Batch:
         name, units = correlation.name, correlation.chunk
         if self._directory is not None and sum(map(len, self._batches.values())) >= MAX_BATCHES:
             raise PoolError(
@@ -190,7 +186,7 @@ class Pool:
             drawn.append(correlation.draw(self.rank, _masks_of(at), stop - start))
             at = _next_key(at)
         masks = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
-        results = _pack(make(correlation, masks), units)
+        results = _pack(self._make(correlation, masks), units)
         assert results.shape[1] == correlation.words
         label = Label(
             _batch_id(self._session, name, number), name, self.rank, units, correlation.words,
@@ -198,17 +194,34 @@ class Pool:
         )  # fmt: skip
         state = State(0, 0, key)
         if self._directory is None:
-            return _Batch(label, state, Memory(label, results))
+            return _Batch(label, state, _Memory(label, results))
         return _Batch(label, state, self._directory.add(label, results, state))
 
-    def _check(self, label: Label, correlation: Correlation) -> None:
-        """The material of a batch is what is asked for, or PoolError."""
-        if label.words != correlation.words:
-            where = self._directory.folder(label.name) if self._directory else "it"
-            raise PoolError(
-                f"material of {label.name} has {label.words} words a unit, not "
-                f"{correlation.words}; remove {where}"
-            )
+
+class _Memory:
+    """The results of a batch that only this process has, in place of `Files`."""
+
+    def __init__(self, label: Label, results: np.ndarray) -> None:
+        self._label, self._results = label, results
+
+    def rows(self, index: int) -> np.ndarray:
+        start, stop = self._label.bounds(index)
+        return self._results[start:stop]
+
+    def rest(self, state: State) -> np.ndarray:
+        raise AssertionError("nothing is put back in memory")
+
+    def advance(self, old: State, new: State) -> None:
+        """The process forgets by itself."""
+
+    def put_back(self, rest: np.ndarray, state: State) -> None:
+        """Nothing outlives the process."""
+
+    def remove(self) -> None:
+        self._results = np.empty((0, self._label.words), np.uint64)
+
+    def size(self) -> int:
+        return 0
 
 
 @dataclass
@@ -217,7 +230,7 @@ class _Batch:
 
     label: Label
     state: State
-    store: Files | Memory
+    store: Files | _Memory
     held: Material | None = None
 
     def __post_init__(self) -> None:
@@ -226,10 +239,6 @@ class _Batch:
     @property
     def left(self) -> int:
         return self.label.units - self.used
-
-    @property
-    def left_in_store(self) -> int:
-        return self.label.units - self.state.used
 
     def lease(self, correlation: Correlation, count: int) -> None:
         """Bring the next `count` units into memory, in whole slices; the store forgets them."""
@@ -318,7 +327,8 @@ def _pack(arrays: Sequence[np.ndarray], units: int) -> np.ndarray:
     return np.concatenate([np.empty((units, 0), np.uint64), *flat], axis=1)
 
 
-def _no_units(correlation: Correlation) -> Material:
+def no_units(correlation: Correlation) -> Material:
+    """Material of none, which has the shapes of some."""
     return Material(
         [np.empty((0, *part.shape), np.uint64) for part in correlation.masks],
         correlation.split(np.empty((0, correlation.words), np.uint64)),

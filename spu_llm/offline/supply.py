@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from spu_llm.compiler.demand import Demand, Need
+from spu_llm.compiler.demand import Demand, Taken
 from spu_llm.core.correlation import Correlation, Material
 from spu_llm.core.integers import Factor
 from spu_llm.offline.pool import Pool
@@ -40,24 +40,22 @@ class Supply:
         PoolError, with nothing made, when what is there was made for other weights.
         """
         wanted = list(demand.material.values())
-        for need in wanted:
-            if need.correlation.fixed is None:
-                self.prepare(need.correlation, 0)
+        for one in wanted:
+            if one.correlation.fixed is None:
+                self.prepare(one.correlation, 0)
         self.set_up(demand)
         total, made = sum(map(self._batches, wanted)), 0
-        for need in wanted:
-            while self._batches(need):
+        for one in wanted:
+            while self._batches(one):
                 on_batch(made, total)
-                there = self.available(need.correlation)
-                units = min(need.units, there + need.correlation.chunk)
-                self.prepare(need.correlation, units, need.fixed)
+                there = self.available(one.correlation)
+                units = min(one.units, there + one.correlation.chunk)
+                self.prepare(one.correlation, units, one.fixed)
                 made += 1
         if total:
             on_batch(total, total)
 
-    def prepare(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> None:
+    def prepare(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> None:
         """Make units until `units` are there; `fixed`: the provider's array, if there is one and at
         the provider.
         """
@@ -66,15 +64,13 @@ class Supply:
         else:
             self.pool.prepare(correlation, units)
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         """`units` units that nobody ever gets again."""
         if correlation.fixed is not None:
             return self.products.take(correlation, units, fixed)
         return self.pool.take(correlation, units)
 
-    def _batches(self, need: Need) -> int:
+    def _batches(self, wanted: Taken) -> int:
         """Batches of one chunk that are missing."""
-        missing = need.units - self.available(need.correlation)
-        return max(0, math.ceil(missing / need.correlation.chunk))
+        missing = wanted.units - self.available(wanted.correlation)
+        return max(0, math.ceil(missing / wanted.correlation.chunk))

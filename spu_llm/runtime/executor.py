@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from spu_llm.compiler.demand import Need
+from spu_llm.compiler.demand import Taken
 from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.linear import evaluate, has_numbers_in_bits
 from spu_llm.compiler.plan import OpCall, Plan, Run
@@ -37,7 +37,7 @@ class Executor:
         spu: SpuRuntime,
         meter: Meter,
         dry_run: DryRun,
-        make: Callable[[Sequence[Need]], None],
+        make: Callable[[Sequence[Taken]], None],
     ) -> None:
         self._party, self._channel, self._spu, self._meter = party, channel, spu, meter
         self._dry_run, self._make = dry_run, make
@@ -99,7 +99,7 @@ class Executor:
                 made = self._one(name, *chosen)
             else:
                 taken = [self._dry_run.takes(*call) for call in zip(*chosen, strict=True)]
-                self._make([need for demand in taken for need in demand])
+                self._make([one for of_call in taken for one in of_call])
                 made = self._together(name, *chosen)
             results.update(zip(together, made, strict=True))
         return [results[i] for i in range(len(calls))]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from spu_llm.compiler.demand import Demand, Need
+from spu_llm.compiler.demand import Demand, Taken
 from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.plan import Plan, Run
 from spu_llm.compiler.secure_function import SecureFunction
@@ -145,11 +145,11 @@ class PartySession:
         self.supply.set_up(demand)
 
     def make(self, demand: Demand) -> None:
-        """Make what the supply lacks of `needs`, in phase "offline"; `on_batch` hears of it."""
+        """Make what the supply lacks of `demand`, in phase "offline"; `on_batch` hears of it."""
         with self.meter.in_phase("offline"):
             self.supply.make(demand, self.on_batch)
 
-    def _make_all(self, wanted: Sequence[Need]) -> None:
+    def _make_all(self, wanted: Sequence[Taken]) -> None:
         if self.party.supply is self.supply:  # and no study's own source
             self.make(Demand.of(wanted))
 

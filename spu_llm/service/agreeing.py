@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -13,15 +12,9 @@ from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, ROLES
-from spu_llm.net.manifest import (
-    CLIENT_PREFIX,
-    PROVIDER_PREFIX,
-    TOKENIZER,
-    Manifest,
-    source_digest,
-)
-from spu_llm.service.tasks import Task
+from spu_llm.net.manifest import CLIENT_PREFIX, PROVIDER_PREFIX, TOKENIZER, Manifest, source_digest
 from spu_llm.service.watch import WAIT_S
+from spu_llm.service.worker import Task
 from spu_llm.systems.program import Held, Job, Program, read, stated
 
 _PROGRAM = "program"  # beside the fields of its request
@@ -29,10 +22,10 @@ _PROGRAM = "program"  # beside the fields of its request
 _LINK_TIMEOUT_MS = int(1000 * (WAIT_S + 60))
 
 
-def of_provider(config: ModelConfig, tokenizer: Tokenizer, network: str) -> Manifest:
+def of_provider(config: ModelConfig, tokenizer: Tokenizer | None, network: str) -> Manifest:
     """What a provider with this model states."""
     model = {PROVIDER_PREFIX + name: value for name, value in config.asdict().items()}
-    return _of_both(network) | {TOKENIZER: tokenizer.digest} | model
+    return _of_both(tokenizer, network) | model
 
 
 def of_client(
@@ -40,17 +33,17 @@ def of_client(
 ) -> Manifest:
     """What a client that asks for a program states."""
     asked = {_PROGRAM: program.name, **stated(request)}
-    text = {} if tokenizer is None else {TOKENIZER: tokenizer.digest}
-    return _of_both(network) | text | {CLIENT_PREFIX + k: v for k, v in asked.items()}
+    return _of_both(tokenizer, network) | {CLIENT_PREFIX + k: v for k, v in asked.items()}
 
 
-def _of_both(network: str) -> Manifest:
+def _of_both(tokenizer: Tokenizer | None, network: str) -> Manifest:
     return {
         "version": version("spu-llm"),
         "sources": source_digest(),
         "jax.version": version("jax"),
         "network": network,
         **SpuConfig().manifest(),
+        **({} if tokenizer is None else {TOKENIZER: tokenizer.digest}),
     }
 
 
@@ -58,38 +51,38 @@ def task_of(role: str, agreed: Manifest, own: Any, pool: Path | None) -> Task:
     """What the worker of `role` is told, its peer's address aside; `own`: this party's inputs.
     InputError when the client asks for nothing.
     """
-    request = _part(agreed, CLIENT_PREFIX)
-    if not isinstance(program := request.pop(_PROGRAM, None), str):
+    if not isinstance(program := agreed.get(CLIENT_PREFIX + _PROGRAM), str):
         raise InputError("the client asks for no program")
-    return Task(
-        role, program, _part(agreed, PROVIDER_PREFIX), request, asdict(own), _LINK_TIMEOUT_MS,
-        None if pool is None else str(pool.absolute()),
-    )  # fmt: skip
+    pool_dir = None if pool is None else str(pool.absolute())
+    return Task(role, program, agreed, asdict(own), _LINK_TIMEOUT_MS, pool_dir)
 
 
 def job_of(program: Program, task: Task) -> Job[Any, Any]:
-    """A task as its program takes it; InputError or PeerError for what is malformed or does not
-    fit the model.
+    """A task as its program takes it; InputError or PeerError for what is malformed, does not fit
+    the model, or lacks what the program needs of this party or of both.
     """
-    model, request = model_of(task.model), program.asked(task.request)
-    program.check(request, model)
     client = task.role == ROLES[CLIENT]
+    if program.text and TOKENIZER not in task.agreed:
+        raise InputError("the client states no tokenizer")
+    if program.needs_pool and not client and task.pool_dir is None:
+        raise InputError(
+            "the provider keeps no material made ahead; it must be started with --pool"
+        )
+    asked = _part(task.agreed, CLIENT_PREFIX)
+    del asked[_PROGRAM]
+    model, request = stated_model(task.agreed), program.asked(asked)
+    program.check(request, model)
     kind: type = program.inputs if client else Held
     own: Any = read(kind, task.own, f"the {task.role}'s inputs are malformed")
     return Job(request, model, own, None) if client else Job(request, model, None, own)
 
 
-def model_of(fields: Mapping[str, object]) -> ModelConfig:
+def stated_model(agreed: Manifest) -> ModelConfig:
     """The model's shape as the provider states it; PeerError when it is none."""
     try:
-        return config_from(fields)
+        return config_from(_part(agreed, PROVIDER_PREFIX))
     except ValueError as exc:
         raise PeerError(f"the provider's model description is wrong: {exc}") from None
-
-
-def stated_model(agreed: Manifest) -> ModelConfig:
-    """`model_of` the settings agreed on."""
-    return model_of(_part(agreed, PROVIDER_PREFIX))
 
 
 def _part(agreed: Manifest, prefix: str) -> dict[str, Any]:

@@ -21,16 +21,6 @@ from spu_llm.service.supervisor import python_command
 PROVIDER_EXIT_S = 2.0
 
 
-def client_directory(pool: Path) -> Path:
-    """The client's half of a pool directory for both parties."""
-    return pool / "client"
-
-
-def provider_directory(pool: Path) -> Path:
-    """The provider's."""
-    return pool / "provider"
-
-
 @contextmanager
 def local_provider(
     model: Path,
@@ -80,58 +70,48 @@ def local_provider(
 
 def _listening_port(reports: IO[str]) -> int:
     report = _next(reports)
-    if report is None:
-        raise PeerError("the provider did not start")
     if "port" not in report:
-        raise _error(report, "the provider did not start")
+        raise _error(report, PeerError("the provider did not start"))
     return int(report["port"])
 
 
-def _failure(
-    provider: subprocess.Popen[bytes], reports: IO[str], seen: SpuLlmError
-) -> SpuLlmError:
-    """What the client saw, or what the provider reports of it when it could."""
+def _failure(provider: subprocess.Popen[bytes], reports: IO[str], seen: PeerError) -> SpuLlmError:
+    """Why a session failed in which the client saw this."""
     try:
         code = provider.wait(PROVIDER_EXIT_S)
     except subprocess.TimeoutExpired:
         return seen
     if code < 0:
         return PeerError(f"the provider process was killed by signal {-code}")
-    report = _next(reports)
-    return seen if report is None or report["error"] in str(seen) else _error(report, str(seen))
+    return _error(_next(reports), seen)
 
 
-def _error(report: dict[str, Any], seen: str) -> SpuLlmError:
-    words = report["error"]
+def _error(report: dict[str, Any], seen: PeerError) -> SpuLlmError:
+    """What the client saw, or what the provider reports of it when it could."""
+    words = report.get("error", "")
+    if words in str(seen):
+        return seen
     if report["exit_code"] == InputError.exit_code:
         return InputError(words)
     return PeerError(f"{seen}; the provider said: {words}")
 
 
-def _next(reports: IO[str]) -> dict[str, Any] | None:
-    """The next report, or None when the provider has ended without one."""
+def _next(reports: IO[str]) -> dict[str, Any]:
+    """The next report; nothing when the provider has ended without one."""
     line = reports.readline()
     if not line.endswith("\n"):
-        return None
+        return {}
     report: dict[str, Any] = json.loads(line)
     return report
 
 
-class Report:
-    """The provider's end of the pipe; without one, nobody listens."""
+def write_report(descriptor: int | None, **fields: Any) -> None:
+    """Write to the provider's end of the pipe: a `port`, or an `error` and its `exit_code`.
 
-    def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
-
-    def listening(self, port: int) -> None:
-        self._write({"port": port})
-
-    def failed(self, error: str, exit_code: int) -> None:
-        self._write({"error": error, "exit_code": exit_code})
-
-    def _write(self, report: dict[str, Any]) -> None:
-        if self._descriptor is not None:
-            try:
-                os.write(self._descriptor, json.dumps(report).encode() + b"\n")
-            except OSError as exc:
-                raise PeerError("the process that started this provider has gone") from exc
+    Without one nobody listens. PeerError when whoever did has gone.
+    """
+    if descriptor is not None:
+        try:
+            os.write(descriptor, json.dumps(fields).encode() + b"\n")
+        except OSError as exc:
+            raise PeerError("the process that started this provider has gone") from exc

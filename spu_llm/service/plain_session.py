@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ from spu_llm.core.channel import CountingChannel, SealedChannel, agree_on_key, s
 from spu_llm.core.errors import PeerError, WireError
 from spu_llm.core.ledger import Ledger
 from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.net.stream import ByteStream, connect, listen
+from spu_llm.net.stream import ByteStream, accept, connect, listen
 
 _SIZE_BYTES = 8  # little-endian, before each message
 _AT_ONCE = 1 << 20
@@ -48,14 +49,18 @@ class StreamChannel:
 class PlainSession:
     """What a program without SPU runs with; `close` it in the end."""
 
-    def __init__(self, rank: int, stream: ByteStream) -> None:
+    def __init__(self, rank: int, stream: ByteStream, session: str) -> None:
+        """`session`: its id, which both supervisors told their workers. Whoever else on this
+        machine connects to a worker first does not know it: the first message then ends all.
+        """
         self.rank = rank
         wire = StreamChannel(stream)
-        self.channel = CountingChannel(SealedChannel(wire, agree_on_key(wire), rank))
+        key = hashlib.sha256(agree_on_key(wire) + session.encode()).digest()
+        self.channel = CountingChannel(SealedChannel(wire, key, rank))
         self.ledger = Ledger()
 
     @staticmethod
-    def meet(rank: int, addresses: Sequence[str], timeout_ms: int) -> PlainSession:
+    def meet(rank: int, addresses: Sequence[str], timeout_ms: int, session: str) -> PlainSession:
         """With the peer's worker: the client calls the provider's address. PeerError when it does
         not come.
         """
@@ -64,19 +69,17 @@ class PlainSession:
         deadline = time.monotonic() + timeout_s
         while rank == CLIENT:
             try:
-                return PlainSession(rank, connect(host, int(port), timeout_s))
+                return PlainSession(rank, connect(host, int(port), timeout_s), session)
             except PeerError:
                 # The relay gives a worker ten seconds to listen; a busy machine takes longer.
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_RETRY_S)
-        listener = listen(host, int(port))
-        try:
-            return PlainSession(rank, listener.accept(timeout_s))
-        except TimeoutError:
-            raise PeerError("the other party's worker did not come") from None
-        finally:
-            listener.close()
+        with listen(host, int(port)) as listener:
+            try:
+                return PlainSession(rank, accept(listener, timeout_s), session)
+            except TimeoutError:
+                raise PeerError("the other party's worker did not come") from None
 
     @property
     def finished(self) -> int:

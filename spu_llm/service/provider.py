@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import select
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.family import ModelConfig, check_ranges, family_of
+from models.family import check_ranges, family_of
 from models.hf import load_model
-from models.tokenizer import Tokenizer
+from models.tokenizer import TOKENIZER_FILE, Tokenizer
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError
 from spu_llm.net.control import Control
-from spu_llm.net.manifest import TOKENIZER, Manifest
+from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
-from spu_llm.net.stream import Listener, TcpStream, listen
+from spu_llm.net.stream import TcpStream, accept, listen
 from spu_llm.offline.peer_directories import open_directory
 from spu_llm.service import agreeing, programs
 from spu_llm.service.supervisor import HANDSHAKE_S, Outcome, Worker, run_session
-from spu_llm.service.tasks import Task
+from spu_llm.service.worker import Task
 from spu_llm.systems.program import Held
 
 
@@ -48,15 +49,14 @@ def serve(
     config, params = load_model(options.model)
     check_ranges(family_of(config).fold(params, config), config)
     del params  # the worker reads its own
-    tokenizer = Tokenizer.load(options.model)
+    stated = agreeing.of_provider(config, _tokenizer(options), options.network)
     if options.pool is not None:
         open_directory(options.pool)
-    listener = listen(options.host, options.port)
-    try:
-        on_port(listener.port)
+    with listen(options.host, options.port) as listener:
+        on_port(listener.getsockname()[1])
         while True:
             try:
-                outcome = _serve_one(options, listener, config, tokenizer)
+                outcome = _serve_one(options, listener, stated)
                 traffic = outcome.wire_sent + outcome.wire_received
                 say(f"session finished, {traffic / 1e6:.1f} MB on the wire")
             except SpuLlmError as exc:
@@ -65,21 +65,23 @@ def serve(
                 say(f"session failed: {exc}")
             if options.once:
                 return
-    finally:
-        listener.close()
 
 
-def _serve_one(
-    options: ServeOptions, listener: Listener, config: ModelConfig, tokenizer: Tokenizer
-) -> Outcome:
+def _tokenizer(options: ServeOptions) -> Tokenizer | None:
+    """The model's, if it has one; only studies can do without."""
+    if options.studies and not (options.model / TOKENIZER_FILE).exists():
+        return None
+    return Tokenizer.load(options.model)
+
+
+def _serve_one(options: ServeOptions, listener: socket.socket, stated: Manifest) -> Outcome:
     stream = _accept(listener, options.exit_with_parent)
     control = Control(Relay(stream, NETWORKS[options.network], "provider"))
-    stated = agreeing.of_provider(config, tokenizer, options.network)
     agreed = control.open_session(stated, HANDSHAKE_S)
     try:
         own = Held(str(options.model), options.sampling_seed)
         task = agreeing.task_of("provider", agreed, own, options.pool)
-        _check(task, agreed, config, options)
+        _check(task, options)
     except InputError as exc:
         control.bye(str(exc), ok=False)
         raise
@@ -90,28 +92,20 @@ def _serve_one(
         worker.stop()
 
 
-def _check(task: Task, agreed: Manifest, config: ModelConfig, options: ServeOptions) -> None:
-    """InputError when this provider does not run what the client asks for."""
-    if task.program in programs.STUDIES:
-        if not options.studies:
-            raise InputError(
-                f"{task.program} is a study; the provider must be started with --studies"
-            )
-        return  # to import it takes seconds: the worker does, and checks
-    program = programs.find(task.program)
-    if program.text and TOKENIZER not in agreed:
-        raise InputError("the client states no tokenizer")
-    if program.needs_pool and options.pool is None:
-        raise InputError(
-            "the provider keeps no material made ahead; it must be started with --pool"
-        )
-    program.check(program.asked(task.request), config)
+def _check(task: Task, options: ServeOptions) -> None:
+    """InputError when this provider does not run what the client asks for; of a study its worker
+    says so: to import it takes seconds.
+    """
+    if task.program not in programs.STUDIES:
+        agreeing.job_of(programs.find(task.program), task)
+    elif not options.studies:
+        raise InputError(f"{task.program} is a study; the provider must be started with --studies")
 
 
-def _accept(listener: Listener, exit_with_parent: bool) -> TcpStream:
+def _accept(listener: socket.socket, exit_with_parent: bool) -> TcpStream:
     while True:
         try:
-            return listener.accept(timeout_s=1.0)
+            return accept(listener, timeout_s=1.0)
         except TimeoutError:
             # Standard input is a pipe whose other end the parent holds and never writes to.
             if exit_with_parent and select.select([0], [], [], 0)[0]:

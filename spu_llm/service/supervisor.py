@@ -6,6 +6,7 @@ ends first, it stops the rest within seconds and says why.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -22,8 +23,8 @@ from typing import Any
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError, StalledError, WorkerError
 from spu_llm.core.values import CLIENT, ROLES
 from spu_llm.net.control import Control
-from spu_llm.service.tasks import Task
 from spu_llm.service.watch import Watch
+from spu_llm.service.worker import Task
 
 HANDSHAKE_S = 10.0
 WORKER_START_S = 120.0
@@ -111,10 +112,8 @@ class Worker:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
-                try:
+                with contextlib.suppress(OSError):
                     pipe.close()
-                except OSError:
-                    pass
 
     def wait(self, timeout_s: float) -> None:
         try:
@@ -168,28 +167,24 @@ def run_session(control: Control, worker: Worker, task: Task, on_event: OnEvent)
         counters = control.relay.snapshot()
         control.bye("finished", ok=True)
         return Outcome(result, counters.wire_bytes_sent, counters.wire_bytes_received)
-    except PeerError:
+    except BaseException as exc:
         worker.stop()
-        control.close()
-        raise
-    except StalledError as exc:
-        worker.stop()
-        control.bye(str(exc), ok=False)
-        raise
-    except SpuLlmError:
-        worker.stop()
-        control.bye(f"the {task.role}'s worker failed", ok=False)
-        raise
-    except BaseException:
-        worker.stop()
-        control.bye("interrupted", ok=False)
+        match exc:
+            case PeerError():
+                control.close()
+            case StalledError():
+                control.bye(str(exc), ok=False)
+            case SpuLlmError():
+                control.bye(f"the {task.role}'s worker failed", ok=False)
+            case _:
+                control.bye("interrupted", ok=False)
         raise
 
 
 def _wait_ready(control: Control, worker: Worker) -> None:
     deadline = time.monotonic() + WORKER_START_S
     while (event := worker.next_event(0.2)) is None:
-        _check_peer(control)
+        control.check()
         if time.monotonic() > deadline:
             raise WorkerError(f"the worker process did not start within {WORKER_START_S:g} s")
     assert event["event"] == "ready"
@@ -204,8 +199,8 @@ def _follow(control: Control, worker: Worker, on_event: OnEvent) -> dict[str, An
             event = worker.next_event(0.2)
         except WorkerError:
             # SPU exits when its link breaks: then the peer's end is the cause, ours the symptom.
-            if control.ended.wait(0.0 if worker.killed else DEATH_WORD_S):
-                _check_peer(control)
+            control.ended.wait(0.0 if worker.killed else DEATH_WORD_S)
+            control.check()
             raise
         now = time.monotonic()
         if control.ended.is_set():
@@ -214,25 +209,16 @@ def _follow(control: Control, worker: Worker, on_event: OnEvent) -> dict[str, An
                 raise PeerError("the peer finished, but this party's half did not")
         watch.look(event)
         if event is None or event["event"] == "alive":
-            _check_peer(control)
+            control.check()  # a peer that has finished its half may come to its end first
         elif event["event"] == "result":
             return event
         elif event["event"] == "error":
-            if control.ended.wait(LINK_WORD_S if event["of_link"] else 0.0):
-                control.check()
+            control.ended.wait(LINK_WORD_S if event["of_link"] else 0.0)
+            control.check()
             error = InputError if event["exit_code"] == 2 else WorkerError
             raise error(event["message"])
         else:
             on_event(event)
-
-
-def _check_peer(control: Control) -> None:
-    """PeerError once the session has ended under a worker that still runs.
-
-    A peer that says a happy goodbye has finished its half; the result here is about to come.
-    """
-    if control.ended.is_set():
-        control.check()
 
 
 def _free_port() -> int:

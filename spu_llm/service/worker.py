@@ -16,18 +16,46 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from spu_llm.core.errors import PeerError, PoolError, SpuLlmError
+from spu_llm.core.errors import InputError, PeerError, PoolError, SpuLlmError
 from spu_llm.core.values import ROLES
-from spu_llm.service.tasks import Task
-from spu_llm.systems.program import Job, Program
+from spu_llm.net.manifest import SESSION
+from spu_llm.systems.program import Job, Program, read
 
 if TYPE_CHECKING:
     from spu_llm.runtime.party_session import PartySession
 
 ALIVE_S = 2.0  # between signs of life
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a supervisor tells its worker, as one JSON line. `agreed`: the settings of the session,
+    `own`: this party's inputs by the names of their fields (`agreeing.job_of` reads both).
+    """
+
+    role: str
+    program: str
+    agreed: dict[str, Any]
+    own: dict[str, Any]
+    timeout_ms: int  # for one message of the peer's worker
+    pool_dir: str | None = None
+    addresses: tuple[str, ...] = ()  # HOST:PORT of both workers, as this one reaches them
+
+    def line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @staticmethod
+    def of_line(line: str) -> Task:
+        """InputError for anything but a task."""
+        complaint = "the worker's task is malformed"
+        try:
+            return read(Task, json.loads(line), complaint)
+        except json.JSONDecodeError as exc:
+            raise InputError(f"{complaint}: {exc}") from None
 
 
 class Events:
@@ -104,7 +132,9 @@ def run_task(task: Task, events: Events) -> dict[str, Any]:
 def _run_plain(program: Program, job: Job[Any, Any], task: Task, events: Events) -> dict[str, Any]:
     from spu_llm.service.plain_session import PlainSession
 
-    session = PlainSession.meet(ROLES.index(task.role), task.addresses, task.timeout_ms)
+    session = PlainSession.meet(
+        ROLES.index(task.role), task.addresses, task.timeout_ms, task.agreed[SESSION]
+    )
     events.finished = lambda: session.finished
     result = program.load()(session, job, events.send)
     session.close()

@@ -12,16 +12,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Generic,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from spu_llm.core.errors import InputError
 from spu_llm.core.settings import SpuConfig
@@ -72,10 +63,6 @@ class Job(Generic[Q, C]):
         return self.of_provider
 
 
-def _serves_all(request: Any, model: ModelConfig) -> None:
-    """No request is refused."""
-
-
 @dataclass(frozen=True)
 class Program:
     """`module` has `run(session, job, send)`, which returns this party's result as JSON fields:
@@ -92,7 +79,7 @@ class Program:
     module: str
     request: type = Nothing
     inputs: type = Nothing
-    check: Callable[[Any, ModelConfig], None] = _serves_all
+    check: Callable[[Any, ModelConfig], None] = lambda request, model: None
     text: bool = True
     needs_pool: bool = False
     keeps_hints: bool = True
@@ -156,7 +143,7 @@ def _dataclass(kind: Any, fields: Any) -> Any:
 
 def _value(kind: Any, value: Any, name: str) -> Any:
     origin, of = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
+    if origin is types.UnionType:
         (some,) = (k for k in of if k is not type(None))
         return None if value is None else _value(some, value, name)
     if origin in (list, tuple) and isinstance(value, list):

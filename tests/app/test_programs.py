@@ -5,20 +5,24 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import shutil
+import socket
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spu_llm.core.errors import InputError, PeerError
+from spu_llm.core.errors import InputError, PeerError, WireError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.net.relay import Relay
 from spu_llm.service import programs
 from spu_llm.service.agreeing import job_of, of_client, of_provider, task_of
 from spu_llm.service.client import run_as_client
 from spu_llm.service.launching import local_provider
-from spu_llm.service.tasks import Task
+from spu_llm.service.plain_session import PlainSession
+from spu_llm.service.worker import Task
 from spu_llm.systems.decoding.records import PREPARATION, ClientInputs, PrepareRequest
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.program import Held, Job, Nothing, Program, read, stated
@@ -68,6 +72,44 @@ def test_what_a_provider_does_not_serve_is_told(pair: Pair, study: Any) -> None:
             run_as_client(server, study.PROGRAM, study.Asked(65, ()), study.ClientInputs([]))
 
 
+def test_only_a_study_can_do_without_a_tokenizer(pair: Pair, study: Any, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(pair.private, tmp_path / "model"))
+    (model / "tokenizer.json").unlink()
+    with local_provider(model, "local", studies=True) as server:
+        outcome, _ = run_as_client(
+            server, study.PROGRAM, study.Asked(1, ()), study.ClientInputs([1])
+        )
+    assert outcome.result["sum"] == 1 + len(str(model))
+    with pytest.raises(InputError, match="tokenizer.json is missing"):
+        with local_provider(model, "local"):
+            pass
+
+
+@pytest.mark.parametrize("theirs", ["ours", "another"])
+def test_a_worker_s_peer_knows_the_session(theirs: str) -> None:
+    """Whoever else on the machine connects first cannot take the peer's place."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        addresses = [f"127.0.0.1:{free.getsockname()[1]}"] * 2
+    heard: list[Any] = []
+
+    def provide() -> None:
+        session = PlainSession.meet(PROVIDER, addresses, 20_000, "ours")
+        try:
+            heard.append(session.channel.recv())
+        except WireError as exc:
+            heard.append(exc)
+        session.channel.close()
+
+    thread = threading.Thread(target=provide)
+    thread.start()
+    caller = PlainSession.meet(CLIENT, addresses, 20_000, theirs)
+    caller.channel.send(b"a message")
+    thread.join(20)
+    caller.channel.close()
+    assert (heard == [b"a message"]) == (theirs == "ours")
+    assert isinstance(heard[0], WireError) == (theirs != "ours")
+
+
 def test_what_a_provider_cannot_start_with_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere is not a directory"):
         with local_provider(tmp_path / "nowhere", "local"):
@@ -99,7 +141,7 @@ def test_a_job_is_what_both_parties_put_in() -> None:
     """From the client's dataclasses, through manifest and JSON, to those of both workers."""
     program = programs.find("completion")
     request, inputs = Request(5, 7, 2, 0.5, verify="race"), ClientInputs([1, 2], "dir", ["x"], 3)
-    agreed = {**of_client(program, request, None, "local"), **_model()}
+    agreed = {**of_client(program, request, TEXT, "local"), **_model()}
     task = dataclasses.replace(
         task_of("client", agreed, inputs, Path("/pool")), addresses=("a:1", "b:2")
     )
@@ -110,35 +152,51 @@ def test_a_job_is_what_both_parties_put_in() -> None:
     assert job_of(program, of_provider_task) == Job(request, PRIVATE, None, held)
 
 
-def _model() -> dict[str, Any]:
-    class Text:
-        digest = "0"
+class Text:
+    """In place of a tokenizer."""
 
-    stated = of_provider(PRIVATE, Text(), "local")  # type: ignore[arg-type]
+    digest = "0"
+
+
+TEXT: Any = Text()
+
+
+def _model() -> dict[str, Any]:
+    stated = of_provider(PRIVATE, TEXT, "local")
     return {name: value for name, value in stated.items() if name.startswith("model.")}
 
 
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        ({"request": {"steps": 7}}, InputError, "--steps must be 0 to 6"),
-        ({"request": {"steps": True}}, InputError, "steps is True, not of type int"),
-        ({"request": {"prompt_tokens": 64}}, InputError, "context is 64"),
+        ({"agreed": {"request.steps": 7}}, InputError, "--steps must be 0 to 6"),
+        ({"agreed": {"request.steps": True}}, InputError, "steps is True, not of type int"),
+        ({"agreed": {"request.prompt_tokens": 64}}, InputError, "context is 64"),
         ({"own": {"more": 1}}, InputError, "the client's inputs are malformed: 'more' is not"),
-        ({"model": {"n_embd": 15}}, PeerError, "wrong: n_embd must be a multiple of n_head"),
-        ({"model": {"n_embd": "16"}}, PeerError, "wrong: it has other fields than such a model's"),
+        ({"agreed": {"model.n_embd": 15}}, PeerError, "n_embd must be a multiple of n_head"),
+        ({"agreed": {"model.n_embd": "16"}}, PeerError, "it has other fields than such a model's"),
     ],
 )
 def test_a_malformed_task_is_refused(
     change: dict[str, dict[str, Any]], error: type[Exception], said: str
 ) -> None:
-    agreed = {**of_client(PREPARATION, ASKED, None, "local"), **_model()}
+    agreed = {**of_client(PREPARATION, ASKED, TEXT, "local"), **_model()}
     task = task_of("client", agreed, Nothing(), None)
     assert job_of(PREPARATION, task).request == ASKED
     for name, fields in change.items():
         task = dataclasses.replace(task, **{name: getattr(task, name) | fields})
     with pytest.raises(error, match=said):
         job_of(PREPARATION, task)
+
+
+def test_what_a_program_needs_is_there() -> None:
+    agreed = {**of_client(PREPARATION, ASKED, TEXT, "local"), **_model()}
+    with pytest.raises(InputError, match="keeps no material"):
+        job_of(PREPARATION, task_of("provider", agreed, Held("model"), None))
+    del agreed["tokenizer"]
+    for role, own in (("client", Nothing()), ("provider", Held("model"))):
+        with pytest.raises(InputError, match="states no tokenizer"):
+            job_of(PREPARATION, task_of(role, agreed, own, Path("/pool")))
 
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", '{"role": 1}'])

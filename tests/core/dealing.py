@@ -8,6 +8,7 @@ import numpy as np
 
 from spu_llm.core.channel import Channel
 from spu_llm.core.correlation import Correlation, Form, Material, Part, deal
+from spu_llm.core.errors import PoolError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.offline.pool import Maker
@@ -57,6 +58,11 @@ def views(material: Material) -> list[str]:
     """Per unit, all the words that a party has of it."""
     arrays = [*material.masks, *material.results]
     return [b"".join(x[i].tobytes() for x in arrays).hex() for i in range(len(arrays[0]))]
+
+
+def refuses(correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
+    """In place of a dealer, where nothing is to be made."""
+    raise PoolError("nothing more is made here")
 
 
 def dealer(rank: int, channel: Channel, made: Made) -> Maker:

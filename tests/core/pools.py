@@ -20,6 +20,7 @@ from tests.core.dealing import (
     TRIPLE,
     Made,
     dealer,
+    refuses,
 )
 
 RANKS = (CLIENT, PROVIDER)
@@ -124,7 +125,7 @@ def batch_folder(parties: Parties, rank: int, correlation: Correlation = TRIPLE)
 
 
 def reopen(parties: Parties, rank: int = CLIENT) -> None:
-    pool = Pool(rank, Prg.from_os(), None, session=b"s", directory=parties.directories[rank])
+    pool = Pool(rank, Prg.from_os(), refuses, session=b"s", directory=parties.directories[rank])
     pool.close()
 
 
@@ -139,7 +140,7 @@ def stored(parties: Parties) -> Parties:
 
 
 def stored_inventory(parties: Parties, rank: int) -> bytes:
-    pool = Pool(rank, Prg.from_os(), None, session=b"s", directory=parties.directories[rank])
+    pool = Pool(rank, Prg.from_os(), refuses, session=b"s", directory=parties.directories[rank])
     pool.close()
     return json.dumps({batch_folder(parties, rank).name: 3}).encode()
 

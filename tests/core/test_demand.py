@@ -36,6 +36,7 @@ from spu_llm.core.values import (
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession
 from spu_llm.runtime.simulation import Simulation
+from tests.core.dealing import refuses
 
 C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC
 WEIGHTS = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
@@ -172,8 +173,8 @@ def test_nothing_is_made_inside_a_call_that_was_made_ready(simulation: Simulatio
             assert spent >= sum(e.seconds for e in made) > 0
             # Nothing is left to be made, and nothing that is not there can be taken.
             assert made_ready(50) == (0, [], [])
-            pool, session.pool._make = session.pool, None
-            with pytest.raises(PoolError, match="may not make more"):
+            pool, session.pool._make = session.pool, refuses
+            with pytest.raises(PoolError, match="nothing more is made"):
                 missing = Correlation("tests missing", (Part((), J, Form.ARITH),), (), lambda: [])
                 pool.take(missing, 1)
             args = arguments(session, np.ones((50, 4), np.float32))

@@ -32,6 +32,7 @@ from tests.core.dealing import (
     TRIPLE,
     Made,
     dealer,
+    refuses,
 )
 from tests.core.pools import RANKS, Parties, batch_folder
 
@@ -96,31 +97,28 @@ def test_in_memory(threads: ThreadPoolExecutor) -> None:
                 (expected,) = evaluate(correlation, masks)
                 np.testing.assert_array_equal(client.results[0] + provider.results[0], expected)
             assert client.masks[0].shape == (units, *correlation.masks[0].shape)
-        assert parties.pools[CLIENT].stored_bytes(correlation) == 0.0
+        assert parties.pools[CLIENT].stored_bytes(correlation) == 0
     assert parties.pools[CLIENT].inventory() == b"{}"
     parties.end()
     with pytest.raises(PoolError, match="closed"):
         parties.pools[CLIENT].take(TRIPLE, 0)
 
 
-def test_no_refill_without_a_maker(parties: Parties) -> None:
-    """What is there serves; what is not there is refused, and nothing is lost by asking."""
+def test_what_cannot_be_made_costs_nothing_that_is_there(parties: Parties) -> None:
     parties.prepare(TRIPLE, 16)
     for pool in parties.pools:
-        pool._make = None
-    with pytest.raises(PoolError, match="16 of 17 units of triple of words / 16"):
+        pool._make = refuses
+    with pytest.raises(PoolError, match="nothing more is made"):
         parties.take(TRIPLE, 17)
     assert parties.available(TRIPLE) == 16
     parties.take(TRIPLE, 16)
-    with pytest.raises(PoolError, match="may not make more"):
-        parties.pools[CLIENT].prepare(GATE, 1)
     parties.end()
 
 
 def test_nothing_serves_before_the_inventories_are_compared(parties: Parties) -> None:
     parties.prepare(TRIPLE, 16)
     parties.end()
-    pool = Pool(CLIENT, Prg.from_os(), None, session=b"s", directory=parties.directories[CLIENT])
+    pool = Pool(CLIENT, Prg.from_os(), refuses, session=b"s", directory=parties.directories[CLIENT])
     assert pool.available(TRIPLE) == 0 and len(json.loads(pool.inventory())) == 1
     with pytest.raises(PoolError):
         pool.take(TRIPLE, 1)
@@ -168,7 +166,7 @@ def test_an_old_copy_of_one_side_is_burnt(
 def test_a_peer_that_went_back_cannot_bring_units_back(parties: Parties) -> None:
     parties.take(TRIPLE, 5)
     parties.end()
-    pool = Pool(CLIENT, Prg.from_os(), None, session=b"s", directory=parties.directories[CLIENT])
+    pool = Pool(CLIENT, Prg.from_os(), refuses, session=b"s", directory=parties.directories[CLIENT])
     pool.resume(json.dumps(dict.fromkeys(json.loads(pool.inventory()), 0)).encode())
     assert pool.available(TRIPLE) == 11
     units = parties.made.units_of(CLIENT, pool.take(TRIPLE, 11))

@@ -23,6 +23,7 @@ from spu_llm.offline.pool import Pool
 from tests.core.dealing import (
     GATE,
     TRIPLE,
+    refuses,
 )
 from tests.core.pools import Parties, batch_folder, files_of, reopen, stored_inventory
 
@@ -118,18 +119,18 @@ def test_stored_bytes(parties: Parties) -> None:
     root = parties.directories[CLIENT]
     assert root is not None
     size = sum(path.stat().st_size for path in files_of(root))
-    assert parties.pools[CLIENT].stored_bytes(TRIPLE) == size / 32
-    assert parties.pools[CLIENT].stored_bytes(GATE) == 0.0
+    assert parties.pools[CLIENT].stored_bytes(TRIPLE) == size
+    assert parties.pools[CLIENT].stored_bytes(GATE) == 0
     big = Correlation("big", TRIPLE.masks, TRIPLE.results, TRIPLE.secure, chunk=8192)
     parties.prepare(big, 1)
-    assert 16 < parties.pools[CLIENT].stored_bytes(big) < 16.3
+    assert 16 < parties.pools[CLIENT].stored_bytes(big) / 8192 < 16.3
     parties.end()
 
 
 def test_one_session_at_a_time(parties: Parties) -> None:
     directory = parties.directories[CLIENT]
     with pytest.raises(PoolError, match=f"{directory} is in use by another session"):
-        Pool(CLIENT, Prg.from_os(), None, session=b"s", directory=directory)
+        Pool(CLIENT, Prg.from_os(), refuses, session=b"s", directory=directory)
     parties.end()
     parties.open()
     parties.end()
@@ -209,7 +210,7 @@ def test_no_flipped_bit_passes(stored: Parties) -> None:
         data = (folder / name).read_bytes()
         (folder / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         pool = Pool(
-            CLIENT, Prg.from_os(), None, session=b"s", directory=stored.directories[CLIENT]
+            CLIENT, Prg.from_os(), refuses, session=b"s", directory=stored.directories[CLIENT]
         )
         pool.resume(theirs)
         with pytest.raises(PoolError, match=f"{folder / name} is damaged"):

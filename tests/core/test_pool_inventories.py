@@ -16,6 +16,7 @@ from spu_llm.core.values import CLIENT
 from spu_llm.offline.pool import INVENTORY_BYTES, MAX_BATCHES, Pool
 from tests.core.dealing import (
     TRIPLE,
+    refuses,
 )
 from tests.core.pools import Parties, batch_folder, files_of
 
@@ -65,7 +66,7 @@ def _check_refused(parties: Parties, data: bytes) -> None:
     root = parties.directories[CLIENT]
     assert root is not None
     before = {path: path.read_bytes() for path in files_of(root)}
-    pool = Pool(CLIENT, Prg.from_os(), None, session=b"s", directory=root)
+    pool = Pool(CLIENT, Prg.from_os(), refuses, session=b"s", directory=root)
     with pytest.raises(WireError) as refusal:
         pool.resume(data)
     pool.close()
@@ -104,7 +105,7 @@ def test_any_inventory_is_taken_or_refused(stored: Parties, sent: Any) -> None:
     backup = root.parent / "backup"
     if not backup.exists():
         shutil.copytree(root, backup)
-    pool = Pool(CLIENT, Prg.from_os(), None, session=b"s", directory=root)
+    pool = Pool(CLIENT, Prg.from_os(), refuses, session=b"s", directory=root)
     try:
         pool.resume(sent)
     except WireError:
@@ -126,7 +127,7 @@ def test_an_inventory_that_would_be_refused_is_not_sent(
 ) -> None:
     monkeypatch.setattr("spu_llm.offline.pool.INVENTORY_BYTES", 10)
     stored_pool = Pool(
-        CLIENT, Prg.from_os(), None, session=b"s", directory=stored.directories[CLIENT]
+        CLIENT, Prg.from_os(), refuses, session=b"s", directory=stored.directories[CLIENT]
     )
     with pytest.raises(PoolError, match="1 batches, more than can be compared"):
         stored_pool.inventory()

@@ -15,7 +15,7 @@ import pytest
 from spu_llm.net.control import Control
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS, NetworkShape
-from spu_llm.net.stream import TcpStream, connect, listen
+from spu_llm.net.stream import TcpStream, accept, connect, listen
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 2.0) -> bool:
@@ -89,11 +89,9 @@ class Bench:
     cleanup: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def streams(self) -> tuple[TcpStream, TcpStream]:
-        listener = listen("127.0.0.1", 0)
-        client = connect("127.0.0.1", listener.port, 5)
-        provider = listener.accept(5)
-        listener.close()
-        return client, provider
+        with listen("127.0.0.1", 0) as listener:
+            client = connect("127.0.0.1", listener.getsockname()[1], 5)
+            return client, accept(listener, 5)
 
     def controls(
         self, shape: NetworkShape = NETWORKS["local"], heartbeat_s: float = 2.0
@@ -109,10 +107,9 @@ class Bench:
 
     def raw_peer(self, heartbeat_s: float = 2.0) -> tuple[socket.socket, Control]:
         """A provider's control, and the socket of a client that the test plays by hand."""
-        listener = listen("127.0.0.1", 0)
-        raw = self.dial(listener.port)
-        control = Control(Relay(listener.accept(5), NETWORKS["local"], "provider"), heartbeat_s)
-        listener.close()
+        with listen("127.0.0.1", 0) as listener:
+            raw, stream = self.dial(listener.getsockname()[1]), accept(listener, 5)
+        control = Control(Relay(stream, NETWORKS["local"], "provider"), heartbeat_s)
         self.cleanup.callback(control.close)
         return raw, control
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from spu_llm.core.errors import InputError, PeerError
-from spu_llm.net.stream import connect, listen
+from spu_llm.net.stream import accept, connect, listen
 
 from .conftest import Bench
 
@@ -31,20 +31,19 @@ def test_unknown_host() -> None:
 
 
 def test_port_in_use() -> None:
-    listener = listen("127.0.0.1", 0)
-    with pytest.raises(InputError) as caught:
-        listen("127.0.0.1", listener.port)
-    listener.close()
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(InputError) as caught:
+            listen("127.0.0.1", port)
     assert str(caught.value) == (
-        f"port {listener.port} on 127.0.0.1 is in use; choose another with --listen"
+        f"port {port} on 127.0.0.1 is in use; choose another with --listen"
     )
 
 
 def test_accept_times_out() -> None:
-    listener = listen("127.0.0.1", 0)
-    with pytest.raises(TimeoutError):
-        listener.accept(0.01)
-    listener.close()
+    with listen("127.0.0.1", 0) as listener:
+        with pytest.raises(TimeoutError):
+            accept(listener, 0.01)
 
 
 def test_bytes_and_end(bench: Bench) -> None:

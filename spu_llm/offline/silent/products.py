@@ -75,6 +75,7 @@ from spu_llm.core.meter import Meter
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
 from spu_llm.offline import files as pool_files
+from spu_llm.offline.pool import no_units
 from spu_llm.offline.silent import hint as hints
 from spu_llm.offline.silent import ring, store
 from spu_llm.offline.silent.hint import Matrix, slices
@@ -181,12 +182,12 @@ class SilentProducts:
         self._channel.send(b"".join(hint.digest for _, hint in offered))
         held = np.frombuffer(self._received(8 * len(offered)), np.uint64).tolist()
         for start, (_, hint) in zip(held, offered, strict=True):
-            if start > hint.size:
-                raise WireError(f"the client has {start} bytes of a hint of {hint.size}")
+            if start > hint.content.size:
+                raise WireError(f"the client has {start} bytes of a hint of {hint.content.size}")
         for start, (use, hint) in zip(held, offered, strict=True):
-            if start < hint.size:
+            if start < hint.content.size:
                 hint.check()
-            for at in range(start, hint.size, _PIECE):
+            for at in range(start, hint.content.size, _PIECE):
                 self._channel.send(hint.content[at : at + _PIECE].tobytes())
             self._uses[use.matrix.name] = use
 
@@ -226,9 +227,7 @@ class SilentProducts:
         use = self._uses.get(correlation.name)
         return use.left if use is not None else 0
 
-    def prepare(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> None:
+    def prepare(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> None:
         """Make positions until `units` are there."""
         self.set_up([(correlation, fixed)])
         use = self._uses[correlation.name]
@@ -246,9 +245,7 @@ class SilentProducts:
         use.key += use.next == 0
         use.made.append(self._positions(use, key, window))
 
-    def take(
-        self, correlation: Correlation, units: int, fixed: Factor | None = None
-    ) -> Material:
+    def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         """Masks [units, inputs] (zeros at the provider) and this party's shares [units, outputs]
         of their products; nobody ever gets them again.
         """
@@ -261,9 +258,7 @@ class SilentProducts:
             missing -= count
             if count < len(first.results[0]):
                 use.made.insert(0, cut(first, count))
-        k, m = use.matrix.inputs, use.matrix.outputs
-        empty = Material([np.empty((0, k), np.uint64)], [np.empty((0, m), np.uint64)])
-        return joined(pieces) if pieces else empty
+        return joined(pieces) if pieces else no_units(correlation)
 
     def _next_key(self) -> np.ndarray:
         """Step 2: the transform of s, or of P."""

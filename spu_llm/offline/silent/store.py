@@ -19,7 +19,6 @@ killed provider may leave a file that begins with a dot, which nothing reads.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ import numpy as np
 
 from spu_llm.core.errors import PoolError
 from spu_llm.core.prg import KEY_BYTES
-from spu_llm.offline.files import check, create, failures
+from spu_llm.offline.files import check, create, drawn_once, failures, take_lock
 
 _SUM = 32
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -50,30 +49,22 @@ def provider_key(directory: Path | None) -> bytes:
     if directory is None:
         return os.urandom(KEY_BYTES)
     path = directory / "key"
-    with failures(path):
-        if not os.path.lexists(path):
-            create(path, os.urandom(KEY_BYTES))
-        check(path, folder=False)
-        key = path.read_bytes()
+    key = drawn_once(path, os.urandom(KEY_BYTES))
     if len(key) != KEY_BYTES:
         raise PoolError(f"{path} is damaged; remove it and the hints beside it")
     return key
 
 
 class Own:
-    """A hint of the provider's: `size` bytes and their SHA-256."""
+    """A hint of the provider's: bytes [...] and their SHA-256."""
 
     def __init__(self, digest: bytes, content: np.ndarray, path: Path | None = None) -> None:
         self.digest, self.content, self._path = digest, content, path
 
-    @property
-    def size(self) -> int:
-        return self.content.size
-
     def check(self) -> None:
         """PoolError when a kept hint is not what it was: before it is sent."""
         if self._path is not None and _sha256(self.content) != self.digest:
-            raise PoolError(f"{self._path} is damaged; remove it")
+            raise _damaged(self._path)
 
 
 def load_own(directory: Path | None, name: str, size: int) -> Own | None:
@@ -81,13 +72,9 @@ def load_own(directory: Path | None, name: str, size: int) -> Own | None:
     if directory is None:
         return None
     path = directory / f"{name}.hint"
-    with failures(path):
-        if not os.path.lexists(path):
-            return None
-        check(path, folder=False)
-        if path.stat().st_size != _SUM + size:
-            raise PoolError(f"{path} is damaged; remove it")
-        mapped = np.memmap(path, np.uint8, mode="r")
+    if not os.path.lexists(path):
+        return None
+    mapped = _mapped(path, _SUM + size)
     return Own(mapped[:_SUM].tobytes(), mapped[_SUM:], path)
 
 
@@ -116,18 +103,12 @@ def receiving(directory: Path | None) -> Iterator[bool]:
         return
     path = directory / "lock"
     with failures(path):
-        lock = os.open(path, _NEW, 0o600)
+        lock = take_lock(path)
     try:
-        with failures(path):
-            check(path, folder=False)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                alone = True
-            except BlockingIOError:
-                alone = False
-        yield alone
+        yield lock is not None
     finally:
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
 class Received:
@@ -142,7 +123,7 @@ class Received:
         self._whole: np.ndarray | None = None
         self.held = 0  # bytes that need not be sent, as the provider is told
         if self._path is not None and os.path.lexists(self._path):
-            self._whole, self.held = self._mapped(self._path), size
+            self._whole, self.held = self._checked(self._path), size
         elif self._part is not None and os.path.lexists(self._part):
             with failures(self._part):
                 check(self._part, folder=False)
@@ -170,24 +151,34 @@ class Received:
     def _from_part(self) -> np.ndarray:
         assert self._part is not None and self._path is not None
         try:
-            self._mapped(self._part)
+            self._checked(self._part)
         except PoolError:
             self._part.unlink(missing_ok=True)
             raise _dropped() from None
         with failures(self._part):
             _append(self._part, durable=True)
             os.replace(self._part, self._path)
-        return self._mapped(self._path)
+        return self._checked(self._path)
 
-    def _mapped(self, path: Path) -> np.ndarray:
+    def _checked(self, path: Path) -> np.ndarray:
         """Contents that match, or PoolError."""
-        with failures(path):
-            check(path, folder=False)
-            if path.stat().st_size == self.size:
-                data = np.memmap(path, np.uint8, mode="r")
-                if _sha256(data) == self._digest:
-                    return data
-        raise PoolError(f"{path} is damaged; remove it")
+        data = _mapped(path, self.size)
+        if _sha256(data) != self._digest:
+            raise _damaged(path)
+        return data
+
+
+def _mapped(path: Path, size: int) -> np.ndarray:
+    """A file's bytes [size], as a memory map; PoolError when there are more or fewer."""
+    with failures(path):
+        check(path, folder=False)
+        if path.stat().st_size != size:
+            raise _damaged(path)
+        return np.memmap(path, np.uint8, mode="r")
+
+
+def _damaged(path: Path) -> PoolError:
+    return PoolError(f"{path} is damaged; remove it")
 
 
 def _dropped() -> PoolError:

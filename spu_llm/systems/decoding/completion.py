@@ -17,13 +17,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.client_side import ClientSide
-from spu_llm.systems.decoding.generate import (
-    Completion,
-    Report,
-    announce,
-    announce_end,
-    generate,
-)
+from spu_llm.systems.decoding.generate import Completion, Report, announce, announce_end, generate
 from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
@@ -32,9 +26,7 @@ from spu_llm.systems.program import Job, Send
 PHASES = ("offline", "prefill", "decode")
 
 
-def run(
-    session: PartySession, job: Job[Request, ClientInputs], send: Send
-) -> dict[str, Any]:
+def run(session: PartySession, job: Job[Request, ClientInputs], send: Send) -> dict[str, Any]:
     """Prepare, prefill and decode; the client's result also has the text."""
     config = job.model
     completion = Completion.of(config, job.request)
@@ -42,10 +34,7 @@ def run(
         decoder = completion.decoder(session, held_weights(session, config, job))
         completion.prepare(session, decoder)
     client = _client_side(job.client, completion, send) if session.rank == CLIENT else None
-
-    provider = None
-    if client is None:
-        provider = stream("joint randomness", job.provider.sampling_seed)
+    provider = stream("joint randomness", job.provider.sampling_seed) if client is None else None
 
     def on_step(report: Report) -> None:
         send("step", steps=report.steps, accepted=report.accepted, drafted=report.drafted)

@@ -14,11 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from spu_llm.compiler.demand import Demand
+from spu_llm.compiler.demand import Demand, Taken
 from spu_llm.core.channel import Traffic
-from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import PoolError
-from spu_llm.core.meter import Entry
 from spu_llm.offline.pool import Pool
 from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.party_session import PartySession
@@ -29,9 +27,7 @@ from spu_llm.systems.decoding.records import PrepareRequest
 from spu_llm.systems.program import Job, Nothing, Send
 
 
-def run(
-    session: PartySession, job: Job[PrepareRequest, Nothing], send: Send
-) -> dict[str, Any]:
+def run(session: PartySession, job: Job[PrepareRequest, Nothing], send: Send) -> dict[str, Any]:
     """Make what a prefill and `steps` decode steps take and the pool lacks.
 
     PoolError when one of the parties would not keep it.
@@ -39,7 +35,7 @@ def run(
     if session.pool_folder is None:
         raise PoolError("one of the parties keeps no material; both need a pool directory")
     config = job.model
-    completion = Completion.of(config, job.request.completion)
+    completion = Completion.of(config, job.request)
     with session.meter.in_phase("offline"):
         weights = held_weights(session, config, job)
         completion.prepare(session, completion.decoder(session, weights))
@@ -64,10 +60,7 @@ def demand_of(
     """Of the prefill, and of each of `steps` decode steps, as if no draft were accepted: then there
     are the most steps.
     """
-    course = []
-    for _ in dry_course(session, completion, weights, [0] * steps):
-        course.append(session.demand())
-    return course
+    return [session.demand() for _ in dry_course(session, completion, weights, [0] * steps)]
 
 
 def dry_course(
@@ -105,32 +98,22 @@ def steps_covered(pool: Pool, course: Sequence[Demand]) -> int:
 
 def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, Any]]:
     """Per kind of material: what a prefill and a step take, what is there, and what was made."""
-    made: dict[str, list[Entry]] = {}
-    for entry in session.meter.entries:
-        if entry.kind == "pool":
-            made.setdefault(entry.name, []).append(entry)
-    kinds: dict[str, Correlation] = {
-        name: need.correlation for demand in course for name, need in demand.material.items()
-    }
-
-    def units(demand: Demand, name: str) -> int:
-        return demand.material[name].units if name in demand.material else 0
-
+    prefill, step = course[0], course[-1] if len(course) > 1 else Demand()
     rows = []
-    for name, kind in kinds.items():
-        entries = made.get(name, [])
+    for name, taken in sum(course, Demand()).material.items():
+        kind = taken.correlation
+        nothing = Taken(kind, 0)
+        entries = [e for e in session.meter.entries if e.kind == "pool" and e.name == name]
         traffic = sum((e.traffic for e in entries), Traffic())
         rows.append({
             "kind": name,
-            "prefill_units": units(course[0], name),
-            "step_units": units(course[-1], name) if len(course) > 1 else 0,
+            "prefill_units": prefill.material.get(name, nothing).units,
+            "step_units": step.material.get(name, nothing).units,
             "available_units": session.pool.available(kind),
             "made_units": len(entries) * kind.chunk,
             "seconds": round(sum(e.seconds for e in entries), 3),
             "bytes": traffic.bytes,
             "messages": traffic.messages,
-            "stored_bytes": round(
-                session.pool.stored_bytes(kind) * session.pool.available(kind)
-            ),
-        })  # fmt: skip
+            "stored_bytes": session.pool.stored_bytes(kind),
+        })
     return rows

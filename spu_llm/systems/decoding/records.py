@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from models.family import ModelConfig
 from spu_llm.core.errors import InputError
@@ -27,10 +27,6 @@ class PrepareRequest(Request):
 
     steps: int = field(kw_only=True)
 
-    @property
-    def completion(self) -> Request:
-        return Request(**{f.name: getattr(self, f.name) for f in fields(Request)})
-
     def check(self, config: ModelConfig) -> None:
         """InputError when such a completion does not fit the model, or has not so many steps."""
         super().check(config)
@@ -43,10 +39,9 @@ class PrepareRequest(Request):
 
 
 COMPLETION = Program(
-    "completion", "spu_llm.systems.decoding.completion", Request, ClientInputs,
-    check=lambda request, model: request.check(model),
-)  # fmt: skip
+    "completion", "spu_llm.systems.decoding.completion", Request, ClientInputs, Request.check
+)
 PREPARATION = Program(
     "preparation", "spu_llm.systems.decoding.preparation", PrepareRequest,
-    check=lambda request, model: request.check(model), needs_pool=True,
+    check=PrepareRequest.check, needs_pool=True,
 )  # fmt: skip
