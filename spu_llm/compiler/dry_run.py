@@ -77,9 +77,6 @@ class _Silence:
         self.heard.append((False, self.expected))
         return bytes(self.expected)
 
-    def close(self) -> None:
-        """Nothing to release."""
-
 
 @dataclass
 class _Alone(Party):

@@ -1,11 +1,10 @@
-"""Messages between the two parties, seen by hand-written protocols as three methods."""
+"""Messages between the two parties, seen by hand-written protocols as two methods."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import queue
-import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,11 +19,6 @@ class Channel(Protocol):
     def send(self, data: bytes) -> None: ...
 
     def recv(self) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
-LINGER_S = 0.2
 
 
 class LinkChannel:
@@ -43,14 +37,6 @@ class LinkChannel:
             return bytes(self._link.recv(self._peer))
         except RuntimeError as exc:
             raise PeerError("no message from the other party") from exc
-
-    def close(self) -> None:
-        """Give the last message time to leave this process, which may end now.
-
-        Messages are written in the background. To wait for an acknowledgement instead could meet a
-        peer whose process has ended, and SPU would end this one, too. SPU itself stops the link.
-        """
-        time.sleep(LINGER_S)
 
 
 class MemoryChannel:
@@ -73,9 +59,6 @@ class MemoryChannel:
             return self._inbox.get(timeout=30)
         except queue.Empty:
             raise PeerError("no message from the other party for 30 s") from None
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 SEAL_BYTES = 24  # per message: its number and its tag
@@ -112,9 +95,6 @@ class SealedChannel:
                 "the session ends"
             )
         return data
-
-    def close(self) -> None:
-        self._inner.close()
 
     def _tag(self, direction: int, number: bytes, data: bytes) -> bytes:
         state = hashlib.blake2b(number, key=self._keys[direction], digest_size=16)
@@ -188,18 +168,14 @@ class CountingChannel:
         self.traffic.received_messages += 1
         return data
 
-    def close(self) -> None:
-        self.inner.close()
-
 
 _GOODBYE = b"end"
 
 
 def say_goodbye(channel: Channel) -> None:
-    """End a session with the peer, who has then got all that was sent, and close. WireError when it
-    is not at its end.
+    """End a session with the peer, who has then got all that was sent. WireError when it is not at
+    its end.
     """
     channel.send(_GOODBYE)
     if channel.recv() != _GOODBYE:
         raise WireError("the other party goes on where this one is at its end")
-    channel.close()

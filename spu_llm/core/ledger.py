@@ -6,6 +6,7 @@ the framework that turns a secret into something a party can read.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,17 +66,10 @@ class Ledger:
         """
         if to is Owner.JOINT:
             raise ValueError("a value is opened to the client, the provider, or both")
-        learners = [CLIENT, PROVIDER] if to is Owner.PUBLIC else [to.rank]
         if isinstance(value, Public):
             raise LeakError(f"'{label}' is public before it was opened; its program leaks it")
-        if isinstance(value, Private):
-            learners = [r for r in learners if r != value.owner]
-        bits = element_bits(value)
-        for learner in learners:
-            self.openings.append(
-                Opening(ROLES[learner], label, int(np.prod(value.shape, dtype=int)), bits)
-            )
-        words = _exchange(channel, rank, value, learners)
+        self.openings += openings(value, to, label)
+        words = _exchange(channel, rank, value, learners(value, to))
         if words is None or (to is not Owner.PUBLIC and rank != to.rank):
             # This party does not learn it, or only hands on what it knows.
             return Private(to.rank, value.shape, value.dtype, None)
@@ -101,7 +95,21 @@ class Ledger:
         return report
 
 
+def learners(value: Value, to: Owner) -> list[int]:
+    """Ranks that `value` is new to when it is opened to `to`."""
+    knows = value.owner if isinstance(value, Private) else None
+    ranks = [CLIENT, PROVIDER] if to is Owner.PUBLIC else [to.rank]
+    return [rank for rank in ranks if rank != knows]
+
+
+def openings(value: Value, to: Owner, label: str) -> list[Opening]:
+    """What opening `value` to `to` enters."""
+    count, bits = math.prod(value.shape), element_bits(value)
+    return [Opening(ROLES[rank], label, count, bits) for rank in learners(value, to)]
+
+
 def element_bits(value: Value) -> int:
+    """Bits an element opens: a share's own width, one for a private bit, else a word."""
     if isinstance(value, Arith | Bool):
         return value.bits
     return 1 if isinstance(value, Private) and value.dtype == np.bool_ else 64
@@ -124,7 +132,7 @@ def _exchange(channel: Channel, rank: int, value: Value, learners: list[int]) ->
     if shared or rank == value.owner:  # type: ignore[union-attr]
         own = _own_words(value)
         if 1 - rank in learners:
-            channel.send(_pack(own, element_bits(value)))
+            channel.send(pack_opening(own, element_bits(value)))
         if not shared:
             return own
     if rank not in learners:
@@ -143,14 +151,15 @@ def opening_bytes(count: int, bits: int) -> int:
     return (count + 7) // 8 if bits == 1 else count * ((bits + 7) // 8)
 
 
-def _pack(words: np.ndarray, bits: int) -> bytes:
+def pack_opening(words: np.ndarray, bits: int) -> bytes:
+    """The message that opens words."""
     if bits == 1:
         return np.packbits(words.astype(np.uint8).ravel(), bitorder="little").tobytes()
     return to_bytes(words, bits).tobytes()
 
 
 def _unpack(data: bytes, shape: tuple[int, ...], bits: int) -> np.ndarray:
-    count = int(np.prod(shape, dtype=int))
+    count = math.prod(shape)
     expected = opening_bytes(count, bits)
     if len(data) != expected:
         raise WireError(f"an opening has {len(data)} bytes, expected {expected}")

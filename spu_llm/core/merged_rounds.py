@@ -84,9 +84,6 @@ class _Task:
         self.traffic.received_bytes += len(data)
         return data
 
-    def close(self) -> None:
-        """The channel underneath stays open."""
-
     # As its owner sees it.
 
     @property

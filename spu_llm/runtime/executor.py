@@ -167,13 +167,7 @@ _plaintext_functions: dict[str, Any] = {}  # by the run's digest
 
 def check_owner(where: str, value: Value, owner: Owner) -> None:
     """ValueError when somebody else knows the value than its program says."""
-    found = (
-        Owner.PUBLIC
-        if isinstance(value, Public)
-        else Owner.of_rank(value.owner)
-        if isinstance(value, Private)
-        else Owner.JOINT
-    )
+    found = owner_of(value)
     # What one party knows may stand in for a shared value; nothing may become more public.
     if found is not owner and not (owner is Owner.JOINT and isinstance(value, Private)):
         raise ValueError(f"{where} should be {owner.value}, found {found.value}")

@@ -32,9 +32,6 @@ class StreamChannel:
             raise WireError(f"the other party announces a message of {size} bytes")
         return self._exactly(size)
 
-    def close(self) -> None:
-        self._stream.close()
-
     def _exactly(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
@@ -49,7 +46,7 @@ class PlainSession:
     """What a program without SPU runs with; `close` it in the end."""
 
     def __init__(self, rank: int, stream: ByteStream) -> None:
-        self.rank = rank
+        self.rank, self._stream = rank, stream
         wire = StreamChannel(stream)
         self.channel = CountingChannel(SealedChannel(wire, agree_on_key(wire), rank))
         self.ledger = Ledger()
@@ -86,3 +83,4 @@ class PlainSession:
     def close(self) -> None:
         """Wait until the peer has come to the end, too: it has then got all that was sent."""
         say_goodbye(self.channel)
+        self._stream.close()

@@ -139,9 +139,6 @@ class _Tampered:
     def recv(self) -> bytes:
         return self._inner.recv()
 
-    def close(self) -> None:
-        self._inner.close()
-
 
 class _AfterTheFirst:
     def __init__(self, inner: Channel) -> None:
@@ -156,6 +153,3 @@ class _AfterTheFirst:
             self._waiting = False
             assert self._inner.recv() == b"before"
         return self._inner.recv()
-
-    def close(self) -> None:
-        self._inner.close()

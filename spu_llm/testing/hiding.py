@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.core.correlation import Correlation, Form, Material, evaluate
+from spu_llm.core.correlation import Correlation, Form, Material, others_results
 from spu_llm.core.integers import Factor
 from spu_llm.core.op import ProtocolOp
 from spu_llm.core.party import Party
@@ -46,9 +46,6 @@ class _Tape:
 
     def recv(self) -> bytes:
         return next(self._incoming)
-
-    def close(self) -> None:
-        pass
 
 
 class _Again(Prg):
@@ -76,18 +73,8 @@ class _Draw:
 
     def settle(self) -> None:
         """This party's results from the masks and the peer's results."""
-        parts = self.correlation.masks, self.correlation.results
-        masks = [
-            a ^ b if part.form in (Form.BOOL, Form.BIT) else a + b
-            for part, a, b in zip(parts[0], self.own, self.peer.masks, strict=True)
-        ]
-        self.results = [
-            plain ^ b if part.form is Form.BOOL else plain - b
-            for part, plain, b in zip(
-                parts[1], evaluate(self.correlation, masks, self.fixed), self.peer.results,
-                strict=True,
-            )
-        ]  # fmt: skip
+        masks = self.own, self.peer.masks
+        self.results = others_results(self.correlation, masks, self.peer.results, self.fixed)
 
 
 class _Units:
