@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,6 @@ from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.op import Cost
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER, Arith, Bool, Owner
-from spu_llm.runtime.executor import run_local
 from spu_llm.systems.decoding.request import Request
 
 FILE = DATA / "exact.json"
@@ -103,10 +101,7 @@ def cost_of(function: SecureFunction, args: Sequence[Any]) -> Cost:
     plan, _ = function.plan(*args)
     leaves = jax.tree.leaves(args)
     client, provider = (
-        DryRun(rank, frac_bits, functools.partial(run_local, rank, frac_bits))
-        .run(plan, leaves)[0]
-        .calls
-        for rank in (CLIENT, PROVIDER)
+        DryRun(rank, frac_bits).run(plan, leaves)[0].calls for rank in (CLIENT, PROVIDER)
     )
     replay = Replay(ROUNDS)
     replay.play(plan.steps, client, provider)

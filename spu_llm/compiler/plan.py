@@ -128,27 +128,22 @@ def make_plan(
 
 def _on_shares(closed: ClosedJaxpr, owners: Sequence[Owner]) -> ClosedJaxpr:
     """`closed` with every approximation in its form on shares, where it works on such."""
-    while True:
-        owner_of = _assign_owners(closed, owners)
+    owner_of = _assign_owners(closed, owners)
 
-        def form(eqn: JaxprEqn, owner_of: dict[Var, Owner] = owner_of) -> Any:
-            joint = join(_owner(v, owner_of) for v in eqn.invars) is Owner.JOINT
-            return form_on_shares(eqn) if joint else None
+    def form(eqn: JaxprEqn) -> Any:
+        return form_on_shares(eqn) if _worker(eqn, owner_of) is Owner.JOINT else None
 
-        spelt_out = expanded(closed, form)
-        if spelt_out is closed:
-            return closed
-        closed = spelt_out
+    spelt_out = expanded(closed, form)
+    return closed if spelt_out is closed else _on_shares(spelt_out, owners)
 
 
 def _refuse_nested_ops(jaxpr: Jaxpr) -> None:
-    def holds_op(inner: Jaxpr) -> bool:
-        return any(
-            op_of(e.primitive) is not None or any(map(holds_op, sub_jaxprs(e))) for e in inner.eqns
-        )
+    def holds_op(eqn: JaxprEqn) -> bool:
+        inside = [e for inner in sub_jaxprs(eqn) for e in inner.eqns]
+        return any(op_of(e.primitive) is not None or holds_op(e) for e in inside)
 
     for eqn in jaxpr.eqns:
-        if op_of(eqn.primitive) is None and any(map(holds_op, sub_jaxprs(eqn))):
+        if holds_op(eqn):
             raise NotImplementedError(f"protocol op inside `{eqn.primitive.name}`: unroll it")
 
 
@@ -171,12 +166,12 @@ _PUBLIC_FROM = {
 
 def _refuse_unvetted(jaxpr: Jaxpr, owner_of: dict[Var, Owner]) -> None:
     for eqn in jaxpr.eqns:
-        owners = [_owner(v, owner_of) for v in eqn.invars]
         name = eqn.primitive.name
-        if join(owners) is not Owner.JOINT or op_of(eqn.primitive) is not None:
+        if _worker(eqn, owner_of) is not Owner.JOINT or op_of(eqn.primitive) is not None:
             continue
         if name in _PUBLIC_FROM:
-            if any(o is not Owner.PUBLIC for o in owners[_PUBLIC_FROM[name] :]):
+            amounts = eqn.invars[_PUBLIC_FROM[name] :]
+            if any(_owner(v, owner_of) is not Owner.PUBLIC for v in amounts):
                 raise NotImplementedError(
                     f"`{name}` with a secret index or amount; use a one-hot product"
                 )
@@ -189,6 +184,11 @@ def _refuse_unvetted(jaxpr: Jaxpr, owner_of: dict[Var, Owner]) -> None:
 
 def _owner(atom: Var | Literal, owner_of: dict[Var, Owner]) -> Owner:
     return Owner.PUBLIC if isinstance(atom, Literal) else owner_of[atom]
+
+
+def _worker(eqn: JaxprEqn, owner_of: dict[Var, Owner]) -> Owner:
+    """Who computes an equation."""
+    return join(_owner(v, owner_of) for v in eqn.invars)
 
 
 def join(owners: Iterable[Owner]) -> Owner:
@@ -226,83 +226,69 @@ def _cut(
     """Group equations into steps: at each point everything that is ready for one owner runs."""
     waiting = list(closed.jaxpr.eqns)
     known = {*closed.jaxpr.invars, *closed.jaxpr.constvars}
-    local = _local_ones(closed, owner_of, only_segments)
-    worker_of = {
-        id(e): join(_owner(v, owner_of) for v in e.invars)
-        for e in waiting
-        if op_of(e.primitive) is None
-    }
+    ops = {id(e): op for e in waiting if (op := op_of(e.primitive)) is not None}
+    kind_of = _kinds(closed, owner_of, only_segments)
     group = 0
     while waiting:
-        for owner, locally in _ORDER:
-            run, waiting_next = _take_run(
-                waiting, known, worker_of, owner, local if locally else None
-            )
-            if run:
+        for owner, local in _ORDER:
+            # A segment takes local work, too.
+            chosen = _run_of({(owner, local), (owner, True)}, kind_of, waiting, known)
+            if chosen:
                 break
-        if run:
-            waiting = waiting_next
-            known |= {v for e in run for v in e.outvars}
-            yield _as_run(run, owner, locally, closed, waiting)
         else:
             group += 1
-            ready = [e for e in waiting if _ready(e, known)]
-            ready = [e for e in ready if _is_non_interactive(e)] or ready
-            waiting = [e for e in waiting if all(e is not r for r in ready)]
-            for eqn in ready:
-                op = op_of(eqn.primitive)
-                assert op is not None
-                known |= set(eqn.outvars)
-                inputs, outputs = tuple(eqn.invars), tuple(eqn.outvars)
-                yield OpCall(op, dict(eqn.params), inputs, outputs, scope_of(eqn), group)
+            chosen = [e for e in waiting if _ready(e, known)]
+            chosen = [e for e in chosen if ops[id(e)].non_interactive] or chosen
+        taken = set(map(id, chosen))
+        waiting = [e for e in waiting if id(e) not in taken]
+        known |= {v for e in chosen for v in e.outvars}
+        if taken <= ops.keys():
+            for e in chosen:
+                inputs, outputs = tuple(e.invars), tuple(e.outvars)
+                yield OpCall(ops[id(e)], dict(e.params), inputs, outputs, scope_of(e), group)
+        else:
+            yield _as_run(chosen, owner, local, closed, waiting)
 
 
-def _local_ones(
+def _kinds(
     closed: ClosedJaxpr, owner_of: dict[Var, Owner], only_segments: bool
-) -> set[int]:
-    """ids of the equations that need no message: plaintext ones, and linear ones on shares."""
+) -> dict[int, tuple[Owner, bool]]:
+    """Of equations other than ops, by id: who computes them, and whether they need no message, as
+    plaintext ones and linear ones on shares.
+    """
     consts = dict(zip(closed.jaxpr.constvars, map(np.asarray, closed.consts), strict=True))
 
     def is_public(atom: Var | Literal) -> bool:
         return _owner(atom, owner_of) is Owner.PUBLIC
 
-    return {
-        id(e)
-        for e in closed.jaxpr.eqns
-        if join(_owner(v, owner_of) for v in e.invars) is not Owner.JOINT
-        or (not only_segments and is_local(e, is_public, consts))
-    }
+    kinds = {}
+    for eqn in closed.jaxpr.eqns:
+        if op_of(eqn.primitive) is None:
+            worker = _worker(eqn, owner_of)
+            local = worker is not Owner.JOINT or (
+                not only_segments and is_local(eqn, is_public, consts)
+            )
+            kinds[id(eqn)] = worker, local
+    return kinds
 
 
-def _is_non_interactive(eqn: JaxprEqn) -> bool:
-    op = op_of(eqn.primitive)
-    return op is not None and op.non_interactive
+def _run_of(
+    kinds: set[tuple[Owner, bool]],
+    kind_of: dict[int, tuple[Owner, bool]],
+    waiting: list[JaxprEqn],
+    known: set[Var],
+) -> list[JaxprEqn]:
+    """The equations of these kinds that can run now, one after the other."""
+    run, inside = [], set(known)
+    for eqn in waiting:  # jaxpr order is topological, so one pass is enough
+        if kind_of.get(id(eqn)) in kinds and _ready(eqn, inside):
+            run.append(eqn)
+            inside |= set(eqn.outvars)
+    return run
 
 
 def _ready(eqn: JaxprEqn, known: set[Var]) -> bool:
     return all(isinstance(v, Literal) or v in known for v in eqn.invars)
-
-
-def _take_run(
-    waiting: list[JaxprEqn],
-    known: set[Var],
-    worker_of: dict[int, Owner],
-    owner: Owner,
-    only: set[int] | None,
-) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations of `owner` that can run now, `only` those if given, and the others.
-    `worker_of`: whose work an equation is, by its id; ops are not in it.
-    """
-    inside = set(known)
-    run, rest = [], []
-    for eqn in waiting:  # jaxpr order is topological, so one pass is enough
-        chosen = worker_of.get(id(eqn)) is owner and (only is None or id(eqn) in only)
-        if chosen and _ready(eqn, inside):
-            run.append(eqn)
-            inside |= set(eqn.outvars)
-        else:
-            rest.append(eqn)
-    return run, rest
 
 
 def _as_run(

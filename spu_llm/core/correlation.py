@@ -22,7 +22,7 @@ import numpy as np
 
 from spu_llm.core.integers import Factor
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT, PROVIDER, Owner, as_words
+from spu_llm.core.values import CLIENT, Owner, as_words
 
 
 class Form(enum.Enum):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +37,7 @@ from spu_llm.offline.pool import Pool
 from spu_llm.offline.silent.products import SilentProducts
 from spu_llm.offline.supply import Supply
 from spu_llm.runtime.dry_session import DrySession
-from spu_llm.runtime.executor import Executor, check_owner, run_local
+from spu_llm.runtime.executor import Executor, check_owner
 from spu_llm.runtime.session import private_array
 from spu_llm.runtime.spu_runtime import SpuRuntime, compile_segment
 
@@ -89,8 +88,7 @@ class PartySession:
             self.rank, self._channel, own, config.frac_bits, self.supply, common, self.ledger
         )
         self._agreed: set[str] = set()
-        local = functools.partial(run_local, self.rank, config.frac_bits)
-        self._dry_run = DryRun(self.rank, config.frac_bits, local)
+        self._dry_run = DryRun(self.rank, config.frac_bits)
         self._executor = Executor(
             self.party, self._channel, self._spu, self.meter, self._dry_run, self._make_all
         )

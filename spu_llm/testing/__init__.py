@@ -31,13 +31,7 @@ triples. Ops that are not `uniform` (openings, oblivious transfer) are compared 
 simulators. It finds mistakes; a proof is in each protocol's text.
 """
 
-from spu_llm.testing.broken import (
-    MASK_TWINS,
-    TAMPERINGS,
-    BrokenParty,
-    DroppedMask,
-    tampering,
-)
+from spu_llm.testing.broken import MASK_TWINS, BrokenParty, DroppedMask
 from spu_llm.testing.contract import OpContract
 from spu_llm.testing.run import (
     FRAC_BITS,
@@ -45,7 +39,6 @@ from spu_llm.testing.run import (
     Dealer,
     Outcome,
     common_stream,
-    owner_of,
     reconstruct_words,
     run_op,
     share_inputs,
@@ -57,7 +50,6 @@ __all__ = [
     "FRAC_BITS",
     "MASK_TWINS",
     "ROWS",
-    "TAMPERINGS",
     "BrokenParty",
     "Case",
     "Dealer",
@@ -66,10 +58,8 @@ __all__ = [
     "Outcome",
     "common_stream",
     "distinguish",
-    "owner_of",
     "reconstruct_words",
     "run_op",
     "share_inputs",
-    "tampering",
     "toy_reshare",
 ]

@@ -12,19 +12,12 @@ from spu_llm.core.errors import WireError
 from spu_llm.core.op import ProtocolOp
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import (
-    CLIENT,
-    PROVIDER,
-    Owner,
-    Value,
-    as_words,
-)
+from spu_llm.core.values import CLIENT, PROVIDER, Owner, Value, as_words, owner_of
 from spu_llm.testing.broken import MASK_TWINS, TAMPERINGS, HalfReusedMask, tampering
 from spu_llm.testing.hiding import Replay, too_few, twice, uncaught, unhidden
 from spu_llm.testing.run import (
     Case,
     common_stream,
-    owner_of,
     reconstruct_words,
     run_op,
     share_inputs,

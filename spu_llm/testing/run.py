@@ -25,7 +25,6 @@ from spu_llm.core.values import (
     PROVIDER,
     Arith,
     Bool,
-    Owner,
     Private,
     Public,
     Value,

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from protocols.arithmetic.product import linear
-from spu_llm.compiler import dry_run
+from spu_llm.compiler import dry_run, walker
 from spu_llm.compiler.plan import Run, make_plan
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core import integers, values
 from spu_llm.core.errors import PoolError
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, Private, Public, Stateful, fork
-from spu_llm.runtime import executor, spu_runtime
+from spu_llm.runtime import spu_runtime
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation, reconstruct
 from tests.core.silent_pair import Two, correlation_of, fixed, matrix
@@ -65,7 +65,7 @@ class Counted:
         self._count(patch, integers, "digest", lambda *_: True, "digest of a factor")
         self._count(patch, values, "digest", lambda array: array.shape == W.shape)
         self._count(patch, spu_runtime.frontend, "compile", lambda *_, **__: True)
-        self._count(patch, executor, "as_function", lambda *_: True)
+        self._count(patch, walker, "as_function", lambda *_: True)
         self._count(patch, spu_runtime.ShareCodec, "to_spu", lambda _, v: v.shape == W.shape)
 
     def _count(
@@ -264,5 +264,4 @@ class Subclass(Arith):
 def test_only_what_says_so_has_state() -> None:
     plain = Subclass(np.ones(2, np.uint64), np.dtype(np.float32), 18)
     assert not isinstance(plain, Stateful) and fork([plain, 3]) == [plain, 3]
-    key = dry_run._key("op", {}, [dry_run._Known(plain, False)])
-    assert key == dry_run._key("op", {}, [dry_run._Known(copy.copy(plain), False)]) is not None
+    assert dry_run._key([plain], "op") == dry_run._key([copy.copy(plain)], "op") is not None
