@@ -118,7 +118,7 @@ def agree_on_key(channel: Channel) -> bytes:
     return hashlib.sha256(b"".join([shared, *sorted((own, peer))])).digest()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Traffic:
     """Payload bytes and sends, as one party sees them."""
 
@@ -158,14 +158,12 @@ class CountingChannel:
         self.traffic = Traffic()
 
     def send(self, data: bytes) -> None:
-        self.traffic.sent_bytes += len(data)
-        self.traffic.sent_messages += 1
+        self.traffic += Traffic(sent_bytes=len(data), sent_messages=1)
         self.inner.send(data)
 
     def recv(self) -> bytes:
         data = self.inner.recv()
-        self.traffic.received_bytes += len(data)
-        self.traffic.received_messages += 1
+        self.traffic += Traffic(received_bytes=len(data), received_messages=1)
         return data
 
 

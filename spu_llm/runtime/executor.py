@@ -98,7 +98,7 @@ class Executor:
 
     def _one(self, name: str, call: OpCall, values: Sequence[Value]) -> list[Value]:
         started = time.perf_counter()
-        before = dataclasses.replace(self._channel.traffic)
+        before = self._channel.traffic
         results = call.op.run(self._party, values, call.static)
         seconds = time.perf_counter() - started
         traffic = self._channel.traffic.since(before)

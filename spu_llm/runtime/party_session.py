@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -70,7 +69,7 @@ class PartySession:
         self._channel = CountingChannel(SealedChannel(wire, key, self.rank))
         own = own or Prg.from_os()
         name = hashlib.sha256(b"pool" + key).digest()
-        before = dataclasses.replace(self._channel.traffic)
+        before = self._channel.traffic
         self.pool_folder = peer_directories.agree(self._channel, pool_dir)
         self.pool = Pool(self.rank, own, self._make, session=name, directory=self.pool_folder)
         try:
@@ -200,7 +199,7 @@ class PartySession:
         """Both parties run the same plan of the same executables, or neither sends a share."""
         if plan.digest in self._agreed:
             return
-        before = dataclasses.replace(self._channel.traffic)
+        before = self._channel.traffic
         content = hashlib.sha256(plan.digest.encode())
         for step in plan.steps:
             if isinstance(step, Run) and not step.local:
