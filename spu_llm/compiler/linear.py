@@ -99,7 +99,7 @@ _SUMS: Mapping[str, Callable[..., Any]] = {
 
 
 def is_local(
-    eqn: JaxprEqn, is_public: Callable[[Any], bool], consts: Mapping[Var, np.ndarray]
+    eqn: JaxprEqn, is_public: Callable[[Any], bool], consts: Mapping[Var, Any]
 ) -> bool:
     """Whether shares can go through `eqn` on their own. `is_public` tells of its operands; `consts`
     holds those that the program contains.
@@ -124,7 +124,7 @@ def is_local(
     return False
 
 
-def _is_whole(atom: Any, consts: Mapping[Var, np.ndarray]) -> bool:
+def _is_whole(atom: Any, consts: Mapping[Var, Any]) -> bool:
     value = atom.val if isinstance(atom, Literal) else consts.get(atom)
     if value is None:
         return False

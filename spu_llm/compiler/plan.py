@@ -20,6 +20,7 @@ import numpy as np
 from spu_llm.compiler.linear import is_local
 from spu_llm.core._jax import (
     ClosedJaxpr,
+    Environment,
     Jaxpr,
     JaxprEqn,
     Literal,
@@ -113,14 +114,14 @@ def make_plan(
     """
     closed = _on_shares(flat_jaxpr(fn, shapes), owners)
     _refuse_nested_ops(closed.jaxpr)
-    owner_of = _assign_owners(closed, owners)
-    _refuse_unvetted(closed.jaxpr, owner_of)
-    steps = tuple(_cut(closed, owner_of, only_segments))
+    owned = _assign_owners(closed, owners)
+    _refuse_unvetted(closed.jaxpr, owned)
+    steps = tuple(_cut(closed, owned, only_segments))
     outputs = tuple(closed.jaxpr.outvars)
-    output_owners = tuple(_owner(v, owner_of) for v in outputs)
+    output_owners = tuple(owned.read(outputs))
     content = f"{digest_of(closed)}|{owners}|{output_owners}|{only_segments}"
     return Plan(
-        tuple(closed.jaxpr.invars), tuple(owners), outputs, output_owners, steps, owner_of,
+        tuple(closed.jaxpr.invars), tuple(owners), outputs, output_owners, steps, owned.values,
         {v: np.asarray(c) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)},
         hashlib.sha256(content.encode()).hexdigest(),
     )  # fmt: skip
@@ -128,10 +129,10 @@ def make_plan(
 
 def _on_shares(closed: ClosedJaxpr, owners: Sequence[Owner]) -> ClosedJaxpr:
     """`closed` with every approximation in its form on shares, where it works on such."""
-    owner_of = _assign_owners(closed, owners)
+    owned = _assign_owners(closed, owners)
 
     def form(eqn: JaxprEqn) -> Any:
-        return form_on_shares(eqn) if _worker(eqn, owner_of) is Owner.JOINT else None
+        return form_on_shares(eqn) if join(owned.read(eqn.invars)) is Owner.JOINT else None
 
     spelt_out = expanded(closed, form)
     return closed if spelt_out is closed else _on_shares(spelt_out, owners)
@@ -164,14 +165,14 @@ _PUBLIC_FROM = {
 }  # fmt: skip
 
 
-def _refuse_unvetted(jaxpr: Jaxpr, owner_of: dict[Var, Owner]) -> None:
+def _refuse_unvetted(jaxpr: Jaxpr, owned: Environment[Owner]) -> None:
     for eqn in jaxpr.eqns:
+        owners = owned.read(eqn.invars)
         name = eqn.primitive.name
-        if _worker(eqn, owner_of) is not Owner.JOINT or op_of(eqn.primitive) is not None:
+        if join(owners) is not Owner.JOINT or op_of(eqn.primitive) is not None:
             continue
         if name in _PUBLIC_FROM:
-            amounts = eqn.invars[_PUBLIC_FROM[name] :]
-            if any(_owner(v, owner_of) is not Owner.PUBLIC for v in amounts):
+            if any(o is not Owner.PUBLIC for o in owners[_PUBLIC_FROM[name] :]):
                 raise NotImplementedError(
                     f"`{name}` with a secret index or amount; use a one-hot product"
                 )
@@ -182,15 +183,6 @@ def _refuse_unvetted(jaxpr: Jaxpr, owner_of: dict[Var, Owner]) -> None:
             )
 
 
-def _owner(atom: Var | Literal, owner_of: dict[Var, Owner]) -> Owner:
-    return Owner.PUBLIC if isinstance(atom, Literal) else owner_of[atom]
-
-
-def _worker(eqn: JaxprEqn, owner_of: dict[Var, Owner]) -> Owner:
-    """Who computes an equation."""
-    return join(_owner(v, owner_of) for v in eqn.invars)
-
-
 def join(owners: Iterable[Owner]) -> Owner:
     """Owner of a value computed from values of `owners`."""
     secret = {o for o in owners if o is not Owner.PUBLIC}
@@ -199,14 +191,14 @@ def join(owners: Iterable[Owner]) -> Owner:
     return secret.pop() if len(secret) == 1 else Owner.JOINT
 
 
-def _assign_owners(closed: ClosedJaxpr, owners: Sequence[Owner]) -> dict[Var, Owner]:
+def _assign_owners(closed: ClosedJaxpr, owners: Sequence[Owner]) -> Environment[Owner]:
     """The owner of every variable."""
 
     def results(eqn: JaxprEqn, inputs: list[Owner]) -> Sequence[Owner]:
         op = op_of(eqn.primitive)
         return op.owners(*inputs, **eqn.params) if op else [join(inputs)] * len(eqn.outvars)
 
-    return walk(closed, owners, lambda _: Owner.PUBLIC, results).values
+    return walk(closed, owners, lambda _: Owner.PUBLIC, results)
 
 
 # Plaintext work first, then each party's own work on shares, so that a segment sees all that it can
@@ -221,18 +213,19 @@ _ORDER = (
 
 
 def _cut(
-    closed: ClosedJaxpr, owner_of: dict[Var, Owner], only_segments: bool
+    closed: ClosedJaxpr, owned: Environment[Owner], only_segments: bool
 ) -> Iterable[Step]:
     """Group equations into steps: at each point everything that is ready for one owner runs."""
     waiting = list(closed.jaxpr.eqns)
     known = {*closed.jaxpr.invars, *closed.jaxpr.constvars}
     ops = {id(e): op for e in waiting if (op := op_of(e.primitive)) is not None}
-    kind_of = _kinds(closed, owner_of, only_segments)
+    consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    kind_of = _kinds(closed, owned, consts, only_segments)
     group = 0
     while waiting:
         for owner, local in _ORDER:
-            # A segment takes local work, too.
-            chosen = _run_of({(owner, local), (owner, True)}, kind_of, waiting, known)
+            kinds = (owner, local), (owner, True)  # a segment takes local work, too
+            chosen = _run_of([e for e in waiting if kind_of.get(id(e)) in kinds], known)
             if chosen:
                 break
         else:
@@ -247,24 +240,24 @@ def _cut(
                 inputs, outputs = tuple(e.invars), tuple(e.outvars)
                 yield OpCall(ops[id(e)], dict(e.params), inputs, outputs, scope_of(e), group)
         else:
-            yield _as_run(chosen, owner, local, closed, waiting)
+            later = [*closed.jaxpr.outvars, *(v for e in waiting for v in e.invars)]
+            yield _as_run(chosen, owner, local, consts, later)
 
 
 def _kinds(
-    closed: ClosedJaxpr, owner_of: dict[Var, Owner], only_segments: bool
+    closed: ClosedJaxpr, owned: Environment[Owner], consts: dict[Var, Any], only_segments: bool
 ) -> dict[int, tuple[Owner, bool]]:
     """Of equations other than ops, by id: who computes them, and whether they need no message, as
     plaintext ones and linear ones on shares.
     """
-    consts = dict(zip(closed.jaxpr.constvars, map(np.asarray, closed.consts), strict=True))
 
     def is_public(atom: Var | Literal) -> bool:
-        return _owner(atom, owner_of) is Owner.PUBLIC
+        return owned.read([atom]) == [Owner.PUBLIC]
 
     kinds = {}
     for eqn in closed.jaxpr.eqns:
         if op_of(eqn.primitive) is None:
-            worker = _worker(eqn, owner_of)
+            worker = join(owned.read(eqn.invars))
             local = worker is not Owner.JOINT or (
                 not only_segments and is_local(eqn, is_public, consts)
             )
@@ -272,16 +265,11 @@ def _kinds(
     return kinds
 
 
-def _run_of(
-    kinds: set[tuple[Owner, bool]],
-    kind_of: dict[int, tuple[Owner, bool]],
-    waiting: list[JaxprEqn],
-    known: set[Var],
-) -> list[JaxprEqn]:
-    """The equations of these kinds that can run now, one after the other."""
+def _run_of(eqns: list[JaxprEqn], known: set[Var]) -> list[JaxprEqn]:
+    """The equations of these that can run now, one after the other."""
     run, inside = [], set(known)
-    for eqn in waiting:  # jaxpr order is topological, so one pass is enough
-        if kind_of.get(id(eqn)) in kinds and _ready(eqn, inside):
+    for eqn in eqns:  # jaxpr order is topological, so one pass is enough
+        if _ready(eqn, inside):
             run.append(eqn)
             inside |= set(eqn.outvars)
     return run
@@ -292,13 +280,16 @@ def _ready(eqn: JaxprEqn, known: set[Var]) -> bool:
 
 
 def _as_run(
-    eqns: list[JaxprEqn], owner: Owner, local: bool, closed: ClosedJaxpr, later: list[JaxprEqn]
+    eqns: list[JaxprEqn],
+    owner: Owner,
+    local: bool,
+    consts: dict[Var, Any],
+    later: list[Var | Literal],
 ) -> Run:
+    """`later`: what is read after it."""
     made = {v for e in eqns for v in e.outvars}
     used = dict.fromkeys(v for e in eqns for v in e.invars if isinstance(v, Var) and v not in made)
-    needed = {v for e in later for v in e.invars if isinstance(v, Var)}
-    needed |= {v for v in closed.jaxpr.outvars if isinstance(v, Var)}
-    consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    needed = {v for v in later if isinstance(v, Var)}
     inputs = tuple(v for v in used if v not in consts)
     constvars = [v for v in used if v in consts]
     outputs = tuple(v for e in eqns for v in e.outvars if v in needed)

@@ -128,12 +128,7 @@ class Traffic:
     received_messages: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.sent_bytes + other.sent_bytes,
-            self.received_bytes + other.received_bytes,
-            self.sent_messages + other.sent_messages,
-            self.received_messages + other.received_messages,
-        )
+        return Traffic(**{k: n + getattr(other, k) for k, n in vars(self).items()})
 
     def since(self, before: Traffic) -> Traffic:
         """What came on top of `before`."""

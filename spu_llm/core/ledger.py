@@ -26,8 +26,8 @@ from spu_llm.core.values import (
     as_words,
     decode,
     from_bytes,
+    joined_words,
     low_bits,
-    sign_extended,
     to_bytes,
 )
 
@@ -73,11 +73,7 @@ class Ledger:
         if words is None or (to is not Owner.PUBLIC and rank != to.rank):
             # This party does not learn it, or only hands on what it knows.
             return Private(to.rank, value.shape, value.dtype, None)
-        if isinstance(value, Private) and value.value is not None:
-            plain = value.value
-        else:
-            frac_bits = 0 if isinstance(value, Private) else value.frac_bits
-            plain = _plaintext(words, value.dtype, frac_bits)
+        plain = _plaintext(value, words)
         if to is Owner.PUBLIC:
             return Public(plain)
         return Private(to.rank, value.shape, value.dtype, plain)
@@ -138,11 +134,7 @@ def _exchange(channel: Channel, rank: int, value: Value, learners: list[int]) ->
     if rank not in learners:
         return None
     peer = _unpack(channel.recv(), value.shape, element_bits(value))
-    if isinstance(value, Arith):
-        return sign_extended(value.words + peer, value.bits)
-    if isinstance(value, Bool):
-        return low_bits(value.words ^ peer, value.bits)
-    return peer
+    return joined_words(value, peer) if isinstance(value, Arith | Bool) else peer
 
 
 def opening_bytes(count: int, bits: int) -> int:
@@ -170,7 +162,12 @@ def _unpack(data: bytes, shape: tuple[int, ...], bits: int) -> np.ndarray:
     return low_bits(from_bytes(raw, bits), bits).reshape(shape)
 
 
-def _plaintext(words: np.ndarray, dtype: np.dtype, frac_bits: int) -> np.ndarray:
-    if frac_bits == 0 and np.issubdtype(dtype, np.floating):
-        return words.view(np.float64).astype(dtype)  # a private float travels as float64
-    return decode(words, dtype, frac_bits)
+def _plaintext(value: Arith | Bool | Private, words: np.ndarray) -> np.ndarray:
+    """The value whose opened words these are."""
+    if isinstance(value, Arith | Bool):
+        return decode(words, value.dtype, value.frac_bits)
+    if value.value is not None:
+        return value.value
+    if np.issubdtype(value.dtype, np.floating):
+        return words.view(np.float64).astype(value.dtype)  # it travels as float64
+    return decode(words, value.dtype, 0)

@@ -36,12 +36,7 @@ class Cost:
 
     def __add__(self, other: Cost) -> Cost:
         """Price of one after the other."""
-        return Cost(
-            self.messages + other.messages,
-            self.rounds + other.rounds,
-            self.client_to_provider + other.client_to_provider,
-            self.provider_to_client + other.provider_to_client,
-        )
+        return Cost(**{k: n + getattr(other, k) for k, n in vars(self).items()})
 
 
 @dataclass(frozen=True)

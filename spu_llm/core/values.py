@@ -127,6 +127,13 @@ Shared = Arith | Bool
 Value = Public | Private | Arith | Bool
 
 
+def joined_words(share: Shared, peers: np.ndarray) -> np.ndarray:
+    """The words of a value: this party's share and the peer's words together."""
+    if isinstance(share, Arith):
+        return sign_extended(share.words + peers, share.bits)
+    return low_bits(share.words ^ peers, share.bits)
+
+
 def owner_of(value: Value) -> Owner:
     """Who can read a value, by its form."""
     if isinstance(value, Public):

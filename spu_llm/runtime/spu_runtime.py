@@ -6,6 +6,7 @@ out as this party's values with what it cost, read from SPU's own profile.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -61,7 +62,6 @@ class SpuLog:
         r"Link details: total send bytes (\d+), recv bytes (\d+), "
         r"send actions (\d+), recv actions (\d+)\n"
     )
-    _current: SpuLog | None = None
 
     def __init__(self) -> None:
         handle, name = tempfile.mkstemp(prefix="spu-llm-", suffix=".log")
@@ -73,12 +73,6 @@ class SpuLog:
         libspu.logging.setup_logging(options)
         self._file = self.path.open("r", errors="replace")
         self.path.unlink()  # the open handles keep it; nothing stays behind
-
-    @classmethod
-    def of_process(cls) -> SpuLog:
-        if cls._current is None:
-            cls._current = SpuLog()
-        return cls._current
 
     def read_traffic(self, timeout_s: float = 2.0) -> Traffic:
         """Traffic of the segment that just ended (the one new `Link details` line)."""
@@ -92,6 +86,11 @@ class SpuLog:
             if time.monotonic() > deadline:
                 raise WorkerError("SPU's log has no traffic line for the last segment")
             time.sleep(0.001)
+
+
+@functools.cache
+def _log_of_process() -> SpuLog:
+    return SpuLog()
 
 
 _DTYPES = {
@@ -256,7 +255,7 @@ class SpuRuntime:
 
     def __init__(self, link: Any, config: SpuConfig, *, profile: bool = True) -> None:
         self.rank = link.rank
-        self._log = SpuLog.of_process() if profile else None
+        self._log = _log_of_process() if profile else None
         self._runtime = spu.Runtime(link, runtime_config(config, profile=profile))
         self._codec = ShareCodec(link.rank, config)
         self._resident: dict[str, Any] = {}  # by an input's name: which value SPU has there

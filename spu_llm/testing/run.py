@@ -30,8 +30,8 @@ from spu_llm.core.values import (
     Value,
     as_words,
     decode,
+    joined_words,
     low_bits,
-    sign_extended,
 )
 
 FRAC_BITS = 18
@@ -327,9 +327,9 @@ def reconstruct_words(values: Sequence[Value]) -> np.ndarray:
     """Ring words of both parties' values together."""
     a, b = values
     if isinstance(a, Arith) and isinstance(b, Arith):
-        return sign_extended(a.words + b.words, a.bits)
+        return joined_words(a, b.words)
     if isinstance(a, Bool) and isinstance(b, Bool):
-        return as_words(decode(low_bits(a.words ^ b.words, a.bits), a.dtype, 0))
+        return as_words(decode(joined_words(a, b.words), a.dtype, 0))
     held = [v.value for v in (a, b) if isinstance(v, Public | Private) and v.value is not None]
     for other in held[1:]:
         np.testing.assert_array_equal(held[0], other)

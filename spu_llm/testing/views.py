@@ -20,15 +20,7 @@ from scipy.special import bdtr, chdtrc, ndtr  # the tails of scipy.stats, withou
 from spu_llm.core.op import ProtocolOp, View
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import (
-    Arith,
-    Bool,
-    Owner,
-    Private,
-    Value,
-    as_words,
-    low_bits,
-)
+from spu_llm.core.values import Arith, Bool, Owner, Private, Value, as_words, low_bits
 from spu_llm.testing.hiding import insert
 from spu_llm.testing.run import Case, Outcome, common_stream, run_op
 
