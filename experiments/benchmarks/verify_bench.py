@@ -186,6 +186,9 @@ class Ordered:
         self.order.append(False)
         return data
 
+    def close(self) -> None:
+        self.inner.close()
+
 
 def delays(orders: Sequence[Sequence[bool]]) -> int:
     """The longest chain of messages each of which waits for the one before.

@@ -46,10 +46,11 @@ class PlainSession:
     """What a program without SPU runs with; `close` it in the end."""
 
     def __init__(self, rank: int, stream: ByteStream) -> None:
-        self.rank, self._stream = rank, stream
+        self.rank = rank
         wire = StreamChannel(stream)
         self.channel = CountingChannel(SealedChannel(wire, agree_on_key(wire), rank))
         self.ledger = Ledger()
+        self._stream = stream
 
     @staticmethod
     def meet(rank: int, addresses: Sequence[str], timeout_ms: int) -> PlainSession:

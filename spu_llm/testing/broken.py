@@ -109,10 +109,7 @@ def tampering(rank: int, how: str) -> Callable[[int, Channel], Channel]:
     """
 
     def wrap(at: int, channel: Channel) -> Channel:
-        wire = _Tampered(channel, how) if at == rank else channel
-        sealed = SealedChannel(wire, b"a session's key", at)
-        sealed.send(b"before")
-        return _AfterTheFirst(sealed)
+        return _AfterTheFirst(_Tampered(channel, how) if at == rank else channel, at)
 
     return wrap
 
@@ -140,16 +137,16 @@ class _Tampered:
         return self._inner.recv()
 
 
-class _AfterTheFirst:
-    def __init__(self, inner: Channel) -> None:
-        self._inner = inner
-        self._waiting = True
+class _AfterTheFirst(SealedChannel):
+    """A message in each direction comes before those that it is asked for."""
 
-    def send(self, data: bytes) -> None:
-        self._inner.send(data)
+    def __init__(self, inner: Channel, rank: int) -> None:
+        super().__init__(inner, b"a session's key", rank)
+        self._waiting = True
+        self.send(b"before")
 
     def recv(self) -> bytes:
         if self._waiting:
             self._waiting = False
-            assert self._inner.recv() == b"before"
-        return self._inner.recv()
+            assert super().recv() == b"before"
+        return super().recv()
