@@ -46,6 +46,10 @@ class Part:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    def is_held_by(self, rank: int) -> bool:
+        """Whether the party has words of its own of it."""
+        return self.holder in (Owner.JOINT, Owner.of_rank(rank))
+
 
 def _same(*masks: Any) -> Sequence[Any]:
     return masks
@@ -89,11 +93,8 @@ class Correlation:
         drawn = []
         for part in self.masks:
             shape = (units, *part.shape)
-            if part.holder is Owner.JOINT or part.holder.rank == rank:
-                words = prg.words(shape)
-                drawn.append(words & np.uint64(1) if part.form is Form.BIT else words)
-            else:
-                drawn.append(np.zeros(shape, np.uint64))
+            words = prg.words(shape) if part.is_held_by(rank) else np.zeros(shape, np.uint64)
+            drawn.append(words & np.uint64(1) if part.form is Form.BIT else words)
         return drawn
 
     def split(self, stored: np.ndarray) -> list[np.ndarray]:

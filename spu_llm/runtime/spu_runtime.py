@@ -109,7 +109,6 @@ class ShareCodec:
     def __init__(self, rank: int, config: SpuConfig) -> None:
         self._rank, self._config = rank, config
         self._io = spu.Io(2, runtime_config(config, profile=False))
-        self._prefix = config.protocol.lower()
 
     def to_spu(self, value: Value) -> libspu.Share:
         if isinstance(value, Public):
@@ -123,8 +122,9 @@ class ShareCodec:
             return self._io.make_shares(_contiguous(plain), visibility, value.owner)[self._rank]
         if isinstance(value, Arith) and value.bits != 64:
             raise ValueError(f"a segment takes shares of 64 bits, found {value.bits}; widen them")
-        form = "AShr<{f}>" if isinstance(value, Arith) else f"BShr<{{f}},{value.bits}>"
-        return _pack(value, f"{self._prefix}.{form.format(f=self._config.field)}")
+        ring = self._config.field
+        form = f"AShr<{ring}>" if isinstance(value, Arith) else f"BShr<{ring},{value.bits}>"
+        return _pack(value, f"{self._config.protocol.lower()}.{form}")
 
     def from_spu(self, share: libspu.Share, dtype: np.dtype) -> Value:
         meta = libspu.ValueMeta()

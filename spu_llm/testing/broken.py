@@ -11,7 +11,6 @@ from spu_llm.core.channel import Channel, SealedChannel
 from spu_llm.core.correlation import Correlation, Form, Material
 from spu_llm.core.integers import Factor
 from spu_llm.core.party import Party
-from spu_llm.core.values import Owner
 from spu_llm.testing.run import leaked_words
 
 
@@ -29,9 +28,7 @@ class BrokenParty(Party):
     ) -> Material:
         material = super().take(correlation, units, fixed)
         masks = [
-            self.spoil(words, part.form)
-            if words.size and (part.holder is Owner.JOINT or part.holder.rank == self.rank)
-            else words
+            self.spoil(words, part.form) if words.size and part.is_held_by(self.rank) else words
             for part, words in zip(correlation.masks, material.masks, strict=True)
         ]
         return Material(masks, material.results)

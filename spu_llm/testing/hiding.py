@@ -28,7 +28,7 @@ from spu_llm.core.integers import Factor
 from spu_llm.core.op import ProtocolOp
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import Arith, Bool, Owner, Value
+from spu_llm.core.values import Arith, Bool, Value
 from spu_llm.testing.run import FRAC_BITS, Case, Taken, common_stream, run_op
 
 _PADDING_RUNS = 24
@@ -140,7 +140,7 @@ class Replay:
         return [
             _Fresh(_source(words), 1 if part.form is Form.BIT else 64)
             for part, words in zip(draw.correlation.masks, draw.own, strict=True)
-            if words.size and (part.holder is Owner.JOINT or part.holder.rank == self._rank)
+            if words.size and part.is_held_by(self._rank)
             and words.flags.writeable | (words.base is not None)
         ]  # fmt: skip
 
