@@ -150,9 +150,9 @@ def test_other_weights_under_a_name_are_noticed(parties: Simulation) -> None:
     np.testing.assert_array_equal(other.entries, np.round((W + 1) / 2 * 2.0**18))
 
 
-def test_a_dry_run_with_a_copy_looks_nothing_up_again(
-    parties: Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def runs_of_ops(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Has an entry for every op that a dry run has run."""
     runs: list[int] = []
     source = dry_run._Source
 
@@ -161,6 +161,12 @@ def test_a_dry_run_with_a_copy_looks_nothing_up_again(
         return source()
 
     monkeypatch.setattr(dry_run, "_Source", counted)
+    return runs
+
+
+def test_a_dry_run_with_a_copy_looks_nothing_up_again(
+    parties: Simulation, runs_of_ops: list[int]
+) -> None:
     function = SecureFunction(
         lambda x, w: linear(x, w, label="tests handles, dry"), (C, P), "dry"
     )
@@ -171,9 +177,28 @@ def test_a_dry_run_with_a_copy_looks_nothing_up_again(
     found = []
     for w in (W, W.copy(), W + 1, W.copy()):
         parties.run(lambda session, w=w: program(session, w))  # type: ignore[misc]
-        found.append(len(runs))
+        found.append(len(runs_of_ops))
     # The client finds all in its first run; the provider keeps one matrix for each name.
     assert found == [2, 2, 3, 4]
+
+
+def test_a_dry_run_keeps_so_many_results(
+    runs_of_ops: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a position that moves on, the last ones; what all steps have in common is found."""
+    monkeypatch.setattr(dry_run, "_KEPT", 4)
+
+    def work(x: Any, at: Any) -> Any:
+        return reveal(jax.lax.dynamic_slice_in_dim(x, at, 2), to=C, label="y")
+
+    function = SecureFunction(work, (J, Owner.PUBLIC), "moving")
+    kept = dry_run.DryRun(CLIENT, 18)
+    for at in range(20):
+        args = jax.ShapeDtypeStruct((32,), np.float32), Public(np.asarray(at, np.int32))
+        demand, _ = kept.run(function.plan(*args)[0], args)
+        assert demand.cost.messages == 1
+        assert len(kept._found) <= 4
+    assert len(runs_of_ops) == 1
 
 
 def test_weights_inside_spu(parties: Simulation, counted: Counted) -> None:
