@@ -39,9 +39,13 @@ class Executor:
         self._party, self._channel, self._spu, self._meter = party, channel, spu, meter
         self._dry_run, self._make = dry_run, make
         self._merged = itertools.count()  # calls in merged rounds so far
+        self._ready = False  # whether all that a call takes is there
 
-    def run(self, name: str, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
-        """The plan's outputs; `name` is the secure function's, for the meter."""
+    def run(self, name: str, plan: Plan, inputs: Sequence[Value], ready: bool) -> list[Value]:
+        """The plan's outputs; `name` is the secure function's, for the meter. `ready`: what a dry
+        run with these inputs has found is made.
+        """
+        self._ready = ready
 
         def run(step: Run, values: list[Value]) -> list[Value]:
             return self._run(name, plan, step, values)
@@ -61,6 +65,8 @@ class Executor:
         joint = run.owner is Owner.JOINT
         if not run.local or (joint and has_numbers_in_bits(values)):
             results, traffic = self._spu.run(compile_segment(run, plan.owner_of), values)
+            # A dry run cannot know the form that SPU chooses, nor what is then taken.
+            self._ready = False
             kind, what = "segment", f"{len(run.jaxpr.jaxpr.eqns)} equations"
         else:
             results = run_local(self._party.rank, self._party.frac_bits, run, values)
@@ -91,7 +97,8 @@ class Executor:
             if len(chosen) == 1:
                 made = [self._one(name, *chosen[0])]
             else:
-                self._make([need for call in chosen for need in self._dry_run.takes(*call)])
+                if not self._ready:
+                    self._make([need for call in chosen for need in self._dry_run.takes(*call)])
                 made = self._together(name, chosen)
             results.update(zip(together, made, strict=True))
         return [results[i] for i in range(len(group))]

@@ -87,6 +87,7 @@ class PartySession:
             self.rank, self._channel, own, config.frac_bits, self.supply, common, self.ledger
         )
         self._agreed: set[str] = set()
+        self._ready: list[Any] = []  # plan and arguments of a call that was made ready
         self._dry_run = DryRun(self.rank, config.frac_bits)
         self._executor = Executor(
             self.party, self._channel, self._spu, self.meter, self._dry_run, self._make_all
@@ -128,7 +129,10 @@ class PartySession:
         leaves = jax.tree.leaves(args)
         for i, (value, owner) in enumerate(zip(leaves, plan.input_owners, strict=True)):
             check_owner(f"{function.name}, argument {i}", value, owner)
-        return jax.tree.unflatten(out_tree, self._executor.run(function.name, plan, leaves))
+        ready = list(map(id, self._ready)) == list(map(id, [plan, *leaves]))
+        self._ready = []
+        results = self._executor.run(function.name, plan, leaves, ready)
+        return jax.tree.unflatten(out_tree, results)
 
     def demand(self, function: SecureFunction, *args: Any) -> tuple[Demand, Any]:
         """What a call would take and cost, and stand-ins for its results; both parties find the
@@ -160,6 +164,7 @@ class PartySession:
         with self.meter.in_phase("offline"):
             demand, _ = self.demand(function, *args)
             self.make(demand)
+        self._ready = [function.plan(*args)[0], *jax.tree.leaves(args)]
         return demand
 
     def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:

@@ -21,6 +21,7 @@ from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, Private, Public,
 from spu_llm.runtime import spu_runtime
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation, reconstruct
+from spu_llm.testing import toy_reshare
 from tests.core.silent_pair import Two, correlation_of, fixed, matrix
 
 C, P, J = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT
@@ -199,6 +200,33 @@ def test_a_dry_run_keeps_so_many_results(
         assert demand.cost.messages == 1
         assert len(kept._found) <= 4
     assert len(runs_of_ops) == 1
+
+
+def test_what_a_call_takes_is_found_once(
+    parties: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `make_ready`, or else when ops run side by side; again for the next call."""
+    asked: list[int] = []
+    takes = dry_run.DryRun.takes
+
+    def counted(self: dry_run.DryRun, *call: Any) -> Any:
+        asked.append(1)
+        return takes(self, *call)
+
+    monkeypatch.setattr(dry_run.DryRun, "takes", counted)
+    function = SecureFunction(
+        lambda x, y: (toy_reshare(x, rounds=1), toy_reshare(y, rounds=2)), (J, J), "two ops"
+    )
+    args = [Arith(np.zeros(3, np.uint64), np.dtype(np.float32), 18) for _ in range(2)]
+
+    def program(session: PartySession, ready: bool) -> None:
+        if ready:
+            session.make_ready(function, *args)
+        session.call(function, *args)
+
+    for ready, found in ((False, 4), (True, 4), (False, 8)):
+        parties.run(lambda session, ready=ready: program(session, ready))  # type: ignore[misc]
+        assert len(asked) == found
 
 
 def test_weights_inside_spu(parties: Simulation, counted: Counted) -> None:
