@@ -186,11 +186,8 @@ class DryRun:
         made: list[_Known] = []
         for var, owner, x in zip(plan.inputs, plan.input_owners, fork(inputs), strict=True):
             value: Value
-            if isinstance(x, Stateful):
-                assert isinstance(x, Arith | Bool)
-                value = x
-            elif isinstance(x, Arith | Bool):
-                value = _blank(x)
+            if isinstance(x, Arith | Bool):
+                value = x if isinstance(x, Stateful) else _blank(x)
             elif _has_content(x) or (isinstance(x, Private) and x.owner != self._rank):
                 value = x
             else:
