@@ -31,7 +31,6 @@ from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.net.shaping import NetworkShape
 from spu_llm.offline.silent.products import matrix_of
 from spu_llm.runtime.dry_session import DrySession, Noted
-from spu_llm.runtime.executor import run_local
 from spu_llm.systems.decoding.generate import Completion, announce, announce_end
 from spu_llm.systems.decoding.preparation import dry_course
 from spu_llm.systems.decoding.request import Request
@@ -140,10 +139,7 @@ def _whole(
 def dry_parties() -> list[DrySession]:
     """Both parties' dry sessions, each on its own."""
     frac_bits = SpuConfig().frac_bits
-    return [
-        DrySession(DryRun(rank, frac_bits, functools.partial(run_local, rank, frac_bits)))
-        for rank in (CLIENT, PROVIDER)
-    ]
+    return [DrySession(DryRun(rank, frac_bits)) for rank in (CLIENT, PROVIDER)]
 
 
 def _of_calls(

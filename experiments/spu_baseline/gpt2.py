@@ -34,7 +34,7 @@ from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from spu_llm.compiler.plan import Plan, Run
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core._jax import flat_jaxpr
+from spu_llm.core._jax import digest_of, flat_jaxpr
 from spu_llm.core.errors import InputError
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, public
@@ -63,7 +63,7 @@ class WholeFunction(SecureFunction):
         inputs, outputs = tuple(closed.jaxpr.invars), tuple(closed.jaxpr.outvars)
         run = Run(Owner.JOINT, closed, inputs, outputs, local=False)
         owner_of = dict(zip(inputs, owners, strict=True)) | dict.fromkeys(outputs, Owner.JOINT)
-        digest = hashlib.sha256(f"{closed.jaxpr}|{owners}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{digest_of(closed)}|{owners}".encode()).hexdigest()
         return Plan(
             inputs, tuple(owners), outputs, (Owner.JOINT,) * len(outputs), (run,), owner_of, {},
             digest,

@@ -48,15 +48,22 @@ class Demand:
     calls: tuple[Call, ...] = ()
 
     @staticmethod
-    def of(taken: Iterable[Taken]) -> Demand:
-        return Demand(by_name(taken))
+    def of(taken: Iterable[Taken], calls: Iterable[Call] = ()) -> Demand:
+        """PoolError when one name is bound to two matrices."""
+        total: dict[str, Taken] = {}
+        for need in taken:
+            name = need.correlation.name
+            before = total.get(name, Taken(need.correlation, 0))
+            fixed = need.fixed if before.fixed is None else before.fixed
+            if need.fixed is not None and not equal(fixed, need.fixed):
+                raise PoolError(f"{name} is asked for with other weights than before")
+            total[name] = Taken(need.correlation, before.units + need.units, fixed)
+        return Demand(total, tuple(calls))
 
     def __add__(self, other: Demand) -> Demand:
         """Of one after the other."""
-        return Demand(
-            by_name([*self.material.values(), *other.material.values()]),
-            self.calls + other.calls,
-        )
+        needs = [*self.material.values(), *other.material.values()]
+        return Demand.of(needs, self.calls + other.calls)
 
     @property
     def unbound(self) -> Demand:
@@ -68,16 +75,3 @@ class Demand:
     def cost(self) -> Cost:
         """Online price of the ops, one after the other."""
         return sum((call.cost for call in self.calls), Cost())
-
-
-def by_name(taken: Iterable[Taken]) -> dict[str, Taken]:
-    """PoolError when one name is bound to two matrices."""
-    total: dict[str, Taken] = {}
-    for one in taken:
-        name = one.correlation.name
-        before = total.get(name, Taken(one.correlation, 0))
-        fixed = one.fixed if before.fixed is None else before.fixed
-        if one.fixed is not None and not equal(fixed, one.fixed):
-            raise PoolError(f"{name} is asked for with other weights than before")
-        total[name] = Taken(one.correlation, before.units + one.units, fixed)
-    return total

@@ -11,21 +11,23 @@ are looked at only where material is bound to them. Both parties find the same.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import numpy as np
 
-from spu_llm.compiler.demand import Call, Demand, Taken, by_name
+from spu_llm.compiler.demand import Call, Demand, Taken
 from spu_llm.compiler.linear import has_numbers_in_bits
 from spu_llm.compiler.plan import OpCall, Plan, Run
-from spu_llm.compiler.walker import walk_plan
+from spu_llm.compiler.walker import run_local, walk_plan
 from spu_llm.core._jax import shape_of
 from spu_llm.core.correlation import Correlation, Material
 from spu_llm.core.integers import Factor
-from spu_llm.core.ledger import Ledger, element_bits, opening_bytes
+from spu_llm.core.ledger import element_bits, opening_bytes
 from spu_llm.core.op import Cost
 from spu_llm.core.party import Party
 from spu_llm.core.prg import KEY_BYTES, Prg
@@ -77,11 +79,7 @@ class _Silence:
         self.heard.append((False, self.expected))
         return bytes(self.expected)
 
-    def close(self) -> None:
-        """Nothing to release."""
 
-
-@dataclass
 class _Alone(Party):
     """A party whose peer says nothing."""
 
@@ -105,6 +103,12 @@ class _Known:
     value: Value
     certain: bool
 
+    @property
+    def is_guess(self) -> bool:
+        """Whether it stands in for what the provider alone knows."""
+        value = self.value
+        return isinstance(value, Private) and value.owner == PROVIDER and not self.certain
+
 
 @dataclass(frozen=True)
 class _Result:
@@ -113,66 +117,67 @@ class _Result:
     """
 
     values: list[Value]
-    taken: list[Taken] = field(default_factory=list)
+    taken: tuple[Taken, ...] = ()
     cost: Cost = Cost()
     messages: tuple[tuple[bool, int], ...] = ()
     bound_to: tuple[str, ...] = ()
 
-    def holds_for(self, values: Sequence[Value]) -> bool:
-        return not self.bound_to or self.bound_to == _digests(values)
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(need.correlation.name for need in self.taken)
+
+
+# Results that are kept. One step of a model asks for some hundreds; those of public arguments, such
+# as a position, are others at every step.
+_KEPT = 4096
 
 
 class DryRun:
-    """Dry runs of one party's session. What it has found of a step is kept: forms and shapes
-    decide, and the weights that material is bound to.
-
-    run_local(run, values): a local run on this party's values, as in the session.
+    """Dry runs of one party's session. The results of steps that were asked for last are kept:
+    forms, shapes and public values decide, and the weights that material is bound to.
     """
 
-    def __init__(
-        self, rank: int, frac_bits: int, run_local: Callable[[Run, Sequence[Value]], list[Value]]
-    ) -> None:
-        self._rank, self._frac_bits, self._run_local = rank, frac_bits, run_local
-        self._found: dict[Hashable, _Result] = {}
+    def __init__(self, rank: int, frac_bits: int) -> None:
+        self._rank, self._frac_bits = rank, frac_bits
+        self._found: dict[Hashable, _Result] = {}  # in the order in which they were asked for
 
     def run(self, plan: Plan, inputs: Sequence[Any]) -> tuple[Demand, list[Value]]:
-        """Demand of one call, and stand-ins for its results: inputs of the next dry run.
+        """Needs of one call, and stand-ins for its results: inputs of the next dry run.
 
         inputs: values, or shapes with a dtype. They stay as they are.
         """
-        taken: list[Taken] = []
         made: list[Call] = []
 
         def run(step: Run, operands: list[_Known]) -> list[_Known]:
             certain = all(x.certain for x in operands)
-            result = self._work(step, [x.value for x in operands], certain)
-            return [_Known(v, certain and _is_plaintext(step)) for v in result.values]
+            results = self._work(step, [x.value for x in operands], certain)
+            return [_Known(v, certain and step.owner is not Owner.JOINT) for v in results]
 
         def op(call: OpCall, operands: list[_Known]) -> list[_Known]:
             values = [x.value for x in operands]
             result = self._op(call, operands)
-            taken.extend(result.taken)
             stateful = any(isinstance(v, Stateful) for v in values)
-            names = self.names(call, values) if stateful else _names(result.taken)
-            here = tuple(result.taken), names, result.messages
-            made.append(Call(call.op.name, call.scope, result.cost, *here))
+            names = self.names(call, values) if stateful else result.names
+            here = result.cost, result.taken, names, result.messages
+            made.append(Call(call.op.name, call.scope, *here))
             return [_Known(v, False) for v in result.values]
 
-        def ops(calls: list[OpCall], operands: list[list[_Known]]) -> list[list[_Known]]:
-            return [op(*call) for call in zip(calls, operands, strict=True)]
+        def ops(group: list[tuple[OpCall, list[_Known]]]) -> list[list[_Known]]:
+            return [op(*call) for call in group]
 
         stand_ins = self._stand_ins(plan, inputs)
         outputs = walk_plan(plan, stand_ins, lambda x: _Known(public(x), True), run, ops)
-        return Demand(by_name(taken), tuple(made)), [x.value for x in outputs]
+        taken = [need for call in made for need in call.taken]
+        return Demand.of(taken, made), [x.value for x in outputs]
 
     def names(self, call: OpCall, values: Sequence[Value]) -> frozenset[str]:
         """The correlations of one call, by name: for a value with state, those that it takes units
         of at some time, so that no other call with it runs beside this one.
         """
         plain = [v.plain() if isinstance(v, Stateful) else v for v in values]
-        return _names(self._op(call, [_Known(v, True) for v in plain]).taken)
+        return self._op(call, [_Known(v, True) for v in plain]).names
 
-    def takes(self, call: OpCall, values: Sequence[Value]) -> list[Taken]:
+    def takes(self, call: OpCall, values: Sequence[Value]) -> tuple[Taken, ...]:
         """What one call with these values takes, as their state is now."""
         return self._op(call, [_Known(v, True) for v in fork(values)]).taken
 
@@ -181,25 +186,21 @@ class DryRun:
         made: list[_Known] = []
         for var, owner, x in zip(plan.inputs, plan.input_owners, fork(inputs), strict=True):
             value: Value
-            if isinstance(x, Stateful):
-                assert isinstance(x, Arith | Bool)
-                value = x
-            elif isinstance(x, Arith | Bool):
-                value = _blank(x)
+            if isinstance(x, Arith | Bool):
+                value = x if isinstance(x, Stateful) else _blank(x)
             elif _has_content(x) or (isinstance(x, Private) and x.owner != self._rank):
                 value = x
             else:
-                value = self._zeros(owner, shape_of(var).shape, shape_of(var).dtype)
+                value = self._zeros(owner, shape_of(var))
             made.append(_Known(value, _has_content(x)))
         return made
 
-    def _zeros(self, owner: Owner, shape: tuple[int, ...], dtype: Any) -> Value:
-        dtype = np.dtype(dtype)
+    def _zeros(self, owner: Owner, like: jax.ShapeDtypeStruct) -> Value:
+        shape, dtype = like.shape, np.dtype(like.dtype)
         if owner is Owner.JOINT:
-            words = np.zeros(shape, np.uint64)
             if dtype == np.bool_:
-                return Bool(words, dtype, 0, 1)
-            return Arith(words, dtype, frac_bits_of(dtype, self._frac_bits))
+                return Bool(_zero_words(shape), dtype, 0, 1)
+            return Arith(_zero_words(shape), dtype, frac_bits_of(dtype, self._frac_bits))
         if owner is Owner.PUBLIC:
             return Public(np.zeros(shape, dtype))
         holds = owner.rank == self._rank
@@ -207,60 +208,60 @@ class DryRun:
 
     def _op(self, call: OpCall, operands: Sequence[_Known]) -> _Result:
         values = [x.value for x in operands]
-        key = _key(call.op, call.static, operands)
-        found = self._found.get(key)
-        if found is not None and found.holds_for(values):
+        guesses = tuple(x.is_guess for x in operands)
+        key = _key(values, call.op, tuple(sorted(call.static.items())), guesses)
+        if (found := self._look_up(key, values)) is not None:
             return found
         cost = call.op.cost(*values, **call.static)
         source, channel = _Source(), _Silence()
         party = _Alone(
             self._rank, channel, Prg(bytes(KEY_BYTES)), self._frac_bits, source,
-            Prg(bytes(KEY_BYTES)), Ledger(),
+            Prg(bytes(KEY_BYTES)),
         )  # fmt: skip
         results = call.op.run(party, [_without_guess(x) for x in operands], call.static)
         taken = source.taken
-        if any(map(_is_guess, operands)):
+        if any(guesses):
             # Material is never made for an array that only stands in for the provider's.
-            taken = [Taken(one.correlation, one.units) for one in taken]
-        bound = any(one.fixed is not None for one in taken)
+            taken = [Taken(need.correlation, need.units) for need in taken]
+        bound = any(need.fixed is not None for need in taken)
         bound_to = _digests(values) if bound else ()
-        return self._keep(key, _Result(results, taken, cost, tuple(channel.heard), bound_to))
+        result = _Result(results, tuple(taken), cost, tuple(channel.heard), bound_to)
+        return self._keep(key, result)
 
-    def _work(self, run: Run, values: list[Value], certain: bool) -> _Result:
+    def _work(self, run: Run, values: list[Value], certain: bool) -> list[Value]:
         """Plaintext work of one party, of both, or work on shares: no op."""
-        plain = _is_plaintext(run)
+        plain = run.owner is not Owner.JOINT
         if plain and (run.owner is Owner.PUBLIC or (certain and run.owner.rank == self._rank)):
-            return _Result(self._run_local(run, values))
-        key = _key((run.digest, run.owner, run.local), {}, [_Known(v, False) for v in values])
-        if (found := self._found.get(key)) is not None:
-            return found
-        if run.local and not plain and not has_numbers_in_bits(values):
-            results = self._run_local(run, values)
-        else:
+            return run_local(self._rank, self._frac_bits, run, values)
+        if plain or not run.local or has_numbers_in_bits(values):
             # SPU's results are shares; numbers come as additive ones.
-            shapes = map(shape_of, run.outputs)
-            results = [self._zeros(run.owner, s.shape, s.dtype) for s in shapes]
-        return self._keep(key, _Result(results))
+            return [self._zeros(run.owner, shape_of(v)) for v in run.outputs]
+        key = _key(values, run.digest)
+        if (found := self._look_up(key, values)) is not None:
+            return found.values
+        results = run_local(self._rank, self._frac_bits, run, values)
+        return self._keep(key, _Result(results)).values
+
+    def _look_up(self, key: Hashable, values: Sequence[Value]) -> _Result | None:
+        found = self._found.pop(key, None)
+        if found is None or (found.bound_to and found.bound_to != _digests(values)):
+            return None
+        self._found[key] = found
+        return found
 
     def _keep(self, key: Hashable, result: _Result) -> _Result:
         if key is None or any(isinstance(v, Stateful) for v in result.values):
             return result
         blank = [_blank(v) if isinstance(v, Arith | Bool) else v for v in result.values]
         self._found[key] = replace(result, values=blank)
+        if len(self._found) > _KEPT:
+            del self._found[next(iter(self._found))]
         return self._found[key]
 
 
 def _digests(values: Sequence[Value]) -> tuple[str, ...]:
     """Of what the provider alone knows, at the provider."""
     return tuple(v.digest for v in values if isinstance(v, Private) and _has_content(v))
-
-
-def _names(taken: Iterable[Taken]) -> frozenset[str]:
-    return frozenset(one.correlation.name for one in taken)
-
-
-def _is_plaintext(run: Run) -> bool:
-    return run.owner is not Owner.JOINT
 
 
 def _has_content(x: Any) -> bool:
@@ -270,40 +271,36 @@ def _has_content(x: Any) -> bool:
     return isinstance(x, Public)
 
 
-def _is_guess(x: _Known) -> bool:
-    """Whether a value stands in for what the provider alone knows."""
-    return isinstance(x.value, Private) and x.value.owner == PROVIDER and not x.certain
-
-
 def _without_guess(x: _Known) -> Value:
     """The value; zeros for what only stands in: what is kept must not depend on it."""
-    if _is_guess(x) and isinstance(x.value, Private) and x.value.value is not None:
+    if x.is_guess and isinstance(x.value, Private) and x.value.value is not None:
         return replace(x.value, value=np.zeros(x.value.shape, x.value.dtype))
     return x.value
 
 
 def _blank(share: Arith | Bool) -> Arith | Bool:
-    return replace(share, words=np.zeros(share.shape, np.uint64))
+    return replace(share, words=_zero_words(share.shape))
 
 
-def _key(what: Hashable, static: dict[str, Any], operands: Sequence[_Known]) -> Hashable:
+@functools.cache
+def _zero_words(shape: tuple[int, ...]) -> np.ndarray:
+    """Zeros for all stand-ins of a shape: these are many."""
+    words = np.zeros(shape, np.uint64)
+    words.setflags(write=False)
+    return words
+
+
+def _key(values: Sequence[Value], *step: Hashable) -> Hashable:
     """What a step's result depends on beside secrets; None when it may be more than forms."""
-    forms: list[Hashable] = []
-    for operand in operands:
-        value, certain = operand.value, operand.certain
-        form: tuple[Any, ...] = (type(value), value.shape, value.dtype.str, certain)
-        if isinstance(value, Stateful):
-            return None
-        if isinstance(value, Public):
-            form += (value.digest,)
-        elif isinstance(value, Private):
-            form += (value.owner,)
-        else:
-            form += (value.frac_bits, value.bits)
-        forms.append(form)
-    key = (what, tuple(sorted(static.items())), tuple(forms))
-    try:
-        hash(key)
-    except TypeError:  # a parameter that cannot be a key
+    if any(isinstance(v, Stateful) for v in values):
         return None
-    return key
+    return (*step, *map(_form, values))
+
+
+def _form(value: Value) -> Hashable:
+    form = type(value), value.shape, value.dtype.str
+    if isinstance(value, Public):
+        return *form, value.digest
+    if isinstance(value, Private):
+        return *form, value.owner
+    return *form, value.frac_bits, value.bits

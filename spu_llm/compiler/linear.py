@@ -99,7 +99,7 @@ _SUMS: Mapping[str, Callable[..., Any]] = {
 
 
 def is_local(
-    eqn: JaxprEqn, is_public: Callable[[Any], bool], consts: Mapping[Var, np.ndarray]
+    eqn: JaxprEqn, is_public: Callable[[Any], bool], consts: Mapping[Var, Any]
 ) -> bool:
     """Whether shares can go through `eqn` on their own. `is_public` tells of its operands; `consts`
     holds those that the program contains.
@@ -124,7 +124,7 @@ def is_local(
     return False
 
 
-def _is_whole(atom: Any, consts: Mapping[Var, np.ndarray]) -> bool:
+def _is_whole(atom: Any, consts: Mapping[Var, Any]) -> bool:
     value = atom.val if isinstance(atom, Literal) else consts.get(atom)
     if value is None:
         return False
@@ -174,8 +174,11 @@ def _apply(eqn: JaxprEqn, operands: list[Value], rank: int, frac_bits: int) -> l
 
     bits = min((v.bits for v in shares if isinstance(v, Arith)), default=64)
     if name == "mul":
-        made = [_times_whole(operands, rank, frac_bits)]
-        bits = min(64, bits + _factors_of_two(operands))
+        (factor,) = [v for v in operands if isinstance(v, Public)]
+        (share,) = [v for v in operands if not isinstance(v, Public)]
+        whole = as_words(np.asarray(factor.value).astype(np.int64))
+        made = [arith_words(share, rank, frac_bits) * whole]
+        bits = min(64, bits + _factors_of_two(whole))
     elif name == "convert_element_type":
         (x,) = operands
         shift = frac_bits_of(dtypes[0], frac_bits) - frac_bits_of(x.dtype, frac_bits)
@@ -194,21 +197,11 @@ def _plain(value: Value) -> np.ndarray:
     return value.value
 
 
-def _times_whole(operands: Sequence[Value], rank: int, frac_bits: int) -> np.ndarray:
-    (factor,) = [v for v in operands if isinstance(v, Public)]
-    (share,) = [v for v in operands if not isinstance(v, Public)]
-    whole = np.asarray(factor.value, np.float64 if factor.dtype.kind == "f" else None)
-    return arith_words(share, rank, frac_bits) * as_words(whole.astype(np.int64))
-
-
-def _factors_of_two(operands: Sequence[Value]) -> int:
+def _factors_of_two(factors: np.ndarray) -> int:
     """How many low bits are zero in every public factor: a narrow share's product has that many
     bits more.
     """
-    (factor,) = [v for v in operands if isinstance(v, Public)]
-    whole = np.unique(as_words(np.asarray(factor.value).astype(np.int64)))
-    nonzero = whole[whole != 0]
-    low = int(np.bitwise_or.reduce(nonzero)) if nonzero.size else 1
+    low = int(np.bitwise_or.reduce(factors, axis=None)) or 1
     return (low & -low).bit_length() - 1
 
 

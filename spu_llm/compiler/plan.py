@@ -20,6 +20,7 @@ import numpy as np
 from spu_llm.compiler.linear import is_local
 from spu_llm.core._jax import (
     ClosedJaxpr,
+    Environment,
     Jaxpr,
     JaxprEqn,
     Literal,
@@ -113,14 +114,14 @@ def make_plan(
     """
     closed = _on_shares(flat_jaxpr(fn, shapes), owners)
     _refuse_nested_ops(closed.jaxpr)
-    owner_of = _assign_owners(closed, owners)
-    _refuse_unvetted(closed.jaxpr, owner_of)
-    steps = tuple(_cut(closed, owner_of, only_segments))
+    owned = _assign_owners(closed, owners)
+    _refuse_unvetted(closed.jaxpr, owned)
+    steps = tuple(_cut(closed, owned, only_segments))
     outputs = tuple(closed.jaxpr.outvars)
-    output_owners = tuple(_owner(v, owner_of) for v in outputs)
+    output_owners = tuple(owned.read(outputs))
     content = f"{digest_of(closed)}|{owners}|{output_owners}|{only_segments}"
     return Plan(
-        tuple(closed.jaxpr.invars), tuple(owners), outputs, output_owners, steps, owner_of,
+        tuple(closed.jaxpr.invars), tuple(owners), outputs, output_owners, steps, owned.values,
         {v: np.asarray(c) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)},
         hashlib.sha256(content.encode()).hexdigest(),
     )  # fmt: skip
@@ -128,27 +129,22 @@ def make_plan(
 
 def _on_shares(closed: ClosedJaxpr, owners: Sequence[Owner]) -> ClosedJaxpr:
     """`closed` with every approximation in its form on shares, where it works on such."""
-    while True:
-        owner_of = _assign_owners(closed, owners)
+    owned = _assign_owners(closed, owners)
 
-        def form(eqn: JaxprEqn, owner_of: dict[Var, Owner] = owner_of) -> Any:
-            joint = join(_owner(v, owner_of) for v in eqn.invars) is Owner.JOINT
-            return form_on_shares(eqn) if joint else None
+    def form(eqn: JaxprEqn) -> Any:
+        return form_on_shares(eqn) if join(owned.read(eqn.invars)) is Owner.JOINT else None
 
-        spelt_out = expanded(closed, form)
-        if spelt_out is closed:
-            return closed
-        closed = spelt_out
+    spelt_out = expanded(closed, form)
+    return closed if spelt_out is closed else _on_shares(spelt_out, owners)
 
 
 def _refuse_nested_ops(jaxpr: Jaxpr) -> None:
-    def holds_op(inner: Jaxpr) -> bool:
-        return any(
-            op_of(e.primitive) is not None or any(map(holds_op, sub_jaxprs(e))) for e in inner.eqns
-        )
+    def holds_op(eqn: JaxprEqn) -> bool:
+        inside = [e for inner in sub_jaxprs(eqn) for e in inner.eqns]
+        return any(op_of(e.primitive) is not None or holds_op(e) for e in inside)
 
     for eqn in jaxpr.eqns:
-        if op_of(eqn.primitive) is None and any(map(holds_op, sub_jaxprs(eqn))):
+        if holds_op(eqn):
             raise NotImplementedError(f"protocol op inside `{eqn.primitive.name}`: unroll it")
 
 
@@ -169,9 +165,9 @@ _PUBLIC_FROM = {
 }  # fmt: skip
 
 
-def _refuse_unvetted(jaxpr: Jaxpr, owner_of: dict[Var, Owner]) -> None:
+def _refuse_unvetted(jaxpr: Jaxpr, owned: Environment[Owner]) -> None:
     for eqn in jaxpr.eqns:
-        owners = [_owner(v, owner_of) for v in eqn.invars]
+        owners = owned.read(eqn.invars)
         name = eqn.primitive.name
         if join(owners) is not Owner.JOINT or op_of(eqn.primitive) is not None:
             continue
@@ -187,10 +183,6 @@ def _refuse_unvetted(jaxpr: Jaxpr, owner_of: dict[Var, Owner]) -> None:
             )
 
 
-def _owner(atom: Var | Literal, owner_of: dict[Var, Owner]) -> Owner:
-    return Owner.PUBLIC if isinstance(atom, Literal) else owner_of[atom]
-
-
 def join(owners: Iterable[Owner]) -> Owner:
     """Owner of a value computed from values of `owners`."""
     secret = {o for o in owners if o is not Owner.PUBLIC}
@@ -199,14 +191,14 @@ def join(owners: Iterable[Owner]) -> Owner:
     return secret.pop() if len(secret) == 1 else Owner.JOINT
 
 
-def _assign_owners(closed: ClosedJaxpr, owners: Sequence[Owner]) -> dict[Var, Owner]:
+def _assign_owners(closed: ClosedJaxpr, owners: Sequence[Owner]) -> Environment[Owner]:
     """The owner of every variable."""
 
     def results(eqn: JaxprEqn, inputs: list[Owner]) -> Sequence[Owner]:
         op = op_of(eqn.primitive)
         return op.owners(*inputs, **eqn.params) if op else [join(inputs)] * len(eqn.outvars)
 
-    return walk(closed, owners, lambda _: Owner.PUBLIC, results).values
+    return walk(closed, owners, lambda _: Owner.PUBLIC, results)
 
 
 # Plaintext work first, then each party's own work on shares, so that a segment sees all that it can
@@ -221,98 +213,83 @@ _ORDER = (
 
 
 def _cut(
-    closed: ClosedJaxpr, owner_of: dict[Var, Owner], only_segments: bool
+    closed: ClosedJaxpr, owned: Environment[Owner], only_segments: bool
 ) -> Iterable[Step]:
     """Group equations into steps: at each point everything that is ready for one owner runs."""
     waiting = list(closed.jaxpr.eqns)
     known = {*closed.jaxpr.invars, *closed.jaxpr.constvars}
-    local = _local_ones(closed, owner_of, only_segments)
-    worker_of = {
-        id(e): join(_owner(v, owner_of) for v in e.invars)
-        for e in waiting
-        if op_of(e.primitive) is None
-    }
+    ops = {id(e): op for e in waiting if (op := op_of(e.primitive)) is not None}
+    consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    kind_of = _kinds(closed, owned, consts, only_segments)
     group = 0
     while waiting:
-        for owner, locally in _ORDER:
-            run, waiting_next = _take_run(
-                waiting, known, worker_of, owner, local if locally else None
-            )
-            if run:
+        for owner, local in _ORDER:
+            kinds = (owner, local), (owner, True)  # a segment takes local work, too
+            chosen = _run_of([e for e in waiting if kind_of.get(id(e)) in kinds], known)
+            if chosen:
                 break
-        if run:
-            waiting = waiting_next
-            known |= {v for e in run for v in e.outvars}
-            yield _as_run(run, owner, locally, closed, waiting)
         else:
             group += 1
-            ready = [e for e in waiting if _ready(e, known)]
-            ready = [e for e in ready if _is_non_interactive(e)] or ready
-            waiting = [e for e in waiting if all(e is not r for r in ready)]
-            for eqn in ready:
-                op = op_of(eqn.primitive)
-                assert op is not None
-                known |= set(eqn.outvars)
-                inputs, outputs = tuple(eqn.invars), tuple(eqn.outvars)
-                yield OpCall(op, dict(eqn.params), inputs, outputs, scope_of(eqn), group)
+            chosen = [e for e in waiting if _ready(e, known)]
+            chosen = [e for e in chosen if ops[id(e)].non_interactive] or chosen
+        taken = set(map(id, chosen))
+        waiting = [e for e in waiting if id(e) not in taken]
+        known |= {v for e in chosen for v in e.outvars}
+        if taken <= ops.keys():
+            for e in chosen:
+                inputs, outputs = tuple(e.invars), tuple(e.outvars)
+                yield OpCall(ops[id(e)], dict(e.params), inputs, outputs, scope_of(e), group)
+        else:
+            later = [*closed.jaxpr.outvars, *(v for e in waiting for v in e.invars)]
+            yield _as_run(chosen, owner, local, consts, later)
 
 
-def _local_ones(
-    closed: ClosedJaxpr, owner_of: dict[Var, Owner], only_segments: bool
-) -> set[int]:
-    """ids of the equations that need no message: plaintext ones, and linear ones on shares."""
-    consts = dict(zip(closed.jaxpr.constvars, map(np.asarray, closed.consts), strict=True))
+def _kinds(
+    closed: ClosedJaxpr, owned: Environment[Owner], consts: dict[Var, Any], only_segments: bool
+) -> dict[int, tuple[Owner, bool]]:
+    """Of equations other than ops, by id: who computes them, and whether they need no message, as
+    plaintext ones and linear ones on shares.
+    """
 
     def is_public(atom: Var | Literal) -> bool:
-        return _owner(atom, owner_of) is Owner.PUBLIC
+        return owned.read([atom]) == [Owner.PUBLIC]
 
-    return {
-        id(e)
-        for e in closed.jaxpr.eqns
-        if join(_owner(v, owner_of) for v in e.invars) is not Owner.JOINT
-        or (not only_segments and is_local(e, is_public, consts))
-    }
+    kinds = {}
+    for eqn in closed.jaxpr.eqns:
+        if op_of(eqn.primitive) is None:
+            worker = join(owned.read(eqn.invars))
+            local = worker is not Owner.JOINT or (
+                not only_segments and is_local(eqn, is_public, consts)
+            )
+            kinds[id(eqn)] = worker, local
+    return kinds
 
 
-def _is_non_interactive(eqn: JaxprEqn) -> bool:
-    op = op_of(eqn.primitive)
-    return op is not None and op.non_interactive
+def _run_of(eqns: list[JaxprEqn], known: set[Var]) -> list[JaxprEqn]:
+    """The equations of these that can run now, one after the other."""
+    run, inside = [], set(known)
+    for eqn in eqns:  # jaxpr order is topological, so one pass is enough
+        if _ready(eqn, inside):
+            run.append(eqn)
+            inside |= set(eqn.outvars)
+    return run
 
 
 def _ready(eqn: JaxprEqn, known: set[Var]) -> bool:
     return all(isinstance(v, Literal) or v in known for v in eqn.invars)
 
 
-def _take_run(
-    waiting: list[JaxprEqn],
-    known: set[Var],
-    worker_of: dict[int, Owner],
-    owner: Owner,
-    only: set[int] | None,
-) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations of `owner` that can run now, `only` those if given, and the others.
-    `worker_of`: whose work an equation is, by its id; ops are not in it.
-    """
-    inside = set(known)
-    run, rest = [], []
-    for eqn in waiting:  # jaxpr order is topological, so one pass is enough
-        chosen = worker_of.get(id(eqn)) is owner and (only is None or id(eqn) in only)
-        if chosen and _ready(eqn, inside):
-            run.append(eqn)
-            inside |= set(eqn.outvars)
-        else:
-            rest.append(eqn)
-    return run, rest
-
-
 def _as_run(
-    eqns: list[JaxprEqn], owner: Owner, local: bool, closed: ClosedJaxpr, later: list[JaxprEqn]
+    eqns: list[JaxprEqn],
+    owner: Owner,
+    local: bool,
+    consts: dict[Var, Any],
+    later: list[Var | Literal],
 ) -> Run:
+    """`later`: what is read after it."""
     made = {v for e in eqns for v in e.outvars}
     used = dict.fromkeys(v for e in eqns for v in e.invars if isinstance(v, Var) and v not in made)
-    needed = {v for e in later for v in e.invars if isinstance(v, Var)}
-    needed |= {v for v in closed.jaxpr.outvars if isinstance(v, Var)}
-    consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    needed = {v for v in later if isinstance(v, Var)}
     inputs = tuple(v for v in used if v not in consts)
     constvars = [v for v in used if v in consts]
     outputs = tuple(v for e in eqns for v in e.outvars if v in needed)

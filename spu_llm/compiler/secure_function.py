@@ -29,11 +29,14 @@ class SecureFunction:
         if key not in self._plans:
             counts = [len(jax.tree.leaves(a)) for a in args]
             owners = [o for o, n in zip(self.owners, counts, strict=True) for _ in range(n)]
-            out_tree = jax.tree.structure(jax.eval_shape(lambda xs: self._flat(tree, xs), shapes))
+
+            def result(*xs: Any) -> Any:
+                return self.fn(*jax.tree.unflatten(tree, xs))
 
             def flat(*xs: Any) -> list[Any]:
-                return jax.tree.leaves(self._flat(tree, xs))
+                return jax.tree.leaves(result(*xs))
 
+            out_tree = jax.tree.structure(jax.eval_shape(result, *shapes))
             self._plans[key] = self._make_plan(flat, shapes, owners), out_tree
         return self._plans[key]
 
@@ -41,6 +44,3 @@ class SecureFunction:
         self, flat: Callable[..., list[Any]], shapes: Sequence[Any], owners: Sequence[Owner]
     ) -> Plan:
         return make_plan(flat, shapes, owners)
-
-    def _flat(self, tree: Any, leaves: Sequence[Any]) -> Any:
-        return self.fn(*jax.tree.unflatten(tree, leaves))

@@ -1,16 +1,22 @@
 """The one walk over a plan: environment, literals, constants, parallel groups, results.
 
-What a step does is its caller's: the executor computes values, a dry run stand-ins for them.
+What a step does is its caller's: the executor computes values, a dry run stand-ins for them. Both
+run what needs no message the same way (`run_local`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from spu_llm.compiler.plan import OpCall, Plan, Run, Step
-from spu_llm.core._jax import Environment
+import jax
+import numpy as np
+
+from spu_llm.compiler.linear import evaluate
+from spu_llm.compiler.plan import OpCall, Plan, Run
+from spu_llm.core._jax import Environment, as_function, shape_of
+from spu_llm.core.values import Owner, Private, Public, Value
 
 T = TypeVar("T")
 
@@ -20,37 +26,51 @@ def walk_plan(
     inputs: Sequence[T],
     constant: Callable[[Any], T],
     run: Callable[[Run, list[T]], Sequence[T]],
-    ops: Callable[[list[OpCall], list[list[T]]], Sequence[Sequence[T]]],
+    ops: Callable[[list[tuple[OpCall, list[T]]]], Sequence[Sequence[T]]],
 ) -> list[T]:
     """The plan's outputs.
 
     constant(array): what a literal or a constant of the program stands for.
     run(step, operands): the results of a run.
-    ops(calls, operands of each): the results of each call of a parallel group.
+    ops([(call, operands), ...]): the results of each call of a parallel group.
     """
     env = Environment(constant)
     env.bind(tuple(plan.consts), [constant(x) for x in plan.consts.values()])
     env.bind(plan.inputs, inputs)
-    for group in _groups(plan.steps):
-        if isinstance(group, Run):
-            env.bind(group.outputs, run(group, env.read(group.inputs)))
-        else:
-            made = ops(group, [env.read(call.inputs) for call in group])
-            for call, results in zip(group, made, strict=True):
+    # Runs, which come one by one, or the calls of a parallel group.
+    for _, members in itertools.groupby(
+        plan.steps, lambda step: step.group if isinstance(step, OpCall) else None
+    ):
+        calls = []
+        for step in members:
+            if isinstance(step, Run):
+                env.bind(step.outputs, run(step, env.read(step.inputs)))
+            else:
+                calls.append(step)
+        if calls:
+            made = ops([(call, env.read(call.inputs)) for call in calls])
+            for call, results in zip(calls, made, strict=True):
                 env.bind(call.outputs, results)
     return env.read(plan.outputs)
 
 
-def _groups(steps: Sequence[Step]) -> Iterator[Run | list[OpCall]]:
-    """Runs one by one, and the calls of each parallel group."""
-    for _, members in itertools.groupby(
-        steps, lambda step: step.group if isinstance(step, OpCall) else None
-    ):
-        calls: list[OpCall] = []
-        for step in members:
-            if isinstance(step, Run):
-                yield step
-            else:
-                calls.append(step)
-        if calls:
-            yield calls
+def run_local(rank: int, frac_bits: int, run: Run, values: Sequence[Value]) -> list[Value]:
+    """A local run at the party of this rank."""
+    if run.owner is Owner.JOINT:
+        return evaluate(run.jaxpr, values, rank, frac_bits)
+    if run.owner is not Owner.PUBLIC and run.owner.rank != rank:
+        return [
+            Private(run.owner.rank, s.shape, np.dtype(s.dtype), None)
+            for s in map(shape_of, run.outputs)
+        ]
+    plain = [v.value for v in values if isinstance(v, Public | Private)]
+    assert len(plain) == len(values)
+    if run.digest not in _plaintext_functions:
+        _plaintext_functions[run.digest] = jax.jit(as_function(run.jaxpr))
+    results = [np.asarray(x) for x in _plaintext_functions[run.digest](*plain)]
+    if run.owner is Owner.PUBLIC:
+        return [Public(x) for x in results]
+    return [Private(rank, x.shape, x.dtype, x) for x in results]
+
+
+_plaintext_functions: dict[str, Any] = {}  # by the run's digest

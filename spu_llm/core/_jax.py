@@ -19,25 +19,6 @@ from jax._src import source_info_util
 from jax.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, ShapedArray, Var, jaxprs_in_params
 from jax.interpreters import ad, batching, mlir
 
-__all__ = [
-    "ClosedJaxpr",
-    "Environment",
-    "Jaxpr",
-    "JaxprEqn",
-    "Literal",
-    "Var",
-    "as_function",
-    "digest_of",
-    "expanded",
-    "flat_jaxpr",
-    "make_differentiable",
-    "make_primitive",
-    "scope_of",
-    "shape_of",
-    "sub_jaxprs",
-    "walk",
-]
-
 T = TypeVar("T")
 
 # Calls whose body is inlined; anything else that holds a jaxpr (scan, while, cond) stays whole.
@@ -218,4 +199,4 @@ def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
 
 def sub_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
     """The jaxprs inside an equation's parameters (bodies of scans, loops, branches)."""
-    return [j.jaxpr if isinstance(j, ClosedJaxpr) else j for j in jaxprs_in_params(eqn.params)]
+    return list(jaxprs_in_params(eqn.params))

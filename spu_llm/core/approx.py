@@ -15,8 +15,7 @@ import jax
 
 from spu_llm.core._jax import JaxprEqn, make_differentiable, make_primitive
 
-_ON_SHARES: dict[Any, Callable[..., Any]] = {}
-_NAMES: set[str] = set()
+_ON_SHARES: dict[Any, Callable[..., Any]] = {}  # by primitive
 
 
 def approximation(
@@ -27,9 +26,8 @@ def approximation(
 
     ValueError when the name is taken.
     """
-    if name in _NAMES:
+    if any(primitive.name == name for primitive in _ON_SHARES):
         raise ValueError(f"there is an approximation {name} already")
-    _NAMES.add(name)
     primitive = make_primitive(name, reference)
     make_differentiable(primitive, reference)
     _ON_SHARES[primitive] = on_shares

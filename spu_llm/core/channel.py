@@ -1,11 +1,10 @@
-"""Messages between the two parties, seen by hand-written protocols as three methods."""
+"""Messages between the two parties, seen by hand-written protocols as two methods."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import queue
-import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,11 +19,6 @@ class Channel(Protocol):
     def send(self, data: bytes) -> None: ...
 
     def recv(self) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
-LINGER_S = 0.2
 
 
 class LinkChannel:
@@ -43,14 +37,6 @@ class LinkChannel:
             return bytes(self._link.recv(self._peer))
         except RuntimeError as exc:
             raise PeerError("no message from the other party") from exc
-
-    def close(self) -> None:
-        """Give the last message time to leave this process, which may end now.
-
-        Messages are written in the background. To wait for an acknowledgement instead could meet a
-        peer whose process has ended, and SPU would end this one, too. SPU itself stops the link.
-        """
-        time.sleep(LINGER_S)
 
 
 class MemoryChannel:
@@ -73,9 +59,6 @@ class MemoryChannel:
             return self._inbox.get(timeout=30)
         except queue.Empty:
             raise PeerError("no message from the other party for 30 s") from None
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 SEAL_BYTES = 24  # per message: its number and its tag
@@ -113,9 +96,6 @@ class SealedChannel:
             )
         return data
 
-    def close(self) -> None:
-        self._inner.close()
-
     def _tag(self, direction: int, number: bytes, data: bytes) -> bytes:
         state = hashlib.blake2b(number, key=self._keys[direction], digest_size=16)
         state.update(data)
@@ -138,7 +118,7 @@ def agree_on_key(channel: Channel) -> bytes:
     return hashlib.sha256(b"".join([shared, *sorted((own, peer))])).digest()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Traffic:
     """Payload bytes and sends, as one party sees them."""
 
@@ -148,12 +128,7 @@ class Traffic:
     received_messages: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.sent_bytes + other.sent_bytes,
-            self.received_bytes + other.received_bytes,
-            self.sent_messages + other.sent_messages,
-            self.received_messages + other.received_messages,
-        )
+        return Traffic(**{k: n + getattr(other, k) for k, n in vars(self).items()})
 
     def since(self, before: Traffic) -> Traffic:
         """What came on top of `before`."""
@@ -178,28 +153,22 @@ class CountingChannel:
         self.traffic = Traffic()
 
     def send(self, data: bytes) -> None:
-        self.traffic.sent_bytes += len(data)
-        self.traffic.sent_messages += 1
+        self.traffic += Traffic(sent_bytes=len(data), sent_messages=1)
         self.inner.send(data)
 
     def recv(self) -> bytes:
         data = self.inner.recv()
-        self.traffic.received_bytes += len(data)
-        self.traffic.received_messages += 1
+        self.traffic += Traffic(received_bytes=len(data), received_messages=1)
         return data
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 _GOODBYE = b"end"
 
 
 def say_goodbye(channel: Channel) -> None:
-    """End a session with the peer, who has then got all that was sent, and close. WireError when it
-    is not at its end.
+    """End a session with the peer, who has then got all that was sent. WireError when it is not at
+    its end.
     """
     channel.send(_GOODBYE)
     if channel.recv() != _GOODBYE:
         raise WireError("the other party goes on where this one is at its end")
-    channel.close()

@@ -22,9 +22,7 @@ import numpy as np
 
 from spu_llm.core.integers import Factor
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT, PROVIDER, Owner, as_words
-
-WORD_BYTES = 8
+from spu_llm.core.values import CLIENT, Owner, as_words
 
 
 class Form(enum.Enum):
@@ -47,6 +45,10 @@ class Part:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    def is_held_by(self, rank: int) -> bool:
+        """Whether the party has words of its own of it."""
+        return self.holder in (Owner.JOINT, Owner.of_rank(rank))
 
 
 def _same(*masks: Any) -> Sequence[Any]:
@@ -91,11 +93,8 @@ class Correlation:
         drawn = []
         for part in self.masks:
             shape = (units, *part.shape)
-            if part.holder is Owner.JOINT or part.holder.rank == rank:
-                words = prg.words(shape)
-                drawn.append(words & np.uint64(1) if part.form is Form.BIT else words)
-            else:
-                drawn.append(np.zeros(shape, np.uint64))
+            words = prg.words(shape) if part.is_held_by(rank) else np.zeros(shape, np.uint64)
+            drawn.append(words & np.uint64(1) if part.form is Form.BIT else words)
         return drawn
 
     def split(self, stored: np.ndarray) -> list[np.ndarray]:
@@ -155,16 +154,25 @@ def deal(
     fixed: Factor | None = None,
 ) -> list[list[np.ndarray]]:
     """Both parties' results for their masks, by a dealer who sees everything: for tests only."""
+    units = len(shares[CLIENT][0])
+    client = [sharing.words((units, *part.shape)) for part in correlation.results]
+    return [client, others_results(correlation, shares, client, fixed)]
+
+
+def others_results(
+    correlation: Correlation,
+    shares: Sequence[Sequence[np.ndarray]],
+    results: Sequence[np.ndarray],
+    fixed: Factor | None = None,
+) -> list[np.ndarray]:
+    """A party's results for the shares of the masks and the peer's results: for tests only."""
     masks = [
         a ^ b if part.form in (Form.BOOL, Form.BIT) else a + b
         for part, a, b in zip(correlation.masks, *shares, strict=True)
     ]
-    both: list[list[np.ndarray]] = [[], []]
-    for part, plain in zip(
-        correlation.results, evaluate(correlation, masks, fixed), strict=True
-    ):
-        client = sharing.words(plain.shape)
-        both[CLIENT].append(client)
-        both[PROVIDER].append(plain ^ client if part.form is Form.BOOL else plain - client)
-    return both
+    plain = evaluate(correlation, masks, fixed)
+    return [
+        x ^ y if part.form is Form.BOOL else x - y
+        for part, x, y in zip(correlation.results, plain, results, strict=True)
+    ]
 

@@ -31,11 +31,14 @@ _MAX_BITS = 25  # of a weight: leaves 64 terms to one sum
 @dataclass(frozen=True, eq=False)
 class Factor:
     """An encoded matrix [k, m]: doubles that are whole numbers below 2^bits in size, or ring words
-    (uint64, `bits` 64) when some are larger than doubles can multiply.
+    (uint64, `bits` 64) when some are larger than doubles can multiply. Nobody writes into it.
     """
 
     entries: np.ndarray = field(repr=False)  # the provider's weights
     bits: int
+
+    def __post_init__(self) -> None:
+        self.entries.setflags(write=False)
 
     @functools.cached_property
     def digest(self) -> str:

@@ -6,6 +6,7 @@ the framework that turns a secret into something a party can read.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,8 +26,8 @@ from spu_llm.core.values import (
     as_words,
     decode,
     from_bytes,
+    joined_words,
     low_bits,
-    sign_extended,
     to_bytes,
 )
 
@@ -65,25 +66,14 @@ class Ledger:
         """
         if to is Owner.JOINT:
             raise ValueError("a value is opened to the client, the provider, or both")
-        learners = [CLIENT, PROVIDER] if to is Owner.PUBLIC else [to.rank]
         if isinstance(value, Public):
             raise LeakError(f"'{label}' is public before it was opened; its program leaks it")
-        if isinstance(value, Private):
-            learners = [r for r in learners if r != value.owner]
-        bits = element_bits(value)
-        for learner in learners:
-            self.openings.append(
-                Opening(ROLES[learner], label, int(np.prod(value.shape, dtype=int)), bits)
-            )
-        words = _exchange(channel, rank, value, learners)
+        self.openings += openings(value, to, label)
+        words = _exchange(channel, rank, value, learners(value, to))
         if words is None or (to is not Owner.PUBLIC and rank != to.rank):
             # This party does not learn it, or only hands on what it knows.
             return Private(to.rank, value.shape, value.dtype, None)
-        if isinstance(value, Private) and value.value is not None:
-            plain = value.value
-        else:
-            frac_bits = 0 if isinstance(value, Private) else value.frac_bits
-            plain = _plaintext(words, value.dtype, frac_bits)
+        plain = _plaintext(value, words)
         if to is Owner.PUBLIC:
             return Public(plain)
         return Private(to.rank, value.shape, value.dtype, plain)
@@ -101,7 +91,21 @@ class Ledger:
         return report
 
 
+def learners(value: Value, to: Owner) -> list[int]:
+    """Ranks that `value` is new to when it is opened to `to`."""
+    knows = value.owner if isinstance(value, Private) else None
+    ranks = [CLIENT, PROVIDER] if to is Owner.PUBLIC else [to.rank]
+    return [rank for rank in ranks if rank != knows]
+
+
+def openings(value: Value, to: Owner, label: str) -> list[Opening]:
+    """What opening `value` to `to` enters."""
+    count, bits = math.prod(value.shape), element_bits(value)
+    return [Opening(ROLES[rank], label, count, bits) for rank in learners(value, to)]
+
+
 def element_bits(value: Value) -> int:
+    """Bits an element opens: a share's own width, one for a private bit, else a word."""
     if isinstance(value, Arith | Bool):
         return value.bits
     return 1 if isinstance(value, Private) and value.dtype == np.bool_ else 64
@@ -124,17 +128,13 @@ def _exchange(channel: Channel, rank: int, value: Value, learners: list[int]) ->
     if shared or rank == value.owner:  # type: ignore[union-attr]
         own = _own_words(value)
         if 1 - rank in learners:
-            channel.send(_pack(own, element_bits(value)))
+            channel.send(pack_opening(own, element_bits(value)))
         if not shared:
             return own
     if rank not in learners:
         return None
     peer = _unpack(channel.recv(), value.shape, element_bits(value))
-    if isinstance(value, Arith):
-        return sign_extended(value.words + peer, value.bits)
-    if isinstance(value, Bool):
-        return low_bits(value.words ^ peer, value.bits)
-    return peer
+    return joined_words(value, peer) if isinstance(value, Arith | Bool) else peer
 
 
 def opening_bytes(count: int, bits: int) -> int:
@@ -143,14 +143,15 @@ def opening_bytes(count: int, bits: int) -> int:
     return (count + 7) // 8 if bits == 1 else count * ((bits + 7) // 8)
 
 
-def _pack(words: np.ndarray, bits: int) -> bytes:
+def pack_opening(words: np.ndarray, bits: int) -> bytes:
+    """The message that opens words."""
     if bits == 1:
         return np.packbits(words.astype(np.uint8).ravel(), bitorder="little").tobytes()
     return to_bytes(words, bits).tobytes()
 
 
 def _unpack(data: bytes, shape: tuple[int, ...], bits: int) -> np.ndarray:
-    count = int(np.prod(shape, dtype=int))
+    count = math.prod(shape)
     expected = opening_bytes(count, bits)
     if len(data) != expected:
         raise WireError(f"an opening has {len(data)} bytes, expected {expected}")
@@ -161,7 +162,12 @@ def _unpack(data: bytes, shape: tuple[int, ...], bits: int) -> np.ndarray:
     return low_bits(from_bytes(raw, bits), bits).reshape(shape)
 
 
-def _plaintext(words: np.ndarray, dtype: np.dtype, frac_bits: int) -> np.ndarray:
-    if frac_bits == 0 and np.issubdtype(dtype, np.floating):
-        return words.view(np.float64).astype(dtype)  # a private float travels as float64
-    return decode(words, dtype, frac_bits)
+def _plaintext(value: Arith | Bool | Private, words: np.ndarray) -> np.ndarray:
+    """The value whose opened words these are."""
+    if isinstance(value, Arith | Bool):
+        return decode(words, value.dtype, value.frac_bits)
+    if value.value is not None:
+        return value.value
+    if np.issubdtype(value.dtype, np.floating):
+        return words.view(np.float64).astype(value.dtype)  # it travels as float64
+    return decode(words, value.dtype, 0)

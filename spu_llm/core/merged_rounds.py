@@ -71,7 +71,7 @@ class _Task:
     # As the work sees it.
 
     def send(self, data: bytes) -> None:
-        self.traffic.sent_bytes += len(data)
+        self.traffic += Traffic(sent_bytes=len(data))
         self.outbox.append(data)
 
     def recv(self) -> bytes:
@@ -81,11 +81,8 @@ class _Task:
             if self._abandoned:
                 raise _Abandoned
         data = self.inbox.popleft()
-        self.traffic.received_bytes += len(data)
+        self.traffic += Traffic(received_bytes=len(data))
         return data
-
-    def close(self) -> None:
-        """The channel underneath stays open."""
 
     # As its owner sees it.
 
@@ -139,14 +136,14 @@ def run_together(
                     raise WireError(f"a message came for task {i}, which has ended")
             parts = [(i, data) for i, task in enumerate(running) for data in task.outbox]
             if parts:
-                running[parts[0][0]].traffic.sent_messages += 1
+                running[parts[0][0]].traffic += Traffic(sent_messages=1)
                 channel.send(pack(parts))
                 for task in running:
                     task.outbox.clear()
             if all(task.done for task in running):
                 return [task.result for task in running], [task.traffic for task in running]
             arrived = unpack(channel.recv(), len(running))
-            running[arrived[0][0]].traffic.received_messages += 1
+            running[arrived[0][0]].traffic += Traffic(received_messages=1)
             for i, data in arrived:
                 running[i].inbox.append(data)
     finally:

@@ -8,8 +8,9 @@ costs and what each party learns stand next to the code and are checked by one c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,7 @@ class Cost:
 
     def __add__(self, other: Cost) -> Cost:
         """Price of one after the other."""
-        return Cost(
-            self.messages + other.messages,
-            self.rounds + other.rounds,
-            self.client_to_provider + other.client_to_provider,
-            self.provider_to_client + other.provider_to_client,
-        )
+        return Cost(**{k: n + getattr(other, k) for k, n in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -65,19 +61,40 @@ class View:
 
 @dataclass(frozen=True)
 class ProtocolOp:
-    """See the module docstring; build with `protocol_op`."""
+    """An op, defined by its record.
+
+    reference(*arrays, **static) -> arrays: the plaintext meaning, in JAX.
+    two_party(party, *values, **static) -> values: this party's half; accepts every `Value` form.
+    cost(*values, **static) -> Cost, from forms and shapes alone.
+    simulate(rank, prg, common, inputs, outputs, **static) -> View: from a party's own input values
+        and its own declared outputs (and the stream that both parties share), a view that nobody
+        can tell from the real one. Messages are given as they are sent.
+    owners(*input_owners, **static) -> owner of each result; one shared result by default.
+    opens(*values, **static) -> what one call must enter into the ledger; nothing by default.
+    model(inputs of both parties, common stream, **static) -> exact integer results, where they
+        depend on how the inputs are shared; by default the reference is exact.
+    non_interactive: on additive shares it sends nothing, so it runs as soon as its operands are
+        there instead of waiting for a parallel group.
+    """
 
     name: str
+    _: KW_ONLY
     reference: Callable[..., Any]
     two_party: Callable[..., Any]
-    owners: Callable[..., Sequence[Owner]]
     cost: Callable[..., Cost]
-    functionality: Functionality
     simulate: Callable[..., View]
-    opens: Callable[..., Sequence[Opening]]
-    model: Callable[..., Sequence[np.ndarray]] | None
-    primitive: Any
+    owners: Callable[..., Sequence[Owner]] = lambda *owners, **static: [Owner.JOINT]
+    functionality: Functionality = Functionality()
+    opens: Callable[..., Sequence[Opening]] = lambda *values, **static: ()
+    model: Callable[..., Sequence[np.ndarray]] | None = None
     non_interactive: bool = False
+
+    @functools.cached_property
+    def primitive(self) -> Any:
+        """What stands for the op in a jaxpr."""
+        primitive = make_primitive(self.name, self.reference)
+        _BY_PRIMITIVE[primitive] = self
+        return primitive
 
     def __call__(self, *arrays: Any, **static: Any) -> Any:
         out = self.primitive.bind(*arrays, **static)
@@ -89,43 +106,9 @@ class ProtocolOp:
         return list(out) if isinstance(out, tuple | list) else [out]
 
 
+# As a definition reads: `relu = protocol_op("relu", reference=..., ...)`.
+protocol_op = ProtocolOp
 _BY_PRIMITIVE: dict[Any, ProtocolOp] = {}
-
-
-def protocol_op(
-    name: str,
-    *,
-    reference: Callable[..., Any],
-    two_party: Callable[..., Any],
-    cost: Callable[..., Cost],
-    simulate: Callable[..., View],
-    owners: Callable[..., Sequence[Owner]] = lambda *owners, **static: [Owner.JOINT],
-    functionality: Functionality = Functionality(),
-    opens: Callable[..., Sequence[Opening]] = lambda *values, **static: (),
-    model: Callable[..., Sequence[np.ndarray]] | None = None,
-    non_interactive: bool = False,
-) -> ProtocolOp:
-    """Define an op.
-
-    reference(*arrays, **static) -> arrays: the plaintext meaning, in JAX.
-    two_party(party, *values, **static) -> values: this party's half; accepts every `Value` form.
-    owners(*input_owners, **static) -> owner of each result; one shared result by default.
-    cost(*values, **static) -> Cost, from forms and shapes alone.
-    simulate(rank, prg, common, inputs, outputs, **static) -> View: from a party's own input values
-        and its own declared outputs (and the stream that both parties share), a view that nobody
-        can tell from the real one. Messages are given as they are sent.
-    opens(*values, **static) -> what one call must enter into the ledger; nothing by default.
-    model(inputs of both parties, common stream, **static) -> exact integer results, where they
-        depend on how the inputs are shared; by default the reference is exact.
-    non_interactive: on additive shares it sends nothing, so it runs as soon as its operands are
-        there instead of waiting for a parallel group.
-    """
-    op = ProtocolOp(
-        name, reference, two_party, owners, cost, functionality, simulate, opens, model,
-        make_primitive(name, reference), non_interactive,
-    )  # fmt: skip
-    _BY_PRIMITIVE[op.primitive] = op
-    return op
 
 
 def op_of(primitive: Any) -> ProtocolOp | None:

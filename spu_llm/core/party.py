@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,8 +31,7 @@ class Party:
 
     `own` is this party's secret stream: every word it sends is masked from it, or from a unit of
     `supply`, whose masks are secret, too. `common` is a stream that both parties share: it hides
-    nothing. `frac_bits` is the fixed-point position of encoded floats. `taps` see own random words;
-    tests compare them with simulators.
+    nothing. `frac_bits` is the fixed-point position of encoded floats.
     """
 
     rank: int
@@ -42,24 +41,16 @@ class Party:
     supply: Source
     common: Prg
     ledger: Ledger = field(default_factory=Ledger)
-    taps: list[Callable[[np.ndarray], None]] = field(default_factory=list)
 
     def take(
         self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
         """Fresh units of correlated randomness, never handed out again."""
-        material = self.supply.take(correlation, units, fixed)
-        for tap in self.taps:
-            for words in (*material.masks, *material.results):
-                tap(words)
-        return material
+        return self.supply.take(correlation, units, fixed)
 
     def mask(self, shape: tuple[int, ...]) -> np.ndarray:
         """Fresh uniform ring words of this party's own, never handed out again."""
-        words = self.own.words(shape)
-        for tap in self.taps:
-            tap(words)
-        return words
+        return self.own.words(shape)
 
     def send(self, words: np.ndarray) -> None:
         """Send masked ring words."""
@@ -72,15 +63,14 @@ class Party:
     def recv_bytes(self, shape: tuple[int, ...]) -> np.ndarray:
         """Receive bytes (uint8) of a known shape; WireError when the size differs."""
         data = self.channel.recv()
-        expected = int(np.prod(shape, dtype=int))
+        expected = math.prod(shape)
         if len(data) != expected:
             raise WireError(f"a message has {len(data)} bytes, expected {expected}")
         return np.frombuffer(data, np.uint8).reshape(shape)
 
     def recv(self, shape: tuple[int, ...]) -> np.ndarray:
         """Receive ring words of a known shape; WireError when the size differs."""
-        size = 8 * int(np.prod(shape, dtype=int))
-        return self.recv_bytes((size,)).view(np.uint64).reshape(shape)
+        return self.recv_bytes((8 * math.prod(shape),)).view(np.uint64).reshape(shape)
 
     def open(self, value: Value, to: Owner, label: str) -> Public | Private:
         """Open `value` to `to` through the ledger."""

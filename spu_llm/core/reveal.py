@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from spu_llm.core.ledger import Opening, opening_bytes
+from spu_llm.core.ledger import element_bits, learners, opening_bytes, openings, pack_opening
 from spu_llm.core.op import Cost, Functionality, View, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import (
     CLIENT,
     PROVIDER,
-    ROLES,
     Arith,
     Bool,
     Owner,
@@ -43,34 +43,14 @@ def _owners(x: Owner, *, to: Owner, label: str) -> Sequence[Owner]:
     return [to]
 
 
-def _learns(x: Value, to: Owner) -> list[int]:
-    """Ranks that `x` is new to."""
-    knows = x.owner if isinstance(x, Private) else None
-    to_ranks = [CLIENT, PROVIDER] if to is Owner.PUBLIC else [to.rank]
-    return [rank for rank in to_ranks if rank != knows]
-
-
-def _bits(x: Value) -> int:
-    """Bits an element opens: a share's own width, one for a private bit, else a word."""
-    if isinstance(x, Arith | Bool):
-        return x.bits
-    return 1 if isinstance(x, Private) and x.dtype == np.bool_ else 64
-
-
 def _cost(x: Value, *, to: Owner, label: str) -> Cost:
-    count, learns = int(np.prod(x.shape, dtype=int)), _learns(x, to)
-    size = opening_bytes(count, _bits(x))
+    size, learn = opening_bytes(math.prod(x.shape), element_bits(x)), learners(x, to)
     return Cost(
-        messages=len(learns),
-        rounds=min(len(learns), 1),
-        client_to_provider=size if PROVIDER in learns else 0,
-        provider_to_client=size if CLIENT in learns else 0,
+        messages=len(learn),
+        rounds=min(len(learn), 1),
+        client_to_provider=size if PROVIDER in learn else 0,
+        provider_to_client=size if CLIENT in learn else 0,
     )
-
-
-def _opens(x: Value, *, to: Owner, label: str) -> Sequence[Opening]:
-    count = int(np.prod(x.shape, dtype=int))
-    return [Opening(ROLES[rank], label, count, _bits(x)) for rank in _learns(x, to)]
 
 
 def _simulate(
@@ -96,10 +76,7 @@ def _simulate(
         words = low_bits(words - x.words, x.bits)
     elif isinstance(x, Bool):
         words = low_bits(words ^ x.words, x.bits)
-    if _bits(x) == 1:
-        return View([], [np.packbits(words.astype(np.uint8).ravel(), bitorder="little")])
-    raw = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 8)[:, : (_bits(x) + 7) // 8]
-    return View([], [raw.reshape(-1)])
+    return View([], [np.frombuffer(pack_opening(words, element_bits(x)), np.uint8)])
 
 
 reveal = protocol_op(
@@ -110,5 +87,5 @@ reveal = protocol_op(
     cost=_cost,
     functionality=Functionality(client="the value, when `to` says so", provider="likewise"),
     simulate=_simulate,
-    opens=_opens,
+    opens=openings,
 )

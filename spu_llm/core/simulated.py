@@ -28,47 +28,60 @@ class _Nothing:
         raise AssertionError
 
 
+class _Kept(list[np.ndarray]):
+    """Words in their order: made when they are first asked for, and the same after a rewind, with
+    whatever was changed in them.
+    """
+
+    next = 0
+
+    def take(self, count: int, fresh: Callable[[], Sequence[np.ndarray]]) -> list[np.ndarray]:
+        """The next `count` arrays; fresh() when there are no more."""
+        if self.next == len(self):
+            self.extend(np.array(words) for words in fresh())  # copies: to be changed
+        self.next += count
+        return self[self.next - count : self.next]
+
+    def take_one(self, fresh: Callable[[], np.ndarray]) -> np.ndarray:
+        return self.take(1, lambda: [fresh()])[0]
+
+
 class SimulatedParty(Party):
     """Runs a party's code; whatever would come from the peer is uniform instead.
 
-    `drawn` and `incoming` are kept in order: `rewind` and run again, and the same words come, with
-    whatever was changed in them.
+    `drawn` and `incoming` are kept: `rewind` and run again, and the same words come.
     """
 
     def __init__(self, rank: int, prg: Prg, common: Prg) -> None:
         nowhere = MemoryChannel.pair()[0]
-        super().__init__(rank, nowhere, prg, SpuConfig().frac_bits, _Nothing(), _Recorded(common))
-        self.drawn: list[np.ndarray] = []
-        self.incoming: list[np.ndarray] = []
+        self.drawn, self.incoming, self._shared = _Kept(), _Kept(), _Kept()
         self.outgoing: list[np.ndarray] = []
-        self._next_drawn = self._next_incoming = 0
+        stream = _Recorded(common, self._shared)
+        super().__init__(rank, nowhere, prg, SpuConfig().frac_bits, _Nothing(), stream)
 
     def rewind(self) -> None:
-        assert isinstance(self.common, _Recorded)
-        self._next_drawn = self._next_incoming = self.common.next = 0
+        self.drawn.next = self.incoming.next = self._shared.next = 0
         self.outgoing = []
 
     def mask(self, shape: tuple[int, ...]) -> np.ndarray:
-        return self._draw(lambda: self.own.words(shape))
+        return self.drawn.take_one(lambda: self.own.words(shape))
 
     def take(
         self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
-        if self._next_drawn == len(self.drawn):
+        def fresh() -> list[np.ndarray]:
             masks = correlation.draw(self.rank, self.own, units)
-            results = [self.own.words((units, *p.shape)) for p in correlation.results]
-            self.drawn += [np.array(words) for words in (*masks, *results)]  # copies: to be changed
-        first, self._next_drawn = self._next_drawn, self._next_drawn + len(
-            correlation.masks + correlation.results
-        )
-        taken = self.drawn[first : self._next_drawn]
-        return Material(taken[: len(correlation.masks)], taken[len(correlation.masks) :])
+            return masks + [self.own.words((units, *p.shape)) for p in correlation.results]
+
+        masks = len(correlation.masks)
+        taken = self.drawn.take(masks + len(correlation.results), fresh)
+        return Material(taken[:masks], taken[masks:])
 
     def send(self, words: np.ndarray) -> None:
         self.outgoing.append(np.ascontiguousarray(words, np.uint64))
 
     def recv(self, shape: tuple[int, ...]) -> np.ndarray:
-        return self._receive(lambda: self.own.words(shape))
+        return self.incoming.take_one(lambda: self.own.words(shape))
 
     def send_bytes(self, data: np.ndarray) -> None:
         self.outgoing.append(np.ascontiguousarray(data, np.uint8))
@@ -80,34 +93,17 @@ class SimulatedParty(Party):
             words = self.own.words(((count + 7) // 8,))
             return words.view(np.uint8)[:count].reshape(shape)
 
-        return self._receive(uniform)
-
-    def _draw(self, fresh: Callable[[], np.ndarray]) -> np.ndarray:
-        if self._next_drawn == len(self.drawn):
-            self.drawn.append(np.array(fresh()))
-        self._next_drawn += 1
-        return self.drawn[self._next_drawn - 1]
-
-    def _receive(self, fresh: Callable[[], np.ndarray]) -> np.ndarray:
-        if self._next_incoming == len(self.incoming):
-            self.incoming.append(np.array(fresh()))
-        self._next_incoming += 1
-        return self.incoming[self._next_incoming - 1]
+        return self.incoming.take_one(uniform)
 
 
 class _Recorded(Prg):
-    """The stream that both parties share, from its beginning at every run."""
+    """A stream whose words are kept."""
 
-    def __init__(self, inner: Prg) -> None:
-        self._inner = inner
-        self._words: list[np.ndarray] = []
-        self.next = 0
+    def __init__(self, inner: Prg, kept: _Kept) -> None:
+        self._inner, self._kept = inner, kept
 
     def words(self, shape: tuple[int, ...]) -> np.ndarray:
-        if self.next == len(self._words):
-            self._words.append(self._inner.words(shape))
-        self.next += 1
-        return self._words[self.next - 1]
+        return self._kept.take_one(lambda: self._inner.words(shape))
 
 
 MAX_CORRECTIONS = 4

@@ -92,17 +92,14 @@ class Private:
 
 
 @dataclass(frozen=True)
-class Arith:
-    """This party's additive share: the parties' `words` (uint64) add up to the encoding mod 2^bits.
-
-    The encoding of a float is round(x * 2^frac_bits); integers have `frac_bits` 0. Only the low
-    `bits` bits of the words mean anything; SPU segments take whole words (64) alone.
+class _Words:
+    """A share's `words` (uint64), of which only the low `bits` bits mean anything. They encode a
+    float as round(x * 2^frac_bits); integers have `frac_bits` 0.
     """
 
     words: np.ndarray = field(repr=False)
     dtype: np.dtype
     frac_bits: int
-    bits: int = 64
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -110,21 +107,38 @@ class Arith:
 
 
 @dataclass(frozen=True)
-class Bool:
-    """This party's xor share; only the low `bits` bits of the words (uint64) mean anything."""
+class Arith(_Words):
+    """This party's additive share: the parties' `words` add up to the encoding mod 2^bits.
 
-    words: np.ndarray = field(repr=False)
-    dtype: np.dtype
-    frac_bits: int
+    SPU segments take whole words (64 bits) alone.
+    """
+
+    bits: int = 64
+
+
+@dataclass(frozen=True)
+class Bool(_Words):
+    """This party's xor share."""
+
     bits: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.words.shape
 
 
 Shared = Arith | Bool
 Value = Public | Private | Arith | Bool
+
+
+def joined_words(share: Shared, peers: np.ndarray) -> np.ndarray:
+    """The words of a value: this party's share and the peer's words together."""
+    if isinstance(share, Arith):
+        return sign_extended(share.words + peers, share.bits)
+    return low_bits(share.words ^ peers, share.bits)
+
+
+def owner_of(value: Value) -> Owner:
+    """Who can read a value, by its form."""
+    if isinstance(value, Public):
+        return Owner.PUBLIC
+    return Owner.of_rank(value.owner) if isinstance(value, Private) else Owner.JOINT
 
 
 class State(ABC):
@@ -168,10 +182,12 @@ def digest(array: np.ndarray) -> str:
 
 def encode(value: np.ndarray, frac_bits: int) -> np.ndarray:
     """Ring words (uint64) of plaintext `value`; ValueError when it does not fit the ring."""
-    scaled = np.asarray(value, np.float64) * 2.0**frac_bits if frac_bits else np.asarray(value)
-    if frac_bits and not np.all(np.abs(scaled) < 2.0**62):
+    if not frac_bits:
+        return as_words(np.asarray(value))
+    scaled = np.asarray(value, np.float64) * 2.0**frac_bits
+    if not np.all(np.abs(scaled) < 2.0**62):
         raise ValueError("value is not finite or too large for the fixed-point ring")
-    return np.round(scaled).astype(np.int64).view(np.uint64) if frac_bits else as_words(scaled)
+    return np.round(scaled).astype(np.int64).view(np.uint64)
 
 
 def as_words(integers: np.ndarray) -> np.ndarray:

@@ -6,23 +6,20 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import jax
-import numpy as np
 
 from spu_llm.compiler.demand import Taken
 from spu_llm.compiler.dry_run import DryRun
-from spu_llm.compiler.linear import evaluate, has_numbers_in_bits
+from spu_llm.compiler.linear import has_numbers_in_bits
 from spu_llm.compiler.plan import OpCall, Plan, Run
-from spu_llm.compiler.walker import walk_plan
-from spu_llm.core._jax import as_function, shape_of
+from spu_llm.compiler.walker import run_local, walk_plan
 from spu_llm.core.channel import Channel, CountingChannel, Traffic
 from spu_llm.core.merged_rounds import run_together
 from spu_llm.core.meter import Meter
 from spu_llm.core.party import Party
-from spu_llm.core.values import Owner, Private, Public, Value, public
+from spu_llm.core.values import Owner, Private, Value, owner_of, public
 from spu_llm.runtime.spu_runtime import SpuRuntime, compile_segment
+
+_Call = tuple[OpCall, Sequence[Value]]  # with its operands
 
 
 class Executor:
@@ -42,16 +39,20 @@ class Executor:
         self._party, self._channel, self._spu, self._meter = party, channel, spu, meter
         self._dry_run, self._make = dry_run, make
         self._merged = itertools.count()  # calls in merged rounds so far
+        self._ready = False  # whether all that a call takes is there
 
-    def run(self, name: str, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
-        """The plan's outputs; `name` is the secure function's, for the meter."""
+    def run(self, name: str, plan: Plan, inputs: Sequence[Value], ready: bool) -> list[Value]:
+        """The plan's outputs; `name` is the secure function's, for the meter. `ready`: what a dry
+        run with these inputs has found is made.
+        """
+        self._ready = ready
 
         def run(step: Run, values: list[Value]) -> list[Value]:
             return self._run(name, plan, step, values)
 
-        def ops(calls: list[OpCall], operands: list[list[Value]]) -> list[list[Value]]:
-            made = self._ops(name, calls, operands)
-            for call, results in zip(calls, made, strict=True):
+        def ops(group: list[tuple[OpCall, list[Value]]]) -> list[list[Value]]:
+            made = self._ops(name, group)
+            for (call, _), results in zip(group, made, strict=True):
                 for variable, result in zip(call.outputs, results, strict=True):
                     check_owner(f"result of {call.op.name}", result, plan.owner_of[variable])
             return made
@@ -64,6 +65,8 @@ class Executor:
         joint = run.owner is Owner.JOINT
         if not run.local or (joint and has_numbers_in_bits(values)):
             results, traffic = self._spu.run(compile_segment(run, plan.owner_of), values)
+            # A dry run cannot know the form that SPU chooses, nor what is then taken.
+            self._ready = False
             kind, what = "segment", f"{len(run.jaxpr.jaxpr.eqns)} equations"
         else:
             results = run_local(self._party.rank, self._party.frac_bits, run, values)
@@ -73,52 +76,43 @@ class Executor:
 
     # ---- ops
 
-    def _ops(
-        self, name: str, calls: Sequence[OpCall], operands: Sequence[Sequence[Value]]
-    ) -> list[list[Value]]:
+    def _ops(self, name: str, group: Sequence[_Call]) -> list[list[Value]]:
         """A parallel group: as many calls at once as draw on different correlations.
 
         Their material is there before they start: they may ask for it in another order at the
         other party, and making takes both.
         """
-        if len(calls) == 1:
-            return self._one(name, calls, operands)
-        names = [self._dry_run.names(*call) for call in zip(calls, operands, strict=True)]
+        if len(group) == 1:
+            return [self._one(name, *group[0])]
+        names = [self._dry_run.names(*call) for call in group]
         results: dict[int, list[Value]] = {}
-        left = list(range(len(calls)))
-        while left:
+        while len(results) < len(group):
             together: list[int] = []
             used: set[str] = set()
-            for i in left:
-                if not names[i] & used:
+            for i in range(len(group)):
+                if i not in results and not names[i] & used:
                     together.append(i)
                     used |= names[i]
-            left = [i for i in left if i not in together]
-            chosen = [calls[i] for i in together], [operands[i] for i in together]
-            if len(together) == 1:
-                made = self._one(name, *chosen)
+            chosen = [group[i] for i in together]
+            if len(chosen) == 1:
+                made = [self._one(name, *chosen[0])]
             else:
-                taken = [self._dry_run.takes(*call) for call in zip(*chosen, strict=True)]
-                self._make([one for of_call in taken for one in of_call])
-                made = self._together(name, *chosen)
+                if not self._ready:
+                    self._make([need for call in chosen for need in self._dry_run.takes(*call)])
+                made = self._together(name, chosen)
             results.update(zip(together, made, strict=True))
-        return [results[i] for i in range(len(calls))]
+        return [results[i] for i in range(len(group))]
 
-    def _one(
-        self, name: str, calls: Sequence[OpCall], operands: Sequence[Sequence[Value]]
-    ) -> list[list[Value]]:
-        (call,), (values,) = calls, operands
+    def _one(self, name: str, call: OpCall, values: Sequence[Value]) -> list[Value]:
         started = time.perf_counter()
-        before = dataclasses.replace(self._channel.traffic)
+        before = self._channel.traffic
         results = call.op.run(self._party, values, call.static)
         seconds = time.perf_counter() - started
         traffic = self._channel.traffic.since(before)
         self._meter.record("op", call.op.name, name, seconds, traffic, call.scope)
-        return [results]
+        return results
 
-    def _together(
-        self, name: str, calls: Sequence[OpCall], operands: Sequence[Sequence[Value]]
-    ) -> list[list[Value]]:
+    def _together(self, name: str, group: Sequence[_Call]) -> list[list[Value]]:
         def task(call: OpCall, values: Sequence[Value]) -> Callable[[Channel], list[Value]]:
             # Calls may draw in another order at the other party: each has its own common stream.
             common = self._party.common.child(f"lane {next(self._merged)}")
@@ -130,9 +124,9 @@ class Executor:
             return run
 
         started = time.perf_counter()
-        results, traffics = run_together(self._channel, list(map(task, calls, operands)))
+        results, traffics = run_together(self._channel, [task(*call) for call in group])
         seconds = time.perf_counter() - started
-        for i, (call, traffic) in enumerate(zip(calls, traffics, strict=True)):
+        for i, ((call, _), traffic) in enumerate(zip(group, traffics, strict=True)):
             # They ran at once: the time of all is entered with the first.
             self._meter.record(
                 "op", call.op.name, name, 0.0 if i else seconds, traffic, call.scope
@@ -140,40 +134,9 @@ class Executor:
         return results
 
 
-# ---- local work
-
-
-def run_local(rank: int, frac_bits: int, run: Run, values: Sequence[Value]) -> list[Value]:
-    """A local run at the party of this rank."""
-    if run.owner is Owner.JOINT:
-        return evaluate(run.jaxpr, values, rank, frac_bits)
-    if run.owner is not Owner.PUBLIC and run.owner.rank != rank:
-        return [
-            Private(run.owner.rank, s.shape, np.dtype(s.dtype), None)
-            for s in map(shape_of, run.outputs)
-        ]
-    plain = [v.value for v in values if isinstance(v, Public | Private)]
-    assert len(plain) == len(values)
-    if run.digest not in _plaintext_functions:
-        _plaintext_functions[run.digest] = jax.jit(as_function(run.jaxpr))
-    results = [np.asarray(x) for x in _plaintext_functions[run.digest](*plain)]
-    if run.owner is Owner.PUBLIC:
-        return [Public(x) for x in results]
-    return [Private(rank, x.shape, x.dtype, x) for x in results]
-
-
-_plaintext_functions: dict[str, Any] = {}  # by the run's digest
-
-
 def check_owner(where: str, value: Value, owner: Owner) -> None:
     """ValueError when somebody else knows the value than its program says."""
-    found = (
-        Owner.PUBLIC
-        if isinstance(value, Public)
-        else Owner.of_rank(value.owner)
-        if isinstance(value, Private)
-        else Owner.JOINT
-    )
+    found = owner_of(value)
     # What one party knows may stand in for a shared value; nothing may become more public.
     if found is not owner and not (owner is Owner.JOINT and isinstance(value, Private)):
         raise ValueError(f"{where} should be {owner.value}, found {found.value}")

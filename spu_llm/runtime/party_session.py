@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -38,11 +36,13 @@ from spu_llm.offline.pool import Pool
 from spu_llm.offline.silent.products import SilentProducts
 from spu_llm.offline.supply import Supply
 from spu_llm.runtime.dry_session import DrySession
-from spu_llm.runtime.executor import Executor, check_owner, run_local
+from spu_llm.runtime.executor import Executor, check_owner
 from spu_llm.runtime.session import private_array
 from spu_llm.runtime.spu_runtime import SpuRuntime, compile_segment
 
 T = TypeVar("T")
+
+_LINGER_S = 0.2
 
 
 class PartySession:
@@ -69,7 +69,7 @@ class PartySession:
         self._channel = CountingChannel(SealedChannel(wire, key, self.rank))
         own = own or Prg.from_os()
         name = hashlib.sha256(b"pool" + key).digest()
-        before = dataclasses.replace(self._channel.traffic)
+        before = self._channel.traffic
         self.pool_folder = peer_directories.agree(self._channel, pool_dir)
         self.pool = Pool(self.rank, own, self._make, session=name, directory=self.pool_folder)
         try:
@@ -87,8 +87,8 @@ class PartySession:
             self.rank, self._channel, own, config.frac_bits, self.supply, common, self.ledger
         )
         self._agreed: set[str] = set()
-        local = functools.partial(run_local, self.rank, config.frac_bits)
-        self._dry_run = DryRun(self.rank, config.frac_bits, local)
+        self._ready: list[Any] = []  # plan and arguments of a call that was made ready
+        self._dry_run = DryRun(self.rank, config.frac_bits)
         self._executor = Executor(
             self.party, self._channel, self._spu, self.meter, self._dry_run, self._make_all
         )
@@ -105,6 +105,10 @@ class PartySession:
         """
         self.pool.close()
         say_goodbye(self._channel)
+        # The last message is written in the background, and this process may end now. To wait for
+        # an acknowledgement instead could meet a peer whose process has ended, and SPU would end
+        # this one, too.
+        time.sleep(_LINGER_S)
 
     def warm_up(self) -> None:
         """Oblivious transfer set-up and encryption contexts, before any secret is used."""
@@ -125,7 +129,10 @@ class PartySession:
         leaves = jax.tree.leaves(args)
         for i, (value, owner) in enumerate(zip(leaves, plan.input_owners, strict=True)):
             check_owner(f"{function.name}, argument {i}", value, owner)
-        return jax.tree.unflatten(out_tree, self._executor.run(function.name, plan, leaves))
+        ready = list(map(id, self._ready)) == list(map(id, [plan, *leaves]))
+        self._ready = []
+        results = self._executor.run(function.name, plan, leaves, ready)
+        return jax.tree.unflatten(out_tree, results)
 
     def demand(self, function: SecureFunction, *args: Any) -> tuple[Demand, Any]:
         """What a call would take and cost, and stand-ins for its results; both parties find the
@@ -157,6 +164,7 @@ class PartySession:
         with self.meter.in_phase("offline"):
             demand, _ = self.demand(function, *args)
             self.make(demand)
+        self._ready = [function.plan(*args)[0], *jax.tree.leaves(args)]
         return demand
 
     def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
@@ -196,7 +204,7 @@ class PartySession:
         """Both parties run the same plan of the same executables, or neither sends a share."""
         if plan.digest in self._agreed:
             return
-        before = dataclasses.replace(self._channel.traffic)
+        before = self._channel.traffic
         content = hashlib.sha256(plan.digest.encode())
         for step in plan.steps:
             if isinstance(step, Run) and not step.local:

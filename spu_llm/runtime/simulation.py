@@ -21,7 +21,7 @@ from spu_llm.core.values import (
     Public,
     Value,
     decode,
-    low_bits,
+    joined_words,
 )
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.spu_runtime import create_memory_link
@@ -111,10 +111,8 @@ class Simulation:
 def reconstruct(values: Sequence[Value]) -> np.ndarray:
     """Plaintext of both parties' values; for tests, which hold both."""
     a, b = values
-    if isinstance(a, Arith) and isinstance(b, Arith):
-        return decode(a.words + b.words, a.dtype, a.frac_bits)
-    if isinstance(a, Bool) and isinstance(b, Bool):
-        return decode(low_bits(a.words ^ b.words, a.bits), a.dtype, a.frac_bits)
+    if isinstance(a, Arith | Bool) and isinstance(b, type(a)):
+        return decode(joined_words(a, b.words), a.dtype, a.frac_bits)
     for v in (a, b):
         if isinstance(v, Public | Private) and v.value is not None:
             return v.value

@@ -6,6 +6,7 @@ out as this party's values with what it cost, read from SPU's own profile.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,15 @@ from spu_llm.core.correlation import Correlation, Form, Part
 from spu_llm.core.errors import LeakError, WorkerError
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import (
-    CLIENT,
     PROVIDER,
+    ROLES,
     Arith,
     Bool,
     Owner,
     Private,
     Public,
     Value,
+    decode,
     frac_bits_of,
 )
 
@@ -60,7 +62,6 @@ class SpuLog:
         r"Link details: total send bytes (\d+), recv bytes (\d+), "
         r"send actions (\d+), recv actions (\d+)\n"
     )
-    _current: SpuLog | None = None
 
     def __init__(self) -> None:
         handle, name = tempfile.mkstemp(prefix="spu-llm-", suffix=".log")
@@ -72,12 +73,6 @@ class SpuLog:
         libspu.logging.setup_logging(options)
         self._file = self.path.open("r", errors="replace")
         self.path.unlink()  # the open handles keep it; nothing stays behind
-
-    @classmethod
-    def of_process(cls) -> SpuLog:
-        if cls._current is None:
-            cls._current = SpuLog()
-        return cls._current
 
     def read_traffic(self, timeout_s: float = 2.0) -> Traffic:
         """Traffic of the segment that just ended (the one new `Link details` line)."""
@@ -91,6 +86,11 @@ class SpuLog:
             if time.monotonic() > deadline:
                 raise WorkerError("SPU's log has no traffic line for the last segment")
             time.sleep(0.001)
+
+
+@functools.cache
+def _log_of_process() -> SpuLog:
+    return SpuLog()
 
 
 _DTYPES = {
@@ -109,7 +109,6 @@ class ShareCodec:
     def __init__(self, rank: int, config: SpuConfig) -> None:
         self._rank, self._config = rank, config
         self._io = spu.Io(2, runtime_config(config, profile=False))
-        self._prefix = config.protocol.lower()
 
     def to_spu(self, value: Value) -> libspu.Share:
         if isinstance(value, Public):
@@ -123,8 +122,9 @@ class ShareCodec:
             return self._io.make_shares(_contiguous(plain), visibility, value.owner)[self._rank]
         if isinstance(value, Arith) and value.bits != 64:
             raise ValueError(f"a segment takes shares of 64 bits, found {value.bits}; widen them")
-        form = "AShr<{f}>" if isinstance(value, Arith) else f"BShr<{{f}},{value.bits}>"
-        return _pack(value, f"{self._prefix}.{form.format(f=self._config.field)}")
+        ring = self._config.field
+        form = f"AShr<{ring}>" if isinstance(value, Arith) else f"BShr<{ring},{value.bits}>"
+        return _pack(value, f"{self._config.protocol.lower()}.{form}")
 
     def from_spu(self, share: libspu.Share, dtype: np.dtype) -> Value:
         meta = libspu.ValueMeta()
@@ -137,10 +137,7 @@ class ShareCodec:
         words = _unpack(share, shape)
         if kind.startswith("Priv2k"):
             owner = int(kind.rstrip(">").rsplit(",", 1)[1])
-            plain = None
-            if owner == self._rank:
-                signed = words.view(np.int64)
-                plain = (signed / 2.0**frac_bits if frac_bits else signed).astype(dtype)
+            plain = decode(words, dtype, frac_bits) if owner == self._rank else None
             return Private(owner, shape, dtype, plain)
         if ".AShr<" in kind:
             return Arith(words, dtype, frac_bits)
@@ -239,21 +236,18 @@ def _compiled(run: Run, public: Sequence[bool], digest: str) -> Program:
     return Program(executable, inputs, outputs, dtypes)
 
 
-def _compile_correlation(
-    correlation: Correlation, values: Sequence[Value]
+def _compile_whole(
+    fn: Callable[..., list[Any]], values: Sequence[Value]
 ) -> tuple[Program, list[int]]:
-    """The program, and which of the values each of its inputs is."""
+    """The program of a function that is one segment, and which of the values each of its inputs is.
+    """
     # All of it in SPU, what works on one party's words too: that is how memory stays bounded.
     owners = [Owner.JOINT] * len(values)
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
-    with enable_x64():  # whole ring words, where models compute with 32 bits
-        plan = make_plan(
-            lambda *xs: list(correlation.secure(*xs)), shapes, owners, only_segments=True
-        )
-        (run,) = plan.steps
-        assert isinstance(run, Run) and run.outputs == plan.outputs
-        order = [plan.inputs.index(v) for v in run.inputs]
-        return compile_segment(run, plan.owner_of), order
+    plan = make_plan(fn, shapes, owners, only_segments=True)
+    (run,) = plan.steps
+    assert isinstance(run, Run) and run.outputs == plan.outputs
+    return compile_segment(run, plan.owner_of), [plan.inputs.index(v) for v in run.inputs]
 
 
 class SpuRuntime:
@@ -261,8 +255,7 @@ class SpuRuntime:
 
     def __init__(self, link: Any, config: SpuConfig, *, profile: bool = True) -> None:
         self.rank = link.rank
-        self.config = config
-        self._log = SpuLog.of_process() if profile else None
+        self._log = _log_of_process() if profile else None
         self._runtime = spu.Runtime(link, runtime_config(config, profile=profile))
         self._codec = ShareCodec(link.rank, config)
         self._resident: dict[str, Any] = {}  # by an input's name: which value SPU has there
@@ -298,10 +291,13 @@ class SpuRuntime:
         """This party's result words of one chunk of a correlation, and what they cost."""
         units = len(masks[0])
         inputs = zip(correlation.input_parts(), correlation.derive(*masks), strict=True)
-        values = [self._as_value(part, (units, *part.shape), words) for part, words in inputs]
+        values = [self._as_value(part, words) for part, words in inputs]
         key = f"{correlation.name}|{units}"
         if key not in self._correlations:
-            self._correlations[key] = _compile_correlation(correlation, values)
+            with enable_x64():  # whole ring words, where models compute with 32 bits
+                self._correlations[key] = _compile_whole(
+                    lambda *xs: list(correlation.secure(*xs)), values
+                )
         program, order = self._correlations[key]
         results, traffic = self.run(program, [values[i] for i in order], keep=False)
         words = []
@@ -313,39 +309,31 @@ class SpuRuntime:
             words.append(result.words)
         return words, traffic
 
-    def _as_value(self, part: Part, shape: tuple[int, ...], words: np.ndarray | None) -> Value:
+    def _as_value(self, part: Part, words: np.ndarray) -> Value:
+        assert words.shape[1:] == part.shape
+        integer = np.dtype(np.int64)
         if part.form is Form.PRIVATE:
-            holds = part.holder.rank == self.rank
-            plain = words.view(np.int64) if holds and words is not None else None
-            if holds and (plain is None or plain.shape != shape):
-                raise ValueError(f"expected a private array of shape {shape}")
-            return Private(part.holder.rank, shape, np.dtype(np.int64), plain)
-        assert words is not None and words.shape == shape
+            plain = words.view(np.int64) if part.holder.rank == self.rank else None
+            return Private(part.holder.rank, words.shape, integer, plain)
         if part.form is Form.ARITH:
-            return Arith(words, np.dtype(np.int64), 0)
+            return Arith(words, integer, 0)
         if part.form is Form.BIT:
             return Bool(words, np.dtype(np.bool_), 0, 1)
-        return Bool(words, np.dtype(np.int64), 0, 64)
+        return Bool(words, integer, 0, 64)
 
     def warm_up(self) -> Traffic:
         """Set up oblivious transfer and encryption contexts before the first secret is used."""
-        traffic = Traffic()
-        x, w = jnp.ones((4, 8)), jnp.ones((8, 8))
-        def touch(a: Any, b: Any) -> list[Any]:
-            y = a @ b
+
+        def touch(x: Any, w: Any) -> list[Any]:
+            y = x @ w
             return [jnp.where(y < 0, y * y, y)]
 
-        shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (x, w)]
-        plan = make_plan(touch, shapes, [Owner.CLIENT, Owner.PROVIDER], only_segments=True)
-        for step in plan.steps:
-            assert isinstance(step, Run)
-            program = compile_segment(step, plan.owner_of)
-            values = [
-                Private(r, v.shape, np.dtype(np.float32), np.asarray(v) if r == self.rank else None)
-                for r, v in ((CLIENT, x), (PROVIDER, w))
-            ]
-            traffic += self.run(program, values)[1]
-        return traffic
+        values = [
+            Private(r, x.shape, x.dtype, x if r == self.rank else None)
+            for r, x in enumerate([np.ones((4, 8), np.float32), np.ones((8, 8), np.float32)])
+        ]
+        program, order = _compile_whole(touch, values)
+        return self.run(program, [values[i] for i in order])[1]
 
 
 def create_link(rank: int, addresses: Sequence[str], *, timeout_ms: int) -> Any:
@@ -355,7 +343,7 @@ def create_link(rank: int, addresses: Sequence[str], *, timeout_ms: int) -> Any:
     desc.http_timeout_ms = timeout_ms
     desc.connect_retry_times = 100
     desc.connect_retry_interval_ms = 100
-    for role, address in zip(("client", "provider"), addresses, strict=True):
+    for role, address in zip(ROLES, addresses, strict=True):
         desc.add_party(role, address)
     return libspu.link.create_brpc(desc, rank)
 
@@ -365,6 +353,6 @@ def create_memory_link(rank: int, name: str) -> Any:
     desc = libspu.link.Desc()
     desc.id = name
     desc.recv_timeout_ms = 600_000
-    for role in ("client", "provider"):
+    for role in ROLES:
         desc.add_party(role, role)
     return libspu.link.create_mem(desc, rank)

@@ -33,9 +33,6 @@ class StreamChannel:
             raise WireError(f"the other party announces a message of {size} bytes")
         return self._exactly(size)
 
-    def close(self) -> None:
-        self._stream.close()
-
     def _exactly(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
@@ -58,6 +55,7 @@ class PlainSession:
         key = hashlib.sha256(agree_on_key(wire) + session.encode()).digest()
         self.channel = CountingChannel(SealedChannel(wire, key, rank))
         self.ledger = Ledger()
+        self._stream = stream
 
     @staticmethod
     def meet(rank: int, addresses: Sequence[str], timeout_ms: int, session: str) -> PlainSession:
@@ -89,3 +87,4 @@ class PlainSession:
     def close(self) -> None:
         """Wait until the peer has come to the end, too: it has then got all that was sent."""
         say_goodbye(self.channel)
+        self._stream.close()

@@ -31,45 +31,18 @@ triples. Ops that are not `uniform` (openings, oblivious transfer) are compared 
 simulators. It finds mistakes; a proof is in each protocol's text.
 """
 
-from spu_llm.testing.broken import (
-    MASK_TWINS,
-    TAMPERINGS,
-    BrokenParty,
-    DroppedMask,
-    tampering,
-)
 from spu_llm.testing.contract import OpContract
-from spu_llm.testing.run import (
-    FRAC_BITS,
-    Case,
-    Dealer,
-    Outcome,
-    common_stream,
-    owner_of,
-    reconstruct_words,
-    run_op,
-    share_inputs,
-)
+from spu_llm.testing.run import FRAC_BITS, Case, reconstruct_words, run_op
 from spu_llm.testing.toy import toy_reshare
 from spu_llm.testing.views import ROWS, distinguish
 
 __all__ = [
     "FRAC_BITS",
-    "MASK_TWINS",
     "ROWS",
-    "TAMPERINGS",
-    "BrokenParty",
     "Case",
-    "Dealer",
-    "DroppedMask",
     "OpContract",
-    "Outcome",
-    "common_stream",
     "distinguish",
-    "owner_of",
     "reconstruct_words",
     "run_op",
-    "share_inputs",
-    "tampering",
     "toy_reshare",
 ]

@@ -11,7 +11,6 @@ from spu_llm.core.channel import Channel, SealedChannel
 from spu_llm.core.correlation import Correlation, Form, Material
 from spu_llm.core.integers import Factor
 from spu_llm.core.party import Party
-from spu_llm.core.values import Owner
 from spu_llm.testing.run import leaked_words
 
 
@@ -29,9 +28,7 @@ class BrokenParty(Party):
     ) -> Material:
         material = super().take(correlation, units, fixed)
         masks = [
-            self.spoil(words, part.form)
-            if words.size and (part.holder is Owner.JOINT or part.holder.rank == self.rank)
-            else words
+            self.spoil(words, part.form) if words.size and part.is_held_by(self.rank) else words
             for part, words in zip(correlation.masks, material.masks, strict=True)
         ]
         return Material(masks, material.results)
@@ -109,10 +106,7 @@ def tampering(rank: int, how: str) -> Callable[[int, Channel], Channel]:
     """
 
     def wrap(at: int, channel: Channel) -> Channel:
-        wire = _Tampered(channel, how) if at == rank else channel
-        sealed = SealedChannel(wire, b"a session's key", at)
-        sealed.send(b"before")
-        return _AfterTheFirst(sealed)
+        return _AfterTheFirst(_Tampered(channel, how) if at == rank else channel, at)
 
     return wrap
 
@@ -139,23 +133,17 @@ class _Tampered:
     def recv(self) -> bytes:
         return self._inner.recv()
 
-    def close(self) -> None:
-        self._inner.close()
 
+class _AfterTheFirst(SealedChannel):
+    """A message in each direction comes before those that it is asked for."""
 
-class _AfterTheFirst:
-    def __init__(self, inner: Channel) -> None:
-        self._inner = inner
+    def __init__(self, inner: Channel, rank: int) -> None:
+        super().__init__(inner, b"a session's key", rank)
         self._waiting = True
-
-    def send(self, data: bytes) -> None:
-        self._inner.send(data)
+        self.send(b"before")
 
     def recv(self) -> bytes:
         if self._waiting:
             self._waiting = False
-            assert self._inner.recv() == b"before"
-        return self._inner.recv()
-
-    def close(self) -> None:
-        self._inner.close()
+            assert super().recv() == b"before"
+        return super().recv()

@@ -12,19 +12,12 @@ from spu_llm.core.errors import WireError
 from spu_llm.core.op import ProtocolOp
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import (
-    CLIENT,
-    PROVIDER,
-    Owner,
-    Value,
-    as_words,
-)
+from spu_llm.core.values import CLIENT, PROVIDER, Owner, Value, as_words, owner_of
 from spu_llm.testing.broken import MASK_TWINS, TAMPERINGS, HalfReusedMask, tampering
 from spu_llm.testing.hiding import Replay, too_few, twice, uncaught, unhidden
 from spu_llm.testing.run import (
     Case,
     common_stream,
-    owner_of,
     reconstruct_words,
     run_op,
     share_inputs,
@@ -141,11 +134,10 @@ class OpContract:
         tried = 0
         cases = [(self.op, case) for case in self._small_cases()]
         cases += [(twice(op), case) for op, case in cases[:1]]
-        for op, case in cases if self.masks else ():
-            for rank in (CLIENT, PROVIDER):
-                count, found = uncaught(op, case, rank, rank not in self.hashes)
-                assert not found, f"{case}, rank {rank} may use {found}"
-                tried += count
+        for (op, case), rank in itertools.product(cases if self.masks else (), (CLIENT, PROVIDER)):
+            count, found = uncaught(op, case, rank, rank not in self.hashes)
+            assert not found, f"{case}, rank {rank} may use {found}"
+            tried += count
         drawn = set()
         for case in self._small_cases():
             drawn |= {t.correlation.name for f in run_op(self.op, case).fresh for t in f.taken}
@@ -181,10 +173,9 @@ class OpContract:
                 assert [m.nbytes for m in simulated.incoming] == [m.nbytes for m in real.incoming]
 
     def test_views_are_simulated(self) -> None:
-        for case in self._sampled_cases():
-            for rank in (CLIENT, PROVIDER):
-                found = self._distinguish(case, rank)
-                assert not found, f"{case}, rank {rank}: {found}"
+        for case, rank in itertools.product(self._sampled_cases(), (CLIENT, PROVIDER)):
+            found = self._distinguish(case, rank)
+            assert not found, f"{case}, rank {rank}: {found}"
 
     def test_views_do_not_depend_on_the_secret(self) -> None:
         """To a party that knows nothing of the inputs, the smallest and the largest element look

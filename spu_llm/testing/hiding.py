@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from spu_llm.core.correlation import Correlation, Form, Material, evaluate
+from spu_llm.core.correlation import Correlation, Form, Material, others_results
 from spu_llm.core.integers import Factor
 from spu_llm.core.op import ProtocolOp
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import Arith, Bool, Owner, Value
+from spu_llm.core.values import Arith, Bool, Value
 from spu_llm.testing.run import FRAC_BITS, Case, Taken, common_stream, run_op
 
 _PADDING_RUNS = 24
@@ -46,9 +46,6 @@ class _Tape:
 
     def recv(self) -> bytes:
         return next(self._incoming)
-
-    def close(self) -> None:
-        pass
 
 
 class _Again(Prg):
@@ -76,18 +73,8 @@ class _Draw:
 
     def settle(self) -> None:
         """This party's results from the masks and the peer's results."""
-        parts = self.correlation.masks, self.correlation.results
-        masks = [
-            a ^ b if part.form in (Form.BOOL, Form.BIT) else a + b
-            for part, a, b in zip(parts[0], self.own, self.peer.masks, strict=True)
-        ]
-        self.results = [
-            plain ^ b if part.form is Form.BOOL else plain - b
-            for part, plain, b in zip(
-                parts[1], evaluate(self.correlation, masks, self.fixed), self.peer.results,
-                strict=True,
-            )
-        ]  # fmt: skip
+        masks = self.own, self.peer.masks
+        self.results = others_results(self.correlation, masks, self.peer.results, self.fixed)
 
 
 class _Units:
@@ -153,7 +140,7 @@ class Replay:
         return [
             _Fresh(_source(words), 1 if part.form is Form.BIT else 64)
             for part, words in zip(draw.correlation.masks, draw.own, strict=True)
-            if words.size and (part.holder is Owner.JOINT or part.holder.rank == self._rank)
+            if words.size and part.is_held_by(self._rank)
             and words.flags.writeable | (words.base is not None)
         ]  # fmt: skip
 

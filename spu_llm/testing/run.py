@@ -25,14 +25,13 @@ from spu_llm.core.values import (
     PROVIDER,
     Arith,
     Bool,
-    Owner,
     Private,
     Public,
     Value,
     as_words,
     decode,
+    joined_words,
     low_bits,
-    sign_extended,
 )
 
 FRAC_BITS = 18
@@ -63,10 +62,17 @@ class Taken:
 
 @dataclass
 class Fresh:
-    """All randomness that one party got in a run: words of its own stream, and prepared units."""
+    """All randomness that one party got in a run: words of its own stream, and prepared units;
+    `words` has those of both in their order.
+    """
 
     own: list[np.ndarray] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)
+    words: list[np.ndarray] = field(default_factory=list)
+
+    def keep(self, taken: Taken) -> None:
+        self.taken.append(taken)
+        self.words += [*taken.material.masks, *taken.material.results]
 
 
 @dataclass
@@ -85,13 +91,6 @@ class Outcome:
     fresh: list[Fresh]  # before a broken party spoils it
 
 
-def owner_of(value: Value) -> Owner:
-    """Who can read a value, by its form."""
-    if isinstance(value, Public):
-        return Owner.PUBLIC
-    return Owner.of_rank(value.owner) if isinstance(value, Private) else Owner.JOINT
-
-
 class Dealer:
     """Correlated randomness for two threads, from one place that sees everything: tests only."""
 
@@ -102,9 +101,11 @@ class Dealer:
         """No more units: the client is not left waiting."""
         self._for_client.put(None)
 
-    def source(self, rank: int, taken: list[Taken] | None = None) -> _DealtHalf:
-        """`taken` keeps what is handed out."""
-        return _DealtHalf(self, rank, taken if taken is not None else [])
+    def source(
+        self, rank: int, keep: Callable[[Taken], None] = lambda taken: None
+    ) -> _DealtHalf:
+        """`keep` gets what is handed out."""
+        return _DealtHalf(self, rank, keep)
 
     def take(self, rank: int, correlation: Correlation, units: int, fixed: Any) -> Material:
         if rank == CLIENT:
@@ -141,20 +142,20 @@ def wrong_results(name: str) -> Iterator[None]:
 class _DealtHalf:
     dealer: Dealer
     rank: int
-    taken: list[Taken]
+    keep: Callable[[Taken], None]
 
     def take(
         self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
-        with _the_tests_own():
+        with _code_of(an_op=False):
             material = self.dealer.take(self.rank, correlation, units, fixed)
-        self.taken.append(Taken(correlation, material, fixed))
+        self.keep(Taken(correlation, material, fixed))
         return material
 
 
 def leaked_words(shape: tuple[int, ...], bits: bool) -> np.ndarray:
     """Words, or single bits, of a stream that the peer has, too."""
-    with _the_tests_own():
+    with _code_of(an_op=False):
         words = Prg.from_seed(0, "known to both parties").words(shape)
     return words & np.uint64(1) if bits else words
 
@@ -162,48 +163,36 @@ def leaked_words(shape: tuple[int, ...], bits: bool) -> np.ndarray:
 # ---- streams that an op makes
 
 
-_in_an_op = threading.local()
+_running = threading.local()
 _make_stream = Prg.__init__
 
 
 def _refuse_stream(self: Prg, key: bytes) -> None:
-    if getattr(_in_an_op, "running", False):
+    """In place of `Prg.__init__`: AssertionError when an op's code makes a stream that is not a
+    child of its party's own or common one.
+    """
+    if getattr(_running, "an_op", False):
         raise AssertionError("an op's code makes a `Prg`: masks come from `Party.mask` and `take`")
     _make_stream(self, key)
 
 
 @contextmanager
-def _an_op() -> Iterator[None]:
-    """In this thread an op's code runs: AssertionError when it makes a `Prg`, unless it is a child
-    of its party's own or common stream. Works under `_watched`.
-    """
-    _in_an_op.running = True
+def _code_of(*, an_op: bool) -> Iterator[None]:
+    """What runs here, in this thread, is an op's code, or else the test's own."""
+    before = getattr(_running, "an_op", False)
+    _running.an_op = an_op
     try:
         yield
     finally:
-        _in_an_op.running = False
+        _running.an_op = before
 
 
-def _watched() -> Any:
-    return mock.patch.object(Prg, "__init__", _refuse_stream)
-
-
-@contextmanager
-def _the_tests_own() -> Iterator[None]:
-    """What runs here belongs to the test, not to the op."""
-    before = getattr(_in_an_op, "running", False)
-    _in_an_op.running = False
-    try:
-        yield
-    finally:
-        _in_an_op.running = before
-
-
-class _TracedChannel:
+class _TracedChannel(CountingChannel):
     """Records what comes in, whoever asks for it, and how deep the chain of messages is."""
 
-    def __init__(self, inner: CountingChannel, sent: queue.Queue[int], came: queue.Queue[int]):
-        self._inner, self._sent, self._came = inner, sent, came
+    def __init__(self, inner: Channel, sent: queue.Queue[int], came: queue.Queue[int]):
+        super().__init__(inner)
+        self._sent, self._came = sent, came
         self.incoming: list[bytes] = []
         self.outgoing: list[bytes] = []
         self.depth = 0
@@ -211,16 +200,13 @@ class _TracedChannel:
     def send(self, data: bytes) -> None:
         self._sent.put(self.depth + 1)
         self.outgoing.append(data)
-        self._inner.send(data)
+        super().send(data)
 
     def recv(self) -> bytes:
-        data = self._inner.recv()
+        data = super().recv()
         self.depth = max(self.depth, self._came.get())
         self.incoming.append(data)
         return data
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def run_op(
@@ -235,27 +221,26 @@ def run_op(
     """
     inputs = share_inputs(case)
     ends = MemoryChannel.pair()
-    counting = [CountingChannel(wrap(r, ends[r])) for r in (CLIENT, PROVIDER)]
     depths: list[queue.Queue[int]] = [queue.Queue(), queue.Queue()]
-    channels = [_TracedChannel(counting[r], depths[r], depths[1 - r]) for r in (CLIENT, PROVIDER)]
-    drawn: list[list[np.ndarray]] = [[], []]
+    channels = [
+        _TracedChannel(wrap(r, ends[r]), depths[r], depths[1 - r]) for r in (CLIENT, PROVIDER)
+    ]
     parties = []
     dealer = Dealer()
-    commons = [RecordedStream(common_stream()) for _ in range(2)]
+    common: list[list[np.ndarray]] = [[], []]
     fresh = [Fresh(), Fresh()]
     for rank in (CLIENT, PROVIDER):
         kind = peer_of[1] if peer_of is not None and peer_of[0] != rank else Party
-        own = RecordedStream(Prg.from_os(), fresh[rank].own)
-        source = dealer.source(rank, fresh[rank].taken)
-        party = kind(rank, channels[rank], own, FRAC_BITS, source, commons[rank])
-        party.taps.append(drawn[rank].append)
-        parties.append(party)
+        own = RecordedStream(Prg.from_os(), fresh[rank].own, fresh[rank].words)
+        source = dealer.source(rank, fresh[rank].keep)
+        both = RecordedStream(common_stream(), common[rank])
+        parties.append(kind(rank, channels[rank], own, FRAC_BITS, source, both))
     outputs: list[Any] = [None, None]
     failures: list[BaseException] = []
 
     def work(rank: int) -> None:
         try:
-            with _an_op():
+            with _code_of(an_op=True):
                 outputs[rank] = op.run(parties[rank], inputs[rank], case.static)
         except BaseException as exc:  # re-raised in the caller's thread
             failures.append(exc)
@@ -265,7 +250,7 @@ def run_op(
             dealer.stop()
 
     threads = [threading.Thread(target=work, args=(r,)) for r in (CLIENT, PROVIDER)]
-    with _watched():
+    with mock.patch.object(Prg, "__init__", _refuse_stream):
         for t in threads:
             t.start()
         for t in threads:
@@ -274,7 +259,7 @@ def run_op(
         raise failures[0]  # the cause, not what the peer made of it
     views = [
         View(
-            drawn[r],
+            fresh[r].words,
             [np.frombuffer(data, np.uint8) for data in channels[r].incoming],
             [np.frombuffer(data, np.uint8) for data in channels[r].outgoing],
         )
@@ -284,26 +269,27 @@ def run_op(
     known: set[tuple[tuple[int, ...], bool]] = getattr(broken, "known", set())  # see KnownMask
     modelled = list(op.model(inputs, common_stream(), **case.static)) if op.model else None
     return Outcome(
-        inputs, outputs, views, [c.traffic for c in counting], max(c.depth for c in channels),
-        [p.ledger for p in parties], commons[CLIENT].drawn,
+        inputs, outputs, views, [c.traffic for c in channels], max(c.depth for c in channels),
+        [p.ledger for p in parties], common[CLIENT],
         [leaked_words(*kind) for kind in sorted(known)], modelled,
         fresh,
     )  # fmt: skip
 
 
 class RecordedStream(Prg):
-    """A stream of a party's, keeping what was drawn."""
+    """A stream of a party's; lists keep what was drawn."""
 
-    def __init__(self, inner: Prg, drawn: list[np.ndarray] | None = None) -> None:
-        self._inner = inner
-        self.drawn: list[np.ndarray] = drawn if drawn is not None else []
+    def __init__(self, inner: Prg, *lists: list[np.ndarray]) -> None:
+        self._inner, self._lists = inner, lists
 
     def words(self, shape: tuple[int, ...]) -> np.ndarray:
-        self.drawn.append(self._inner.words(shape))
-        return self.drawn[-1]
+        words = self._inner.words(shape)
+        for drawn in self._lists:
+            drawn.append(words)
+        return words
 
     def child(self, label: str) -> Prg:
-        with _the_tests_own():
+        with _code_of(an_op=False):
             return self._inner.child(label)
 
 
@@ -341,9 +327,9 @@ def reconstruct_words(values: Sequence[Value]) -> np.ndarray:
     """Ring words of both parties' values together."""
     a, b = values
     if isinstance(a, Arith) and isinstance(b, Arith):
-        return sign_extended(a.words + b.words, a.bits)
+        return joined_words(a, b.words)
     if isinstance(a, Bool) and isinstance(b, Bool):
-        return as_words(decode(low_bits(a.words ^ b.words, a.bits), a.dtype, 0))
+        return as_words(decode(joined_words(a, b.words), a.dtype, 0))
     held = [v.value for v in (a, b) if isinstance(v, Public | Private) and v.value is not None]
     for other in held[1:]:
         np.testing.assert_array_equal(held[0], other)

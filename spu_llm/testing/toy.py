@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 
-import numpy as np
-
-from spu_llm.core.op import Cost, Functionality, View, protocol_op
+from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
-from spu_llm.core.prg import Prg
-from spu_llm.core.values import (
-    Arith,
-    Owner,
-    Value,
-)
+from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
+from spu_llm.core.values import Arith, Value
 
 
 def _toy_two_party(party: Party, x: Value, *, rounds: int) -> Arith:
@@ -34,27 +28,15 @@ def _toy_two_party(party: Party, x: Value, *, rounds: int) -> Arith:
     return Arith(words, x.dtype, x.frac_bits)
 
 
-def _toy_simulate(
-    rank: int,
-    prg: Prg,
-    common: Prg,
-    inputs: Sequence[Value],
-    outputs: Sequence[Value],
-    *,
-    rounds: int,
-) -> View:
-    """Masks are uniform; incoming words follow from them and this party's own shares."""
-    (y,) = outputs
-    assert isinstance(y, Arith)
-    own = [prg.words(y.shape) for _ in range(rounds)]
-    # The peer's fresh mask makes every incoming word uniform; the last one is fixed by the output.
-    incoming = [prg.words(y.shape) for _ in range(rounds - 1)]
-    incoming.append(y.words + own[-1])
-    return View(own, incoming)
+def _toy_correct(x: Value, *, rounds: int) -> Correct:
+    def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
+        party.incoming[-1] += wanted.words - made.words
+
+    return correct
 
 
 def _toy_cost(x: Value, *, rounds: int) -> Cost:
-    size = 8 * int(np.prod(x.shape, dtype=int)) * rounds
+    size = 8 * math.prod(x.shape) * rounds
     return Cost(2 * rounds, rounds, size, size)
 
 
@@ -62,8 +44,6 @@ toy_reshare = protocol_op(
     "toy_reshare",
     reference=lambda x, rounds: x,
     two_party=_toy_two_party,
-    owners=lambda x, rounds: [Owner.JOINT],
     cost=_toy_cost,
-    functionality=Functionality(),
-    simulate=_toy_simulate,
+    simulate=uniform_messages(_toy_two_party, _toy_correct),
 )

@@ -20,15 +20,7 @@ from scipy.special import bdtr, chdtrc, ndtr  # the tails of scipy.stats, withou
 from spu_llm.core.op import ProtocolOp, View
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import (
-    Arith,
-    Bool,
-    Owner,
-    Private,
-    Value,
-    as_words,
-    low_bits,
-)
+from spu_llm.core.values import Arith, Bool, Private, Value, as_words, low_bits
 from spu_llm.testing.hiding import insert
 from spu_llm.testing.run import Case, Outcome, common_stream, run_op
 
@@ -84,11 +76,8 @@ def distinguish(
     columns = []
     for outcome, view in pair:
         secrets = hidden(outcome.inputs[rank], outcome.inputs[1 - rank], case)
-        columns.append(
-            columns_of(
-                outcome, rank, view, outputs=fresh or not uniform, hidden=secrets
-            )
-        )
+        shown = fresh or not uniform
+        columns.append(columns_of(outcome, rank, view, outputs=shown, hidden=secrets))
     found = relations(columns[0]) if uniform else []
     if found and twin is not None:
         return found
@@ -104,7 +93,7 @@ def _drawn(outcome: Outcome, rank: int, fresh: bool) -> View:
         own += [
             words
             for part, words in zip(taken.correlation.masks, taken.material.masks, strict=True)
-            if part.holder is Owner.JOINT or part.holder.rank == rank
+            if part.is_held_by(rank)
         ]
         own += [] if fresh else taken.material.results
     return View([words for words in own if words.size], outcome.views[rank].incoming)

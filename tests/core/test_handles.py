@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 from protocols.arithmetic.product import linear
-from spu_llm.compiler import dry_run
+from spu_llm.compiler import dry_run, walker
 from spu_llm.compiler.plan import Run, make_plan
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core import integers, values
 from spu_llm.core.errors import PoolError
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, Private, Public, Stateful, fork
-from spu_llm.runtime import executor, spu_runtime
+from spu_llm.runtime import spu_runtime
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation, reconstruct
+from spu_llm.testing import toy_reshare
 from tests.core.silent_pair import Two, correlation_of, fixed, matrix
 
 C, P, J = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT
@@ -62,19 +63,25 @@ class Counted:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self._count(patch, integers, "_encoded", lambda *_: True)
+        self._count(patch, integers, "digest", lambda *_: True, "digest of a factor")
         self._count(patch, values, "digest", lambda array: array.shape == W.shape)
         self._count(patch, spu_runtime.frontend, "compile", lambda *_, **__: True)
-        self._count(patch, executor, "as_function", lambda *_: True)
+        self._count(patch, walker, "as_function", lambda *_: True)
         self._count(patch, spu_runtime.ShareCodec, "to_spu", lambda _, v: v.shape == W.shape)
 
     def _count(
-        self, patch: pytest.MonkeyPatch, where: Any, name: str, counts: Callable[..., bool]
+        self,
+        patch: pytest.MonkeyPatch,
+        where: Any,
+        name: str,
+        counts: Callable[..., bool],
+        called: str | None = None,
     ) -> None:
         real = getattr(where, name)
 
         def counted(*args: Any, **options: Any) -> Any:
             if counts(*args, **options):
-                self.calls.append(name)
+                self.calls.append(called or name)
             return real(*args, **options)
 
         patch.setattr(where, name, counted)
@@ -110,7 +117,8 @@ def test_a_copy_of_weights_is_encoded_and_prepared_no_second_time(
     (first, y), _ = call(W)
     assert "masked product tests handles 5 3" in first and "hints of 1 matrices" in first
     done = counted.take()
-    assert done.count("_encoded") == done.count("as_function") == 1
+    for once in ("_encoded", "digest of a factor", "as_function"):
+        assert done.count(once) == 1, once
     for w in (W.copy(), np.asfortranarray(W)):
         (again, y_again), _ = call(w)
         assert again == []
@@ -143,9 +151,9 @@ def test_other_weights_under_a_name_are_noticed(parties: Simulation) -> None:
     np.testing.assert_array_equal(other.entries, np.round((W + 1) / 2 * 2.0**18))
 
 
-def test_a_dry_run_with_a_copy_looks_nothing_up_again(
-    parties: Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def runs_of_ops(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Has an entry for every op that a dry run has run."""
     runs: list[int] = []
     source = dry_run._Source
 
@@ -154,6 +162,12 @@ def test_a_dry_run_with_a_copy_looks_nothing_up_again(
         return source()
 
     monkeypatch.setattr(dry_run, "_Source", counted)
+    return runs
+
+
+def test_a_dry_run_with_a_copy_looks_nothing_up_again(
+    parties: Simulation, runs_of_ops: list[int]
+) -> None:
     function = SecureFunction(
         lambda x, w: linear(x, w, label="tests handles, dry"), (C, P), "dry"
     )
@@ -164,9 +178,55 @@ def test_a_dry_run_with_a_copy_looks_nothing_up_again(
     found = []
     for w in (W, W.copy(), W + 1, W.copy()):
         parties.run(lambda session, w=w: program(session, w))  # type: ignore[misc]
-        found.append(len(runs))
+        found.append(len(runs_of_ops))
     # The client finds all in its first run; the provider keeps one matrix for each name.
     assert found == [2, 2, 3, 4]
+
+
+def test_a_dry_run_keeps_so_many_results(
+    runs_of_ops: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a position that moves on, the last ones; what all steps have in common is found."""
+    monkeypatch.setattr(dry_run, "_KEPT", 4)
+
+    def work(x: Any, at: Any) -> Any:
+        return reveal(jax.lax.dynamic_slice_in_dim(x, at, 2), to=C, label="y")
+
+    function = SecureFunction(work, (J, Owner.PUBLIC), "moving")
+    kept = dry_run.DryRun(CLIENT, 18)
+    for at in range(20):
+        args = jax.ShapeDtypeStruct((32,), np.float32), Public(np.asarray(at, np.int32))
+        demand, _ = kept.run(function.plan(*args)[0], args)
+        assert demand.cost.messages == 1
+        assert len(kept._found) <= 4
+    assert len(runs_of_ops) == 1
+
+
+def test_what_a_call_takes_is_found_once(
+    parties: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `make_ready`, or else when ops run side by side; again for the next call."""
+    asked: list[int] = []
+    takes = dry_run.DryRun.takes
+
+    def counted(self: dry_run.DryRun, *call: Any) -> Any:
+        asked.append(1)
+        return takes(self, *call)
+
+    monkeypatch.setattr(dry_run.DryRun, "takes", counted)
+    function = SecureFunction(
+        lambda x, y: (toy_reshare(x, rounds=1), toy_reshare(y, rounds=2)), (J, J), "two ops"
+    )
+    args = [Arith(np.zeros(3, np.uint64), np.dtype(np.float32), 18) for _ in range(2)]
+
+    def program(session: PartySession, ready: bool) -> None:
+        if ready:
+            session.make_ready(function, *args)
+        session.call(function, *args)
+
+    for ready, found in ((False, 4), (True, 4), (False, 8)):
+        parties.run(lambda session, ready=ready: program(session, ready))  # type: ignore[misc]
+        assert len(asked) == found
 
 
 def test_weights_inside_spu(parties: Simulation, counted: Counted) -> None:
@@ -257,5 +317,4 @@ class Subclass(Arith):
 def test_only_what_says_so_has_state() -> None:
     plain = Subclass(np.ones(2, np.uint64), np.dtype(np.float32), 18)
     assert not isinstance(plain, Stateful) and fork([plain, 3]) == [plain, 3]
-    key = dry_run._key("op", {}, [dry_run._Known(plain, False)])
-    assert key == dry_run._key("op", {}, [dry_run._Known(copy.copy(plain), False)]) is not None
+    assert dry_run._key([plain], "op") == dry_run._key([copy.copy(plain)], "op") is not None

@@ -90,6 +90,13 @@ def test_an_encoding_goes_with_the_last_of_its_users() -> None:
     assert key not in integers._factors
 
 
+@pytest.mark.parametrize("w", [np.ones((2, 2)), np.full((2, 2), 1 << 40)])
+def test_nobody_writes_into_an_encoding(w: np.ndarray) -> None:
+    for factor in (factor_of(w, 0), integers.factor_from(w.astype(np.uint64))):
+        with pytest.raises(ValueError, match="read-only"):
+            factor.entries[0, 0] = 5
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 2.0**50])
 def test_weights_outside_the_ring_are_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="fixed-point ring"):

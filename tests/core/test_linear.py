@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spu_llm.compiler.plan import Plan, Run, make_plan
-from spu_llm.compiler.walker import walk_plan
+from spu_llm.compiler.walker import run_local, walk_plan
 from spu_llm.core.values import (
     CLIENT,
     PROVIDER,
@@ -26,7 +26,6 @@ from spu_llm.core.values import (
     encode,
     public,
 )
-from spu_llm.runtime.executor import run_local
 from spu_llm.runtime.simulation import reconstruct
 
 FRAC_BITS = 18

@@ -32,8 +32,8 @@ def told(plan: Plan, inputs: Sequence[str]) -> tuple[list[str], list[str]]:
         asked.append(f"{step.owner.value}({', '.join(operands)})")
         return [f"{asked[-1]}.{i}" for i in range(len(step.outputs))]
 
-    def ops(calls: list[OpCall], operands: list[list[str]]) -> list[list[str]]:
-        terms = [f"{c.op.name}({', '.join(o)})" for c, o in zip(calls, operands, strict=True)]
+    def ops(group: list[tuple[OpCall, list[str]]]) -> list[list[str]]:
+        terms = [f"{call.op.name}({', '.join(operands)})" for call, operands in group]
         asked.append(" | ".join(terms))
         return [[term] for term in terms]
 

@@ -13,7 +13,7 @@ from experiments.spu_baseline import layers as spu_layers
 from models.family import logits
 from models.hf import load_model
 from spu_llm.core.errors import InputError
-from spu_llm.core.values import CLIENT
+from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.session import PlaintextSession, Session
 from spu_llm.runtime.simulation import Simulation
 from tests.tiny import PRIVATE, endless, tiny_params
@@ -49,6 +49,15 @@ def test_flax_computes_the_same_model() -> None:
 def test_steps_with_a_cache_emit_the_greedy_tokens() -> None:
     tokens = decode(PlaintextSession()).tokens
     assert len(tokens) == 1 + STEPS and are_greedy(tokens)
+
+
+def test_other_constants_are_another_program() -> None:
+    def digest(table: np.ndarray) -> str:
+        function = spu_gpt2.WholeFunction(lambda x: x + table, (Owner.JOINT,), "sum")
+        return function.plan(np.zeros(3, np.float32))[0].digest
+
+    one, same, other = (digest(np.full(3, v, np.float32)) for v in (1.5, 1.5, 2.5))
+    assert one == same != other
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ from protocols.arithmetic.cached import append, times_columns, times_rows
 from spu_llm.core.op import Cost, Functionality, View, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.values import CLIENT, Arith, Owner, Public, Value
-from spu_llm.testing import Case, Outcome, reconstruct_words, run_op
+from spu_llm.testing import Case, reconstruct_words, run_op
+from spu_llm.testing.run import Outcome
 
 HEADS, CAP, D = 2, 5, 3
 OPS = {"rows": times_rows, "columns": times_columns}

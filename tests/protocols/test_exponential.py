@@ -30,8 +30,8 @@ from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Arith, Owner, Value
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
-from spu_llm.testing import BrokenParty, Case, OpContract, distinguish, reconstruct_words, run_op
-from spu_llm.testing.views import ROWS
+from spu_llm.testing import ROWS, Case, OpContract, distinguish, reconstruct_words, run_op
+from spu_llm.testing.broken import BrokenParty
 from tests.protocols.test_correlations import check, made
 
 UNIT = 2**FRAC_BITS

@@ -12,14 +12,8 @@ from hypothesis import strategies as st
 from protocols.arithmetic.narrow import narrow, units, widen
 from protocols.arithmetic.truncate import share_of
 from spu_llm.core.values import CLIENT, Arith, Value
-from spu_llm.testing import (
-    FRAC_BITS,
-    Case,
-    OpContract,
-    common_stream,
-    reconstruct_words,
-    run_op,
-)
+from spu_llm.testing import FRAC_BITS, Case, OpContract, reconstruct_words, run_op
+from spu_llm.testing.run import common_stream
 
 WIDE = np.array([0, 1, -1, 2**62, -(2**63), 12345 << 18, 2**30 - 1])
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -23,7 +23,8 @@ from spu_llm.core.op import ProtocolOp
 from spu_llm.core.party import Party
 from spu_llm.core.values import CLIENT, Arith, Value
 from spu_llm.runtime.simulation import Simulation
-from spu_llm.testing import FRAC_BITS, Case, OpContract, Outcome, reconstruct_words, run_op
+from spu_llm.testing import FRAC_BITS, Case, OpContract, reconstruct_words, run_op
+from spu_llm.testing.run import Outcome
 from tests.protocols.composed import ComposedContract
 from tests.protocols.test_correlations import check, made
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from protocols.ot import transfer
 from protocols.ot.select import select
 from protocols.ot.transfer import MAX_ENTRIES
-from spu_llm import testing
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import Channel, SealedChannel
 from spu_llm.core.correlation import Form
@@ -23,15 +22,15 @@ from spu_llm.core.values import CLIENT, PROVIDER, Owner, Value
 from spu_llm.runtime.session import PlaintextSession
 from spu_llm.runtime.simulation import Simulation, reconstruct
 from spu_llm.testing import (
+    FRAC_BITS,
     ROWS,
-    BrokenParty,
     Case,
-    DroppedMask,
     OpContract,
     distinguish,
     reconstruct_words,
     run_op,
 )
+from spu_llm.testing.broken import MASK_TWINS, BrokenParty, DroppedMask
 
 RNG = np.random.default_rng(0)
 
@@ -97,7 +96,7 @@ class TestSelectInANarrowRing(OpContract):
     ]
 
     def test_broken_twins_are_caught(self, monkeypatch: Any) -> None:
-        monkeypatch.setitem(testing.MASK_TWINS, "mask with a hole", LowHole)
+        monkeypatch.setitem(MASK_TWINS, "mask with a hole", LowHole)
         super().test_broken_twins_are_caught()
 
 
@@ -172,7 +171,7 @@ def test_dtype_and_fraction_bits_stay() -> None:
     table = RNG.normal(size=(3, 5)).astype(np.float32)
     outcome = run_op(select, Case((table, np.array([4, 0, 2])), ("provider", "client")))
     for (value,) in outcome.outputs:
-        assert (value.dtype, value.frac_bits) == (np.float32, testing.FRAC_BITS)
+        assert (value.dtype, value.frac_bits) == (np.float32, FRAC_BITS)
     found = reconstruct([o[0] for o in outcome.outputs])
     np.testing.assert_allclose(found, selected(Case((table, np.array([4, 0, 2])), ())), atol=1e-5)
 

@@ -14,15 +14,8 @@ from spu_llm.core.channel import MemoryChannel
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import Arith, Value
-from spu_llm.testing import (
-    Case,
-    Dealer,
-    OpContract,
-    common_stream,
-    reconstruct_words,
-    run_op,
-    share_inputs,
-)
+from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
+from spu_llm.testing.run import Dealer, common_stream, share_inputs
 
 WIDE = np.array([[0, 1, -1], [2**62 - 1, 1 - 2**62, 12345 << 18]])
 NARROW = np.array([0, 1, -1, 2**23 - 1, -(2**23)])

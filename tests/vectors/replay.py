@@ -23,9 +23,10 @@ from spu_llm.core.values import (
     encode,
     frac_bits_of,
     low_bits,
+    owner_of,
     sign_extended,
 )
-from spu_llm.testing import FRAC_BITS, owner_of
+from spu_llm.testing import FRAC_BITS
 from tests.vectors.cases import all_ops
 from tests.vectors.encoding import (
     Json,
