@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -72,6 +72,21 @@ def run_study(
             )
     finally:
         progress.close()
+
+
+def session_record(outcome: Outcome, agreed: Manifest, **more: str) -> dict[str, Any]:
+    """How the result of every study of one session ends: bytes on the wire, what each party
+    learned, the machine, and the session's settings with `more` of the study's own.
+    """
+    return {
+        "wire_bytes": {
+            "client_to_provider": outcome.wire_sent,
+            "provider_to_client": outcome.wire_received,
+        },
+        "learned": outcome.result["learned"],
+        "machine": asdict(machine()),
+        "config": {**more, **agreed},
+    }
 
 
 _LOAD = os.getloadavg()[0]  # before a study does anything

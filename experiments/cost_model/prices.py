@@ -33,6 +33,7 @@ from experiments.cost_model.workload import (
     common_name,
     matrix_sizes,
     of_completion,
+    together,
 )
 from spu_llm.app.output import write_json
 from spu_llm.core.correlation import Correlation
@@ -68,9 +69,6 @@ class Prices:
             raise InputError(f"{path} cannot be read: {exc.strerror}") from None
         except (ValueError, TypeError):
             raise InputError(f"{path} holds no prices; make them by `experiment prices`") from None
-
-    def asdict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def of_units(self, correlation: Correlation, units: float) -> dict[str, float]:
         """Seconds, bytes by direction and messages of units, as their part of full batches."""
@@ -157,7 +155,7 @@ def measure(
 ) -> Prices:
     """Run a completion of every shape without a network, and fit. `more`: results of such runs."""
     results = [*more, *(scale.measure(model, shape, "local") for shape in shapes)]
-    batches: list[tuple[Correlation, dict[str, float]]] = []
+    batches: Batches = []
     steps: list[tuple[Workload, float]] = []
     for result in results:
         if failures := result["failures"]:
@@ -166,14 +164,13 @@ def measure(
         works = of_completion(shape.config, shape.request, [])
         for work, cost in zip(works, [result["prefill"], *result["tokens"]], strict=False):
             steps.append((work, cost["seconds"]))
-        known = works[0].combined(works[1], 1.0, 1.0)
-        batches += batches_of(result, known)
+        batches += batches_of(result, together(works))
     return fit(results[0]["machine"], [r["shape"] for r in results], batches, steps)
 
 
 # ---- fitting
 
-Batches = Sequence[tuple[Correlation, dict[str, float]]]  # what one batch of each costs
+Batches = list[tuple[Correlation, dict[str, float]]]  # what one batch of each costs
 
 
 def fit(
@@ -186,7 +183,7 @@ def fit(
 
     Errors count in proportion to what is fitted.
     """
-    by_kind: dict[str, list[tuple[Correlation, dict[str, float]]]] = {}
+    by_kind: dict[str, Batches] = {}
     for correlation, cost in batches:
         by_kind.setdefault(kind_of(correlation), []).append((correlation, cost))
     flat: dict[str, dict[str, float]] = {}
@@ -240,7 +237,7 @@ def batches_of(result: dict[str, Any], work: Workload) -> Batches:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--with", dest="more", type=_paths, default=[], metavar="FILE,...",
+    parser.add_argument("--with", dest="more", type=commands.names, default=[], metavar="FILE,...",
                         help="results of `experiment scale --network local` to fit to as well")
     commands.add_common(parser)
 
@@ -249,18 +246,15 @@ def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     more = [result for path in options.more for result in _results(path)]
     found = measure(commands.private_model(options), more=more)
-    write_json(options.json or SHIPPED, found.asdict())
+    write_json(options.json or SHIPPED, asdict(found))
     print(f"written to {options.json or SHIPPED}", flush=True)
 
 
-def _paths(text: str) -> list[Path]:
-    return [Path(part) for part in text.split(",")]
-
-
-def _results(path: Path) -> list[dict[str, Any]]:
+def _results(path: str) -> list[dict[str, Any]]:
     """What a study has written, network by network."""
     try:
-        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["networks"]
+        text = Path(path).read_text(encoding="utf-8")
+        found: list[dict[str, Any]] = json.loads(text)["networks"]
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"--with: {path} is not the JSON of a study") from None
     return found

@@ -146,8 +146,3 @@ def secure_block(shape: BlockShape) -> SecureFunction:
 
 
 SECURE_NORMS = SecureFunction(norms, (Owner.PROVIDER, Owner.JOINT), "norms of a block")
-
-
-def extrapolated(part: float, whole: float, slices: int) -> float:
-    """Seconds of the full block from those of its norms and of the slice with them."""
-    return part + slices * max(0.0, whole - part)

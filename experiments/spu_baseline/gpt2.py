@@ -25,9 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from experiments.common.measured import peaks, timed, total
-from experiments.common.memory import forget_peak
-from experiments.common.two_parties import FEW_MESSAGES, run_study
+from experiments.common.measured import forget_peak, opening, peaks, timed, total
+from experiments.common.two_parties import FEW_MESSAGES, run_study, session_record
 from models.family import ModelConfig
 from models.gpt2 import GPT2Config, Params, init_params
 from models.hf import load_config, load_model
@@ -36,18 +35,14 @@ from spu_llm.compiler.plan import Plan, Run
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core._jax import flat_jaxpr
 from spu_llm.core.errors import InputError
-from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, public
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.runtime.session import Session
-from spu_llm.systems.decoding.generate import private_tree
+from spu_llm.runtime.session import Session, private_tree
 from spu_llm.systems.program import Job, Program, Send
 
 SETTINGS = replace(FEW_MESSAGES, exp_mode="EXP_PADE")
 
-open_token = SecureFunction(
-    lambda token: reveal(token, to=Owner.CLIENT, label="token"), (Owner.JOINT,), "open token"
-)
+open_token = opening("token", Owner.JOINT, "open token")
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,12 +163,7 @@ def _without_index(cache: Any) -> Any:
 def share_params(session: Session, config: GPT2Config, params: Params | None) -> Any:
     """The provider's weights under Flax's names as private values; the client passes None."""
     shapes = jax.eval_shape(lambda: flax_params(init_params(config, jax.random.key(0))))
-
-    def held() -> Any:
-        assert params is not None
-        return flax_params(params)
-
-    return private_tree(session, PROVIDER, held, shapes)
+    return private_tree(session, PROVIDER, flax_params, shapes, params)
 
 
 @dataclass(frozen=True)
@@ -333,16 +323,10 @@ def complete(model: Path, prompt: str, capacity: int, steps: int, network: str) 
         PROGRAM, model, Asked(len(tokens), capacity, steps), ClientInputs(tokens),
         tokenizer=model, network=network,
     )  # fmt: skip
-    result = outcome.result
     return {
         "network": network,
         "prompt_tokens": len(tokens),
         "capacity": capacity,
-        **{k: result[k] for k in ("tokens", "set_up", "prefill", "warm_up", "runs", "peak_memory")},
-        "wire_bytes": {
-            "client_to_provider": outcome.wire_sent,
-            "provider_to_client": outcome.wire_received,
-        },
-        "learned": result["learned"],
-        "config": agreed,
+        **outcome.result,
+        **session_record(outcome, agreed),
     }
