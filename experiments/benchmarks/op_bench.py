@@ -26,32 +26,21 @@ from jax.experimental import enable_x64
 from experiments.benchmarks import op_report
 from experiments.benchmarks.op_cases import Input, OpCase, Way, choose, wrong
 from experiments.benchmarks.op_report import failures, notes, ratios
-from experiments.common import commands
-from experiments.common.measured import (
-    forget_peak,
-    hear,
-    make_second_batches,
-    medians,
-    opening,
-    price,
-    resident,
-    summed,
-    total,
-)
+from experiments.common import commands, measured
+from experiments.common.replay import cost_of
 from experiments.common.two_parties import FEW_MESSAGES, run_study, session_record
 from protocols.arithmetic.joint import joint_bits, joint_words
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.op import Cost
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES, Owner, Value, public
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.program import Job, Nothing, Program, Send
 
 LEAD_NS = 100_000_000  # from agreeing on a start to the start: more than a message takes
 
-_note = opening("provider's clock and memory (study)", Owner.PROVIDER, "note")
-_start_together = opening("start of a run (study)", Owner.CLIENT, "start", Owner.PUBLIC)
-_open = opening("results (study)", Owner.JOINT, "open")
+_note = measured.opening("provider's clock and memory (study)", Owner.PROVIDER, "note")
+_start_together = measured.opening("start of a run (study)", Owner.CLIENT, "start", Owner.PUBLIC)
+_open = measured.opening("results (study)", Owner.JOINT, "open")
 _BOTH = (Owner.CLIENT, Owner.PROVIDER)
 _share_words = SecureFunction(joint_words, _BOTH, "share words")
 _share_bits = SecureFunction(joint_bits, _BOTH, "share bits")
@@ -69,7 +58,7 @@ class Asked:
 
     def chosen(self) -> list[tuple[OpCase, list[int]]]:
         """The ops with their sizes; InputError for what cannot be measured."""
-        chosen = choose(list(self.ops), list(self.sizes) or None)
+        chosen = choose(self.ops, self.sizes)
         commands.check_range("--repeat", self.repeat, 1)
         return chosen
 
@@ -133,7 +122,7 @@ class Runs:
         """Medians of the runs after the warm-up, and all runs; the rest is of all of them."""
         warm_up, *runs = self.costs
         of_approximation = {"largest_error": self.largest_error} if self.error else {}
-        return medians(runs) | of_approximation | self.of_memory() | {
+        return measured.medians(runs) | of_approximation | self.of_memory() | {
             "warm_up": warm_up, "runs": runs, "wrong": self.wrong,
         }  # fmt: skip
 
@@ -167,20 +156,19 @@ class Bench:
         ours.demand, _ = session.demand(ours.function, *values)
         for runs in stock.values():
             self._run_once(runs, values)
-        make_second_batches(session, ours.demand)
+        measured.make_second_batches(session, ours.demand)
         mark = len(session.meter.entries)
         for _ in range(self._repeat):
             for runs in (ours, *stock.values()):
                 self._run_once(runs, values)
         chunks = [e for e in session.meter.entries[mark:] if e.kind == "pool"]
-        made_late = total(chunks, session.rank) | {"chunks": len(chunks)}
-        calls = [call.cost for call in ours.demand.calls]
+        made_late = measured.total(chunks, session.rank) | {"chunks": len(chunks)}
+        stated = asdict(cost_of(ours.function, values))
         needs = ours.demand.material.values()
         own = ours.summary()
         own |= {
-            # Of several ops, some side by side: each round is a message each way.
-            "rounds": calls[0].rounds if len(calls) == 1 else int(own["messages"]) // 2,
-            "as_priced": all(_is_priced(cost, calls) for cost in ours.costs[1:]),
+            "rounds": stated.pop("rounds"),
+            "as_priced": all(stated.items() <= cost.items() for cost in ours.costs[1:]),
             "offline": self._ahead(ours.demand) | {"chunks_made": made_late},
             "units": {n.correlation.name: n.units for n in needs},
             "stored_bytes_per_value": sum(8 * n.correlation.words * n.units for n in needs) / count,
@@ -195,7 +183,7 @@ class Bench:
 
     def memory(self) -> dict[str, int]:
         """Resident bytes of both workers now, at the client."""
-        own = resident("VmRSS")
+        own = measured.resident("VmRSS")
         return dict(zip(ROLES, (own, self._hear(own, 0)[1]), strict=True))
 
     def _give(self, x: Input) -> Value:
@@ -240,8 +228,8 @@ class Bench:
 
     def _run_once(self, runs: Runs, values: Sequence[Value]) -> int:
         """Run and check one way once; returns the number of values of its result."""
-        forget_peak()
-        result = self._timed(runs, values, resident("VmRSS"))
+        measured.forget_peak()
+        result = self._timed(runs, values, measured.resident("VmRSS"))
         opened = self._session.get(self._session.call(_open, result))
         if opened is not None:
             runs.check(opened)
@@ -258,14 +246,14 @@ class Bench:
         mark = len(session.meter.entries)
         time.sleep(max(0, start - time.monotonic_ns()) / 1e9)
         result = session.call(runs.function, *values)
-        end, peak = time.monotonic_ns(), resident("VmHWM")
+        end, peak = time.monotonic_ns(), measured.resident("VmHWM")
         entries = session.meter.entries[mark:]
         refill = any(e.kind == "pool" for e in entries)
         assert not (refill and runs.costs), "a refill in the middle of a run"
         memory = peak, peak - before
         their_end, *peers = self._hear(*memory)
         seconds = (max(end, their_end) - start) / 1e9
-        runs.add(total(entries, session.rank) | {"seconds": seconds}, memory, peers)
+        runs.add(measured.total(entries, session.rank) | {"seconds": seconds}, memory, peers)
         return result
 
     def _agree_on_start(self) -> int:
@@ -279,24 +267,13 @@ class Bench:
 
     def _hear(self, *numbers: int) -> list[int]:
         """The provider's time (ns) and its two numbers, at the client; zeros at the provider."""
-        return hear(self._session, _note, time.monotonic_ns(), *numbers)
+        return measured.hear(self._session, _note, time.monotonic_ns(), *numbers)
 
     def _ahead(self, demand: Demand) -> dict[str, Any]:
         """What the material of one call costs to make, together."""
         session = self._session
-        return summed(price(session.meter.entries, demand, session.rank).values())
-
-
-def _is_priced(cost: dict[str, Any], calls: Sequence[Cost]) -> bool:
-    """Whether a run took what its ops state. Ops side by side share messages."""
-    stated = asdict(sum(calls, Cost()))
-    messages = cost["messages"], stated["messages"]
-    fewer = messages[0] < messages[1] if len(calls) > 1 else False
-    return all(
-        cost[name] == stated[name] or (fewer and name == "messages")
-        for name in cost
-        if name != "seconds"
-    )
+        material = measured.price(session.meter.entries, demand, session.rank)
+        return measured.summed(material.values())
 
 
 # ---- the command at the client
@@ -312,7 +289,7 @@ def measure(
     """One network's session, as JSON fields. `model`: any, the provider is started with it."""
     request = Asked(tuple(ops), tuple(sizes or ()), repeat)
     request.chosen()
-    outcome, agreed = run_study(PROGRAM, model, request, tokenizer=model, network=network)
+    outcome, agreed = run_study(PROGRAM, model, request, network=network)
     result = outcome.result
     rows = result["rows"]
     found = [text for row in rows for text in failures(row, network)]

@@ -21,17 +21,10 @@ from protocols.bits.compare import sign
 from protocols.bits.convert import to_arith
 from protocols.bits.logic import and_bits, prefix_or
 from protocols.bits.mux import mux
+from protocols.functions import nonlinear
 from protocols.functions.argmax import argmax
 from protocols.functions.layers import times
 from protocols.functions.maximum import maximum
-from protocols.functions.nonlinear import (
-    gelu,
-    reciprocal,
-    rms_norm,
-    rsqrt,
-    silu,
-    softmax_of_product,
-)
 from protocols.functions.rotary import rotate
 from protocols.ot.select import select
 from spu_llm.core.errors import InputError
@@ -337,25 +330,26 @@ _CASES = [
         _secrets(_words(63)), lambda x, y: joint_fraction(x, y, bits=FRACTION_BITS),
         {"low bits of x ^ y": _fraction},
     ),
-    _function("gelu", "GELU (tanh form)", gelu, lambda x: jax.nn.gelu(x), 2e-3),
-    _function("silu", "SiLU", silu, lambda x: jax.nn.silu(x), 2.5e-3),
+    _function("gelu", "GELU (tanh form)", nonlinear.gelu, lambda x: jax.nn.gelu(x), 2e-3),
+    _function("silu", "SiLU", nonlinear.silu, lambda x: jax.nn.silu(x), 2.5e-3),
     _function(
         "reciprocal", f"1 / x, {_LOW:g} <= x < {_HIGH:g}",
-        lambda x: reciprocal(x, low=_LOW, high=_HIGH)[0], lambda x: 1 / x, 3e-4,
+        lambda x: nonlinear.reciprocal(x, low=_LOW, high=_HIGH)[0], lambda x: 1 / x, 3e-4,
         _shared(_positive), sizes=(1, 16, 256), largest=1 << 12,
     ),
     _function(
         "rsqrt", f"1 / sqrt(x), {_LOW:g} <= x < {_HIGH:g}",
-        lambda x: rsqrt(x, low=_LOW, high=_HIGH)[0], lambda x: jax.lax.rsqrt(x), 2e-4,
+        lambda x: nonlinear.rsqrt(x, low=_LOW, high=_HIGH)[0], lambda x: jax.lax.rsqrt(x), 2e-4,
         _shared(_positive), sizes=(1, 16, 256), largest=1 << 12,
     ),
     _of_row(
         "rms-norm", f"x / sqrt(mean(x^2)), {WIDTH} wide",
-        lambda x: rms_norm(x, epsilon=_EPSILON)[0], _normed, 1e-3,
+        lambda x: nonlinear.rms_norm(x, epsilon=_EPSILON)[0], _normed, 1e-3,
         _shared(_fixed(WIDTH, scale=2)),
     ),
     _of_row(
-        "softmax", f"softmax over {_SCORES}", lambda x: softmax_of_product(x * 2.0**FRAC_BITS),
+        "softmax", f"softmax over {_SCORES}",
+        lambda x: nonlinear.softmax_of_product(x * 2.0**FRAC_BITS),
         lambda x: jax.nn.softmax(x), 4e-4, _shared(_fixed(_SCORES, scale=3)),
     ),
     _rotation("rotate", Owner.PUBLIC, "public"),

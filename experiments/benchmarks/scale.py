@@ -19,18 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.common import commands, report
+from experiments.common import commands, measured, report
 from experiments.common.kinds import by_kind
-from experiments.common.measured import (
-    batches_made,
-    forget_peak,
-    forward,
-    make_second_batches,
-    peaks,
-    price,
-    summed,
-    total,
-)
 from experiments.common.report import both_ways
 from experiments.common.two_parties import run_study, session_record
 from models.family import Params, logits
@@ -128,10 +118,10 @@ def run(session: PartySession, job: Job[Shape, ClientInputs], send: Send) -> dic
         send("stage", name="making weights and programs")
         completion = _Course(session, shape, job)
     session.on_batch = lambda made, total: send("update", name=f"material {made} of {total}")
-    forget_peak()
+    measured.forget_peak()
     send("stage", name=f"prefilling {shape.prompt_tokens} tokens")
     prefill = completion.prefill()
-    after_prefill = peaks(session)
+    after_prefill = measured.peaks(session)
     send("measured", name="prefill", cost=prefill, memory=after_prefill)
     tokens = []
     for i in range(shape.new_tokens):
@@ -144,7 +134,7 @@ def run(session: PartySession, job: Job[Shape, ClientInputs], send: Send) -> dic
         "emitted": completion.emitted,
         "material": material(session),
         "memory_after_prefill": after_prefill,
-        "peak_memory": peaks(session),
+        "peak_memory": measured.peaks(session),
         "learned": session.ledger.learned(),
     }
 
@@ -182,12 +172,12 @@ class _Course:
 
     def _measured(self, phase: str, run: Callable[[], Judged]) -> dict[str, Any]:
         session = self._session
-        done = forward(session, self._decoder, phase, run, self._emit)
+        done = measured.forward(session, self._decoder, phase, run, self._emit)
         if self._second_batches:
-            make_second_batches(session, done.demand)
-        material = price(session.meter.entries, done.demand, session.rank)
+            measured.make_second_batches(session, done.demand)
+        material = measured.price(session.meter.entries, done.demand, session.rank)
         return done.cost | {
-            "offline": summed(material.values()),
+            "offline": measured.summed(material.values()),
             "kinds": by_kind(done.entries, done.steps, session.rank),
             "ops": _by_op(done.entries, session.rank),
             "material": material,
@@ -219,14 +209,14 @@ def _by_op(entries: Sequence[Any], rank: int) -> dict[str, Any]:
     named: dict[str, list[Any]] = {}
     for entry in entries:
         named.setdefault(entry.name if entry.kind == "op" else entry.kind, []).append(entry)
-    return {name: total(some, rank) for name, some in named.items()}
+    return {name: measured.total(some, rank) for name, some in named.items()}
 
 
 def material(session: PartySession) -> list[dict[str, Any]]:
     """What was made in the session, by name of correlation: batches with what each cost."""
     return [
-        {"name": name, "batches": [total([e], session.rank) for e in entries]}
-        for name, entries in batches_made(session.meter.entries).items()
+        {"name": name, "batches": [measured.total([e], session.rank) for e in entries]}
+        for name, entries in measured.batches_made(session.meter.entries).items()
     ]
 
 
@@ -244,8 +234,8 @@ def measure(
     """
     shape.check()
     outcome, agreed = run_study(
-        PROGRAM, model, shape, ClientInputs(shape.prompt()), tokenizer=model,
-        network=network, on_event=lambda e: on_part(e) if e["event"] == "measured" else None,
+        PROGRAM, model, shape, ClientInputs(shape.prompt()), network=network,
+        on_event=lambda e: on_part(e) if e["event"] == "measured" else None,
     )  # fmt: skip
     return {
         "network": network,
@@ -308,7 +298,7 @@ def grouped(material: dict[str, Any]) -> dict[str, Any]:
     kinds: dict[str, list[Any]] = {}
     for name, cost in material.items():
         kinds.setdefault(" ".join(name.split()[:2]), []).append(cost)
-    return {kind: summed(costs) for kind, costs in kinds.items()}
+    return {kind: measured.summed(costs) for kind, costs in kinds.items()}
 
 
 def _parts(found: dict[str, Any], name: str) -> list[str]:

@@ -21,17 +21,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.common import commands, report
+from experiments.common import commands, measured, report
 from experiments.common.kinds import by_kind, chains
-from experiments.common.measured import (
-    Forward,
-    forget_peak,
-    forward,
-    medians,
-    peaks,
-    price,
-    summed,
-)
 from experiments.common.two_parties import run_study, session_record
 from models.draft import Drafter
 from models.family import ModelConfig
@@ -49,6 +40,7 @@ from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs
 from spu_llm.systems.decoding.generate import announce
+from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import Layout
 from spu_llm.systems.program import Job, Program, Send
@@ -62,12 +54,6 @@ class SweepRequest:
     positions: tuple[int, ...]
     repeat: int
     temperature: float
-
-
-@dataclass(frozen=True)
-class ClientInputs:
-    prompt: list[int]
-    draft_dir: str  # the model that drafts
 
 
 PROGRAM = Program(
@@ -110,7 +96,7 @@ def run(session: PartySession, job: Job[SweepRequest, ClientInputs], send: Send)
         send("stage", name="compiling")
         sweep.compile(positions)
     session.on_batch = lambda made, total: send("update", name=f"material {made} of {total}")
-    forget_peak()
+    measured.forget_peak()
     send("stage", name=f"prefilling {sweep.prompt_tokens} tokens")
     prefill = sweep.prefill()
 
@@ -132,7 +118,7 @@ def run(session: PartySession, job: Job[SweepRequest, ClientInputs], send: Send)
         "capacity": sweep.capacity,
         "steps": [step | sweep.known_of(step["positions"]) for step in steps],
         "again": again,
-        "peak_memory": peaks(session),
+        "peak_memory": measured.peaks(session),
         "learned": session.ledger.learned(),
     }
 
@@ -158,7 +144,7 @@ class _Sweep:
         )
         self._secrets = Prg.from_os()  # the provider's part of the joint randomness
         self._last = 0  # positions of the last step
-        self._first: dict[int, Forward] = {}  # step of each size
+        self._first: dict[int, measured.Forward] = {}  # step of each size
 
     def compile(self, positions: Sequence[int]) -> None:
         """Agree with the peer on all programs, before the first secret."""
@@ -195,19 +181,19 @@ class _Sweep:
         """
         step, session = self._first[n], self._session
         demand = step.demand
-        material = price(session.meter.entries, demand, session.rank)
+        material = measured.price(session.meter.entries, demand, session.rank)
         # Bound to the provider's weights: that of the linear layers.
         bound = [n for n, need in demand.material.items() if need.correlation.fixed is not None]
         return {
             "chain": chains(demand.calls, step.steps),
             "segments": sum(isinstance(s, Run) and not s.local for s in step.steps),
-            "offline": summed(material.values()),
-            "offline_linear": summed(material[name] for name in bound if name in material),
+            "offline": measured.summed(material.values()),
+            "offline_linear": measured.summed(material[name] for name in bound if name in material),
             "material": material,
         }
 
-    def _measured(self, phase: str, run: Callable[[], Judged]) -> Forward:
-        return forward(self._session, self._decoder, phase, run, _resolve, self._client)
+    def _measured(self, phase: str, run: Callable[[], Judged]) -> measured.Forward:
+        return measured.forward(self._session, self._decoder, phase, run, _resolve, self._client)
 
     def _inputs(self, count: int) -> JudgeInputs:
         """Both parties' inputs to the verifier of `count` drafts, which the client makes here."""
@@ -285,7 +271,7 @@ def measure(
 
 def _with_median(step: dict[str, Any]) -> dict[str, Any]:
     """`step` with the median over its runs of every figure."""
-    return step | {"median": medians(step["runs"])}
+    return step | {"median": measured.medians(step["runs"])}
 
 
 def table(result: dict[str, Any]) -> str:

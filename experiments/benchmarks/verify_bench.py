@@ -29,18 +29,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.benchmarks import verify_report
+from experiments.benchmarks import verify_data, verify_report
 from experiments.benchmarks.op_bench import Bench, Runs
-from experiments.benchmarks.verify_data import (
-    FRAC_BITS,
-    SAMPLING,
-    Step,
-    exact_weights,
-    mistakes,
-    provider_stream,
-    shared,
-    step_logits,
-)
+from experiments.benchmarks.verify_data import SAMPLING, Step, shared
 from experiments.benchmarks.verify_report import criterion, failures
 from experiments.common import commands
 from experiments.common.measured import forget_peak, make_second_batches, opening, resident
@@ -168,9 +159,9 @@ class VerifyBench(Bench):
         """One variant from one source at a number of drafts, as a row of the result."""
         before = self._begin()
         session, chosen = self._session, verifier(name, SAMPLING)
-        logits = step_logits(self._request.vocab, count)
+        logits = verify_data.step_logits(self._request.vocab, count)
         exact = source == "probabilities"
-        words = np.stack([exact_weights(row) for row in logits]) if exact else logits
+        words = np.stack([verify_data.exact_weights(row) for row in logits]) if exact else logits
         given = shared(session.rank, words, seed=count)
         del words
         runs = Runs(function_of(chosen, exact))
@@ -182,7 +173,7 @@ class VerifyBench(Bench):
             outcome = self._timed(runs, [given, *inputs], before)
             seen = jax.tree.map(session.get, outcome[0])
             if step is not None:
-                wrong = mistakes(step, seen)
+                wrong = verify_data.mistakes(step, seen)
                 found.extend(f"run {number}: {text}" for text in wrong)
                 runs.wrong += bool(wrong)
             return [given, *inputs]
@@ -218,7 +209,7 @@ class VerifyBench(Bench):
         weights = spu_block.random_weights(shape, rng)
         given = spu_block.Inputs(
             *(
-                shared(self._session.rank, encode(x, FRAC_BITS), seed=i)
+                shared(self._session.rank, encode(x, verify_data.FRAC_BITS), seed=i)
                 for i, x in enumerate(inputs)
             )
         )
@@ -260,7 +251,7 @@ class VerifyBench(Bench):
         session, shapes = self._session, chosen.client_shapes(count, self._request.vocab)
         return private_tree(session, CLIENT, attrgetter("client"), shapes, step), private_tree(
             session, PROVIDER, chosen.provider_input, chosen.provider_shapes(count),
-            count, provider_stream(number),
+            count, verify_data.provider_stream(number),
         )  # fmt: skip
 
 
@@ -284,7 +275,7 @@ def function_of(chosen: Verifier, exact: bool) -> SecureFunction:
 def measure_blocks(model: Path, request: Request) -> list[dict[str, Any]]:
     """SPU's block alone on the local network, where nothing but computing takes time."""
     alone = replace(request, variants=(), block=True)
-    outcome, _ = run_study(PROGRAM, model, alone, tokenizer=model, network="local")
+    outcome, _ = run_study(PROGRAM, model, alone)
     blocks: list[dict[str, Any]] = outcome.result["blocks"]
     return blocks
 
@@ -299,7 +290,7 @@ def measure(
     request.check()
     # On the local network they need not be measured twice.
     here = replace(request, block=request.block and network != "local")
-    outcome, agreed = run_study(PROGRAM, model, here, tokenizer=model, network=network)
+    outcome, agreed = run_study(PROGRAM, model, here, network=network)
     result = outcome.result
     blocks = [
         whole_block(block, measured)

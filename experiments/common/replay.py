@@ -139,14 +139,12 @@ def _groups(
     indices = range(len(ops))
     for _, group in itertools.groupby(indices, lambda i: ops[i].group):
         left = list(group)
-        alone = len(left) == 1
         while left:
             chosen: list[int] = []
             taken: set[str] = set()
             for i in left:
-                names = frozenset() if alone else client[i].names
-                if not chosen or not names & taken:
+                if not client[i].names & taken:
                     chosen.append(i)
-                    taken |= names
+                    taken |= client[i].names
             left = [i for i in left if i not in chosen]
             yield [(client[i].messages, provider[i].messages) for i in chosen]

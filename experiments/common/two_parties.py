@@ -41,9 +41,9 @@ def run_study(
 ) -> tuple[Outcome, Manifest]:
     """One session of `program` with a provider process that holds `model`; `inputs`: the client's.
 
-    `tokenizer` is the directory of the client's copy, if it needs one; `sampling_seed` fixes the
-    provider's joint randomness. Events named "stage" and "update" are shown, all others go to
-    `on_event`.
+    `tokenizer` is the directory of the client's copy, that of `model` by default; `sampling_seed`
+    fixes the provider's joint randomness. Events named "stage" and "update" are shown, all others
+    go to `on_event`.
     """
     relays: list[Relay] = []
 
@@ -66,7 +66,7 @@ def run_study(
         with local_provider(
             model, network, studies=True, sampling_seed=sampling_seed
         ) as server:
-            own = None if tokenizer is None else Tokenizer.load(tokenizer)
+            own = Tokenizer.load(tokenizer or model)
             return run_as_client(
                 server, program, request, inputs, show, tokenizer=own, wrap=wrap
             )

@@ -184,30 +184,25 @@ def decode_greedily(
     """
     tokens: list[int] = []
 
-    def emit(result: Any) -> None:
-        token = session.get(session.call(open_token, result))
-        if token is not None:
-            tokens.append(int(token))
+    def forward(phase: str, function: WholeFunction, given: list[int], n: int, *state: Any) -> Any:
+        """After n tokens of the client's, one more is emitted: the cache, and what it cost."""
 
-    def prefill() -> Any:
-        given = session.private(CLIENT, lambda: prompt, (length,), np.int32)
-        token, cache = session.call(stock.prefill, weights, given)
-        emit(token)
-        return cache
+        def work() -> Any:
+            fresh = session.private(CLIENT, lambda: given, (n,), np.int32)
+            token, cache = session.call(function, weights, fresh, *state)
+            opened = session.get(session.call(open_token, token))
+            if opened is not None:
+                tokens.append(int(opened))
+            return cache
 
-    cache, cost = timed(session, "prefill", prefill)
+        return timed(session, phase, work)
+
+    cache, cost = forward("prefill", stock.prefill, prompt, length)
     costs = []
     for i in range(steps):
         before_step(i)
-
-        def step(i: int = i, cache: Any = cache) -> Any:
-            given = session.private(CLIENT, lambda: tokens[-1:], (1,), np.int32)
-            at = public(np.int32(length + i))
-            token, cache = session.call(stock.decode, weights, given, cache, at)
-            emit(token)
-            return cache
-
-        cache, spent = timed(session, f"step {i}", step)
+        at = public(np.int32(length + i))
+        cache, spent = forward(f"step {i}", stock.decode, tokens[-1:], 1, cache, at)
         costs.append(spent)
     return Decoded(tokens, cost, costs)
 
@@ -320,9 +315,8 @@ def complete(model: Path, prompt: str, capacity: int, steps: int, network: str) 
     tokens = Tokenizer.load(model).encode(prompt)
     check(load_config(model), len(tokens), capacity, steps)
     outcome, agreed = run_study(
-        PROGRAM, model, Asked(len(tokens), capacity, steps), ClientInputs(tokens),
-        tokenizer=model, network=network,
-    )  # fmt: skip
+        PROGRAM, model, Asked(len(tokens), capacity, steps), ClientInputs(tokens), network=network
+    )
     return {
         "network": network,
         "prompt_tokens": len(tokens),

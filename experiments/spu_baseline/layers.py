@@ -197,11 +197,8 @@ def measure(
     """One network's session, as JSON fields: `steps` with the cost of one layer of each kind."""
     check(load_config(model), positions, capacity)
     asked = Asked(tuple(positions), capacity)
-    outcome, _ = run_study(PROGRAM, model, asked, tokenizer=model, network=network)
-    return {
-        "network": network, "capacity": capacity, "steps": outcome.result["steps"],
-        "learned": outcome.result["learned"],
-    }  # fmt: skip
+    outcome, _ = run_study(PROGRAM, model, asked, network=network)
+    return {"network": network, "capacity": capacity, **outcome.result}
 
 
 def scaled(layer: dict[str, Any]) -> dict[str, float]:
