@@ -27,10 +27,10 @@ from models.family import Params, logits
 from models.gpt2 import GPT2Config, init_params
 from protocols.verification.distribution import Streams
 from spu_llm.core.errors import InputError
+from spu_llm.core.meter import Entry
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.runtime.session import private_tree
 from spu_llm.systems.decoding.decoder import Judged, JudgeInputs
 from spu_llm.systems.decoding.generate import Completion
 from spu_llm.systems.decoding.request import Request
@@ -154,6 +154,7 @@ class _Course:
         self._prompt = job.client.prompt if session.rank == CLIENT else []
         self._streams = Streams(Prg.from_os(), Prg.from_os())
         self._secrets = Prg.from_os()  # the provider's part of the joint randomness
+        self._no_drafts = np.zeros((0, shape.vocab))  # their distributions
         self.emitted: list[int] = []  # at the client
 
     def prefill(self) -> dict[str, Any]:
@@ -179,37 +180,29 @@ class _Course:
         return done.cost | {
             "offline": measured.summed(material.values()),
             "kinds": by_kind(done.entries, done.steps, session.rank),
-            "ops": _by_op(done.entries, session.rank),
+            "ops": {
+                name: measured.total(entries, session.rank)
+                for name, entries in measured.grouped(done.entries, _op_or_kind).items()
+            },
             "material": material,
         }
 
     def _emit(self, outcome: Any) -> int:
-        q = np.zeros((0, self._completion.layout.config.vocab_size))
-        drafts, token = self._completion.verifier.resolve(outcome, [], q, lambda: 0.0)
+        resolve = self._completion.verifier.resolve
+        drafts, token = resolve(outcome, [], self._no_drafts, lambda: 0.0)
         self.emitted.append(token)
         return drafts
 
     def _inputs(self) -> JudgeInputs:
-        session, verifier = self._session, self._completion.verifier
-        shapes, vocab = self._decoder.judge_shapes(1), self._completion.layout.config.vocab_size
-        position = len(self._prompt) + len(self.emitted)
-        return JudgeInputs(
-            private_tree(
-                session, CLIENT, verifier.client_input, shapes.client,
-                [], np.zeros((0, vocab)), position, self._streams,
-            ),
-            private_tree(
-                session, PROVIDER, verifier.provider_input, shapes.provider, 0, self._secrets
-            ),
+        verifier, position = self._completion.verifier, len(self._prompt) + len(self.emitted)
+        return measured.judge_inputs(
+            self._session, self._decoder, verifier, 0, self._secrets,
+            verifier.client_input, [], self._no_drafts, position, self._streams,
         )  # fmt: skip
 
 
-def _by_op(entries: Sequence[Any], rank: int) -> dict[str, Any]:
-    """Online bytes and seconds by op."""
-    named: dict[str, list[Any]] = {}
-    for entry in entries:
-        named.setdefault(entry.name if entry.kind == "op" else entry.kind, []).append(entry)
-    return {name: measured.total(some, rank) for name, some in named.items()}
+def _op_or_kind(entry: Entry) -> str:
+    return entry.name if entry.kind == "op" else entry.kind
 
 
 def material(session: PartySession) -> list[dict[str, Any]]:

@@ -33,9 +33,8 @@ from protocols.verification.variants import Verifier, verifier
 from spu_llm.compiler.plan import Run
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.runtime.session import private_tree
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs
@@ -197,14 +196,10 @@ class _Sweep:
 
     def _inputs(self, count: int) -> JudgeInputs:
         """Both parties' inputs to the verifier of `count` drafts, which the client makes here."""
-        session, shapes = self._session, self._decoder.judge_shapes(count + 1)
-        session.local(CLIENT, ClientSide.propose, self._client, count)
-        return JudgeInputs(
-            private_tree(session, CLIENT, ClientSide.verifier_input, shapes.client, self._client),
-            private_tree(
-                session, PROVIDER, self._verifier.provider_input, shapes.provider,
-                count, self._secrets,
-            ),
+        self._session.local(CLIENT, ClientSide.propose, self._client, count)
+        return measured.judge_inputs(
+            self._session, self._decoder, self._verifier, count, self._secrets,
+            ClientSide.verifier_input, self._client,
         )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.common.measured import FIGURES, total
+from experiments.common.measured import grouped, total
 from spu_llm.compiler.demand import Call
 from spu_llm.compiler.plan import OpCall, Run, Step
 from spu_llm.core._jax import scope_of
@@ -56,17 +56,15 @@ def by_kind(entries: Sequence[Entry], steps: Sequence[Step], rank: int) -> dict[
     Ops say themselves what they belong to; other work runs in the order of the plan.
     """
     works = iter([step for step in steps if isinstance(step, Run)])
-    found: dict[str, dict[str, Any]] = {}
-    for entry in entries:
+
+    def kind(entry: Entry) -> str:
         if entry.kind == "op":
-            kind = kind_of(entry.scope, entry.name)
-        else:
-            kind = kind_of(_scope_of_run(next(works)), "")
-        cell = found.setdefault(kind, dict.fromkeys(FIGURES, 0))
-        for name, number in total([entry], rank).items():
-            cell[name] += number
+            return kind_of(entry.scope, entry.name)
+        return kind_of(_scope_of_run(next(works)), "")
+
+    found = grouped(entries, kind)
     assert next(works, None) is None, "an entry for each step of the plan"
-    return {kind: found[kind] for kind in KINDS if kind in found}
+    return {kind: total(found[kind], rank) for kind in KINDS if kind in found}
 
 
 def _scope_of_run(run: Run) -> str:

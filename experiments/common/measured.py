@@ -12,16 +12,18 @@ import jax
 import numpy as np
 from jax.experimental import enable_x64
 
+from protocols.verification.variants import Verifier
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.plan import Step
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import Traffic
 from spu_llm.core.meter import Entry
+from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES, Owner
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.runtime.session import Session
-from spu_llm.systems.decoding.decoder import Decoder, Judged
+from spu_llm.runtime.session import Session, private_tree
+from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs
 from spu_llm.systems.decoding.generate import announce
 
 T = TypeVar("T")
@@ -54,6 +56,25 @@ def timed(session: Session, phase: str, work: Callable[[], T]) -> tuple[T, dict[
         "seconds": round(online, 4),
         "offline": offline | {"seconds": round(elapsed - online, 4)},
     }
+
+
+def judge_inputs(
+    session: Session,
+    decoder: Decoder,
+    judge: Verifier,
+    drafts: int,
+    secrets: Prg,
+    work: Callable[..., Any],
+    *args: Any,
+) -> JudgeInputs:
+    """Both parties' inputs to the judge of so many drafts: the client's are `work(*args)`, the
+    provider's of its stream `secrets`.
+    """
+    shapes = decoder.judge_shapes(drafts + 1)
+    return JudgeInputs(
+        private_tree(session, CLIENT, work, shapes.client, *args),
+        private_tree(session, PROVIDER, judge.provider_input, shapes.provider, drafts, secrets),
+    )
 
 
 class Forward(NamedTuple):
@@ -105,13 +126,17 @@ def make_second_batches(session: PartySession, demand: Demand) -> None:
             session.supply.prepare(need.correlation, there + 1, need.fixed)
 
 
-def batches_made(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Those among `entries`, by name of correlation."""
+def grouped(entries: Iterable[Entry], name_of: Callable[[Entry], str]) -> dict[str, list[Entry]]:
+    """Entries by what `name_of` says of them, in order."""
     found: dict[str, list[Entry]] = {}
     for entry in entries:
-        if entry.kind == "pool":
-            found.setdefault(entry.name, []).append(entry)
+        found.setdefault(name_of(entry), []).append(entry)
     return found
+
+
+def batches_made(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Those among `entries`, by name of correlation."""
+    return grouped((e for e in entries if e.kind == "pool"), lambda e: e.name)
 
 
 def price(entries: Sequence[Entry], demand: Demand, rank: int) -> dict[str, dict[str, Any]]:
