@@ -25,7 +25,6 @@ from jax.experimental import enable_x64
 
 from experiments.benchmarks import op_report
 from experiments.benchmarks.op_cases import Input, OpCase, Way, choose, wrong
-from experiments.benchmarks.op_report import failures, notes, ratios
 from experiments.common import commands, measured
 from experiments.common.replay import cost_of
 from experiments.common.two_parties import FEW_MESSAGES, run_study, session_record
@@ -177,7 +176,7 @@ class Bench:
         return {
             "op": case.name, "does": case.does, "size": size, "unit": case.unit, "values": count,
             "ours": own,
-            "stock": [other | {"ratio": ratios(own, other)} for other in others],
+            "stock": [other | {"ratio": op_report.ratios(own, other)} for other in others],
             "memory_before": before,
         }  # fmt: skip
 
@@ -290,17 +289,16 @@ def measure(
     request = Asked(tuple(ops), tuple(sizes or ()), repeat)
     request.chosen()
     outcome, agreed = run_study(PROGRAM, model, request, network=network)
-    result = outcome.result
-    rows = result["rows"]
-    found = [text for row in rows for text in failures(row, network)]
+    rows, first = (outcome.result[name] for name in ("rows", "memory_after_warm_up"))
+    found = [text for row in rows for text in op_report.failures(row, network)]
     return {
         "passed": not found,
         "failures": found,
-        "notes": [text for row in rows for text in notes(row, result["memory_after_warm_up"])],
+        "notes": [text for row in rows for text in op_report.notes(row, first)],
         "network": network,
         "repeat": repeat,
         "rows": rows,
-        "memory_after_warm_up": result["memory_after_warm_up"],
+        "memory_after_warm_up": first,
         **session_record(outcome, agreed),
     }
 

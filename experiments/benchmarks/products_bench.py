@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -47,11 +47,6 @@ def parse(text: str) -> list[tuple[int, int]]:
             f"--shapes must be INPUTSxOUTPUTS,..., up to {LARGEST} entries each, found {text!r}"
         ) from None
     return shapes
-
-
-def measure(shapes: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """All shapes, as JSON fields."""
-    return {"machine": asdict(machine()), "matrices": [of_matrix(*shape) for shape in shapes]}
 
 
 def of_matrix(inputs: int, outputs: int) -> dict[str, Any]:
@@ -127,6 +122,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     shapes = SHAPES if options.shapes is None else parse(options.shapes)
     commands.check_folders(options)
-    result = measure(shapes)
+    matrices = [of_matrix(*shape) for shape in shapes]
+    result = {"machine": asdict(machine()), "matrices": matrices}
     commands.write(options, result)
     print(table(result))

@@ -32,7 +32,6 @@ import numpy as np
 from experiments.benchmarks import verify_data, verify_report
 from experiments.benchmarks.op_bench import Bench, Runs
 from experiments.benchmarks.verify_data import SAMPLING, Step, shared
-from experiments.benchmarks.verify_report import criterion, failures
 from experiments.common import commands
 from experiments.common.measured import forget_peak, make_second_batches, opening, resident
 from experiments.common.replay import cost_of
@@ -216,19 +215,19 @@ class VerifyBench(Bench):
         held = jax.tree.map(lambda w: self._private(PROVIDER, w), weights)
         gains = [held.attention_norm, held.ffn_norm]
         plain_gains = [weights.attention_norm, weights.ffn_norm]
+        # The norms warm SPU up; a slice takes too long for what a further run would tell.
         ways = {
-            "norms": (spu_block.SECURE_NORMS, [gains, given.x]),
-            "slice": (spu_block.secure_block(shape), [held, given]),
+            "norms": (spu_block.SECURE_NORMS, [gains, given.x], 2),
+            "slice": (spu_block.secure_block(shape), [held, given], 1),
         }
         plain = {
             "norms": np.asarray(spu_block.norms(plain_gains, inputs.x)),
             "slice": np.asarray(spu_block.block(weights, inputs, shape)),
         }
         measured: dict[str, Any] = {"draft_length": count, "slices": SLICES}
-        for name, (function, values) in ways.items():
+        for name, (function, values, times) in ways.items():
             runs = Runs(function)
-            # The norms warm SPU up; a slice takes too long for what a further run would tell.
-            for _ in range(2 if name == "norms" else 1):
+            for _ in range(times):
                 result = self._timed(runs, values, before)
             opened = self._session.get(self._session.call(_open, result))
             error = 0.0
@@ -274,8 +273,7 @@ def function_of(chosen: Verifier, exact: bool) -> SecureFunction:
 
 def measure_blocks(model: Path, request: Request) -> list[dict[str, Any]]:
     """SPU's block alone on the local network, where nothing but computing takes time."""
-    alone = replace(request, variants=(), block=True)
-    outcome, _ = run_study(PROGRAM, model, alone)
+    outcome, _ = run_study(PROGRAM, model, replace(request, variants=()))
     blocks: list[dict[str, Any]] = outcome.result["blocks"]
     return blocks
 
@@ -303,7 +301,7 @@ def measure(
         | _ratios(row, of_length.get(row["draft_length"]))
         for row in result["rows"]
     ]
-    found = failures(rows, blocks, network)
+    found = verify_report.failures(rows, blocks, network)
     return {
         "passed": not found,
         "failures": found,
@@ -312,7 +310,7 @@ def measure(
         "repeat": request.repeat,
         "rows": rows,
         "blocks": blocks,
-        "criterion": criterion(rows),
+        "criterion": verify_report.criterion(rows),
         "memory_after_warm_up": result["memory_after_warm_up"],
         **session_record(outcome, agreed),
     }

@@ -15,6 +15,8 @@ which their equations get on shares:
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,13 +80,9 @@ def chains(calls: Sequence[Call], steps: Sequence[Step]) -> dict[str, int]:
     Ops of one parallel group run side by side: it is as long as its longest op, and counts for that
     op's kind. Segments, whose chains SPU does not tell, are left out.
     """
-    ops = [step for step in steps if isinstance(step, OpCall)]
-    longest: dict[int, tuple[int, str]] = {}
-    for call, step in zip(calls, ops, strict=True):
-        before = longest.get(step.group)
-        if before is None or call.cost.rounds > before[0]:
-            longest[step.group] = call.cost.rounds, kind_of(call.scope, call.op)
-    found: dict[str, int] = {}
-    for rounds, kind in longest.values():
-        found[kind] = found.get(kind, 0) + rounds
+    groups = [step.group for step in steps if isinstance(step, OpCall)]
+    found: dict[str, int] = defaultdict(int)
+    for _, pairs in itertools.groupby(zip(groups, calls, strict=True), lambda pair: pair[0]):
+        longest = max((call for _, call in pairs), key=lambda call: call.cost.rounds)
+        found[kind_of(longest.scope, longest.op)] += longest.cost.rounds
     return found

@@ -80,7 +80,7 @@ class Replay:
     def _exchange(self, sides: Sequence[_Side]) -> None:
         """Both parties' tasks until all have ended."""
         coming: list[deque[tuple[float, Sequence[Part]]]] = [deque(), deque()]
-        while not all(side.done for side in sides):
+        while any(side.left for side in sides):
             before = [len(q) for q in coming], [side.left for side in sides]
             for rank, side in enumerate(sides):
                 for message in side.advance():
@@ -89,12 +89,12 @@ class Replay:
                     self.messages[rank] += 1
                     due = self._links[rank].due(size + SEAL_BYTES, self.now[rank])
                     coming[1 - rank].append((due, message))
-                if coming[rank] and not side.done:
+                if coming[rank] and side.left:
                     due, parts = coming[rank].popleft()
                     self.now[rank] = max(self.now[rank], due)
                     side.take(parts)
             after = [len(q) for q in coming], [side.left for side in sides]
-            assert before != after or all(s.done for s in sides), "the parties wait for each other"
+            assert before != after, "the parties wait for each other"
 
 
 class _Side:
@@ -109,10 +109,6 @@ class _Side:
     def left(self) -> int:
         """Messages to come."""
         return sum(map(len, self._tasks))
-
-    @property
-    def done(self) -> bool:
-        return not self.left
 
     def advance(self) -> list[list[Part]]:
         """What is sent until every task waits: one message, or one for each part."""

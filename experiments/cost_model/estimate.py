@@ -120,6 +120,11 @@ def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
     making = slower * offline["seconds"] + offline["messages"] / 2 * shape.delay_s
     if shape.bits_per_s:
         making += 8.0 / shape.bits_per_s * both_ways(offline)
+    stored = [
+        8 * kind.words * work.units[name]
+        for name, kind in work.correlations.items()
+        if kind.fixed is None
+    ]
     whole = ("messages", "rounds", "client_to_provider", "provider_to_client", "hint_bytes")
     return {
         "seconds": sum(parts.values()),
@@ -128,13 +133,7 @@ def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
         "bytes_of": {kind: round(n) for kind, n in work.bytes_of.items()},
         "offline": offline | {"seconds": making},
         "material": material,
-        "stored_bytes": round(
-            sum(
-                8 * kind.words * work.units[name]
-                for name, kind in work.correlations.items()
-                if kind.fixed is None
-            )
-        ),
+        "stored_bytes": round(sum(stored)),
     }
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,16 +26,10 @@ import numpy as np
 from scipy.optimize import nnls
 
 from experiments.benchmarks import scale
-from experiments.benchmarks.scale import Shape
 from experiments.common import commands
-from experiments.cost_model.workload import (
-    COMPUTE,
-    Workload,
-    common_name,
-    matrix_sizes,
-    of_completion,
-    together,
-)
+from experiments.common.measured import summed
+from experiments.cost_model import workload
+from experiments.cost_model.workload import COMPUTE, Workload, matrix_sizes
 from spu_llm.app.output import write_json
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import InputError, SpuLlmError
@@ -91,13 +86,11 @@ class Prices:
 
     def of_material(self, work: Workload) -> dict[str, dict[str, float]]:
         """Of all that a step takes, by kind."""
-        found: dict[str, dict[str, float]] = {}
+        found: dict[str, list[dict[str, float]]] = defaultdict(list)
         for name, units in work.units.items():
-            cost = self.of_units(work.correlations[name], units)
-            cell = found.setdefault(kind_of(work.correlations[name]), dict.fromkeys(cost, 0.0))
-            for figure, number in cost.items():
-                cell[figure] += number
-        return found
+            correlation = work.correlations[name]
+            found[kind_of(correlation)].append(self.of_units(correlation, units))
+        return {kind: summed(costs) for kind, costs in found.items()}
 
     def computing(self, work: Workload) -> float:
         """Seconds of a step online, but for the network."""
@@ -143,7 +136,7 @@ _TERMS: Mapping[str, Callable[[Correlation, str], list[float]]] = {
 
 # Small models whose blocks and matrices differ enough for all terms, and larger ones' shapes.
 SHAPES = tuple(
-    Shape(1, width, heads, vocab, 256, prompt, 1, second_batches=True)
+    scale.Shape(1, width, heads, vocab, 256, prompt, 1, second_batches=True)
     for width, heads, vocab, prompt in (
         (64, 2, 1024, 8), (128, 2, 4096, 32), (256, 4, 2048, 16), (384, 6, 8192, 24),
     )
@@ -151,7 +144,7 @@ SHAPES = tuple(
 
 
 def measure(
-    model: Path, shapes: Sequence[Shape] = SHAPES, more: Sequence[dict[str, Any]] = ()
+    model: Path, shapes: Sequence[scale.Shape] = SHAPES, more: Sequence[dict[str, Any]] = ()
 ) -> Prices:
     """Run a completion of every shape without a network, and fit. `more`: results of such runs."""
     results = [*more, *(scale.measure(model, shape, "local") for shape in shapes)]
@@ -160,11 +153,11 @@ def measure(
     for result in results:
         if failures := result["failures"]:
             raise SpuLlmError(f"a result is wrong: {failures[0]}")
-        shape = Shape(**result["shape"])
-        works = of_completion(shape.config, shape.request, [])
+        shape = scale.Shape(**result["shape"])
+        works = workload.of_completion(shape.config, shape.request, [])
         for work, cost in zip(works, [result["prefill"], *result["tokens"]], strict=False):
             steps.append((work, cost["seconds"]))
-        batches += batches_of(result, together(works))
+        batches += batches_of(result, workload.together(works))
     return fit(results[0]["machine"], [r["shape"] for r in results], batches, steps)
 
 
@@ -183,9 +176,9 @@ def fit(
 
     Errors count in proportion to what is fitted.
     """
-    by_kind: dict[str, Batches] = {}
+    by_kind: dict[str, Batches] = defaultdict(list)
     for correlation, cost in batches:
-        by_kind.setdefault(kind_of(correlation), []).append((correlation, cost))
+        by_kind[kind_of(correlation)].append((correlation, cost))
     flat: dict[str, dict[str, float]] = {}
     fitted: dict[str, dict[str, list[float]]] = {}
     messages: dict[str, float] = {}
@@ -223,7 +216,7 @@ def batches_of(result: dict[str, Any], work: Workload) -> Batches:
     """
     found = []
     for row in result["material"]:
-        correlation = work.correlations.get(common_name(row["name"]))
+        correlation = work.correlations.get(workload.common_name(row["name"]))
         if correlation is None:
             continue
         batches = row["batches"][1:] or row["batches"]

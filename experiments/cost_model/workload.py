@@ -7,7 +7,6 @@ models so small that they are run whole.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import re
@@ -133,7 +132,7 @@ def _of_calls(
         for replay in replays.values():
             replay.play(client.plan.steps, client.demand.calls, provider.demand.calls)
     rounds = replays.pop("rounds")
-    counts = {
+    sent = {
         "messages": float(sum(rounds.messages)),
         "rounds": round(rounds.seconds),
         "client_to_provider": float(rounds.sent[CLIENT]),
@@ -141,12 +140,11 @@ def _of_calls(
         **{f"seconds {name}": replay.seconds for name, replay in replays.items()},
     }
     client, _ = calls[0]
-    work = _of_plan(client.plan, client.demand)
-    return dataclasses.replace(work, counts=work.counts | counts)
+    return _of_plan(client.plan, client.demand, sent)
 
 
-def _of_plan(plan: Plan, demand: Demand) -> Workload:
-    """What a call takes and computes."""
+def _of_plan(plan: Plan, demand: Demand, sent: dict[str, float]) -> Workload:
+    """What a call takes and computes, beside what is sent."""
     units: dict[str, float] = defaultdict(float)
     correlations: dict[str, Correlation] = {}
     bytes_of: dict[str, float] = defaultdict(float)
@@ -167,7 +165,7 @@ def _of_plan(plan: Plan, demand: Demand) -> Workload:
                 counts["weight_products"] += need.units * correlation.fixed.size
                 matrices.add(matrix_of(correlation))
     counts["hint_bytes"] = float(sum(matrix.hint_bytes for matrix in matrices))
-    return Workload(counts, units, correlations, bytes_of)
+    return Workload(counts | sent, units, correlations, bytes_of)
 
 
 def common_name(name: str) -> str:

@@ -16,7 +16,7 @@ Bytes do not grow like that: every product sends its encrypted rows, however man
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -42,8 +42,7 @@ class BlockShape:
     past: int = 64
 
     def sliced(self, slices: int) -> BlockShape:
-        heads, hidden = self.heads // slices, self.hidden // slices
-        return BlockShape(self.width, heads, self.head_dim, hidden, self.past)
+        return replace(self, heads=self.heads // slices, hidden=self.hidden // slices)
 
 
 class Weights(NamedTuple):

@@ -26,7 +26,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from experiments.common import commands, report
-from experiments.common.report import both_ways
 from experiments.common.two_parties import machine
 from experiments.spu_baseline import layers as spu_layers
 from models.hf import load_config
@@ -131,7 +130,7 @@ def measure(
         kinds = {}
         for layer in found["steps"][0]["layers"]:
             cost = spu_layers.scaled(layer)
-            kinds[layer["kind"]] = {"bytes": both_ways(cost), "messages": cost["messages"]}
+            kinds[layer["kind"]] = {"bytes": report.both_ways(cost), "messages": cost["messages"]}
         rows.append({
             "name": option.name, "settings": asdict(option.config),
             **{figure: sum(cost[figure] for cost in kinds.values()) for figure in _FIGURES},
