@@ -21,22 +21,18 @@ from protocols.bits.compare import sign
 from protocols.bits.convert import to_arith
 from protocols.bits.logic import and_bits, prefix_or
 from protocols.bits.mux import mux
+from protocols.functions import nonlinear
 from protocols.functions.argmax import argmax
+from protocols.functions.layers import times
 from protocols.functions.maximum import maximum
-from protocols.functions.nonlinear import (
-    gelu,
-    reciprocal,
-    rms_norm,
-    rsqrt,
-    silu,
-    softmax_of_product,
-)
+from protocols.functions.rotary import rotate
 from protocols.ot.select import select
 from spu_llm.core.errors import InputError
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import Owner
 
 Way = Callable[..., Any]
+Make = Callable[[np.random.Generator, int], np.ndarray]  # test data of a size
 
 FRAC_BITS = SpuConfig().frac_bits
 ELEMENTWISE = 1_000_000  # the largest size of an op on single values
@@ -49,6 +45,7 @@ _ROW_BITS = 24  # of numbers whose largest is looked for
 _SHIFT = 18  # the fraction bits of a fixed-point product
 _EPSILON = 1e-5  # of norms
 _SCORES = 64  # a row of a softmax
+_HEADS, _HEAD = 4, 64  # of a row that is turned, and the width of each
 _RANGE = 2.0**-4, 2.0**6  # of reciprocals
 _EXACT_BITS = 10  # fraction bits of test data: products of two fit the ring exactly
 
@@ -66,6 +63,9 @@ class Input:
     boolean: bool = False
 
 
+Inputs = Callable[[np.random.Generator, int], Sequence[Input]]
+
+
 @dataclass(frozen=True)
 class OpCase:
     """One op to measure.
@@ -81,7 +81,7 @@ class OpCase:
     name: str
     does: str
     unit: str
-    inputs: Callable[[np.random.Generator, int], Sequence[Input]]
+    inputs: Inputs
     ours: Way
     stock: Mapping[str, Way]
     sizes: tuple[int, ...] = (1, 1000, 10000)
@@ -104,39 +104,47 @@ def integers(rng: np.random.Generator, bits: int, *shape: int) -> np.ndarray:
     return x
 
 
-def _bits(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.integers(0, 2, shape).astype(np.bool_)
-
-
-def _fixed(rng: np.random.Generator, *shape: int) -> np.ndarray:
+def fixed(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """float32 of standard deviation 1 whose products of two are exact in the ring."""
     scale = 2.0**_EXACT_BITS
     return (np.round(rng.normal(size=shape) * scale) / scale).astype(np.float32)
 
 
-def _integers(bits: int, count: int = 1) -> Any:
-    return lambda rng, size: [Input(integers(rng, bits, size)) for _ in range(count)]
+def _words(bits: int) -> Make:
+    return lambda rng, size: integers(rng, bits, size)
 
 
-def _shared_bits(count: int, *shape: int) -> Any:
-    return lambda rng, size: [Input(_bits(rng, size, *shape)) for _ in range(count)]
+def _bits(*shape: int) -> Make:
+    return lambda rng, size: rng.integers(0, 2, (size, *shape)).astype(np.bool_)
 
 
-def _truncation_inputs(bits: int) -> Any:
-    def inputs(rng: np.random.Generator, size: int) -> Sequence[Input]:
-        return Input(integers(rng, bits, size)), Input(_fixed(rng, size))
-
-    return inputs
+def _fixed(*shape: int, scale: float = 1) -> Make:
+    return lambda rng, size: scale * fixed(rng, size, *shape)
 
 
-def _matrices(rng: np.random.Generator, size: int) -> Sequence[Input]:
-    return Input(_fixed(rng, size, _M, _K)), Input(_fixed(rng, size, _K, _N))
+def _positive(rng: np.random.Generator, size: int) -> np.ndarray:
+    low, high = np.log2(_RANGE)
+    x = 2.0 ** rng.uniform(low, high, size)
+    scale = 2.0**FRAC_BITS / 64
+    return (np.ceil(x * scale) / scale).clip(max=_RANGE[1] * 0.999).astype(np.float32)
 
 
-def _layer(rng: np.random.Generator, size: int) -> Sequence[Input]:
-    # One matrix for all sizes: its prepared masks serve them all.
-    w = _fixed(np.random.default_rng(0), WIDTH, WIDTH)
-    return Input(_fixed(rng, size, WIDTH)), Input(w, Owner.PROVIDER)
+def _shared(*parts: Make, boolean: bool = False) -> Inputs:
+    """Shared arrays, one after the other."""
+    return lambda rng, size: [Input(make(rng, size), boolean=boolean) for make in parts]
+
+
+_ACTIVATIONS = _shared(_fixed(scale=3))
+
+
+def _secrets(make: Make) -> Inputs:
+    """One secret array of each party."""
+    owners = Owner.CLIENT, Owner.PROVIDER
+    return lambda rng, size: [Input(make(rng, size), owner) for owner in owners]
+
+
+def _rows(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    return [Input(integers(rng, _ROW_BITS, TABLES, size))]
 
 
 def _tables(rng: np.random.Generator, size: int) -> Sequence[Input]:
@@ -144,37 +152,10 @@ def _tables(rng: np.random.Generator, size: int) -> Sequence[Input]:
     return Input(integers(rng, 64, TABLES, size)), Input(index, Owner.CLIENT)
 
 
-def _rows(rng: np.random.Generator, size: int) -> Sequence[Input]:
-    return [Input(integers(rng, _ROW_BITS, TABLES, size))]
-
-
-def _bits_and_words(rng: np.random.Generator, size: int) -> Sequence[Input]:
-    return Input(_bits(rng, size)), Input(integers(rng, 62, size))
-
-
-def _activations(rng: np.random.Generator, size: int) -> Sequence[Input]:
-    return [Input(3 * _fixed(rng, size))]
-
-
-def _residuals(rng: np.random.Generator, size: int) -> Sequence[Input]:
-    return [Input(2 * _fixed(rng, size, WIDTH))]
-
-
-def _scores(rng: np.random.Generator, size: int) -> Sequence[Input]:
-    return [Input(3 * _fixed(rng, size, _SCORES))]
-
-
-def _positive(rng: np.random.Generator, size: int) -> Sequence[Input]:
-    low, high = np.log2(_RANGE)
-    x = 2.0 ** rng.uniform(low, high, size)
-    scale = 2.0**FRAC_BITS / 64
-    return [Input((np.ceil(x * scale) / scale).clip(max=_RANGE[1] * 0.999).astype(np.float32))]
-
-
-def _secrets(make: Callable[..., np.ndarray]) -> Any:
-    """One secret array of each party."""
-    owners = Owner.CLIENT, Owner.PROVIDER
-    return lambda rng, size: [Input(make(rng, size), owner) for owner in owners]
+def _layer(rng: np.random.Generator, size: int) -> Sequence[Input]:
+    # One matrix for all sizes: its prepared masks serve them all.
+    w = fixed(np.random.default_rng(0), WIDTH, WIDTH)
+    return Input(fixed(rng, size, WIDTH)), Input(w, Owner.PROVIDER)
 
 
 # ---- SPU's own ways
@@ -210,19 +191,26 @@ def _normed(x: Any) -> Any:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + _EPSILON)
 
 
+def _turned(x: Any, cos: Any, sin: Any) -> Any:
+    a, b = jnp.split(x, 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
 # ---- the table
 
 
 def _sign(bits: int) -> OpCase:
     return OpCase(
-        f"sign-{bits}", f"x < 0 of {bits} bits", "values", _integers(bits),
+        f"sign-{bits}", f"x < 0 of {bits} bits", "values", _shared(_words(bits)),
         lambda x: sign(x, bits=bits), {"x < 0": lambda x: x < 0},
     )  # fmt: skip
 
 
 def _truncation(how: How, bits: int, slack: int) -> OpCase:
     return OpCase(
-        f"truncate-{how}", f"x / 2^{_SHIFT} of {bits} bits", "values", _truncation_inputs(bits),
+        f"truncate-{how}", f"x / 2^{_SHIFT} of {bits} bits", "values",
+        _shared(_words(bits), _fixed()),
         lambda x, f: truncate(x, shift=_SHIFT, how=how, bits=bits),
         {
             # The sum makes additive shares of the bits that a shift leaves behind.
@@ -249,21 +237,35 @@ def _of_rows(name: str, does: str, ours: Way, stock: Mapping[str, Way]) -> OpCas
 
 
 def _function(
-    name: str, does: str, ours: Way, stock: Way, error: float, inputs: Any = _activations,
+    name: str, does: str, ours: Way, stock: Way, error: float, inputs: Inputs = _ACTIVATIONS,
     unit: str = "values", sizes: tuple[int, ...] = (64, 1024, 8192), largest: int = 1 << 16,
 ) -> OpCase:  # fmt: skip
     return OpCase(name, does, unit, inputs, ours, {"default": stock}, sizes, largest, error=error)
 
 
-def _of_row(name: str, does: str, ours: Way, stock: Way, error: float, inputs: Any) -> OpCase:
+def _of_row(name: str, does: str, ours: Way, stock: Way, error: float, inputs: Inputs) -> OpCase:
     return _function(name, does, ours, stock, error, inputs, "rows", (1, 8, 64), 1 << 10)
+
+
+def _rotation(name: str, owner: Owner, whose: str) -> OpCase:
+
+    def inputs(rng: np.random.Generator, size: int) -> Sequence[Input]:
+        angles = rng.uniform(-np.pi, np.pi, (size, _HEAD // 2))
+        turns = [Input(f(angles).astype(np.float32), owner) for f in (np.cos, np.sin)]
+        return [Input(fixed(rng, size, _HEADS, _HEAD)), *turns]
+
+    def ours(x: Any, cos: Any, sin: Any) -> Any:
+        return rotate(x, cos, sin, hidden=owner is not Owner.PUBLIC)
+
+    does = f"{_HEADS} heads of {_HEAD} turned by {whose} angles"
+    return _of_row(name, does, ours, _turned, 4e-5, inputs)
 
 
 _LOW, _HIGH = _RANGE
 _CASES = [
     *(_sign(bits) for bits in (12, 16, 24, 32, 64)),
     OpCase(
-        "to-arith", "a bit as additive shares", "bits", _shared_bits(1), to_arith,
+        "to-arith", "a bit as additive shares", "bits", _shared(_bits()), to_arith,
         # A bit stays one in SPU until arithmetic asks for more.
         {"3 * x": lambda x: 3 * x.astype(jnp.int64)},
     ),
@@ -271,16 +273,21 @@ _CASES = [
     _truncation("local", 24, slack=1),
     _truncation("exact", 62, slack=0),
     OpCase(
-        "multiply", "x * y mod 2^64", "values", _integers(64, 2), multiply,
+        "multiply", "x * y mod 2^64", "values", _shared(_words(64), _words(64)), multiply,
         {"x * y": lambda x, y: x * y},
     ),
     OpCase(
-        "square", "x * x mod 2^64", "values", _integers(64), square,
+        "square", "x * x mod 2^64", "values", _shared(_words(64)), square,
         {"x * x": lambda x: x * x},
     ),
     OpCase(
+        "times", "x * y, fixed point", "values", _shared(_fixed(), _fixed()), times,
+        {"x * y": lambda x, y: x * y},
+    ),
+    OpCase(
         "matmul", f"[{_M}, {_K}] @ [{_K}, {_N}], fixed point", "matrices",
-        _matrices, matmul, {"x @ y": jnp.matmul}, sizes=(1, 4, 16), largest=1 << 9,
+        _shared(_fixed(_M, _K), _fixed(_K, _N)), matmul, {"x @ y": jnp.matmul},
+        sizes=(1, 4, 16), largest=1 << 9,
     ),
     OpCase(
         "linear", f"[rows, {WIDTH}] @ the provider's [{WIDTH}, {WIDTH}], fixed point", "rows",
@@ -290,7 +297,7 @@ _CASES = [
     _selection("select", 64),
     _selection("select-narrow", 24),
     OpCase(
-        "mux", "a bit times a word", "values", _bits_and_words, mux,
+        "mux", "a bit times a word", "values", _shared(_bits(), _words(62)), mux,
         {"where(b, x, 0)": lambda b, x: jnp.where(b, x, 0), "b * x": lambda b, x: b * x},
     ),
     _of_rows("maximum", "the largest", lambda x: maximum(x, bits=_ROW_BITS + 1),
@@ -298,52 +305,55 @@ _CASES = [
     _of_rows("argmax", "the index of the largest", lambda x: argmax(x, bits=_ROW_BITS + 1),
              {"argmax": lambda x: jnp.argmax(x, axis=-1).astype(jnp.int32)}),
     OpCase(
-        "and-bits", "x & y of bits", "bits", _shared_bits(2), and_bits,
+        "and-bits", "x & y of bits", "bits", _shared(_bits(), _bits()), and_bits,
         {"x & y": lambda x, y: x & y},
     ),
     OpCase(
-        "and-words", "x & y of 64 bits", "words",
-        lambda rng, size: [Input(integers(rng, 64, size), boolean=True) for _ in range(2)],
+        "and-words", "x & y of 64 bits", "words", _shared(_words(64), _words(64), boolean=True),
         and_bits, {"x & y": lambda x, y: x & y},
     ),
     OpCase(
-        "prefix-or", f"x_0 | .. | x_i of {PREFIX} bits", "rows", _shared_bits(1, PREFIX), prefix_or,
+        "prefix-or", f"x_0 | .. | x_i of {PREFIX} bits", "rows", _shared(_bits(PREFIX)), prefix_or,
         {"doubling steps": _log_or, "cummax": _largest_so_far},
     ),
     OpCase(
-        "joint-bits", "random bits that neither party knows", "bits", _secrets(_bits), joint_bits,
+        "joint-bits", "random bits that neither party knows", "bits", _secrets(_bits()), joint_bits,
         {"x ^ y": lambda x, y: x ^ y},
     ),
     OpCase(
         "joint-words", "random words that neither party knows", "words",
-        _secrets(lambda rng, size: integers(rng, 64, size)), joint_words,
+        _secrets(_words(64)), joint_words,
         {"x + y": lambda x, y: x + y},
     ),
     OpCase(
         "joint-fraction", "random fractions that neither party knows", "values",
-        _secrets(lambda rng, size: integers(rng, 63, size)),
-        lambda x, y: joint_fraction(x, y, bits=FRACTION_BITS), {"low bits of x ^ y": _fraction},
+        _secrets(_words(63)), lambda x, y: joint_fraction(x, y, bits=FRACTION_BITS),
+        {"low bits of x ^ y": _fraction},
     ),
-    _function("gelu", "GELU (tanh form)", gelu, lambda x: jax.nn.gelu(x), 2e-3),
-    _function("silu", "SiLU", silu, lambda x: jax.nn.silu(x), 2.5e-3),
+    _function("gelu", "GELU (tanh form)", nonlinear.gelu, lambda x: jax.nn.gelu(x), 2e-3),
+    _function("silu", "SiLU", nonlinear.silu, lambda x: jax.nn.silu(x), 2.5e-3),
     _function(
         "reciprocal", f"1 / x, {_LOW:g} <= x < {_HIGH:g}",
-        lambda x: reciprocal(x, low=_LOW, high=_HIGH)[0], lambda x: 1 / x, 3e-4,
-        _positive, sizes=(1, 16, 256), largest=1 << 12,
+        lambda x: nonlinear.reciprocal(x, low=_LOW, high=_HIGH)[0], lambda x: 1 / x, 3e-4,
+        _shared(_positive), sizes=(1, 16, 256), largest=1 << 12,
     ),
     _function(
         "rsqrt", f"1 / sqrt(x), {_LOW:g} <= x < {_HIGH:g}",
-        lambda x: rsqrt(x, low=_LOW, high=_HIGH)[0], lambda x: jax.lax.rsqrt(x), 2e-4,
-        _positive, sizes=(1, 16, 256), largest=1 << 12,
+        lambda x: nonlinear.rsqrt(x, low=_LOW, high=_HIGH)[0], lambda x: jax.lax.rsqrt(x), 2e-4,
+        _shared(_positive), sizes=(1, 16, 256), largest=1 << 12,
     ),
     _of_row(
         "rms-norm", f"x / sqrt(mean(x^2)), {WIDTH} wide",
-        lambda x: rms_norm(x, epsilon=_EPSILON)[0], _normed, 1e-3, _residuals,
+        lambda x: nonlinear.rms_norm(x, epsilon=_EPSILON)[0], _normed, 1e-3,
+        _shared(_fixed(WIDTH, scale=2)),
     ),
     _of_row(
-        "softmax", f"softmax over {_SCORES}", lambda x: softmax_of_product(x * 2.0**FRAC_BITS),
-        lambda x: jax.nn.softmax(x), 4e-4, _scores,
+        "softmax", f"softmax over {_SCORES}",
+        lambda x: nonlinear.softmax_of_product(x * 2.0**FRAC_BITS),
+        lambda x: jax.nn.softmax(x), 4e-4, _shared(_fixed(_SCORES, scale=3)),
     ),
+    _rotation("rotate", Owner.PUBLIC, "public"),
+    _rotation("rotate-hidden", Owner.CLIENT, "the client's"),
 ]  # fmt: skip
 OPS = {case.name: case for case in _CASES}
 ALIASES = {"sign": "sign-24"}

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spu_llm.core.errors import InputError
+from experiments.common import report
+from experiments.common.report import both_ways
 
-COUNTS = ("seconds", "client_to_provider", "provider_to_client", "messages")
 MEMORY_LIMIT = 1 << 30  # bytes of one party
 
 
@@ -17,9 +17,6 @@ def ratios(ours: dict[str, Any], stock: dict[str, Any]) -> dict[str, float | Non
     """Ours through SPU's: seconds, bytes and messages online, and the first two with what is made
     ahead of time; None where SPU needs nothing.
     """
-
-    def both_ways(cost: dict[str, Any]) -> float:
-        return cost["client_to_provider"] + cost["provider_to_client"]
 
     def ratio(a: float, b: float) -> float | None:
         return a / b if b else None
@@ -83,13 +80,11 @@ def table(result: dict[str, Any]) -> str:
     for op in dict.fromkeys(row["op"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["op"] == op]
         lines += ["", f"{op}: {rows[0]['does']}; sizes in {rows[0]['unit']}", ""]
-        lines += [
-            "| size | way | seconds | ours/SPU | bytes C→P | bytes P→C | ours/SPU | messages "
-            "| rounds | ahead: seconds | ahead: bytes | stored B/value | own MiB C, P |",
-            "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
-        ]
-        for row in rows:
-            lines += [_cells(row, name, figures) for name, figures in ways(row)]
+        heads = (
+            "size", "way", "seconds", "ours/SPU", "bytes C→P", "bytes P→C", "ours/SPU", "messages",
+            "rounds", "ahead: seconds", "ahead: bytes", "stored B/value", "own MiB C, P",
+        )  # fmt: skip
+        lines += report.table(heads, [_cells(row, *way) for row in rows for way in ways(row)])
         lines += ["", *_errors(rows)] if "largest_error" in rows[0]["ours"] else []
     lines += ["", *(f"note: {text}" for text in result["notes"])] if result["notes"] else []
     lines += ["", "results: " + ("; ".join(result["failures"]) or "all as in plaintext")]
@@ -97,30 +92,32 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _errors(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    for i, (name, _) in enumerate(ways(rows[0])):
-        largest = max(list(ways(row))[i][1]["largest_error"] for row in rows)
-        yield f"largest error, {name}: {largest:.2g}"
+    for same in zip(*map(ways, rows), strict=True):
+        largest = max(figures["largest_error"] for _, figures in same)
+        yield f"largest error, {same[0][0]}: {largest:.2g}"
 
 
-def _cells(row: dict[str, Any], name: str, figures: dict[str, Any]) -> str:
-    ours = "offline" in figures
-    offline = figures.get("offline", {})
-    cells = [
-        str(row["size"]) if ours else "",
+def _cells(row: dict[str, Any], name: str, figures: dict[str, Any]) -> list[str]:
+    if "offline" in figures:  # ours
+        offline, stored = figures["offline"], figures["stored_bytes_per_value"]
+        size, of_seconds, of_bytes, rounds = str(row["size"]), "", "", str(figures["rounds"])
+        ahead = seconds_text(offline["seconds"]), count_text(both_ways(offline)), f"{stored:.3g}"
+    else:
+        of_seconds, of_bytes = (_ratio(figures["ratio"], unit) for unit in ("seconds", "bytes"))
+        size, rounds, ahead = "", "", ("", "", "")
+    return [
+        size,
         name,
         seconds_text(figures["seconds"]),
-        "" if ours else _ratio(figures["ratio"], "seconds"),
+        of_seconds,
         count_text(figures["client_to_provider"]),
         count_text(figures["provider_to_client"]),
-        "" if ours else _ratio(figures["ratio"], "bytes"),
+        of_bytes,
         count_text(figures["messages"]),
-        str(figures["rounds"]) if ours else "",
-        seconds_text(offline["seconds"]) if ours else "",
-        count_text(offline["client_to_provider"] + offline["provider_to_client"]) if ours else "",
-        f"{figures['stored_bytes_per_value']:.3g}" if ours else "",
-        ", ".join(mib_text(size) for size in figures["memory_growth"].values()),
+        rounds,
+        *ahead,
+        ", ".join(map(mib_text, figures["memory_growth"].values())),
     ]
-    return "| " + " | ".join(cells) + " |"
 
 
 def seconds_text(seconds: float) -> str:
@@ -145,32 +142,19 @@ def _ratio(ratio: dict[str, float | None], name: str) -> str:
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
     """Write `draw` to a file; InputError without matplotlib."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise InputError("--plot needs matplotlib: pip install matplotlib") from None
-    figure = draw(results)
-    figure.savefig(path, dpi=120, metadata={"Software": ""})
-    pyplot.close(figure)
+    report.save(draw(results), path, dpi=120)
 
 
 def draw(results: Sequence[dict[str, Any]]) -> Any:
     """A matplotlib figure of all networks' results: per op, seconds on each network, and bytes,
     against size.
     """
-    from matplotlib import pyplot
-
     ops = list(dict.fromkeys(row["op"] for result in results for row in result["rows"]))
     each = len(results) + 1  # panels of an op
     across = min(len(ops), max(1, 4 // each))
     down = -(-len(ops) // across)
-    figure, grid = pyplot.subplots(
-        down, across * each, figsize=(3.1 * across * each, 2.7 * down), squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
+    figure = report.figure(3.1 * across * each, 2.7 * down)
+    grid = figure.subplots(down, across * each, squeeze=False)
     panels = grid.reshape(-1, each)
     for op, axes in zip(ops, panels, strict=False):
         for result, axis in zip(results, axes, strict=False):
@@ -178,7 +162,7 @@ def draw(results: Sequence[dict[str, Any]]) -> Any:
             _lines(axis, rows, lambda cost: cost["seconds"])
             axis.set_title(f"{op}: s, {result['network']}", fontsize=9)
         rows = [row for row in results[0]["rows"] if row["op"] == op]
-        _lines(axes[-1], rows, lambda c: c["client_to_provider"] + c["provider_to_client"])
+        _lines(axes[-1], rows, both_ways)
         axes[-1].set_title(f"{op}: bytes", fontsize=9)
         axes[-1].legend(fontsize=6.5, loc="best", framealpha=0.6)
         for axis in axes:
@@ -201,8 +185,8 @@ def _lines(axis: Any, rows: Sequence[dict[str, Any]], figure_of: Callable[[Any],
         anything.append(any(values))
         axis.plot(sizes, shown, style, label=label, color=color, markersize=4, linewidth=1.2)
 
-    for i, (name, _) in enumerate(ways(rows[0])):
-        line([figure_of(list(ways(row))[i][1]) for row in rows], name, "o-", f"C{i}")
+    for i, same in enumerate(zip(*map(ways, rows), strict=True)):
+        line([figure_of(figures) for _, figures in same], same[0][0], "o-", f"C{i}")
     offline = [figure_of(row["ours"]) + figure_of(row["ours"]["offline"]) for row in rows]
     line(offline, "ours, made ahead too", "o:", "C0")
     axis.set_xscale("log")

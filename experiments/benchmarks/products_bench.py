@@ -10,16 +10,16 @@ weights are normal with standard deviation 1 / sqrt(inputs), so that columns hav
 from __future__ import annotations
 
 import argparse
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.common import commands
+from experiments.common import commands, report
 from experiments.common.two_parties import machine
 from protocols.arithmetic.product import LIFT, masked_product
 from spu_llm.core.channel import CountingChannel, MemoryChannel
@@ -49,11 +49,6 @@ def parse(text: str) -> list[tuple[int, int]]:
     return shapes
 
 
-def measure(shapes: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """All shapes, as JSON fields."""
-    return {"machine": asdict(machine()), "matrices": [of_matrix(*shape) for shape in shapes]}
-
-
 def of_matrix(inputs: int, outputs: int) -> dict[str, Any]:
     """One matrix: hint, then N positions under one key."""
     scale = 2.0 ** SpuConfig().frac_bits / np.sqrt(inputs)
@@ -67,27 +62,19 @@ def of_matrix(inputs: int, outputs: int) -> dict[str, Any]:
     ]
     fixed = [None, factor_from(weights)]
 
-    def both(work: Callable[[int], Any]) -> tuple[list[Any], list[float]]:
+    def both(work: Callable[[int], Any]) -> tuple[tuple[Any, ...], tuple[float, ...]]:
         """At both parties at once; results, and processor seconds of each."""
-        results: list[Any] = [None, None]
-        seconds = [0.0, 0.0]
 
-        def run(rank: int) -> None:
+        def run(rank: int) -> tuple[Any, float]:
             started = time.thread_time()
-            results[rank] = work(rank)
-            seconds[rank] = time.thread_time() - started
+            return work(rank), time.thread_time() - started
 
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in (CLIENT, PROVIDER)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(2) as threads:
+            results, seconds = zip(*threads.map(run, (CLIENT, PROVIDER)), strict=True)
         return results, seconds
 
     _, once = both(lambda rank: parties[rank].set_up([(correlation, fixed[rank])]))
     made, each = both(lambda rank: parties[rank].take(correlation, N, fixed[rank]))
-    if None in made:
-        raise RuntimeError(f"silent products of {inputs} x {outputs} broke off")
     words = made[CLIENT].results[0] + made[PROVIDER].results[0]
     columns = weights[:, :CHECKED].astype(np.int64).view(np.uint64)
     wanted = made[CLIENT].masks[0] @ columns
@@ -108,21 +95,21 @@ def of_matrix(inputs: int, outputs: int) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """The figures as Markdown."""
-    lines = [
-        f"| matrix | hint, MB | seconds to make it | seconds of {N:,} positions: client | "
-        "provider | ms a position, both | error, rms | largest |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    heads = (
+        "matrix", "hint, MB", "seconds to make it", f"seconds of {N:,} positions: client",
+        "provider", "ms a position, both", "error, rms", "largest",
+    )  # fmt: skip
+    rows = []
     for row in result["matrices"]:
-        seconds = row["client_seconds"] + row["provider_seconds"]
-        lines.append(
-            f"| {row['inputs']} x {row['outputs']} | {row['hint_bytes'] / 1e6:.1f} | "
-            f"{row['hint_seconds']:.2f} | {row['client_seconds']:.2f} | "
-            f"{row['provider_seconds']:.2f} | {1e3 * seconds / row['positions']:.3f} | "
-            f"{row['rms_error']:.2f} | {row['largest_error']:.1f} |"
-        )
-    lines.append(f"one key for all matrices: {8 * N / 1e3:.1f} kB for {N:,} positions")
-    return "\n".join(lines)
+        client, provider = row["client_seconds"], row["provider_seconds"]
+        rows.append([
+            f"{row['inputs']} x {row['outputs']}", f"{row['hint_bytes'] / 1e6:.1f}",
+            f"{row['hint_seconds']:.2f}", f"{client:.2f}", f"{provider:.2f}",
+            f"{1e3 * (client + provider) / row['positions']:.3f}",
+            f"{row['rms_error']:.2f}", f"{row['largest_error']:.1f}",
+        ])  # fmt: skip
+    key = f"one key for all matrices: {8 * N / 1e3:.1f} kB for {N:,} positions"
+    return "\n".join([*report.table(heads, rows), key])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -135,6 +122,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     shapes = SHAPES if options.shapes is None else parse(options.shapes)
     commands.check_folders(options)
-    result = measure(shapes)
+    matrices = [of_matrix(*shape) for shape in shapes]
+    result = {"machine": asdict(machine()), "matrices": matrices}
     commands.write(options, result)
     print(table(result))

@@ -11,7 +11,6 @@ Both know the seed of the weights here; a study of cost has nothing to hide.
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -20,22 +19,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.common import commands
+from experiments.common import commands, measured, report
 from experiments.common.kinds import by_kind
-from experiments.common.measured import peaks, price, summed, timed, total
-from experiments.common.memory import forget_peak
-from experiments.common.two_parties import machine, run_study
+from experiments.common.report import both_ways
+from experiments.common.two_parties import run_study, session_record
 from models.family import Params, logits
 from models.gpt2 import GPT2Config, init_params
 from protocols.verification.distribution import Streams
-from protocols.verification.variants import lanes_of
-from spu_llm.compiler.demand import Demand
 from spu_llm.core.errors import InputError
+from spu_llm.core.meter import Entry
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.decoder import Judged, JudgeInputs
-from spu_llm.systems.decoding.generate import Completion, announce
+from spu_llm.systems.decoding.generate import Completion
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.program import Job, Program, Send
@@ -75,10 +72,8 @@ class Shape:
             config = self.config
         except ValueError as exc:
             raise InputError(f"no model has this shape: {exc}") from None
-        if self.vocab < 2:
-            raise InputError(f"--vocab must be at least 2, found {self.vocab}")
-        if self.new_tokens < 0:
-            raise InputError(f"--new-tokens must be at least 0, found {self.new_tokens}")
+        commands.check_range("--vocab", self.vocab, 2)
+        commands.check_range("--new-tokens", self.new_tokens, 0)
         self.request.check(config)
         if self.prompt_tokens + self.new_tokens >= self.context:
             raise InputError(
@@ -123,10 +118,10 @@ def run(session: PartySession, job: Job[Shape, ClientInputs], send: Send) -> dic
         send("stage", name="making weights and programs")
         completion = _Course(session, shape, job)
     session.on_batch = lambda made, total: send("update", name=f"material {made} of {total}")
-    forget_peak()
+    measured.forget_peak()
     send("stage", name=f"prefilling {shape.prompt_tokens} tokens")
     prefill = completion.prefill()
-    after_prefill = peaks(session)
+    after_prefill = measured.peaks(session)
     send("measured", name="prefill", cost=prefill, memory=after_prefill)
     tokens = []
     for i in range(shape.new_tokens):
@@ -139,7 +134,7 @@ def run(session: PartySession, job: Job[Shape, ClientInputs], send: Send) -> dic
         "emitted": completion.emitted,
         "material": material(session),
         "memory_after_prefill": after_prefill,
-        "peak_memory": peaks(session),
+        "peak_memory": measured.peaks(session),
         "learned": session.ledger.learned(),
     }
 
@@ -159,6 +154,7 @@ class _Course:
         self._prompt = job.client.prompt if session.rank == CLIENT else []
         self._streams = Streams(Prg.from_os(), Prg.from_os())
         self._secrets = Prg.from_os()  # the provider's part of the joint randomness
+        self._no_drafts = np.zeros((0, shape.vocab))  # their distributions
         self.emitted: list[int] = []  # at the client
 
     def prefill(self) -> dict[str, Any]:
@@ -175,77 +171,46 @@ class _Course:
         all_stay = np.ones((1, 1), bool)
         return self._measured(phase, lambda: self._decoder.step(token, inputs, all_stay))
 
-    def _measured(self, phase: str, forward: Callable[[], Judged]) -> dict[str, Any]:
-        """Make what a forward takes, then run it, resolve and announce on the clock."""
-        session, mark = self._session, len(self._session.meter.entries)
-
-        def work() -> None:
-            seen = jax.tree.map(session.get, forward().outcome)
-            session.local(CLIENT, self._emit, seen)
-            session.call(announce, session.private(CLIENT, np.zeros, (2,), np.int32, 2))
-
-        _, cost = timed(session, phase, work)
-        demand = self._decoder.demand
-        assert self._decoder.last is not None
-        function, args = self._decoder.last
-        entries = [
-            e
-            for e in session.meter.entries[mark:]
-            if e.phase == phase and e.function == function.name and e.kind != "control"
-        ]
+    def _measured(self, phase: str, run: Callable[[], Judged]) -> dict[str, Any]:
+        session = self._session
+        done = measured.forward(session, self._decoder, phase, run, self._emit)
         if self._second_batches:
-            _make_second_batches(session, demand)
-        material = price(session.meter.entries, demand, session.rank)
-        steps = function.plan(*args)[0].steps
-        return cost | {
-            "offline": summed(material.values()),
-            "kinds": by_kind(entries, steps, session.rank),
-            "ops": _by_op(entries, session.rank),
+            measured.make_second_batches(session, done.demand)
+        material = measured.price(session.meter.entries, done.demand, session.rank)
+        return done.cost | {
+            "offline": measured.summed(material.values()),
+            "kinds": by_kind(done.entries, done.steps, session.rank),
+            "ops": {
+                name: measured.total(entries, session.rank)
+                for name, entries in measured.grouped(done.entries, _op_or_kind).items()
+            },
             "material": material,
         }
 
-    def _emit(self, outcome: Any) -> None:
-        q = np.zeros((0, self._completion.layout.config.vocab_size))
-        (of_lane,) = lanes_of(outcome)
-        _, token = self._completion.verifier.resolve(of_lane, [], q, lambda: 0.0)
+    def _emit(self, outcome: Any) -> int:
+        resolve = self._completion.verifier.resolve
+        drafts, token = resolve(outcome, [], self._no_drafts, lambda: 0.0)
         self.emitted.append(token)
+        return drafts
 
     def _inputs(self) -> JudgeInputs:
         return self._decoder.inputs(1, self._secrets, self._of_client)
 
     def _of_client(self) -> list[Any]:
-        q = np.zeros((0, self._completion.layout.config.vocab_size))
         position = len(self._prompt) + len(self.emitted)
-        return [self._completion.verifier.client_input([], q, position, self._streams)]
+        given = [], self._no_drafts, position, self._streams
+        return [self._completion.verifier.client_input(*given)]
 
 
-def _make_second_batches(session: PartySession, demand: Demand) -> None:
-    """One more of what one batch was made of: the first one's seconds hold compilation."""
-    made = Counter(e.name for e in session.meter.entries if e.kind == "pool")
-    for name, need in demand.material.items():
-        if made[name] == 1:
-            session.supply.prepare(
-                need.correlation, session.supply.available(need.correlation) + 1, need.fixed
-            )
-
-
-def _by_op(entries: Sequence[Any], rank: int) -> dict[str, Any]:
-    """Online bytes and seconds by op."""
-    named: dict[str, list[Any]] = {}
-    for entry in entries:
-        named.setdefault(entry.name if entry.kind == "op" else entry.kind, []).append(entry)
-    return {name: total(some, rank) for name, some in named.items()}
+def _op_or_kind(entry: Entry) -> str:
+    return entry.name if entry.kind == "op" else entry.kind
 
 
 def material(session: PartySession) -> list[dict[str, Any]]:
     """What was made in the session, by name of correlation: batches with what each cost."""
-    made: dict[str, list[Any]] = {}
-    for entry in session.meter.entries:
-        if entry.kind == "pool":
-            made.setdefault(entry.name, []).append(entry)
     return [
-        {"name": name, "batches": [total([e], session.rank) for e in entries]}
-        for name, entries in made.items()
+        {"name": name, "batches": [measured.total([e], session.rank) for e in entries]}
+        for name, entries in measured.batches_made(session.meter.entries).items()
     ]
 
 
@@ -263,22 +228,15 @@ def measure(
     """
     shape.check()
     outcome, agreed = run_study(
-        PROGRAM, model, shape, ClientInputs(shape.prompt()), tokenizer=model,
-        network=network, on_event=lambda e: on_part(e) if e["event"] == "measured" else None,
+        PROGRAM, model, shape, ClientInputs(shape.prompt()), network=network,
+        on_event=lambda e: on_part(e) if e["event"] == "measured" else None,
     )  # fmt: skip
-    result = outcome.result
-    checked = check(shape, result["emitted"])
     return {
         "network": network,
         "shape": asdict(shape),
-        **result,
-        **checked,
-        "wire_bytes": {
-            "client_to_provider": outcome.wire_sent,
-            "provider_to_client": outcome.wire_received,
-        },
-        "machine": asdict(machine()),
-        "config": agreed,
+        **outcome.result,
+        **check(shape, outcome.result["emitted"]),
+        **session_record(outcome, agreed),
     }
 
 
@@ -302,20 +260,13 @@ def table(result: dict[str, Any]) -> str:
     """What the pass and each token cost, and what of."""
     shape, rows = result["shape"], [("prefill", result["prefill"])]
     rows += [(f"token {i + 1}", cost) for i, cost in enumerate(result["tokens"])]
+    heads = "", "seconds", "MB", "messages", "offline seconds", "offline MB", "in all MB"
     lines = [
         f"network {result['network']}: {shape['layers']} layers of width {shape['width']}, "
         f"{shape['vocab']:,} tokens; a prompt of {shape['prompt_tokens']} tokens",
         "",
-        "| | seconds | MB | messages | offline seconds | offline MB | in all MB |",
-        "|---|---|---|---|---|---|---|",
+        *report.table(heads, [_cells(name, cost) for name, cost in rows]),
     ]
-    for name, cost in rows:
-        offline, online = cost["offline"], size_of(cost)
-        lines.append(
-            f"| {name} | {cost['seconds']:.1f} | {online / 1e6:.1f} | {cost['messages']} | "
-            f"{offline['seconds']:.1f} | {size_of(offline) / 1e6:.1f} | "
-            f"{(online + size_of(offline)) / 1e6:.1f} |"
-        )
     for name, cost in (rows[0], rows[-1])[: len(rows)]:
         lines += ["", f"{name}, by kind of layer", "", *_parts(cost["kinds"], "layer")]
         made = grouped(cost["material"])
@@ -328,24 +279,27 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _cells(name: str, cost: dict[str, Any]) -> list[str]:
+    online, offline = both_ways(cost) / 1e6, both_ways(cost["offline"]) / 1e6
+    return [
+        name, f"{cost['seconds']:.1f}", f"{online:.1f}", str(cost["messages"]),
+        f"{cost['offline']['seconds']:.1f}", f"{offline:.1f}", f"{online + offline:.1f}",
+    ]  # fmt: skip
+
+
 def grouped(material: dict[str, Any]) -> dict[str, Any]:
     """Costs of material by kind (`masked product`, `gate leaf`, ...), added up."""
     kinds: dict[str, list[Any]] = {}
     for name, cost in material.items():
         kinds.setdefault(" ".join(name.split()[:2]), []).append(cost)
-    return {kind: summed(costs) for kind, costs in kinds.items()}
+    return {kind: measured.summed(costs) for kind, costs in kinds.items()}
 
 
 def _parts(found: dict[str, Any], name: str) -> list[str]:
-    rows = sorted(found.items(), key=lambda item: -size_of(item[1]))
-    return [f"| {name} | seconds | MB |", "|---|---|---|"] + [
-        f"| {part} | {cost['seconds']:.2f} | {size_of(cost) / 1e6:.2f} |" for part, cost in rows
-    ]
-
-
-def size_of(cost: dict[str, Any]) -> float:
-    """Bytes both ways."""
-    return float(cost["client_to_provider"] + cost["provider_to_client"])
+    rows = sorted(found.items(), key=lambda item: -both_ways(item[1]))
+    return report.table((name, "seconds", "MB"), [
+        (part, f"{cost['seconds']:.2f}", f"{both_ways(cost) / 1e6:.2f}") for part, cost in rows
+    ])  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -356,8 +310,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("new-tokens", 2, "decoded one by one after that"),
         ("seed", 0, "of the random weights and prompt"),
     ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=count, metavar="N",
-                            help=f"{what} (default: %(default)s)")  # fmt: skip
+        commands.add_number(parser, f"--{name}", count, what)
     commands.add_network(parser, "local")
     commands.add_common(parser)
 
@@ -366,16 +319,16 @@ def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     names = [f.name for f in fields(Shape) if f.name in options]
     shape = Shape(**{name: getattr(options, name) for name in names})
-    results: list[dict[str, Any]] = []
-    parts: list[dict[str, Any]] = []
+    done: list[dict[str, Any]] = []
 
-    def keep(part: dict[str, Any]) -> None:
-        parts.append(part)
-        commands.write(options, {"networks": results, "unfinished": parts})
+    def once(network: str) -> dict[str, Any]:
+        parts: list[dict[str, Any]] = []
 
-    for network in options.network:
-        results.append(measure(commands.private_model(options), shape, network, keep))
-        parts.clear()
-        print(table(results[-1]), end="\n\n", flush=True)
-        commands.write(options, {"networks": results})
-    commands.check(results)
+        def keep(part: dict[str, Any]) -> None:
+            parts.append(part)
+            commands.write(options, {"networks": done, "unfinished": parts})
+
+        done.append(measure(commands.private_model(options), shape, network, keep))
+        return done[-1]
+
+    commands.each_network(options, once, table)

@@ -7,8 +7,8 @@ probabilities: the same without the exponential, on shares of the exact weights 
 
 Correlated randomness is made before the clock starts and reported on its own. A run lasts from a
 moment that both parties agreed on until the later one of them is done; they read one clock, since a
-study runs on one machine. The run before the measured ones, which compiles and shows what material
-a call takes, has material of zeros: it is correct, and with test data there is nothing to hide.
+study runs on one machine. The run before the measured ones, which warms up, has material of zeros:
+it is correct, and with test data there is nothing to hide. Delays follow from the plan.
 
 Every outcome is compared with plaintext that knows all randomness
 (`experiments.benchmarks.verify_data`).
@@ -19,64 +19,40 @@ Beside it, in the same session: one decoder block by SPU alone (`experiments.spu
 from __future__ import annotations
 
 import argparse
-import time
-from collections import deque
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import enable_x64
 
-from experiments.benchmarks import verify_report
-from experiments.benchmarks.op_bench import (
-    LEAD_NS,
-    Bench,
-    Counting,
-    Runs,
-    start_together,
-)
-from experiments.benchmarks.verify_data import (
-    FRAC_BITS,
-    SAMPLING,
-    Step,
-    exact_weights,
-    mistakes,
-    provider_stream,
-    shared,
-    step_logits,
-)
-from experiments.benchmarks.verify_report import criterion, failures
+from experiments.benchmarks import verify_data, verify_report
+from experiments.benchmarks.op_bench import Bench, Runs
+from experiments.benchmarks.verify_data import SAMPLING, Step, shared
 from experiments.common import commands
-from experiments.common.memory import forget_peak, resident
-from experiments.common.two_parties import FEW_MESSAGES, machine, run_study
+from experiments.common.measured import forget_peak, make_second_batches, opening, resident
+from experiments.common.replay import cost_of
+from experiments.common.two_parties import FEW_MESSAGES, run_study, session_record
 from experiments.spu_baseline import block as spu_block
-from experiments.spu_baseline.block import SLICES, BlockShape, extrapolated
+from experiments.spu_baseline.block import SLICES, BlockShape
 from protocols.verification import post, token
 from protocols.verification.variants import VARIANTS, Verifier, verifier
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.channel import Channel
-from spu_llm.core.correlation import Correlation, Material, Part
+from spu_llm.core.correlation import Correlation, Material
 from spu_llm.core.errors import InputError
 from spu_llm.core.integers import Factor
-from spu_llm.core.reveal import reveal
-from spu_llm.core.values import CLIENT, PROVIDER, ROLES, Owner, encode
+from spu_llm.core.op import Cost
+from spu_llm.core.values import CLIENT, PROVIDER, Owner, encode
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import private_tree
 from spu_llm.systems.program import Job, Nothing, Program, Send
 
 SOURCES = ("probabilities", "logits")
 
-_log = SecureFunction(
-    lambda x: reveal(x, to=Owner.CLIENT, label="provider's order of messages (study)"),
-    (Owner.PROVIDER,),
-    "order of messages",
-)
-_open = SecureFunction(
-    lambda x: reveal(x, to=Owner.CLIENT, label="rows of a block (study)"), (Owner.JOINT,), "open"
-)
+_open = opening("rows of a block (study)", Owner.JOINT, "open")
 
 
 # ---- what is asked for
@@ -95,17 +71,14 @@ class Request:
 
     def check(self) -> None:
         """InputError for what cannot be measured."""
-        if not 2 <= self.vocab <= 1 << 18:
-            raise InputError(f"--vocab must be 2 to {1 << 18}, found {self.vocab}")
+        commands.check_range("--vocab", self.vocab, 2, 1 << 18)
         if not self.draft_lengths:
             raise InputError("--draft-length is empty; give numbers from 1 to 16")
         for count in self.draft_lengths:
-            if not 1 <= count <= 16:
-                raise InputError(f"--draft-length must be 1 to 16, found {count}")
+            commands.check_range("--draft-length", count, 1, 16)
         _check_names("--variants", self.variants, VARIANTS)
         _check_names("--from", self.sources, SOURCES)
-        if self.repeat < 1:
-            raise InputError(f"--repeat must be at least 1, found {self.repeat}")
+        commands.check_range("--repeat", self.repeat, 1)
         if not self.cells and not self.block:
             raise InputError("race takes logits alone; add --from logits or another variant")
 
@@ -140,6 +113,7 @@ def run(session: PartySession, job: Job[Request, Nothing], send: Send) -> dict[s
     request = job.request
     for rank in (CLIENT, PROVIDER):
         session.ledger.declare(rank, "the inputs: random numbers of known seeds (study)")
+    session.on_batch = lambda made, total: send("update", name=f"material {made} of {total}")
     bench = VerifyBench(session, request)
     after_warm_up = bench.memory()
     blocks, rows = [], []
@@ -164,52 +138,11 @@ class Zeros:
     def take(
         self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
-        def zeros(parts: Sequence[Part]) -> list[np.ndarray]:
-            return [np.zeros((units, *part.shape), np.uint64) for part in parts]
-
-        return Material(zeros(correlation.masks), zeros(correlation.results))
-
-
-@dataclass
-class Ordered:
-    """A channel, and which of its messages were sent (True) and received, in order."""
-
-    inner: Channel
-    order: list[bool] = field(default_factory=list)
-
-    def send(self, data: bytes) -> None:
-        self.order.append(True)
-        self.inner.send(data)
-
-    def recv(self) -> bytes:
-        data = self.inner.recv()
-        self.order.append(False)
-        return data
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-def delays(orders: Sequence[Sequence[bool]]) -> int:
-    """The longest chain of messages each of which waits for the one before.
-
-    orders: what each party sent (True) and received, in its own order.
-    """
-    clock, at = [0, 0], [0, 0]
-    under_way: list[deque[int]] = [deque(), deque()]  # to each party: its place in a chain
-    while any(at[rank] < len(orders[rank]) for rank in (CLIENT, PROVIDER)):
-        before = list(at)
-        for rank in (CLIENT, PROVIDER):
-            for sent in orders[rank][at[rank] :]:
-                if sent:
-                    under_way[1 - rank].append(clock[rank] + 1)
-                elif under_way[rank]:
-                    clock[rank] = max(clock[rank], under_way[rank].popleft())
-                else:
-                    break  # the peer has to send first
-                at[rank] += 1
-        assert at != before, "one party waits for a message that the other one never sent"
-    return max(clock)
+        masks, results = (
+            [np.zeros((units, *part.shape), np.uint64) for part in parts]
+            for parts in (correlation.masks, correlation.results)
+        )
+        return Material(masks, results)
 
 
 class VerifyBench(Bench):
@@ -218,163 +151,107 @@ class VerifyBench(Bench):
     def __init__(self, session: PartySession, request: Request) -> None:
         super().__init__(session, request.repeat)
         self._request = request
-        self._order: list[bool] = []  # of the messages of the last run
-        self._before = 0  # resident bytes at the beginning of what is measured
 
     def variant(
         self, name: str, source: str, count: int, update: Callable[[str], None]
     ) -> dict[str, Any]:
         """One variant from one source at a number of drafts, as a row of the result."""
-        self._begin()
+        before = self._begin()
         session, chosen = self._session, verifier(name, SAMPLING)
-        logits = step_logits(self._request.vocab, count)
+        logits = verify_data.step_logits(self._request.vocab, count)
         exact = source == "probabilities"
-        words = np.stack([exact_weights(row) for row in logits]) if exact else logits
+        words = np.stack([verify_data.exact_weights(row) for row in logits]) if exact else logits
         given = shared(session.rank, words, seed=count)
         del words
-        runs = Runs(function_of(chosen, exact), None, 64, 0)
+        runs = Runs(function_of(chosen, exact))
         found: list[str] = []
 
-        def once(number: int) -> None:
-            step = None
-            if session.rank == CLIENT:
-                step = Step.drafted(chosen, logits, exact, number)
-            outcome = self._timed(runs, [given, *self._inputs(chosen, step, number, count)])
+        def once(number: int) -> list[Any]:
+            step = session.local(CLIENT, Step.drafted, chosen, logits, exact, number)
+            inputs = self._inputs(chosen, step, number, count)
+            outcome = self._timed(runs, [given, *inputs], before)
             seen = jax.tree.map(session.get, outcome[0])
             if step is not None:
-                wrong = mistakes(step, seen)
+                wrong = verify_data.mistakes(step, seen)
                 found.extend(f"run {number}: {text}" for text in wrong)
                 runs.wrong += bool(wrong)
+            return [given, *inputs]
 
         mark = len(session.meter.entries)
-        session.party.supply = counting = Counting(Zeros())  # type: ignore[arg-type]
-        once(0)
+        session.party.supply = Zeros()
+        args = once(0)
         session.party.supply = session.supply
         segments = [e for e in session.meter.entries[mark:] if e.kind == "segment"]
-        chain = self._delays()
-        runs.demand = list(counting.demand.values())
-        for need in runs.demand:
-            update(f"making {need.correlation.name} for {name} from {source}")
-            session.supply.prepare(need.correlation, need.units, need.fixed)
-            self._make_second_chunk(need)
+        runs.demand, _ = session.demand(runs.function, *args)
+        session.make(runs.demand)
+        make_second_batches(session, runs.demand)
         for number in range(1, 1 + self._repeat):
             update(f"run {number} of {self._repeat} of {name} from {source}")
             once(number)
+        needs = runs.demand.material.values()
         return {
             "variant": name, "source": source, "draft_length": count,
         } | runs.summary() | {
-            "delays": chain,
             "segment_messages": sum(e.traffic.messages for e in segments),
-            "offline": self._offline(runs.demand),
-            "units": {n.correlation.name: n.units for n in runs.demand},
-            "stored_bytes": sum(8 * n.correlation.words * n.units for n in runs.demand),
+            "offline": self._ahead(runs.demand),
+            "units": {n.correlation.name: n.units for n in needs},
+            "stored_bytes": sum(8 * n.correlation.words * n.units for n in needs),
             "mistakes": found,
         }  # fmt: skip
 
     def block(self, count: int) -> dict[str, Any]:
         """SPU's decoder block at a number of drafts: a slice of it, its norms, and their errors."""
-        self._begin()
+        before = self._begin()
         shape, positions = BlockShape().sliced(SLICES), count + 1
         rng = np.random.default_rng(positions)
         inputs = spu_block.random_inputs(shape, positions, rng)
         weights = spu_block.random_weights(shape, rng)
         given = spu_block.Inputs(
             *(
-                shared(self._session.rank, encode(x, FRAC_BITS), seed=i)
+                shared(self._session.rank, encode(x, verify_data.FRAC_BITS), seed=i)
                 for i, x in enumerate(inputs)
             )
         )
         held = jax.tree.map(lambda w: self._private(PROVIDER, w), weights)
         gains = [held.attention_norm, held.ffn_norm]
         plain_gains = [weights.attention_norm, weights.ffn_norm]
+        # The norms warm SPU up; a slice takes too long for what a further run would tell.
         ways = {
-            "norms": (spu_block.SECURE_NORMS, [gains, given.x]),
-            "slice": (spu_block.secure_block(shape), [held, given]),
+            "norms": (spu_block.SECURE_NORMS, [gains, given.x], 2),
+            "slice": (spu_block.secure_block(shape), [held, given], 1),
         }
         plain = {
             "norms": np.asarray(spu_block.norms(plain_gains, inputs.x)),
             "slice": np.asarray(spu_block.block(weights, inputs, shape)),
         }
         measured: dict[str, Any] = {"draft_length": count, "slices": SLICES}
-        for name, (function, values) in ways.items():
-            runs = Runs(function, None, 64, 0)
-            # The norms warm SPU up; a slice takes too long for what a further run would tell.
-            for _ in range(2 if name == "norms" else 1):
-                result = self._timed(runs, values)
+        for name, (function, values, times) in ways.items():
+            runs = Runs(function)
+            for _ in range(times):
+                result = self._timed(runs, values, before)
             opened = self._session.get(self._session.call(_open, result))
             error = 0.0
             if opened is not None:
                 error = float(np.abs(opened - plain[name]).max() / np.std(plain[name]))
-            peak, growth = (dict(zip(ROLES, map(int, c), strict=True)) for c in runs.memory.T)
-            measured[name] = runs.costs[-1] | {
-                "error": error, "peak_memory": peak, "memory_growth": growth
-            }  # fmt: skip
+            measured[name] = runs.costs[-1] | runs.of_memory() | {"error": error}
         return measured
 
-    def _begin(self) -> None:
-        """What follows is one row: its memory grows from here, test data and material included."""
+    def _begin(self) -> int:
+        """What follows is one row: its memory grows from these resident bytes, test data and
+        material included.
+        """
         forget_peak()
-        self._before = resident("VmRSS")
+        return resident("VmRSS")
 
     def _inputs(
         self, chosen: Verifier, step: Step | None, number: int, count: int
     ) -> tuple[Any, Any]:
         """Both parties' inputs to the verifier."""
-
-        def of_client() -> Any:
-            assert step is not None
-            return step.client
-
-        shapes = chosen.client_shapes(count, self._request.vocab)
-        return private_tree(self._session, CLIENT, of_client, shapes), private_tree(
-            self._session,
-            PROVIDER,
-            lambda: chosen.provider_input(count, provider_stream(number)),
-            chosen.provider_shapes(count),
-        )
-
-    def _timed(self, runs: Runs, values: Sequence[Any]) -> Any:
-        """Prepare and run one way once."""
-        session = self._session
-        for need in runs.demand:
-            session.supply.prepare(need.correlation, need.units, need.fixed)
-        session.prepare(runs.function, *values)
-        channel = session.party.channel
-        session.party.channel = ordered = Ordered(channel)
-        start = self._agree_on_start()
-        mark = len(session.meter.entries)
-        ordered.order.clear()
-        time.sleep(max(0, start - time.monotonic_ns()) / 1e9)
-        result = session.call(runs.function, *values)
-        end, peak = time.monotonic_ns(), resident("VmHWM")
-        session.party.channel, self._order = channel, ordered.order
-        counts = self._sum(session.meter.entries[mark:])
-        chunks = counts.pop("chunks")
-        assert not chunks, "a refill in the middle of a run"
-        memory = peak, peak - self._before
-        their_end, *peers = self._hear(*memory)
-        runs.add(counts | {"seconds": (max(end, their_end) - start) / 1e9}, memory, peers)
-        return result
-
-    def _agree_on_start(self) -> int:
-        """A moment (ns) soon after both parties are ready."""
-        self._hear(0, 0)
-        with enable_x64():  # a clock takes a whole word
-            soon = self._session.private(
-                CLIENT, lambda: [time.monotonic_ns() + LEAD_NS], (1,), np.int64
-            )
-            return int(self._session.call(start_together, soon).value[0])
-
-    def _hear(self, *numbers: int) -> list[int]:
-        with enable_x64():
-            return super()._hear(*numbers)
-
-    def _delays(self) -> int:
-        """Of the last run, at the client; both parties call this."""
-        own = self._order
-        order = self._session.private(PROVIDER, lambda: own, (len(own),), np.bool_)
-        peers = self._session.get(self._session.call(_log, order))
-        return delays([own, peers.tolist()]) if peers is not None else 0
+        session, shapes = self._session, chosen.client_shapes(count, self._request.vocab)
+        return private_tree(session, CLIENT, attrgetter("client"), shapes, step), private_tree(
+            session, PROVIDER, chosen.provider_input, chosen.provider_shapes(count),
+            count, verify_data.provider_stream(number),
+        )  # fmt: skip
 
 
 def function_of(chosen: Verifier, exact: bool) -> SecureFunction:
@@ -400,8 +277,7 @@ def function_of(chosen: Verifier, exact: bool) -> SecureFunction:
 
 def measure_blocks(model: Path, request: Request) -> list[dict[str, Any]]:
     """SPU's block alone on the local network, where nothing but computing takes time."""
-    alone = replace(request, variants=(), block=True)
-    outcome, _ = run_study(PROGRAM, model, alone, tokenizer=model, network="local")
+    outcome, _ = run_study(PROGRAM, model, replace(request, variants=()))
     blocks: list[dict[str, Any]] = outcome.result["blocks"]
     return blocks
 
@@ -416,15 +292,20 @@ def measure(
     request.check()
     # On the local network they need not be measured twice.
     here = replace(request, block=request.block and network != "local")
-    outcome, agreed = run_study(PROGRAM, model, here, tokenizer=model, network=network)
+    outcome, agreed = run_study(PROGRAM, model, here, network=network)
     result = outcome.result
     blocks = [
         whole_block(block, measured)
         for block, measured in zip(local, result["blocks"] or local, strict=True)
     ]
     of_length = {block["draft_length"]: block["seconds"] for block in blocks}
-    rows = [row | _ratios(row, of_length.get(row["draft_length"])) for row in result["rows"]]
-    found = failures(rows, blocks, network)
+    rows = [
+        row
+        | {"delays": cost(row["variant"], row["source"], row["draft_length"], request.vocab).rounds}
+        | _ratios(row, of_length.get(row["draft_length"]))
+        for row in result["rows"]
+    ]
+    found = verify_report.failures(rows, blocks, network)
     return {
         "passed": not found,
         "failures": found,
@@ -433,16 +314,23 @@ def measure(
         "repeat": request.repeat,
         "rows": rows,
         "blocks": blocks,
-        "criterion": criterion(rows),
+        "criterion": verify_report.criterion(rows),
         "memory_after_warm_up": result["memory_after_warm_up"],
-        "wire_bytes": {
-            "client_to_provider": outcome.wire_sent,
-            "provider_to_client": outcome.wire_received,
-        },
-        "learned": result["learned"],
-        "machine": asdict(machine()),
-        "config": agreed,
+        **session_record(outcome, agreed),
     }
+
+
+@functools.cache
+def cost(variant: str, source: str, drafts: int, vocab: int) -> Cost:
+    """Of one call, from the plan; its rounds are messages each of which waits for the one before.
+    """
+    chosen = verifier(variant, SAMPLING)
+    args = [
+        jax.ShapeDtypeStruct((drafts + 1, vocab), np.float32),
+        chosen.client_shapes(drafts, vocab),
+        chosen.provider_shapes(drafts),
+    ]
+    return cost_of(function_of(chosen, source == "probabilities"), args)
 
 
 def _ratios(row: dict[str, Any], block: float | None) -> dict[str, float | None]:
@@ -461,24 +349,22 @@ def whole_block(local: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
     neither are bytes and messages, which are the slice's: less than a full block takes.
     """
     part, whole = local["norms"]["seconds"], local["slice"]["seconds"]
-    computing = extrapolated(part, whole, local["slices"])
+    computing = part + local["slices"] * max(0.0, whole - part)
     added = here["slice"]["seconds"] - whole
+    sent = ("client_to_provider", "provider_to_client", "messages")
     return {
         "draft_length": here["draft_length"],
         "slices": here["slices"],
         "seconds": computing + max(0.0, added),
         "seconds_local": computing,
-        "client_to_provider": here["slice"]["client_to_provider"],
-        "provider_to_client": here["slice"]["provider_to_client"],
-        "messages": here["slice"]["messages"],
+        **{name: here["slice"][name] for name in sent},
         "measured": here,
         "measured_local": local,
     }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--vocab", type=int, default=32000, metavar="N",
-                        help="tokens of the vocabulary (default: %(default)s)")  # fmt: skip
+    commands.add_number(parser, "--vocab", 32000, "tokens of the vocabulary")
     parser.add_argument("--draft-length", type=commands.numbers, default="4,8", metavar="N,N,...",
                         help="drafts of a step (default: %(default)s)")  # fmt: skip
     parser.add_argument("--variants", type=commands.names, default="token,post,naive,race",
@@ -487,8 +373,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                         metavar="NAME,...", dest="sources",
                         help="what is shared (default: %(default)s)")  # fmt: skip
     commands.add_network(parser, "lan,wan", "local, lan, wan, in turn (default: %(default)s)")
-    parser.add_argument("--repeat", type=int, default=3, metavar="N",
-                        help="measured runs of each variant (default: %(default)s)")  # fmt: skip
+    commands.add_number(parser, "--repeat", 3, "measured runs of each variant")
     parser.add_argument("--no-block", dest="block", action="store_false",
                         help="leave the decoder block out, which takes minutes")  # fmt: skip
     commands.add_plot(parser, "draw seconds as bars")

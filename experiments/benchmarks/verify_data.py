@@ -79,7 +79,7 @@ class Step:
     @staticmethod
     def drafted(variant: Verifier, logits: np.ndarray, exact: bool, run: int) -> Step:
         """Drafts and both parties' inputs of the run with this number."""
-        streams = client_streams(run)
+        streams = Streams(Prg.from_seed(run, "drafting"), Prg.from_seed(run, "sampling"))
         count = len(logits) - 1
         drafts, q = [], np.zeros((count, logits.shape[1]))
         for i in range(count):
@@ -97,10 +97,6 @@ class Step:
     @property
     def error(self) -> float:
         return 0.0 if self.exact else WEIGHT_ERROR
-
-
-def client_streams(run: int) -> Streams:
-    return Streams(Prg.from_seed(run, "drafting"), Prg.from_seed(run, "sampling"))
 
 
 def provider_stream(run: int) -> Prg:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benchmarks.op_report import count_text, mib_text, seconds_text
-from spu_llm.core.errors import InputError
+from experiments.common import report
 
 BLOCK_ERROR = 0.05  # largest of SPU's block's rows, in standard deviations
 SHARE = 0.25  # of a block's seconds: what verification from logits may take
@@ -71,16 +71,18 @@ def table(result: dict[str, Any]) -> str:
         f"{mib_text(first['provider'])} MiB provider; `grown` is since the row began, material "
         "included (little where an earlier row left room).",
         "",
-        "| drafts | what | from | seconds | /block | paper: s | bytes C→P | bytes P→C | messages "
-        "| delays | ahead: s | ahead: C→P | ahead: P→C | ahead: messages | peak MiB C, P "
-        "| grown |",
-        "|---" * 16 + "|",
     ]
+    heads = (
+        "drafts", "what", "from", "seconds", "/block", "paper: s", "bytes C→P", "bytes P→C",
+        "messages", "delays", "ahead: s", "ahead: C→P", "ahead: P→C", "ahead: messages",
+        "peak MiB C, P", "grown",
+    )  # fmt: skip
+    rows = []
     for count in dict.fromkeys(row["draft_length"] for row in result["rows"]):
-        for block in result["blocks"]:
-            if block["draft_length"] == count:
-                lines.append(_block_cells(block, result))
-        lines += [_cells(row, result) for row in _all_cells(result["rows"], count)]
+        blocks = [block for block in result["blocks"] if block["draft_length"] == count]
+        rows += [_block_cells(block, result) for block in blocks]
+        rows += [_cells(row, result) for row in _all_cells(result["rows"], count)]
+    lines += report.table(heads, rows)
     lines += ["", *(f"note: {text}" for text in _notes(result))]
     lines += ["", "outcomes: " + ("; ".join(result["failures"]) or "all as in plaintext")]
     return "\n".join(lines)
@@ -101,12 +103,12 @@ def _paper(result: dict[str, Any], count: int, name: str) -> str:
     return f"{seconds:.2f}" if seconds and result["vocab"] == PAPER_VOCAB else ""
 
 
-def _cells(row: dict[str, Any], result: dict[str, Any]) -> str:
+def _cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
     head = [str(row["draft_length"]), row["variant"], row["source"]]
     if "seconds" not in row:
-        return _line([*head, *["–"] * 13])
+        return [*head, *["–"] * 13]
     offline = row["offline"]
-    return _line([
+    return [
         *head,
         seconds_text(row["seconds"]),
         f"{row['ratio']:.4f} ({row['ratio_with_offline']:.4f})" if row["ratio"] else "",
@@ -120,12 +122,12 @@ def _cells(row: dict[str, Any], result: dict[str, Any]) -> str:
         count_text(offline["provider_to_client"]),
         count_text(offline["messages"]),
         *_memory(row),
-    ])  # fmt: skip
+    ]
 
 
-def _block_cells(block: dict[str, Any], result: dict[str, Any]) -> str:
+def _block_cells(block: dict[str, Any], result: dict[str, Any]) -> list[str]:
     count = block["draft_length"]
-    return _line([
+    return [
         str(count),
         "SPU's decoder block",
         f"1/{block['slices']} of it",
@@ -138,19 +140,15 @@ def _block_cells(block: dict[str, Any], result: dict[str, Any]) -> str:
         ),
         *[""] * 5,
         *_memory(block["measured_local"]["slice"]),
-    ])  # fmt: skip
+    ]
 
 
 def _memory(measured: dict[str, Any]) -> list[str]:
     """MiB of both parties: the peak, and by how much it is above the row's beginning."""
     return [
-        ", ".join(mib_text(size) for size in measured[name].values())
+        ", ".join(map(mib_text, measured[name].values()))
         for name in ("peak_memory", "memory_growth")
     ]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def _notes(result: dict[str, Any]) -> list[str]:
@@ -180,52 +178,36 @@ def _notes(result: dict[str, Any]) -> list[str]:
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
     """Seconds of every variant as grouped bars, a panel per network; InputError without matplotlib.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise InputError("--plot needs matplotlib: pip install matplotlib") from None
-    figure, grid = pyplot.subplots(
-        1, len(results), figsize=(1.5 + 4 * len(results), 4), squeeze=False, sharey=True,
-        layout="constrained",
-    )  # fmt: skip
+    figure = report.figure(1.5 + 4 * len(results), 4)
+    grid = figure.subplots(1, len(results), squeeze=False, sharey=True)
     for result, axes in zip(results, grid[0], strict=True):
         _bars(axes, result)
         axes.set_title(f"{result['network']}, {result['vocab']:,} tokens", fontsize=10)
     grid[0][0].set_ylabel("seconds")
     grid[0][-1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.savefig(path, dpi=120, metadata={"Software": ""})
-    pyplot.close(figure)
+    report.save(figure, path, dpi=120)
 
 
 def _bars(axes: Any, result: dict[str, Any]) -> None:
     """A group per draft length: the block, then the variants; the paper's figures as strokes."""
     rows, blocks = result["rows"], result["blocks"]
-    kinds = list(dict.fromkeys((row["variant"], row["source"]) for row in rows))
+    found = {("block", "", block["draft_length"]): block for block in blocks}
+    found |= {(row["variant"], row["source"], row["draft_length"]): row for row in rows}
+    kinds = list(dict.fromkeys((name, source) for name, source, _ in found))
     lengths = list(dict.fromkeys(row["draft_length"] for row in rows))
-    width = 0.8 / (len(kinds) + bool(blocks))
-    colors = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(name for name, _ in kinds))}
-    found = {(row["variant"], row["source"], row["draft_length"]): row for row in rows}
-    whole = {block["draft_length"]: block for block in blocks}
-
-    def bar(i: int, seconds: list[float], label: str, **style: Any) -> None:
+    width = 0.8 / len(kinds)
+    names = dict.fromkeys(name for name, _ in kinds if name != "block")
+    colors = {"block": "0.6"} | {name: f"C{i}" for i, name in enumerate(names)}
+    for i, (name, source) in enumerate(kinds):
+        label = f"{name} from {source}" if source else "SPU's decoder block"
         places = [group + i * width for group in range(len(lengths))]
-        axes.bar(places, seconds, width, label=label, **style)
-
-    if blocks:
-        seconds = [whole[count]["seconds"] for count in lengths]
-        bar(0, seconds, "SPU's decoder block", color="0.6")
-    for i, (name, source) in enumerate(kinds, start=bool(blocks)):
         seconds = [found[name, source, count]["seconds"] for count in lengths]
         faint = 0.55 if source == "probabilities" else 1.0
-        bar(i, seconds, f"{name} from {source}", color=colors[name], alpha=faint)
-    named = [("block", "")] * bool(blocks) + kinds
+        axes.bar(places, seconds, width, label=label, color=colors[name], alpha=faint)
     marks = [
         (group + i * width, float(paper))
         for group, count in enumerate(lengths)
-        for i, (name, _) in enumerate(named)
+        for i, (name, _) in enumerate(kinds)
         if (paper := _paper(result, count, name))
     ]
     if marks:

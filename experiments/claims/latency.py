@@ -31,8 +31,6 @@ from experiments.common import commands, report
 from experiments.common.kinds import KINDS
 from experiments.common.two_parties import machine
 from experiments.spu_baseline import layers as spu_layers
-from models.hf import load_config
-from models.tokenizer import Tokenizer
 from models.training.evaluate import expected_tokens
 from spu_llm.core.errors import InputError
 from spu_llm.net.shaping import NETWORKS, NetworkShape
@@ -44,12 +42,9 @@ def check(
     model: Path, draft_model: Path, prompt: str, positions: Sequence[int], repeat: int
 ) -> None:
     """InputError for what cannot be measured."""
-    length = len(Tokenizer.load(draft_model).encode(prompt))
-    step_sweep.check_positions(load_config(model), length, positions, 0.0)
+    step_sweep.check(model, draft_model, prompt, positions, repeat, 0.0)
     if positions[0] != 1:
         raise InputError("--positions must begin with 1, which the others are compared with")
-    if repeat < 1:
-        raise InputError(f"--repeat must be at least 1, found {repeat}")
 
 
 def measure(
@@ -314,23 +309,15 @@ def draw_breakdown(axes: Any, results: Sequence[dict[str, Any]], name: str) -> N
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--positions", type=commands.numbers, default="1,2,4,8,16",
-                        metavar="N,N,...",
-                        help="positions of a step (default: %(default)s)")  # fmt: skip
     commands.add_network(parser, "lan,wan", "lan, wan, after local (default: %(default)s)")
-    parser.add_argument("--repeat", type=int, default=2, metavar="N",
-                        help="measured steps of each size (default: %(default)s)")  # fmt: skip
     parser.add_argument("--no-stock", dest="stock", action="store_false",
                         help="leave the stock path's layers out, which take minutes")  # fmt: skip
-    commands.add_prompt(parser)
-    commands.add_draft_model(parser)
-    commands.add_plot(parser, "draw all figures into a file")
-    commands.add_common(parser)
+    step_sweep.add_sweep(parser, "draw all figures into a file")
 
 
 def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
-    asked = (*commands.pair(options), commands.prompt(options), options.positions, options.repeat)
+    asked = step_sweep.asked(options)
     check(*asked)
     first: list[dict[str, Any]] = []
 

@@ -26,6 +26,15 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
 
 
+def add_number(
+    parser: argparse.ArgumentParser, name: str, default: int, words: str, metavar: str = "N"
+) -> None:
+    """A whole number; its help ends in its default."""
+    parser.add_argument(
+        name, type=int, default=default, metavar=metavar, help=f"{words} (default: %(default)s)"
+    )
+
+
 def add_network(
     parser: argparse.ArgumentParser,
     default: str,
@@ -84,6 +93,13 @@ def prompt(options: argparse.Namespace) -> str:
     return getattr(options, "prompt", None) or PROMPT
 
 
+def check_range(option: str, found: int, least: int, most: int | None = None) -> None:
+    """InputError unless what was found for an option is in its range."""
+    if found < least or (most is not None and found > most):
+        allowed = f"at least {least}" if most is None else f"{least} to {most}"
+        raise InputError(f"{option} must be {allowed}, found {found}")
+
+
 def check_folders(options: argparse.Namespace) -> None:
     """InputError before hours of work whose result or picture could not be written."""
     for name in ("json", "plot"):
@@ -99,7 +115,7 @@ def each_network(
     options: argparse.Namespace,
     measure: Callable[[str], dict[str, Any]],
     table: Callable[[dict[str, Any]], str],
-    plot: Callable[[list[dict[str, Any]], Path], None],
+    plot: Callable[[list[dict[str, Any]], Path], None] | None = None,
     complaint: str = "a result is wrong",
 ) -> None:
     """Measure, print, write and draw network by network, each at once, since the next may take
@@ -110,7 +126,7 @@ def each_network(
         results.append(measure(network))
         print(table(results[-1]), end="\n\n", flush=True)
         write(options, {"networks": results})
-        if options.plot is not None:
+        if plot is not None and options.plot is not None:
             plot(results, options.plot)
     check(results, complaint)
 

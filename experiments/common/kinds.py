@@ -15,10 +15,12 @@ which their equations get on shares:
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.common.measured import FIGURES, total
+from experiments.common.measured import grouped, total
 from spu_llm.compiler.demand import Call
 from spu_llm.compiler.plan import OpCall, Run, Step
 from spu_llm.core._jax import scope_of
@@ -56,17 +58,15 @@ def by_kind(entries: Sequence[Entry], steps: Sequence[Step], rank: int) -> dict[
     Ops say themselves what they belong to; other work runs in the order of the plan.
     """
     works = iter([step for step in steps if isinstance(step, Run)])
-    found: dict[str, dict[str, Any]] = {}
-    for entry in entries:
+
+    def kind(entry: Entry) -> str:
         if entry.kind == "op":
-            kind = kind_of(entry.scope, entry.name)
-        else:
-            kind = kind_of(_scope_of_run(next(works)), "")
-        cell = found.setdefault(kind, dict.fromkeys(FIGURES, 0))
-        for name, number in total([entry], rank).items():
-            cell[name] += number
+            return kind_of(entry.scope, entry.name)
+        return kind_of(_scope_of_run(next(works)), "")
+
+    found = grouped(entries, kind)
     assert next(works, None) is None, "an entry for each step of the plan"
-    return {kind: found[kind] for kind in KINDS if kind in found}
+    return {kind: total(found[kind], rank) for kind in KINDS if kind in found}
 
 
 def _scope_of_run(run: Run) -> str:
@@ -80,13 +80,9 @@ def chains(calls: Sequence[Call], steps: Sequence[Step]) -> dict[str, int]:
     Ops of one parallel group run side by side: it is as long as its longest op, and counts for that
     op's kind. Segments, whose chains SPU does not tell, are left out.
     """
-    ops = [step for step in steps if isinstance(step, OpCall)]
-    longest: dict[int, tuple[int, str]] = {}
-    for call, step in zip(calls, ops, strict=True):
-        before = longest.get(step.group)
-        if before is None or call.cost.rounds > before[0]:
-            longest[step.group] = call.cost.rounds, kind_of(call.scope, call.op)
-    found: dict[str, int] = {}
-    for rounds, kind in longest.values():
-        found[kind] = found.get(kind, 0) + rounds
+    groups = [step.group for step in steps if isinstance(step, OpCall)]
+    found: dict[str, int] = defaultdict(int)
+    for _, pairs in itertools.groupby(zip(groups, calls, strict=True), lambda pair: pair[0]):
+        longest = max((call for _, call in pairs), key=lambda call: call.cost.rounds)
+        found[kind_of(longest.scope, longest.op)] += longest.cost.rounds
     return found

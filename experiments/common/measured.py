@@ -5,13 +5,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 from jax.experimental import enable_x64
 
-from experiments.common.memory import resident
+from protocols.verification.variants import lanes_of
 from spu_llm.compiler.demand import Demand
+from spu_llm.compiler.plan import Step
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import Traffic
 from spu_llm.core.meter import Entry
@@ -19,15 +22,19 @@ from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES, Owner
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import Session
+from spu_llm.systems.decoding.decoder import Decoder, Judged
+from spu_llm.systems.decoding.generate import announce
 
 T = TypeVar("T")
 FIGURES = ("seconds", "client_to_provider", "provider_to_client", "messages")
 
-_note = SecureFunction(
-    lambda x: reveal(x, to=Owner.CLIENT, label="provider's peak memory (study)"),
-    (Owner.PROVIDER,),
-    "note",
-)
+
+def opening(label: str, owner: Owner, name: str, to: Owner = Owner.CLIENT) -> SecureFunction:
+    """A secure function that opens what it is given, which is `owner`'s."""
+    return SecureFunction(lambda x: reveal(x, to=to, label=label), (owner,), name)
+
+
+_note = opening("provider's peak memory (study)", Owner.PROVIDER, "note")
 
 
 def timed(session: Session, phase: str, work: Callable[[], T]) -> tuple[T, dict[str, Any]]:
@@ -50,6 +57,68 @@ def timed(session: Session, phase: str, work: Callable[[], T]) -> tuple[T, dict[
     }
 
 
+class Forward(NamedTuple):
+    """A forward that was measured: its cost with what came of it; its own entries in the meter, the
+    steps of its plan, and what it took.
+    """
+
+    cost: dict[str, Any]
+    entries: list[Entry]
+    steps: Sequence[Step]
+    demand: Demand
+
+
+def forward(
+    session: PartySession,
+    decoder: Decoder,
+    phase: str,
+    run: Callable[[], Judged],
+    resolve: Callable[..., int],
+    *args: Any,
+) -> Forward:
+    """Make what a forward of one lane takes, then run it, resolve and announce on the clock, as
+    phase `phase`. resolve(*args, outcome), at the client: how many drafts stay.
+    """
+    mark = len(session.meter.entries)
+
+    def work() -> None:
+        seen = jax.tree.map(session.get, run().outcome)
+        stay = session.local(CLIENT, lambda: resolve(*args, *lanes_of(seen)))
+        session.call(announce, session.private(CLIENT, np.array, (2,), np.int32, [stay, 0]))
+
+    _, cost = timed(session, phase, work)
+    assert decoder.last is not None
+    function, inputs = decoder.last
+    entries = [
+        e
+        for e in session.meter.entries[mark:]
+        if e.phase == phase and e.function == function.name and e.kind != "control"
+    ]
+    return Forward(cost, entries, function.plan(*inputs)[0].steps, decoder.demand)
+
+
+def make_second_batches(session: PartySession, demand: Demand) -> None:
+    """One more of what one batch was made of: the first one's seconds hold compilation."""
+    made = batches_made(session.meter.entries)
+    for name, need in demand.material.items():
+        if len(made.get(name, ())) == 1:
+            there = session.supply.available(need.correlation)
+            session.supply.prepare(need.correlation, there + 1, need.fixed)
+
+
+def grouped(entries: Iterable[Entry], name_of: Callable[[Entry], str]) -> dict[str, list[Entry]]:
+    """Entries by what `name_of` says of them, in order."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(name_of(entry), []).append(entry)
+    return found
+
+
+def batches_made(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Those among `entries`, by name of correlation."""
+    return grouped((e for e in entries if e.kind == "pool"), lambda e: e.name)
+
+
 def price(entries: Sequence[Entry], demand: Demand, rank: int) -> dict[str, dict[str, Any]]:
     """What the material of `demand` costs to make, by name: its part of the batches among
     `entries`.
@@ -57,10 +126,7 @@ def price(entries: Sequence[Entry], demand: Demand, rank: int) -> dict[str, dict
     The first batch of a kind is left out where there are others: it compiles. Kinds that no batch
     was made of are not there.
     """
-    made: dict[str, list[Entry]] = {}
-    for entry in entries:
-        if entry.kind == "pool":
-            made.setdefault(entry.name, []).append(entry)
+    made = batches_made(entries)
     found = {}
     for name, need in demand.material.items():
         if name in made:
@@ -99,10 +165,34 @@ def medians(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+# ---- memory
+
+
+def resident(field_name: str) -> int:
+    """Bytes of this process, as the kernel counts: VmRSS now, VmHWM at most since `forget_peak`."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{field_name}:"):
+            return 1024 * int(line.split()[1])
+    return 0
+
+
+def forget_peak() -> None:
+    """Start a new peak; where the kernel does not allow it, peaks are those of the process."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    except OSError:
+        pass
+
+
 def peaks(session: PartySession) -> dict[str, int]:
     """Largest resident bytes of both workers since `forget_peak`, at the client."""
     own = resident("VmHWM")
-    with enable_x64():
-        note = session.private(PROVIDER, lambda: [own], (1,), np.int64)
-        heard = session.get(session.call(_note, note))
-    return dict(zip(ROLES, (own, int(heard[0]) if heard is not None else 0), strict=True))
+    return dict(zip(ROLES, (own, *hear(session, _note, own)), strict=True))
+
+
+def hear(session: PartySession, note: SecureFunction, *numbers: int) -> list[int]:
+    """The provider's numbers at the client, opened by `note`; zeros at the provider."""
+    with enable_x64():  # whole words
+        own = session.private(PROVIDER, lambda: numbers, (len(numbers),), np.int64)
+        heard = session.get(session.call(note, own))
+    return heard.tolist() if heard is not None else [0] * len(numbers)

@@ -1,4 +1,4 @@
-"""How long the messages of a plan take, from the dry runs of both parties.
+"""How long the messages of a plan take, from dry runs of both parties, and what a call sends.
 
 Every op's messages are played in the order in which the executor would send them: ops of one
 parallel group that draw on different correlations in merged rounds (`spu_llm.core.merged_rounds`),
@@ -11,15 +11,39 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from spu_llm.compiler.demand import Call
+from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.plan import OpCall, Step
+from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import SEAL_BYTES
+from spu_llm.core.op import Cost
+from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.net.shaping import NetworkShape, Shaper
+from spu_llm.runtime.dry_session import DrySession
 
+ROUNDS = NetworkShape("rounds", None, 1.0)  # the seconds on such a link are its rounds
 Dialogue = tuple[tuple[bool, int], ...]  # of one party: whether it sends, and bytes
-Part = tuple[int, int]  # lane, bytes
+Part = tuple[int, int]  # task (as in merged rounds), bytes
+
+
+def dry_parties() -> list[DrySession]:
+    """Both parties' dry sessions, each on its own."""
+    frac_bits = SpuConfig().frac_bits
+    return [DrySession(DryRun(rank, frac_bits)) for rank in (CLIENT, PROVIDER)]
+
+
+def cost_of(function: SecureFunction, args: Sequence[Any]) -> Cost:
+    """Of one call with arguments of these forms (values, or shapes with a dtype)."""
+    parties = dry_parties()
+    for party in parties:
+        party.call(function, *args)
+    (client,), (provider,) = (party.taken() for party in parties)
+    replay = Replay(ROUNDS)
+    replay.play(client.plan.steps, client.demand.calls, provider.demand.calls)
+    return Cost(sum(replay.messages), round(replay.seconds), *replay.sent)
 
 
 @dataclass
@@ -49,9 +73,9 @@ class Replay:
             self._exchange(sides)
 
     def _exchange(self, sides: Sequence[_Side]) -> None:
-        """Both parties' lanes until all have ended."""
+        """Both parties' tasks until all have ended."""
         coming: list[deque[tuple[float, Sequence[Part]]]] = [deque(), deque()]
-        while not all(side.done for side in sides):
+        while any(side.left for side in sides):
             before = [len(q) for q in coming], [side.left for side in sides]
             for rank, side in enumerate(sides):
                 for message in side.advance():
@@ -60,37 +84,33 @@ class Replay:
                     self.messages[rank] += 1
                     due = self._links[rank].due(size + SEAL_BYTES, self.now[rank])
                     coming[1 - rank].append((due, message))
-                if coming[rank] and not side.done:
+                if coming[rank] and side.left:
                     due, parts = coming[rank].popleft()
                     self.now[rank] = max(self.now[rank], due)
                     side.take(parts)
             after = [len(q) for q in coming], [side.left for side in sides]
-            assert before != after or all(s.done for s in sides), "the parties wait for each other"
+            assert before != after, "the parties wait for each other"
 
 
 class _Side:
-    """One party of a group of ops; `merged`: side by side, in lanes."""
+    """One party of a group of ops, its tasks; `merged`: side by side, in merged rounds."""
 
     def __init__(self, dialogues: Sequence[Dialogue], merged: bool) -> None:
-        self._lanes = [deque(d) for d in dialogues]
+        self._tasks = [deque(d) for d in dialogues]
         self._inbox = [0] * len(dialogues)
         self._merged = merged
 
     @property
     def left(self) -> int:
         """Messages to come."""
-        return sum(map(len, self._lanes))
-
-    @property
-    def done(self) -> bool:
-        return not self.left
+        return sum(map(len, self._tasks))
 
     def advance(self) -> list[list[Part]]:
-        """What is sent until every lane waits: one message, or one for each part."""
+        """What is sent until every task waits: one message, or one for each part."""
         parts: list[Part] = []
-        for i, lane in enumerate(self._lanes):
-            while lane and (lane[0][0] or self._inbox[i]):
-                sends, size = lane.popleft()
+        for i, task in enumerate(self._tasks):
+            while task and (task[0][0] or self._inbox[i]):
+                sends, size = task.popleft()
                 if sends:
                     parts.append((i, size))
                 else:
@@ -98,8 +118,8 @@ class _Side:
         return [parts] if parts and self._merged else [[part] for part in parts]
 
     def take(self, message: Sequence[Part]) -> None:
-        for lane, _ in message:
-            self._inbox[lane] += 1
+        for task, _ in message:
+            self._inbox[task] += 1
 
 
 def _groups(
@@ -110,14 +130,12 @@ def _groups(
     indices = range(len(ops))
     for _, group in itertools.groupby(indices, lambda i: ops[i].group):
         left = list(group)
-        alone = len(left) == 1
         while left:
             chosen: list[int] = []
             taken: set[str] = set()
             for i in left:
-                names = frozenset() if alone else client[i].names
-                if not chosen or not names & taken:
+                if not client[i].names & taken:
                     chosen.append(i)
-                    taken |= names
+                    taken |= client[i].names
             left = [i for i in left if i not in chosen]
             yield [(client[i].messages, provider[i].messages) for i in chosen]

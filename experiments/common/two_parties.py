@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -41,9 +41,9 @@ def run_study(
 ) -> tuple[Outcome, Manifest]:
     """One session of `program` with a provider process that holds `model`; `inputs`: the client's.
 
-    `tokenizer` is the directory of the client's copy, if it needs one; `sampling_seed` fixes the
-    provider's joint randomness. Events named "stage" and "update" are shown, all others go to
-    `on_event`.
+    `tokenizer` is the directory of the client's copy, that of `model` by default; `sampling_seed`
+    fixes the provider's joint randomness. Events named "stage" and "update" are shown, all others
+    go to `on_event`.
     """
     relays: list[Relay] = []
 
@@ -66,12 +66,27 @@ def run_study(
         with local_provider(
             model, network, studies=True, sampling_seed=sampling_seed
         ) as server:
-            own = None if tokenizer is None else Tokenizer.load(tokenizer)
+            own = Tokenizer.load(tokenizer or model)
             return run_as_client(
                 server, program, request, inputs, show, tokenizer=own, wrap=wrap
             )
     finally:
         progress.close()
+
+
+def session_record(outcome: Outcome, agreed: Manifest, **more: str) -> dict[str, Any]:
+    """How the result of every study of one session ends: bytes on the wire, what each party
+    learned, the machine, and the session's settings with `more` of the study's own.
+    """
+    return {
+        "wire_bytes": {
+            "client_to_provider": outcome.wire_sent,
+            "provider_to_client": outcome.wire_received,
+        },
+        "learned": outcome.result["learned"],
+        "machine": asdict(machine()),
+        "config": {**more, **agreed},
+    }
 
 
 _LOAD = os.getloadavg()[0]  # before a study does anything
@@ -112,12 +127,9 @@ def machine() -> Machine:
 
 
 def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return "unknown processor"
 
 

@@ -12,8 +12,9 @@ runs can be paired. Every message is also acknowledged by one with the key "ACK"
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from spu_llm.core.errors import WireError
 from spu_llm.core.values import CLIENT, PROVIDER
@@ -49,7 +50,6 @@ class RequestParser:
 
     def __init__(self) -> None:
         self._rest = bytearray()
-        self.responses = 0
 
     def feed(self, data: bytes) -> list[Push]:
         """Take the next bytes; the requests they complete. WireError when it is not brpc."""
@@ -65,8 +65,6 @@ class RequestParser:
             content = bytes(self._rest[start : start + body])
             if any(number == 1 for number, _ in _fields(content[:meta])):
                 found.append(_push(content[meta:]))
-            else:
-                self.responses += 1
             position = start + body
         del self._rest[:position]
         return found
@@ -110,24 +108,22 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
     raise WireError("a worker's message is cut off")
 
 
-@dataclass
 class Transcript:
-    """Everything the two workers sent each other; the order of one sender is that of `number`."""
+    """Everything the two workers sent each other, but for acknowledgements; the order of one sender
+    is that of `number`.
+    """
 
-    sizes: dict[tuple[int, bytes], int] = field(default_factory=dict)
-    acknowledgements: list[int] = field(default_factory=lambda: [0, 0])  # by sender
+    def __init__(self) -> None:
+        self._sizes: dict[tuple[int, bytes], int] = defaultdict(int)
 
     def add(self, sender: int, push: Push) -> None:
-        if push.key.startswith(_ACK):
-            self.acknowledgements[sender] += 1
-        else:
-            at = sender, push.key
-            self.sizes[at] = self.sizes.get(at, 0) + push.size
+        if not push.key.startswith(_ACK):
+            self._sizes[sender, push.key] += push.size
 
     def messages(self) -> list[Message]:
         """Client's messages first, each party's in the order in which it sent them."""
         found = []
-        for (sender, key), size in self.sizes.items():
+        for (sender, key), size in self._sizes.items():
             name, end, number = key.partition(_KEY_END)
             if not end or not number.isdigit():
                 raise WireError(f"a worker's message has the key {key!r}")

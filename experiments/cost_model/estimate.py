@@ -18,7 +18,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.common import commands
+from experiments.common import commands, report
+from experiments.common.measured import summed
+from experiments.common.report import both_ways
 from experiments.common.two_parties import machine
 from experiments.cost_model.prices import Prices
 from experiments.cost_model.workload import Workload, of_completion
@@ -68,8 +70,7 @@ class Options:
             raise InputError(f"--bandwidth must be 0 to 1e9 Mbps, found {self.bandwidth}")
         if self.delay is not None and not 0 <= self.delay <= 1e6:
             raise InputError(f"--delay must be 0 to 1e6 ms, found {self.delay}")
-        if self.cores < 1:
-            raise InputError(f"--cores must be at least 1, found {self.cores}")
+        commands.check_range("--cores", self.cores, 1)
         most = max(1, (self.request.limit(config) - 1) // (self.draft_length + 1))
         if not 1 <= self.steps <= most:
             raise InputError(
@@ -115,33 +116,29 @@ def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
         "compute": slower * prices.computing(work),
     }
     material = prices.of_material(work)
-    offline = {k: sum(c[k] for c in material.values()) for k in next(iter(material.values()))}
-    size = offline["client_to_provider"] + offline["provider_to_client"]
-    per_byte = 8.0 / shape.bits_per_s if shape.bits_per_s else 0.0
-    making = slower * offline["seconds"] + offline["messages"] / 2 * shape.delay_s + size * per_byte
+    offline = summed(material.values())
+    making = slower * offline["seconds"] + offline["messages"] / 2 * shape.delay_s
+    if shape.bits_per_s:
+        making += 8.0 / shape.bits_per_s * both_ways(offline)
+    stored = [
+        8 * kind.words * work.units[name]
+        for name, kind in work.correlations.items()
+        if kind.fixed is None
+    ]
+    whole = ("messages", "rounds", "client_to_provider", "provider_to_client", "hint_bytes")
     return {
         "seconds": sum(parts.values()),
         "seconds_of": parts,
-        "messages": round(counts["messages"]),
-        "rounds": round(counts["rounds"]),
-        "client_to_provider": round(counts["client_to_provider"]),
-        "provider_to_client": round(counts["provider_to_client"]),
-        "hint_bytes": round(counts["hint_bytes"]),
+        **{name: round(counts[name]) for name in whole},
         "bytes_of": {kind: round(n) for kind, n in work.bytes_of.items()},
         "offline": offline | {"seconds": making},
         "material": material,
-        "stored_bytes": round(
-            sum(
-                8 * kind.words * work.units[name]
-                for name, kind in work.correlations.items()
-                if kind.fixed is None
-            )
-        ),
+        "stored_bytes": round(sum(stored)),
     }
 
 
 def _growth(
-    config: ModelConfig, options: Options, prices: Prices, base: Sequence[dict[str, Any]]
+    config: ModelConfig, options: Options, prices: Prices, base: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """The same with one thing doubled at a time."""
     longer = 2 * options.prompt_tokens
@@ -152,11 +149,11 @@ def _growth(
         ("prompt", config.with_context(room), replace(options, prompt_tokens=longer)),
         ("vocabulary", replace(config, vocab_size=2 * config.vocab_size), options),
     ]
-    rows = [{"twice": "nothing", "prefill": base[0], "step": base[1]}]
-    for name, larger, asked in variants:
-        prefill, step = _steps(larger, asked, prices)
-        rows.append({"twice": name, "prefill": prefill, "step": step})
-    return rows
+    found = [("nothing", base)]
+    found += [(name, _steps(larger, asked, prices)) for name, larger, asked in variants]
+    return [
+        {"twice": name, "prefill": prefill, "step": step} for name, (prefill, step) in found
+    ]
 
 
 # ---- as text
@@ -168,52 +165,42 @@ def table(result: dict[str, Any]) -> str:
     network = Options(**options).shape
     rate = f"{network.bits_per_s / 1e6:g} Mbps" if network.bits_per_s else "unlimited bandwidth"
     positions = options["draft_length"] + 1
+    names = ("prefill", "step")
+    heads = "", "delay s", "transmission s", "compute s", "rounds", "stored MB per party"
     lines = [
         f"{model.layers} layers of width {model.width}, {model.vocab_size:,} tokens; "
         f"{rate}, {network.delay_s * 1e3:g} ms one way; {options['cores']} cores",
         "",
-        *_header(""),
-        _row(f"prefill of {options['prompt_tokens']}", result["prefill"]),
-        _row(f"step of {positions}", result["step"]),
+        *_costs("", [
+            (f"prefill of {options['prompt_tokens']}", result["prefill"]),
+            (f"step of {positions}", result["step"]),
+        ]),
         "",
-        "| | delay s | transmission s | compute s | rounds | stored MB per party |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name in ("prefill", "step"):
-        step, parts = result[name], result[name]["seconds_of"]
-        lines.append(
-            f"| {name} | {parts['delay']:.2f} | {parts['transmission']:.2f} | "
-            f"{parts['compute']:.2f} | {step['rounds']} | {step['stored_bytes'] / 1e6:.1f} |"
-        )
-    for rows in (result.get("growth", []),):
-        for name in ("prefill", "step"):
-            if rows:
-                lines += ["", *_header(f"{name}, twice")]
-                lines += [_row(row["twice"], row[name]) for row in rows]
-    hint = max(result[name]["hint_bytes"] for name in ("prefill", "step"))
+        *report.table(heads, [
+            (name, *(f"{seconds:.2f}" for seconds in result[name]["seconds_of"].values()),
+             str(result[name]["rounds"]), f"{result[name]['stored_bytes'] / 1e6:.1f}")
+            for name in names
+        ]),
+    ]  # fmt: skip
+    if grown := result.get("growth"):
+        for name in names:
+            rows = [(row["twice"], row[name]) for row in grown]
+            lines += ["", *_costs(f"{name}, twice", rows)]
+    hint = max(result[name]["hint_bytes"] for name in names)
     lines += ["", f"hint of the weights, once for a client: {hint / 1e6:.0f} MB"]
     of = result["prices_of"]
     lines += ["", f"prices measured on: {of['processor']}, {of['cores']} cores"]
     return "\n".join(lines)
 
 
-def _header(first: str) -> list[str]:
-    return [
-        f"| {first} | seconds | MB | messages | offline seconds | offline MB |",
-        "|---|---|---|---|---|---|",
-    ]
-
-
-def _row(name: str, step: dict[str, Any]) -> str:
-    offline = step["offline"]
-    return (
-        f"| {name} | {step['seconds']:.2f} | {_megabytes(step):.2f} | {step['messages']} | "
-        f"{offline['seconds']:.1f} | {_megabytes(offline):.1f} |"
-    )
-
-
-def _megabytes(cost: dict[str, Any]) -> float:
-    return float(cost["client_to_provider"] + cost["provider_to_client"]) / 1e6
+def _costs(first: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    """A table of steps with their names."""
+    heads = first, "seconds", "MB", "messages", "offline seconds", "offline MB"
+    return report.table(heads, [
+        (name, f"{step['seconds']:.2f}", f"{both_ways(step) / 1e6:.2f}", str(step["messages"]),
+         f"{step['offline']['seconds']:.1f}", f"{both_ways(step['offline']) / 1e6:.1f}")
+        for name, step in rows
+    ])  # fmt: skip
 
 
 # ---- the command
@@ -224,20 +211,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Messages and online bytes are exact; material and computing are priced as "
         "`experiment prices` measured them. Only the config.json of the model is read."
     )
-    parser.add_argument("--prompt-tokens", type=int, default=64, metavar="N",
-                        help="prefilled (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--new-tokens", type=int, default=32, metavar="N",
-                        help="that the cache has room for (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--draft-length", type=int, default=7, metavar="G",
-                        help="drafts per step, 0 to 16 (default: %(default)s)")  # fmt: skip
+    commands.add_number(parser, "--prompt-tokens", 64, "prefilled")
+    commands.add_number(parser, "--new-tokens", 32, "that the cache has room for")
+    commands.add_number(parser, "--draft-length", 7, "drafts per step, 0 to 16", "G")
     parser.add_argument("--network", choices=tuple(NETWORKS), default="lan",
                         help="default: %(default)s")  # fmt: skip
     parser.add_argument("--bandwidth", type=float, metavar="MBPS", help="in its place")
     parser.add_argument("--delay", type=float, metavar="MS", help="one way, in its place")
-    parser.add_argument("--cores", type=int, default=_CORES, metavar="C",
-                        help="of both parties together (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--steps", type=int, default=1, metavar="K",
-                        help="the mean of the first K steps (default: %(default)s)")  # fmt: skip
+    commands.add_number(parser, "--cores", _CORES, "of both parties together", "C")
+    commands.add_number(parser, "--steps", 1, "the mean of the first K steps", "K")
     parser.add_argument("--growth", action="store_true",
                         help="also with layers, width, prompt and vocabulary doubled in turn")
     commands.add_common(parser)

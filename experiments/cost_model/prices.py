@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,15 +26,10 @@ import numpy as np
 from scipy.optimize import nnls
 
 from experiments.benchmarks import scale
-from experiments.benchmarks.scale import Shape
 from experiments.common import commands
-from experiments.cost_model.workload import (
-    COMPUTE,
-    Workload,
-    common_name,
-    matrix_sizes,
-    of_completion,
-)
+from experiments.common.measured import summed
+from experiments.cost_model import workload
+from experiments.cost_model.workload import COMPUTE, Workload, matrix_sizes
 from spu_llm.app.output import write_json
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import InputError, SpuLlmError
@@ -69,9 +65,6 @@ class Prices:
         except (ValueError, TypeError):
             raise InputError(f"{path} holds no prices; make them by `experiment prices`") from None
 
-    def asdict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def of_units(self, correlation: Correlation, units: float) -> dict[str, float]:
         """Seconds, bytes by direction and messages of units, as their part of full batches."""
         kind, batches = kind_of(correlation), units / correlation.chunk
@@ -93,13 +86,11 @@ class Prices:
 
     def of_material(self, work: Workload) -> dict[str, dict[str, float]]:
         """Of all that a step takes, by kind."""
-        found: dict[str, dict[str, float]] = {}
+        found: dict[str, list[dict[str, float]]] = defaultdict(list)
         for name, units in work.units.items():
-            cost = self.of_units(work.correlations[name], units)
-            cell = found.setdefault(kind_of(work.correlations[name]), dict.fromkeys(cost, 0.0))
-            for figure, number in cost.items():
-                cell[figure] += number
-        return found
+            correlation = work.correlations[name]
+            found[kind_of(correlation)].append(self.of_units(correlation, units))
+        return {kind: summed(costs) for kind, costs in found.items()}
 
     def computing(self, work: Workload) -> float:
         """Seconds of a step online, but for the network."""
@@ -145,7 +136,7 @@ _TERMS: Mapping[str, Callable[[Correlation, str], list[float]]] = {
 
 # Small models whose blocks and matrices differ enough for all terms, and larger ones' shapes.
 SHAPES = tuple(
-    Shape(1, width, heads, vocab, 256, prompt, 1, second_batches=True)
+    scale.Shape(1, width, heads, vocab, 256, prompt, 1, second_batches=True)
     for width, heads, vocab, prompt in (
         (64, 2, 1024, 8), (128, 2, 4096, 32), (256, 4, 2048, 16), (384, 6, 8192, 24),
     )
@@ -153,27 +144,26 @@ SHAPES = tuple(
 
 
 def measure(
-    model: Path, shapes: Sequence[Shape] = SHAPES, more: Sequence[dict[str, Any]] = ()
+    model: Path, shapes: Sequence[scale.Shape] = SHAPES, more: Sequence[dict[str, Any]] = ()
 ) -> Prices:
     """Run a completion of every shape without a network, and fit. `more`: results of such runs."""
     results = [*more, *(scale.measure(model, shape, "local") for shape in shapes)]
-    batches: list[tuple[Correlation, dict[str, float]]] = []
+    batches: Batches = []
     steps: list[tuple[Workload, float]] = []
     for result in results:
         if failures := result["failures"]:
             raise SpuLlmError(f"a result is wrong: {failures[0]}")
-        shape = Shape(**result["shape"])
-        works = of_completion(shape.config, shape.request, [])
+        shape = scale.Shape(**result["shape"])
+        works = workload.of_completion(shape.config, shape.request, [])
         for work, cost in zip(works, [result["prefill"], *result["tokens"]], strict=False):
             steps.append((work, cost["seconds"]))
-        known = works[0].combined(works[1], 1.0, 1.0)
-        batches += batches_of(result, known)
+        batches += batches_of(result, workload.together(works))
     return fit(results[0]["machine"], [r["shape"] for r in results], batches, steps)
 
 
 # ---- fitting
 
-Batches = Sequence[tuple[Correlation, dict[str, float]]]  # what one batch of each costs
+Batches = list[tuple[Correlation, dict[str, float]]]  # what one batch of each costs
 
 
 def fit(
@@ -186,9 +176,9 @@ def fit(
 
     Errors count in proportion to what is fitted.
     """
-    by_kind: dict[str, list[tuple[Correlation, dict[str, float]]]] = {}
+    by_kind: dict[str, Batches] = defaultdict(list)
     for correlation, cost in batches:
-        by_kind.setdefault(kind_of(correlation), []).append((correlation, cost))
+        by_kind[kind_of(correlation)].append((correlation, cost))
     flat: dict[str, dict[str, float]] = {}
     fitted: dict[str, dict[str, list[float]]] = {}
     messages: dict[str, float] = {}
@@ -226,7 +216,7 @@ def batches_of(result: dict[str, Any], work: Workload) -> Batches:
     """
     found = []
     for row in result["material"]:
-        correlation = work.correlations.get(common_name(row["name"]))
+        correlation = work.correlations.get(workload.common_name(row["name"]))
         if correlation is None:
             continue
         batches = row["batches"][1:] or row["batches"]
@@ -240,7 +230,7 @@ def batches_of(result: dict[str, Any], work: Workload) -> Batches:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--with", dest="more", type=_paths, default=[], metavar="FILE,...",
+    parser.add_argument("--with", dest="more", type=commands.names, default=[], metavar="FILE,...",
                         help="results of `experiment scale --network local` to fit to as well")
     commands.add_common(parser)
 
@@ -249,18 +239,15 @@ def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     more = [result for path in options.more for result in _results(path)]
     found = measure(commands.private_model(options), more=more)
-    write_json(options.json or SHIPPED, found.asdict())
+    write_json(options.json or SHIPPED, asdict(found))
     print(f"written to {options.json or SHIPPED}", flush=True)
 
 
-def _paths(text: str) -> list[Path]:
-    return [Path(part) for part in text.split(",")]
-
-
-def _results(path: Path) -> list[dict[str, Any]]:
+def _results(path: str) -> list[dict[str, Any]]:
     """What a study has written, network by network."""
     try:
-        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["networks"]
+        text = Path(path).read_text(encoding="utf-8")
+        found: list[dict[str, Any]] = json.loads(text)["networks"]
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"--with: {path} is not the JSON of a study") from None
     return found

@@ -7,35 +7,30 @@ models so small that they are run whole.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
 
 from experiments.common.kinds import kind_of
-from experiments.common.replay import Replay
+from experiments.common.replay import ROUNDS, Replay, dry_parties
 from models.family import ModelConfig, weight_shapes
 from spu_llm.compiler.demand import Demand
-from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.plan import Plan, Run
 from spu_llm.core._jax import shape_of
 from spu_llm.core.correlation import Correlation
-from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.net.shaping import NetworkShape
 from spu_llm.offline.silent.products import matrix_of
-from spu_llm.runtime.dry_session import DrySession, Noted
+from spu_llm.runtime.dry_session import Noted
 from spu_llm.systems.decoding.generate import Completion, announce, announce_end
 from spu_llm.systems.decoding.preparation import dry_course
 from spu_llm.systems.decoding.request import Request
-
-ROUNDS = NetworkShape("rounds", None, 1.0)  # the seconds on such a link are its rounds
 
 
 @dataclass(frozen=True)
@@ -46,19 +41,18 @@ class Workload:
         computing is fitted to (`COMPUTE`), and bytes of the hints that its matrices take once.
     units: of every correlation, by name; matrices of different blocks under one name.
     correlations: by the same names.
-    bytes_of: online bytes by kind of layer. material_of: units by kind of layer and name.
+    bytes_of: online bytes by kind of layer.
     """
 
     counts: dict[str, float]
     units: dict[str, float]
     correlations: dict[str, Correlation]
     bytes_of: dict[str, float]
-    material_of: dict[tuple[str, str], float]
 
     def combined(self, other: Workload, a: float, b: float) -> Workload:
         """a times this and b times the other."""
 
-        def mixed(x: dict[Any, float], y: dict[Any, float]) -> dict[Any, float]:
+        def mixed(x: dict[str, float], y: dict[str, float]) -> dict[str, float]:
             return {k: a * x.get(k, 0.0) + b * y.get(k, 0.0) for k in {**x, **y}}
 
         return Workload(
@@ -66,7 +60,6 @@ class Workload:
             mixed(self.units, other.units),
             {**self.correlations, **other.correlations},
             mixed(self.bytes_of, other.bytes_of),
-            mixed(self.material_of, other.material_of),
         )
 
 
@@ -82,10 +75,8 @@ def of_completion(
     differ in what they take for the cache, whose masks serve some positions and are then replaced.
     """
     prefill, *some = of_steps(config, request, networks, [request.draft_length] * steps)
-    mean = some[0]
-    for work in some[1:]:
-        mean = mean.combined(work, 1.0, 1.0)
-    return [prefill, mean.combined(mean, 1.0 / steps, 0.0)]
+    whole = together(some)
+    return [prefill, whole.combined(whole, 1.0 / steps, 0.0)]
 
 
 def of_steps(
@@ -97,11 +88,13 @@ def of_steps(
     """Of the prefill, and of every step of a course: so many drafts stay in each."""
     if config.layers <= 2:
         return _whole(config, request, networks, accepted)
-    one, two = (
-        _whole(config.with_layers(n), request, networks, accepted)
-        for n in (1, 2)
-    )
+    one, two = (_whole(config.with_layers(n), request, networks, accepted) for n in (1, 2))
     return [of_layers(a, b, config.layers) for a, b in zip(one, two, strict=True)]
+
+
+def together(works: Sequence[Workload]) -> Workload:
+    """Of all of them, one after the other."""
+    return functools.reduce(lambda a, b: a.combined(b, 1.0, 1.0), works)
 
 
 def of_layers(one: Workload, two: Workload, layers: int) -> Workload:
@@ -113,7 +106,7 @@ def _whole(
     config: ModelConfig,
     request: Request,
     networks: Sequence[NetworkShape],
-    accepted: Sequence[int] = (0,),
+    accepted: Sequence[int],
 ) -> list[Workload]:
     completion, weights = Completion.of(config, request), weight_shapes(config)
     parties = dry_parties()
@@ -125,21 +118,9 @@ def _whole(
         for party in parties:
             party.call(announcement, said)
         *before, step, told = zip(*(party.taken() for party in parties), strict=True)
-        work = _of_calls([step, told], networks)
-        works.append(
-            functools.reduce(
-                lambda a, b: a.combined(b, 1.0, 1.0),
-                [_of_calls([call], networks) for call in before],
-                work,
-            )
-        )
+        calls = [[step, told], *([call] for call in before)]
+        works.append(together([_of_calls(some, networks) for some in calls]))
     return works
-
-
-def dry_parties() -> list[DrySession]:
-    """Both parties' dry sessions, each on its own."""
-    frac_bits = SpuConfig().frac_bits
-    return [DrySession(DryRun(rank, frac_bits)) for rank in (CLIENT, PROVIDER)]
 
 
 def _of_calls(
@@ -151,7 +132,7 @@ def _of_calls(
         for replay in replays.values():
             replay.play(client.plan.steps, client.demand.calls, provider.demand.calls)
     rounds = replays.pop("rounds")
-    counts = {
+    sent = {
         "messages": float(sum(rounds.messages)),
         "rounds": round(rounds.seconds),
         "client_to_provider": float(rounds.sent[CLIENT]),
@@ -159,27 +140,24 @@ def _of_calls(
         **{f"seconds {name}": replay.seconds for name, replay in replays.items()},
     }
     client, _ = calls[0]
-    work = _of_plan(client.plan, client.demand)
-    return dataclasses.replace(work, counts=work.counts | counts)
+    return _of_plan(client.plan, client.demand, sent)
 
 
-def _of_plan(plan: Plan, demand: Demand) -> Workload:
-    """What a call takes and computes."""
-    units: dict[str, float] = {}
+def _of_plan(plan: Plan, demand: Demand, sent: dict[str, float]) -> Workload:
+    """What a call takes and computes, beside what is sent."""
+    units: dict[str, float] = defaultdict(float)
     correlations: dict[str, Correlation] = {}
-    bytes_of: dict[str, float] = {}
-    material_of: dict[tuple[str, str], float] = {}
+    bytes_of: dict[str, float] = defaultdict(float)
     counts = {"words": float(_local_words(plan)), "weight_products": 0.0, "hint_bytes": 0.0}
     matrices = set()
     for call in demand.calls:
         kind = kind_of(call.scope, call.op)
         size = call.cost.client_to_provider + call.cost.provider_to_client
-        bytes_of[kind] = bytes_of.get(kind, 0.0) + size
+        bytes_of[kind] += size
         counts["words"] += size / 8
         for need in call.taken:
             correlation, name = need.correlation, common_name(need.correlation.name)
-            units[name] = units.get(name, 0.0) + need.units
-            material_of[kind, name] = material_of.get((kind, name), 0.0) + need.units
+            units[name] += need.units
             correlations[name] = correlation
             masks = sum(part.size for part in correlation.masks)
             counts["words"] += need.units * (masks + correlation.words)
@@ -187,7 +165,7 @@ def _of_plan(plan: Plan, demand: Demand) -> Workload:
                 counts["weight_products"] += need.units * correlation.fixed.size
                 matrices.add(matrix_of(correlation))
     counts["hint_bytes"] = float(sum(matrix.hint_bytes for matrix in matrices))
-    return Workload(counts, units, correlations, bytes_of, material_of)
+    return Workload(counts | sent, units, correlations, bytes_of)
 
 
 def common_name(name: str) -> str:

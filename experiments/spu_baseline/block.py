@@ -16,7 +16,7 @@ Bytes do not grow like that: every product sends its encrypted rows, however man
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -42,8 +42,7 @@ class BlockShape:
     past: int = 64
 
     def sliced(self, slices: int) -> BlockShape:
-        heads, hidden = self.heads // slices, self.hidden // slices
-        return BlockShape(self.width, heads, self.head_dim, hidden, self.past)
+        return replace(self, heads=self.heads // slices, hidden=self.hidden // slices)
 
 
 class Weights(NamedTuple):
@@ -146,8 +145,3 @@ def secure_block(shape: BlockShape) -> SecureFunction:
 
 
 SECURE_NORMS = SecureFunction(norms, (Owner.PROVIDER, Owner.JOINT), "norms of a block")
-
-
-def extrapolated(part: float, whole: float, slices: int) -> float:
-    """Seconds of the full block from those of its norms and of the slice with them."""
-    return part + slices * max(0.0, whole - part)

@@ -25,9 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from experiments.common.measured import peaks, timed, total
-from experiments.common.memory import forget_peak
-from experiments.common.two_parties import FEW_MESSAGES, run_study
+from experiments.common.measured import forget_peak, opening, peaks, timed, total
+from experiments.common.two_parties import FEW_MESSAGES, run_study, session_record
 from models.family import ModelConfig
 from models.gpt2 import GPT2Config, Params, init_params
 from models.hf import load_config, load_model
@@ -36,7 +35,6 @@ from spu_llm.compiler.plan import Plan, Run
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core._jax import digest_of, flat_jaxpr
 from spu_llm.core.errors import InputError
-from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, public
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import Session, private_tree
@@ -44,9 +42,7 @@ from spu_llm.systems.program import Job, Program, Send
 
 SETTINGS = replace(FEW_MESSAGES, exp_mode="EXP_PADE")
 
-open_token = SecureFunction(
-    lambda token: reveal(token, to=Owner.CLIENT, label="token"), (Owner.JOINT,), "open token"
-)
+open_token = opening("token", Owner.JOINT, "open token")
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,12 +163,7 @@ def _without_index(cache: Any) -> Any:
 def share_params(session: Session, config: GPT2Config, params: Params | None) -> Any:
     """The provider's weights under Flax's names as private values; the client passes None."""
     shapes = jax.eval_shape(lambda: flax_params(init_params(config, jax.random.key(0))))
-
-    def held() -> Any:
-        assert params is not None
-        return flax_params(params)
-
-    return private_tree(session, PROVIDER, held, shapes)
+    return private_tree(session, PROVIDER, flax_params, shapes, params)
 
 
 @dataclass(frozen=True)
@@ -193,30 +184,25 @@ def decode_greedily(
     """
     tokens: list[int] = []
 
-    def emit(result: Any) -> None:
-        token = session.get(session.call(open_token, result))
-        if token is not None:
-            tokens.append(int(token))
+    def forward(phase: str, function: WholeFunction, given: list[int], n: int, *state: Any) -> Any:
+        """After n tokens of the client's, one more is emitted: the cache, and what it cost."""
 
-    def prefill() -> Any:
-        given = session.private(CLIENT, lambda: prompt, (length,), np.int32)
-        token, cache = session.call(stock.prefill, weights, given)
-        emit(token)
-        return cache
+        def work() -> Any:
+            fresh = session.private(CLIENT, lambda: given, (n,), np.int32)
+            token, cache = session.call(function, weights, fresh, *state)
+            opened = session.get(session.call(open_token, token))
+            if opened is not None:
+                tokens.append(int(opened))
+            return cache
 
-    cache, cost = timed(session, "prefill", prefill)
+        return timed(session, phase, work)
+
+    cache, cost = forward("prefill", stock.prefill, prompt, length)
     costs = []
     for i in range(steps):
         before_step(i)
-
-        def step(i: int = i, cache: Any = cache) -> Any:
-            given = session.private(CLIENT, lambda: tokens[-1:], (1,), np.int32)
-            at = public(np.int32(length + i))
-            token, cache = session.call(stock.decode, weights, given, cache, at)
-            emit(token)
-            return cache
-
-        cache, spent = timed(session, f"step {i}", step)
+        at = public(np.int32(length + i))
+        cache, spent = forward(f"step {i}", stock.decode, tokens[-1:], 1, cache, at)
         costs.append(spent)
     return Decoded(tokens, cost, costs)
 
@@ -329,19 +315,12 @@ def complete(model: Path, prompt: str, capacity: int, steps: int, network: str) 
     tokens = Tokenizer.load(model).encode(prompt)
     check(load_config(model), len(tokens), capacity, steps)
     outcome, agreed = run_study(
-        PROGRAM, model, Asked(len(tokens), capacity, steps), ClientInputs(tokens),
-        tokenizer=model, network=network,
-    )  # fmt: skip
-    result = outcome.result
+        PROGRAM, model, Asked(len(tokens), capacity, steps), ClientInputs(tokens), network=network
+    )
     return {
         "network": network,
         "prompt_tokens": len(tokens),
         "capacity": capacity,
-        **{k: result[k] for k in ("tokens", "set_up", "prefill", "warm_up", "runs", "peak_memory")},
-        "wire_bytes": {
-            "client_to_provider": outcome.wire_sent,
-            "provider_to_client": outcome.wire_received,
-        },
-        "learned": result["learned"],
-        "config": agreed,
+        **outcome.result,
+        **session_record(outcome, agreed),
     }

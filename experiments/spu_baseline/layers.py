@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from experiments.common.measured import timed
+from experiments.common.measured import FIGURES, timed
 from experiments.common.two_parties import run_study
-from experiments.spu_baseline.gpt2 import SETTINGS, WholeFunction, flax_params, gpt2_config
+from experiments.spu_baseline.gpt2 import SETTINGS, WholeFunction, gpt2_config, share_params
 from models.family import ModelConfig
 from models.gpt2 import GPT2Config, init_params
 from models.hf import load_config
@@ -28,7 +28,7 @@ from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import InputError
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.runtime.session import Session, private_tree
+from spu_llm.runtime.session import Session
 from spu_llm.systems.program import Job, Nothing, Program, Send
 
 _share = SecureFunction(
@@ -137,11 +137,8 @@ def run(session: PartySession, job: Job[Asked, Nothing], send: Send) -> dict[str
     for rank in (CLIENT, PROVIDER):
         session.ledger.declare(rank, "the inputs: random numbers of known seeds (study)")
     one = config.with_layers(1)
-    plain = flax_params(jax.tree.map(np.asarray, init_params(one, jax.random.key(0))))
-    weights = private_tree(
-        session, PROVIDER, lambda: plain,
-        jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), plain),
-    )  # fmt: skip
+    params = jax.tree.map(np.asarray, init_params(one, jax.random.key(0)))
+    weights = share_params(session, one, params)
 
     def measured(n: int) -> list[dict[str, Any]]:
         tokens = session.private(CLIENT, lambda: np.arange(n) % 7, (n,), np.int32)
@@ -183,12 +180,11 @@ def check(config: ModelConfig, positions: Sequence[int], capacity: int) -> None:
 
 def _shared(session: Session, shape: tuple[int, ...], seed: int) -> Any:
     """Random numbers, shared."""
-    rng = np.random.default_rng(seed)
-    parts = [rng.uniform(-1, 1, shape).astype(np.float32) for _ in range(2)]
+    client, provider = np.random.default_rng(seed).uniform(-1, 1, (2, *shape))
     return session.call(
         _share,
-        session.private(CLIENT, lambda: parts[0], shape, np.float32),
-        session.private(PROVIDER, lambda: parts[1], shape, np.float32),
+        session.private(CLIENT, lambda: client, shape, np.float32),
+        session.private(PROVIDER, lambda: provider, shape, np.float32),
     )
 
 
@@ -201,14 +197,10 @@ def measure(
     """One network's session, as JSON fields: `steps` with the cost of one layer of each kind."""
     check(load_config(model), positions, capacity)
     asked = Asked(tuple(positions), capacity)
-    outcome, _ = run_study(PROGRAM, model, asked, tokenizer=model, network=network)
-    return {
-        "network": network, "capacity": capacity, "steps": outcome.result["steps"],
-        "learned": outcome.result["learned"],
-    }  # fmt: skip
+    outcome, _ = run_study(PROGRAM, model, asked, network=network)
+    return {"network": network, "capacity": capacity, **outcome.result}
 
 
 def scaled(layer: dict[str, Any]) -> dict[str, float]:
     """The cost of all layers of a kind in one step, from that of one."""
-    names = ("seconds", "client_to_provider", "provider_to_client", "messages")
-    return {name: layer["times"] * layer[name] for name in names}
+    return {name: layer["times"] * layer[name] for name in FIGURES}

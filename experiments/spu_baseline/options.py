@@ -15,7 +15,6 @@ what runs beside. A step is the sum over its layers.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -26,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from experiments.common import commands
+from experiments.common import commands, report
 from experiments.common.two_parties import machine
 from experiments.spu_baseline import layers as spu_layers
 from models.hf import load_config
@@ -36,6 +35,7 @@ from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.program import Job, Nothing
 
 CAPACITY = 64  # positions of the cache
+_FIGURES = ("bytes", "messages")
 
 
 # ---- PUMA's functions
@@ -127,18 +127,14 @@ def measure(
             found = simulation.run(
                 lambda session: spu_layers.run(session, job, lambda event, **fields: None)
             )[CLIENT]
-        layers = [spu_layers.scaled(layer) for layer in found["steps"][0]["layers"]]
-        names = [layer["kind"] for layer in found["steps"][0]["layers"]]
-        counts = [
-            {"bytes": x["client_to_provider"] + x["provider_to_client"], "messages": x["messages"]}
-            for x in layers
-        ]
+        kinds = {}
+        for layer in found["steps"][0]["layers"]:
+            cost = spu_layers.scaled(layer)
+            kinds[layer["kind"]] = {"bytes": report.both_ways(cost), "messages": cost["messages"]}
         rows.append({
-            "name": option.name,
-            "settings": dataclasses.asdict(option.config),
-            "bytes": sum(c["bytes"] for c in counts),
-            "messages": sum(c["messages"] for c in counts),
-            "kinds": dict(zip(names, counts, strict=True)),
+            "name": option.name, "settings": asdict(option.config),
+            **{figure: sum(cost[figure] for cost in kinds.values()) for figure in _FIGURES},
+            "kinds": kinds,
         })  # fmt: skip
     return {
         "machine": asdict(machine()), "model": config.asdict(), "positions": 1,
@@ -148,22 +144,17 @@ def measure(
 
 def table(result: dict[str, Any]) -> str:
     """Bytes and messages of a step, and by how much an option moves them."""
-    first = result["options"][0]
-    lines = [
+    first, rows = result["options"][0], []
+    for row in result["options"]:
+        moved = [f"{row[k] / first[k] - 1:+.1%}" if row is not first else "" for k in _FIGURES]
+        size, messages = f"{row['bytes'] / 1e6:.1f}", f"{row['messages']:,}"
+        rows.append([row["name"], size, moved[0], messages, moved[1]])
+    return "\n".join([
         f"the stock path's step of one position, {result['model']['n_layer']} layers of width "
         f"{result['model']['n_embd']}, cache of {result['capacity']} positions",
         "",
-        "| option | MB | | messages | |",
-        "|---|---|---|---|---|",
-    ]
-    for row in result["options"]:
-        moved = [f"{row[k] / first[k] - 1:+.1%}" if row is not first else ""
-                 for k in ("bytes", "messages")]  # fmt: skip
-        lines.append(
-            f"| {row['name']} | {row['bytes'] / 1e6:.1f} | {moved[0]} | {row['messages']:,} | "
-            f"{moved[1]} |"
-        )
-    return "\n".join(lines)
+        *report.table(("option", "MB", "", "messages", ""), rows),
+    ])  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

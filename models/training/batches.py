@@ -49,22 +49,13 @@ def batches(
         stream = np.concatenate([documents[i] for i in rng.permutation(len(documents))])
         last = len(stream) - length
         tiles = np.arange(rng.integers(length - 1), last, length - 1)
-        lines = line_starts(tokenizer, stream)
-        starts = {
-            "documents": np.flatnonzero(stream == END),
-            "lines": lines,
-        }
-        share = 1 - DOCUMENT_START_SHARE - LINE_START_SHARE
-        extra_documents = round(len(tiles) * DOCUMENT_START_SHARE / share)
-        extra_lines = round(len(tiles) * LINE_START_SHARE / share)
-        chosen = np.concatenate(
-            [
-                tiles,
-                rng.choice(starts["documents"], extra_documents),
-                rng.choice(starts["lines"], extra_lines),
-            ]
+        starts = (
+            (np.flatnonzero(stream == END), DOCUMENT_START_SHARE),
+            (line_starts(tokenizer, stream), LINE_START_SHARE),
         )
-        chosen = rng.permutation(np.minimum(chosen, last))
+        tiled = 1 - DOCUMENT_START_SHARE - LINE_START_SHARE  # their share
+        more = [rng.choice(at, round(len(tiles) * share / tiled)) for at, share in starts]
+        chosen = rng.permutation(np.minimum(np.concatenate([tiles, *more]), last))
         for i in range(0, len(chosen) - batch + 1, batch):
             yield stream[_spans(chosen[i : i + batch], length)]
 

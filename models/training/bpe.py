@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-END_OF_TEXT = "<|endoftext|>"
+from models.tokenizer import END_OF_TEXT, TOKENIZER_FILE
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -29,7 +29,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def write_tokenizer(directory: Path, tokenizer: Tokenizer, positions: int) -> None:
     """Write `tokenizer.json`, `tokenizer_config.json` and `generation_config.json`."""
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
+    tokenizer.save(str(directory / TOKENIZER_FILE), pretty=False)
     settings = {
         "tokenizer_class": "GPT2TokenizerFast",
         "add_prefix_space": False,

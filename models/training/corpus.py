@@ -15,8 +15,6 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from spu_llm.core.errors import InputError
-
 # Tests repeat themselves, the codec tables and topic texts are data rather than code.
 SKIPPED_DIRECTORIES = frozenset(
     {"test", "tests", "idle_test", "site-packages", "encodings", "pydoc_data", "__pycache__"}
@@ -45,10 +43,9 @@ def is_held_out(path: str) -> bool:
     return int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0
 
 
-def list_files(library: Path | None = None) -> list[CorpusFile]:
-    """Every corpus file of `library` (default: the running interpreter's), sorted by path."""
-    library = library or library_directory()
-    files = []
+def list_files() -> list[CorpusFile]:
+    """Every corpus file of the running interpreter's library, sorted by path."""
+    library, files = library_directory(), []
     for absolute in library.rglob("*.py"):
         relative = absolute.relative_to(library)
         # Build-time configuration carries paths of the machine it was built on.
@@ -57,39 +54,20 @@ def list_files(library: Path | None = None) -> list[CorpusFile]:
         ):
             continue
         data = absolute.read_bytes()
-        if not data.strip() or not _is_utf8(data):
+        try:
+            data.decode()
+        except UnicodeDecodeError:
             continue
-        path = relative.as_posix()
-        digest = hashlib.sha256(data).hexdigest()
-        files.append(CorpusFile(path, len(data), digest, is_held_out(path)))
+        if data.strip():
+            path, digest = relative.as_posix(), hashlib.sha256(data).hexdigest()
+            files.append(CorpusFile(path, len(data), digest, is_held_out(path)))
     return sorted(files, key=lambda file: file.path)
 
 
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def read_text(file: CorpusFile, library: Path | None = None) -> str:
-    """The text of `file`; InputError if this interpreter's copy is missing or differs."""
-    path = (library or library_directory()) / file.path
-    try:
-        data = path.read_bytes()
-    except OSError:
-        raise InputError(f"{path} is missing; {_other_version()}") from None
-    if hashlib.sha256(data).hexdigest() != file.sha256:
-        raise InputError(f"{path} differs from the file in corpus.json; {_other_version()}")
+def read_text(file: CorpusFile) -> str:
+    """The text of a file that `list_files` has found."""
+    data = (library_directory() / file.path).read_bytes()
     return data.decode().replace("\r\n", "\n")
-
-
-def _other_version() -> str:
-    return (
-        f"this is Python {platform.python_version()}: use the version named in corpus.json, "
-        "or the shipped held_out.jsonl"
-    )
 
 
 def write_manifest(path: Path, files: list[CorpusFile]) -> None:
@@ -101,11 +79,6 @@ def write_manifest(path: Path, files: list[CorpusFile]) -> None:
 
 
 def read_manifest(path: Path) -> list[CorpusFile]:
-    """The files of a manifest that `write_manifest` wrote; InputError if it cannot be read."""
-    try:
-        rows = json.loads(path.read_text())["files"]
-        return [CorpusFile(str(p), int(size), str(sha), bool(held)) for p, size, sha, held in rows]
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing; run models.training.train to write it") from None
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path} is not a corpus manifest; restore it or train again") from None
+    """The files of a manifest that `write_manifest` wrote."""
+    rows = json.loads(path.read_text())["files"]
+    return [CorpusFile(name, size, sha, bool(held)) for name, size, sha, held in rows]

@@ -266,14 +266,8 @@ def markdown(result: Evaluation) -> str:
         found = [speed.tokens_per_step for speed in result.simulated if speed.temperature == t]
         lines.append(_row("simulated, " + (f"temperature {t}" if t else "greedy"), found))
     for heat, text in result.samples.items():
-        lines += [
-            "",
-            f"Sample at temperature {heat}:",
-            "",
-            "```python",
-            SAMPLE_PROMPT + text,
-            "```",
-        ]
+        sample = f"```python\n{SAMPLE_PROMPT}{text}\n```"
+        lines += ["", f"Sample at temperature {heat}:", "", sample]
     return "\n".join(lines)
 
 

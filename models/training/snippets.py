@@ -1,4 +1,4 @@
-"""Held-out text for experiments: prompts, and the snippets shipped with the models."""
+"""Held-out text for experiments: the snippets shipped with the models."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.training.corpus import CorpusFile, read_manifest, read_text
+from models.training.corpus import CorpusFile, read_text
 from spu_llm.core.errors import InputError
 
 SHIPPED = Path(__file__).resolve().parent.parent / "shipped"
-PROMPT_CHARACTERS = 200
 MIN_LINES = 8  # of a file that snippets are taken from
 
 
@@ -21,15 +20,6 @@ class Snippet:
 
     file: str  # relative to the standard library
     text: str
-
-
-def held_out_prompts(count: int, seed: int) -> list[str]:
-    """`count` prompts of about 200 characters from the interpreter's held-out files.
-
-    InputError when the interpreter's files are not those that `corpus.json` lists.
-    """
-    files = read_manifest(SHIPPED / "corpus.json")
-    return [s.text for s in cut_snippets(files, count, PROMPT_CHARACTERS, seed)]
 
 
 def cut_snippets(files: list[CorpusFile], count: int, size: int, seed: int) -> list[Snippet]:

@@ -12,6 +12,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # Two host devices train faster on two cores than one; has to be set before JAX starts.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
@@ -20,12 +21,12 @@ import jax
 import numpy as np
 from tokenizers import Tokenizer
 
-from models.gpt2 import GPT2Config, Params, init_params
+from models.gpt2 import GPT2Config, init_params
 from models.hf import load_model, save_model
 from models.training.batches import batches, consecutive_windows, encode_documents
 from models.training.bpe import train_tokenizer, write_tokenizer
 from models.training.corpus import CorpusFile, list_files, read_text, write_manifest
-from models.training.optimise import Schedule, cross_entropy, distillation, fit
+from models.training.optimise import Loss, Schedule, cross_entropy, distillation, fit
 from models.training.snippets import cut_snippets, write_snippets
 
 VOCABULARY = 4096
@@ -62,34 +63,21 @@ def prepare(out: Path, files: list[CorpusFile]) -> Data:
     return Data(tokenizer, documents, windows[chosen])
 
 
-def train_private(out: Path, data: Data, schedule: Schedule = PRIVATE_SCHEDULE) -> Params:
-    """Train the private model into `out/private`."""
-    rng = np.random.default_rng(1)
-    return fit(
-        "private",
-        init_params(PRIVATE, jax.random.key(1)),
-        cross_entropy(PRIVATE),
-        {},
-        batches(data.tokenizer, data.training, PRIVATE.n_positions + 1, schedule.batch, rng),
+def train(
+    out: Path, data: Data, name: str, config: GPT2Config, schedule: Schedule, seed: int,
+    loss: Loss, frozen: Any,
+) -> None:  # fmt: skip
+    """Train a model from the seed's initial weights and batches into `out/name`."""
+    rng = np.random.default_rng(seed)
+    fit(
+        name,
+        init_params(config, jax.random.key(seed)),
+        loss,
+        frozen,
+        batches(data.tokenizer, data.training, config.n_positions + 1, schedule.batch, rng),
         data.held_out,
         schedule,
-        lambda params: save_model(out / "private", PRIVATE, params),
-    )
-
-
-def train_public(out: Path, data: Data, schedule: Schedule = PUBLIC_SCHEDULE) -> Params:
-    """Distil the model in `out/private` into `out/public`."""
-    _, teacher = load_model(out / "private")
-    rng = np.random.default_rng(2)
-    return fit(
-        "public",
-        init_params(PUBLIC, jax.random.key(2)),
-        distillation(PUBLIC, PRIVATE, kl=0.5, rejection=1.0, truth=0.05),
-        teacher,
-        batches(data.tokenizer, data.training, PUBLIC.n_positions + 1, schedule.batch, rng),
-        data.held_out,
-        schedule,
-        lambda params: save_model(out / "public", PUBLIC, params),
+        lambda params: save_model(out / name, config, params),
     )
 
 
@@ -104,8 +92,10 @@ def main() -> None:
     snippets = cut_snippets(files, SNIPPETS, SNIPPET_CHARACTERS, seed=0)
     write_snippets(out / "held_out.jsonl", snippets)
     data = prepare(out, files)
-    train_private(out, data)
-    train_public(out, data)
+    train(out, data, "private", PRIVATE, PRIVATE_SCHEDULE, 1, cross_entropy(PRIVATE), {})
+    _, teacher = load_model(out / "private")
+    distilled = distillation(PUBLIC, PRIVATE, kl=0.5, rejection=1.0, truth=0.05)
+    train(out, data, "public", PUBLIC, PUBLIC_SCHEDULE, 2, distilled, teacher)
     print(f"done in {(time.monotonic() - start) / 60:.1f} min", flush=True)
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from experiments.benchmarks import scale
 from experiments.benchmarks.scale import Shape
-from experiments.common.replay import Replay
+from experiments.common.replay import ROUNDS, Replay
+from experiments.common.report import both_ways
 from experiments.cost_model import estimate, prices, workload
 from experiments.cost_model.prices import Prices
 from models.gpt2 import GPT2Config
@@ -30,7 +31,6 @@ from spu_llm.systems.program import Job
 
 Priced = tuple[list[workload.Workload], Prices]
 TINY = Shape(1, 8, 2, vocab=24, context=16, prompt_tokens=4, new_tokens=2)
-ROUNDS = NetworkShape("rounds", None, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_a_measured_run_sends_what_is_estimated(
             common = workload.common_name(name)
             units[common] = units.get(common, 0) + made["units"]
         assert work.units == units
-        kinds = {k: scale.size_of(c) for k, c in cost["kinds"].items() if scale.size_of(c)}
+        kinds = {k: both_ways(c) for k, c in cost["kinds"].items() if both_ways(c)}
         assert {k: n for k, n in work.bytes_of.items() if n} == kinds
     mean = workload.of_completion(TINY.config, TINY.request, [], steps=2)[1]
     for name in ("messages", "client_to_provider", "provider_to_client"):
@@ -70,7 +70,7 @@ def test_blocks_are_alike() -> None:
     networks = [NETWORKS["lan"]]
 
     def of(layers: int) -> list[workload.Workload]:
-        return workload._whole(GPT2Config(20, 16, 8, layers, 2), request, networks)
+        return workload._whole(GPT2Config(20, 16, 8, layers, 2), request, networks, [0])
 
     for one, two, three in zip(of(1), of(2), of(3), strict=True):
         found = workload.of_layers(one, two, 3)
@@ -78,7 +78,6 @@ def test_blocks_are_alike() -> None:
         assert found.counts == three.counts
         assert seconds[0] == pytest.approx(seconds[1], rel=1e-6)
         assert found.units == three.units and found.bytes_of == three.bytes_of
-        assert found.material_of == three.material_of
 
 
 def _pair(x: Any, y: Any) -> Any:
@@ -143,7 +142,7 @@ def test_prices_give_back_what_they_were_fitted_to(priced: Priced) -> None:
             assert cost["messages"] == pytest.approx(6 * units / correlation.chunk)
             if prices.kind_of(correlation) in found.flat:
                 assert cost["client_to_provider"] == pytest.approx(4 * units * correlation.words)
-    again = Prices(**json.loads(json.dumps(found.asdict())))
+    again = Prices(**json.loads(json.dumps(dataclasses.asdict(found))))
     assert again == found
 
 

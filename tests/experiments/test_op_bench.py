@@ -17,7 +17,6 @@ from experiments.benchmarks.op_cases import ALIASES, OPS, Input, choose, integer
 from protocols.arithmetic.truncate import truncate
 from spu_llm.app import cli
 from spu_llm.core.errors import InputError
-from spu_llm.core.op import Cost
 from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
@@ -107,14 +106,6 @@ def test_wrong_results_are_counted() -> None:
     assert wrong(x[:3], x, 64, 0) == 50
     near = np.array([0.501, 10.01, -10.1], np.float32)
     assert wrong(near, np.array([0.5, 10.0, -10.0]), 64, 0, error=2e-3) == 1
-
-
-def test_ops_side_by_side_take_fewer_messages_and_no_fewer_bytes() -> None:
-    calls = [Cost(2, 1, 80, 80), Cost(6, 3, 30, 10)]
-    assert all(op_bench._is_priced(cost(1, 110, 90, messages), calls) for messages in (6, 8))
-    assert not op_bench._is_priced(cost(1, 110, 90, 9), calls)
-    assert not op_bench._is_priced(cost(1, 109, 90, 6), calls)
-    assert not op_bench._is_priced(cost(1, 80, 80, 1), calls[:1])
 
 
 def test_ratios_of_nothing_are_left_out() -> None:

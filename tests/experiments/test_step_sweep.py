@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from experiments.benchmarks import scale, step_sweep
+from experiments.benchmarks import step_sweep
 from experiments.claims import exact
+from experiments.common.report import both_ways
 from spu_llm.core.errors import InputError
 from tests.tiny import PRIVATE
 
@@ -86,7 +87,7 @@ def test_a_sweep_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
             assert found[name] == wanted[name]
     for step in result["steps"]:
         kinds = step["median"]["kinds"].values()
-        sizes = {k: scale.size_of(c) for k, c in step["median"]["kinds"].items()}
+        sizes = {k: both_ways(c) for k, c in step["median"]["kinds"].items()}
         wanted = steps[step["positions"]]["bytes_of"]
         assert {k: n for k, n in sizes.items() if n} == {k: n for k, n in wanted.items() if n}
         spent = sum(cost["seconds"] for cost in kinds)

@@ -46,7 +46,7 @@ def test_options_reach_spu() -> None:
 def test_the_layers_take_an_options_functions_and_nothing_stays() -> None:
     config = GPT2Config(16, 8, 8, 1, 2)
     params = jax.tree.map(np.asarray, init_params(config, jax.random.key(0)))
-    weights = spu_layers.flax_params(params)
+    weights = spu_gpt2.flax_params(params)
 
     def primitives() -> dict[str, str]:
         found = {x.kind: x for x in spu_layers.layers(config, weights, 4, 1)}

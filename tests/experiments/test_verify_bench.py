@@ -160,15 +160,6 @@ def broken(outcome: Any) -> list[Any]:
     return [outcome._replace(token=far), outcome._replace(token=1000)]
 
 
-def test_the_longest_chain_of_messages() -> None:
-    sent, got = True, False
-    assert verify_bench.delays([[], []]) == 0
-    assert verify_bench.delays([[sent, got] * 3, [sent, got] * 3]) == 3  # at the same time
-    assert verify_bench.delays([[sent, got] * 3, [got, sent] * 3]) == 6  # one after the other
-    assert verify_bench.delays([[sent] * 5, [got] * 5]) == 1
-    assert verify_bench.delays([[sent, sent, got], [sent, got, got]]) == 1
-
-
 # ---- the block
 
 

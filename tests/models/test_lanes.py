@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.cost_model.workload import dry_parties
+from experiments.common.replay import dry_parties
 from models.family import logits, weight_shapes
 from protocols.verification.distribution import Sampling
 from protocols.verification.post import Post

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from experiments.cost_model.workload import dry_parties
+from experiments.common.replay import dry_parties
 from models.calibration import calibrated
 from models.draft import Drafter
 from models.family import Params, bounds_of, check_ranges, logits, weight_shapes

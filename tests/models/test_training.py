@@ -59,37 +59,19 @@ def test_the_shipped_manifest_agrees_with_the_split() -> None:
     assert len(shipped) >= 64 and {s.file for s in shipped} <= held_out
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"files": [[1]]}'])
-def test_manifest_faults(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "corpus.json"
-    with pytest.raises(InputError, match="is missing"):
-        corpus.read_manifest(path)
-    path.write_text(text)
-    with pytest.raises(InputError, match="is not a corpus manifest"):
-        corpus.read_manifest(path)
-
-
-def test_another_interpreter_is_told_apart(library: Path) -> None:
-    file = corpus.list_files()[0]
-    (library / file.path).write_text(TEXT + "# changed\n")
-    with pytest.raises(InputError, match="differs from the file in corpus.json"):
-        corpus.read_text(file)
-    (library / file.path).unlink()
-    with pytest.raises(InputError, match="is missing; this is Python"):
-        corpus.read_text(file)
-
-
-def test_held_out_prompts(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snippets_begin_where_a_users_prompt_does(library: Path) -> None:
     files = corpus.list_files()
-    corpus.write_manifest(tmp_path / "corpus.json", files)
-    monkeypatch.setattr(snippets, "SHIPPED", tmp_path)
-    prompts = snippets.held_out_prompts(8, seed=1)
-    assert prompts == snippets.held_out_prompts(8, seed=1) != snippets.held_out_prompts(8, seed=2)
-    assert len(prompts) == 8
-    for prompt in prompts:
-        assert prompt in TEXT and prompt.startswith(("import", "def")) and len(prompt) <= 200
+
+    def cut(seed: int) -> list[snippets.Snippet]:
+        return snippets.cut_snippets(files, 8, 200, seed)
+
+    found = cut(1)
+    assert found == cut(1) != cut(2) and len(found) == 8
+    assert {s.file for s in found} <= {f.path for f in files if f.held_out}
+    for text in (s.text for s in found):
+        assert text in TEXT and text.startswith(("import", "def")) and len(text) <= 200
     with pytest.raises(InputError, match="ask for fewer"):
-        snippets.held_out_prompts(10_000, seed=1)
+        snippets.cut_snippets(files, 10_000, 200, 1)
 
 
 def test_snippets_round_trip(tmp_path: Path) -> None:
