@@ -403,8 +403,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                         help="the first N held-out prompts (default: all)")  # fmt: skip
     parser.add_argument("--only", type=commands.names, metavar="NAME,...",
                         help="ours-drafted, ours-standard, stock (default: all)")  # fmt: skip
-    parser.add_argument("--tokens", type=int, default=32, metavar="N",
-                        help="of each completion (default: %(default)s)")  # fmt: skip
+    commands.add_number(parser, "--tokens", 32, "of each completion")
     parser.add_argument("--stock-tokens", type=int, metavar="N",
                         help="end the stock path's runs earlier; they are marked")  # fmt: skip
     commands.add_draft_model(parser)
@@ -422,8 +421,8 @@ def command(options: argparse.Namespace) -> None:
         raise InputError(f"--only: there is no {min(unknown)!r}; choose from "
                          f"{', '.join(SYSTEMS)}")  # fmt: skip
     prompts = read_prompts()
-    if options.prompts is not None and not 1 <= options.prompts <= len(prompts):
-        raise InputError(f"--prompts must be 1 to {len(prompts)}, found {options.prompts}")
+    if options.prompts is not None:
+        commands.check_range("--prompts", options.prompts, 1, len(prompts))
     runs = matrix(
         prompts[: options.prompts], options.network, systems, options.tokens, options.stock_tokens
     )

@@ -29,7 +29,6 @@ from experiments.spu_baseline import gpt2 as spu_gpt2
 from experiments.spu_baseline import layers as spu_layers
 from models.hf import load_config
 from models.tokenizer import Tokenizer
-from spu_llm.core.errors import InputError
 
 LONGEST = 16  # positions
 BLOCK_KINDS = ("norm", "linear", "attention products", "softmax", "GELU")
@@ -48,12 +47,8 @@ class Request:
 
     def check(self, model: Path, draft_model: Path) -> None:
         """InputError for what cannot be measured."""
-        if not 1 <= self.draft_length < LONGEST:
-            raise InputError(
-                f"--draft-length must be 1 to {LONGEST - 1}, found {self.draft_length}"
-            )
-        if self.steps < 1:
-            raise InputError(f"--steps must be at least 1, found {self.steps}")
+        commands.check_range("--draft-length", self.draft_length, 1, LONGEST - 1)
+        commands.check_range("--steps", self.steps, 1)
         config, prompt = load_config(model), Tokenizer.load(draft_model).encode(self.prompt)
         step_sweep.check_positions(config, len(prompt), self.positions(), 0.0)
         capacity = step_sweep.capacity_for(len(prompt), self.positions())
@@ -303,10 +298,8 @@ def draw_lengths(axes: Any, results: Sequence[dict[str, Any]]) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     commands.add_network(parser, "local,lan,wan")
-    parser.add_argument("--steps", type=int, default=2, metavar="K",
-                        help="measured steps of each kind (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--draft-length", type=int, default=7, metavar="G",
-                        help="a step of that and one more position (default: %(default)s)")
+    commands.add_number(parser, "--steps", 2, "measured steps of each kind", "K")
+    commands.add_number(parser, "--draft-length", 7, "a step of that and one more position", "G")
     commands.add_prompt(parser)
     commands.add_draft_model(parser)
     commands.add_plot(parser, "draw seconds per step")

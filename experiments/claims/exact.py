@@ -19,15 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import enable_x64
 
+from experiments.benchmarks import verify_bench
 from experiments.benchmarks.op_cases import OPS, Input
 from experiments.benchmarks.step_sweep import capacity_for
-from experiments.benchmarks.verify_bench import function_of
-from experiments.benchmarks.verify_data import SAMPLING
 from experiments.claims import exact_cells
 from experiments.common import commands
-from experiments.common.replay import Replay
+from experiments.common.replay import cost_of
 from experiments.common.saved import DATA
-from experiments.cost_model.workload import ROUNDS, Workload, dry_parties, of_completion, of_layers
+from experiments.cost_model.workload import Workload, of_completion, of_layers
 from models.family import ModelConfig
 from models.gpt2 import GPT2Config
 from models.hf import load_config
@@ -46,11 +45,9 @@ from protocols.functions.maximum import maximum
 from protocols.functions.nonlinear import score_bits
 from protocols.ot.select import select
 from protocols.verification.sampling import Widths, locate, reject, residual
-from protocols.verification.variants import verifier
 from spu_llm.app.output import write_json
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import InputError, SpuLlmError
-from spu_llm.core.op import Cost
 from spu_llm.core.values import Arith, Bool, Owner
 from spu_llm.systems.decoding.request import Request
 
@@ -91,17 +88,6 @@ def figures(model: Path) -> dict[str, Any]:
         "ops": ops,
         "protocols": protocols,
     }
-
-
-def cost_of(function: SecureFunction, args: Sequence[Any]) -> Cost:
-    """Of one call with arguments of these forms (values, or shapes with a dtype)."""
-    parties = dry_parties()
-    for party in parties:
-        party.call(function, *args)
-    (client,), (provider,) = (party.taken() for party in parties)
-    replay = Replay(ROUNDS)
-    replay.play(client.plan.steps, client.demand.calls, provider.demand.calls)
-    return Cost(sum(replay.messages), round(replay.seconds), *replay.sent)
 
 
 # ---- steps of a model
@@ -186,13 +172,7 @@ def _verification() -> list[dict[str, Any]]:
     found = []
     for drafts in DRAFTS:
         for name, source in VERIFIED:
-            chosen = verifier(name, SAMPLING)
-            args = [
-                jax.ShapeDtypeStruct((drafts + 1, VOCAB), np.float32),
-                chosen.client_shapes(drafts, VOCAB),
-                chosen.provider_shapes(drafts),
-            ]
-            cost = cost_of(function_of(chosen, source == "probabilities"), args)
+            cost = verify_bench.cost(name, source, drafts, VOCAB)
             row = {"draft_length": drafts, "variant": name, "source": source}
             found.append(row | dataclasses.asdict(cost))
     return found

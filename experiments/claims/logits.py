@@ -274,9 +274,8 @@ def measure(
     fields; that of the pieces, which takes seconds, comes first.
     """
     config = load_config(model)
-    for option, count in (("--positions", positions), ("--pieces-positions", pieces_positions)):
-        if count < 2:
-            raise InputError(f"{option} must be at least 2, found {count}")
+    commands.check_range("--positions", positions, 2)
+    commands.check_range("--pieces-positions", pieces_positions, 2)
     tokens = _windows(model, held_out, positions)
     pieces = compare_pieces(model, held_out, pieces_positions)
     count, length = tokens.shape
@@ -340,10 +339,10 @@ def _largest_margin(result: dict[str, Any]) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--positions", type=int, default=200, metavar="N",
-                        help="held-out positions on shares (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--pieces-positions", type=int, default=PIECES_POSITIONS, metavar="N",
-                        help="in plaintext by the same pieces (default: %(default)s)")  # fmt: skip
+    commands.add_number(parser, "--positions", 200, "held-out positions on shares")
+    commands.add_number(
+        parser, "--pieces-positions", PIECES_POSITIONS, "in plaintext by the same pieces"
+    )
     commands.add_common(parser)
 
 
