@@ -49,7 +49,7 @@ def _nonzero_two_party(party: Party, x: Value) -> Bool:
     # 2.
     for gates in _LEVELS:
         grouped = planes.reshape(gates, _FAN_IN, -1)
-        planes = evaluate(party, all_of(_FAN_IN), flat.size, gates, shared=grouped)[:, 0]
+        planes = evaluate(party, all_of(_FAN_IN), flat.size, gates, grouped)[:, 0]
     differs = from_planes(planes, flat.size) ^ (_1 if party.rank == CLIENT else np.uint64(0))
     return Bool(differs.reshape(x.shape), np.dtype(np.bool_), 0, 1)
 

@@ -132,7 +132,7 @@ def _winners(party: Party, less: np.ndarray, fan_in: int) -> np.ndarray:
         [smaller[j, i] if j < i else smaller[i, j] ^ negated for j in range(fan_in) if j != i]
         for i in range(1, fan_in)
     ])  # fmt: skip
-    planes = evaluate(party, all_of(fan_in - 1), count, fan_in - 1, shared=inputs)
+    planes = evaluate(party, all_of(fan_in - 1), count, fan_in - 1, inputs)
     return np.stack([from_planes(plane, count) for plane in planes])
 
 
