@@ -63,30 +63,28 @@ from protocols.arithmetic.product import (
     correct_product,
     meaning,
     open_masked,
+    open_together,
     rescaled,
     rescaled_cost,
+    shared,
 )
 from protocols.arithmetic.slots import Schedule, Slots, Use
 from protocols.bits.convert import arith_cost, as_arith
-from spu_llm.core.correlation import Correlation, Form, Part
+from spu_llm.core.correlation import Correlation
 from spu_llm.core.op import Cost, ProtocolOp, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, nothing_to_correct, uniform_messages
-from spu_llm.core.values import CLIENT, Arith, Owner, Public, State, Stateful, Value
+from spu_llm.core.values import CLIENT, Arith, Public, State, Stateful, Value
 
 _CHUNK = 4  # units made by one call of SPU
-
-
-def _shared(*shape: int) -> Part:
-    return Part(shape, Owner.JOINT, Form.ARITH)
 
 
 @functools.cache
 def cached_products(tile: int, d: int) -> Correlation:
     return Correlation(
         name=f"cached products {tile} {d}",
-        masks=(_shared(tile, d), _shared(tile, d)),
-        results=(_shared(tile, tile),),
+        masks=(shared(tile, d), shared(tile, d)),
+        results=(shared(tile, tile),),
         secure=lambda a, b: [a @ b.swapaxes(1, 2)],
         chunk=_CHUNK,
     )
@@ -96,8 +94,8 @@ def cached_products(tile: int, d: int) -> Correlation:
 def weighted_rows(tile: int, d: int) -> Correlation:
     return Correlation(
         name=f"weighted cached rows {tile} {d}",
-        masks=(_shared(tile, tile), _shared(tile, d)),
-        results=(_shared(tile, d),),
+        masks=(shared(tile, tile), shared(tile, d)),
+        results=(shared(tile, d),),
         secure=lambda p, c: [p @ c],
         chunk=_CHUNK,
     )
@@ -326,7 +324,7 @@ def _times(
     if plan.uses:
         _take(party, correlation, half, plan, x.shape[0])
         if allocation.dry:
-            _exchange(party, [np.zeros((x.shape[0], _opened(kind, plan, cache, tile)), np.uint64)])
+            open_masked(party, np.zeros((x.shape[0], _opened(kind, plan, cache, tile)), np.uint64))
         else:
             _multiply(kind, party, share.words, rows.words, half, plan, out)
         half.masks = {t: m for t, m in half.masks.items() if t in half.slots.tiles}
@@ -350,15 +348,6 @@ def _take(
         half.masks[t] = _Masks(a[:, i], b[:, i], ab[:, i], np.zeros_like(b[:, i]))
 
 
-def _exchange(party: Party, parts: list[np.ndarray]) -> list[np.ndarray]:
-    """Open masked parts [head, ...] in one message, head by head."""
-    heads = len(parts[0])
-    sizes = [part[0].size for part in parts]
-    opened = open_masked(party, np.concatenate([p.reshape(heads, -1) for p in parts], axis=1))
-    pieces = np.split(opened, np.cumsum(sizes)[:-1], axis=1)
-    return [piece.reshape(p.shape) for piece, p in zip(pieces, parts, strict=True)]
-
-
 def _multiply(
     kind: _Kind, party: Party, x: np.ndarray, rows: np.ndarray, half: _Half, plan: Schedule,
     out: np.ndarray,
@@ -372,7 +361,7 @@ def _multiply(
     rows_under = [
         rows[:, o.positions] - masks[o.tile].rows[:, o.slots] for o in plan.openings
     ]
-    opened = _exchange(party, under + rows_under)
+    opened = open_together(party, under + rows_under)
     for o, f in zip(plan.openings, opened[len(under) :], strict=True):
         masks[o.tile].opened[:, o.slots] = f
     # 3.

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -57,22 +57,23 @@ _WINDOW = 1 << 21  # words of masks and products that are made at once
 LIFT = 12  # bits that inputs of `linear` are lifted by
 
 
-def _part(shape: tuple[int, ...], holder: Owner = Owner.JOINT, form: Form = Form.ARITH) -> Part:
-    return Part(shape, holder, form)
+def shared(*shape: int) -> Part:
+    """Additively shared words of a correlation."""
+    return Part(shape, Owner.JOINT, Form.ARITH)
 
 
 TRIPLE = Correlation(
     name="product triple",
-    masks=(_part(()), _part(())),
-    results=(_part(()),),
+    masks=(shared(), shared()),
+    results=(shared(),),
     secure=lambda a, b: [a * b],
     chunk=_TRIPLES,
 )
 
 SQUARE = Correlation(
     name="square pair",
-    masks=(_part(()),),
-    results=(_part(()),),
+    masks=(shared(),),
+    results=(shared(),),
     secure=lambda a: [a * a],
     chunk=_TRIPLES,
 )
@@ -82,8 +83,8 @@ SQUARE = Correlation(
 def matrix_triple(m: int, k: int, n: int) -> Correlation:
     return Correlation(
         name=f"matrix triple {m} {k} {n}",
-        masks=(_part((m, k)), _part((k, n))),
-        results=(_part((m, n)),),
+        masks=(shared(m, k), shared(k, n)),
+        results=(shared(m, n),),
         # An outer product is a product of every pair, which SPU packs over all units.
         secure=lambda a, b: [a @ b if k > 1 else a * b],
         chunk=max(1, min(8, (1 << 18) // (m * k + k * n)) if k > 1 else _TRIPLES // (m * n)),
@@ -100,10 +101,10 @@ def masked_product(label: str, k: int, m: int) -> Correlation:
         rows //= 2
     return Correlation(
         name=f"masked product {label} {k} {m}",
-        masks=(_part((k,), Owner.CLIENT, Form.PRIVATE),),
-        results=(_part((m,)),),
+        masks=(Part((k,), Owner.CLIENT, Form.PRIVATE),),
+        results=(shared(m),),
         secure=lambda r, w: [r @ w],
-        fixed=_part((k, m), Owner.PROVIDER, Form.PRIVATE),
+        fixed=Part((k, m), Owner.PROVIDER, Form.PRIVATE),
         chunk=rows,
     )
 
@@ -115,6 +116,14 @@ def open_masked(party: Party, words: np.ndarray) -> np.ndarray:
     """Both shares of masked words added up: uniform, so both parties may know it."""
     party.send(words)
     return words + party.recv(words.shape)
+
+
+def open_together(party: Party, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """`open_masked` of parts [batch, ...] in one message, batch element by batch element."""
+    flat = [part.reshape(len(part), -1) for part in parts]
+    opened = open_masked(party, np.concatenate(flat, axis=1))
+    pieces = np.split(opened, np.cumsum([f.shape[1] for f in flat])[:-1], axis=1)
+    return [piece.reshape(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
 
 def multiply_words(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -147,10 +156,8 @@ def _matmul(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     batch, m, k = x.shape
     material = party.take(matrix_triple(m, k, y.shape[2]), batch)
     (a, b), (ab,) = material.masks, material.results
-    # 1. One message: the masked words of both matrices, batch element by batch element.
-    flat = np.concatenate([(x - a).reshape(batch, -1), (y - b).reshape(batch, -1)], axis=1)
-    opened = open_masked(party, flat)
-    e, f = opened[:, : m * k].reshape(x.shape), opened[:, m * k :].reshape(y.shape)
+    # 1.
+    e, f = open_together(party, [x - a, y - b])
     # 2.
     product = e @ b + a @ f + ab
     return product + e @ f if party.rank == CLIENT else product

@@ -37,7 +37,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from protocols.bits.compare import less_cost, less_private
+from protocols.bits.compare import carry_words, less_cost
 from protocols.bits.convert import (
     arith_cost,
     arith_from_bool,
@@ -48,7 +48,6 @@ from protocols.bits.convert import (
     swap_cost,
     wrap_of,
 )
-from protocols.bits.planes import from_planes
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
@@ -114,15 +113,8 @@ def _truncate_exact(party: Party, x: Arith, shift: int) -> Arith:
     # 2.
     floor = _without_wrap(party, shifted, words, shift)
     # 3.
-    carry = arith_from_bool(party, _carry(party, words, shift))
-    return Arith(floor + carry.words, x.dtype, x.frac_bits)
-
-
-def _carry(party: Party, words: np.ndarray, shift: int) -> Bool:
-    """Whether the low `shift` bits of both shares add up to 2^shift: [~x_0 < x_1]."""
-    flat = words.reshape(-1)
-    plane = less_private(party, ~flat if party.rank == CLIENT else flat, shift)
-    return Bool(from_planes(plane[None], flat.size).reshape(words.shape), np.dtype(bool), 0, 1)
+    carry = Bool(carry_words(party, words, shift), np.dtype(bool), 0, 1)
+    return Arith(floor + arith_from_bool(party, carry).words, x.dtype, x.frac_bits)
 
 
 # ---- the op

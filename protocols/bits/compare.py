@@ -124,6 +124,15 @@ def less_cost(rows: int, bits: int) -> Cost:
     return total
 
 
+def carry_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
+    """Xor shares (0 or 1, of any shape) of the carry out of the low `bits` bits of additively
+    shared words: [~x_0 < x_1] on these bits.
+    """
+    flat = words.reshape(-1)
+    less = less_private(party, ~flat if party.rank == CLIENT else flat, bits)
+    return from_planes(less[None], flat.size).reshape(words.shape)
+
+
 def sign_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
     """Xor shares (0 or 1, of any shape) of bit number bits-1 of additively shared words.
 
@@ -133,12 +142,9 @@ def sign_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
     # 1.
     flat = words.reshape(-1)
     sign = (flat >> np.uint64(bits - 1)) & np.uint64(1)
-    # 2.
+    # 2. and 3.
     if bits > 1 and flat.size:
-        number = ~flat if party.rank == CLIENT else flat
-        carry = less_private(party, number, bits - 1)
-        # 3.
-        sign = sign ^ from_planes(carry[None], flat.size)
+        sign = sign ^ carry_words(party, flat, bits - 1)
     return sign.reshape(words.shape)
 
 
