@@ -14,7 +14,8 @@ from experiments.cost_model.workload import dry_parties
 from models.family import logits, weight_shapes
 from protocols.verification.distribution import Sampling
 from protocols.verification.post import Post
-from spu_llm.core.values import CLIENT
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.session import PlaintextSession, Session, private_tree
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
@@ -26,9 +27,16 @@ PARAMS = tiny_params(PRIVATE, 7)
 
 
 class Opening(Post):
-    """Opens a row that tests look at, and all else that `Post` opens, where rows are hidden too."""
+    """Opens to the client every row of logits, and all that `Post` opens, where rows are hidden
+    too.
+    """
 
     hide_progress = True
+
+    def verify(self, logits: Any, client: Any, provider: None) -> tuple[Any, Any]:
+        outcome, accepted = super().verify(logits, client, provider)
+        rows = reveal(logits, to=Owner.CLIENT, label="logits (test)")
+        return (outcome, rows), accepted
 
 
 JUDGE = Opening(Sampling())
@@ -58,7 +66,9 @@ def sure(session: Session, decoder: Decoder, tokens: Sequence[Sequence[int]]) ->
 
 
 def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -> list[Any]:
-    """The opened rows of the prefill and of every step, lane by lane."""
+    """Of the prefill and of every step, lane by lane: the row of weights that `Post` opens, and all
+    rows of logits.
+    """
     prompts = [PROMPTS[lane] for lane in lanes]
     longest = max(map(len, prompts))
     # Hidden rows stay until the block is packed, which is before the last step of five lanes.
@@ -81,25 +91,37 @@ def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -
         inputs = sure(session, decoder, rows)
         found.append(decoder.step(given, inputs, RETAINED[list(lanes)]))
     outcomes = [j.outcome if len(lanes) > 1 else [j.outcome] for j in found]
-    return [[session.get(outcome.row) for outcome in of_step] for of_step in outcomes]
+    return [
+        [(session.get(judged.row), session.get(rows)) for judged, rows in of_step]
+        for of_step in outcomes
+    ]
+
+
+def whole(text: list[int]) -> np.ndarray:
+    """Logits [n, vocab] of a text without a cache."""
+    return np.asarray(logits(PARAMS, PRIVATE, jnp.asarray(text)))
 
 
 def alone(lane: int) -> list[np.ndarray]:
-    """The same rows of one lane's text, from the whole text without a cache."""
-    text, rows = list(PROMPTS[lane]), []
-    for step in range(STEPS + 1):
-        if step:
-            fresh = tokens_of(lane, step - 1)
-            rows.append(_row([*text, fresh[0]]))
-            text += [t for t, stays in zip(fresh, RETAINED[lane], strict=True) if stays]
-        else:
-            rows.append(_row(text))
-    return rows
+    """The logits of one lane's text, from the whole text: of the prompt's last row, and of every
+    row of each step.
+    """
+    text = list(PROMPTS[lane])
+    found = [whole(text)[-1:]]
+    for step in range(STEPS):
+        fresh = tokens_of(lane, step)
+        found.append(whole(text + fresh)[-COUNT:])
+        text += [t for t, stays in zip(fresh, RETAINED[lane], strict=True) if stays]
+    return found
 
 
-def _row(text: list[int]) -> np.ndarray:
-    last = np.asarray(logits(PARAMS, PRIVATE, jnp.asarray(text))[-1])
-    return np.exp(last - last.max())
+def check(found: list[Any], lanes: Sequence[int], weights_atol: float, logits_atol: float) -> None:
+    for i, lane in enumerate(lanes):
+        for of_step, wanted in zip(found, alone(lane), strict=True):
+            weights, rows = of_step[i]
+            np.testing.assert_allclose(rows, wanted, atol=logits_atol)
+            first = np.exp(wanted[0] - wanted[0].max())
+            np.testing.assert_allclose(weights, first, atol=weights_atol)
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
@@ -107,9 +129,7 @@ def _row(text: list[int]) -> np.ndarray:
 def test_a_lane_is_what_it_is_alone(lanes: list[int], hidden: bool) -> None:
     session = PlaintextSession()
     found = decode(session, share_weights(session, PRIVATE, PARAMS), lanes, hidden)
-    for i, lane in enumerate(lanes):
-        for of_step, wanted in zip(found, alone(lane), strict=True):
-            np.testing.assert_allclose(of_step[i], wanted, atol=2e-5)
+    check(found, lanes, 2e-5, 2e-5)
 
 
 @pytest.mark.parametrize(
@@ -125,10 +145,8 @@ def test_two_parties_run_five_lanes(hidden: bool) -> None:
 
     with Simulation() as simulation:
         client, provider = simulation.run(program)
-    assert all(row is None for of_step in provider for row in of_step)
-    for lane in lanes:
-        for of_step, wanted in zip(client, alone(lane), strict=True):
-            np.testing.assert_allclose(of_step[lane], wanted, atol=0.02)
+    assert all(rows == (None, None) for of_step in provider for rows in of_step)
+    check(client, lanes, 0.02, 0.05)
 
 
 def test_lanes_share_the_messages_of_a_forward() -> None:
