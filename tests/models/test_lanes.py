@@ -23,7 +23,7 @@ from spu_llm.systems.decoding.secure_model import Layout, share_weights
 from spu_llm.systems.decoding.text_rows import TextRows
 from tests.tiny import PRIVATE, tiny_params
 
-PARAMS = tiny_params(PRIVATE, 7)
+PARAMS = tiny_params(PRIVATE, 1)  # as other tests that share the simulation have them
 
 
 class Opening(Post):
@@ -71,7 +71,7 @@ def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -
     """
     prompts = [PROMPTS[lane] for lane in lanes]
     longest = max(map(len, prompts))
-    # Hidden rows stay until the block is packed, which is before the last step of five lanes.
+    # Hidden rows stay until the block is packed: before the last step, with the longest prompt.
     live = max(len(PROMPTS[i]) + (STEPS - 1) * int(RETAINED[i].sum()) for i in lanes)
     most = (live if hidden else longest + (STEPS - 1) * COUNT) + COUNT
     layout = Layout(
@@ -136,15 +136,14 @@ def test_a_lane_is_what_it_is_alone(lanes: list[int], hidden: bool) -> None:
     "hidden",
     [pytest.param(False, marks=pytest.mark.slow, id="shown"), pytest.param(True, id="hidden")],
 )
-def test_two_parties_run_five_lanes(hidden: bool) -> None:
-    lanes = list(range(len(PROMPTS)))
+def test_two_parties_run_three_lanes(simulation: Simulation, hidden: bool) -> None:
+    lanes = [0, 2, 3]  # all rows stay, some, none; packed where they are hidden
 
     def program(session: Any) -> Any:
         params = None if session.rank == CLIENT else PARAMS
         return decode(session, share_weights(session, PRIVATE, params), lanes, hidden)
 
-    with Simulation() as simulation:
-        client, provider = simulation.run(program)
+    client, provider = simulation.run(program)
     assert all(rows == (None, None) for of_step in provider for rows in of_step)
     check(client, lanes, 0.02, 0.05)
 
