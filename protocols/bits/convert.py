@@ -54,6 +54,11 @@ def swap_bits(party: Party, bits: np.ndarray) -> np.ndarray:
     return np.unpackbits(data, count=bits.size, bitorder="little").reshape(bits.shape)
 
 
+def swap_cost(bits: int) -> Cost:
+    """Price of `swap_bits`."""
+    return Cost(2, 1, bytes_for(bits), bytes_for(bits))
+
+
 def shared_bit(rank: int, opened: np.ndarray, own: np.ndarray, product: np.ndarray) -> np.ndarray:
     """Additive share of the bit opened ^ l, with l = c ^ p; `own` is this party's c or p."""
     mask = own - _2 * product
@@ -69,11 +74,6 @@ def product_of_bits(
     if rank == CLIENT:
         return crossed + d * e + flip_d * e * own
     return crossed + d * flip_e * own
-
-
-def swap_cost(bits: int) -> Cost:
-    """Price of `swap_bits`."""
-    return Cost(2, 1, bytes_for(bits), bytes_for(bits))
 
 
 def product_of_own_bits(party: Party, bit: np.ndarray) -> np.ndarray:
