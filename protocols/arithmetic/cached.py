@@ -51,7 +51,6 @@ can neither use a mask again nor show a row.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,38 +59,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from protocols.arithmetic.product import cut_bits, meaning, open_masked, rescaled
+from protocols.arithmetic.product import (
+    correct_product,
+    meaning,
+    open_masked,
+    open_together,
+    rescaled,
+    rescaled_cost,
+    shared,
+)
 from protocols.arithmetic.slots import Schedule, Slots, Use
-from protocols.arithmetic.truncate import truncate_cost
-from protocols.bits.convert import arith_cost, as_arith, correct_product_of_own_bits
-from spu_llm.core.correlation import Correlation, Form, Part
+from protocols.bits.convert import arith_cost, as_arith
+from spu_llm.core.correlation import Correlation
 from spu_llm.core.op import Cost, ProtocolOp, protocol_op
 from spu_llm.core.party import Party
-from spu_llm.core.simulated import Correct, SimulatedParty, nothing_to_correct, uniform_messages
-from spu_llm.core.values import (
-    CLIENT,
-    Arith,
-    Owner,
-    Public,
-    State,
-    Stateful,
-    Value,
-    low_bits,
-)
+from spu_llm.core.simulated import Correct, nothing_to_correct, uniform_messages
+from spu_llm.core.values import CLIENT, Arith, Public, State, Stateful, Value
 
 _CHUNK = 4  # units made by one call of SPU
-
-
-def _shared(*shape: int) -> Part:
-    return Part(shape, Owner.JOINT, Form.ARITH)
 
 
 @functools.cache
 def cached_products(tile: int, d: int) -> Correlation:
     return Correlation(
         name=f"cached products {tile} {d}",
-        masks=(_shared(tile, d), _shared(tile, d)),
-        results=(_shared(tile, tile),),
+        masks=(shared(tile, d), shared(tile, d)),
+        results=(shared(tile, tile),),
         secure=lambda a, b: [a @ b.swapaxes(1, 2)],
         chunk=_CHUNK,
     )
@@ -101,8 +94,8 @@ def cached_products(tile: int, d: int) -> Correlation:
 def weighted_rows(tile: int, d: int) -> Correlation:
     return Correlation(
         name=f"weighted cached rows {tile} {d}",
-        masks=(_shared(tile, tile), _shared(tile, d)),
-        results=(_shared(tile, d),),
+        masks=(shared(tile, tile), shared(tile, d)),
+        results=(shared(tile, d),),
         secure=lambda p, c: [p @ c],
         chunk=_CHUNK,
     )
@@ -146,11 +139,6 @@ class Allocation(State):
 
     def half(self, correlation: Correlation, tile: int) -> _Half:
         return self._halves.setdefault(correlation.name, _Half(Slots(tile)))
-
-    def copy_of_slots(self, correlation: Correlation, tile: int) -> Slots:
-        """To see what the next product takes."""
-        known = self._halves.get(correlation.name)
-        return known.slots.copy() if known else Slots(tile)
 
     def bind(self, party: Party) -> None:
         """ValueError when the masks are another party's, or of another session."""
@@ -211,10 +199,6 @@ def _rows_of(cache: Value) -> tuple[Allocation, np.ndarray]:
 # ---- append
 
 
-def _append_reference(cache: Any, rows: Any, at: Any) -> Any:
-    return jax.lax.dynamic_update_slice(cache, rows, (0, at, 0))
-
-
 def _append(party: Party, cache: Value, rows: Value, at: Value) -> Cached:
     if not isinstance(at, Public):
         raise ValueError("rows are written at a public position")
@@ -230,7 +214,7 @@ def _append(party: Party, cache: Value, rows: Value, at: Value) -> Cached:
 
 append = protocol_op(
     "append",
-    reference=_append_reference,
+    reference=lambda cache, rows, at: jax.lax.dynamic_update_slice(cache, rows, (0, at, 0)),
     two_party=_append,
     cost=lambda cache, rows, at: arith_cost(cache, rows),
     simulate=uniform_messages(_append, nothing_to_correct),
@@ -305,10 +289,6 @@ class _Kind:
         else:
             product[:, use.queries, use.slots] += difference[:, use.rows, use.positions]
 
-    def width(self, d: int, tile: int) -> int:
-        """Words that a query is opened in, per tile."""
-        return tile if self.columns else d
-
     def out_shape(self, x: Value, cache: Value) -> tuple[int, int, int]:
         return x.shape[0], x.shape[1], cache.shape[2 if self.columns else 1]
 
@@ -344,14 +324,13 @@ def _times(
     if plan.uses:
         _take(party, correlation, half, plan, x.shape[0])
         if allocation.dry:
-            _exchange(party, [np.zeros((x.shape[0], _opened(kind, plan, cache, tile)), np.uint64)])
+            open_masked(party, np.zeros((x.shape[0], _opened(kind, plan, cache, tile)), np.uint64))
         else:
-            _multiply(kind, party, share.words, rows.words, half, plan, tile, out)
+            _multiply(kind, party, share.words, rows.words, half, plan, out)
         half.masks = {t: m for t, m in half.masks.items() if t in half.slots.tiles}
     half.busy = False
-    if not plan.uses:
-        return Arith(out, share.dtype, share.frac_bits)
-    return rescaled(party, out, share.dtype, share.frac_bits, shift)
+    # Of an empty cache the product is zero, and nothing is sent.
+    return rescaled(party, out, share, shift if plan.uses else 0)
 
 
 def _take(
@@ -369,34 +348,20 @@ def _take(
         half.masks[t] = _Masks(a[:, i], b[:, i], ab[:, i], np.zeros_like(b[:, i]))
 
 
-def _exchange(party: Party, parts: list[np.ndarray]) -> list[np.ndarray]:
-    """Open masked parts [head, ...] in one message, head by head."""
-    heads = len(parts[0])
-    sizes = [part[0].size for part in parts]
-    opened = open_masked(party, np.concatenate([p.reshape(heads, -1) for p in parts], axis=1))
-    pieces = np.split(opened, np.cumsum(sizes)[:-1], axis=1)
-    return [piece.reshape(p.shape) for piece, p in zip(pieces, parts, strict=True)]
-
-
 def _multiply(
-    kind: _Kind,
-    party: Party,
-    x: np.ndarray,
-    rows: np.ndarray,
-    half: _Half,
-    plan: Schedule,
-    tile: int,
+    kind: _Kind, party: Party, x: np.ndarray, rows: np.ndarray, half: _Half, plan: Schedule,
     out: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     # 2.
     masks = half.masks
     under = [
-        kind.given(x, use, tile) - masks[use.tile].queries[:, use.queries] for use in plan.uses
+        kind.given(x, use, half.slots.size) - masks[use.tile].queries[:, use.queries]
+        for use in plan.uses
     ]
     rows_under = [
         rows[:, o.positions] - masks[o.tile].rows[:, o.slots] for o in plan.openings
     ]
-    opened = _exchange(party, under + rows_under)
+    opened = open_together(party, under + rows_under)
     for o, f in zip(plan.openings, opened[len(under) :], strict=True):
         masks[o.tile].opened[:, o.slots] = f
     # 3.
@@ -412,7 +377,7 @@ def _opened(kind: _Kind, plan: Schedule, cache: Value, tile: int) -> int:
     """Words that a head opens."""
     d = cache.shape[2]
     queries = sum(use.rows.stop - use.rows.start for use in plan.uses)
-    return queries * kind.width(d, tile) + d * sum(o.slots.size for o in plan.openings)
+    return queries * (tile if kind.columns else d) + d * sum(o.slots.size for o in plan.openings)
 
 
 def _cost(
@@ -421,15 +386,14 @@ def _cost(
     """Of the next call: it looks at what is open now."""
     _check(kind, x, cache, tile)
     allocation, ids = _rows_of(cache)
-    slots = allocation.copy_of_slots(kind.correlation(tile, cache.shape[2]), tile)
-    plan = slots.schedule(ids, x.shape[1])
+    half = allocation.half(kind.correlation(tile, cache.shape[2]), tile)
+    plan = half.slots.copy().schedule(ids, x.shape[1])
     total = arith_cost(x, cache)
     if not plan.uses:
         return total
     size = 8 * x.shape[0] * _opened(kind, plan, cache, tile)
     total += Cost(2, 1, size, size)
-    count = math.prod(kind.out_shape(x, cache))
-    return total + truncate_cost(count) if cut_bits(x.dtype, shift) and count else total
+    return total + rescaled_cost(x, kind.out_shape(x, cache), shift)
 
 
 def _correct(
@@ -439,23 +403,15 @@ def _correct(
     assert not isinstance(cache, Cached), "what is open already is no part of a single call's view"
 
     plan = Slots(tile).schedule(_rows_of(cache)[1], x.shape[1])
-    cut = cut_bits(x.dtype, shift)
 
-    def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
-        difference = wanted.words - made.words
-        if cut and not low_bits(difference, 64 - cut).any():
-            correct_product_of_own_bits(party, difference.reshape(-1) >> np.uint64(64 - cut))
-            return
-        difference = difference << np.uint64(cut)
-        # The truncation draws two bits and a product after this one.
-        drawn = party.drawn[-4 if cut else -1]
-        product = drawn.reshape(x.shape[0], len(plan.fresh), *drawn.shape[1:])
+    def enter(product: np.ndarray, difference: np.ndarray) -> None:
+        by_head = product.reshape(x.shape[0], len(plan.fresh), *product.shape[1:])
         # A row of w V adds up over tiles: one of them takes the difference.
         firsts = {use.rows.start: use for use in reversed(plan.uses)}
         for use in firsts.values() if kind.columns else plan.uses:
-            kind.correct(product[:, plan.fresh.index(use.tile)], use, difference)
+            kind.correct(by_head[:, plan.fresh.index(use.tile)], use, difference)
 
-    return correct
+    return correct_product(x, shift, enter)
 
 
 def _product_op(name: str, kind: _Kind) -> ProtocolOp:
@@ -464,8 +420,8 @@ def _product_op(name: str, kind: _Kind) -> ProtocolOp:
         name,
         reference=lambda x, cache, tile, shift=None: meaning(kind.reference(x, cache), shift),
         two_party=two_party,
-            cost=functools.partial(_cost, kind),
-            simulate=uniform_messages(two_party, functools.partial(_correct, kind)),
+        cost=functools.partial(_cost, kind),
+        simulate=uniform_messages(two_party, functools.partial(_correct, kind)),
     )
 
 

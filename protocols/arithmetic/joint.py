@@ -11,12 +11,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from protocols.bits.convert import arith_from_bool, correct_bits
-from protocols.bits.planes import bytes_for
+from protocols.bits.convert import arith_from_bool, correct_bits, swap_cost
 from spu_llm.core.op import Cost, View, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
@@ -92,8 +89,7 @@ joint_words = protocol_op(
 
 
 def _fraction_reference(client: Any, provider: Any, *, bits: int) -> Any:
-    xp = jnp if isinstance(client, jax.Array) else np
-    return ((client ^ provider) & ((1 << bits) - 1)).astype(xp.float32) / 2.0**bits
+    return ((client ^ provider) & ((1 << bits) - 1)).astype(np.float32) / 2.0**bits
 
 
 def _fraction_two_party(party: Party, client: Value, provider: Value, *, bits: int) -> Arith:
@@ -109,11 +105,6 @@ def _fraction_two_party(party: Party, client: Value, provider: Value, *, bits: i
     return Arith(integer.words << scale, np.dtype(np.float32), party.frac_bits)
 
 
-def _fraction_cost(client: Value, provider: Value, *, bits: int) -> Cost:
-    size = bytes_for(math.prod(client.shape) * bits)
-    return Cost(2, 1, size, size)
-
-
 def _fraction_correct(client: Value, provider: Value, *, bits: int) -> Correct:
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
         scale = np.uint64(party.frac_bits - bits)
@@ -127,7 +118,7 @@ joint_fraction = protocol_op(
     reference=_fraction_reference,
     two_party=_fraction_two_party,
     owners=_owners,
-    cost=_fraction_cost,
+    cost=lambda client, provider, bits: swap_cost(math.prod(client.shape) * bits),
     simulate=uniform_messages(_fraction_two_party, _fraction_correct),
 )
 """The low `bits` bits of client ^ provider as a fraction in [0, 1): float32, a multiple of

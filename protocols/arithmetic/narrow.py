@@ -31,14 +31,15 @@ from protocols.bits.convert import (
     arith_cost,
     as_arith,
     correct_product_of_own_bits,
-    product_of_own_bits,
+    public_share,
+    wrap_of,
 )
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.simulated import Correct, SimulatedParty, nothing_to_correct, uniform_messages
-from spu_llm.core.values import CLIENT, Arith, Value, low_bits, sign_extended
+from spu_llm.core.values import Arith, Value, low_bits, sign_extended
 
 MAX_BITS = 32  # what int32 holds
 FRAC_BITS = SpuConfig().frac_bits
@@ -69,7 +70,7 @@ def _narrow_reference(x: Any, *, drop: int, bits: int) -> Any:
 
 
 def _narrow_two_party(party: Party, x: Value, *, drop: int, bits: int) -> Arith:
-    share = x if isinstance(x, Arith) else as_arith(party, x)
+    share = as_arith(party, x, narrow=True)
     _check(drop, bits, share.bits)
     words = low_bits(share.words, share.bits) >> np.uint64(drop)
     return Arith(low_bits(words, bits), np.dtype(np.int32), 0, bits)
@@ -101,25 +102,17 @@ narrow = protocol_op(
 
 
 def _widen_two_party(party: Party, x: Value) -> Arith:
-    """1. Add 2^(bits-2), to a share that is uniform. 2. The product of "my top bit is 0" takes the
-    wrap out.
-    """
+    """1. Add 2^(bits-2), to a share that is uniform. 2. Take the wrap out, and what was added."""
     if not isinstance(x, Arith) or not 2 < x.bits < 64:
         raise ValueError("only a narrow share of 3 to 63 bits can be widened")
     if not x.words.size:
         return Arith(x.words, x.dtype, x.frac_bits)
     # 1.
-    words = refresh(party, x.words)
-    offset, wrapped = np.uint64(1 << (x.bits - 2)), np.uint64(1 << x.bits)
-    if party.rank == CLIENT:
-        words = words + offset
-    words = low_bits(words, x.bits)
+    offset = public_share(party, 1 << (x.bits - 2))
+    words = low_bits(refresh(party, x.words) + offset, x.bits)
     # 2.
-    no_wrap = product_of_own_bits(party, (words >> np.uint64(x.bits - 1)) ^ np.uint64(1))
-    out = words + no_wrap * wrapped
-    if party.rank == CLIENT:
-        out = out - wrapped - offset
-    return Arith(out, x.dtype, x.frac_bits)
+    wrapped = wrap_of(party, words, x.bits) << np.uint64(x.bits)
+    return Arith(words - wrapped - offset, x.dtype, x.frac_bits)
 
 
 def _widen_cost(x: Value) -> Cost:
@@ -157,7 +150,7 @@ def _units_reference(x: Any) -> Any:
 
 
 def _units_two_party(party: Party, x: Value) -> Arith:
-    share = x if isinstance(x, Arith) else as_arith(party, x)
+    share = as_arith(party, x, narrow=True)
     return Arith(share.words, np.dtype(np.float32), party.frac_bits, share.bits)
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -57,22 +57,23 @@ _WINDOW = 1 << 21  # words of masks and products that are made at once
 LIFT = 12  # bits that inputs of `linear` are lifted by
 
 
-def _part(shape: tuple[int, ...], holder: Owner = Owner.JOINT, form: Form = Form.ARITH) -> Part:
-    return Part(shape, holder, form)
+def shared(*shape: int) -> Part:
+    """Additively shared words of a correlation."""
+    return Part(shape, Owner.JOINT, Form.ARITH)
 
 
 TRIPLE = Correlation(
     name="product triple",
-    masks=(_part(()), _part(())),
-    results=(_part(()),),
+    masks=(shared(), shared()),
+    results=(shared(),),
     secure=lambda a, b: [a * b],
     chunk=_TRIPLES,
 )
 
 SQUARE = Correlation(
     name="square pair",
-    masks=(_part(()),),
-    results=(_part(()),),
+    masks=(shared(),),
+    results=(shared(),),
     secure=lambda a: [a * a],
     chunk=_TRIPLES,
 )
@@ -82,8 +83,8 @@ SQUARE = Correlation(
 def matrix_triple(m: int, k: int, n: int) -> Correlation:
     return Correlation(
         name=f"matrix triple {m} {k} {n}",
-        masks=(_part((m, k)), _part((k, n))),
-        results=(_part((m, n)),),
+        masks=(shared(m, k), shared(k, n)),
+        results=(shared(m, n),),
         # An outer product is a product of every pair, which SPU packs over all units.
         secure=lambda a, b: [a @ b if k > 1 else a * b],
         chunk=max(1, min(8, (1 << 18) // (m * k + k * n)) if k > 1 else _TRIPLES // (m * n)),
@@ -100,10 +101,10 @@ def masked_product(label: str, k: int, m: int) -> Correlation:
         rows //= 2
     return Correlation(
         name=f"masked product {label} {k} {m}",
-        masks=(_part((k,), Owner.CLIENT, Form.PRIVATE),),
-        results=(_part((m,)),),
+        masks=(Part((k,), Owner.CLIENT, Form.PRIVATE),),
+        results=(shared(m),),
         secure=lambda r, w: [r @ w],
-        fixed=_part((k, m), Owner.PROVIDER, Form.PRIVATE),
+        fixed=Part((k, m), Owner.PROVIDER, Form.PRIVATE),
         chunk=rows,
     )
 
@@ -115,6 +116,14 @@ def open_masked(party: Party, words: np.ndarray) -> np.ndarray:
     """Both shares of masked words added up: uniform, so both parties may know it."""
     party.send(words)
     return words + party.recv(words.shape)
+
+
+def open_together(party: Party, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """`open_masked` of parts [batch, ...] in one message, batch element by batch element."""
+    flat = [part.reshape(len(part), -1) for part in parts]
+    opened = open_masked(party, np.concatenate(flat, axis=1))
+    pieces = np.split(opened, np.cumsum([f.shape[1] for f in flat])[:-1], axis=1)
+    return [piece.reshape(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
 
 def multiply_words(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -147,28 +156,11 @@ def _matmul(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     batch, m, k = x.shape
     material = party.take(matrix_triple(m, k, y.shape[2]), batch)
     (a, b), (ab,) = material.masks, material.results
-    # 1. One message: the masked words of both matrices, batch element by batch element.
-    flat = np.concatenate([(x - a).reshape(batch, -1), (y - b).reshape(batch, -1)], axis=1)
-    opened = open_masked(party, flat)
-    e, f = opened[:, : m * k].reshape(x.shape), opened[:, m * k :].reshape(y.shape)
+    # 1.
+    e, f = open_together(party, [x - a, y - b])
     # 2.
     product = e @ b + a @ f + ab
     return product + e @ f if party.rank == CLIENT else product
-
-
-def _linear(party: Party, x: np.ndarray, w: Private, frac_bits: int, label: str) -> np.ndarray:
-    """Words of x w for lifted x."""
-    rows, k = x.shape
-    factor = factor_of(w, frac_bits) if w.value is not None else None
-    material = party.take(masked_product(label, k, w.shape[1]), rows, factor)
-    (r,), (rw,) = material.masks, material.results
-    # 2.
-    if party.rank == CLIENT:
-        party.send(x - r)
-        return rw
-    # 3.
-    assert factor is not None
-    return times_factor(party.recv(x.shape) + x, factor) + rw
 
 
 # ---- the ops: forms in, truncation out
@@ -179,12 +171,19 @@ def cut_bits(dtype: Any, shift: int | None, frac_bits: int = SpuConfig().frac_bi
     return frac_bits_of(np.dtype(dtype), frac_bits) if shift is None else shift
 
 
-def rescaled(
-    party: Party, words: np.ndarray, dtype: np.dtype, frac_bits: int, shift: int | None
-) -> Arith:
-    """Shares of a product after its truncation; a round unless there is nothing to cut."""
-    product, cut = Arith(words, dtype, frac_bits), cut_bits(dtype, shift, party.frac_bits)
+def rescaled(party: Party, words: np.ndarray, factor: Arith, shift: int | None) -> Arith:
+    """Shares of a product after its truncation; a round unless there is nothing to cut. Its dtype
+    and fraction bits are those of the factor.
+    """
+    product = Arith(words, factor.dtype, factor.frac_bits)
+    cut = cut_bits(factor.dtype, shift, party.frac_bits)
     return truncate_unbiased(party, product, cut) if cut and words.size else product
+
+
+def rescaled_cost(x: Value, shape: tuple[int, ...], shift: int | None) -> Cost:
+    """Of `rescaled`, for a product of this shape with the factor x."""
+    count = math.prod(shape)
+    return truncate_cost(count) if cut_bits(x.dtype, shift) and count else Cost()
 
 
 def meaning(product: Any, shift: int | None) -> Any:
@@ -196,38 +195,30 @@ def meaning(product: Any, shift: int | None) -> Any:
     return (product + (1 << shift >> 1)) >> shift
 
 
-def _pairwise(words: Callable[..., np.ndarray]) -> Callable[..., Arith]:
-    def two_party(party: Party, *inputs: Value, shift: int | None = None) -> Arith:
-        shares = [as_arith(party, v) for v in inputs]
-        product = words(party, *(s.words for s in shares))
-        return rescaled(party, product, shares[0].dtype, shares[0].frac_bits, shift)
-
-    return two_party
+def _added(product: np.ndarray, difference: np.ndarray) -> None:
+    product += difference.reshape(product.shape)
 
 
-def correct_product(*inputs: Value, shift: int | None = None, **static: Any) -> Correct:
+def correct_product(
+    x: Value, shift: int | None, enter: Callable[[np.ndarray, np.ndarray], None] = _added
+) -> Correct:
     """The share of the prepared product enters the result as it is, or shifted by the truncation;
     what the shift leaves of a word's top, the truncation's own product of bits corrects.
+
+    enter(product, difference): change the prepared product, in place, so that the result changes by
+    `difference` before its truncation.
     """
-    cut = cut_bits(inputs[0].dtype, shift)
+    cut = cut_bits(x.dtype, shift)
 
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
         difference = wanted.words - made.words
         if cut and not low_bits(difference, 64 - cut).any():
             correct_product_of_own_bits(party, difference.reshape(-1) >> np.uint64(64 - cut))
             return
-        product = party.drawn[-4 if cut else -1]  # the truncation draws two bits and a product
-        product += (difference << np.uint64(cut)).reshape(product.shape)
+        # The truncation draws two bits and a product after this one.
+        enter(party.drawn[-4 if cut else -1], difference << np.uint64(cut))
 
     return correct
-
-
-def _with_truncation(cost: Callable[..., Cost], shape: Callable[..., tuple[int, ...]]) -> Any:
-    def total(*inputs: Value, shift: int | None = None, **static: Any) -> Cost:
-        own, count = arith_cost(*inputs) + cost(*inputs), math.prod(shape(*inputs))
-        return own + truncate_cost(count) if cut_bits(inputs[0].dtype, shift) and count else own
-
-    return total
 
 
 def _both_ways(words: int) -> Cost:
@@ -241,13 +232,23 @@ def _product_op(
     opened: Callable[..., int],
     shape: Callable[..., tuple[int, ...]],
 ) -> ProtocolOp:
-    two_party = _pairwise(words)
+    def two_party(party: Party, *inputs: Value, shift: int | None = None) -> Arith:
+        shares = [as_arith(party, v) for v in inputs]
+        return rescaled(party, words(party, *(s.words for s in shares)), shares[0], shift)
+
+    def cost(*inputs: Value, shift: int | None = None) -> Cost:
+        own = arith_cost(*inputs) + _both_ways(opened(*inputs))
+        return own + rescaled_cost(inputs[0], shape(*inputs), shift)
+
+    def correct(*inputs: Value, shift: int | None = None) -> Correct:
+        return correct_product(inputs[0], shift)
+
     return protocol_op(
         name,
         reference=lambda *inputs, shift=None: meaning(reference(*inputs), shift),
         two_party=two_party,
-        cost=_with_truncation(lambda *inputs: _both_ways(opened(*inputs)), shape),
-        simulate=uniform_messages(two_party, correct_product),
+        cost=cost,
+        simulate=uniform_messages(two_party, correct),
     )
 
 
@@ -302,23 +303,34 @@ def scale_rows(x: Any, r: Any, *, shift: int | None = None) -> Any:
 def _linear_two_party(
     party: Party, x: Value, w: Value, *, label: str, shift: int | None = None, lift: int = LIFT
 ) -> Arith:
-    share = as_arith(party, x)
+    share, (rows, k) = as_arith(party, x), x.shape
     if not isinstance(w, Private) or w.owner != PROVIDER:
         raise ValueError("the matrix of `linear` is private to the provider")
     if lift < SPARE_BITS:
         raise ValueError(f"masks leave the lowest {SPARE_BITS} bits of a word open; lift {lift}")
     frac_bits = frac_bits_of(w.dtype, party.frac_bits)
+    factor = factor_of(w, frac_bits) if w.value is not None else None
+    material = party.take(masked_product(label, k, w.shape[1]), rows, factor)
+    (r,), (rw,) = material.masks, material.results
     # 1.
-    words = _linear(party, share.words << np.uint64(lift), w, frac_bits, label)
+    lifted = share.words << np.uint64(lift)
+    # 2.
+    if party.rank == CLIENT:
+        party.send(lifted - r)
+        product = rw
+    # 3.
+    else:
+        assert factor is not None
+        product = times_factor(party.recv(lifted.shape) + lifted, factor) + rw
     # 4.
     cut = cut_bits(share.dtype, shift, party.frac_bits) + lift
-    return rescaled(party, words, share.dtype, share.frac_bits, cut)
+    return rescaled(party, product, share, cut)
 
 
 def _correct_linear(
     x: Value, w: Value, *, label: str, shift: int | None = None, lift: int = LIFT
 ) -> Correct:
-    return correct_product(x, shift=cut_bits(x.dtype, shift) + lift)
+    return correct_product(x, cut_bits(x.dtype, shift) + lift)
 
 
 def _linear_cost(x: Value, w: Value, **static: Any) -> Cost:

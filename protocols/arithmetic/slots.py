@@ -47,9 +47,9 @@ class Use:
 class Schedule:
     """What one product takes and opens: fresh tiles, openings and uses, in their order."""
 
-    fresh: tuple[int, ...]
-    openings: tuple[Opening, ...]
-    uses: tuple[Use, ...]
+    fresh: list[int] = field(default_factory=list)
+    openings: list[Opening] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
 
 
 @dataclass
@@ -76,25 +76,16 @@ class Slots:
            for them, rows leave every tile that is less than half in use.
         3. The queries get rows of every tile in use. Other tiles are forgotten.
         """
-        positions = np.flatnonzero(ids >= 0)
-        fresh: list[int] = []
-        openings: list[Opening] = []
-        uses: list[Use] = []
+        positions, plan = np.flatnonzero(ids >= 0), Schedule()
         if positions.size:
             names = ids[positions].tolist()
             for start in range(0, queries, self.size):
                 rows = slice(start, min(start + self.size, queries))
-                self._block(names, positions, rows, fresh, openings, uses)
-        return Schedule(tuple(fresh), tuple(openings), tuple(uses))
+                self._block(names, positions, rows, plan)
+        return plan
 
     def _block(
-        self,
-        names: Sequence[int],
-        positions: np.ndarray,
-        rows: slice,
-        fresh: list[int],
-        openings: list[Opening],
-        uses: list[Use],
+        self, names: Sequence[int], positions: np.ndarray, rows: slice, plan: Schedule
     ) -> None:
         count = rows.stop - rows.start
         # 1.
@@ -108,7 +99,7 @@ class Slots:
             if not self._room(count):
                 self.begun += 1
                 self.tiles[self.begun] = _Tile()
-                fresh.append(self.begun)
+                plan.fresh.append(self.begun)
             now, homeless = homeless[: self._room(count)], homeless[self._room(count) :]
             first = self.tiles[self.begun].slots
             slots = np.arange(first, first + len(now))
@@ -116,7 +107,7 @@ class Slots:
             self.slot_of.update(
                 {names[i]: (self.begun, slot) for i, slot in zip(now, slots, strict=True)}
             )
-            openings.append(Opening(self.begun, positions[now], slots))
+            plan.openings.append(Opening(self.begun, positions[now], slots))
         # 3.
         members = self._members(names)
         for tile, here in members.items():
@@ -124,7 +115,8 @@ class Slots:
             self.tiles[tile].queries += count
             assert self.tiles[tile].queries <= self.size and self.tiles[tile].slots <= self.size
             slots = np.array([self.slot_of[names[i]][1] for i in here])
-            uses.append(Use(tile, rows, slice(first, first + count), positions[here], slots))
+            queries = slice(first, first + count)
+            plan.uses.append(Use(tile, rows, queries, positions[here], slots))
         self._leave([t for t in self.tiles if t not in members and t != self.begun])
 
     def _members(self, names: Sequence[int]) -> dict[int, list[int]]:

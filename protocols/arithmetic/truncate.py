@@ -37,16 +37,17 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from protocols.bits.compare import less_cost, less_private
+from protocols.bits.compare import carry_words, less_cost
 from protocols.bits.convert import (
     arith_cost,
     arith_from_bool,
     as_arith,
     correct_bits,
     correct_product_of_own_bits,
-    product_of_own_bits,
+    public_share,
+    swap_cost,
+    wrap_of,
 )
-from protocols.bits.planes import bytes_for, from_planes
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
@@ -56,8 +57,8 @@ from spu_llm.core.values import CLIENT, Arith, Bool, Private, Value, as_words, l
 How = Literal["unbiased", "local", "exact"]
 MAX_LOCAL_BITS = 24
 
-_0, _1 = np.uint64(0), np.uint64(1)
-_OFFSET = np.uint64(1 << 62)
+_0 = np.uint64(0)
+_OFFSET = 1 << 62
 
 
 def refresh(party: Party, words: np.ndarray) -> np.ndarray:
@@ -77,21 +78,24 @@ def truncate_unbiased(party: Party, x: Arith, shift: int) -> Arith:
     """See the module docstring; |x| < 2^62.
 
     1. Add 2^62. 2. Shift both shares, the provider's upwards.
-    3. Share the product of "my top bit is 0" and take the wrap out.
+    3. Take the wrap out, and what was added.
     """
     # 1.
-    words = refresh(party, x.words)
-    if party.rank == CLIENT:
-        words = words + _OFFSET
+    words = refresh(party, x.words) + public_share(party, _OFFSET)
     # 2.
     shifted = words >> np.uint64(shift) if party.rank == CLIENT else _round_up(words, shift)
-    # 3. wrap = 1 - no_wrap
-    no_wrap = product_of_own_bits(party, (words >> np.uint64(63)) ^ _1)
-    wrapped = np.uint64(1 << (64 - shift))
-    out = shifted + no_wrap * wrapped
-    if party.rank == CLIENT:
-        out = out - wrapped - (_OFFSET >> np.uint64(shift))
-    return Arith(out, x.dtype, x.frac_bits)
+    # 3.
+    return Arith(_without_wrap(party, shifted, words, shift), x.dtype, x.frac_bits)
+
+
+def _without_wrap(
+    party: Party, shifted: np.ndarray, words: np.ndarray, shift: int
+) -> np.ndarray:
+    """The shares `words` of x + 2^62, `shifted` each by itself, less 2^(64-shift) times the wrap
+    and less what the 2^62 have become.
+    """
+    wrapped = wrap_of(party, words) << np.uint64(64 - shift)
+    return shifted - wrapped - public_share(party, _OFFSET >> shift)
 
 
 def truncate_local(party: Party, x: Arith, shift: int) -> Arith:
@@ -104,25 +108,13 @@ def truncate_local(party: Party, x: Arith, shift: int) -> Arith:
 def _truncate_exact(party: Party, x: Arith, shift: int) -> Arith:
     """1. Add 2^62 and shift both shares down. 2. Take the wrap out. 3. Add the low bits' carry."""
     # 1.
-    words = refresh(party, x.words)
-    if party.rank == CLIENT:
-        words = words + _OFFSET
+    words = refresh(party, x.words) + public_share(party, _OFFSET)
+    shifted = words >> np.uint64(shift)
     # 2.
-    wrapped = np.uint64(1 << (64 - shift))
-    no_wrap = product_of_own_bits(party, (words >> np.uint64(63)) ^ _1)
-    out = (words >> np.uint64(shift)) + no_wrap * wrapped
-    if party.rank == CLIENT:
-        out = out - wrapped - (_OFFSET >> np.uint64(shift))
+    floor = _without_wrap(party, shifted, words, shift)
     # 3.
-    return Arith(out + arith_from_bool(party, _carry(party, words, shift)).words, x.dtype,
-                 x.frac_bits)  # fmt: skip
-
-
-def _carry(party: Party, words: np.ndarray, shift: int) -> Bool:
-    """Whether the low `shift` bits of both shares add up to 2^shift: [~x_0 < x_1]."""
-    flat = words.reshape(-1)
-    plane = less_private(party, ~flat if party.rank == CLIENT else flat, shift)
-    return Bool(from_planes(plane[None], flat.size).reshape(words.shape), np.dtype(bool), 0, 1)
+    carry = Bool(carry_words(party, words, shift), np.dtype(bool), 0, 1)
+    return Arith(floor + arith_from_bool(party, carry).words, x.dtype, x.frac_bits)
 
 
 # ---- the op
@@ -157,7 +149,7 @@ def _two_party(party: Party, x: Value, *, shift: int, how: How, bits: int) -> Ar
 
 def truncate_cost(count: int) -> Cost:
     """Of `truncate_unbiased` for `count` values."""
-    return Cost(2, 1, bytes_for(count), bytes_for(count))
+    return swap_cost(count)
 
 
 def _cost(x: Value, *, shift: int, how: How, bits: int) -> Cost:
@@ -194,7 +186,7 @@ def model(
         return [floor]
     drawn = x_0 + common.words(x.shape)
     if how == "unbiased":
-        drawn = drawn + _OFFSET
+        drawn = drawn + np.uint64(_OFFSET)
     return [floor + (low_bits(drawn, shift) < low_bits(x.view(np.uint64), shift))]
 
 

@@ -25,7 +25,7 @@ from protocols.bits.planes import from_planes, to_planes, words_for
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
-from spu_llm.core.values import CLIENT, Arith, Bool, Value, low_bits
+from spu_llm.core.values import CLIENT, Bool, Value, low_bits
 
 _MAX_FAN_IN = 4
 
@@ -98,7 +98,7 @@ def less_private(party: Party, number: np.ndarray, bits: int) -> np.ndarray:
     rows, digits = len(number), (bits + 1) // 2
     own = to_planes(low_bits(number, bits), 2 * digits).reshape(digits, 2, -1)
     plan = levels(bits)
-    state = evaluate(party, leaf(root=not plan), rows, digits, own=own)
+    state = evaluate(party, leaf(root=not plan), rows, digits, own)
     # 2.
     for i, (fan_in, nodes) in enumerate(plan):
         root = i == len(plan) - 1
@@ -109,7 +109,7 @@ def less_private(party: Party, number: np.ndarray, bits: int) -> np.ndarray:
             padded[used:, 1] = ~np.uint64(0)
         grouped = padded.reshape(nodes, fan_in, 2, -1)
         inputs = np.concatenate([grouped[:, :, 0], grouped[:, (1 if root else 0) :, 1]], axis=1)
-        made = evaluate(party, node(fan_in, root), rows, nodes, shared=inputs)
+        made = evaluate(party, node(fan_in, root), rows, nodes, inputs)
         state = np.concatenate([made, state[used:]]) if used < len(state) else made
     # 3.
     return state[0, 0]
@@ -124,6 +124,15 @@ def less_cost(rows: int, bits: int) -> Cost:
     return total
 
 
+def carry_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
+    """Xor shares (0 or 1, of any shape) of the carry out of the low `bits` bits of additively
+    shared words: [~x_0 < x_1] on these bits.
+    """
+    flat = words.reshape(-1)
+    less = less_private(party, ~flat if party.rank == CLIENT else flat, bits)
+    return from_planes(less[None], flat.size).reshape(words.shape)
+
+
 def sign_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
     """Xor shares (0 or 1, of any shape) of bit number bits-1 of additively shared words.
 
@@ -133,12 +142,9 @@ def sign_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
     # 1.
     flat = words.reshape(-1)
     sign = (flat >> np.uint64(bits - 1)) & np.uint64(1)
-    # 2.
+    # 2. and 3.
     if bits > 1 and flat.size:
-        number = ~flat if party.rank == CLIENT else flat
-        carry = less_private(party, number, bits - 1)
-        # 3.
-        sign = sign ^ from_planes(carry[None], flat.size)
+        sign = sign ^ carry_words(party, flat, bits - 1)
     return sign.reshape(words.shape)
 
 
@@ -158,7 +164,7 @@ def _reference(x: Any, *, bits: int) -> Any:
 
 
 def _two_party(party: Party, x: Value, *, bits: int) -> Bool:
-    share = x if isinstance(x, Arith) else as_arith(party, x)  # a narrow one will do
+    share = as_arith(party, x, narrow=True)
     if not 1 <= bits <= share.bits:
         raise ValueError(f"a sign of {bits} bits of a share of {share.bits}; give 1 to that")
     return Bool(sign_words(party, share.words, bits), np.dtype(np.bool_), 0, 1)

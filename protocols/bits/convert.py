@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 
-from protocols.bits.planes import bytes_for
+from protocols.bits.planes import bytes_for, pack, unpack
 from spu_llm.core.correlation import Correlation, Form, Part
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
@@ -25,6 +25,7 @@ from spu_llm.core.values import (
     Arith,
     Bool,
     Owner,
+    Private,
     Public,
     Value,
     encode,
@@ -48,9 +49,14 @@ BITS = Correlation(
 
 def swap_bits(party: Party, bits: np.ndarray) -> np.ndarray:
     """Send masked bits (uint8 of 0 or 1), return the peer's; one message each way."""
-    party.send_bytes(np.packbits(bits.reshape(-1), bitorder="little"))
+    party.send_bytes(pack(bits))
     data = party.recv_bytes((bytes_for(bits.size),))
     return np.unpackbits(data, count=bits.size, bitorder="little").reshape(bits.shape)
+
+
+def swap_cost(bits: int) -> Cost:
+    """Price of `swap_bits`."""
+    return Cost(2, 1, bytes_for(bits), bytes_for(bits))
 
 
 def shared_bit(rank: int, opened: np.ndarray, own: np.ndarray, product: np.ndarray) -> np.ndarray:
@@ -82,11 +88,21 @@ def product_of_own_bits(party: Party, bit: np.ndarray) -> np.ndarray:
     return product_of_bits(party.rank, d, e, own, material.results[0].reshape(bit.shape))
 
 
+def wrap_of(party: Party, words: np.ndarray, bits: int = 64) -> np.ndarray:
+    """Additive shares of whether both parties' words, below 2^bits each, add up to 2^bits or more,
+    where the sum mod 2^bits is below 2^(bits-1): 1 - (1 - top_0)(1 - top_1) for their top bits.
+    One message each way, a bit per value.
+    """
+    no_wrap = product_of_own_bits(party, (words >> np.uint64(bits - 1)) ^ _1)
+    return public_share(party, 1) - no_wrap
+
+
 def correct_product_of_own_bits(party: SimulatedParty, difference: np.ndarray) -> None:
-    """Add `difference` (words) to what `product_of_own_bits`, the last step, gives."""
+    """Add `difference` (words) to what `product_of_own_bits`, the last step, gives, or take it from
+    what `wrap_of` does.
+    """
     own_part, peers = (
-        np.unpackbits(m[-1], count=difference.size, bitorder="little").astype(np.uint64)
-        for m in (party.outgoing, party.incoming)
+        unpack(m[-1], difference.size) for m in (party.outgoing, party.incoming)
     )
     product = party.drawn[-1]
     sign = (_1 - _2 * own_part) * (_1 - _2 * peers)
@@ -99,64 +115,61 @@ def arith_from_bool(party: Party, x: Bool) -> Arith:
     1. Open m = s ^ l for every bit s of x under a prepared random bit l.
     2. x = sum_i 2^i (m_i + (1 - 2 m_i) l_i) on additive shares of the l_i.
     """
-    rows = x.words.reshape(-1)
-    slices = [
-        slice(i, i + _BITS_AT_ONCE // x.bits) for i in range(0, rows.size, _BITS_AT_ONCE // x.bits)
-    ]
+    rows, places = x.words.reshape(-1), np.arange(x.bits, dtype=np.uint64)
+    step = _BITS_AT_ONCE // x.bits
+    slices = [slice(i, i + step) for i in range(0, rows.size, step)]
     # 1. What is kept of every slice is a byte per bit, and the prepared products.
-    masked, owns, products = [], [], []
+    own, own_part = np.empty((2, rows.size, x.bits), np.uint8)
+    products = np.empty((rows.size, x.bits), np.uint64)
     for some in slices:
-        bits = share_bits(rows[some], x.bits)
+        bits = (rows[some, None] >> places) & _1
         material = party.take(BITS, bits.size)
-        own = material.masks[party.rank].reshape(bits.shape)
-        masked.append((bits ^ own).astype(np.uint8))
-        owns.append(own.astype(np.uint8))
-        products.append(material.results[0].reshape(bits.shape))
-    own_part = np.concatenate(masked) if masked else np.zeros((0, x.bits), np.uint8)
+        own[some] = material.masks[party.rank].reshape(bits.shape)
+        own_part[some] = bits ^ own[some]
+        products[some] = material.results[0].reshape(bits.shape)
     opened = own_part ^ swap_bits(party, own_part)
     # 2.
     words = np.zeros(rows.size, np.uint64)
-    for some, own, product in zip(slices, owns, products, strict=True):
-        words[some] = _weigh(party.rank, opened[some], own.astype(np.uint64), product)
-    return Arith(words.reshape(x.shape), arith_dtype(x.dtype), x.frac_bits)
+    for some in slices:
+        m, l = opened[some].astype(np.uint64), own[some].astype(np.uint64)
+        bits = shared_bit(party.rank, m, l, products[some])
+        words[some] = (bits << places).sum(axis=1, dtype=np.uint64)
+    dtype = np.dtype(np.int32) if x.dtype == np.bool_ else x.dtype  # bits become integers
+    return Arith(words.reshape(x.shape), dtype, x.frac_bits)
 
 
-def share_bits(words: np.ndarray, bits: int) -> np.ndarray:
-    """The low bits of words [rows], lowest first: [rows, bits], a word each."""
-    return (words[:, None] >> np.arange(bits, dtype=np.uint64)) & _1
-
-
-def _weigh(rank: int, opened: np.ndarray, own: np.ndarray, product: np.ndarray) -> np.ndarray:
-    shifts = np.arange(opened.shape[1], dtype=np.uint64)
-    bits = shared_bit(rank, opened.astype(np.uint64), own, product)
-    return (bits << shifts).sum(axis=1, dtype=np.uint64)
-
-
-def arith_dtype(dtype: np.dtype) -> np.dtype:
-    """Of a boolean share once it is arithmetic: bits become integers."""
-    return np.dtype(np.int32) if dtype == np.bool_ else dtype
-
-
-def as_arith(party: Party, value: Value) -> Arith:
+def as_arith(party: Party, value: Value, *, narrow: bool = False) -> Arith:
     """Additive shares of a value in any form.
 
     What one party knows (or both) is one share, and zero the other; nothing is sent. Boolean shares
-    cost one message each way (`arith_from_bool`). ValueError for a narrow additive share: its sum
-    may wrap, so it is no share mod 2^64.
+    cost one message each way (`arith_from_bool`). ValueError for a narrow additive share, unless
+    `narrow` says that it will do: its sum may wrap, so it is no share mod 2^64.
     """
     if isinstance(value, Arith):
-        if value.bits != 64:
+        if value.bits != 64 and not narrow:
             raise ValueError(f"expected a share mod 2^64, found one mod 2^{value.bits}")
         return value
     if isinstance(value, Bool):
         return arith_from_bool(party, value)
     frac_bits = frac_bits_of(value.dtype, party.frac_bits)
-    holder = CLIENT if isinstance(value, Public) else value.owner
-    words = np.zeros(value.shape, np.uint64)
-    if party.rank == holder:
-        assert value.value is not None
-        words = encode(value.value, frac_bits)
-    return Arith(words, value.dtype, frac_bits)
+    return Arith(known_words(party, value, frac_bits), value.dtype, frac_bits)
+
+
+def known_words(
+    party: Party, value: Public | Private, frac_bits: int = 0, *, public_at: int = CLIENT
+) -> np.ndarray:
+    """This party's share of a value that is plain somewhere: its encoding at the party that knows
+    it, or at `public_at` where both do, and zeros at the other one.
+    """
+    if party.rank != (public_at if isinstance(value, Public) else value.owner):
+        return np.zeros(value.shape, np.uint64)
+    assert value.value is not None
+    return encode(value.value, frac_bits)
+
+
+def public_share(party: Party, number: int) -> np.uint64:
+    """This party's share of a number that both know: the client has it, the provider zero."""
+    return np.uint64(number if party.rank == CLIENT else 0)
 
 
 def arith_cost(*values: Value) -> Cost:
@@ -164,8 +177,7 @@ def arith_cost(*values: Value) -> Cost:
     total = Cost()
     for x in values:
         if isinstance(x, Bool):
-            size = bytes_for(math.prod(x.shape) * x.bits)
-            total += Cost(2, 1, size, size)
+            total += swap_cost(math.prod(x.shape) * x.bits)
     return total
 
 
@@ -183,10 +195,8 @@ def correct_bits(
     shape = made.size, width
     own, product = (party.drawn[i].reshape(shape) for i in (-3 + party.rank, -1))
     own_part, peers = (
-        np.unpackbits(m[-1], count=made.size * width, bitorder="little").reshape(shape)
-        for m in (party.outgoing, party.incoming)
+        unpack(m[-1], made.size * width).reshape(shape) for m in (party.outgoing, party.incoming)
     )
-    own_part, peers = own_part.astype(np.uint64), peers.astype(np.uint64)
 
     def lowest() -> np.ndarray:
         return shared_bit(party.rank, own_part[:, 0] ^ peers[:, 0], own[:, 0], product[:, 0])
@@ -195,11 +205,11 @@ def correct_bits(
     odd = (wanted - made).reshape(-1) & _1
     if party.rank == CLIENT:
         peers[:, 0] ^= odd
-        party.incoming[-1][:] = np.packbits(peers.astype(np.uint8), bitorder="little")
+        party.incoming[-1][:] = pack(peers)
     else:
         own[:, 0] ^= odd
         own_part[:, 0] ^= odd
-        party.outgoing[-1][:] = np.packbits(own_part.astype(np.uint8), bitorder="little")
+        party.outgoing[-1][:] = pack(own_part)
     even = wanted.reshape(-1) - rest - lowest()
     # The top bit of the product has no weight in 2 * product: it stays as drawn.
     product[:, 0] -= (_1 - _2 * (own_part[:, 0] ^ peers[:, 0])) * (even >> _1)

@@ -77,10 +77,6 @@ class Gate:
     joint: int
     outputs: tuple[Polynomial, ...]
 
-    @property
-    def arity(self) -> int:
-        return self.client + self.provider + self.joint
-
     def holder(self, i: int) -> Owner:
         if i < self.client:
             return Owner.CLIENT
@@ -232,31 +228,25 @@ def correlation(gate: Gate) -> Correlation:
     """
     made = recipe(gate)
     alone = {s for p in made.used() for s in p if len(p) == 1 and len(gate.factors(s)) == 1}
-    own = {
-        rank: sorted((s for s in alone if gate.holder(min(s)) is holder), key=_order)
-        for rank, holder in ((CLIENT, Owner.CLIENT), (PROVIDER, Owner.PROVIDER))
-    }
+    own = (
+        sorted((s for s in alone if gate.holder(min(s)) is holder), key=_order)
+        for holder in (Owner.CLIENT, Owner.PROVIDER)
+    )
     joint = [frozenset([gate.client + gate.provider + i]) for i in range(gate.joint)]
+    groups = [group for group in (*own, joint) if group]  # what `secure` takes, in its order
 
-    def derive(client: Any, provider: Any, shared: Any) -> list[Any]:
-        """Products of one party's masks, by that party (the other one's zeros stay zeros)."""
-        masks = {CLIENT: client, PROVIDER: provider}
-        first = {CLIENT: 0, PROVIDER: gate.client}
-
-        def product(rank: int, s: Monomial) -> Any:
-            columns = [masks[rank][:, i - first[rank]] for i in sorted(s)]
-            return functools.reduce(np.bitwise_and, columns)
-
-        made = [
-            np.stack([product(rank, s) for s in own[rank]], axis=-1)
-            for rank in (CLIENT, PROVIDER)
-            if own[rank]
+    def derive(*masks: Any) -> list[Any]:
+        """Products of one party's masks, by that party (the other one's zeros stay zeros), and the
+        masks that are shared.
+        """
+        columns = np.concatenate(masks, axis=1).T  # numbered as the gate's inputs
+        return [
+            np.stack([np.bitwise_and.reduce(columns[sorted(s)]) for s in group], axis=-1)
+            for group in groups
         ]
-        return [*made, *([shared] if gate.joint else [])]
 
     def secure(*inputs: Any) -> list[Any]:
         """The steps of the recipe, level by level."""
-        groups = [own[r] for r in (CLIENT, PROVIDER) if own[r]] + ([joint] if gate.joint else [])
         known = {
             frozenset([s]): array[:, i]
             for group, array in zip(groups, inputs, strict=True)
@@ -291,10 +281,7 @@ def correlation(gate: Gate) -> Correlation:
         results=(bits(len(gate.sums), Owner.JOINT),),
         secure=secure,
         derive=derive,
-        inputs=(
-            *(bits(len(own[r]), Owner.JOINT) for r in (CLIENT, PROVIDER) if own[r]),
-            *([bits(gate.joint, Owner.JOINT)] if gate.joint else []),
-        ),
+        inputs=tuple(bits(len(group), Owner.JOINT) for group in groups),
         chunk=chunk,
     )
 
@@ -304,41 +291,24 @@ def _stack(columns: Sequence[Any]) -> Any:
 
 
 def evaluate(
-    party: Party,
-    gate: Gate,
-    rows: int,
-    nodes: int,
-    own: np.ndarray | None = None,
-    shared: np.ndarray | None = None,
+    party: Party, gate: Gate, rows: int, nodes: int, inputs: np.ndarray
 ) -> np.ndarray:
     """Shares of the outputs of `nodes` instances for each of `rows` rows: one message each way.
 
-    own: planes [nodes, bits, words] of the inputs that this party knows (None when it knows none);
-    shared: planes [nodes, joint, words] of this party's xor shares of the shared inputs.
+    inputs: planes [nodes, bits, words], in the order on the wire: the inputs that this party knows,
+    then its xor shares of the shared inputs.
     Returns planes [nodes, outputs, words] of xor shares; bits beyond `rows` mean nothing.
     """
-    width = words_for(rows)
-    material = party.take(correlation(gate), width * nodes)
+    material = party.take(correlation(gate), words_for(rows) * nodes)
     masks = [_planes(x, nodes) for x in material.masks]
     sums = _planes(material.results[0], nodes)
-    # 1. Open the masked inputs. The order on the wire is: those this party knows, then shares.
-    own_part = np.concatenate(
-        [
-            own if own is not None else np.zeros((nodes, 0, width), np.uint64),
-            shared if shared is not None else np.zeros((nodes, 0, width), np.uint64),
-        ],
-        axis=1,
-    ) ^ np.concatenate([masks[party.rank], masks[2]], axis=1)
+    # 1. Open the masked inputs.
+    own_part = inputs ^ np.concatenate([masks[party.rank], masks[2]], axis=1)
     peers = _exchange(party, gate, own_part, rows)
-    known = gate.client, gate.provider
-    both = [own_part, peers] if party.rank == CLIENT else [peers, own_part]
+    client, provider = (own_part, peers) if party.rank == CLIENT else (peers, own_part)
+    shared = client[:, gate.client :] ^ provider[:, gate.provider :]
     public = np.concatenate(
-        [
-            both[CLIENT][:, : known[CLIENT]],
-            both[PROVIDER][:, : known[PROVIDER]],
-            both[CLIENT][:, known[CLIENT] :] ^ both[PROVIDER][:, known[PROVIDER] :],
-        ],
-        axis=1,
+        [client[:, : gate.client], provider[:, : gate.provider], shared], axis=1
     )
     # 2. Evaluate this party's share of every polynomial.
     return _combine(gate, party.rank, public, np.concatenate(masks, axis=1), sums)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from protocols.bits.convert import known_words
 from protocols.bits.gates import ONE, Gate, Polynomial, evaluate, gate_cost, plus, times, variable
 from protocols.bits.planes import from_planes, to_planes
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
-from spu_llm.core.values import CLIENT, Arith, Bool, Public, Value, as_words, low_bits
+from spu_llm.core.values import Arith, Bool, Value, low_bits
 
 _GROUP = 4  # inputs of one gate
 
@@ -31,12 +29,7 @@ def as_bool(party: Party, value: Value) -> Bool:
         return value
     if isinstance(value, Arith):
         raise NotImplementedError("bits of an additive share; compare it, or keep it boolean")
-    holder = CLIENT if isinstance(value, Public) else value.owner
-    words = np.zeros(value.shape, np.uint64)
-    if party.rank == holder:
-        assert value.value is not None
-        words = as_words(np.asarray(value.value))
-    return Bool(words, value.dtype, 0, _width(value))
+    return Bool(known_words(party, value), value.dtype, 0, _width(value))
 
 
 def _width(value: Value) -> int:
@@ -56,7 +49,7 @@ def _and_two_party(party: Party, x: Value, y: Value) -> Bool:
     if not rows:
         return Bool(a.words, a.dtype, a.frac_bits, bits)
     inputs = np.stack([to_planes(v.words.reshape(-1), bits) for v in (a, b)], axis=1)
-    planes = evaluate(party, AND, rows, bits, shared=inputs)[:, 0]
+    planes = evaluate(party, AND, rows, bits, inputs)[:, 0]
     return Bool(from_planes(planes, rows).reshape(a.shape), a.dtype, a.frac_bits, bits)
 
 
@@ -124,7 +117,7 @@ def _prefix(party: Party, x: np.ndarray, rows: int) -> np.ndarray:
     padded = np.zeros((groups * size, x.shape[1]), np.uint64)
     padded[:n] = x
     grouped = padded.reshape(groups, size, -1)
-    rest = evaluate(party, _prefix_gate(size), rows, groups, shared=grouped)
+    rest = evaluate(party, _prefix_gate(size), rows, groups, grouped)
     inside = np.concatenate([grouped[:, :1], rest], axis=1)
     if groups == 1:
         return inside[0]
@@ -132,7 +125,7 @@ def _prefix(party: Party, x: np.ndarray, rows: int) -> np.ndarray:
     totals = _prefix(party, inside[:-1, -1], rows)
     # 3. The first group has none before it.
     inputs = np.concatenate([inside[1:], totals[:, None]], axis=1)
-    whole = evaluate(party, _carry_gate(), rows, groups - 1, shared=inputs)
+    whole = evaluate(party, _carry_gate(), rows, groups - 1, inputs)
     return np.concatenate([inside[:1], whole]).reshape(groups * _GROUP, -1)[:n]
 
 
@@ -167,11 +160,6 @@ def _prefix_or_cost(x: Value) -> Cost:
     return _prefix_cost(rows, n) if rows and n > 1 else Cost()
 
 
-def _prefix_or_reference(x: Any) -> Any:
-    xp = jnp if isinstance(x, jax.Array) else np
-    return xp.cumsum(x, axis=-1) > 0
-
-
 def _prefix_or_correct(x: Value) -> Correct:
     """The first group's outputs come from the first gate, the others from the last. In the first
     gate, a product that one output ends with also enters those after it: the lowest one first. The
@@ -199,7 +187,7 @@ def _prefix_or_correct(x: Value) -> Correct:
 
 prefix_or = protocol_op(
     "prefix_or",
-    reference=_prefix_or_reference,
+    reference=lambda x: x.cumsum(axis=-1) > 0,
     two_party=_prefix_or_two_party,
     cost=_prefix_or_cost,
     simulate=uniform_messages(_prefix_or_two_party, _prefix_or_correct),

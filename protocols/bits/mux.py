@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from protocols.bits.convert import arith_cost, as_arith
+from protocols.bits.convert import arith_cost, as_arith, public_share
 from protocols.bits.logic import as_bool
-from protocols.bits.planes import bytes_for
+from protocols.bits.planes import bytes_for, pack, unpack
 from spu_llm.core.correlation import Correlation, Form, Material, Part
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
-from spu_llm.core.values import CLIENT, Arith, Owner, Value, from_bytes, low_bits, to_bytes
+from spu_llm.core.values import Arith, Owner, Value, from_bytes, low_bits, to_bytes
 
 _1, _2 = np.uint64(1), np.uint64(2)
 NARROW_BITS = 32
@@ -67,15 +67,14 @@ def correlation_for(bits: int) -> Correlation:
     return BIT_TIMES_NARROW_WORD if bits <= NARROW_BITS else BIT_TIMES_WORD
 
 
-def _prepared(rank: int, material: Material, bits: int) -> tuple[np.ndarray, np.ndarray]:
+def _prepared(party: Party, material: Material, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """This party's shares of l and of l w, mod 2^bits."""
     (product,) = material.results
     if bits > NARROW_BITS:
-        return material.masks[rank] - _2 * product[:, 1], product[:, 0]
+        return material.masks[party.rank] - _2 * product[:, 1], product[:, 0]
     # The low halves add up to l + 2^32, unless they are 0 and l or l and 0: then, with probability
     # 2^-31, the product is off by one.
-    carry = np.uint64(1 if rank == CLIENT else 0)
-    return product & _LOW, (product >> np.uint64(NARROW_BITS)) + carry
+    return product & _LOW, (product >> np.uint64(NARROW_BITS)) + public_share(party, 1)
 
 
 def mux_words(party: Party, bit: np.ndarray, x: np.ndarray, bits: int = 64) -> np.ndarray:
@@ -89,22 +88,13 @@ def mux_words(party: Party, bit: np.ndarray, x: np.ndarray, bits: int = 64) -> n
     own_bit, own_word = material.masks[party.rank], material.masks[2]
     # 1.
     masked, rest = bit ^ own_bit, x - own_word
-    party.send_bytes(
-        np.concatenate([
-            np.packbits(masked.astype(np.uint8), bitorder="little"), to_bytes(rest, bits)
-        ])
-    )  # fmt: skip
+    party.send_bytes(np.concatenate([pack(masked), to_bytes(rest, bits)]))
     size = bytes_for(x.size)
     data = party.recv_bytes((size + bytes_for(bits) * x.size,))
-    d, f = masked ^ _bits_of(data, x.size), rest + from_bytes(data[size:], bits)
+    d, f = masked ^ unpack(data, x.size), rest + from_bytes(data[size:], bits)
     # 2.
-    share_of_l, share_of_lw = _prepared(party.rank, material, bits)
+    share_of_l, share_of_lw = _prepared(party, material, bits)
     return d * x + (_1 - _2 * d) * (f * share_of_l + share_of_lw)
-
-
-def _bits_of(message: np.ndarray, count: int) -> np.ndarray:
-    packed = message[: bytes_for(count)]
-    return np.unpackbits(packed, count=count, bitorder="little").astype(np.uint64)
 
 
 def mux_cost(count: int, bits: int = 64) -> Cost:
@@ -122,7 +112,7 @@ def width_of(x: Value) -> int:
 
 
 def _two_party(party: Party, bit: Value, x: Value) -> Arith:
-    share, words = as_bool(party, bit), x if isinstance(x, Arith) else as_arith(party, x)
+    share, words = as_bool(party, bit), as_arith(party, x, narrow=True)
     if not words.words.size:
         return words
     low = share.words.reshape(-1) & _1
@@ -136,16 +126,16 @@ def _cost(bit: Value, x: Value) -> Cost:
 
 
 def correct_mux(
-    party: SimulatedParty, made: np.ndarray, wanted: np.ndarray, *, bits: int = 64, later: int = 0
+    party: SimulatedParty, difference: np.ndarray, *, bits: int = 64, later: int = 0
 ) -> None:
-    """Change the last prepared products so that the result `made` becomes `wanted` (words), mod
-    2^bits. l w enters the result times 1 or -1, as the opened bit says. `later`: prepared products
+    """Change the last prepared products so that the result, mod 2^bits, grows by `difference`
+    (words). l w enters the result times 1 or -1, as the opened bit says. `later`: prepared products
     of bits (`protocols.bits.convert.BITS`), and rounds, that come after these.
     """
-    count = made.size
-    messages = party.outgoing[-1 - later], party.incoming[-1 - later]
-    d = _bits_of(messages[0], count) ^ _bits_of(messages[1], count)
-    difference = (_1 - _2 * d) * (wanted - made).reshape(-1)
+    sent, received = (
+        unpack(m[-1 - later], difference.size) for m in (party.outgoing, party.incoming)
+    )
+    difference = (_1 - _2 * (sent ^ received)) * difference.reshape(-1)
     if bits > NARROW_BITS:
         party.drawn[-1 - 3 * later][:, 0] += difference
     else:
@@ -156,7 +146,7 @@ def _correct(bit: Value, x: Value) -> Correct:
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
         if made.words.size:
             difference = low_bits(wanted.words - made.words, made.bits)
-            correct_mux(party, np.zeros_like(difference), difference, bits=made.bits)
+            correct_mux(party, difference, bits=made.bits)
 
     return correct
 

@@ -48,6 +48,16 @@ def from_planes(planes: np.ndarray, rows: int) -> np.ndarray:
     return values
 
 
+def pack(bits: np.ndarray) -> np.ndarray:
+    """Numbers 0 or 1 (any shape and integer type) as bytes [bytes_for(bits.size)]."""
+    return np.packbits(bits.astype(np.uint8, copy=False).reshape(-1), bitorder="little")
+
+
+def unpack(data: np.ndarray, count: int) -> np.ndarray:
+    """The first `count` bits of bytes that begin with what `pack` gave: words [count]."""
+    return np.unpackbits(data, count=count, bitorder="little").astype(np.uint64)
+
+
 def to_message(planes: np.ndarray, rows: int) -> np.ndarray:
     """Planes [..., words] as bytes [planes, bytes_for(rows)]."""
     flat = np.ascontiguousarray(planes.reshape(-1, planes.shape[-1]))

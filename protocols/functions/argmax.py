@@ -9,10 +9,6 @@ private bits tells.
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from protocols.arithmetic.truncate import truncate_cost
@@ -20,16 +16,14 @@ from protocols.bits.convert import (
     arith_cost,
     as_arith,
     correct_product_of_own_bits,
-    product_of_own_bits,
+    public_share,
+    wrap_of,
 )
-from protocols.bits.mux import correct_mux
-from protocols.functions.maximum import fan_ins, maximum_cost, maximum_words
+from protocols.functions.maximum import correct_maximum, maximum_cost, maximum_words
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
 from spu_llm.core.values import CLIENT, Arith, Value, low_bits
-
-_1 = np.uint64(1)
 
 
 def _width(n: int) -> int:
@@ -49,16 +43,8 @@ def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
     best = maximum_words(party, words, bits + width)
     # 3.
     low = low_bits(best, width)
-    no_wrap = product_of_own_bits(party, (low >> np.uint64(width - 1)) ^ _1)
-    index = low + (no_wrap << np.uint64(width))
-    if party.rank == CLIENT:
-        index = index - np.uint64(1 << width)
-        return Arith(np.uint64(n - 1) - index, np.dtype(np.int32), 0)
-    return Arith(np.uint64(0) - index, np.dtype(np.int32), 0)
-
-
-def _reference(x: Any, *, bits: int) -> Any:
-    return (jnp if isinstance(x, jax.Array) else np).argmax(x, axis=-1).astype(np.int32)
+    from_end = low - (wrap_of(party, low, width) << np.uint64(width))
+    return Arith(public_share(party, n - 1) - from_end, np.dtype(np.int32), 0)
 
 
 def _cost(x: Value, *, bits: int) -> Cost:
@@ -67,7 +53,7 @@ def _cost(x: Value, *, bits: int) -> Cost:
 
 
 def _correct(x: Value, *, bits: int) -> Correct:
-    rows, n = x.shape
+    n = x.shape[1]
     width = _width(n)
 
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
@@ -76,11 +62,7 @@ def _correct(x: Value, *, bits: int) -> Correct:
         low = low_bits(difference, width)
         if low.any():
             assert n > 1
-            last = fan_ins(rows, n, bits + width)[-1]
-            products = np.zeros((last - 1, rows), np.uint64)
-            changed = products.copy()
-            changed[0] = low
-            correct_mux(party, products, changed, later=1)
+            correct_maximum(party, low, n, bits + width, later=1)
             return
         correct_product_of_own_bits(party, difference >> np.uint64(width))
 
@@ -89,7 +71,7 @@ def _correct(x: Value, *, bits: int) -> Correct:
 
 argmax = protocol_op(
     "argmax",
-    reference=_reference,
+    reference=lambda x, bits: x.argmax(axis=-1).astype(np.int32),
     two_party=_two_party,
     cost=_cost,
     simulate=uniform_messages(_two_party, _correct),

@@ -32,9 +32,9 @@ import numpy as np
 
 from protocols.arithmetic.truncate import share_of, truncate
 from protocols.bits.compare import sign_cost, sign_words
-from protocols.bits.convert import arith_cost, as_arith
+from protocols.bits.convert import arith_cost, as_arith, public_share
 from protocols.bits.mux import correct_mux, mux_cost, mux_words, width_of
-from protocols.bits.planes import bytes_for
+from protocols.bits.planes import bytes_for, pack, unpack
 from protocols.bits.slices import by_rows
 from protocols.functions.maximum import maximum
 from spu_llm.core.correlation import Correlation, Form, Material, Part
@@ -43,7 +43,7 @@ from spu_llm.core.party import Party
 from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
-from spu_llm.core.values import CLIENT, Arith, Owner, Value, frac_bits_of, low_bits, sign_extended
+from spu_llm.core.values import CLIENT, Arith, Owner, Value, low_bits, sign_extended
 
 FRAC_BITS = SpuConfig().frac_bits
 REACH = 16  # nats: exp(x) is zero from -REACH on
@@ -124,12 +124,10 @@ def _ask(party: Party, material: Material, share: np.ndarray) -> tuple[np.ndarra
     if party.rank == CLIENT:
         a, top = client_factor(share)
         flip, masked = top ^ bit, a - word
-        packed = np.packbits(flip.astype(np.uint8), bitorder="little")
-        party.send_bytes(np.concatenate([packed, masked.view(np.uint8)]))
+        party.send_bytes(np.concatenate([pack(flip), masked.view(np.uint8)]))
         return flip, masked
     data = party.recv_bytes((size + 8 * share.size,))
-    flip = np.unpackbits(data[:size], count=share.size, bitorder="little").astype(np.uint64)
-    return flip, data[size:].copy().view(np.uint64)
+    return unpack(data, share.size), data[size:].copy().view(np.uint64)
 
 
 def _answer(
@@ -150,11 +148,6 @@ def _pick(pairs: np.ndarray, bit: np.ndarray) -> np.ndarray:
     return np.where(bit == _1, pairs[:, 1], pairs[:, 0])
 
 
-def _product_cost(count: int) -> Cost:
-    # One round: the first message travels with the comparison's.
-    return Cost(2, 1, bytes_for(count) + 8 * count, 16 * count)
-
-
 # ---- the op
 
 
@@ -166,29 +159,23 @@ def _two_party(party: Party, x: Value, top: Value, *, bits: int, drop: int = 0) 
     least = _REACH_BITS + 2 - drop
     if not least <= bits <= width_of(top) or width_of(x) <= _REACH_BITS:
         raise ValueError(f"exponents of {bits} bits; give {least} to {width_of(top)}")
-    share, coarse = (v if isinstance(v, Arith) else as_arith(party, v) for v in (x, top))
-    dtype = _result_dtype(share.dtype)
-    frac_bits = frac_bits_of(dtype, party.frac_bits)
+    share, coarse = (as_arith(party, v, narrow=True) for v in (x, top))
+    # What counts units becomes a float as well.
+    dtype = share.dtype if share.dtype.kind == "f" else np.dtype(np.float32)
     if not share.words.size:
-        return Arith(share.words, dtype, frac_bits)
+        return Arith(share.words, dtype, party.frac_bits)
     # 1.
     n, over = _0 - share.words.reshape(-1), _0 - coarse.words.reshape(-1)
     # 2.
     material = party.take(WORD_TIMES_CHOSEN, n.size)
     flip, masked = _ask(party, material, n)
     # 3.
-    if party.rank == CLIENT:
-        over = over - (_REACH >> np.uint64(drop))
-    inside = sign_words(party, over, bits)
+    inside = sign_words(party, over - public_share(party, int(_REACH) >> drop), bits)
     # 4.
     product = _answer(party, material, n, flip, masked)
     # 5.
     words = mux_words(party, inside, product)
-    return Arith(words.reshape(x.shape), dtype, frac_bits)
-
-
-def _result_dtype(dtype: np.dtype) -> np.dtype:
-    return dtype if np.issubdtype(dtype, np.floating) else np.dtype(np.float32)
+    return Arith(words.reshape(x.shape), dtype, party.frac_bits)
 
 
 def _reference(x: Any, top: Any, *, bits: int, drop: int = 0) -> Any:
@@ -201,14 +188,16 @@ def _reference(x: Any, top: Any, *, bits: int, drop: int = 0) -> Any:
 
 def _cost(x: Value, top: Value, *, bits: int, drop: int = 0) -> Cost:
     count = math.prod(x.shape)
-    own = _product_cost(count) + sign_cost(count, bits) + mux_cost(count)
+    # One round: the first message travels with the comparison's.
+    product = Cost(2, 1, bytes_for(count) + 8 * count, 16 * count)
+    own = product + sign_cost(count, bits) + mux_cost(count)
     return arith_cost(x) + arith_cost(top) + (own if count else Cost())
 
 
 def _correct(x: Value, top: Value, *, bits: int, drop: int = 0) -> Correct:
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
         if made.words.size:
-            correct_mux(party, made.words, wanted.words)
+            correct_mux(party, wanted.words - made.words)
 
     return correct
 

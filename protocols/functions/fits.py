@@ -9,7 +9,9 @@ piece is fitted up to one unit beyond the threshold where it ends.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -70,10 +72,10 @@ def quadratics(f: Function, reach: float, thresholds: int) -> Quadratics:
         else:
             low = middle
     places = _places(f, reach, high)
-    ends = [(a, b) for a, b in zip(places[:-1], places[1:], strict=True)]
+    ends = itertools.pairwise(places)
     pieces = tuple(_rounded(f, a * _UNIT, (b + 1) * _UNIT) for a, b in ends)
     fitted = Quadratics(tuple(places), pieces, 0.0)
-    return Quadratics(fitted.thresholds, pieces, error_of(fitted, f, reach))
+    return replace(fitted, error=error_of(fitted, f, reach))
 
 
 def _places(f: Function, reach: float, error: float) -> list[int]:
@@ -114,7 +116,8 @@ def error_of(fitted: Quadratics, f: Function, reach: float) -> float:
     """The largest error, each piece taken up to one unit beyond where it ends."""
     edges = [-reach / _UNIT, *fitted.thresholds, reach / _UNIT]
     worst = 0.0
-    for (a, b, c), low, high in zip(fitted.all_pieces(), edges[:-1], edges[1:], strict=True):
+    ends = itertools.pairwise(edges)
+    for (a, b, c), (low, high) in zip(fitted.all_pieces(), ends, strict=True):
         x = np.linspace(low, high + 1, 2001) * _UNIT
         worst = max(worst, np.abs((a * x**2 + b * x + c) / 2.0**COEFFICIENT_BITS - f(x)).max())
     return float(worst)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from protocols.bits.compare import correct_gate
-from protocols.bits.convert import arith_cost, as_arith
+from protocols.bits.convert import arith_cost, as_arith, public_share
 from protocols.bits.gates import evaluate, gate_cost
 from protocols.bits.planes import from_planes, to_planes
 from protocols.functions.maximum import all_of
@@ -35,7 +35,6 @@ from spu_llm.core.values import CLIENT, Bool, Owner, Public, Value
 
 _BITS, _FAN_IN = 64, 4
 _LEVELS = (16, 4, 1)  # gates of a level: 64 bits, then 16, then 4
-_1 = np.uint64(1)
 
 
 def _nonzero_two_party(party: Party, x: Value) -> Bool:
@@ -45,12 +44,12 @@ def _nonzero_two_party(party: Party, x: Value) -> Bool:
     if not flat.size:
         return Bool(share.words, np.dtype(np.bool_), 0, 1)
     # 1. ~(-x_1) = x_1 - 1
-    planes = to_planes(flat if party.rank == CLIENT else flat - _1, _BITS)
+    planes = to_planes(flat if party.rank == CLIENT else flat - np.uint64(1), _BITS)
     # 2.
     for gates in _LEVELS:
         grouped = planes.reshape(gates, _FAN_IN, -1)
-        planes = evaluate(party, all_of(_FAN_IN), flat.size, gates, shared=grouped)[:, 0]
-    differs = from_planes(planes, flat.size) ^ (_1 if party.rank == CLIENT else np.uint64(0))
+        planes = evaluate(party, all_of(_FAN_IN), flat.size, gates, grouped)[:, 0]
+    differs = from_planes(planes, flat.size) ^ public_share(party, 1)
     return Bool(differs.reshape(x.shape), np.dtype(np.bool_), 0, 1)
 
 

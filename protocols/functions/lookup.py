@@ -55,17 +55,18 @@ def lookup(ones: Any, tables: Sequence[Table]) -> Any:
     """The entries [tables, ...] as floats, words of 2^-18, for bits [thresholds, ...] given as
     integers: `to_arith` of what `protocols.bits.compare.sign` gives.
     """
-    count, *shape = ones.shape
+    shape = ones.shape[1:]
     ones = units(ones)
-    steps = np.array([t.steps for t in tables], np.float32)
-    wide = np.broadcast_to(
-        steps.reshape(len(tables), count, *(1 for _ in shape)), (len(tables), count, *shape)
-    )
+    steps = spread(np.array([t.steps for t in tables], np.float32), shape)
     base = np.array([t.base for t in tables], np.float64) * 2.0**-FRAC_BITS
-    first = np.broadcast_to(
-        base.astype(np.float32).reshape(-1, *(1 for _ in shape)), (len(tables), *shape)
-    )
-    # Whole-number constants of the full shape: no message, and no truncation.
-    scaled = jnp.broadcast_to(ones[None], wide.shape) * np.array(wide)
-    return jnp.sum(scaled, axis=1) + np.array(first)
+    scaled = jnp.broadcast_to(ones[None], steps.shape) * steps
+    return jnp.sum(scaled, axis=1) + spread(base.astype(np.float32), shape)
+
+
+def spread(numbers: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """`numbers` [...] as constants [..., *shape]: of the full shape, so that a product with whole
+    numbers, or a sum, is local work, without a message or a truncation.
+    """
+    narrow = numbers.reshape(*numbers.shape, *(1 for _ in shape))
+    return np.array(np.broadcast_to(narrow, (*numbers.shape, *shape)))
 

@@ -18,10 +18,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from protocols.bits.compare import sign_cost, sign_words
@@ -98,6 +95,20 @@ def maximum_cost(rows: int, n: int, bits: int, width: int = 64) -> Cost:
     return _plan_cost(fan_ins(rows, n, bits, width), rows, n, bits, width)
 
 
+def correct_maximum(
+    party: SimulatedParty, difference: np.ndarray, n: int, bits: int, width: int = 64, *,
+    later: int = 0,
+) -> None:  # fmt: skip
+    """Add `difference` (words [rows]) to what `maximum_words` gives of rows of n > 1 words: the
+    last match adds products to its first word, and the first of them changes. `later` as in
+    `protocols.bits.mux.correct_mux`.
+    """
+    rows = len(difference)
+    products = np.zeros((fan_ins(rows, n, bits, width)[-1] - 1, rows), np.uint64)
+    products[0] = difference
+    correct_mux(party, products, bits=width, later=later)
+
+
 def _level(party: Party, x: np.ndarray, fan_in: int, bits: int, width: int) -> np.ndarray:
     """Words [rows, n] -> the winners [rows, ceil(n / fan_in)] of matches of `fan_in`.
 
@@ -132,7 +143,7 @@ def _winners(party: Party, less: np.ndarray, fan_in: int) -> np.ndarray:
         [smaller[j, i] if j < i else smaller[i, j] ^ negated for j in range(fan_in) if j != i]
         for i in range(1, fan_in)
     ])  # fmt: skip
-    planes = evaluate(party, all_of(fan_in - 1), count, fan_in - 1, shared=inputs)
+    planes = evaluate(party, all_of(fan_in - 1), count, fan_in - 1, inputs)
     return np.stack([from_planes(plane, count) for plane in planes])
 
 
@@ -141,7 +152,7 @@ def _winners(party: Party, less: np.ndarray, fan_in: int) -> np.ndarray:
 
 def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
     _check(x, bits)
-    share = x if isinstance(x, Arith) else as_arith(party, x)
+    share = as_arith(party, x, narrow=True)
     words = share.words
     found = maximum_words(party, words, bits, share.bits) if len(words) else words[:, 0]
     return Arith(found, share.dtype, share.frac_bits, share.bits)
@@ -154,10 +165,6 @@ def _check(x: Value, bits: int) -> None:
         raise ValueError(f"differences of {bits} bits; give 2 to {width_of(x)}")
 
 
-def _reference(x: Any, *, bits: int) -> Any:
-    return (jnp if isinstance(x, jax.Array) else np).max(x, axis=-1)
-
-
 def _cost(x: Value, *, bits: int) -> Cost:
     rows, n = x.shape
     return arith_cost(x) + (maximum_cost(rows, n, bits, width_of(x)) if rows else Cost())
@@ -168,19 +175,15 @@ def _correct(x: Value, *, bits: int) -> Correct:
 
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
         if rows and n > 1:
-            # The last match adds fan_in - 1 products to its first word: change the first of them.
-            last = fan_ins(rows, n, bits, width_of(x))[-1]
-            products = np.zeros((last - 1, rows), np.uint64)
-            changed = products.copy()
-            changed[0] = low_bits(wanted.words - made.words, made.bits)
-            correct_mux(party, products, changed, bits=made.bits)
+            difference = low_bits(wanted.words - made.words, made.bits)
+            correct_maximum(party, difference, n, bits, made.bits)
 
     return correct
 
 
 maximum = protocol_op(
     "maximum",
-    reference=_reference,
+    reference=lambda x, bits: x.max(axis=-1),
     two_party=_two_party,
     cost=_cost,
     simulate=uniform_messages(_two_party, _correct),

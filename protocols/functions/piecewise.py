@@ -19,8 +19,9 @@ unit beyond its end: the fits allow for it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ from protocols.bits.compare import sign
 from protocols.bits.convert import to_arith
 from protocols.bits.mux import mux
 from protocols.functions.in_range import count_outside
-from protocols.functions.lookup import Table, lookup
+from protocols.functions.lookup import Table, lookup, spread
 
 UNIT_BITS = 4  # fraction bits of a threshold of `Quadratics`
 COEFFICIENT_BITS = 16
@@ -50,10 +51,9 @@ def below(top: Any, thresholds: tuple[int, ...], bits: int) -> Any:
 
 def _less(top: Any, thresholds: tuple[int, ...]) -> Any:
     """top - t for every t, [thresholds, ...]."""
-    wide = (len(thresholds), *top.shape)
-    # Added, since int32 holds -2^31 but not 2^31; of the full shape, so that it is local work.
-    moved = np.array([-t for t in thresholds], np.int32).reshape(-1, *(1 for _ in top.shape))
-    return jnp.broadcast_to(top[None], wide) + np.array(np.broadcast_to(moved, wide))
+    # Added, since int32 holds -2^31 but not 2^31.
+    moved = spread(np.array([-t for t in thresholds], np.int32), top.shape)
+    return jnp.broadcast_to(top[None], moved.shape) + moved
 
 
 def _truncated(x: Any, shift: int) -> Any:
@@ -91,7 +91,7 @@ def quadratics(x: Any, function: Quadratics, *, bits: int) -> Any:
     pieces = function.all_pieces()
     steps = [
         _piece(x, squared, (a0 - a1, b0 - b1, c0 - c1))
-        for (a0, b0, c0), (a1, b1, c1) in zip(pieces[:-1], pieces[1:], strict=True)
+        for (a0, b0, c0), (a1, b1, c1) in itertools.pairwise(pieces)
     ]
     rounded = narrow(jnp.stack(steps), drop=FRAC_BITS + COEFFICIENT_BITS, bits=_RESULT_BITS)
     chosen = jnp.sum(mux(taken, rounded), axis=0)
@@ -202,7 +202,7 @@ def lines(
     error = _error(fitted, f, position, position_out)
     if error > MAX_ERROR:
         raise ValueError(f"{too_wide}: they would be off by {error:.1%}")
-    return Lines(**{**vars(fitted), "error": error})
+    return replace(fitted, error=error)
 
 
 def _error(fitted: Lines, f: Function, position: int, position_out: int) -> float:

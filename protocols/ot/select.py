@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from protocols.bits.convert import known_words
+from protocols.bits.planes import bytes_for
 from protocols.ot.transfer import Batch, choose, offer, simulate_choose, simulate_offer
 from spu_llm.core.op import Cost, View, protocol_op
 from spu_llm.core.party import Party
@@ -19,12 +21,13 @@ from spu_llm.core.values import (
     Bool,
     Owner,
     Private,
-    Public,
     Shared,
     Value,
     encode,
     frac_bits_of,
+    from_bytes,
     low_bits,
+    to_bytes,
 )
 
 
@@ -51,16 +54,17 @@ def _two_party(party: Party, table: Value, index: Value, *, bits: int = 64) -> S
 
         def strings(rows: slice, entries: slice) -> np.ndarray:
             part, r = words[rows, entries], mask[rows, None]
-            return _to_bytes(part ^ r if isinstance(share, Bool) else part - r, wide)
+            return _strings(part ^ r if isinstance(share, Bool) else part - r, wide)
 
         # 2.
         offer(party, batch, strings)
         return _like(share, mask, wide)
     assert isinstance(index, Private) and index.value is not None
     # 2.
-    entry = _from_bytes(choose(party, batch, index.value), wide)
+    chosen = from_bytes(choose(party, batch, index.value), wide)
     # 3.
     own_part = words[np.arange(batch.rows), index.value]
+    entry = chosen.reshape(own_part.shape)
     return _like(share, own_part ^ entry if isinstance(share, Bool) else own_part + entry, wide)
 
 
@@ -69,10 +73,7 @@ def _share(party: Party, table: Value) -> Shared:
     if isinstance(table, Arith | Bool):
         return table
     frac_bits = frac_bits_of(table.dtype, party.frac_bits)
-    words = np.zeros(table.shape, np.uint64)
-    if party.rank == (PROVIDER if isinstance(table, Public) else table.owner):
-        assert table.value is not None
-        words = encode(table.value, frac_bits)
+    words = known_words(party, table, frac_bits, public_at=PROVIDER)
     if table.dtype == np.bool_:
         return Bool(words, table.dtype, 0, 1)
     return Arith(words, table.dtype, frac_bits)
@@ -96,23 +97,13 @@ def _batch(table: Value, index: Value, bits: int) -> Batch:
             f"expected a table [rows, entries, ...] and an index [rows], found shapes {shape} and "
             f"{index.shape}"
         )
-    size = math.prod(shape[2:]) * ((_width(table, bits) + 7) // 8)
-    return Batch(shape[0], shape[1], size)
+    return Batch(shape[0], shape[1], math.prod(shape[2:]) * bytes_for(_width(table, bits)))
 
 
-def _to_bytes(words: np.ndarray, bits: int) -> np.ndarray:
+def _strings(words: np.ndarray, bits: int) -> np.ndarray:
     """Words [..., n] as uint8 [..., n * bytes], cut to their low `bits` bits."""
-    raw = np.ascontiguousarray(low_bits(words, bits)).view(np.uint8).reshape(*words.shape, 8)
-    used = (bits + 7) // 8
-    return raw[..., :used].reshape(*words.shape[:-1], words.shape[-1] * used)
-
-
-def _from_bytes(data: np.ndarray, bits: int) -> np.ndarray:
-    """uint8 [rows, n * bytes] as words [rows, n]."""
-    used = (bits + 7) // 8
-    raw = np.zeros((len(data), data.shape[1] // used, 8), np.uint8)
-    raw[..., :used] = data.reshape(*raw.shape[:2], used)
-    return raw.view(np.uint64)[..., 0]
+    *outer, n = words.shape
+    return to_bytes(low_bits(words, bits), bits).reshape(*outer, n * bytes_for(bits))
 
 
 def _like(share: Shared, words: np.ndarray, bits: int) -> Shared:
@@ -165,7 +156,7 @@ def _simulate(
         known = encode(table.value, result.frac_bits)
         own_part = known[np.arange(batch.rows), index.value].reshape(words.shape)
     entry = words ^ own_part if isinstance(result, Bool) else words - own_part
-    return simulate_choose(prg, common, batch, index.value, _to_bytes(entry, wide))
+    return simulate_choose(prg, common, batch, index.value, _strings(entry, wide))
 
 
 select = protocol_op(

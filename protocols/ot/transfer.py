@@ -41,6 +41,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from protocols.bits.planes import bytes_for, pack, unpack
 from protocols.ot.hashing import BLOCK_BYTES, TweakedHash
 from spu_llm.core.correlation import Correlation, Form, Material, Part
 from spu_llm.core.op import Cost, View
@@ -109,7 +110,7 @@ class Batch:
 
     @property
     def choice_bytes(self) -> int:
-        return 0 if self.empty else (self.bits * self.rows + 7) // 8
+        return 0 if self.empty else bytes_for(self.bits * self.rows)
 
     def cost(self) -> Cost:
         """Price of `choose` and `offer`, without what is prepared."""
@@ -138,7 +139,7 @@ def choose(party: Party, batch: Batch, choice: np.ndarray) -> np.ndarray:
     # 1.
     if batch.bits:
         masked = [_bit(choice, t) ^ c.astype(np.uint8) for t, (c, _) in enumerate(units)]
-        party.send_bytes(np.packbits(np.concatenate(masked), bitorder="little"))
+        party.send_bytes(pack(np.concatenate(masked)))
     # 3. The pads are made while the provider makes its own.
     pads = own_pads(hashed, batch, choice, [key for _, key in units])
     message = party.recv_bytes((batch.rows, batch.entries, batch.size))
@@ -152,10 +153,9 @@ def offer(party: Party, batch: Batch, strings: Callable[[slice, slice], np.ndarr
         return
     units = [(u.masks[1], u.results[0]) for u in _take(party, batch)]  # d and w
     # 1.
-    swaps = np.zeros((batch.bits, batch.rows), np.uint8)
+    swaps = np.zeros((batch.bits, batch.rows), np.uint64)
     if batch.bits:
-        packed = party.recv_bytes((batch.choice_bytes,))
-        swaps = np.unpackbits(packed, count=swaps.size, bitorder="little").reshape(swaps.shape)
+        swaps = unpack(party.recv_bytes((batch.choice_bytes,)), swaps.size).reshape(swaps.shape)
 
     def pairs(rows: slice) -> list[np.ndarray]:
         return [
@@ -180,7 +180,7 @@ def _take(party: Party, batch: Batch) -> list[Material]:
 
 def _key_pair(d: np.ndarray, w: np.ndarray, swap: np.ndarray) -> np.ndarray:
     """(K^0, K^1) = (-w, d - w), the other way round where swap is 1: uint64 [rows, 2, 2]."""
-    s = swap[:, None].astype(np.uint64)
+    s = swap[:, None]
     return np.stack([s * d - w, (np.uint64(1) - s) * d - w], axis=1)
 
 
@@ -334,7 +334,7 @@ def simulate_offer(prg: Prg, batch: Batch) -> View:
         return View([], [])
     units = [_units(prg, PROVIDER, batch.rows) for _ in range(batch.bits)]
     bits = _random_bytes(prg, (batch.bits * batch.rows,)) & 1
-    incoming = [np.packbits(bits, bitorder="little")] if batch.bits else []
+    incoming = [pack(bits)] if batch.bits else []
     return View([words for unit in units for words in unit], incoming)
 
 

@@ -178,7 +178,7 @@ def _residual_cost(weights: Value, q: Value, *, widths: Widths) -> Cost:
 
 def _correct_residual(weights: Value, q: Value, *, widths: Widths) -> Correct:
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
-        correct_mux(party, made.words, wanted.words)
+        correct_mux(party, wanted.words - made.words)
 
     return correct
 

@@ -1,21 +1,26 @@
-"""What a user can get wrong: one line that names it, exit code 2, before any cryptography."""
+"""What a user can get wrong: one line that names it, exit code 2, before any cryptography.
+
+What the command line tells by itself is tried in this process, and through one of its own once.
+"""
 
 from __future__ import annotations
 
 import http.server
 import json
+import os
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from models.gpt2 import GPT2Config
 from models.hf import load_model, save_model
+from spu_llm.app import cli
 from tests.app.conftest import Pair
-from tests.app.processes import Command, Start
+from tests.app.processes import ERROR, Command, Start
 from tests.tiny import PUBLIC, save_tokenizer, tiny_params
 
 FAST_S = 20.0  # about one second on an idle machine
@@ -26,6 +31,23 @@ def assert_refused(command: Command, *words: str) -> None:
     command.assert_failed(2, *words, within_s=FAST_S)
     assert "[connecting" not in command.stderr  # no worker has been given a job
     assert command.stdout == ""
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
+    """The same for a command that this process runs, which starts no other one."""
+
+    def run(args: Sequence[str | bytes], *words: str) -> None:
+        with pytest.raises(SystemExit) as end:
+            cli.main([os.fsdecode(arg) for arg in args])
+        found = capsys.readouterr()
+        (line,) = (line for line in found.err.splitlines() if line.startswith(ERROR))
+        assert (end.value.code, found.out) == (2, "") and "[connecting" not in found.err
+        for word in words:
+            assert word in line, line
+        assert "Traceback" not in found.err
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -60,9 +82,13 @@ def assert_refused(command: Command, *words: str) -> None:
     ids=lambda value: " ".join(map(str, value))[:40].replace(LONG, "long"),
 )  # fmt: skip
 def test_demo_refuses_bad_options(
-    start: Start, pair: Pair, options: list[str | bytes], words: list[str]
+    refused: Callable[..., None], pair: Pair, options: list[str | bytes], words: list[str]
 ) -> None:
-    assert_refused(start(*pair.demo, *options), *words)
+    refused([*pair.demo, *options], *words)
+
+
+def test_a_process_ends_with_one_line_and_2(start: Start, pair: Pair) -> None:
+    assert_refused(start(*pair.demo, "--prompt", b"caf\xe9"), "not valid UTF-8", "give it as UTF-8")
 
 
 @pytest.mark.parametrize(
@@ -83,8 +109,10 @@ def test_demo_refuses_bad_options(
     ],
     ids=lambda value: " ".join(value)[:50],
 )
-def test_commands_refuse_bad_arguments(start: Start, args: list[str], words: list[str]) -> None:
-    assert_refused(start(*args), *words)
+def test_commands_refuse_bad_arguments(
+    refused: Callable[..., None], args: list[str], words: list[str]
+) -> None:
+    refused(args, *words)
 
 
 def missing(directory: Path) -> str:
@@ -127,11 +155,17 @@ def own_pair(pair: Pair, tmp_path: Path) -> Pair:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("which", ["private", "public"])
-def test_a_damaged_model_is_named(start: Start, own_pair: Pair, which: str, damage: Damage) -> None:
-    directory: Path = getattr(own_pair, which)
-    words = damage(directory)
-    assert_refused(start(*own_pair.demo), str(directory), words)
+def test_a_damaged_model_is_named(start: Start, own_pair: Pair, damage: Damage) -> None:
+    words = damage(own_pair.private)
+    assert_refused(start(*own_pair.demo), str(own_pair.private), words)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_draft_model_is_named(
+    refused: Callable[..., None], own_pair: Pair, damage: Damage
+) -> None:
+    words = damage(own_pair.public)
+    refused(own_pair.demo, str(own_pair.public), words)
 
 
 @pytest.mark.parametrize("damage", [truncated, mamba])

@@ -1,7 +1,7 @@
 """Killed, frozen, stuck and interrupted processes: everything ends within seconds and says why.
 
-Some cases run on a tiny model and SPU, which has its own ways to die; the others on a stub in the
-workers (`stub/stub_program.py`), and on a model when slow tests are asked for.
+Some cases run on a tiny model and SPU, which has its own ways to die; some on a stub in the workers
+(`stub/stub_program.py`). When slow tests are asked for, all run on a model.
 """
 
 from __future__ import annotations
@@ -25,11 +25,16 @@ slow = pytest.mark.slow
 PROMPT = "def read("
 
 
-def cases(names: str, default: list[tuple[Any, ...]], others: list[tuple[Any, ...]]) -> Any:
-    """The `default` cases on a model; the others on stubs, and slow ones on a model."""
+Cases = list[tuple[Any, ...]]
+
+
+def cases(names: str, default: Cases, on_stubs: Cases, others: Cases | None = None) -> Any:
+    """The `default` cases on a model; some on stubs, and as slow ones on a model, where the others
+    run, too: each of their values stands among the cases before them.
+    """
     on_model = [("model", *case) for case in default]
-    slow_ones = [pytest.param("model", *case, marks=slow) for case in others]
-    stubs = [("stub", *case) for case in others]
+    stubs = [("stub", *case) for case in on_stubs]
+    slow_ones = [pytest.param("model", *case, marks=slow) for case in on_stubs + (others or [])]
     return pytest.mark.parametrize(("program", *names.split()), [*on_model, *stubs, *slow_ones])
 
 
@@ -82,13 +87,11 @@ def worker_of(command: Command) -> Process:
 @cases(
     "victim phase",
     [("worker", "decoding")],
+    [("all", "prefilling"), ("supervisor", "decoding"), ("worker", "preparing")],
     [
         ("supervisor", "prefilling"),
-        ("all", "prefilling"),
-        ("supervisor", "decoding"),
         ("worker", "prefilling"),
         ("all", "decoding"),
-        ("worker", "preparing"),
         ("supervisor", "preparing"),
     ],
 )
@@ -118,7 +121,7 @@ def test_the_client_s_worker_killed_ends_both(
     assert server.errors[0].endswith("failed")
 
 
-@cases("phase", [], [("decoding",), ("prefilling",)])
+@cases("phase", [], [("decoding",)], [("prefilling",)])
 def test_a_killed_client_ends_serve_once(
     both: Callable[[str, str], tuple[Command, Command]], program: str, phase: str
 ) -> None:
@@ -156,14 +159,8 @@ def test_a_frozen_client_ends_serve_once(
 @cases(
     "phase group",
     [("preparing", True)],
-    [
-        ("starting", False),
-        ("preparing", False),
-        ("prefilling", True),
-        ("prefilling", False),
-        ("decoding", True),
-        ("decoding", False),
-    ],
+    [("starting", False), ("prefilling", False), ("decoding", True)],
+    [("preparing", False), ("prefilling", True), ("decoding", False)],
 )
 def test_ctrl_c(
     demo: Callable[[str, str], Command], program: str, phase: str, group: bool
@@ -177,12 +174,8 @@ def test_ctrl_c(
 @cases(
     "phase signum",
     [("prefilling", signal.SIGKILL)],
-    [
-        ("starting", signal.SIGKILL),
-        ("decoding", signal.SIGKILL),
-        ("decoding", signal.SIGTERM),
-        ("decoding", signal.SIGHUP),
-    ],
+    [("decoding", signal.SIGTERM), ("decoding", signal.SIGHUP)],
+    [("starting", signal.SIGKILL), ("decoding", signal.SIGKILL)],
 )
 def test_a_killed_demo_leaves_nothing(
     demo: Callable[[str, str], Command], program: str, phase: str, signum: int

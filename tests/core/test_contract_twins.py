@@ -115,10 +115,10 @@ def _leaves_the_middle_open(
         masked = lifted - r
         masked[:, 3:13] = lifted[:, 3:13]
         party.send(masked)
-        return _rescaled(party, rw, x.dtype, x.frac_bits, cut)
+        return _rescaled(party, rw, x, cut)
     assert entries is not None
     words = (party.recv(x.shape) + lifted) @ entries + rw
-    return _rescaled(party, words, x.dtype, x.frac_bits, cut)
+    return _rescaled(party, words, x, cut)
 
 
 def test_the_middle_columns_of_a_row() -> None:

@@ -62,6 +62,8 @@ def test_other_constants_are_another_program() -> None:
 
 @pytest.mark.slow
 def test_two_parties_emit_the_greedy_tokens_and_open_nothing_else() -> None:
+    # `transformers` loads its parts when they are first used, which two threads cannot do at once.
+    spu_gpt2.flax_model(PRIVATE)
     with Simulation(spu_gpt2.SETTINGS) as simulation:
         def program(session: Session) -> tuple[spu_gpt2.Decoded, dict[str, list[str]]]:
             return decode(session), session.ledger.learned()

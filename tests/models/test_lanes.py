@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.common.replay import dry_parties
+from experiments.cost_model.workload import dry_parties
 from models.family import logits, weight_shapes
 from protocols.verification.distribution import Sampling
 from protocols.verification.post import Post
-from spu_llm.core.values import CLIENT
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.session import PlaintextSession, Session
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
@@ -22,13 +23,20 @@ from spu_llm.systems.decoding.secure_model import Layout, share_weights
 from spu_llm.systems.decoding.text_rows import TextRows
 from tests.tiny import PRIVATE, tiny_params
 
-PARAMS = tiny_params(PRIVATE, 7)
+PARAMS = tiny_params(PRIVATE, 1)  # as other tests that share the simulation have them
 
 
 class Opening(Post):
-    """Opens a row that tests look at, and all else that `Post` opens, where rows are hidden too."""
+    """Opens to the client every row of logits, and all that `Post` opens, where rows are hidden
+    too.
+    """
 
     hide_progress = True
+
+    def verify(self, logits: Any, client: Any, provider: None) -> tuple[Any, Any]:
+        outcome, accepted = super().verify(logits, client, provider)
+        rows = reveal(logits, to=Owner.CLIENT, label="logits (test)")
+        return (outcome, rows), accepted
 
 
 JUDGE = Opening(Sampling())
@@ -43,7 +51,7 @@ def tokens_of(lane: int, step: int) -> list[int]:
     return [100 + 40 * step + 7 * lane + i for i in range(COUNT)]
 
 
-def sure(session: Session, decoder: Decoder, tokens: Sequence[Sequence[int]]) -> JudgeInputs:
+def sure(decoder: Decoder, tokens: Sequence[Sequence[int]]) -> JudgeInputs:
     """Drafts of probability one and r next to one in every lane: whatever the model thinks,
     rejected, so that the row after the first token is opened.
     """
@@ -53,10 +61,12 @@ def sure(session: Session, decoder: Decoder, tokens: Sequence[Sequence[int]]) ->
 
 
 def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -> list[Any]:
-    """The opened rows of the prefill and of every step, lane by lane."""
+    """Of the prefill and of every step, lane first: the row of weights that `Post` opens, and all
+    rows of logits.
+    """
     prompts = [PROMPTS[lane] for lane in lanes]
     longest = max(map(len, prompts))
-    # Hidden rows stay until the block is packed, which is before the last step of five lanes.
+    # Hidden rows stay until the block is packed: before the last step, with the longest prompt.
     live = max(len(PROMPTS[i]) + (STEPS - 1) * int(RETAINED[i].sum()) for i in lanes)
     most = (live if hidden else longest + (STEPS - 1) * COUNT) + COUNT
     layout = Layout(
@@ -67,33 +77,42 @@ def decode(session: Session, weights: Any, lanes: Sequence[int], hidden: bool) -
     found = [
         decoder.prefill(
             session.private(CLIENT, np.array, (len(lanes), longest), np.int32, padded),
-            sure(session, decoder, [[row[0]] for row in padded]),
+            sure(decoder, [[row[0]] for row in padded]),
         )
     ]
     for step in range(STEPS):
         rows = [tokens_of(lane, step) for lane in lanes]
         given = session.private(CLIENT, np.array, (len(lanes), COUNT), np.int32, rows)
-        inputs = sure(session, decoder, rows)
+        inputs = sure(decoder, rows)
         found.append(decoder.step(given, inputs, RETAINED[list(lanes)]))
-    return [session.get(judged.outcome.row) for judged in found]
+    outcomes = [judged.outcome for judged in found]
+    return [(session.get(of_step.row), session.get(rows)) for of_step, rows in outcomes]
+
+
+def whole(text: list[int]) -> np.ndarray:
+    """Logits [n, vocab] of a text without a cache."""
+    return np.asarray(logits(PARAMS, PRIVATE, jnp.asarray(text)))
 
 
 def alone(lane: int) -> list[np.ndarray]:
-    """The same rows of one lane's text, from the whole text without a cache."""
-    text, rows = list(PROMPTS[lane]), []
-    for step in range(STEPS + 1):
-        if step:
-            fresh = tokens_of(lane, step - 1)
-            rows.append(_row([*text, fresh[0]]))
-            text += [t for t, stays in zip(fresh, RETAINED[lane], strict=True) if stays]
-        else:
-            rows.append(_row(text))
-    return rows
+    """The logits of one lane's text, from the whole text: of the prompt's last row, and of every
+    row of each step.
+    """
+    text = list(PROMPTS[lane])
+    found = [whole(text)[-1:]]
+    for step in range(STEPS):
+        fresh = tokens_of(lane, step)
+        found.append(whole(text + fresh)[-COUNT:])
+        text += [t for t, stays in zip(fresh, RETAINED[lane], strict=True) if stays]
+    return found
 
 
-def _row(text: list[int]) -> np.ndarray:
-    last = np.asarray(logits(PARAMS, PRIVATE, jnp.asarray(text))[-1])
-    return np.exp(last - last.max())
+def check(found: list[Any], lanes: Sequence[int], weights_atol: float, logits_atol: float) -> None:
+    for i, lane in enumerate(lanes):
+        for (weights, rows), wanted in zip(found, alone(lane), strict=True):
+            np.testing.assert_allclose(rows[i], wanted, atol=logits_atol)
+            first = np.exp(wanted[0] - wanted[0].max())
+            np.testing.assert_allclose(weights[i], first, atol=weights_atol)
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
@@ -101,28 +120,30 @@ def _row(text: list[int]) -> np.ndarray:
 def test_a_lane_is_what_it_is_alone(lanes: list[int], hidden: bool) -> None:
     session = PlaintextSession()
     found = decode(session, share_weights(session, PRIVATE, PARAMS), lanes, hidden)
-    for i, lane in enumerate(lanes):
-        for of_step, wanted in zip(found, alone(lane), strict=True):
-            np.testing.assert_allclose(of_step[i], wanted, atol=2e-5)
+    check(found, lanes, 2e-5, 2e-5)
+
+
+SOME, ALL = [0, 2, 3], [0, 1, 2, 3, 4]  # of some, all rows stay, some, none
 
 
 @pytest.mark.parametrize(
-    "hidden",
-    [pytest.param(False, marks=pytest.mark.slow, id="shown"), pytest.param(True, id="hidden")],
+    ("lanes", "hidden"),
+    [
+        pytest.param(SOME, True, id="three, hidden"),
+        pytest.param(ALL, True, marks=pytest.mark.slow, id="five, hidden"),
+        pytest.param(ALL, False, marks=pytest.mark.slow, id="five, shown"),
+    ],
 )
-def test_two_parties_run_five_lanes(hidden: bool) -> None:
-    lanes = list(range(len(PROMPTS)))
+def test_two_parties_run_lanes(simulation: Simulation, lanes: list[int], hidden: bool) -> None:
+    """Packed where they are hidden."""
 
     def program(session: Any) -> Any:
         params = None if session.rank == CLIENT else PARAMS
         return decode(session, share_weights(session, PRIVATE, params), lanes, hidden)
 
-    with Simulation() as simulation:
-        client, provider = simulation.run(program)
-    assert all(of_step is None for of_step in provider)
-    for lane in lanes:
-        for of_step, wanted in zip(client, alone(lane), strict=True):
-            np.testing.assert_allclose(of_step[lane], wanted, atol=0.02)
+    client, provider = simulation.run(program)
+    assert all(of_step == (None, None) for of_step in provider)
+    check(client, lanes, 0.02, 0.05)
 
 
 def test_lanes_share_the_messages_of_a_forward() -> None:

@@ -1,4 +1,4 @@
-"""The contract of ops that are made of others, under contract themselves."""
+"""The contract of ops, and cases of ops, that are made of others under contract themselves."""
 
 from __future__ import annotations
 

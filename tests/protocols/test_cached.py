@@ -23,7 +23,6 @@ from protocols.arithmetic.cached import (
     times_rows,
     weighted_rows,
 )
-from protocols.arithmetic.slots import Slots
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import PeerError
 from spu_llm.core.op import Cost, Functionality, ProtocolOp, protocol_op
@@ -46,7 +45,8 @@ SMALL = np.array([[[1], [2], [-7]], [[4], [0], [5]]])  # JAX's own integers have
 XS = np.array([[[3], [-1]], [[2**62], [5]]])  # two queries
 WS = np.array([[[1, -2], [0, 7]], [[0, 5], [-(2**40), 2**63 - 1]]])
 ONES = np.array([[[9]], [[1]]])
-ZEROS = np.zeros_like(CACHE)
+QUERY, ROWS = (Arith(as_words(x), x.dtype, 0) for x in (X, CACHE))
+EIGHT = {"tile": 8}
 
 
 class TestAppend(OpContract):
@@ -82,24 +82,25 @@ class TestTimesColumns(OpContract):
     cases = [Case((W[..., :1], CACHE[:, :1, :1]), ("arith", "arith"), {"tile": 1})]
 
 
+def of_several_tiles(several: np.ndarray, one: np.ndarray) -> list[Case]:
+    return [
+        Case((several, CACHE[:, :2, :1]), ("degenerate", "provider"), {"tile": 1}),
+        Case((one[..., :1] % 8 * 8, ONES), ("client", "public"), {"tile": 2, "shift": 3}),
+    ]
+
+
 class TestRowsOfSeveralTiles(ComposedContract):
     op = times_rows
     fresh = True
     elementwise = False
-    cases = [
-        Case((XS, CACHE[:, :2, :1]), ("degenerate", "provider"), {"tile": 1}),
-        Case((X[..., :1] % 8 * 8, ONES), ("client", "public"), {"tile": 2, "shift": 3}),
-    ]
+    cases = of_several_tiles(XS, X)
 
 
 class TestColumnsOfSeveralTiles(ComposedContract):
     op = times_columns
     fresh = True
     elementwise = False
-    cases = [
-        Case((WS, CACHE[:, :2, :1]), ("degenerate", "provider"), {"tile": 1}),
-        Case((W[..., :1] % 8 * 8, ONES), ("client", "public"), {"tile": 2, "shift": 3}),
-    ]
+    cases = of_several_tiles(WS, W)
 
 
 # ---- sequences of calls
@@ -125,7 +126,7 @@ def programs(draw: Any) -> list[Command]:
 @settings(max_examples=40)
 @given(programs(), st.integers(1, 9))
 def test_any_sequence_of_calls(commands: list[Command], tile: int) -> None:
-    """Results as numpy's, prices exact, and both parties allocate the same."""
+    """Results as numpy's, prices exact, both parties allocate the same; no mask is used twice."""
     outcome, records = caching.run(commands, tile=tile)
     for found, wanted in zip(caching.results(outcome), caching.expected(commands), strict=True):
         np.testing.assert_array_equal(found, wanted)
@@ -135,6 +136,7 @@ def test_any_sequence_of_calls(commands: list[Command], tile: int) -> None:
     assert client.sent_messages + provider.sent_messages == cost.messages
     assert client.sent_bytes == cost.client_to_provider
     assert provider.sent_bytes == cost.provider_to_client
+    assert repeated(commands, tile) == 0
 
 
 def repeated(commands: Sequence[Command], tile: int) -> int:
@@ -145,12 +147,6 @@ def repeated(commands: Sequence[Command], tile: int) -> int:
     sent = [data.view(np.uint64) for data in outcome.views[CLIENT].outgoing]
     words = np.concatenate([np.zeros(0, np.uint64), *sent])
     return words.size - len(set(words.tolist()))
-
-
-@settings(max_examples=40)
-@given(programs(), st.integers(1, 9))
-def test_no_mask_is_used_twice(commands: list[Command], tile: int) -> None:
-    assert repeated(commands, tile) == 0
 
 
 ROLL_BACK: list[Command] = [
@@ -250,15 +246,15 @@ def test_nothing_is_sent_for_an_empty_cache() -> None:
     assert outcome.traffic[CLIENT].messages == 0
     assert not any(result.any() for result in caching.results(outcome))
 
+
 def _party(rank: int = CLIENT, seed: int = 0) -> SimulatedParty:
     return SimulatedParty(rank, Prg.from_seed(seed, "test"), Prg.from_seed(0, "common"))
 
 
 def _used(party: Party) -> Cached:
     """A cache whose rows are open."""
-    rows = Arith(as_words(CACHE), CACHE.dtype, 0)
-    (cache,) = append.run(party, [Public(ZEROS), rows, Public(np.array(0))], {})
-    times_rows.run(party, [Arith(as_words(X), X.dtype, 0), cache], {"tile": 8})
+    (cache,) = append.run(party, [Public(np.zeros_like(CACHE)), ROWS, Public(np.array(0))], {})
+    times_rows.run(party, [QUERY, cache], EIGHT)
     assert isinstance(cache, Cached)
     return cache
 
@@ -266,7 +262,7 @@ def _used(party: Party) -> Cached:
 def test_a_cache_of_another_session_is_refused() -> None:
     cache = _used(_party())
     with pytest.raises(ValueError, match="another session"):
-        times_rows.run(_party(seed=1), [Arith(as_words(X), X.dtype, 0), cache], {"tile": 8})
+        times_rows.run(_party(seed=1), [QUERY, cache], EIGHT)
 
 
 def test_after_a_failure_nothing_goes_on() -> None:
@@ -278,11 +274,10 @@ def test_after_a_failure_nothing_goes_on() -> None:
         raise PeerError("gone")
 
     party.send = fail  # type: ignore[method-assign]
-    x = Arith(as_words(X), X.dtype, 0)
     with pytest.raises(PeerError):
-        times_rows.run(party, [x, cache], {"tile": 8})
+        times_rows.run(party, [QUERY, cache], EIGHT)
     with pytest.raises(ValueError, match="has failed"):
-        times_rows.run(party, [x, cache], {"tile": 8})
+        times_rows.run(party, [QUERY, cache], EIGHT)
 
 
 def test_a_fork_has_no_words_and_sends_none() -> None:
@@ -291,29 +286,27 @@ def test_a_fork_has_no_words_and_sends_none() -> None:
     cache = _used(party)
     (dry,) = fork([cache])
     assert not dry.words.any() and cache.words.any()
-    x = Arith(as_words(X), X.dtype, 0)
-    price = times_rows.cost(x, cache, tile=8)
-    assert times_rows.cost(x, dry, tile=8) == price
+    price = times_rows.cost(QUERY, cache, **EIGHT)
+    assert times_rows.cost(QUERY, dry, **EIGHT) == price
     for _ in range(3):
         before = len(party.outgoing)
-        (result,) = times_rows.run(party, [x, dry], {"tile": 8})
+        (result,) = times_rows.run(party, [QUERY, dry], EIGHT)
         assert isinstance(result, Arith) and not result.words.any()
         assert not any(sent.any() for sent in party.outgoing[before:])
-    assert times_rows.cost(x, cache, tile=8) == price
+    assert times_rows.cost(QUERY, cache, **EIGHT) == price
 
 
 def test_versions_of_a_cache_stay_versions_in_forks() -> None:
     """What one of them opens is open for the other, as in the real ones."""
     party = _party()
     cache = _used(party)
-    rows = Arith(as_words(CACHE[:, :1]), CACHE.dtype, 0)
-    (other,) = append.run(party, [cache, rows, Public(np.array(0))], {})
+    row = Arith(ROWS.words[:, :1], CACHE.dtype, 0)
+    (other,) = append.run(party, [cache, row, Public(np.array(0))], {})
     one, two = fork([cache, other])
     assert one.state is two.state is not cache.state
-    x = Arith(as_words(X), X.dtype, 0)
-    before = times_rows.cost(x, two, tile=8)
-    times_rows.run(party, [x, two], {"tile": 8})
-    assert times_rows.cost(x, two, tile=8) != before == times_rows.cost(x, other, tile=8)
+    before = times_rows.cost(QUERY, two, **EIGHT)
+    times_rows.run(party, [QUERY, two], EIGHT)
+    assert times_rows.cost(QUERY, two, **EIGHT) != before == times_rows.cost(QUERY, other, **EIGHT)
 
 
 def test_other_words_have_no_slots() -> None:
@@ -323,18 +316,14 @@ def test_other_words_have_no_slots() -> None:
     cache = _used(_party())
     with pytest.raises(ValueError, match="other words"):
         dataclasses.replace(cache, words=np.array(cache.words))
-    x = Arith(as_words(X), X.dtype, 0)
-    whole = times_rows.cost(x, Arith(cache.words, cache.dtype, 0), tile=8)
-    assert times_rows.cost(x, cache.plain(), tile=8) == whole
-    assert times_rows.cost(x, cache, tile=8) != whole
+    whole = times_rows.cost(QUERY, Arith(cache.words, cache.dtype, 0), **EIGHT)
+    assert times_rows.cost(QUERY, cache.plain(), **EIGHT) == whole
+    assert times_rows.cost(QUERY, cache, **EIGHT) != whole
 
 
-@pytest.mark.parametrize(
-    ("values", "match"),
-    [((X, CACHE[:, :, :1]), "does not fit"), ((X[:1], CACHE), "does not fit")],
-)
-def test_shapes_that_do_not_fit(values: Any, match: str) -> None:
-    with pytest.raises(ValueError, match=match):
+@pytest.mark.parametrize("values", [(X, CACHE[:, :, :1]), (X[:1], CACHE)])
+def test_shapes_that_do_not_fit(values: Any) -> None:
+    with pytest.raises(ValueError, match="does not fit"):
         times_rows.cost(*map(Public, values), tile=4)
 
 
@@ -357,39 +346,6 @@ def test_fixed_point() -> None:
             assert np.max(np.abs(found - wanted)) < 1e-4
 
 
-# ---- the slots
-
-
-@given(
-    st.integers(1, 6),
-    st.lists(st.tuples(st.integers(1, 4), st.lists(st.integers(0, 20), max_size=9)), max_size=12),
-)
-def test_slots_only_move_forward(size: int, calls: list[tuple[int, list[int]]]) -> None:
-    slots = Slots(size)
-    opened: dict[tuple[int, int], int] = {}
-    asked: set[tuple[int, int]] = set()
-    begun: set[int] = set()
-    for queries, names in calls:
-        ids = np.array(sorted(set(names)) + [-1])
-        plan = slots.schedule(ids, queries)
-        assert not begun & set(plan.fresh)
-        begun |= set(plan.fresh)
-        for o in plan.openings:
-            for position, slot in zip(o.positions.tolist(), o.slots.tolist(), strict=True):
-                assert (o.tile, slot) not in opened and slot < size
-                opened[o.tile, slot] = ids[position]
-        met = np.zeros((queries, len(ids)), int)
-        for use in plan.uses:
-            for query in range(use.queries.start, use.queries.stop):
-                assert (use.tile, query) not in asked and query < size
-                asked.add((use.tile, query))
-            met[use.rows, use.positions] += 1
-            for position, slot in zip(use.positions.tolist(), use.slots.tolist(), strict=True):
-                assert opened[use.tile, slot] == ids[position]
-        assert (met == (ids >= 0)).all()
-        assert set(slots.tiles) <= begun
-
-
 # ---- with SPU
 
 
@@ -399,6 +355,10 @@ def test_spu_makes_what_is_declared(simulation: Simulation, correlation: Any) ->
     a, b = (x + y for x, y in zip(both[0].masks, both[1].masks, strict=True))
     (product,) = (x + y for x, y in zip(both[0].results, both[1].results, strict=True))
     np.testing.assert_array_equal(product, correlation.secure(a, b)[0])
+
+
+def owned(session: PartySession, owner: int, x: np.ndarray) -> Any:
+    return session.private(owner, np.array, x.shape, x.dtype, x)
 
 
 def test_a_program_keeps_its_cache_from_call_to_call(simulation: Simulation) -> None:
@@ -412,20 +372,17 @@ def test_a_program_keeps_its_cache_from_call_to_call(simulation: Simulation) -> 
     then = SecureFunction(step, owners, "step")
     rng = np.random.default_rng(0)
     rows, xs = (rng.normal(size=(3, 2, 1, 2)).astype(np.float32) for _ in range(2))
+    places = (0, 1, 1)
 
     def work(session: PartySession) -> list[Any]:
         cache: Any = Public(np.zeros((2, 4, 2), np.float32))
         found = []
-        for i, at in enumerate((0, 1, 1)):
-            row, x = (
-                session.private(owner, functools.partial(np.array, a[i]), a[i].shape, np.float32)
-                for owner, a in ((CLIENT, rows), (PROVIDER, xs))
-            )
-            given = (cache, row, x, Public(np.array(at)))
-            function = then if i else first
-            demand, _ = session.demand(function, *given)
+        for i, at in enumerate(places):
+            given = owned(session, CLIENT, rows[i]), owned(session, PROVIDER, xs[i])
+            function, args = then if i else first, (cache, *given, Public(np.array(at)))
+            demand, _ = session.demand(function, *args)
             mark = len(session.meter.entries)
-            cache, out = session.call(function, *given)
+            cache, out = session.call(function, *args)
             ops = [e for e in session.meter.entries[mark:] if e.kind == "op"]
             assert [(e.name, e.traffic.bytes) for e in ops] == [
                 (c.op, c.cost.client_to_provider + c.cost.provider_to_client) for c in demand.calls
@@ -435,11 +392,10 @@ def test_a_program_keeps_its_cache_from_call_to_call(simulation: Simulation) -> 
 
     found, _ = simulation.run(work)
     cache = np.zeros((2, 4, 2))
-    for i, at in enumerate((0, 1, 1)):
+    for i, at in enumerate(places):
         cache[:, at] = rows[i, :, 0]
-        np.testing.assert_allclose(
-            found[i], xs[i] @ cache.swapaxes(1, 2) @ cache, atol=1e-3
-        )
+        wanted = xs[i] @ cache.swapaxes(1, 2) @ cache
+        np.testing.assert_allclose(found[i], wanted, atol=1e-3)
 
 
 def test_an_allocation_is_no_part_of_a_value_printed() -> None:
@@ -447,69 +403,40 @@ def test_an_allocation_is_no_part_of_a_value_printed() -> None:
     assert Allocation().ids(2).tolist() == [0, 1]
 
 
-def test_a_longer_cache_stays_open(simulation: Simulation) -> None:
-    """Rows that are open stay so, and the new ones are zero and cost nothing."""
+def test_a_longer_cache_stays_open_for_products_side_by_side(simulation: Simulation) -> None:
+    """Rows that are open stay so, and the new ones are zero and cost nothing. Products with one
+    cache run one after the other, though the first takes nothing that the second does: each finds
+    the slots as the one before left them.
+    """
+
+    def products(cache: Any, x: Any, factors: Sequence[int]) -> Any:
+        found = [times_rows(k * x, cache, tile=2, shift=0) for k in factors]
+        return reveal(jnp.concatenate(found), to=Owner.CLIENT, label="test")
 
     def first_step(cache: Any, rows: Any, x: Any) -> Any:
         cache = append(cache, rows, 0)
-        return cache, reveal(times_rows(x, cache, tile=2, shift=0), to=Owner.CLIENT, label="test")
+        return cache, products(cache, x, [1])
 
-    def product(cache: Any, x: Any) -> Any:
-        return reveal(times_rows(x, cache, tile=2, shift=0), to=Owner.CLIENT, label="test")
-
-    def longer(cache: Any) -> Any:
-        return lengthen(cache, positions=3)
-
-    one, other, both = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT
-    first = SecureFunction(first_step, (Owner.PUBLIC, one, other), "first step")
-    then = SecureFunction(product, (both, other), "product")
-    more = SecureFunction(longer, (both,), "longer")
+    first = SecureFunction(first_step, (Owner.PUBLIC, Owner.CLIENT, Owner.PROVIDER), "first step")
+    more = SecureFunction(lambda cache: lengthen(cache, positions=3), (Owner.JOINT,), "longer")
+    one, three = (
+        SecureFunction(functools.partial(products, factors=k), (Owner.JOINT, Owner.PROVIDER), name)
+        for k, name in (([1], "product"), ([1, 2, 3], "products"))
+    )
     row, x = np.array([[[3, -2]], [[1, 5]]], np.int32), np.array([[[7, 1]], [[2, -4]]], np.int32)
 
     def work(session: PartySession) -> Any:
-        own = session.private(CLIENT, lambda: row, row.shape, row.dtype)
-        peers = session.private(PROVIDER, lambda: x, x.shape, x.dtype)
+        own, peers = owned(session, CLIENT, row), owned(session, PROVIDER, x)
         cache, _ = session.call(first, Public(np.zeros((2, 1, 2), np.int32)), own, peers)
-        before = session.demand(then, cache, peers)[0]
+        before, _ = session.demand(one, cache, peers)
         cache = session.call(more, cache)
-        after = session.demand(then, cache, peers)[0]
-        opened = [n.calls[0].cost.client_to_provider for n in (before, after)]
-        return opened, [n.material for n in (before, after)], session.get(
-            session.call(then, cache, peers)
-        )  # fmt: skip
+        after, _ = session.demand(one, cache, peers)
+        return before, after, session.get(session.call(three, cache, peers))
 
-    (opened, material, found), _ = simulation.run(work)
-    assert opened == [2 * 2 * 8] * 2  # the query, of two words a head
-    assert material == [{}, {}]
-    np.testing.assert_array_equal(found, [[[19, 0, 0]], [[-18, 0, 0]]])
-
-
-def test_products_with_one_cache_side_by_side(simulation: Simulation) -> None:
-    """They run one after the other, though the first takes nothing that the second does: each
-    finds the slots as the one before left them.
-    """
-
-    def first_step(cache: Any, rows: Any, x: Any) -> Any:
-        cache = append(cache, rows, 0)
-        out = reveal(times_rows(x, cache, tile=2, shift=0), to=Owner.CLIENT, label="test")
-        return cache, out
-
-    def both_products(cache: Any, x: Any) -> Any:
-        found = [times_rows(k * x, cache, tile=2, shift=0) for k in (1, 2, 3)]
-        return reveal(jnp.concatenate(found), to=Owner.CLIENT, label="test")
-
-    one, other = Owner.CLIENT, Owner.PROVIDER
-    first = SecureFunction(first_step, (Owner.PUBLIC, one, other), "first step")
-    then = SecureFunction(both_products, (Owner.JOINT, other), "products")
-    rows, x = np.array([[[3, -2]], [[1, 5]]], np.int32), np.array([[[7, 1]], [[2, -4]]], np.int32)
-
-    def work(session: PartySession) -> Any:
-        own = session.private(CLIENT, lambda: rows, rows.shape, rows.dtype)
-        peers = session.private(PROVIDER, lambda: x, x.shape, x.dtype)
-        cache, _ = session.call(first, Public(np.zeros((2, 3, 2), np.int32)), own, peers)
-        return session.get(session.call(then, cache, peers))
-
-    found, _ = simulation.run(work)
-    expected = np.zeros((2, 1, 3), np.int32)
-    expected[:, :, :1] = x @ rows.swapaxes(1, 2)
-    np.testing.assert_array_equal(found, np.concatenate([k * expected for k in (1, 2, 3)]))
+    (before, after, found), _ = simulation.run(work)
+    for demand in (before, after):
+        (call,) = (c for c in demand.calls if c.op == "times_rows")
+        assert call.cost.client_to_provider == 2 * 2 * 8  # the query, of two words a head
+        assert demand.material == {}
+    product = np.array([[[19, 0, 0]], [[-18, 0, 0]]])
+    np.testing.assert_array_equal(found, np.concatenate([k * product for k in (1, 2, 3)]))

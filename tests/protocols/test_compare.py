@@ -137,8 +137,9 @@ def test_products_that_a_gate_takes(gate: gates.Gate, products: int) -> None:
 @pytest.mark.parametrize("gate", [leaf(False), node(4, False), MIXED], ids=lambda g: g.name)
 def test_shares_of_a_gate(gate: gates.Gate) -> None:
     """What the parties come to, for all inputs, under random masks."""
-    words = -(-(1 << gate.arity) // 64)
-    plain = to_planes(np.arange(64 * words, dtype=np.uint64), gate.arity)
+    inputs = gate.client + gate.provider + gate.joint
+    words = -(-(1 << inputs) // 64)
+    plain = to_planes(np.arange(64 * words, dtype=np.uint64), inputs)
     correlation = gates.correlation(gate)
     masks = [correlation.draw(r, Prg.from_os(), words) for r in (CLIENT, PROVIDER)]
     dealt = deal(correlation, masks, Prg.from_os())

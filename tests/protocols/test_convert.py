@@ -11,6 +11,7 @@ from spu_llm.core.correlation import deal
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.testing import Case, OpContract, reconstruct_words, run_op
+from tests.protocols.composed import ComposedContract
 
 INTEGERS = np.array([[3, -1, 0], [2**62, -(2**63), 7]])
 
@@ -22,9 +23,15 @@ class TestToArith(OpContract):
     cases = [
         Case((np.array([True, False, True]),), ("bool1",)),
         Case((np.array([5, 0, 6]),), ("bool3",)),
-        Case((INTEGERS,), ("bool64",)),
         Case((np.zeros((0, 2), bool),), ("bool1",)),
     ]
+
+
+class TestToArithOfWholeWords(ComposedContract):
+    """Bit by bit as those of three bits."""
+
+    op = to_arith
+    cases = [Case((INTEGERS,), ("bool64",))]
 
 
 class TestToArithWithoutMessages(OpContract):

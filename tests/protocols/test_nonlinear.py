@@ -141,19 +141,26 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
-def _secure(simulation: Simulation, fn: Callable[..., Any], x: np.ndarray) -> tuple[Any, Any]:
-    """fn(x) between two parties on shared x; the result, and the meter's entries of all that sent
-    something, but for what opened the result or was made for the pool.
-    """
-    function = SecureFunction(
+def _opened(fn: Callable[..., Any]) -> SecureFunction:
+    """fn of shared x, of which each party brings a half."""
+    return SecureFunction(
         lambda a, b: reveal(fn(a + b), to=Owner.CLIENT, label="y"),
         (Owner.CLIENT, Owner.PROVIDER), "nonlinear",
     )  # fmt: skip
 
+
+def _halves(session: PartySession, x: np.ndarray) -> list[Any]:
+    return [session.private(r, lambda: x / 2, x.shape, np.float32) for r in (CLIENT, PROVIDER)]
+
+
+def _secure(simulation: Simulation, fn: Callable[..., Any], x: np.ndarray) -> tuple[Any, Any]:
+    """fn(x) between two parties on shared x; the result, and the meter's entries of all that sent
+    something, but for what opened the result or was made for the pool.
+    """
+    function = _opened(fn)
+
     def program(session: PartySession) -> Any:
-        halves = [
-            session.private(r, lambda: x / 2, x.shape, np.float32) for r in (CLIENT, PROVIDER)
-        ]
+        halves = _halves(session, x)
         session.prepare(function, *halves)
         mark = len(session.meter.entries)
         out = session.call(function, *halves)
@@ -284,9 +291,13 @@ def test_values_out_of_range_are_noticed(simulation: Simulation, f: Any) -> None
 
 
 def _counts(simulation: Simulation, fn: Callable[..., Any], xs: np.ndarray) -> np.ndarray:
-    """What is counted of each of xs [cases, ...] alone, in one session."""
-    found, _ = _secure(simulation, lambda x: jnp.stack([fn(v) for v in x]), xs)
-    return np.asarray(found)
+    """What is counted of each of xs [cases, ...] alone, call by call."""
+    function = _opened(fn)
+
+    def program(session: PartySession) -> list[Any]:
+        return [session.get(session.call(function, *_halves(session, x))) for x in xs]
+
+    return np.array(simulation.run(program)[CLIENT])
 
 
 def test_rows_out_of_a_norms_range_are_noticed(simulation: Simulation) -> None:
