@@ -112,7 +112,7 @@ def _decoders(path: Path, content: Any) -> set[str]:
     parts = content if isinstance(content, dict) else {}
     decoder = parts.get("decoder")
     found = {_type(decoder)}
-    if found == {"Sequence"} and isinstance(decoder.get("decoders"), list):
+    if isinstance(decoder, dict) and isinstance(decoder.get("decoders"), list):
         found = set(map(_type, decoder["decoders"]))
     known = found == {"ByteLevel"} or (found & _SPACES and found <= _SENTENCEPIECE)
     if _type(parts.get("model")) != "BPE" or not known:

@@ -198,8 +198,8 @@ class _Course:
 
     def _of_client(self) -> list[Any]:
         position = len(self._prompt) + len(self.emitted)
-        given = [], self._no_drafts, position, self._streams
-        return [self._completion.verifier.client_input(*given)]
+        make = self._completion.verifier.client_input
+        return [make([], self._no_drafts, position, self._streams)]
 
 
 def _op_or_kind(entry: Entry) -> str:
