@@ -144,8 +144,8 @@ def verify(
         drafted = weights[:, :count].reshape(lanes * count, vocab)
         chosen = select(drafted, client.drafts.reshape(-1), bits=widths.chosen)
         totals = jnp.sum(drafted, axis=-1)
-        joint = joint_bits(of_client.accept, of_provider.accept, bits=widths.accept)
-        r = to_arith(joint.reshape(-1))
+        secrets = of_client.accept.reshape(-1), of_provider.accept.reshape(-1)
+        r = to_arith(joint_bits(*secrets, bits=widths.accept))
         q_of_draft = jnp.take_along_axis(client.q[:, :count], client.drafts[..., None], axis=-1)
         rejected = reject(chosen, totals, q_of_draft.reshape(-1), r, widths=widths)
         # 3. The first rejection k, or `count`.

@@ -98,14 +98,14 @@ def test_a_worker_s_peer_knows_the_session(theirs: str) -> None:
             heard.append(session.channel.recv())
         except WireError as exc:
             heard.append(exc)
-        session.channel.close()
+        session._stream.close()
 
     thread = threading.Thread(target=provide)
     thread.start()
     caller = PlainSession.meet(CLIENT, addresses, 20_000, theirs)
     caller.channel.send(b"a message")
     thread.join(20)
-    caller.channel.close()
+    caller._stream.close()
     assert (heard == [b"a message"]) == (theirs == "ours")
     assert isinstance(heard[0], WireError) == (theirs != "ours")
 

@@ -266,7 +266,7 @@ def test_index_outside_the_table_is_refused_before_anything_is_sent(
 
     class Listening:
         def __init__(self, inner: Channel) -> None:
-            self.inner, self.recv, self.close = inner, inner.recv, inner.close
+            self.inner, self.recv = inner, inner.recv
 
         def send(self, data: bytes) -> None:
             sent.append(data)
