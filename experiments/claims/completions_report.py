@@ -282,9 +282,15 @@ def _as_in_plaintext(chosen: Sequence[Record]) -> str:
     return f"{count - ties} of {count}; {ties} near-ties, {largest:.3f} below at most"
 
 
+def hints(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Costs of the parts of the hint, each of the run that fetched it: hidden progress takes one
+    table more.
+    """
+    return [cost for r in records if _size(cost := r["costs"]["hint"], "bytes") > 1e6]
+
+
 def _hint(records: Sequence[Record]) -> list[str]:
-    """Of the runs that fetched a part of it: hidden progress takes one table more."""
-    found = [cost for r in records if _size(cost := r["costs"]["hint"], "bytes") > 1e6]
+    found = hints(records)
     if not found:
         return []
     size, seconds = (sum(_size(cost, unit) for cost in found) for unit in ("bytes", "seconds"))

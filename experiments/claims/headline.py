@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.claims.completions_report import FIGURES, choose, groups, online
+from experiments.claims.completions_report import FIGURES, choose, groups, hints, online
 from experiments.common import report
+from experiments.common.report import both_ways
 
 # Okabe and Ito's palette: told apart by readers who do not see all colours.
 WAYS = {
@@ -123,11 +124,13 @@ def headline(data: dict[str, Any], *, timed: bool) -> str:
             f"{of('everything', 'seconds')} s, against "
             f"{of('everything', 'seconds', 'stock')} s (two cores for both parties together)."
         )
-    hint = max(r["costs"]["hint"]["provider_to_client"] for r in data["runs"])
-    if hint > 1e6:
+    if fetched := hints(data["runs"]):
+        size, seconds = sum(map(both_ways, fetched)) / 1e6, sum(h["seconds"] for h in fetched)
         texts.append(
-            f"- Before its first completion a client fetches a hint of the model: {hint / 1e6:.0f} "
-            "MB, which it keeps, and which are in none of these figures."
+            f"- Before its first completion a client fetches a hint of the model, {size:.0f} MB, "
+            "which it keeps. These figures are without it; spread over the tokens of that one "
+            f"completion it is {_figure(size / tokens)} MB and {_figure(seconds / tokens)} s more "
+            "for each."
         )
     first, *bullets = (
         textwrap.fill(text, 100, subsequent_indent="  " if text.startswith("-") else "",

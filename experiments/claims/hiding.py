@@ -1,29 +1,35 @@
 """What it costs to hide progress: a whole text, hidden and shown, from the plans alone.
 
-`python -m experiments.claims.hiding` prints the table. Bytes and messages online, and the material
-that is demanded, are exact for steps of so many tokens (`experiments.cost_model.workload`); bytes
-and seconds of the material and seconds online are estimates (`experiments.cost_model.estimate`).
+`python -m experiments.claims.hiding --json FILE` writes the figures and prints the table. Bytes and
+messages online, and the material that is demanded, are exact for steps of so many tokens
+(`experiments.cost_model.workload`); bytes and seconds of the material and seconds online are
+estimates (`experiments.cost_model.estimate`).
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from experiments.common.measured import summed
 from experiments.common.report import both_ways
+from experiments.common.two_parties import machine
 from experiments.cost_model.estimate import Options, figures
 from experiments.cost_model.prices import Prices
 from experiments.cost_model.workload import of_steps
 from models.family import ModelConfig
 from models.hf import load_config
 from spu_llm.app.defaults import shipped
+from spu_llm.app.output import write_json
 from spu_llm.net.shaping import NETWORKS as SHAPES
 from spu_llm.systems.decoding.request import Request
 
 NETWORKS = ("local", "lan")
+PROMPT_TOKENS, DRAFTS = 6, 7
+TEXTS = ((64, 2.5), (64, 3.0), (64, 3.5), (128, 3.0), (240, 3.0))  # tokens, and how many a step
 
 
 @dataclass(frozen=True)
@@ -100,43 +106,45 @@ def cost(config: ModelConfig, request: Request, accepted: Sequence[int], prices:
     )
 
 
-def table(
-    config: ModelConfig, prompt_tokens: int, tokens: int, drafts: int, rates: Sequence[float]
-) -> str:
+def both(
+    config: ModelConfig, prompt_tokens: int, tokens: int, drafts: int, rate: float
+) -> dict[str, Any]:
+    """The costs of a text shown and hidden, as JSON fields."""
+    prices, found = Prices.load(), {}
+    for name in ("shown", "hidden"):
+        request = Request(prompt_tokens, tokens, drafts, 0.7, show_progress=name == "shown")
+        found[name] = asdict(cost(config, request, course(tokens, rate, drafts), prices))
+    return {"tokens": tokens, "per_step": rate} | found
+
+
+def more(text: dict[str, Any]) -> list[float]:
+    """What hiding adds, as a part of the shown text's: see `Cost.compared`."""
+    shown, hidden = (Cost(**text[name]).compared() for name in ("shown", "hidden"))
+    return [b / a - 1 for a, b in zip(shown, hidden, strict=True)]
+
+
+def table(result: dict[str, Any]) -> str:
     """Shown and hidden beside each other, as Markdown."""
-    prices = Prices.load()
     lines = [
-        f"{prompt_tokens} prompt tokens, {tokens} tokens, {drafts} drafts a step",
-        "",
-        "| tokens a step | progress | steps | rows in the end | messages online | offline "
-        "| MB online | offline | in all | seconds local (lan), online | offline |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| tokens | a step | progress | steps | rows in the end | messages online | offline ᵖ "
+        "| MB online | offline ᵖ | in all ᵖ | seconds local (lan), online ᵖ | offline ᵖ |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for rate in rates:
-        shown, hidden = (
-            cost(
-                config,
-                Request(prompt_tokens, tokens, drafts, 0.7, show_progress=show),
-                course(tokens, rate, drafts),
-                prices,
-            )
-            for show in (True, False)
-        )
-        for name, c in (("shown", shown), ("hidden", hidden)):
+    for text in result["texts"]:
+        begin = f"| {text['tokens']} | {text['per_step']:g} |"
+        for name in ("shown", "hidden"):
+            c = Cost(**text[name])
             (online, offline), (online_lan, offline_lan) = (c.seconds[n] for n in NETWORKS)
             lines.append(
-                f"| {rate:g} | {name} | {c.steps} | {c.rows} | {c.messages:,} | "
+                f"{begin} {name} | {c.steps} | {c.rows} | {c.messages:,} | "
                 f"{c.offline_messages:,} | "
                 f"{c.online_bytes / 1e6:.1f} | {c.offline_bytes / 1e6:.0f} | "
                 f"{c.total_bytes / 1e6:.0f} | {online:.0f} ({online_lan:.0f}) | "
                 f"{offline:.0f} ({offline_lan:.0f}) |"
             )
-        *counts, local, lan = (
-            f"{100 * (b / a - 1):+.1f} %"
-            for a, b in zip(shown.compared(), hidden.compared(), strict=True)
-        )
+        *counts, local, lan = (f"{100 * part:+.1f} %" for part in more(text))
         lines.append(
-            f"| {rate:g} | more | | | {' | '.join(counts)} | in all: {local} local, {lan} lan | |"
+            f"{begin} more | | | {' | '.join(counts)} | in all: {local} local, {lan} lan | |"
         )
     return "\n".join(lines)
 
@@ -144,13 +152,15 @@ def table(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", type=Path, default=shipped("private"), metavar="DIR")
-    parser.add_argument("--prompt-tokens", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--draft-length", type=int, default=7)
-    parser.add_argument("--per-step", type=float, nargs="+", default=[2.5, 3.0, 3.5])
+    parser.add_argument("--json", type=Path, metavar="FILE")
     o = parser.parse_args()
-    config = load_config(o.model)
-    print(table(config, o.prompt_tokens, o.tokens, o.draft_length, o.per_step))
+    config, texts = load_config(o.model), []
+    for tokens, rate in TEXTS:
+        print(f"{tokens} tokens, {rate:g} a step", flush=True)
+        texts.append(both(config, PROMPT_TOKENS, tokens, DRAFTS, rate))
+    result = {"machine": asdict(machine()), "texts": texts}
+    write_json(o.json, result)
+    print(table(result))
 
 
 if __name__ == "__main__":
