@@ -5,7 +5,7 @@ that it takes is left out. What it cost is kept as one record, with the text, th
 else kept it busy (`others`, in cores), and compared with plaintext.
 
     systems   ours-drafted (7 drafts a step), ours-standard (one token a step), stock (one token a
-              step, `experiments.spu_baseline.gpt2`)
+              step, `experiments.spu_baseline.whole`)
     modes     greedy, sampled (temperature 0.7; the seed is the prompt's number). The stock path is
               greedy only: a draw at the client would add to its argmax, not replace it
     prompts   `data/prompts.json`: whole lines of held-out snippets, one of each kind
@@ -40,7 +40,7 @@ from experiments.common import commands
 from experiments.common.measured import FIGURES, peaks, price, summed, total
 from experiments.common.saved import DATA
 from experiments.common.two_parties import machine, run_study
-from experiments.spu_baseline import gpt2 as spu_gpt2
+from experiments.spu_baseline import whole as spu_whole
 from models.draft import Drafter
 from models.family import logits
 from models.hf import load_config, load_model
@@ -269,7 +269,7 @@ def _stock(asked: Asked, prompt: Prompt, model: Path) -> dict[str, Any]:
     tokenizer = Tokenizer.load(model)
     length = len(tokenizer.encode(prompt.text))
     # One token comes with the prefill, one with the step that `measure` calls its warm-up.
-    found = spu_gpt2.complete(model, prompt.text, length + count, count - 2, asked.network)
+    found = spu_whole.complete(model, prompt.text, length + count, count - 2, asked.network)
     steps = [found["warm_up"], *found["runs"]]
     return {
         "costs": {

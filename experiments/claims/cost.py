@@ -1,7 +1,7 @@
 """What a step costs: the stock path's, of one position, against ours of 1, several and 16.
 
 Per network, one after the other on this machine, with the same private weights and the same cache:
-the stock path (`experiments.spu_baseline.gpt2`), its layers alone
+the stock path (`experiments.spu_baseline.whole`), its layers alone
 (`experiments.spu_baseline.layers`), and our steps of 1, draft length + 1 and 16 positions
 (`experiments.benchmarks.step_sweep`). All of it is greedy.
 
@@ -25,8 +25,8 @@ from experiments.benchmarks.op_report import count_text, mib_text, seconds_text
 from experiments.common import commands, report
 from experiments.common.measured import FIGURES, medians
 from experiments.common.two_parties import machine
-from experiments.spu_baseline import gpt2 as spu_gpt2
 from experiments.spu_baseline import layers as spu_layers
+from experiments.spu_baseline import whole as spu_whole
 from models.hf import load_config
 from models.tokenizer import Tokenizer
 
@@ -52,7 +52,7 @@ class Request:
         config, prompt = load_config(model), Tokenizer.load(draft_model).encode(self.prompt)
         step_sweep.check_positions(config, len(prompt), self.positions(), 0.0)
         capacity = step_sweep.capacity_for(len(prompt), self.positions())
-        spu_gpt2.check(config, len(prompt), capacity, self.steps)
+        spu_whole.check(config, len(prompt), capacity, self.steps)
 
 
 # ---- measuring
@@ -63,7 +63,7 @@ def measure(model: Path, draft_model: Path, request: Request, network: str) -> d
     positions = request.positions()
     length = len(Tokenizer.load(draft_model).encode(request.prompt))
     capacity = step_sweep.capacity_for(length, positions)
-    stock = spu_gpt2.measure(model, request.prompt, capacity, request.steps, network)
+    stock = spu_whole.measure(model, request.prompt, capacity, request.steps, network)
     alone = spu_layers.measure(model, [1], capacity, network)
     ours = step_sweep.measure(
         model, draft_model, request.prompt, positions, request.steps, network, 0.0

@@ -1,7 +1,7 @@
 """Each kind of layer of the stock path alone, against the number of positions.
 
 Flax's own modules and functions, as `transformers` puts them together in its GPT-2, each compiled
-whole by SPU (`experiments.spu_baseline.gpt2`) and run on shared random activations with random
+whole by SPU (`experiments.spu_baseline.whole`) and run on shared random activations with random
 weights of the provider's: seconds, bytes and messages do not depend on them.
 """
 
@@ -20,7 +20,7 @@ from jax import Array
 
 from experiments.common.measured import FIGURES, timed
 from experiments.common.two_parties import run_study
-from experiments.spu_baseline.gpt2 import SETTINGS, WholeFunction, gpt2_config, share_params
+from experiments.spu_baseline.whole import SETTINGS, WholeFunction, gpt2_config, share_params
 from models.family import ModelConfig
 from models.gpt2 import GPT2Config, init_params
 from models.hf import load_config

@@ -21,7 +21,7 @@ STUDIES = {
     "transcript": "experiments.claims.transcript:PROGRAM",
     "op-bench": "experiments.benchmarks.op_bench:PROGRAM",
     "verify-bench": "experiments.benchmarks.verify_bench:PROGRAM",
-    "spu-baseline": "experiments.spu_baseline.gpt2:PROGRAM",
+    "spu-baseline": "experiments.spu_baseline.whole:PROGRAM",
     "spu-baseline-layers": "experiments.spu_baseline.layers:PROGRAM",
     "scale": "experiments.benchmarks.scale:PROGRAM",
     "completion-study": "experiments.claims.completions:PROGRAM",

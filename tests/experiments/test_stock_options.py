@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.spu_baseline import gpt2 as spu_gpt2
 from experiments.spu_baseline import layers as spu_layers
 from experiments.spu_baseline import options as spu_options
+from experiments.spu_baseline import whole as spu_whole
 from experiments.spu_baseline.options import OPTIONS, Tuned, puma_gelu, puma_softmax
 from models.gpt2 import GPT2Config, init_params
 from spu_llm.runtime.spu_runtime import runtime_config
@@ -31,7 +31,7 @@ def test_pumas_functions_are_near_the_exact_ones() -> None:
 
 
 def test_options_reach_spu() -> None:
-    stock = spu_gpt2.SETTINGS.settings()
+    stock = spu_whole.SETTINGS.settings()
     base, *others = OPTIONS
     assert base.config.settings() == stock | {
         "enable_lower_accuracy_rsqrt": False, "experimental_disable_mmul_split": False
@@ -46,7 +46,7 @@ def test_options_reach_spu() -> None:
 def test_the_layers_take_an_options_functions_and_nothing_stays() -> None:
     config = GPT2Config(16, 8, 8, 1, 2)
     params = jax.tree.map(np.asarray, init_params(config, jax.random.key(0)))
-    weights = spu_gpt2.flax_params(params)
+    weights = spu_whole.flax_params(params)
 
     def primitives() -> dict[str, str]:
         found = {x.kind: x for x in spu_layers.layers(config, weights, 4, 1)}

@@ -263,14 +263,14 @@ def test_hidden_rows_do_not_change_the_text(tokenizer: Tokenizer, small_blocks: 
 
 
 def test_blocks_grow_and_stay_bounded() -> None:
-    """With hidden progress a block ends at the text's longest and 128 rows, however many steps."""
+    """With hidden progress a block ends at the text's longest and 160 rows, however many steps."""
     for prompt, new, drafts in ((1, 1, 1), (6, 64, 7), (6, 240, 7), (30, 10, 16), (6, 240, 0)):
         for show in (True, False):
             asked = Request(prompt, new, drafts, 0.7, show_progress=show)
             config = GPT2Config(288, 256, 8, 1, 1)
             sizes = asked.sizes(config)
             assert list(sizes) == sorted(set(sizes)) and sizes[0] >= prompt + drafts + 1
-            assert sizes[-1] <= prompt + new + (drafts + 1 if show else 128)
+            assert sizes[-1] <= prompt + new + (drafts + 1 if show else 160)
             assert all(tile_for(n) == tile_for(sizes[0]) for n in sizes)
             assert asked.hide_progress == (drafts > 0 and not show)
     with pytest.raises(InputError, match="shows progress"):

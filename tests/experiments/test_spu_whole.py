@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.spu_baseline import gpt2 as spu_gpt2
 from experiments.spu_baseline import layers as spu_layers
+from experiments.spu_baseline import whole as spu_whole
 from models.family import logits
 from models.hf import load_model
 from spu_llm.core.errors import InputError
@@ -23,12 +23,12 @@ PROMPT = [40, 41, 42, 43]
 CAPACITY, STEPS = 12, 2
 
 
-def decode(session: Session) -> spu_gpt2.Decoded:
+def decode(session: Session) -> spu_whole.Decoded:
     own = getattr(session, "rank", CLIENT) == CLIENT
-    stock = spu_gpt2.build(PRIVATE, CAPACITY)
-    weights = spu_gpt2.share_params(session, PRIVATE, PARAMS)
+    stock = spu_whole.build(PRIVATE, CAPACITY)
+    weights = spu_whole.share_params(session, PRIVATE, PARAMS)
     prompt = PROMPT if own else []
-    return spu_gpt2.decode_greedily(session, stock, weights, prompt, len(PROMPT), STEPS)
+    return spu_whole.decode_greedily(session, stock, weights, prompt, len(PROMPT), STEPS)
 
 
 def are_greedy(tokens: list[int]) -> bool:
@@ -39,7 +39,7 @@ def are_greedy(tokens: list[int]) -> bool:
 
 def test_flax_computes_the_same_model() -> None:
     tokens = np.arange(3, 40, 3, dtype=np.int32)
-    model, params = spu_gpt2.flax_model(PRIVATE), spu_gpt2.flax_params(PARAMS)
+    model, params = spu_whole.flax_model(PRIVATE), spu_whole.flax_params(PARAMS)
     peers = jax.jit(lambda xs: model(xs[None], params=params).logits[0])(tokens)
     ours = jax.jit(lambda xs: logits(PARAMS, PRIVATE, xs))(tokens)
     # Ours have mean zero over the vocabulary, which changes no distribution.
@@ -53,7 +53,7 @@ def test_steps_with_a_cache_emit_the_greedy_tokens() -> None:
 
 def test_other_constants_are_another_program() -> None:
     def digest(table: np.ndarray) -> str:
-        function = spu_gpt2.WholeFunction(lambda x: x + table, (Owner.JOINT,), "sum")
+        function = spu_whole.WholeFunction(lambda x: x + table, (Owner.JOINT,), "sum")
         return function.plan(np.zeros(3, np.float32))[0].digest
 
     one, same, other = (digest(np.full(3, v, np.float32)) for v in (1.5, 1.5, 2.5))
@@ -63,9 +63,9 @@ def test_other_constants_are_another_program() -> None:
 @pytest.mark.slow
 def test_two_parties_emit_the_greedy_tokens_and_open_nothing_else() -> None:
     # `transformers` loads its parts when they are first used, which two threads cannot do at once.
-    spu_gpt2.flax_model(PRIVATE)
-    with Simulation(spu_gpt2.SETTINGS) as simulation:
-        def program(session: Session) -> tuple[spu_gpt2.Decoded, dict[str, list[str]]]:
+    spu_whole.flax_model(PRIVATE)
+    with Simulation(spu_whole.SETTINGS) as simulation:
+        def program(session: Session) -> tuple[spu_whole.Decoded, dict[str, list[str]]]:
             return decode(session), session.ledger.learned()
 
         (own, learned), (peers, _) = simulation.run(program)
@@ -85,12 +85,12 @@ def test_two_parties_emit_the_greedy_tokens_and_open_nothing_else() -> None:
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(length: int, capacity: int, steps: int, wanted: str) -> None:
     with pytest.raises(InputError, match=wanted):
-        spu_gpt2.check(PRIVATE, length, capacity, steps)
+        spu_whole.check(PRIVATE, length, capacity, steps)
 
 
 def test_the_layers_put_together_are_the_model() -> None:
     """Each kind's function on plain numbers, in the order of a forward: Flax's logits."""
-    weights = spu_gpt2.flax_params(PARAMS)
+    weights = spu_whole.flax_params(PARAMS)
     tokens = np.asarray(PROMPT, np.int32)
     n, heads = len(PROMPT), PRIVATE.n_head
     found = {x.kind: x for x in spu_layers.layers(PRIVATE, weights, n, n)}
@@ -122,7 +122,7 @@ def test_the_layers_put_together_are_the_model() -> None:
 @pytest.mark.slow
 def test_a_session_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
     private, _ = tiny_pair
-    result = spu_gpt2.measure(private, "def read", 16, 1, "local")
+    result = spu_whole.measure(private, "def read", 16, 1, "local")
     assert result["as_in_plaintext"] and len(result["runs"]) == 1
     assert min(result["peak_memory"].values()) > 1 << 26
     assert load_model(private)[0] == PRIVATE
