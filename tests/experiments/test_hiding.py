@@ -88,18 +88,18 @@ def test_the_table_puts_hidden_beside_shown() -> None:
     assert hidden.total_seconds("lan") > hidden.total_seconds("local") > 0
     text = hiding.both(TINY, 4, 6, 2, 3.0)
     found = json.loads(json.dumps(text))
-    assert hiding.more(found) == hiding.more(text) and min(hiding.more(text)) > -0.05
+    assert hiding.more(found) == hiding.more(text)
     lines = hiding.table({"texts": [found]}).splitlines()
     assert [line.count("|") for line in lines] == [13] * 5
 
 
 def test_the_committed_figures_are_those_of_the_documents() -> None:
-    """And hiding progress, the default, costs at most a quarter more on texts of 64 tokens, from
-    three tokens a step on: bytes in all, seconds on both networks.
+    """And hiding progress, the default, costs at most a quarter more on texts of 64 tokens: bytes
+    in all, seconds on both networks.
     """
     result = saved.load("hiding")
     assert hiding.table(result) in RESULTS.read_text(encoding="utf-8")
-    short = [t for t in result["texts"] if t["tokens"] == 64 and t["per_step"] >= 3]
-    assert len(short) == 2
+    short = [text for text in result["texts"] if text["tokens"] == 64]
+    assert len(short) == 3
     for text in short:
         assert max(hiding.more(text)[-3:]) <= 0.25
