@@ -130,6 +130,7 @@ def test_the_middle_columns_of_a_row() -> None:
     with pytest.raises(AssertionError, match="of 1814 bits sent, fresh ones move 774"):
         contract.test_messages_are_masked()
     rows = Case((np.repeat(ROWS_OF_16[:1], ROWS, axis=0), WIDE.inputs[1]), WIDE.forms, WIDE.static)
+    assert distinguish(linear, rows, PROVIDER, fresh=True) == []
     found = distinguish(contract.op, rows, PROVIDER, fresh=True)
     for column in range(K):
         known = any(f"relation of incoming 0.0.{column} " in name for name in found)

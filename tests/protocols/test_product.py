@@ -35,8 +35,6 @@ ROWS = np.array([[3, -1], [2**62, 0]])
 # What `linear` multiplies must leave room for its lift, and for an offset of 2^62.
 WEIGHTS = np.array([[1, -2, 3], [2**30, 5, -(2**24)]])
 INPUTS = np.array([[3, -1], [2**12, 2**13 - 1]])
-WIDE_INPUTS = np.arange(32).reshape(2, 16) - 9
-WIDE_WEIGHTS = np.arange(48).reshape(16, 3) - 20
 
 
 class TestMultiply(OpContract):
@@ -79,8 +77,6 @@ class TestLinear(ComposedContract):
         Case((INPUTS, WEIGHTS), (form, "provider"), {"label": "w", **more})
         for form, more in (("arith", {}), ("degenerate", {"lift": 18}))
     ]
-    # Columns in the middle of a row, of a message and of a unit.
-    cases += [Case((WIDE_INPUTS, WIDE_WEIGHTS), ("arith", "provider"), {"label": "wide"})]
 
     def hidden(self, own: list[Value], peer: list[Value], case: Case) -> list[np.ndarray]:
         lift = np.uint64(case.static.get("lift", LIFT))
