@@ -45,8 +45,9 @@ class Block(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """n further rows of every lane: where they stand. What a row sees is public, or, where nobody
-    may know which rows hold the text, the client's secret, as its position is then.
+    """n further rows of every lane: where they stand, and what each sees, which may be anything: a
+    row of an encoder sees those after it, too. That is public, or, where nobody may know which rows
+    hold the text, the client's secret, as its position is then.
     """
 
     positions: Array  # int32 [lane, n]: in the text

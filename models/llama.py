@@ -117,7 +117,7 @@ def fold(params: Params, config: LlamaConfig) -> Params:
 
     - Gains of the norms, and the attention's scale, go into the matrix that follows. Matrices of
       one input become one.
-    - Logits are centred over the vocabulary: the same law, and a smaller spread.
+    - Logits are centred over the vocabulary: the same distribution, and a smaller spread.
     - The residual stream is scaled by 2^-stream_shift, which the norms take out again.
     """
     scale = 2.0**-config.stream_shift

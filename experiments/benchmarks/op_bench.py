@@ -250,8 +250,8 @@ class Bench:
         refill = any(e.kind == "pool" for e in entries)
         assert not (refill and runs.costs), "a refill in the middle of a run"
         memory = peak, peak - before
-        their_end, *peers = self._hear(*memory)
-        seconds = (max(end, their_end) - start) / 1e9
+        peer_end, *peers = self._hear(*memory)
+        seconds = (max(end, peer_end) - start) / 1e9
         runs.add(measured.total(entries, session.rank) | {"seconds": seconds}, memory, peers)
         return result
 

@@ -44,9 +44,9 @@ class Provider:
         if self.server is not None:
             yield self.server, self.pool
             return
-        own, theirs = (self.pool and self.pool / role for role in ROLES)
+        own, provider_pool = (self.pool and self.pool / role for role in ROLES)
         with local_provider(
-            self.model, self.network, sampling_seed=sampling_seed, pool=theirs
+            self.model, self.network, sampling_seed=sampling_seed, pool=provider_pool
         ) as server:
             yield server, own
 

@@ -43,24 +43,24 @@ class Control:
         self.peer_bye: Bye | None = None
         self.progress = self.peer_progress = 0
         self._heartbeat_s = heartbeat_s
-        self._their_fields: dict[str, object] | None = None
+        self._peer_fields: dict[str, object] | None = None
         self._heard = threading.Event()  # their manifest, or the end
         self._bye_answered = threading.Event()
         self._heartbeat: threading.Thread | None = None
         relay.start(self._receive, self._relay_ended)
 
-    def exchange_manifest(self, mine: Mapping[str, Scalar], timeout_s: float) -> dict[str, object]:
-        """Send `mine` and return the peer's, not looked at yet; start the heartbeat.
+    def exchange_manifest(self, own: Mapping[str, Scalar], timeout_s: float) -> dict[str, object]:
+        """Send `own` and return the peer's, not looked at yet; start the heartbeat.
 
         `PeerError` when none comes within `timeout_s` or the session ends first.
         """
-        self._send({"type": "manifest", "fields": dict(mine)})
+        self._send({"type": "manifest", "fields": dict(own)})
         self._heard.wait(timeout_s)
-        if self._their_fields is None:
+        if self._peer_fields is None:
             self.check()
             raise PeerError(f"the peer sent no settings within {timeout_s:g} s")
         self._start_heartbeat()
-        return self._their_fields
+        return self._peer_fields
 
     def open_session(self, fields: Mapping[str, Scalar], timeout_s: float) -> Manifest:
         """Exchange manifests and return the settings agreed on (see `manifest.agree`).
@@ -68,10 +68,10 @@ class Control:
         Both sides compare. A refusal is told to the peer, the relay is closed, and
         `ManifestMismatch` or `PeerError` is raised.
         """
-        mine = with_nonce(fields)
+        own = with_nonce(fields)
         try:
-            theirs = self.exchange_manifest(mine, timeout_s)
-            return agree(mine, theirs) if self.relay.role == "client" else agree(theirs, mine)
+            peers = self.exchange_manifest(own, timeout_s)
+            return agree(own, peers) if self.relay.role == "client" else agree(peers, own)
         except (ManifestMismatch, PeerError) as error:
             self.bye(str(error), ok=False)
             raise
@@ -82,7 +82,7 @@ class Control:
             raise PeerError(f"the peer ended the session: {self.peer_bye.reason}")
         if self.relay.failure is not None:
             raise self.relay.failure
-        if self.peer_bye is not None and self._their_fields is None:
+        if self.peer_bye is not None and self._peer_fields is None:
             raise PeerError(f"the peer ended the session early: {self.peer_bye.reason}")
 
     def bye(self, reason: str, ok: bool) -> None:
@@ -135,9 +135,9 @@ class Control:
         self.peer_progress = progress
 
     def _got_manifest(self, fields: object) -> None:
-        if not isinstance(fields, dict) or self._their_fields is not None:
+        if not isinstance(fields, dict) or self._peer_fields is not None:
             raise WireError("control message with a manifest that is malformed or repeated")
-        self._their_fields = fields
+        self._peer_fields = fields
         self._heard.set()
 
     def _got_bye(self, message: Mapping[str, object]) -> None:

@@ -137,5 +137,5 @@ def _check_preamble(start: bytes) -> None:
             f"the peer does not speak spu-llm wire version {VERSION}; it sent {start!r}"
         )
     if len(start) == len(PREAMBLE) and start != PREAMBLE:
-        theirs = int.from_bytes(start[len(_MAGIC) :], "big")
-        raise WireError(f"the peer speaks wire version {theirs}, this side speaks {VERSION}")
+        found = int.from_bytes(start[len(_MAGIC) :], "big")
+        raise WireError(f"the peer speaks wire version {found}, this side speaks {VERSION}")

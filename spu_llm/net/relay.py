@@ -64,7 +64,7 @@ class Relay:
         self._threads: set[threading.Thread] = set()
         self._next_own = 1 if role == "client" else 2
         self._parity = self._next_own % 2
-        self._last_theirs = 0
+        self._last_of_peer = 0
         self._worker_port = 0  # once it is known
         self._worker_known = threading.Event()
         self._listener: socket.socket | None = None
@@ -209,16 +209,16 @@ class Relay:
     def _got_open(self, stream: int) -> None:
         if stream % 2 == self._parity:
             raise WireError(f"the peer opened stream {stream}, an id of this side")
-        if stream <= self._last_theirs:
+        if stream <= self._last_of_peer:
             raise WireError(f"the peer opened stream {stream} again")
-        self._last_theirs = stream
+        self._last_of_peer = stream
         pipe = WorkerPipe(stream, self._held)
         with self._lock:
             if self.ended.is_set():
                 return
-            theirs = sum(known % 2 != self._parity for known in self._pipes)
+            opened = sum(known % 2 != self._parity for known in self._pipes)
             # Streams already closed may still be writing to the worker, on two threads each.
-            if theirs >= MAX_STREAMS or len(self._threads) > 8 * MAX_STREAMS:
+            if opened >= MAX_STREAMS or len(self._threads) > 8 * MAX_STREAMS:
                 raise WireError(f"the peer opened more than {MAX_STREAMS} streams")
             self._pipes[stream] = pipe
         self._run_pipe(pipe)
@@ -243,7 +243,7 @@ class Relay:
     def _known(self, stream: int) -> WorkerPipe | None:
         """Return the pipe, or None when it is gone; `WireError` when it never was."""
         own = stream % 2 == self._parity
-        if stream >= self._next_own if own else stream > self._last_theirs:
+        if stream >= self._next_own if own else stream > self._last_of_peer:
             raise WireError(f"frame for stream {stream}, which is not open")
         return self._pipes.get(stream)
 

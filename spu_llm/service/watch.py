@@ -32,7 +32,7 @@ class Watch:
     def __init__(self, control: Control, cpu_s: Callable[[], float]) -> None:
         self._control, self._read_cpu_s = control, cpu_s
         self._events = self._finished = 0
-        self._own, self._theirs = (0, 0, 0), control.peer_progress
+        self._own, self._peers = (0, 0, 0), control.peer_progress
         self._cpu_s, self._cpu_at = cpu_s(), time.monotonic()
         self._heard_at = self._own_at = self._either_at = self._cpu_at
 
@@ -52,8 +52,8 @@ class Watch:
             # Told to the peer with the next heartbeat, so that it waits for a slow worker.
             self._control.progress += 1
             self._heard_at = self._own_at = self._either_at = now
-        if self._control.peer_progress != self._theirs:
-            self._theirs, self._either_at = self._control.peer_progress, now
+        if self._control.peer_progress != self._peers:
+            self._peers, self._either_at = self._control.peer_progress, now
         if now - self._heard_at > SILENT_S:
             raise WorkerError(f"the worker process showed no life for {SILENT_S:g} s")
         if now - self._either_at > STALL_S:

@@ -206,7 +206,7 @@ def test_forcing_a_draft_through(simulation: Simulation, variant: str) -> None:
 
 
 @pytest.mark.slow
-def test_false_laws_ask_and_force(simulation: Simulation) -> None:
+def test_false_distributions_ask_and_force(simulation: Simulation) -> None:
     """Known limits, kept here so that nobody claims more: a distribution that leaves room for one
     token alone is a threshold on its probability, and a claim of next to nothing forces a draft
     through.

@@ -78,7 +78,7 @@ def test_noise_belongs_to_the_position() -> None:
 
 
 @pytest.mark.parametrize("accurate", [True, False])
-def test_law_does_not_depend_on_the_drafts(accurate: bool) -> None:
+def test_distribution_does_not_depend_on_the_drafts(accurate: bool) -> None:
     """Chi-square of the first token over 20,000 positions, false-alarm rate 1e-6, with drafts of a
     good and of a useless model; noise of the wrong distribution must fail.
     """

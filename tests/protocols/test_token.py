@@ -265,7 +265,7 @@ def test_residual_that_rounds_to_zero_is_the_draft() -> None:
 # ---- how close to the exact distribution at a full vocabulary
 
 
-def emitted_law(w: np.ndarray, q: np.ndarray, widths: Widths) -> np.ndarray:
+def emitted_distribution(w: np.ndarray, q: np.ndarray, widths: Widths) -> np.ndarray:
     """Distribution float64 [vocab] of a step's first token by the integer model: weights w, one
     draft of integers q. The residual's random rounding is left out: it has no bias.
     """
@@ -282,13 +282,13 @@ def emitted_law(w: np.ndarray, q: np.ndarray, widths: Widths) -> np.ndarray:
     table = np.zeros(size * -(-w.size // size), np.int64)
     table[: w.size] = rest
     table = table.reshape(-1, size)
-    blocks = grid_law(table.sum(axis=1), widths.draw)
-    inside = np.stack([grid_law(b, widths.draw) if b.any() else b * 0.0 for b in table])
+    blocks = on_grid(table.sum(axis=1), widths.draw)
+    inside = np.stack([on_grid(b, widths.draw) if b.any() else b * 0.0 for b in table])
     drawn = (blocks[:, None] * inside).reshape(-1)[: w.size]
     return stays + (1 - stays.sum()) * drawn
 
 
-def grid_law(weights: np.ndarray, draw: int) -> np.ndarray:
+def on_grid(weights: np.ndarray, draw: int) -> np.ndarray:
     """How many of the 2^draw values of u fall on each weight, as a distribution."""
     prefix, total = np.cumsum(weights).astype(np.float64), float(weights.sum())
     below = np.ceil(prefix * 2.0**draw / total)  # of all u: those with u total < prefix 2^draw
@@ -305,15 +305,15 @@ def rows_and_drafts(vocab: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(("vocab", "bound"), [(32000, 0.005), (151936, 0.01)])
-def test_law_from_exact_probabilities_at_a_full_vocabulary(vocab: int, bound: float) -> None:
+def test_distribution_from_exact_weights_at_a_full_vocabulary(vocab: int, bound: float) -> None:
     """Total variation from p, shares of 18 fraction bits (whose rounding is nearly all of it)."""
     logits, p, q = rows_and_drafts(vocab)
     w = np.rint(p / p.max() / UNIT).astype(np.int64)
-    variation = np.abs(emitted_law(w, q, Widths.of_weights(vocab)) - p).sum() / 2
+    variation = np.abs(emitted_distribution(w, q, Widths.of_weights(vocab)) - p).sum() / 2
     assert variation <= bound, variation
 
 
-def test_law_from_logits_at_a_full_vocabulary(simulation: Simulation) -> None:
+def test_distribution_from_logits_at_a_full_vocabulary(simulation: Simulation) -> None:
     """Total variation from p at most 0.01, from two parties' shared logits at V = 32000."""
     logits, p, q = rows_and_drafts(32000)
     half = np.random.default_rng(1).normal(0, 5, logits.shape).astype(np.float32)
@@ -330,7 +330,7 @@ def test_law_from_logits_at_a_full_vocabulary(simulation: Simulation) -> None:
     row = simulation.run(program)[CLIENT]
     w = np.rint(row[0].astype(np.float64) / UNIT).astype(np.int64)
     assert w.min() >= 0 and w.sum() < 2**33
-    variation = np.abs(emitted_law(w, q, Widths.of_weights(32000)) - p).sum() / 2
+    variation = np.abs(emitted_distribution(w, q, Widths.of_weights(32000)) - p).sum() / 2
     assert variation <= 0.01, variation
 
 

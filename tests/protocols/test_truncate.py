@@ -48,7 +48,7 @@ class TestTruncate(OpContract):
 
 @pytest.mark.parametrize("shift", [1, 3, 6])
 @pytest.mark.parametrize("how", ["unbiased", "local"])
-def test_law(shift: int, how: str) -> None:
+def test_distribution(shift: int, how: str) -> None:
     """Over every low part of the client's share, x / 2^shift on average, exactly; a multiple of
     2^shift is exact; the error is below one."""
 

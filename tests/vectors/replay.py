@@ -79,24 +79,24 @@ class _Tape:
         self._role = ROLES[rank]
 
     def load(self, messages: Sequence[Json]) -> None:
-        self._mine, self._theirs = (
+        self._own, self._peers = (
             [bytes.fromhex(m["bytes"]) for m in messages if (m["from"] == self._role) == own]
             for own in (True, False)
         )
         self._sent = 0
 
     def send(self, data: bytes) -> None:
-        assert self._sent < len(self._mine), "a message more than recorded"
-        expected, self._sent = self._mine[self._sent], self._sent + 1
+        assert self._sent < len(self._own), "a message more than recorded"
+        expected, self._sent = self._own[self._sent], self._sent + 1
         assert data == expected, f"message {self._sent} of the {self._role} is not as recorded"
 
     def recv(self) -> bytes:
-        assert self._theirs, "a message is awaited that is not recorded"
-        return self._theirs.pop(0)
+        assert self._peers, "a message is awaited that is not recorded"
+        return self._peers.pop(0)
 
     def end(self) -> None:
-        assert self._sent == len(self._mine), "a message is recorded that is not sent"
-        assert not self._theirs, "a message is recorded that nobody reads"
+        assert self._sent == len(self._own), "a message is recorded that is not sent"
+        assert not self._peers, "a message is recorded that nobody reads"
 
     def close(self) -> None:
         """Nothing to release."""
