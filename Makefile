@@ -32,7 +32,7 @@ demo: $(STAMP)
 	@$(BIN)/spu-llm demo $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(BIN)/python -m $(if $(ARGS),pytest -q $(ARGS),tests.halves)
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -q -m slow $(if $(PART),--part $(PART)) $(ARGS)

@@ -34,12 +34,13 @@ def calibrated(config: ModelConfig, params: Params, texts: Sequence[np.ndarray])
     found = bounds_of(weights, plain)
     rows = np.concatenate([mean_squares(plain, weights, ids) for ids in texts])
     seen = np.concatenate([_embeddings(plain, weights), rows])
-    low, high = max(float(seen.min()) / _MARGIN, _LEAST), float(seen.max()) * _MARGIN
+    low, high = float(seen.min()) / _MARGIN, float(seen.max()) * _MARGIN
     for_norms = math.ceil(math.log2(high / norm_high(config.width)) / 2)
     for_sums = math.floor(math.log2(max(found.added, 1.0) / LARGEST_LINEAR)) + 1
     room = math.floor(math.log2(max(float(rows.min()), _LEAST) / _LEAST) / 2)
     shift = max(0, for_norms, min(for_sums, room))
-    low, high = _power(low, math.floor) * 4.0**-shift, _power(high, math.ceil) * 4.0**-shift
+    low = max(_power(max(low, _LEAST), math.floor) * 4.0**-shift, _LEAST)
+    high = _power(high, math.ceil) * 4.0**-shift
     try:
         chosen = replace(
             plain,

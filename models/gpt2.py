@@ -257,8 +257,6 @@ def describe(config: GPT2Config) -> dict[str, Any]:
         "reorder_and_upcast_attn": False,
         "tie_word_embeddings": True,
         "use_cache": True,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
     }
 
 

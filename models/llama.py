@@ -296,8 +296,6 @@ def describe(config: LlamaConfig) -> dict[str, Any]:
         "pretraining_tp": 1,
         "initializer_range": 0.02,
         "use_cache": True,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
     }
 
 

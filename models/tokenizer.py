@@ -75,9 +75,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with what the tokenizer puts before any text (LLaMA's first token,
-        nothing of GPT-2's).
+        nothing of GPT-2's); what it may put after one would end the text that goes on.
         """
-        return list(self._bpe.encode(text).ids)
+        found = self._bpe.encode(text)
+        of_text = [i for i, added in enumerate(found.special_tokens_mask) if not added]
+        return list(found.ids[: of_text[-1] + 1] if of_text else found.ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`; special tokens vanish, bytes that are no UTF-8 become U+FFFD."""
@@ -143,7 +145,7 @@ def _eos_ids(path: Path, bpe: tokenizers.Tokenizer) -> frozenset[int]:
         stated = _stated(path.with_name(name), "eos_token_id")
         if stated is not None:
             ids = stated if isinstance(stated, list) else [stated]
-            if not ids or not all(type(i) is int and i >= 0 for i in ids):
+            if not ids or not all(type(i) is int and bpe.id_to_token(i) is not None for i in ids):
                 raise InputError(
                     f"{path.with_name(name)} has eos_token_id {json.dumps(stated)}; it must be the "
                     "number of a token, or a list of such"

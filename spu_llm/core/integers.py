@@ -38,7 +38,9 @@ class Factor:
     bits: int
 
     def __post_init__(self) -> None:
-        self.entries.setflags(write=False)
+        entries = self.entries.view()  # the caller's own array stays as it is
+        entries.setflags(write=False)
+        object.__setattr__(self, "entries", entries)
 
     @functools.cached_property
     def digest(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from spu_llm.core.channel import (
     say_goodbye,
 )
 from spu_llm.core.correlation import Correlation
-from spu_llm.core.errors import ManifestMismatch
+from spu_llm.core.errors import ManifestMismatch, PoolError
 from spu_llm.core.ledger import Ledger
 from spu_llm.core.meter import Meter
 from spu_llm.core.party import Party
@@ -64,6 +65,7 @@ class PartySession:
         """
         self.rank: int = link.rank
         self.meter, self.ledger = Meter(), Ledger()
+        self._thread = threading.get_ident()
         wire = LinkChannel(link.spawn())
         key = agree_on_key(wire)
         self._channel = CountingChannel(SealedChannel(wire, key, self.rank))
@@ -184,6 +186,9 @@ class PartySession:
 
     def _make(self, correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
         """One chunk of correlated randomness from SPU, metered as offline wherever it falls."""
+        if threading.get_ident() != self._thread:
+            # In merged rounds the peer may ask for it at another time, and both would wait.
+            raise PoolError(f"{correlation.name}: a call takes more than its dry run found")
         with self.meter.in_phase("offline"):
             started = time.perf_counter()
             results, traffic = self._spu.make(correlation, masks)

@@ -47,13 +47,19 @@ class PlainSession:
     """What a program without SPU runs with; `close` it in the end."""
 
     def __init__(self, rank: int, stream: ByteStream, session: str) -> None:
-        """`session`: its id, which both supervisors told their workers. Whoever else on this
-        machine connects to a worker first does not know it: the first message then ends all.
+        """`session`: its id, which both supervisors told their workers. WireError when whoever is
+        at the other end does not know it: nothing of the program's has been sent then.
         """
         self.rank = rank
         wire = StreamChannel(stream)
         key = hashlib.sha256(agree_on_key(wire) + session.encode()).digest()
-        self.channel = CountingChannel(SealedChannel(wire, key, rank))
+        sealed = SealedChannel(wire, key, rank)
+        sealed.send(b"")
+        try:
+            sealed.recv()
+        except WireError:
+            raise WireError("a stranger is at the other end of the worker's connection") from None
+        self.channel = CountingChannel(sealed)
         self.ledger = Ledger()
         self._stream = stream
 
@@ -68,6 +74,8 @@ class PlainSession:
         while rank == CLIENT:
             try:
                 return PlainSession(rank, connect(host, int(port), timeout_s), session)
+            except WireError:
+                raise
             except PeerError:
                 # The relay gives a worker ten seconds to listen; a busy machine takes longer.
                 if time.monotonic() > deadline:

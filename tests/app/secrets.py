@@ -87,16 +87,16 @@ def search(needles: Mapping[str, bytes], places: Iterable[bytes]) -> set[str]:
                 found |= {n for n in names if chunk.startswith(needles[n], 8 * i + shift)}
         return found
 
-    places = list(places)
-    found = {name for name in common if any(needles[name] in place for place in places)}
-    # numpy lets threads work side by side; there are gigabytes.
+    found: set[str] = set()
+    # numpy lets threads work side by side; of gigabytes there is one place at a time.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        pieces = [
-            pool.submit(inside, place, start)
-            for place in places
-            for start in range(0, len(place), CHUNK)
-        ]
-        return found.union(*(piece.result() for piece in pieces))
+        for place in places:
+            found |= {name for name in common if needles[name] in place}
+            pieces = [
+                pool.submit(inside, place, start) for start in range(0, len(place), CHUNK)
+            ]
+            found = found.union(*(piece.result() for piece in pieces))
+    return found
 
 
 def _hash(words: np.ndarray) -> np.ndarray:

@@ -174,8 +174,12 @@ def test_ctrl_c(
 @cases(
     "phase signum",
     [("prefilling", signal.SIGKILL)],
-    [("decoding", signal.SIGTERM), ("decoding", signal.SIGHUP)],
-    [("starting", signal.SIGKILL), ("decoding", signal.SIGKILL)],
+    [
+        ("starting", signal.SIGKILL),
+        ("decoding", signal.SIGTERM),
+        ("decoding", signal.SIGHUP),
+    ],
+    [("decoding", signal.SIGKILL)],
 )
 def test_a_killed_demo_leaves_nothing(
     demo: Callable[[str, str], Command], program: str, phase: str, signum: int

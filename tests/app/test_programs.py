@@ -7,7 +7,7 @@ import importlib
 import os
 import shutil
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,24 +90,24 @@ def test_a_worker_s_peer_knows_the_session(theirs: str) -> None:
     """Whoever else on the machine connects first cannot take the peer's place."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         addresses = [f"127.0.0.1:{free.getsockname()[1]}"] * 2
-    heard: list[Any] = []
 
-    def provide() -> None:
-        session = PlainSession.meet(PROVIDER, addresses, 20_000, "ours")
+    def meet(rank: int, session: str) -> bytes | str:
         try:
-            heard.append(session.channel.recv())
+            met = PlainSession.meet(rank, addresses, 20_000, session)
         except WireError as exc:
-            heard.append(exc)
-        session._stream.close()
+            return str(exc)
+        met.channel.send(b"of %d" % rank)
+        heard = met.channel.recv()
+        met.close()
+        return heard
 
-    thread = threading.Thread(target=provide)
-    thread.start()
-    caller = PlainSession.meet(CLIENT, addresses, 20_000, theirs)
-    caller.channel.send(b"a message")
-    thread.join(20)
-    caller._stream.close()
-    assert (heard == [b"a message"]) == (theirs == "ours")
-    assert isinstance(heard[0], WireError) == (theirs != "ours")
+    with ThreadPoolExecutor() as pool:
+        both = [pool.submit(meet, PROVIDER, "ours"), pool.submit(meet, CLIENT, theirs)]
+        found = [one.result(20) for one in both]
+    if theirs == "ours":
+        assert found == [b"of 0", b"of 1"]
+    else:
+        assert all("a stranger is at the other end" in str(error) for error in found)
 
 
 def test_what_a_provider_cannot_start_with_is_reported(tmp_path: Path) -> None:

@@ -209,6 +209,17 @@ def test_a_sentencepiece_stream_goes_on_within_words_and_characters(both: Any) -
     assert ours.decode([0, 1, 2, ours.vocab_size]) == ""
 
 
+def test_what_a_tokenizer_puts_after_a_text_is_left_out(tmp_path: Path) -> None:
+    """A text goes on; the end of it would begin another one."""
+    library = sentencepiece("first")
+    library.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    ids = load(tmp_path, library).encode("hello</s>hello")
+    whole = library.encode("hello</s>hello").ids
+    assert whole == [*ids, 2] and ids[0] == 1 and 2 in ids[1:-1]
+
+
 @pytest.mark.parametrize(
     ("files", "ends"),
     [
@@ -228,6 +239,7 @@ def test_ends_of_text(tmp_path: Path, files: dict[str, Any], ends: set[int]) -> 
         ({"config": {"eos_token_id": "2"}}, 'config.json has eos_token_id "2"; it must be'),
         ({"generation_config": {"eos_token_id": []}}, "generation_config.json has eos_token_id []"),
         ({"config": {"eos_token_id": [True]}}, "config.json has eos_token_id [true]"),
+        ({"config": {"eos_token_id": 9999}}, "config.json has eos_token_id 9999; it must be"),
         ({"config": {}}, "has no token <|endoftext|>"),
         ({"config": {}, "tokenizer_config": {"eos_token": "<end>"}}, "has no token <end>"),
     ],
