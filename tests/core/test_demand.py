@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,6 +187,21 @@ def test_nothing_is_made_inside_a_call_that_was_made_ready(simulation: Simulatio
 
     client, provider = simulation.run(program)
     assert client == provider
+
+
+def test_nothing_is_made_inside_merged_rounds(simulation: Simulation) -> None:
+    """The peer may ask for it at another time: a dry run that counted too little ends both."""
+    kind = Correlation(
+        "made beside others", (Part((), Owner.JOINT, Form.ARITH),),
+        (Part((), Owner.JOINT, Form.ARITH),), lambda a: [a],
+    )  # fmt: skip
+
+    def program(session: PartySession) -> None:
+        with ThreadPoolExecutor(1) as merged:
+            with pytest.raises(PoolError, match="made beside others: a call takes more"):
+                merged.submit(session.party.take, kind, 1).result()
+
+    simulation.run(program)
 
 
 def test_needs_add_up(simulation: Simulation) -> None:
