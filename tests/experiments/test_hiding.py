@@ -103,3 +103,14 @@ def test_the_committed_figures_are_those_of_the_documents() -> None:
     assert len(short) == 3
     for text in short:
         assert max(hiding.more(text)[-3:]) <= 0.25
+
+
+def test_measured_pairs_cost_at_most_a_quarter_more() -> None:
+    """Whole runs of 64 tokens, hidden and shown in turn: bytes and seconds, material included."""
+    runs = saved.load("hidden_pair")["runs"]
+    for hidden, shown in zip(runs[::2], runs[1::2], strict=True):
+        assert (hidden["progress"], shown["progress"]) == ("hidden", "shown")
+        assert hidden["steps"] == shown["steps"] and hidden["accepted"] == shown["accepted"]
+        sizes = [sum(sum(way.values()) for way in run["bytes"].values()) for run in (hidden, shown)]
+        assert 1 < sizes[0] / sizes[1] <= 1.25
+        assert hidden["elapsed_seconds"] / shown["elapsed_seconds"] <= 1.25
