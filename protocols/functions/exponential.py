@@ -239,7 +239,7 @@ def exponential(x: Any, *, bits: int = BITS) -> Any:
 
 
 def softmax_weights(logits: Any, *, bits: int = BITS) -> Any:
-    """exp(z - max z) of every row z of float logits [rows, n], shared, from 0 to 1 and a unit.
+    """exp(z - max z) of every row z of float logits [..., n], shared, from 0 to 1 and a unit.
 
     bits: the differences in a row fit so many, signed and fraction bits included. Rounding to units
     is what a row is off by: for 32,000 normal logits of deviation 3, a total variation of 0.001 to
@@ -249,4 +249,4 @@ def softmax_weights(logits: Any, *, bits: int = BITS) -> Any:
     def weights(rows: Any) -> Any:
         return exponential(rows - maximum(rows, bits=bits)[:, None], bits=bits)
 
-    return by_rows(weights, logits)
+    return by_rows(weights, logits.reshape(-1, logits.shape[-1])).reshape(logits.shape)

@@ -110,8 +110,7 @@ class Post:
     def verify(
         self, logits: Array, client: ClientInput, provider: None
     ) -> tuple[Outcome, Array]:
-        rows = logits.reshape(-1, logits.shape[-1])
-        weights = softmax_weights(rows, bits=self.sampling.difference_bits).reshape(logits.shape)
+        weights = softmax_weights(logits, bits=self.sampling.difference_bits)
         return verify(weights, client, self.sampling, naive=self.naive)
 
     def resolve(

@@ -104,8 +104,7 @@ class Token:
     def verify(
         self, logits: Array, client: ClientInput, provider: Randomness
     ) -> tuple[Outcome, Array]:
-        rows = logits.reshape(-1, logits.shape[-1])
-        weights = softmax_weights(rows, bits=self.sampling.difference_bits).reshape(logits.shape)
+        weights = softmax_weights(logits, bits=self.sampling.difference_bits)
         return verify(weights, client, provider, hide_progress=self.hide_progress)
 
     def resolve(
