@@ -8,7 +8,10 @@ times 2^(fraction bits - shift), so with 0 the words are the raw product's.
 multiply   Beaver, CRYPTO'91, section 3. Triple: shared a, b and a * b.
              1. Open e = x - a and f = y - b: one message and 16 bytes per value each way.
              2. x * y = e f + e b + f a + a b, linear in what is shared.
-square     With y = x one opening will do: 8 bytes per value each way.
+square     With y = x one opening will do: 8 bytes per value each way. Pair: the client's u, the
+           provider's v and shares of 2 u v, so a = u + v is a mask of which a^2 costs one cross
+           term, u^2 and v^2 being each owner's own.
+             1. Open e = x - a. 2. x^2 = e^2 + 2 e a + a^2.
 times_whole  x times public whole numbers: each share by itself, nothing is sent.
 matmul     The same with matrices: a [m, k], b [k, n], per batch element.
 linear     x [rows, k] shared times w [k, m] of the provider (Delphi, USENIX Security'20,
@@ -72,9 +75,12 @@ TRIPLE = Correlation(
 
 SQUARE = Correlation(
     name="square pair",
-    masks=(shared(),),
+    masks=(Part((), Owner.CLIENT, Form.PRIVATE), Part((), Owner.PROVIDER, Form.ARITH)),
     results=(shared(),),
-    secure=lambda a: [a * a],
+    # One party's words times a share of which the other has all: encrypted in one direction only.
+    derive=lambda u, v: [u, v + v],
+    inputs=(Part((), Owner.CLIENT, Form.PRIVATE), Part((), Owner.PROVIDER, Form.ARITH)),
+    secure=lambda u, twice_v: [u * twice_v],
     chunk=_TRIPLES,
 )
 
@@ -144,11 +150,11 @@ def multiply_cost(count: int) -> Cost:
 
 def _square(party: Party, x: np.ndarray) -> np.ndarray:
     material = party.take(SQUARE, x.size)
-    a, aa = (w.reshape(x.shape) for w in (*material.masks, *material.results))
+    a, cross = (w.reshape(x.shape) for w in (material.masks[party.rank], *material.results))
     # 1.
     e = open_masked(party, x - a)
     # 2.
-    product = np.uint64(2) * e * a + aa
+    product = np.uint64(2) * e * a + a * a + cross
     return product + e * e if party.rank == CLIENT else product
 
 

@@ -5,9 +5,10 @@ of the lower k = bits - 1 bits is [~x_0 < x_1] on those bits: a comparison of a 
 client knows with a number b that the provider knows (CrypTFlow2, CCS'20, Alg. 2). Each comparison
 is a tree over digits: less(hi lo) = less(hi) ^ equal(hi) less(lo), equal(hi lo) = equal(hi)
 equal(lo). Here the leaves are digits of two private bits and a node takes up to four digits at
-once, each level one round of `protocols.bits.gates`.
+once, each level one round of `protocols.bits.gates`. How deep the tree is, is a matter of price
+(`protocols.bits.price`): the more values, the fewer prepared products, and the more rounds.
 
-Messages of both parties (6 for 24 bits, 8 for 64), bytes per value: see `cost`.
+Messages of both parties (6 for a few values of 24 bits, 8 for many), bytes per value: see `cost`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from protocols.bits.convert import arith_cost, as_arith
-from protocols.bits.gates import ONE, Gate, evaluate, gate_cost, plus, recipe, times, variable
+from protocols.bits.gates import Gate, evaluate, gate_cost, plus, times, variable
 from protocols.bits.planes import from_planes, to_planes, words_for
+from protocols.bits.price import price, products
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
@@ -32,14 +34,18 @@ _MAX_FAN_IN = 4
 
 @functools.cache
 def leaf(root: bool) -> Gate:
-    """Digits of two bits, a = (a_0, a_1) of the client, b of the provider: less, equal."""
-    a0, a1, b0, b1 = (variable(i) for i in range(4))
-    not_a0, not_a1 = plus(ONE, a0), plus(ONE, a1)
-    equal0, equal1 = plus(not_a0, b0), plus(not_a1, b1)
-    less = plus(times(not_a1, b1), times(equal1, not_a0, b0))
+    """Digits of two bits, a of the client, b of the provider: less, equal.
+
+    Each owner brings its bits and their product as inputs of their own, the client those of
+    n = ~a: (n_0, n_1, n_0 n_1, b_0, b_1, b_0 b_1). Bits are equal where n_i + b_i = 1, so
+        less = n_1 b_1 + (n_1 + b_1) n_0 b_0,    equal = (n_0 + b_0) (n_1 + b_1)
+    have five products of an input of each, where masks of four bits have seven.
+    """
+    n0, n1, n01, b0, b1, b01 = (variable(i) for i in range(6))
+    less = plus(times(n1, b1), times(n01, b0), times(n0, b01))
     if root:
-        return Gate("leaf to bit", 2, 2, 0, (less,))
-    return Gate("leaf", 2, 2, 0, (less, times(equal0, equal1)))
+        return Gate("leaf to bit", 3, 3, 0, (less,))
+    return Gate("leaf", 3, 3, 0, (less, plus(n01, b01, times(n0, b1), times(n1, b0))))
 
 
 @functools.cache
@@ -58,29 +64,31 @@ def node(fan_in: int, root: bool) -> Gate:
     return Gate(f"node {fan_in}", 0, 0, 2 * fan_in, (whole, times(*equal.values())))
 
 
-@functools.cache
-def levels(bits: int) -> tuple[tuple[int, int], ...]:
-    """(fan-in, nodes) of the levels above the leaves for numbers of `bits` bits: fewest rounds,
-    then fewest prepared products. A digit that is left over on its own needs no node.
+Level = tuple[int, int]  # fan-in, nodes
+
+
+def levels(bits: int, rows: int) -> tuple[Level, ...]:
+    """The levels above the leaves for `rows` numbers of `bits` bits, cheapest by
+    `protocols.bits.price`. A digit that is left over on its own needs no node.
     """
-    digits = (bits + 1) // 2
+    return _levels((bits + 1) // 2, words_for(rows))[1]
 
-    def plans(count: int) -> list[tuple[tuple[int, int], ...]]:
-        if count == 1:
-            return [()]
-        found = []
-        for fan_in in range(2, _MAX_FAN_IN + 1):
-            full, rest = divmod(count, fan_in)
-            nodes = full + (rest > 1)
-            found += [((fan_in, nodes), *then) for then in plans(nodes + (rest == 1))]
-        return found
 
-    def products(plan: tuple[tuple[int, int], ...]) -> int:
-        return sum(
-            n * recipe(node(f, root=i == len(plan) - 1)).products for i, (f, n) in enumerate(plan)
-        )
-
-    return min(plans(digits), key=lambda plan: (len(plan), products(plan)))
+@functools.lru_cache(maxsize=1 << 14)
+def _levels(digits: int, words: int) -> tuple[float, tuple[Level, ...]]:
+    """Price, and levels that make one digit of so many, for 64 numbers a word."""
+    if digits == 1:
+        return 0.0, ()
+    plans = []
+    for fan_in in range(2, _MAX_FAN_IN + 1):
+        full, rest = divmod(digits, fan_in)
+        nodes = full + (rest > 1)
+        left = nodes + (rest == 1)
+        gate, rows = node(fan_in, root=left == 1), 64 * words
+        above, then = _levels(left, words)
+        own = price(gate_cost(gate, rows, nodes), products(gate, rows, nodes))
+        plans.append((own + above, ((fan_in, nodes), *then)))
+    return min(plans, key=lambda plan: plan[0])
 
 
 def less_private(party: Party, number: np.ndarray, bits: int) -> np.ndarray:
@@ -89,7 +97,8 @@ def less_private(party: Party, number: np.ndarray, bits: int) -> np.ndarray:
 
     number: words [rows], this party's, of which the low `bits` bits count.
 
-    1. Leaves: less and equal of digits of two bits; an odd number of bits has a zero on top.
+    1. Leaves: less and equal of digits of two bits, from the bits (the client's inverted) and
+       their product; an odd number of bits has a zero on top.
     2. Nodes, level by level: less and equal of up to four digits at once. A short last group is
        filled with equal digits, a single last digit goes on as it is.
     3. What the root says is less.
@@ -97,7 +106,10 @@ def less_private(party: Party, number: np.ndarray, bits: int) -> np.ndarray:
     # 1.
     rows, digits = len(number), (bits + 1) // 2
     own = to_planes(low_bits(number, bits), 2 * digits).reshape(digits, 2, -1)
-    plan = levels(bits)
+    if party.rank == CLIENT:
+        own = ~own
+    own = np.concatenate([own, own[:, :1] & own[:, 1:]], axis=1)
+    plan = levels(bits, rows)
     state = evaluate(party, leaf(root=not plan), rows, digits, own)
     # 2.
     for i, (fan_in, nodes) in enumerate(plan):
@@ -116,11 +128,20 @@ def less_private(party: Party, number: np.ndarray, bits: int) -> np.ndarray:
 
 
 def less_cost(rows: int, bits: int) -> Cost:
-    """Price of `less_private`."""
-    plan = levels(bits)
+    """What `less_private` sends."""
+    plan = levels(bits, rows)
     total = gate_cost(leaf(root=not plan), rows, (bits + 1) // 2)
     for i, (fan_in, nodes) in enumerate(plan):
         total += gate_cost(node(fan_in, i == len(plan) - 1), rows, nodes)
+    return total
+
+
+def less_products(rows: int, bits: int) -> int:
+    """Products of bits that `less_private` takes."""
+    plan = levels(bits, rows)
+    total = products(leaf(root=not plan), rows, (bits + 1) // 2)
+    for i, (fan_in, nodes) in enumerate(plan):
+        total += products(node(fan_in, i == len(plan) - 1), rows, nodes)
     return total
 
 
@@ -149,8 +170,13 @@ def sign_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
 
 
 def sign_cost(count: int, bits: int) -> Cost:
-    """Price of `sign_words` for `count` values."""
+    """What `sign_words` sends for `count` values."""
     return less_cost(count, bits - 1) if bits > 1 and count else Cost()
+
+
+def sign_products(count: int, bits: int) -> int:
+    """Products of bits that `sign_words` takes."""
+    return less_products(count, bits - 1) if bits > 1 and count else 0
 
 
 # ---- the op
@@ -184,7 +210,7 @@ def _correct(x: Value, *, bits: int) -> Correct:
 def correct_sign(party: SimulatedParty, made: Bool, wanted: Bool, bits: int) -> None:
     """Make `sign_words`, the last step, give `wanted`: change its last prepared sums."""
     if bits > 1 and made.words.size:
-        plan = levels(bits - 1)
+        plan = levels(bits - 1, made.words.size)
         last = node(plan[-1][0], root=True) if plan else leaf(root=True)
         correct_gate(party, last, made, wanted)
 

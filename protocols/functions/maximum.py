@@ -11,7 +11,8 @@ the w_i are one round of `protocols.bits.gates` (a match of two needs none), the
 one (`protocols.bits.mux`). A short last match is filled up with the row's last word.
 
 Wide matches take fewer rounds, narrow ones fewer comparisons: `fan_ins` weighs one against the
-other. Comparisons are CrypTFlow2's (CCS'20), the gate is Beaver's (CRYPTO'91) for many factors.
+other (`protocols.bits.price`). Comparisons are CrypTFlow2's (CCS'20), the gate is Beaver's
+(CRYPTO'91) for many factors.
 """
 
 from __future__ import annotations
@@ -21,20 +22,18 @@ import itertools
 
 import numpy as np
 
-from protocols.bits.compare import sign_cost, sign_words
+from protocols.bits.compare import sign_cost, sign_products, sign_words
 from protocols.bits.convert import arith_cost, as_arith
 from protocols.bits.gates import Gate, evaluate, gate_cost, times, variable
 from protocols.bits.mux import correct_mux, mux_cost, mux_words, width_of
 from protocols.bits.planes import from_planes, to_planes
+from protocols.bits.price import price, products
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
 from spu_llm.core.values import CLIENT, Arith, Value, low_bits
 
 _MAX_FAN_IN = 8
-# Bytes, each way, that a round is worth: half of what 100 Mbit/s pass in the 20 ms that a message
-# takes, since every byte sent also uses up some that were prepared.
-_ROUND_BYTES = 1 << 17
 
 
 @functools.cache
@@ -50,28 +49,41 @@ def all_of(inputs: int) -> Gate:
 
 
 def _match_cost(fan_in: int, count: int, bits: int, width: int) -> Cost:
-    """Price of `count` matches of words of `width` bits."""
+    """What `count` matches of words of `width` bits send."""
     cost = sign_cost(len(pairs(fan_in)) * count, bits)
     if fan_in > 2:
         cost += gate_cost(all_of(fan_in - 1), count, fan_in - 1)
     return cost + mux_cost((fan_in - 1) * count, width)
 
 
-def _total(cost: Cost) -> int:
-    """What a price comes to, in bytes of one direction: the two run at once."""
-    return cost.rounds * _ROUND_BYTES + max(cost.client_to_provider, cost.provider_to_client)
+def _match_products(fan_in: int, count: int, bits: int) -> int:
+    """Products of bits that their comparisons take, and who wins. (Products of bits and words are
+    as many for any fan-in: one for each word that loses.)
+    """
+    total = sign_products(len(pairs(fan_in)) * count, bits)
+    if fan_in > 2:
+        total += products(all_of(fan_in - 1), count, fan_in - 1)
+    return total
 
 
-@functools.cache
 def fan_ins(rows: int, n: int, bits: int, width: int = 64) -> tuple[int, ...]:
     """Words per match, level by level, that give the maxima of `rows` rows of n words cheapest."""
+    return _fan_ins(rows, n, bits, width)[1]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _fan_ins(rows: int, n: int, bits: int, width: int) -> tuple[float, tuple[int, ...]]:
+    """Price and words per match."""
     if n == 1:
-        return ()
-    plans = [
-        (fan_in, *fan_ins(rows, -(-n // fan_in), bits, width))
-        for fan_in in range(2, min(n, _MAX_FAN_IN) + 1)
-    ]
-    return min(plans, key=lambda plan: _total(_plan_cost(plan, rows, n, bits, width)))
+        return 0.0, ()
+    plans = []
+    for fan_in in range(2, min(n, _MAX_FAN_IN) + 1):
+        left = -(-n // fan_in)
+        count = rows * left
+        own = price(_match_cost(fan_in, count, bits, width), _match_products(fan_in, count, bits))
+        above, then = _fan_ins(rows, left, bits, width)
+        plans.append((own + above, (fan_in, *then)))
+    return min(plans, key=lambda plan: plan[0])
 
 
 def _plan_cost(plan: tuple[int, ...], rows: int, n: int, bits: int, width: int) -> Cost:

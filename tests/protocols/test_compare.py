@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from protocols.bits import compare, gates
 from protocols.bits.compare import leaf, levels, node, sign
-from protocols.bits.planes import to_planes
+from protocols.bits.planes import to_planes, words_for
 from protocols.functions.maximum import all_of
 from spu_llm.core.correlation import Correlation, Material, deal
 from spu_llm.core.correlation import evaluate as plain_results
@@ -75,8 +75,11 @@ def test_less_than(data: Any, bits: int) -> None:
 
 def test_messages_and_bytes() -> None:
     """At most 8 messages for up to 24 bits (SPU: 36), and few bytes."""
-    x = np.zeros(8000, np.int64)
-    for bits, messages, per_value in ((12, 6, 7.25), (16, 6, 9.75), (24, 6, 13.75), (64, 8, 41.75)):
+    for count, bits, messages, per_value in (
+        (1000, 12, 6, 8.75), (1000, 16, 6, 11.75), (1000, 24, 6, 16.75), (1000, 64, 8, 49.75),
+        (8000, 24, 8, 19.25),
+    ):  # fmt: skip
+        x = np.zeros(count, np.int64)
         outcome = run_op(sign, Case((x,), ("arith",), {"bits": bits}))
         traffic = outcome.traffic[CLIENT]
         assert (traffic.messages, traffic.bytes / x.size) == (messages, per_value)
@@ -92,7 +95,8 @@ def test_gates_mean_what_they_say(root: bool) -> None:
 
     for a in range(4):
         for b in range(4):
-            bits = (a & 1, a >> 1, b & 1, b >> 1)
+            n = 3 - a
+            bits = (n & 1, n >> 1, int(n == 3), b & 1, b >> 1, int(b == 3))
             found = [value(p, bits) for p in leaf(root).outputs]
             assert found == [a < b, a == b][: len(found)]
     for fan_in in (2, 3, 4):
@@ -126,7 +130,7 @@ def test_sums_of_products_of_masks_are_those_that_the_polynomials_need() -> None
 
 @pytest.mark.parametrize(
     ("gate", "products"),
-    [(leaf(False), 5), (node(2, False), 2), (node(3, False), 7), (node(4, False), 18),
+    [(leaf(False), 3), (leaf(True), 2), (node(2, False), 2), (node(3, False), 7), (node(4, False), 18),
      (node(3, True), 4), (node(4, True), 11), (all_of(7), 120)],
     ids=lambda x: getattr(x, "name", None),
 )  # fmt: skip
@@ -195,7 +199,43 @@ def test_units_that_serve_twice_in_one_message_are_noticed() -> None:
         contract.test_views_are_simulated()
 
 
-def test_tree_takes_the_fewest_rounds() -> None:
-    assert [len(levels(b - 1)) for b in (2, 3, 12, 16, 24, 32, 33, 34, 64)] == [
+def test_few_values_take_the_fewest_rounds() -> None:
+    assert [len(levels(b - 1, 9)) for b in (2, 3, 12, 16, 24, 32, 33, 34, 64)] == [
         0, 0, 2, 2, 2, 2, 2, 3, 3,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", [3, 11, 17, 23, 26, 31, 63])
+def test_more_values_never_take_fewer_rounds_nor_more_products_each(bits: int) -> None:
+    """What is chosen is the cheapest tree of all, by the price that is stated."""
+    digits, depths, each = (bits + 1) // 2, [], []
+    for rows in (1, 640, 6_400, 64_000, 640_000):
+        plan = levels(bits, rows)
+        depths.append(len(plan))
+        each.append(compare.less_products(rows, bits) / (64 * words_for(rows)))
+        cheapest = min(_priced(other, rows) for other in _trees(digits))
+        assert _priced(plan, rows) == pytest.approx(cheapest, rel=1e-12)
+    assert depths == sorted(depths)
+    assert each == sorted(each, reverse=True)
+
+
+def _trees(digits: int) -> list[tuple[compare.Level, ...]]:
+    if digits == 1:
+        return [()]
+    found: list[tuple[compare.Level, ...]] = []
+    for fan_in in (2, 3, 4):
+        nodes = digits // fan_in + (digits % fan_in > 1)
+        left = nodes + (digits % fan_in == 1)
+        found += [((fan_in, nodes), *then) for then in _trees(left)]
+    return found
+
+
+def _priced(tree: tuple[compare.Level, ...], rows: int) -> float:
+    total = 0.0
+    for i, (fan_in, nodes) in enumerate(tree):
+        gate = node(fan_in, i == len(tree) - 1)
+        cost = gates.gate_cost(gate, rows, nodes)
+        sent = max(cost.client_to_provider, cost.provider_to_client)
+        made = gates.recipe(gate).products * nodes * 64 * words_for(rows)
+        total += 0.03 * cost.rounds + 8e-8 * sent + 2.5e-7 * made
+    return total
