@@ -124,3 +124,9 @@ def test_a_program_uses_ops_between_segments(simulation: Simulation) -> None:
     assert nothing is None
     np.testing.assert_array_equal(found, (x < y) * 5 + x)
     np.testing.assert_array_equal(jax.jit(program)(x, y), found)
+
+
+def test_a_square_pair_costs_one_cross_term(simulation: Simulation) -> None:
+    """One ciphertext there and one back, where a triple has a further one there."""
+    (_, pair), (_, triple) = (made(simulation, c) for c in (product.SQUARE, product.TRIPLE))
+    assert pair < 0.7 * triple, (pair, triple)
