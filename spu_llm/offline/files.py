@@ -253,7 +253,8 @@ class PoolDirectory:
         try:
             state = State(**{**fields, "key": bytes.fromhex(fields["key"])})
             # What was put back lies before slice `index`; what was burnt may end inside it.
-            first, last = label.bounds(state.index - 1 if state.rest else state.index)
+            start, stop = label.bounds(state.index)
+            first, last = (0, start) if state.rest else (start, stop)
             fits = first <= state.used <= last and len(state.key) == KEY_BYTES
         except (KeyError, TypeError, ValueError):
             fits = False

@@ -7,7 +7,8 @@ far they have used which batch (`inventory`) and keep what both have, from the l
 (`resume`): what only one of them may have used is burnt.
 
 No unit is handed out twice, however a process ends. A batch is eight slices; before the first unit
-of a slice leaves this module, the whole slice is recorded on disk as used. `close` puts back what
+of a slice leaves this module, the whole slice is recorded on disk as used. `lease` does so for all
+that a call will take, before it, so that a call does not wait for the disk. `close` puts back what
 was not handed out; after a crash it is lost.
 
 What a thief learns who copies a party's directory: the masks and results of units not yet used,
@@ -80,6 +81,7 @@ class Pool:
         self.rank, self._own, self._make, self._session = rank, own, make, session
         self._made: dict[str, int] = {}  # chunks begun since it was opened, by name
         self._batches: dict[str, list[_Batch]] = {}
+        self._empty: list[_Batch] = []  # to be removed when nobody waits
         self._closed = False
         self._directory = PoolDirectory(directory, rank) if directory is not None else None
         self._found = [_Batch(*kept) for kept in self._directory.found] if self._directory else []
@@ -139,20 +141,25 @@ class Pool:
         while self.available(correlation) < units:
             batches.append(self._new_batch(correlation))
 
+    def lease(self, correlation: Correlation, units: int) -> None:
+        """Bring the next `units` units, as far as they are there, into memory, used up on disk:
+        then `take` hands them out without touching it.
+        """
+        self._remove_empty()
+        for batch, count in self._next(correlation, units):
+            batch.lease(correlation, count)
+
     def take(self, correlation: Correlation, units: int) -> Material:
         """`units` units that nobody ever gets again, after a crash of this process either."""
         self.prepare(correlation, units)
-        batches = self._batches[correlation.name]
-        chosen, missing = [], units
-        for batch in batches:
-            if count := min(missing, batch.left):
-                chosen.append((batch, count))
-                missing -= count
+        chosen = self._next(correlation, units)
         for batch, count in chosen:
             batch.lease(correlation, count)
         # Only now that all of them are used up on disk, the first one leaves.
         taken = [batch.take(count) for batch, count in chosen]
+        batches = self._batches[correlation.name]
         self._batches[correlation.name] = [batch for batch in batches if batch.left]
+        self._empty += [batch for batch in batches if not batch.left]
         return joined(taken) if taken else no_units(correlation)
 
     def close(self) -> None:
@@ -164,12 +171,28 @@ class Pool:
             for batches in self._batches.values():
                 for batch in batches:
                     batch.put_back()
+            self._remove_empty()
         finally:
             self._batches, self._found = {}, []
             if self._directory is not None:
                 self._directory.close()
 
+    def _next(self, correlation: Correlation, units: int) -> list[tuple[_Batch, int]]:
+        """The batches that the next units are in, and how many of each."""
+        chosen = []
+        for batch in self._batches.get(correlation.name, ()):
+            if count := min(units, batch.left):
+                chosen.append((batch, count))
+                units -= count
+        return chosen
+
+    def _remove_empty(self) -> None:
+        """Batches of which all is handed out; a session that dies leaves them to the next one."""
+        while self._empty:
+            self._empty.pop().store.remove()
+
     def _new_batch(self, correlation: Correlation) -> _Batch:
+        self._remove_empty()
         name, units = correlation.name, correlation.chunk
         if self._directory is not None and sum(map(len, self._batches.values())) >= MAX_BATCHES:
             raise PoolError(
@@ -264,8 +287,6 @@ class _Batch:
         assert self.held is not None and self.used + count <= self.state.used
         taken, self.held = cut(self.held, 0, count), cut(self.held, count)
         self.used += count
-        if not self.left:
-            self.store.remove()
         return taken
 
     def burn(self, used: int) -> None:

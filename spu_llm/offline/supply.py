@@ -64,6 +64,12 @@ class Supply:
         else:
             self.pool.prepare(correlation, units)
 
+    def lease(self, demand: Demand) -> None:
+        """Ready to be handed out without the disk: what `demand` asks for and is there."""
+        for one in demand.material.values():
+            if one.correlation.fixed is None:
+                self.pool.lease(one.correlation, one.units)
+
     def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         """`units` units that nobody ever gets again."""
         if correlation.fixed is not None:

@@ -166,6 +166,7 @@ class PartySession:
         with self.meter.in_phase("offline"):
             demand, _ = self.demand(function, *args)
             self.make(demand)
+            self.supply.lease(demand)
         self._ready = [function.plan(*args)[0], *jax.tree.leaves(args)]
         return demand
 

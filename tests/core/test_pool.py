@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import shutil
 import tempfile
@@ -43,6 +44,7 @@ ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("take"), st.sampled_from(CORRELATIONS), st.integers(0, 40)),
         st.tuples(st.just("prepare"), st.sampled_from(CORRELATIONS), st.integers(0, 40)),
+        st.tuples(st.just("lease"), st.sampled_from(CORRELATIONS), st.integers(0, 40)),
         st.tuples(st.just("reopen"), st.booleans(), st.booleans()),
         st.tuples(
             st.just("alone"), st.sampled_from(RANKS), st.sampled_from(CORRELATIONS),
@@ -60,6 +62,7 @@ def test_units_match_and_come_once(threads: ThreadPoolExecutor, actions: list[An
     with tempfile.TemporaryDirectory() as root:
         parties = Parties(threads, Path(root))
         parties.open()
+        leased = dict.fromkeys((c.name for c in CORRELATIONS), 0)
         for kind, *rest in actions:
             before = {c.name: parties.available(c) for c in CORRELATIONS}
             if kind == "take":
@@ -71,18 +74,71 @@ def test_units_match_and_come_once(threads: ThreadPoolExecutor, actions: list[An
             elif kind == "prepare":
                 parties.prepare(*rest)
                 assert parties.available(rest[0]) >= rest[1]
+            elif kind == "lease":
+                correlation, units = rest
+                parties.both(lambda r, pool: pool.lease(correlation, units))  # noqa: B023
+                assert parties.available(correlation) == before[correlation.name]
+                leased[correlation.name] = max(leased[correlation.name], units)
             elif kind == "reopen":
                 parties.end(*rest)
                 parties.open()
                 for c in CORRELATIONS:
                     lost = before[c.name] - parties.available(c)
-                    assert lost == 0 if all(rest) else 0 <= lost < pool_files.slice_units(c.chunk)
+                    most = leased[c.name] + pool_files.slice_units(c.chunk)
+                    assert lost == 0 if all(rest) else 0 <= lost < most
+                    leased[c.name] = 0
             else:
                 rank, correlation, units, *clean = rest
                 parties.take_alone(rank, correlation, units)
                 parties.end(*clean)
                 parties.open()
+                leased = dict.fromkeys(leased, 0)
         parties.end()
+
+
+def test_what_is_leased_is_taken_without_the_disk(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the end of a batch, and in the middle of a slice; and it is used up on disk before."""
+    parties.prepare(TRIPLE, 32)
+    parties.take(TRIPLE, 3)
+    parties.both(lambda r, pool: pool.lease(TRIPLE, 16))
+    ends = [state["used"] for state in states(parties, CLIENT)]
+    assert sum(ends) >= 3 + 16
+    with monkeypatch.context() as patch:
+        for name in ("fsync", "replace", "open", "unlink"):
+            patch.setattr(os, name, refuses)
+        for units in (1, 4, 11):
+            parties.take(TRIPLE, units)
+    parties.take(TRIPLE, 13)
+    parties.end()
+
+
+def test_what_is_leased_and_not_taken_is_put_back(parties: Parties) -> None:
+    parties.prepare(TRIPLE, 16)
+    parties.both(lambda r, pool: pool.lease(TRIPLE, 9))
+    parties.take(TRIPLE, 2)
+    parties.end()
+    parties.open()
+    assert parties.available(TRIPLE) == 14
+    parties.take(TRIPLE, 14)
+    parties.end()
+
+
+def test_what_is_leased_is_lost_with_the_process(parties: Parties) -> None:
+    parties.prepare(TRIPLE, 16)
+    parties.both(lambda r, pool: pool.lease(TRIPLE, 9))
+    parties.end(False, True)
+    parties.open()
+    assert parties.available(TRIPLE) <= 16 - 9
+    parties.take(TRIPLE, parties.available(TRIPLE))
+    parties.end()
+
+
+def states(parties: Parties, rank: int) -> list[dict[str, Any]]:
+    directory = parties.directories[rank]
+    assert directory is not None
+    return [json.loads(path.read_text()) for path in directory.rglob("state.json")]
 
 
 def test_in_memory(threads: ThreadPoolExecutor) -> None:

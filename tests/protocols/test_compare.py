@@ -130,8 +130,8 @@ def test_sums_of_products_of_masks_are_those_that_the_polynomials_need() -> None
 
 @pytest.mark.parametrize(
     ("gate", "products"),
-    [(leaf(False), 3), (leaf(True), 2), (node(2, False), 2), (node(3, False), 7), (node(4, False), 18),
-     (node(3, True), 4), (node(4, True), 11), (all_of(7), 120)],
+    [(leaf(False), 3), (leaf(True), 2), (node(2, False), 2), (node(3, False), 7),
+     (node(4, False), 18), (node(3, True), 4), (node(4, True), 11), (all_of(7), 120)],
     ids=lambda x: getattr(x, "name", None),
 )  # fmt: skip
 def test_products_that_a_gate_takes(gate: gates.Gate, products: int) -> None:
