@@ -12,8 +12,8 @@ SPU's stocks of transfers are extended in one batch of some twenty (`experiments
 Prices of batches are those of the others; what such a batch costs more is the price of an
 extension, and whatever takes transfers bears its part of it.
 
-The prices in `prices.json` next to this file were made by `spu-llm experiment prices`; they are
-those of the machine that the file names.
+The prices in `prices.json` next to this file were made by `spu-llm experiment prices`, but for what
+its `origin` says; they are those of the machine that the file names.
 """
 
 from __future__ import annotations
@@ -122,11 +122,14 @@ def priced(correlation: Correlation) -> int:
 
 
 def kind_of(correlation: Correlation) -> str:
-    """What has one price, or one set of terms."""
+    """What has one price, or one set of terms. Records of runs go by the first two words of names:
+    tiles of a cache, matrix products here, are "cached products" and "weighted cached" there, and
+    "matrix triple" are outer products, but for those that pack a cache.
+    """
     if correlation.fixed is not None:
         return "masked product"
     if matrix_sizes(correlation) is not None:
-        return "matrix triple"
+        return "matrix product"
     if correlation.name.startswith("matrix triple"):
         return "outer product"
     return " ".join(correlation.name.split()[:2])
@@ -139,7 +142,7 @@ def _masked_terms(correlation: Correlation, figure: str) -> list[float]:
 
 
 def _matrix_terms(correlation: Correlation, figure: str) -> list[float]:
-    """Of a batch of matrix triples: every unit is two products, one encrypted by each party."""
+    """Of a batch of matrix products: every unit is two products, one encrypted by each party."""
     sizes = matrix_sizes(correlation)
     assert sizes is not None
     units = correlation.chunk
@@ -152,7 +155,7 @@ def _matrix_terms(correlation: Correlation, figure: str) -> list[float]:
 
 _TERMS: Mapping[str, Callable[[Correlation, str], list[float]]] = {
     "masked product": _masked_terms,
-    "matrix triple": _matrix_terms,
+    "matrix product": _matrix_terms,
 }
 
 

@@ -127,7 +127,7 @@ def _alike(tile: int, d: int) -> dict[str, Correlation]:
         "gate prefix": correlation(AND),
         "gate or": correlation(AND),
         "product triple": TRIPLE,
-        "matrix triple": matrix_triple(16, 1, 64),  # outer products; others have tiles
+        "matrix triple": matrix_triple(16, 1, 64),
         "cached products": cached_products(tile, d),
         "bits times": BIT_TIMES_WORD,
         "word times": WORD_TIMES_CHOSEN,
