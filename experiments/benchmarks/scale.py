@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.common import commands, measured, report
+from experiments.common import commands, measured, report, transfers
 from experiments.common.kinds import by_kind
 from experiments.common.report import both_ways
 from experiments.common.two_parties import run_study, session_record
@@ -57,6 +57,7 @@ class Shape:
     new_tokens: int  # decoded after the prefill's own token
     seed: int = 0
     second_batches: bool = False  # of all material, so that its price holds no compilation
+    extensions: int = 0  # of SPU's stocks of transfers, made in the end to be priced
 
     @property
     def config(self) -> GPT2Config:
@@ -128,6 +129,9 @@ def run(session: PartySession, job: Job[Shape, ClientInputs], send: Send) -> dic
         send("stage", name=f"token {i + 1} of {shape.new_tokens}")
         tokens.append(completion.decode())
         send("measured", name=f"token {i + 1}", cost=tokens[-1])
+    if shape.extensions:
+        send("stage", name="extending the stocks of transfers")
+        transfers.extend(session, shape.extensions)
     return {
         "prefill": prefill,
         "tokens": tokens,

@@ -6,8 +6,9 @@ rates (`experiments.cost_model.prices`). Online, a network takes what playing th
 takes (`experiments.common.replay`): about rounds x delay + bytes / bandwidth.
 
 Making material takes its seconds, half a delay per message and the bytes of both directions one
-after the other. Each party computes on one core, so that more than two cores between them change
-nothing, and one doubles what computing takes.
+after the other; the messages of an extension of SPU's stocks of transfers, whose part the material
+bears, wait for nothing. Each party computes on one core, so that more than two cores between them
+change nothing, and one doubles what computing takes.
 """
 
 from __future__ import annotations
@@ -116,8 +117,9 @@ def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
         "compute": slower * prices.computing(work),
     }
     material = prices.of_material(work)
-    offline = summed(material.values())
-    making = slower * offline["seconds"] + offline["messages"] / 2 * shape.delay_s
+    offline, extensions = summed(material.values()), prices.extensions(work)
+    awaited = offline["messages"] - extensions * prices.extension["messages"]
+    making = slower * offline["seconds"] + awaited / 2 * shape.delay_s
     if shape.bits_per_s:
         making += 8.0 / shape.bits_per_s * both_ways(offline)
     stored = [
@@ -133,6 +135,7 @@ def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
         "bytes_of": {kind: round(n) for kind, n in work.bytes_of.items()},
         "offline": offline | {"seconds": making},
         "material": material,
+        "extensions": extensions,
         "stored_bytes": round(sum(stored)),
     }
 
@@ -186,6 +189,8 @@ def table(result: dict[str, Any]) -> str:
         for name in names:
             rows = [(row["twice"], row[name]) for row in grown]
             lines += ["", *_costs(f"{name}, twice", rows)]
+    extended = ", ".join(f"{name} {result[name]['extensions']:.2f}" for name in names)
+    lines += ["", f"extensions of SPU's stocks of transfers, in offline figures: {extended}"]
     hint = max(result[name]["hint_bytes"] for name in names)
     lines += ["", f"hint of the weights, once for a client: {hint / 1e6:.0f} MB"]
     of = result["prices_of"]

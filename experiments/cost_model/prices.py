@@ -2,13 +2,18 @@
 
 Runs are those of `experiments.benchmarks.scale` on models small enough to take minutes; their
 workloads (`experiments.cost_model.workload`) say what was made and computed. A batch of most
-correlations costs its words of results times a price of their kind. Products of shared matrices are
-made of ciphertexts that hold 8,192 words: bytes follow from how many it takes, seconds from words
-and multiplications. Silent products with weights take seconds for each input and output, and no
-bytes. Computing online is a sum of such terms, too (`workload.COMPUTE`).
+correlations costs its oblivious transfers, or its words of results where it takes none, times a
+price of their kind. Products of shared matrices are made of ciphertexts that hold 8,192 words:
+bytes follow from how many it takes, seconds from words and multiplications. Silent products with
+weights take seconds for each input and output, and no bytes. Computing online is a sum of such
+terms, too (`workload.COMPUTE`).
 
-The prices in `prices.json` next to this file were made by `spu-llm experiment prices`; they are
-those of the machine that the file names.
+SPU's stocks of transfers are extended in one batch of some twenty (`experiments.common.transfers`).
+Prices of batches are those of the others; what such a batch costs more is the price of an
+extension, and whatever takes transfers bears its part of it.
+
+The prices in `prices.json` next to this file were made by `spu-llm experiment prices`, but for what
+its `origin` says; they are those of the machine that the file names.
 """
 
 from __future__ import annotations
@@ -27,7 +32,9 @@ from scipy.optimize import nnls
 
 from experiments.benchmarks import scale
 from experiments.common import commands
+from experiments.common.measured import FIGURES as COSTS
 from experiments.common.measured import summed
+from experiments.common.transfers import STOCK, stocks_extended
 from experiments.cost_model import workload
 from experiments.cost_model.workload import COMPUTE, Workload, matrix_sizes
 from spu_llm.app.output import write_json
@@ -42,17 +49,20 @@ _MADE_ALIKE = {"transfer": "bits times"}  # a correlated OT a word
 
 @dataclass(frozen=True)
 class Prices:
-    """`flat`: per word of results, by kind of correlation. `fitted`: coefficients of the terms of
-    products of matrices, by kind. `messages`: of a batch that does not extend SPU's stock of
-    transfers, both parties', by kind: those of an extension do not wait for each other. `compute`:
-    seconds per unit of `workload.COMPUTE`.
+    """`flat`: per transfer, or per word of results of what takes none, by kind of correlation.
+    `fitted`: coefficients of the terms of products of matrices, by kind. `messages`: of a batch,
+    both parties', by kind. All three are without extensions of SPU's stocks of transfers.
+    `extension`: of both stocks together, COSTS for STOCK transfers in each direction; its messages
+    do not wait for each other. `compute`: seconds per unit of `workload.COMPUTE`.
     """
 
     machine: dict[str, Any]
     runs: list[dict[str, Any]]  # the shapes that were measured
+    origin: str  # of the figures
     flat: dict[str, dict[str, float]]
     fitted: dict[str, dict[str, list[float]]]
     messages: dict[str, float]
+    extension: dict[str, float]
     compute: dict[str, float]
 
     @staticmethod
@@ -66,7 +76,9 @@ class Prices:
             raise InputError(f"{path} holds no prices; make them by `experiment prices`") from None
 
     def of_units(self, correlation: Correlation, units: float) -> dict[str, float]:
-        """Seconds, bytes by direction and messages of units, as their part of full batches."""
+        """Seconds, bytes by direction and messages of units, as their part of full batches and of
+        extensions of the stocks of transfers.
+        """
         kind, batches = kind_of(correlation), units / correlation.chunk
         if kind in _TERMS:
             terms = {name: _TERMS[kind](correlation, name) for name in FIGURES}
@@ -76,8 +88,10 @@ class Prices:
             }
         else:
             price = self.flat[self._known(kind)]
-            found = {name: units * correlation.words * price[name] for name in FIGURES}
-        return found | {"messages": batches * self.messages[self._known(kind)]}
+            found = {name: units * priced(correlation) * price[name] for name in FIGURES}
+        found["messages"] = batches * self.messages[self._known(kind)]
+        part = units * correlation.transfers / STOCK
+        return {name: found[name] + part * self.extension[name] for name in COSTS}
 
     def _known(self, kind: str) -> str:
         """What was measured of this kind, of a gate of another one, or of what is made alike."""
@@ -92,17 +106,30 @@ class Prices:
             found[kind_of(correlation)].append(self.of_units(correlation, units))
         return {kind: summed(costs) for kind, costs in found.items()}
 
+    def extensions(self, work: Workload) -> float:
+        """How often both stocks of transfers are extended for all that a step takes."""
+        of = work.correlations
+        return sum(units * of[name].transfers for name, units in work.units.items()) / STOCK
+
     def computing(self, work: Workload) -> float:
         """Seconds of a step online, but for the network."""
         return sum(self.compute[name] * work.counts[name] for name in COMPUTE)
 
 
+def priced(correlation: Correlation) -> int:
+    """What a unit's flat price counts: transfers, or words of results where it takes none."""
+    return correlation.transfers or correlation.words
+
+
 def kind_of(correlation: Correlation) -> str:
-    """What has one price, or one set of terms."""
+    """What has one price, or one set of terms. Records of runs go by the first two words of names:
+    tiles of a cache, matrix products here, are "cached products" and "weighted cached" there, and
+    "matrix triple" are outer products, but for those that pack a cache.
+    """
     if correlation.fixed is not None:
         return "masked product"
     if matrix_sizes(correlation) is not None:
-        return "matrix triple"
+        return "matrix product"
     if correlation.name.startswith("matrix triple"):
         return "outer product"
     return " ".join(correlation.name.split()[:2])
@@ -115,7 +142,7 @@ def _masked_terms(correlation: Correlation, figure: str) -> list[float]:
 
 
 def _matrix_terms(correlation: Correlation, figure: str) -> list[float]:
-    """Of a batch of matrix triples: every unit is two products, one encrypted by each party."""
+    """Of a batch of matrix products: every unit is two products, one encrypted by each party."""
     sizes = matrix_sizes(correlation)
     assert sizes is not None
     units = correlation.chunk
@@ -128,17 +155,18 @@ def _matrix_terms(correlation: Correlation, figure: str) -> list[float]:
 
 _TERMS: Mapping[str, Callable[[Correlation, str], list[float]]] = {
     "masked product": _masked_terms,
-    "matrix triple": _matrix_terms,
+    "matrix product": _matrix_terms,
 }
 
 
 # ---- measuring
 
-# Small models whose blocks and matrices differ enough for all terms, and larger ones' shapes.
+# Small models whose blocks and matrices differ enough for all terms, and larger ones' shapes. A
+# prompt of 72 has a cache of larger tiles than the others.
 SHAPES = tuple(
-    scale.Shape(1, width, heads, vocab, 256, prompt, 1, second_batches=True)
-    for width, heads, vocab, prompt in (
-        (64, 2, 1024, 8), (128, 2, 4096, 32), (256, 4, 2048, 16), (384, 6, 8192, 24),
+    scale.Shape(1, width, heads, vocab, 256, prompt, 1, second_batches=True, extensions=extensions)
+    for width, heads, vocab, prompt, extensions in (
+        (64, 2, 1024, 8, 6), (128, 2, 4096, 72, 0), (256, 4, 2048, 16, 0), (384, 6, 8192, 24, 0),
     )
 )  # fmt: skip
 
@@ -148,7 +176,7 @@ def measure(
 ) -> Prices:
     """Run a completion of every shape without a network, and fit. `more`: results of such runs."""
     results = [*more, *(scale.measure(model, shape, "local") for shape in shapes)]
-    batches: Batches = []
+    made: Made = []
     steps: list[tuple[Workload, float]] = []
     for result in results:
         if failures := result["failures"]:
@@ -157,28 +185,37 @@ def measure(
         works = workload.of_completion(shape.config, shape.request, [])
         for work, cost in zip(works, [result["prefill"], *result["tokens"]], strict=False):
             steps.append((work, cost["seconds"]))
-        batches += batches_of(result, workload.together(works))
-    return fit(results[0]["machine"], [r["shape"] for r in results], batches, steps)
+        made += made_in(result, workload.together(works))
+    return fit(results[0]["machine"], [r["shape"] for r in results], made, steps)
 
 
 # ---- fitting
 
-Batches = list[tuple[Correlation, dict[str, float]]]  # what one batch of each costs
+Cost = dict[str, float]  # of a batch: COSTS
+# Batches of a correlation: those that extend no stock of transfers, and those that extend both.
+Made = list[tuple[Correlation, list[Cost], list[Cost]]]
 
 
 def fit(
     machine: dict[str, Any],
     runs: Sequence[dict[str, Any]],
-    batches: Batches,
+    made: Made,
     steps: Sequence[tuple[Workload, float]],
 ) -> Prices:
     """Prices that fit best, none below zero; `steps` with their online seconds, without a network.
+    SpuLlmError when no batch extended the stocks of transfers.
 
     Errors count in proportion to what is fitted.
     """
-    by_kind: dict[str, Batches] = defaultdict(list)
-    for correlation, cost in batches:
-        by_kind[kind_of(correlation)].append((correlation, cost))
+    by_kind: dict[str, list[tuple[Correlation, Cost]]] = defaultdict(list)
+    extensions: list[Cost] = []
+    for correlation, plain, extending in made:
+        if plain:
+            usual = _mean(plain)
+            by_kind[kind_of(correlation)].append((correlation, usual))
+            extensions += [{n: cost[n] - usual[n] for n in COSTS} for cost in extending]
+    if not extensions:
+        raise SpuLlmError("no batch extended SPU's stocks of transfers, so it has no price")
     flat: dict[str, dict[str, float]] = {}
     fitted: dict[str, dict[str, list[float]]] = {}
     messages: dict[str, float] = {}
@@ -190,15 +227,22 @@ def fit(
                 for name in FIGURES
             }
         else:
-            words = sum(c.chunk * c.words for c, _ in some)
-            flat[kind] = {name: sum(cost[name] for _, cost in some) / words for name in FIGURES}
+            count = sum(c.chunk * priced(c) for c, _ in some)
+            flat[kind] = {name: sum(cost[name] for _, cost in some) / count for name in FIGURES}
     gates = [kind for kind in flat if kind.startswith("gate ")]
     if gates:  # for a gate of a kind that was not measured
         flat["gate"] = {n: float(np.mean([flat[k][n] for k in gates])) for n in FIGURES}
         messages["gate"] = float(np.mean([messages[k] for k in gates]))
     terms = [([work.counts[name] for name in COMPUTE], seconds) for work, seconds in steps]
     compute = dict(zip(COMPUTE, _fitted(terms), strict=True))
-    return Prices(machine, list(runs), flat, fitted, messages, compute)
+    origin = f"these runs; the price of an extension is the mean of {len(extensions)}"
+    return Prices(
+        machine, list(runs), origin, flat, fitted, messages, _mean(extensions), compute
+    )
+
+
+def _mean(costs: Sequence[Cost]) -> Cost:
+    return {name: total / len(costs) for name, total in summed(costs).items()}
 
 
 def _fitted(rows: Sequence[tuple[Sequence[float], float]]) -> list[float]:
@@ -210,19 +254,20 @@ def _fitted(rows: Sequence[tuple[Sequence[float], float]]) -> list[float]:
     return [float(x) for x in found / scale]
 
 
-def batches_of(result: dict[str, Any], work: Workload) -> Batches:
-    """The mean batch of every correlation made in a run of `experiments.benchmarks.scale`, without
+def made_in(result: dict[str, Any], work: Workload) -> Made:
+    """The batches of every correlation made in a run of `experiments.benchmarks.scale`, without
     the first one, which compiles, where there are others.
     """
-    found = []
+    found: Made = []
     for row in result["material"]:
         correlation = work.correlations.get(workload.common_name(row["name"]))
         if correlation is None:
             continue
-        batches = row["batches"][1:] or row["batches"]
-        cost = {name: sum(b[name] for b in batches) / len(batches) for name in FIGURES}
-        cost["messages"] = min(b["messages"] for b in batches)
-        found.append((correlation, cost))
+        by_stocks: dict[int, list[Cost]] = defaultdict(list)
+        for batch in row["batches"][1:] or row["batches"]:
+            stocks = stocks_extended(batch["messages"]) if correlation.transfers else 0
+            by_stocks[stocks].append({name: batch[name] for name in COSTS})
+        found.append((correlation, by_stocks[0], by_stocks[2]))
     return found
 
 

@@ -44,6 +44,7 @@ BITS = Correlation(
     inputs=(Part((), Owner.CLIENT, Form.BIT), Part((), Owner.PROVIDER, Form.ARITH)),
     secure=lambda c, p: [c.astype(np.int64) * p],
     chunk=1 << 15,
+    transfers=1,
 )
 
 

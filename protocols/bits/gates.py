@@ -283,6 +283,7 @@ def correlation(gate: Gate) -> Correlation:
         derive=derive,
         inputs=tuple(bits(len(group), Owner.JOINT) for group in groups),
         chunk=chunk,
+        transfers=64 * made.products,
     )
 
 

@@ -45,6 +45,7 @@ BIT_TIMES_WORD = Correlation(
     inputs=(Part((2,), Owner.JOINT, Form.BIT), Part((2,), Owner.JOINT, Form.ARITH)),
     secure=lambda bits, words: [bits.astype(words.dtype) * words],
     chunk=1 << 14,
+    transfers=2,
 )
 
 BIT_TIMES_NARROW_WORD = Correlation(
@@ -55,6 +56,7 @@ BIT_TIMES_NARROW_WORD = Correlation(
     inputs=(Part((), Owner.JOINT, Form.BIT), Part((), Owner.JOINT, Form.ARITH)),
     secure=lambda bit, word: [bit.astype(word.dtype) * (word * (1 << NARROW_BITS) + 1)],
     chunk=1 << 15,
+    transfers=1,
 )
 
 

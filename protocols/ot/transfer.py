@@ -59,6 +59,7 @@ TRANSFER = Correlation(
     # A bit times an arithmetic share is a correlated OT in SPU, not an encrypted product.
     secure=lambda c, d: [c.astype(d.dtype)[..., None] * d],
     chunk=1 << 14,
+    transfers=2,
 )
 
 # Uses of the hash; part of the tweak.

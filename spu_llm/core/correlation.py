@@ -69,6 +69,7 @@ class Correlation:
     inputs: the parts that `derive` returns; the masks themselves by default.
     fixed: a private matrix of the provider's that all units share, or None; given as a Factor.
     chunk: units made by one call of SPU; bounds its memory.
+    transfers: correlated oblivious transfers, in each direction, that SPU makes a unit of.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Correlation:
     inputs: tuple[Part, ...] = ()
     fixed: Part | None = None
     chunk: int = 8192
+    transfers: int = 0
 
     def input_parts(self) -> tuple[Part, ...]:
         return self.inputs or self.masks

@@ -14,6 +14,7 @@ from experiments.benchmarks import scale
 from experiments.benchmarks.scale import Shape
 from experiments.common.replay import ROUNDS, Replay
 from experiments.common.report import both_ways
+from experiments.common.transfers import STOCK
 from experiments.cost_model import estimate, prices, workload
 from experiments.cost_model.prices import Prices
 from models.gpt2 import GPT2Config
@@ -114,20 +115,25 @@ def test_a_replay_counts_rounds_and_bytes_of_merged_messages(simulation: Simulat
 # ---- prices
 
 
+EXTENSION = {"seconds": 2.0, "client_to_provider": 3e5, "provider_to_client": 2e5,
+             "messages": 2562.0}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def priced(tiny: list[workload.Workload]) -> Priced:
     """Workloads of two shapes, and prices fitted to made-up costs of them."""
     larger = GPT2Config(40, 32, 16, 1, 2)
     works = [*tiny, *workload.of_completion(larger, Request(9, 2, 0, temperature=0.0), [])]
-    batches = []
+    made: prices.Made = []
     for work in works:
         for correlation in work.correlations.values():
-            words = correlation.chunk * correlation.words
-            cost = {"seconds": 1e-6 * words, "client_to_provider": 4.0 * words,
-                    "provider_to_client": 3.0 * words, "messages": 6.0}  # fmt: skip
-            batches.append((correlation, cost))
+            count = correlation.chunk * prices.priced(correlation)
+            cost = {"seconds": 1e-6 * count, "client_to_provider": 4.0 * count,
+                    "provider_to_client": 3.0 * count, "messages": 6.0}  # fmt: skip
+            dearer = {name: cost[name] + EXTENSION[name] for name in cost}
+            made.append((correlation, [cost], [dearer] if correlation.transfers else []))
     steps = [(w, 1e-3 * w.counts["messages"] + 1e-8 * w.counts["words"]) for w in works]
-    return works, prices.fit({"cores": 2, "processor": "some"}, [], batches, steps)
+    return works, prices.fit({"cores": 2, "processor": "some"}, [], made, steps)
 
 
 def test_prices_give_back_what_they_were_fitted_to(priced: Priced) -> None:
@@ -139,9 +145,11 @@ def test_prices_give_back_what_they_were_fitted_to(priced: Priced) -> None:
             correlation = work.correlations[name]
             cost = found.of_units(correlation, units)
             assert all(number >= 0 for number in cost.values())
-            assert cost["messages"] == pytest.approx(6 * units / correlation.chunk)
+            part = units * correlation.transfers / STOCK
+            assert cost["messages"] == pytest.approx(6 * units / correlation.chunk + 2562 * part)
             if prices.kind_of(correlation) in found.flat:
-                assert cost["client_to_provider"] == pytest.approx(4 * units * correlation.words)
+                wanted = 4 * units * prices.priced(correlation) + 3e5 * part
+                assert cost["client_to_provider"] == pytest.approx(wanted)
     again = Prices(**json.loads(json.dumps(dataclasses.asdict(found))))
     assert again == found
 
@@ -160,8 +168,10 @@ def test_networks_and_cores_enter_as_stated(priced: Priced) -> None:
     assert slow["seconds_of"]["transmission"] == pytest.approx(1.5)
     offline = slow["offline"]
     size = offline["client_to_provider"] + offline["provider_to_client"]
+    assert 0 < slow["extensions"] < 1
+    awaited = offline["messages"] - 2562 * slow["extensions"]
     assert offline["seconds"] == pytest.approx(
-        local["offline"]["seconds"] + size / 1e6 + offline["messages"] / 2 * 0.01
+        local["offline"]["seconds"] + size / 1e6 + awaited / 2 * 0.01
     )
 
 
@@ -194,7 +204,9 @@ def test_the_command_needs_a_shape_alone(
     assert result["model"]["n_layer"] == 1
     step = result["step"]
     assert step["seconds_of"]["delay"] == pytest.approx(0.04 * step["rounds"])
-    assert f"| step of 3 | {step['seconds']:.2f} |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"| step of 3 | {step['seconds']:.2f} |" in printed
+    assert f"in offline figures: prefill {result['prefill']['extensions']:.2f}, step" in printed
 
 
 @pytest.mark.slow

@@ -1,0 +1,183 @@
+"""Prices of material: transfers by the products that take them, extensions apart, and the material
+of complete generations within a quarter of what was measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.common import saved
+from experiments.common.measured import FIGURES
+from experiments.common.report import both_ways
+from experiments.common.transfers import STOCK, stocks_extended
+from experiments.cost_model import prices
+from experiments.cost_model.prices import Prices
+from experiments.cost_model.workload import Workload
+from models.gpt2 import GPT2Config
+from protocols.arithmetic.cached import cached_products, weighted_rows
+from protocols.arithmetic.product import SQUARE, TRIPLE, matrix_triple
+from protocols.bits.compare import leaf, node
+from protocols.bits.convert import BITS
+from protocols.bits.gates import correlation
+from protocols.bits.logic import AND
+from protocols.bits.mux import BIT_TIMES_NARROW_WORD, BIT_TIMES_WORD
+from protocols.functions.aggregation import tile_for
+from protocols.functions.exponential import WORD_TIMES_CHOSEN
+from protocols.functions.maximum import all_of
+from protocols.ot.transfer import TRANSFER
+from spu_llm.core.correlation import Correlation, Form
+from spu_llm.core.errors import SpuLlmError
+from spu_llm.systems.decoding.request import Request
+
+LEAF = correlation(leaf(root=False))
+TRANSFERS = [
+    LEAF, correlation(leaf(root=True)), correlation(node(4, root=False)), correlation(AND),
+    correlation(all_of(5)), BITS, BIT_TIMES_WORD, BIT_TIMES_NARROW_WORD, TRANSFER,
+    WORD_TIMES_CHOSEN,
+]  # fmt: skip
+
+
+class Counted(np.ndarray):
+    """Words that count the products of bits, and of a bit and a word, that are made of them."""
+
+    __array_priority__ = 1.0  # what they are stacked into counts, too
+    count = 0
+    is_bit = False
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.is_bit = source is not None and (
+            source.dtype == np.bool_ or getattr(source, "is_bit", False)
+        )
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        by_bit = any(getattr(x, "is_bit", False) for x in inputs)
+        plain = (x.view(np.ndarray) if isinstance(x, Counted) else x for x in inputs)
+        out = getattr(ufunc, method)(*plain, **options)
+        if ufunc is np.bitwise_and:
+            Counted.count += 64 * out.size
+        elif ufunc is np.multiply and by_bit:
+            Counted.count += out.size
+        return np.array(out).view(Counted)
+
+
+@pytest.mark.parametrize("one", TRANSFERS, ids=lambda c: c.name)
+def test_a_transfer_a_product_with_a_bit(one: Correlation) -> None:
+    inputs = [
+        np.ones((3, *p.shape), bool if p.form is Form.BIT else np.int64).view(Counted)
+        for p in one.input_parts()
+    ]
+    Counted.count = 0
+    one.secure(*inputs)
+    assert Counted.count == 3 * one.transfers > 0
+
+
+@pytest.mark.parametrize("one", [SQUARE, TRIPLE, matrix_triple(2, 4, 2), cached_products(8, 2)])
+def test_what_is_encrypted_takes_no_transfers(one: Correlation) -> None:
+    assert one.transfers == 0
+
+
+# ---- fitting
+
+
+def _batch(seconds: float, size: float, messages: float) -> dict[str, float]:
+    return {"seconds": seconds, "client_to_provider": size, "provider_to_client": size,
+            "messages": messages}  # fmt: skip
+
+
+def _work(one: Correlation, units: float) -> Workload:
+    counts = {"messages": 1.0, "words": 1.0, "weight_products": 0.0}
+    return Workload(counts, {one.name: units}, {one.name: one}, {})
+
+
+def test_an_extension_is_priced_apart() -> None:
+    """The batch that compiles counts for nothing, nor does one that extends one of both stocks."""
+    usual, extending = _batch(0.05, 1000.0, 4), _batch(1.55, 21000.0, 2566)
+    half = _batch(0.8, 11000.0, 1285)
+    assert [stocks_extended(int(b["messages"])) for b in (usual, half, extending)] == [0, 1, 2]
+    row = {"name": LEAF.name, "batches": [_batch(9.0, 1000.0, 4), usual, extending, usual, half]}
+    work = _work(LEAF, 1.0)
+    made = prices.made_in({"material": [row]}, work)
+    found = prices.fit({}, [], made, [(work, 1.0)])
+    assert found.extension == pytest.approx(_batch(1.5, 20000.0, 2562))
+    units = STOCK / LEAF.transfers
+    batches = units / LEAF.chunk
+    wanted = {n: batches * usual[n] + found.extension[n] for n in FIGURES}
+    assert found.of_units(LEAF, units) == pytest.approx(wanted)
+    assert found.extensions(_work(LEAF, 2 * units)) == pytest.approx(2)
+    with pytest.raises(SpuLlmError, match="no batch extended"):
+        prices.fit({}, [], [(LEAF, [usual], [])], [(work, 1.0)])
+
+
+# ---- against complete sessions
+
+
+def _alike(tile: int, d: int) -> dict[str, Correlation]:
+    """A correlation of every kind of material in the records of complete generations."""
+    return {
+        "product of": BITS,
+        "square pair": SQUARE,
+        "gate leaf": LEAF,
+        "gate node": correlation(node(4, root=False)),
+        "gate all": correlation(all_of(4)),
+        "gate prefix": correlation(AND),
+        "gate or": correlation(AND),
+        "product triple": TRIPLE,
+        "matrix triple": matrix_triple(16, 1, 64),
+        "cached products": cached_products(tile, d),
+        "bits times": BIT_TIMES_WORD,
+        "word times": WORD_TIMES_CHOSEN,
+        "transfer": TRANSFER,
+        "weighted cached": weighted_rows(tile, d),
+    }
+
+
+def _predicted(record: dict[str, Any], found: Prices) -> dict[str, float]:
+    """Of the material that a complete generation made, as much as took so many bytes. Left out:
+    silent products, which take none.
+    """
+    asked, kinds, agreed = record["asked"], record["costs"]["kinds"], record["config"]
+    shape = {n.removeprefix("model."): agreed[n] for n in agreed if n.startswith("model.")}
+    config = GPT2Config(**shape)
+    drafts = 7 if asked["system"] == "ours-drafted" else 0
+    request = Request(record["prompt_tokens"], asked["tokens"], drafts, temperature=0.0)
+    tile = tile_for(request.capacity(config))
+    total = dict.fromkeys(FIGURES, 0.0)
+    for kind, one in _alike(tile, config.head_dim).items():
+        # As many tiles for scores as for values; keys for packing, once a session, are with them.
+        measured = kinds.get("weighted cached" if kind == "cached products" else kind)
+        alike = weighted_rows(tile, config.head_dim) if kind == "cached products" else one
+        if measured is not None:
+            units = both_ways(measured) / both_ways(found.of_units(alike, 1.0))
+            cost = found.of_units(one, units)
+            total = {n: total[n] + cost[n] for n in FIGURES}
+    return total
+
+
+def _ratios(system: str, found: Prices) -> Iterator[tuple[str, float]]:
+    """What is predicted of all generations of a system, by what was measured."""
+    records = [r for r in saved.load("completions")["runs"] if r["asked"]["system"] == system]
+    assert len(records) == 16
+    predicted = [_predicted(r, found) for r in records]
+    measured = [
+        cost for r in records for kind, cost in r["costs"]["kinds"].items()
+        if kind != "masked product"
+    ]  # fmt: skip
+    for name in FIGURES:
+        yield name, sum(p[name] for p in predicted) / sum(cost[name] for cost in measured)
+
+
+@pytest.mark.parametrize("system", ["ours-drafted", "ours-standard"])
+def test_material_of_complete_generations(system: str) -> None:
+    """Within a quarter; without the price of extensions far from it."""
+    found = Prices.load()
+    ratios = dict(_ratios(system, found))
+    assert ratios["seconds"] == pytest.approx(1, abs=0.25)
+    assert ratios["messages"] == pytest.approx(1, abs=0.05)
+    without = dataclasses.replace(found, extension=dict.fromkeys(FIGURES, 0.0))
+    ratios = dict(_ratios(system, without))
+    assert ratios["seconds"] < 0.7 and ratios["messages"] < 0.2
