@@ -237,5 +237,5 @@ def _priced(tree: tuple[compare.Level, ...], rows: int) -> float:
         cost = gates.gate_cost(gate, rows, nodes)
         sent = max(cost.client_to_provider, cost.provider_to_client)
         made = gates.recipe(gate).products * nodes * 64 * words_for(rows)
-        total += 0.03 * cost.rounds + 8e-8 * sent + 2.5e-7 * made
+        total += 0.03 * cost.rounds + 8e-8 * sent + 2.3e-7 * made
     return total
