@@ -224,7 +224,8 @@ def by_network(results: Sequence[dict[str, Any]]) -> list[str]:
         for result in results:
             seconds = [report.three(step["seconds"]) for step in result["paths"][name]]
             columns.append((f"{name}, {result['network']}{mark}", seconds))
-        columns.append((f"x, {network}", [f"{times:.2f}" for times in growth(path)]))
+        times = [f"{x:.2f}" for x in growth(path)]
+        columns.append((f"{name}, {network}, in steps of one", times))
     if "stock" in paths:
         pairs = zip(paths["ours"], paths["stock"], strict=True)
         shares = [report.three(own["seconds"] / peers["seconds"]) for own, peers in pairs]

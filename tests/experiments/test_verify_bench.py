@@ -221,6 +221,18 @@ def test_the_table_shows_everything_beside_the_paper() -> None:
     assert lines[-1] == "outcomes: all as in plaintext"
 
 
+def test_several_results_in_one_table() -> None:
+    """Exact columns are left out."""
+    other = RESULT | {"network": "local", "vocab": 50257, "blocks": [], "rows": ROWS[:1]}
+    lines = verify_report.together([RESULT, other])
+    assert len(lines) == 2 + len(BLOCKS) + len(ROWS) + 1
+    assert lines[2].startswith("| lan | 32,000 | 4 | SPU's decoder block | 1/4 of it | 20.00 ˢ |")
+    assert lines[-1] == (
+        "| local | 50,257 | 4 | token | probabilities | 1.0000 | 0.05 (0.5) |  | 10.00 | 3,000,000 "
+        "| 4,000,000 | 60 | 700, 650 |"
+    )
+
+
 def test_the_paper_is_left_out_elsewhere() -> None:
     text = verify_report.table(RESULT | {"vocab": 64, "blocks": [], "criterion": []})
     assert "28.26" not in text and "was not measured" in text
