@@ -109,7 +109,9 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Files], list[str]]]] = {
     "completions_lan": (("completions_lan",), further_completions),
     "completions_wan": (("completions_wan",), further_completions),
     "latency": (("latency",), measured_tables.latency),
-    "verify": (("verify", "verify_50257", "verify_151936"), measured_tables.verification),
+    "verify": (
+        ("verify", "verify_wan", "verify_50257", "verify_151936"), measured_tables.verification
+    ),
     "functions": (("ops",), measured_tables.functions),
     "ops": (("ops", "ops_networks"), measured_tables.ops),
 }

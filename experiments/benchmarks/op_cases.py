@@ -240,7 +240,7 @@ def _of_rows(name: str, does: str, ours: Way, stock: Mapping[str, Way]) -> OpCas
 
 def _function(
     name: str, does: str, ours: Way, stock: Way, error: float, inputs: Inputs = _ACTIVATIONS,
-    unit: str = "values", sizes: tuple[int, ...] = (64, 1024, 8192), largest: int = 1 << 16,
+    unit: str = "values", sizes: tuple[int, ...] = (64, 1024), largest: int = 1 << 16,
 ) -> OpCase:  # fmt: skip
     return OpCase(name, does, unit, inputs, ours, {"default": stock}, sizes, largest, error=error)
 
