@@ -1,22 +1,21 @@
 """Make anew from committed results: notebooks' outputs, the README's figure and headline, and the
-tables of complete generations in RESULTS.md.
+tables of RESULTS.md that stand between marks (`TABLES`).
 
     python -m experiments.render
 
 Nothing is measured; takes about a minute. Run it after a change of a notebook or of a file in
-`experiments/data/`.
-
-Complete generations have a file for each network: `completions`, and for another network
-`completions_lan` or `completions_wan`. One counts as soon as `index.json` names it.
+`experiments/data/`. A file counts as soon as `index.json` names it.
 """
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.claims import completions_report, headline
+from experiments.claims import completions_report, headline, measured_tables
+from experiments.claims.measured_tables import Files
 from experiments.common import saved
 
 FOLDER = Path(__file__).parent
@@ -84,22 +83,46 @@ def with_headline(readme: str) -> str:
     return between(readme, "headline", text, _filled(f"All of it {saved.origin(name)}."))
 
 
+def completions(files: Files) -> list[str]:
+    """The tables of one network's complete generations."""
+    ((name, data),) = files.items()
+    return completions_report.in_results(data, name)
+
+
+def further_completions(files: Files) -> list[str]:
+    """A section of its own, with what made the tables and what the project asks for."""
+    ((name, data),) = files.items()
+    ((network, tokens), records) = next(iter(completions_report.groups(data).items()))
+    criteria = completions_report.criteria(records, network)
+    return [
+        f"### Complete generations on {network}",
+        _filled(f"Completions of {tokens} tokens as above, {saved.origin(name)}."),
+        *completions(files),
+        "\n".join(f"- {text}" for text in criteria),
+    ]
+
+
+# What stands between two marks of RESULTS.md: the results that it is made of, the first of which it
+# needs, and their paragraphs.
+TABLES: dict[str, tuple[tuple[str, ...], Callable[[Files], list[str]]]] = {
+    "completions": (("completions",), completions),
+    "completions_lan": (("completions_lan",), further_completions),
+    "completions_wan": (("completions_wan",), further_completions),
+    "latency": (("latency",), measured_tables.latency),
+    "verify": (
+        ("verify", "verify_wan", "verify_50257", "verify_151936"), measured_tables.verification
+    ),
+    "functions": (("ops",), measured_tables.functions),
+    "ops": (("ops", "ops_networks"), measured_tables.ops),
+}
+
+
 def with_tables(results: str) -> str:
-    """RESULTS.md with the tables of each file between its two marks. Those of a further network are
-    a section of their own, with what made them and what the project asks for.
-    """
-    for name, data in studies().items():
-        paragraphs = completions_report.in_results(data, f"data/{name}.json")
-        if name != "completions":
-            ((network, tokens), records) = next(iter(completions_report.groups(data).items()))
-            criteria = completions_report.criteria(records, network)
-            paragraphs = [
-                f"### Complete generations on {network}",
-                _filled(f"Completions of {tokens} tokens as above, {saved.origin(name)}."),
-                *paragraphs,
-                "\n".join(f"- {text}" for text in criteria),
-            ]
-        results = between(results, name, *paragraphs)
+    """RESULTS.md with tables of all results that were measured on a quiet machine."""
+    for mark, (names, paragraphs) in TABLES.items():
+        files = {name: saved.load(name) for name in saved.there(*names) if saved.timed(name)}
+        if names[0] in files:
+            results = between(results, mark, *paragraphs(files))
     return results
 
 

@@ -2,8 +2,8 @@
 same result.
 
 Both run in one session on the same shares, turn by turn, so that noise meets both. Correlated
-randomness is made before the clock starts: a run has no refill in it, and refills are reported on
-their own. SPU prepares nothing: what its oblivious transfer extends falls into its runs. A run
+randomness is made before the clock starts: a run has no refill in it, and what it takes is priced
+on its own. SPU prepares nothing: what its oblivious transfer extends falls into its runs. A run
 lasts from a moment that both parties agreed on until the later one of them has its share; they read
 one clock, since a study runs on one machine. Every result is then opened to the client and compared
 with plaintext.
@@ -118,11 +118,11 @@ class Runs:
         self.memory = np.maximum(self.memory, memory)
 
     def summary(self) -> dict[str, Any]:
-        """Medians of the runs after the warm-up, and all runs; the rest is of all of them."""
-        warm_up, *runs = self.costs
+        """Medians of the runs after the warm-up, and the seconds of each; the rest is of all."""
+        runs = self.costs[1:]
         of_approximation = {"largest_error": self.largest_error} if self.error else {}
         return measured.medians(runs) | of_approximation | self.of_memory() | {
-            "warm_up": warm_up, "runs": runs, "wrong": self.wrong,
+            "runs": [run["seconds"] for run in runs], "wrong": self.wrong,
         }  # fmt: skip
 
     def of_memory(self) -> dict[str, dict[str, int]]:
@@ -141,7 +141,6 @@ class Bench:
     def measure(self, case: OpCase, size: int) -> dict[str, Any]:
         """One op at one size, as a row of the result."""
         session = self._session
-        before = self.memory()
         inputs = case.inputs(np.random.default_rng(size), size)
         values = [self._give(x) for x in inputs]
         ours = self._way(case.name, case.ours, inputs, case.bits, case.slack, case.error)
@@ -156,19 +155,16 @@ class Bench:
         for runs in stock.values():
             self._run_once(runs, values)
         measured.make_second_batches(session, ours.demand)
-        mark = len(session.meter.entries)
         for _ in range(self._repeat):
             for runs in (ours, *stock.values()):
                 self._run_once(runs, values)
-        chunks = [e for e in session.meter.entries[mark:] if e.kind == "pool"]
-        made_late = measured.total(chunks, session.rank) | {"chunks": len(chunks)}
         stated = asdict(cost_of(ours.function, values))
         needs = ours.demand.material.values()
         own = ours.summary()
         own |= {
             "rounds": stated.pop("rounds"),
             "as_priced": all(stated.items() <= cost.items() for cost in ours.costs[1:]),
-            "offline": self._ahead(ours.demand) | {"chunks_made": made_late},
+            "offline": self._ahead(ours.demand),
             "units": {n.correlation.name: n.units for n in needs},
             "stored_bytes_per_value": sum(8 * n.correlation.words * n.units for n in needs) / count,
         }
@@ -177,7 +173,6 @@ class Bench:
             "op": case.name, "does": case.does, "size": size, "unit": case.unit, "values": count,
             "ours": own,
             "stock": [other | {"ratio": op_report.ratios(own, other)} for other in others],
-            "memory_before": before,
         }  # fmt: skip
 
     def memory(self) -> dict[str, int]:

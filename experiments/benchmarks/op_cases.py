@@ -36,6 +36,8 @@ Make = Callable[[np.random.Generator, int], np.ndarray]  # test data of a size
 
 FRAC_BITS = SpuConfig().frac_bits
 ELEMENTWISE = 1_000_000  # the largest size of an op on single values
+_SIZES = (1, 1000, 10_000)
+_MORE_SIZES = (*_SIZES, 100_000)
 _M, _K, _N = 8, 64, 64  # of one matrix product
 WIDTH = 256  # of the provider's matrix
 TABLES = 8  # rows of a selection
@@ -84,7 +86,7 @@ class OpCase:
     inputs: Inputs
     ours: Way
     stock: Mapping[str, Way]
-    sizes: tuple[int, ...] = (1, 1000, 10000)
+    sizes: tuple[int, ...] = _SIZES
     largest: int = ELEMENTWISE
     bits: int = 64
     slack: int = 0
@@ -200,10 +202,10 @@ def _turned(x: Any, cos: Any, sin: Any) -> Any:
 # ---- the table
 
 
-def _sign(bits: int) -> OpCase:
+def _sign(bits: int, sizes: tuple[int, ...] = _SIZES) -> OpCase:
     return OpCase(
         f"sign-{bits}", f"x < 0 of {bits} bits", "values", _shared(_words(bits)),
-        lambda x: sign(x, bits=bits), {"x < 0": lambda x: x < 0},
+        lambda x: sign(x, bits=bits), {"x < 0": lambda x: x < 0}, sizes,
     )  # fmt: skip
 
 
@@ -238,7 +240,7 @@ def _of_rows(name: str, does: str, ours: Way, stock: Mapping[str, Way]) -> OpCas
 
 def _function(
     name: str, does: str, ours: Way, stock: Way, error: float, inputs: Inputs = _ACTIVATIONS,
-    unit: str = "values", sizes: tuple[int, ...] = (64, 1024, 8192), largest: int = 1 << 16,
+    unit: str = "values", sizes: tuple[int, ...] = (64, 1024), largest: int = 1 << 16,
 ) -> OpCase:  # fmt: skip
     return OpCase(name, does, unit, inputs, ours, {"default": stock}, sizes, largest, error=error)
 
@@ -263,22 +265,22 @@ def _rotation(name: str, owner: Owner, whose: str) -> OpCase:
 
 _LOW, _HIGH = _RANGE
 _CASES = [
-    *(_sign(bits) for bits in (12, 16, 24, 32, 64)),
+    _sign(12), _sign(16), _sign(24, _MORE_SIZES), _sign(32), _sign(64),
     OpCase(
         "to-arith", "a bit as additive shares", "bits", _shared(_bits()), to_arith,
         # A bit stays one in SPU until arithmetic asks for more.
-        {"3 * x": lambda x: 3 * x.astype(jnp.int64)},
+        {"3 * x": lambda x: 3 * x.astype(jnp.int64)}, _MORE_SIZES,
     ),
     _truncation("unbiased", 62, slack=1),
     _truncation("local", 24, slack=1),
     _truncation("exact", 62, slack=0),
     OpCase(
         "multiply", "x * y mod 2^64", "values", _shared(_words(64), _words(64)), multiply,
-        {"x * y": lambda x, y: x * y},
+        {"x * y": lambda x, y: x * y}, _MORE_SIZES,
     ),
     OpCase(
         "square", "x * x mod 2^64", "values", _shared(_words(64)), square,
-        {"x * x": lambda x: x * x},
+        {"x * x": lambda x: x * x}, _MORE_SIZES,
     ),
     OpCase(
         "times", "x * y, fixed point", "values", _shared(_fixed(), _fixed()), times,

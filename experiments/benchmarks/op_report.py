@@ -56,6 +56,13 @@ def notes(row: dict[str, Any], first: dict[str, int]) -> list[str]:
     ]
 
 
+def only(result: dict[str, Any], ops: Sequence[str]) -> dict[str, Any]:
+    """One network's result with the rows of these ops alone, and notes of them."""
+    rows = [row for row in result["rows"] if row["op"] in ops]
+    found = [text for row in rows for text in notes(row, result["memory_after_warm_up"])]
+    return result | {"rows": rows, "notes": found}
+
+
 def ways(row: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The name and the figures of every way of a row, ours first."""
     yield "ours", row["ours"]

@@ -58,6 +58,18 @@ def criterion(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 # ---- the table
 
 
+HEADS = (
+    "drafts", "what", "from", "seconds", "/block ˢ", "paper: s", "bytes C→P", "bytes P→C",
+    "messages", "delays", "ahead: s", "ahead: C→P", "ahead: P→C", "ahead: messages",
+    "peak MiB C, P", "grown",
+)  # fmt: skip
+# Of several results in one table: what online bytes and messages, which are exact, leave to say.
+TOGETHER = (
+    "drafts", "what", "from", "seconds", "/block ˢ", "paper: s", "ahead: s", "ahead: C→P",
+    "ahead: P→C", "ahead: messages", "peak MiB C, P",
+)  # fmt: skip
+
+
 def table(result: dict[str, Any]) -> str:
     """One network's medians as Markdown."""
     first = result["memory_after_warm_up"]
@@ -65,37 +77,40 @@ def table(result: dict[str, Any]) -> str:
         f"network {result['network']}: verification of drafts over {result['vocab']:,} tokens; "
         f"medians of {result['repeat']} runs, both parties on {result['machine']['cores']} cores.",
         "`ahead` is the material of one call, made before; `delays` are messages one after the "
-        "other; `/block` is to SPU's decoder block, in brackets with what is made ahead, which SPU "
-        "makes on the way; the paper's seconds (Table 2) are Vicuna-7B's on 64 vCPU.",
+        "other; `/block` is to SPU's decoder block, scaled (ˢ) from a slice, in brackets with what "
+        "is made ahead, which SPU makes on the way; the paper's seconds (Table 2) are Vicuna-7B's "
+        "on 64 vCPU.",
         f"resident after warm-up: {mib_text(first['client'])} MiB client, "
         f"{mib_text(first['provider'])} MiB provider; `grown` is since the row began, material "
         "included (little where an earlier row left room).",
         "",
+        *report.table(HEADS, _rows(result)),
     ]
-    heads = (
-        "drafts", "what", "from", "seconds", "/block", "paper: s", "bytes C→P", "bytes P→C",
-        "messages", "delays", "ahead: s", "ahead: C→P", "ahead: P→C", "ahead: messages",
-        "peak MiB C, P", "grown",
-    )  # fmt: skip
-    rows = []
-    for count in dict.fromkeys(row["draft_length"] for row in result["rows"]):
-        blocks = [block for block in result["blocks"] if block["draft_length"] == count]
-        rows += [_block_cells(block, result) for block in blocks]
-        rows += [_cells(row, result) for row in _all_cells(result["rows"], count)]
-    lines += report.table(heads, rows)
     lines += ["", *(f"note: {text}" for text in _notes(result))]
     lines += ["", "outcomes: " + ("; ".join(result["failures"]) or "all as in plaintext")]
     return "\n".join(lines)
 
 
-def _all_cells(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """The rows of a draft length, and an empty one for `race` where others have probabilities."""
-    chosen = [row for row in rows if row["draft_length"] == count]
-    raced = [i for i, row in enumerate(chosen) if row["variant"] == "race"]
-    if raced and any(row["source"] == "probabilities" for row in chosen):
-        empty = {"variant": "race", "source": "probabilities", "draft_length": count}
-        chosen.insert(raced[0], empty)
-    return chosen
+def together(results: Sequence[dict[str, Any]]) -> list[str]:
+    """The medians of several networks and vocabularies as one table."""
+    places = [HEADS.index(head) for head in TOGETHER]
+    rows = [
+        [result["network"], f"{result['vocab']:,}", *(cells[i] for i in places)]
+        for result in results
+        for cells in _rows(result)
+    ]
+    return report.table(["network", "tokens", *TOGETHER], rows)
+
+
+def _rows(result: dict[str, Any]) -> list[list[str]]:
+    """Of each draft length the block and all variants, under `HEADS`."""
+    found = []
+    for count in dict.fromkeys(row["draft_length"] for row in result["rows"]):
+        blocks = [block for block in result["blocks"] if block["draft_length"] == count]
+        chosen = [row for row in result["rows"] if row["draft_length"] == count]
+        found += [_block_cells(block, result) for block in blocks]
+        found += [_cells(row, result) for row in chosen]
+    return found
 
 
 def _paper(result: dict[str, Any], count: int, name: str) -> str:
@@ -104,14 +119,13 @@ def _paper(result: dict[str, Any], count: int, name: str) -> str:
 
 
 def _cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
-    head = [str(row["draft_length"]), row["variant"], row["source"]]
-    if "seconds" not in row:
-        return [*head, *["–"] * 13]
     offline = row["offline"]
     return [
-        *head,
+        str(row["draft_length"]),
+        row["variant"],
+        row["source"],
         seconds_text(row["seconds"]),
-        f"{row['ratio']:.4f} ({row['ratio_with_offline']:.4f})" if row["ratio"] else "",
+        _shares(row) if row["ratio"] else "",
         _paper(result, row["draft_length"], row["variant"]),
         count_text(row["client_to_provider"]),
         count_text(row["provider_to_client"]),
@@ -125,13 +139,17 @@ def _cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
     ]
 
 
+def _shares(row: dict[str, Any]) -> str:
+    return f"{report.three(row['ratio'])} ({report.three(row['ratio_with_offline'])})"
+
+
 def _block_cells(block: dict[str, Any], result: dict[str, Any]) -> list[str]:
     count = block["draft_length"]
     return [
         str(count),
         "SPU's decoder block",
         f"1/{block['slices']} of it",
-        seconds_text(block["seconds"]),
+        f"{seconds_text(block['seconds'])} ˢ",
         "1",
         _paper(result, count, "block"),
         *(

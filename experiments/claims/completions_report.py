@@ -27,7 +27,7 @@ from typing import Any
 
 from experiments.benchmarks.op_report import count_text
 from experiments.claims.completions import MODES, SYSTEMS
-from experiments.common import report
+from experiments.common import report, saved
 
 Record = dict[str, Any]
 Figure = Callable[[Record], float]
@@ -153,22 +153,19 @@ def table(data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def in_results(data: dict[str, Any], file: str) -> list[str]:
-    """The tables of one network's runs in the words of RESULTS.md, where they come from under each:
-    a commit, a day and a machine, and the file.
+def in_results(data: dict[str, Any], name: str) -> list[str]:
+    """The tables of one network's runs, which are the result `name`, in the words of RESULTS.md,
+    where they come from under each.
     """
     (records,) = groups(data).values()
-    (made,) = {
-        f"Commit {m['commit']}, {m['date'][:10]}; {m['cores']} cores, {m['memory_gib']:.0f} GiB"
-        for m in (run["machine"] for run in data["runs"])
-    }
     others = [run["others"] for run in data["runs"]]
     load = f"load of other work {min(others):.2f} to {max(others):.2f} cores"
+    under = saved.under_table([name], (run["machine"] for run in data["runs"]), load)
     paragraphs = []
     for rows in _tables(records):
         text = "\n".join(rows).replace("ours-", "ours, ")
         paragraphs.append(re.sub(r"\+(ended after \d+ tokens)", r"\1 ᵃ", text))
-        paragraphs.append(f"*{made}; {load}; [data]({file}).*")
+        paragraphs.append(under)
     return paragraphs
 
 

@@ -62,10 +62,6 @@ VERIFIED = (
     ("token", "probabilities"), ("token", "logits"), ("post", "probabilities"), ("post", "logits"),
     ("naive", "probabilities"), ("naive", "logits"), ("race", "logits"),
 )  # fmt: skip
-LARGE = {  # sizes that were measured beside the usual ones
-    "sign-24": (100_000, 1_000_000), "multiply": (100_000, 1_000_000), "to-arith": (100_000,),
-    "square": (100_000,),
-}  # fmt: skip
 ATTENTION = ((4, 1, 32, 96), (4, 8, 32, 96), (12, 8, 256, 512))  # heads, queries, prefix, cache
 HEAD_DIM = 64
 MANY = 6400  # values: a multiple of 64, to which bits are packed
@@ -75,11 +71,7 @@ J, C, P = Owner.JOINT, Owner.CLIENT, Owner.PROVIDER
 def figures(model: Path) -> dict[str, Any]:
     """All of them, as JSON fields. `model`: the directory of the shipped private model."""
     with enable_x64():  # whole ring words
-        ops = [
-            _case(name, size)
-            for name, case in OPS.items()
-            for size in (*case.sizes, *LARGE.get(name, ()))
-        ]
+        ops = [_case(name, size) for name, case in OPS.items() for size in case.sizes]
         protocols = _protocols()
     return {
         "steps": [*_shipped_steps(load_config(model)), *_small_steps()],

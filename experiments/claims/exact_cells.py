@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.kinds import KINDS
-from experiments.common.report import both_ways
+from experiments.common.report import both_ways, bytes_text
 from spu_llm.core.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "experiments" / "RESULTS.md", ROOT / "protocols" / "README.md")
 COMMAND = "spu-llm experiment exact --write"
 _PARTS = ("ops",)  # tables that show some of the rows
-_MARK = re.compile(r"<!-- exact: (.+) -->$")
+MARK = "<!-- exact: {} -->"
+_MARK = re.compile(MARK.format("(.+)") + "$")
 
 WAYS = {"with_one_maximum": "one maximum", "with_own_maxima": "a maximum per block, merged"}
 
@@ -67,7 +68,7 @@ def cells(figures: Mapping[str, Any]) -> Cells:
         "ops": {
             f"{name}, {size:,}": {
                 "messages, ours": str(row["messages"]),
-                "bytes online, ours": _size(both_ways(row)),
+                "bytes online, ours": bytes_text(both_ways(row)),
             }
             for (name, size), row in costs.items()
         },
@@ -160,14 +161,6 @@ def _of_protocols(ops: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, s
         "select": {bits: messages("select")},
         **{name: {bits: count, online: size} for name, (count, size) in found.items()},
     }
-
-
-def _size(count: int) -> str:
-    """In three figures."""
-    for unit, least in (("MB", 10**6), ("kB", 10**3)):
-        if count >= least:
-            return f"{float(f'{count / least:.3g}'):g} {unit}"
-    return f"{count} B"
 
 
 # ---- documents

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from experiments.benchmarks import step_sweep
-from experiments.benchmarks.op_report import count_text, seconds_text
+from experiments.benchmarks.op_report import count_text
 from experiments.common import commands, report
 from experiments.common.kinds import KINDS
 from experiments.common.two_parties import machine
@@ -169,7 +169,9 @@ def speedup(path: Sequence[dict[str, Any]], alpha: float, draft_length: int) -> 
 # ---- the table
 
 
-_NAMES = {"ours": "ours", "stock": "stock (layers alone)"}
+# Of the stock path, each layer is measured once and counted as often as the model has it.
+_NAMES = {"ours": "ours", "stock": "stock (layers alone) ˢ"}
+_PARTS_ARE = {"ours": "ᵖ", "stock": "ᵃ"}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -179,24 +181,57 @@ def table(result: dict[str, Any]) -> str:
         f"of {result['capacity']} positions; seconds of one step. `parts`: delay + transmission + "
         "compute, which for ours is a prediction; `x`: in steps of one position.",
     ]
-    for name, path in result["paths"].items():
-        kinds = kinds_of(path)
-        heads = [f"{_NAMES[name]}: positions", *kinds, "in all", "x", "parts"]
-        rows = [
-            [str(step["positions"]), *_cells(step, kinds, "seconds", seconds_text),
-             seconds_text(step["seconds"]), f"{times:.2f}",
-             " + ".join(map(seconds_text, parts_of(step).values()))]
-            for step, times in zip(path, growth(path), strict=True)
-        ] + [
-            [f"{figure} at {step['positions']}", *_cells(step, kinds, figure, count_text),
-             count_text(sum(cell[figure] for cell in step["kinds"].values())), "", ""]
-            for figure in ("messages", "bytes") for step in (path[0], path[-1])
-        ]  # fmt: skip
-        lines += ["", *report.table(heads, rows)]
+    for name in result["paths"]:
+        lines += ["", *by_kind(result, name)]
     if segments := result["paths"]["ours"][0]["segments"]:
         lines += ["", f"note: {segments} segments of a step run in SPU; their delay is not in "
                   "`parts`"]  # fmt: skip
     return "\n".join(lines)
+
+
+def by_kind(result: dict[str, Any], name: str) -> list[str]:
+    """Seconds of one path's steps by kind of layer, with messages and bytes of the first and last
+    step, as a table.
+    """
+    path = result["paths"][name]
+    kinds = kinds_of(path)
+    heads = [
+        f"{_NAMES[name]}, {result['network']}: positions", *kinds, "in all", "x",
+        f"parts {_PARTS_ARE[name]}",
+    ]  # fmt: skip
+    rows = [
+        [str(step["positions"]), *_cells(step, kinds, "seconds", report.three),
+         report.three(step["seconds"]), f"{times:.2f}",
+         " + ".join(map(report.three, parts_of(step).values()))]
+        for step, times in zip(path, growth(path), strict=True)
+    ] + [
+        [f"{figure} at {step['positions']}", *_cells(step, kinds, figure, count_text),
+         count_text(sum(cell[figure] for cell in step["kinds"].values())), "", ""]
+        for figure in ("messages", "bytes") for step in (path[0], path[-1])
+    ]  # fmt: skip
+    return report.table(heads, rows)
+
+
+def by_network(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Seconds of whole steps on all networks, as a table; of the last network in steps of one
+    position, and as a share of the stock path's, too.
+    """
+    last = results[-1]
+    network, paths = last["network"], last["paths"]
+    columns = [("positions", [str(step["positions"]) for step in paths["ours"]])]
+    for name, path in paths.items():
+        mark = " ˢ" if name == "stock" else ""
+        for result in results:
+            seconds = [report.three(step["seconds"]) for step in result["paths"][name]]
+            columns.append((f"{name}, {result['network']}{mark}", seconds))
+        times = [f"{x:.2f}" for x in growth(path)]
+        columns.append((f"{name}, {network}, in steps of one", times))
+    if "stock" in paths:
+        pairs = zip(paths["ours"], paths["stock"], strict=True)
+        shares = [report.three(own["seconds"] / peers["seconds"]) for own, peers in pairs]
+        columns.append((f"ours / stock, {network}", shares))
+    heads, cells = zip(*columns, strict=True)
+    return report.table(heads, zip(*cells, strict=True))
 
 
 def _cells(

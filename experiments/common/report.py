@@ -1,8 +1,11 @@
-"""What reports for people share: Markdown tables, and figures that plots are drawn into."""
+"""What reports for people share: Markdown tables, quantities as text, and figures that plots are
+drawn into.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,24 @@ def table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
 def criterion(name: str, bound: str, value: str, *, holds: bool) -> str:
     """A criterion in one line."""
     return f"criterion {name}, {bound}: {value}: {'holds' if holds else 'does not hold'}"
+
+
+def three(x: float) -> str:
+    """In three figures."""
+    return f"{Decimal(f'{x:.3g}').normalize():f}"
+
+
+def bytes_text(count: float) -> str:
+    """Bytes in three figures."""
+    for unit, least in (("MB", 10**6), ("kB", 10**3)):
+        if count >= least:
+            return f"{three(count / least)} {unit}"
+    return f"{round(count)} B"
+
+
+def duration_text(seconds: float) -> str:
+    """In three figures."""
+    return f"{three(seconds)} s" if seconds >= 1 else f"{three(1e3 * seconds)} ms"
 
 
 def both_ways(cost: Mapping[str, Any]) -> Any:

@@ -1,12 +1,14 @@
 """Results that are committed: `experiments/data/NAME.json`, as the command's `--json` wrote them.
 
-Notebooks and the README's figure are made of them. `index.json` says of each which command writes
-it again, whether nothing else ran on the machine ("quiet"), and what else to know ("note").
+Notebooks, the README's figure and tables of RESULTS.md are made of them. `index.json` says of each
+which command writes it again, whether nothing else ran on the machine ("quiet"), and what else to
+know ("note").
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +31,32 @@ def origin(name: str) -> str:
 def timed(name: str) -> bool:
     """Whether nothing else ran, so that seconds may be compared."""
     return bool(load("index")[name]["quiet"])
+
+
+def there(*names: str) -> list[str]:
+    """Those of these results that the index has."""
+    index = load("index")
+    return [name for name in names if name in index]
+
+
+def under_table(
+    names: Iterable[str], machines: Iterable[Mapping[str, Any]], load_text: str = ""
+) -> str:
+    """Where a table comes from: commit, day, machine, load, and the files of these results.
+
+    The load is by default that of quiet runs: jobs that wanted a core before they began. ValueError
+    unless all is of one commit, one day and one machine.
+    """
+    found = list(machines)
+    made = {
+        f"Commit {m['commit']}, {m['date'][:10]}; {m['cores']} cores, {m['memory_gib']:.0f} GiB"
+        for m in found
+    }
+    if len(made) != 1:
+        raise ValueError(f"one table, several commits, days or machines: {sorted(made)}")
+    if not load_text:
+        before = [m["load"][0] for m in found]
+        ends = " to ".join(f"{x:.2f}" for x in sorted({min(before), max(before)}))
+        load_text = f"load {ends} at the start, nothing else"
+    links = ", ".join(f"[data](data/{name}.json)" for name in names)
+    return f"*{made.pop()}; {load_text}; {links}.*"

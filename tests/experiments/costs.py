@@ -7,7 +7,8 @@ from typing import Any
 KINDS = {"embedding": 1, "norm": 9, "linear": 4, "attention products": 4, "softmax": 4, "GELU": 4,
          "head": 1, "verification": 1}  # fmt: skip
 MACHINE = {"cores": 2, "processor": "some", "memory_gib": 23.5, "commit": "0123456",
-           "date": "2026-01-02T03:04:05+00:00"}  # fmt: skip
+           "load": [0.1, 1.9], "date": "2026-01-02T03:04:05+00:00"}  # fmt: skip
+UNDER = "*Commit 0123456, 2026-01-02; 2 cores, 24 GiB; load 0.10 at the start, nothing else; {}.*"
 MEMORY = {"client": 900 << 20, "provider": 1100 << 20}
 
 

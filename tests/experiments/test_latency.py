@@ -90,12 +90,24 @@ def test_scopes_say_which_layer_an_op_is_of(scope: str, op: str, kind: str) -> N
 
 def test_the_tables(tmp_path: Path) -> None:
     lines = latency.table(results()[1]).splitlines()
-    assert lines[2].startswith("| ours: positions | embedding | norm | linear |")
-    assert lines[4].startswith("| 1 | 0.3000 | 0.3000 |")
-    assert lines[4].endswith("| 2.4000 | 1.00 | 1.4000 + 0.0001 + 0.8000 |")
+    assert lines[2].startswith("| ours, lan: positions | embedding | norm | linear |")
+    assert lines[4].startswith("| 1 | 0.3 | 0.3 |")
+    assert lines[4].endswith("| 2.4 | 1.00 | 1.4 + 0.000064 + 0.8 |")
     assert sum(line.startswith("| messages at") for line in lines) == 4
     without = latency.table(results(stock=False)[1])
     assert "stock" not in without
+
+
+def test_all_networks_in_one_table() -> None:
+    assert latency.by_network(results()) == [
+        "| positions | ours, local | ours, lan | ours, lan, in steps of one | stock, local ˢ "
+        "| stock, lan ˢ | stock, lan, in steps of one | ours / stock, lan |",
+        "|---|---|---|---|---|---|---|---|",
+        "| 1 | 0.8 | 2.4 | 1.00 | 15 | 43 | 1.00 | 0.0558 |",
+        "| 2 | 1 | 2.6 | 1.08 | 16 | 44 | 1.02 | 0.0591 |",
+        "| 8 | 1.6 | 3.6 | 1.50 | 22 | 50 | 1.16 | 0.072 |",
+    ]
+    assert latency.by_network(results(stock=False))[2] == "| 1 | 0.8 | 2.4 | 1.00 |"
 
 
 @pytest.mark.parametrize("stock", [True, False])

@@ -19,12 +19,14 @@ from experiments.common import saved
 from spu_llm.app import cli
 from spu_llm.app.defaults import shipped
 from tests.experiments.test_headline import committed
+from tests.experiments.test_latency import results as latency_results
 
 FOLDER = Path(experiments.__file__).parent
 RESULTS = FOLDER / "RESULTS.md"
+LINK = r"\[data\]\((data/[\w.-]+\.json)\)"
 MEASURED = re.compile(
     r"Commit (?P<said>[0-9a-f]{7}, \d{4}-\d{2}-\d{2}; \d+ cores, \d+ GiB); load [^;]+; "
-    r"(\[data\]\((?P<data>data/[\w.-]+\.json)\)|no JSON kept, to be measured again)\.\*$"
+    rf"(?P<data>{LINK}(, {LINK})*|no JSON kept, to be measured again)\.\*$"
 )
 EXACT = "*Exact: computed from the code, compared with it in `make test`; [data](data/exact.json).*"
 LARGEST = 300_000  # bytes of a JSON file
@@ -52,15 +54,16 @@ def origin_mistakes(head: str, under: str, folder: Path) -> list[str]:
     found = MEASURED.search(under)
     if not under.startswith("*") or found is None:
         return [f"under the table {head[:60]!r} stands {under[:80]!r}, not where it comes from"]
-    if found["data"] is None:
-        return []
-    file = folder / found["data"]
-    if not file.is_file() or file.stat().st_size > LARGEST:
-        return [f"{found['data']} is not there, or larger than {LARGEST:,} bytes"]
-    of = set(origins(json.loads(file.read_text(encoding="utf-8"))))
-    if of != {found["said"]}:
-        return [f"{found['data']} is of {sorted(of)}, the table of {found['said']!r}"]
-    return []
+    mistakes = []
+    for name in re.findall(LINK, found["data"]):
+        file = folder / name
+        if not file.is_file() or file.stat().st_size > LARGEST:
+            mistakes.append(f"{name} is not there, or larger than {LARGEST:,} bytes")
+            continue
+        of = set(origins(json.loads(file.read_text(encoding="utf-8"))))
+        if of != {found["said"]}:
+            mistakes.append(f"{name} is of {sorted(of)}, the table of {found['said']!r}")
+    return mistakes
 
 
 def origins(result: Any) -> Iterator[str]:
@@ -110,6 +113,7 @@ LINE = "*Commit 1234567, 2026-11-22; 2 cores, 24 GiB; load 0.1; {}.*"
         (LINE.format("[data](data/right.json)").replace("11-22", "11-21"), "the table of"),
         (LINE.format("[data](data/right.json)").replace("2 cores", "4 cores"), "the table of"),
         (LINE.format("[data](data/nothing.json)"), "is of []"),
+        (LINE.format("[data](data/right.json), [data](data/other.json)"), "other.json is of"),
     ],
 )
 def test_a_table_without_its_origin_is_found(under: str, wanted: str, tmp_path: Path) -> None:
@@ -125,12 +129,27 @@ def test_a_table_without_its_origin_is_found(under: str, wanted: str, tmp_path: 
     assert len(found) == bool(wanted) and all(wanted in text for text in found)
 
 
-# ---- complete generations
+# ---- tables that are made of the committed files
 
 
-def test_tables_of_complete_generations_are_those_of_the_committed_files() -> None:
+def test_tables_between_marks_are_those_of_the_committed_files() -> None:
     text = RESULTS.read_text(encoding="utf-8")
     assert render.with_tables(text) == text
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_table_is_made_of_what_was_measured_on_a_quiet_machine(
+    quiet: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = {"latency": {"command": "spu-llm", "quiet": quiet}}
+    files = {"index": index, "latency": {"networks": latency_results()}}
+    monkeypatch.setattr(saved, "load", files.__getitem__)
+    before = RESULTS.read_text(encoding="utf-8")
+    after = render.with_tables(before)
+    begin, end = (mark.format("latency") for mark in (render.BEGIN, render.END))
+    part = after.split(begin)[1].split(end)[0]
+    assert ("| 8 | 1.6 | 3.6 |" in part) == quiet == (after != before)
+    assert render.with_tables(after) == after
 
 
 def test_a_further_network_has_a_section(monkeypatch: pytest.MonkeyPatch) -> None:

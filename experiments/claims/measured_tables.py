@@ -1,0 +1,112 @@
+"""Tables of RESULTS.md that are made of committed measurements, but for complete generations.
+
+Each takes results by name and gives paragraphs: tables, with where they come from under each.
+Columns marked with = are not measured: they say what the code does now (`exact_cells`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.benchmarks import verify_report
+from experiments.benchmarks.op_report import count_text
+from experiments.claims import exact_cells
+from experiments.claims import latency as latency_study
+from experiments.common import report, saved
+from experiments.common.report import both_ways, bytes_text, duration_text
+
+Files = Mapping[str, dict[str, Any]]  # results by name
+
+
+def latency(files: Files) -> list[str]:
+    """Seconds of steps on all networks, and on the last one by kind of layer."""
+    results = _sessions(files)
+    last = results[-1]
+    kinds = [latency_study.by_kind(last, name) for name in last["paths"]]
+    return _with_origin(files, latency_study.by_network(results), *kinds)
+
+
+def verification(files: Files) -> list[str]:
+    """What verification takes, on all networks and for all vocabularies."""
+    return _with_origin(files, verify_report.together(_sessions(files)))
+
+
+def functions(files: Files) -> list[str]:
+    """Approximated functions beside SPU's own, on one network."""
+    (result,) = _sessions(files)
+    there = {(row["op"], row["size"]): row for row in result["rows"]}
+    exact = exact_cells.cells(saved.load("exact"))["functions"]
+    heads = (
+        "function", "messages =", "largest error", "bytes online per value =",
+        "bytes ahead per value", f"{result['network']}: ours / SPU", "SPU: messages, error",
+    )  # fmt: skip
+    rows = [_of_function(name, there[case], exact[name]) for name, _, case in exact_cells.FUNCTIONS]
+    return _with_origin(files, [exact_cells.MARK.format("functions"), *report.table(heads, rows)])
+
+
+def _of_function(name: str, row: dict[str, Any], exact: Mapping[str, str]) -> list[str]:
+    ours, stock = row["ours"], _fastest(row)
+    return [
+        name,
+        exact["messages"],
+        f"{ours['largest_error']:.2g}",
+        exact["bytes online per value"],
+        count_text(both_ways(ours["offline"]) / row["values"]),
+        _seconds(row),
+        f"{count_text(stock['messages'])}, {stock['largest_error']:.2g}",
+    ]
+
+
+def ops(files: Files) -> list[str]:
+    """Ops that are exact beside SPU's fastest way on the first network, which has all of them. Ops
+    that were measured on others, too, stand there at every size, and the rest at its largest.
+    """
+    first, *others = _sessions(files)
+    exact = exact_cells.cells(saved.load("exact"))["ops"]
+    elsewhere = [{(row["op"], row["size"]): row for row in other["rows"]} for other in others]
+    in_full = {op for rows in elsewhere for op, _ in rows}
+    largest = {row["op"]: row["size"] for row in first["rows"]}  # sizes increase
+    heads = (
+        "op", "size", "messages, ours =", "messages, SPU", "bytes online, ours =",
+        "bytes online, SPU", "made ahead, bytes", f"{first['network']}: ours / SPU (ahead)",
+        *(f"{other['network']}: ours / SPU" for other in others),
+    )  # fmt: skip
+    table = []
+    for row in first["rows"]:
+        op, size = row["op"], row["size"]
+        key, ours, stock = f"{op}, {size:,}", row["ours"], _fastest(row)
+        approximated = "largest_error" in ours
+        # An op that the code no longer has stands nowhere.
+        if approximated or key not in exact or not (op in in_full or size == largest[op]):
+            continue
+        table.append([
+            op, f"{size:,}", exact[key]["messages, ours"], count_text(stock["messages"]),
+            exact[key]["bytes online, ours"], bytes_text(both_ways(stock)),
+            bytes_text(both_ways(ours["offline"])),
+            f"{_seconds(row)} ({duration_text(ours['offline']['seconds'])})",
+            *(_seconds(rows[op, size]) if (op, size) in rows else "–" for rows in elsewhere),
+        ])  # fmt: skip
+    return _with_origin(files, [exact_cells.MARK.format("ops"), *report.table(heads, table)])
+
+
+def _fastest(row: dict[str, Any]) -> dict[str, Any]:
+    """Of SPU's own ways."""
+    found: dict[str, Any] = min(row["stock"], key=lambda way: way["seconds"])
+    return found
+
+
+def _seconds(row: dict[str, Any]) -> str:
+    times = row["ours"]["seconds"], _fastest(row)["seconds"]
+    return " / ".join(map(duration_text, times))
+
+
+def _sessions(files: Files) -> list[dict[str, Any]]:
+    """The results of all networks of all files."""
+    return [result for data in files.values() for result in data["networks"]]
+
+
+def _with_origin(files: Files, *tables: Sequence[str]) -> list[str]:
+    """Paragraphs."""
+    under = saved.under_table(files, (result["machine"] for result in _sessions(files)))
+    return [text for rows in tables for text in ("\n".join(rows), under)]

@@ -1,0 +1,102 @@
+"""Tables of RESULTS.md that are made of measurements: what they show, and where from."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from experiments.claims import exact_cells, measured_tables
+from experiments.common import saved
+from tests.experiments import costs
+from tests.experiments.test_latency import results as latency_results
+from tests.experiments.test_op_bench import row
+from tests.experiments.test_verify_bench import RESULT as VERIFIED
+
+EXACT = exact_cells.cells(saved.load("exact"))
+
+
+def session(network: str, *rows: dict[str, Any]) -> dict[str, Any]:
+    return {"networks": [{"network": network, "rows": list(rows), "machine": costs.MACHINE}]}
+
+
+def stale(paragraphs: list[str]) -> list[str]:
+    """What the code says otherwise."""
+    return exact_cells.checked("\n\n".join(paragraphs) + "\n", EXACT)[1]
+
+
+def test_latency_on_all_networks_then_by_kind() -> None:
+    files = {"latency": {"networks": latency_results()}}
+    together, under, ours, _, stock, _ = measured_tables.latency(files)
+    assert under == costs.UNDER.format("[data](data/latency.json)")
+    assert "| 8 | 1.6 | 3.6 | 1.50 |" in together
+    assert ours.startswith("| ours, lan: positions |")
+    assert stock.startswith("| stock (layers alone) ˢ, lan: positions |")
+
+
+def test_verification_of_several_files_is_one_table() -> None:
+    files = {
+        name: {"networks": [VERIFIED | {"machine": costs.MACHINE, "vocab": vocab}]}
+        for name, vocab in (("verify", 32000), ("verify_50257", 50257))
+    }
+    table, under = measured_tables.verification(files)
+    assert under == costs.UNDER.format("[data](data/verify.json), [data](data/verify_50257.json)")
+    assert table.count("| lan | 32,000 |") == table.count("| lan | 50,257 |") > 2
+
+
+def test_functions_beside_spu() -> None:
+    rows = []
+    for _, _, (op, size) in exact_cells.FUNCTIONS:
+        one = row(size) | {"op": op}
+        one["ours"]["largest_error"], one["stock"][0]["largest_error"] = 0.00123, 0.5
+        rows.append(one)
+    paragraphs = measured_tables.functions({"ops": session("local", *rows)})
+    assert stale(paragraphs) == []
+    gelu = EXACT["functions"]["GELU, 6 thresholds (1,024 values)"]
+    assert (
+        f"| GELU, 6 thresholds (1,024 values) | {gelu['messages']} | 0.0012 | "
+        f"{gelu['bytes online per value']} | 152 | 1.02 s / 4.1 s | 4, 0.5 |\n" in paragraphs[0]
+    )
+
+
+def test_ops_on_all_networks() -> None:
+    """Those measured on one network alone are shown at their largest size; approximations, and what
+    the code no longer has, nowhere.
+    """
+    slower = row(1000)["stock"][0] | {"way": "slower", "seconds": 99.0}
+    several = row(1000)
+    several["stock"].append(slower)
+    approximation = row(1000) | {"op": "to-arith"}
+    approximation["ours"]["largest_error"] = 0.1
+    local = session(
+        "local", several, row(10_000), row(1000) | {"op": "joint-words"},
+        row(10_000) | {"op": "joint-words"}, approximation, row(1000) | {"op": "gone"},
+    )  # fmt: skip
+    table, under = measured_tables.ops({"ops": local, "ops_networks": session("lan", several)})
+    assert stale([table]) == []
+    assert under == costs.UNDER.format("[data](data/ops.json), [data](data/ops_networks.json)")
+    exact = [EXACT["ops"][f"square, {size}"] for size in ("1,000", "10,000")]
+    small, large = ([x["messages, ours"], x["bytes online, ours"]] for x in exact)
+    lines = table.splitlines()
+    assert lines[1].endswith("| local: ours / SPU (ahead) | lan: ours / SPU |")
+    assert lines[3:5] == [
+        f"| square | 1,000 | {small[0]} | 4 | {small[1]} | 64 kB | 152 kB | 1 s / 4 s (7 s) "
+        "| 1 s / 4 s |",
+        f"| square | 10,000 | {large[0]} | 4 | {large[1]} | 640 kB | 1.52 MB | 10 s / 40 s (70 s) "
+        "| – |",
+    ]
+    assert len(lines) == 6 and lines[5].startswith("| joint-words | 10,000 |")
+
+
+def test_a_table_is_of_one_commit() -> None:
+    other = copy.deepcopy(session("lan", row(1000)))
+    other["networks"][0]["machine"]["commit"] = "7654321"
+    with pytest.raises(ValueError, match="several commits"):
+        measured_tables.ops({"ops": session("local", row(1000)), "ops_networks": other})
+
+
+def test_the_load_is_that_of_all_runs() -> None:
+    loud = costs.MACHINE | {"load": [0.75, 2.0]}
+    under = saved.under_table(["ops"], [costs.MACHINE, loud])
+    assert "; load 0.10 to 0.75 at the start, nothing else; [data]" in under
