@@ -40,7 +40,7 @@ import jax
 import numpy as np
 
 from experiments.common import commands, report
-from experiments.common.two_parties import machine, run_study
+from experiments.common.two_parties import run_study
 from experiments.common.wire import Message, Recorder
 from models.family import ModelConfig, Params, family_of
 from models.hf import load_model, save_model
@@ -48,6 +48,7 @@ from models.tokenizer import TOKENIZER_FILE, Tokenizer
 from protocols.verification.distribution import DRAFT_BITS, Sampling, Streams
 from protocols.verification.variants import verifier
 from spu_llm.core.errors import InputError
+from spu_llm.core.machine import machine
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.net.stream import ByteStream

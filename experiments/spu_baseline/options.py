@@ -26,9 +26,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from experiments.common import commands, report
-from experiments.common.two_parties import machine
 from experiments.spu_baseline import layers as spu_layers
 from models.hf import load_config
+from spu_llm.core.machine import machine
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT
 from spu_llm.runtime.simulation import Simulation
