@@ -1,5 +1,5 @@
-"""Make anew from committed results: notebooks' outputs, the README's figure and headline, and the
-tables of complete generations in RESULTS.md.
+"""Make anew from committed results: notebooks' outputs, the README's figure and headline, and tables
+of RESULTS.md.
 
     python -m experiments.render
 
@@ -13,9 +13,11 @@ Complete generations have a file for each network: `completions`, and for anothe
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmarks import network_bench
 from experiments.claims import completions_report, headline
 from experiments.common import saved
 
@@ -25,6 +27,10 @@ TRAFFIC = FOLDER / "figures" / "traffic.svg"
 README = FOLDER.parent / "README.md"
 RESULTS = FOLDER / "RESULTS.md"
 BEGIN, END = "<!-- {}: made by experiments.render -->\n", "<!-- end of {} -->\n"
+# What makes the tables of a file between the marks of its name, once `index.json` names it.
+TABLES: dict[str, Callable[[dict[str, Any], str], list[str]]] = {
+    "network": network_bench.in_results,
+}
 # Outputs are committed: small pictures.
 SMALL = "%matplotlib inline\n%config InlineBackend.rc = {'figure.dpi': 60}"
 
@@ -85,8 +91,8 @@ def with_headline(readme: str) -> str:
 
 
 def with_tables(results: str) -> str:
-    """RESULTS.md with the tables of each file between its two marks. Those of a further network are
-    a section of their own, with what made them and what the project asks for.
+    """RESULTS.md with the tables of each file between its two marks. Complete generations on a
+    further network are a section of their own, with what made them and what the project asks for.
     """
     for name, data in studies().items():
         paragraphs = completions_report.in_results(data, f"data/{name}.json")
@@ -99,6 +105,9 @@ def with_tables(results: str) -> str:
                 *paragraphs,
                 "\n".join(f"- {text}" for text in criteria),
             ]
+        results = between(results, name, *paragraphs)
+    for name in TABLES.keys() & saved.load("index").keys():
+        paragraphs = TABLES[name](saved.load(name), f"data/{name}.json")
         results = between(results, name, *paragraphs)
     return results
 

@@ -1,4 +1,6 @@
-"""What reports for people share: Markdown tables, and figures that plots are drawn into."""
+"""What reports for people share: Markdown tables, where one comes from, and figures that plots are
+drawn into.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,18 @@ def table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
 def criterion(name: str, bound: str, value: str, *, holds: bool) -> str:
     """A criterion in one line."""
     return f"criterion {name}, {bound}: {value}: {'holds' if holds else 'does not hold'}"
+
+
+def origin(machine: Mapping[str, Any], file: str, note: str = "") -> str:
+    """Where a table of RESULTS.md comes from, as it stands under the table: from the study's record
+    of its machine, and its JSON. `note`: a word on what load means for it.
+    """
+    before, last = machine["load"]
+    load = f"load {before:.1f} before, {last:.1f} at the end" + (f" ({note})" if note else "")
+    return (
+        f"*Commit {machine['commit']}, {machine['date'][:10]}; {machine['cores']} cores, "
+        f"{machine['memory_gib']:.0f} GiB; {load}; [data]({file}).*"
+    )
 
 
 def both_ways(cost: Mapping[str, Any]) -> Any:
