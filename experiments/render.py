@@ -1,5 +1,5 @@
-"""Make anew from committed results: notebooks' outputs, the README's figure and headline, and tables
-of RESULTS.md.
+"""Make anew from committed results: notebooks' outputs, the README's figure and headline, and
+tables of RESULTS.md.
 
     python -m experiments.render
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benchmarks import network_bench
-from experiments.claims import completions_report, headline
+from experiments.claims import completions_report, headline, shipped
 from experiments.common import saved
 
 FOLDER = Path(__file__).parent
@@ -29,6 +29,7 @@ RESULTS = FOLDER / "RESULTS.md"
 BEGIN, END = "<!-- {}: made by experiments.render -->\n", "<!-- end of {} -->\n"
 # What makes the tables of a file between the marks of its name, once `index.json` names it.
 TABLES: dict[str, Callable[[dict[str, Any], str], list[str]]] = {
+    "shipped": shipped.in_results,
     "network": network_bench.in_results,
 }
 # Outputs are committed: small pictures.
