@@ -10,12 +10,7 @@ import pytest
 
 from experiments.benchmarks import network_bench
 from spu_llm.app import cli
-from tests.experiments.test_results import origin_mistakes, tables
-
-MACHINE = {
-    "cores": 2, "memory_gib": 23.5, "load": [0.1, 0.4], "commit": "1234567",
-    "date": "2026-11-22T10:00:00+00:00",
-}  # fmt: skip
+from tests.experiments.test_results import MACHINE, mistakes_of
 
 
 def test_two_processes_on_a_link() -> None:
@@ -41,11 +36,8 @@ def test_the_table_says_where_it_comes_from(tmp_path: Path) -> None:
         "| lan | 20 | 83.00 (81.00 to 90.00) | 1,000 | 333 (302 to 372) |",
         "| wan | 80 | 83.00 (81.00 to 90.00) | 400 | 356 (320 to 400) |",
     ]
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "network.json").write_text(json.dumps(found), encoding="utf-8")
-    ((head, under),) = tables("\n\n".join(paragraphs))
-    assert "load 0.1 before, 0.4 at the end" in under
-    assert origin_mistakes(head, under, tmp_path) == []
+    assert "load 0.1 before, 0.4 at the end" in paragraphs[1]
+    assert mistakes_of("network", found, tmp_path) == []
 
 
 def test_the_command(

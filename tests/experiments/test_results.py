@@ -4,6 +4,7 @@ code has them.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator
@@ -27,11 +28,15 @@ MEASURED = re.compile(
     r"(\[data\]\((?P<data>data/[\w.-]+\.json)\)|no JSON kept, to be measured again)\.\*$"
 )
 EXACT = "*Exact: computed from the code, compared with it in `make test`; [data](data/exact.json).*"
+TESTED = re.compile(
+    r"\*Tests: `pytest (?P<files>[\w/. ]+)`; run in `make test`"
+    r"(?P<slow>, slow ones in `make test-slow`)?\.\*$"
+)
 LARGEST = 300_000  # bytes of a JSON file
 
 
-def tables(text: str) -> Iterator[tuple[str, str]]:
-    """The head of every table, and the paragraph under the table."""
+def tables(text: str) -> Iterator[tuple[list[str], str]]:
+    """The lines of every table, and the paragraph under it."""
     lines = text.splitlines()
     starts = [
         i for i, line in enumerate(lines)
@@ -42,16 +47,18 @@ def tables(text: str) -> Iterator[tuple[str, str]]:
         while after < len(lines) and lines[after].startswith("|"):
             after += 1
         under = next((line for line in lines[after:] if line.strip()), "")
-        yield lines[i], under
+        yield lines[i:after], under
 
 
-def origin_mistakes(head: str, under: str, folder: Path) -> list[str]:
-    """What is wrong with the line under a table."""
+def origin_mistakes(lines: list[str], under: str, folder: Path) -> list[str]:
+    """What is wrong with the line under a table of a document in `folder`."""
     if under == EXACT:
         return []
+    if tested := TESTED.match(under):
+        return tested_mistakes(lines, tested, folder.parent)
     found = MEASURED.search(under)
     if not under.startswith("*") or found is None:
-        return [f"under the table {head[:60]!r} stands {under[:80]!r}, not where it comes from"]
+        return [f"under the table {lines[0][:60]!r} stands {under[:80]!r}, not where it comes from"]
     if found["data"] is None:
         return []
     file = folder / found["data"]
@@ -61,6 +68,35 @@ def origin_mistakes(head: str, under: str, folder: Path) -> list[str]:
     if of != {found["said"]}:
         return [f"{found['data']} is of {sorted(of)}, the table of {found['said']!r}"]
     return []
+
+
+def tested_mistakes(lines: list[str], under: re.Match[str], root: Path) -> list[str]:
+    """What is wrong with a table whose rows are results of tests, which their last cells name."""
+    files = {Path(name).stem: root / name for name in under["files"].split()}
+    if missing := [str(path) for path in files.values() if not path.is_file()]:
+        return [f"there is no {missing[0]}"]
+    known = {name: slow_by_test(path) for name, path in files.items()}
+    wrong, named = [], []
+    for line in lines[2:]:
+        tests = re.findall(r"`(\w+)::(\w+)`", exact_cells.split(line)[-1])
+        named += tests
+        if not tests:
+            wrong.append(f"the row {line[:60]!r} names no test")
+    wrong += [f"there is no {a}::{b}" for a, b in named if b not in known.get(a, {})]
+    if unused := known.keys() - {file for file, _ in named}:
+        wrong.append(f"no row names a test of {sorted(unused)}")
+    if any(known.get(a, {}).get(b) for a, b in named) != bool(under["slow"]):
+        wrong.append(f"slow tests and {under[0]!r} disagree")
+    return wrong
+
+
+def slow_by_test(file: Path) -> dict[str, bool]:
+    """Whether a test is marked slow, or some of its cases are, by the names of a file's tests."""
+    return {
+        node.name: any("mark.slow" in ast.unparse(mark) for mark in node.decorator_list)
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 def origins(result: Any) -> Iterator[str]:
@@ -80,7 +116,7 @@ def origins(result: Any) -> Iterator[str]:
 
 def test_every_table_says_where_it_comes_from() -> None:
     text = RESULTS.read_text(encoding="utf-8")
-    found = [m for head, under in tables(text) for m in origin_mistakes(head, under, FOLDER)]
+    found = [m for lines, under in tables(text) for m in origin_mistakes(lines, under, FOLDER)]
     assert found == []
     assert len(list(tables(text))) == len(re.findall(r"^\|[-|: ]+\|$", text, re.M))
 
@@ -93,6 +129,10 @@ def test_every_file_of_data_is_named() -> None:
     assert {file.name for file in (FOLDER / "data").iterdir()} == named
 
 
+MACHINE = {
+    "cores": 2, "memory_gib": 23.5, "load": [0.1, 0.4], "commit": "1234567",
+    "date": "2026-11-22T10:00:00+00:00",
+}  # fmt: skip
 LINE = "*Commit 1234567, 2026-11-22; 2 cores, 24 GiB; load 0.1; {}.*"
 
 
@@ -115,14 +155,54 @@ LINE = "*Commit 1234567, 2026-11-22; 2 cores, 24 GiB; load 0.1; {}.*"
 def test_a_table_without_its_origin_is_found(under: str, wanted: str, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for name, commit in (("right", "1234567"), ("other", "7654321")):
-        machine = {"commit": commit, "date": "2026-11-22T10:00:00+00:00", "cores": 2,
-                   "memory_gib": 23.5}  # fmt: skip
-        text = json.dumps({"networks": [{"machine": machine}] * 2})
+        text = json.dumps({"networks": [{"machine": MACHINE | {"commit": commit}}] * 2})
         (tmp_path / "data" / f"{name}.json").write_text(text, encoding="utf-8")
     (tmp_path / "data" / "nothing.json").write_text("{}", encoding="utf-8")
-    ((head, line),) = tables(f"Text.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n{under}\n")
-    found = origin_mistakes(head, line, tmp_path)
+    ((lines, line),) = tables(f"Text.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n{under}\n")
+    found = origin_mistakes(lines, line, tmp_path)
     assert len(found) == bool(wanted) and all(wanted in text for text in found)
+
+
+QUICK = "*Tests: `pytest tests/test_a.py`; run in `make test`.*"
+SLOW = QUICK.replace(".*", ", slow ones in `make test-slow`.*")
+
+
+@pytest.mark.parametrize(
+    ("cell", "under", "wanted"),
+    [
+        ("`test_a::test_quick`", QUICK, ""),
+        ("`test_a::test_quick`, `test_a::test_slow`", SLOW, ""),
+        ("`test_a::test_cases`", SLOW, ""),
+        ("by hand", QUICK, "names no test"),
+        ("`test_a::test_gone`, `test_a::test_quick`", QUICK, "there is no test_a::test_gone"),
+        ("`test_b::test_quick`, `test_a::test_quick`", QUICK, "there is no test_b::test_quick"),
+        ("`test_a::test_quick`", QUICK.replace("test_a", "test_c"), "test_c.py"),
+        ("`test_a::test_quick`", QUICK.replace(".py", ".py tests/test_b.py"), "['test_b']"),
+        ("`test_a::test_slow`", QUICK, "disagree"),
+        ("`test_a::test_quick`", SLOW, "disagree"),
+    ],
+)
+def test_a_row_without_its_test_is_found(
+    cell: str, under: str, wanted: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text(
+        "def test_quick(): ...\n@pytest.mark.slow\ndef test_slow(): ...\n"
+        "@parametrize('x', [param(1, marks=pytest.mark.slow)])\ndef test_cases(x): ...\n"
+    )
+    (tmp_path / "tests" / "test_b.py").write_text("def test_other(): ...\n")
+    ((lines, line),) = tables(f"| a | test |\n|---|---|\n| 1 | {cell} |\n\n{under}\n")
+    found = origin_mistakes(lines, line, tmp_path / "experiments")
+    assert bool(found) == bool(wanted) == any(wanted in text for text in found), found
+
+
+def mistakes_of(name: str, data: Any, folder: Path) -> list[str]:
+    """What is wrong under the tables of RESULTS.md that would be made from this file."""
+    (folder / "data").mkdir()
+    (folder / "data" / f"{name}.json").write_text(json.dumps(data), encoding="utf-8")
+    found = list(tables("\n\n".join(render.TABLES[name](data, f"data/{name}.json"))))
+    assert found
+    return [m for lines, under in found for m in origin_mistakes(lines, under, folder)]
 
 
 # ---- complete generations
