@@ -17,9 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks import network_bench
-from experiments.claims import completions_report, headline, shipped
-from experiments.common import saved
+from experiments.benchmarks import network_bench, products_bench
+from experiments.claims import completions_report, headline, logits, shipped, transcript
+from experiments.common import report, saved
+from experiments.spu_baseline import options
 
 FOLDER = Path(__file__).parent
 NOTEBOOKS = FOLDER / "notebooks"
@@ -27,13 +28,30 @@ TRAFFIC = FOLDER / "figures" / "traffic.svg"
 README = FOLDER.parent / "README.md"
 RESULTS = FOLDER / "RESULTS.md"
 BEGIN, END = "<!-- {}: made by experiments.render -->\n", "<!-- end of {} -->\n"
-# What makes the tables of a file between the marks of its name, once `index.json` names it.
-TABLES: dict[str, Callable[[dict[str, Any], str], list[str]]] = {
-    "shipped": shipped.in_results,
-    "network": network_bench.in_results,
-}
 # Outputs are committed: small pictures.
 SMALL = "%matplotlib inline\n%config InlineBackend.rc = {'figure.dpi': 60}"
+Paragraphs = Callable[[dict[str, Any], str], list[str]]  # of a result, and of its file's name
+
+
+def printed(table: Callable[[dict[str, Any]], str], note: str = "") -> Paragraphs:
+    """The table that a study prints, and where it comes from; `note`: as in `report.origin`."""
+
+    def paragraphs(data: dict[str, Any], file: str) -> list[str]:
+        rows = [line for line in table(data).splitlines() if line.startswith("|")]
+        return ["\n".join(rows), report.origin(data["machine"], file, note)]
+
+    return paragraphs
+
+
+# What makes the tables of a file between the marks of its name, once `index.json` names it.
+TABLES: dict[str, Paragraphs] = {
+    "shipped": shipped.in_results,
+    "products": printed(products_bench.table),
+    "stock_options": printed(options.table, "counts only"),
+    "logits": printed(logits.table, "no seconds in it"),
+    "transcript": transcript.in_results,
+    "network": printed(network_bench.table),
+}
 
 
 def execute(path: Path, parameters: str = "") -> Any:
@@ -109,7 +127,8 @@ def with_tables(results: str) -> str:
         results = between(results, name, *paragraphs)
     for name in TABLES.keys() & saved.load("index").keys():
         paragraphs = TABLES[name](saved.load(name), f"data/{name}.json")
-        results = between(results, name, *paragraphs)
+        filled = [text if text[0] in "|*" else _filled(text) for text in paragraphs]
+        results = between(results, name, *filled)
     return results
 
 

@@ -144,11 +144,6 @@ def _spread(values: Sequence[float], style: str) -> str:
     return f"{middle} ({least} to {most})"
 
 
-def in_results(result: Mapping[str, Any], file: str) -> list[str]:
-    """The table in RESULTS.md, and where it comes from."""
-    return [table(result), report.origin(result["machine"], file)]
-
-
 # ---- the command
 
 

@@ -146,7 +146,10 @@ def table(result: dict[str, Any]) -> str:
     """Bytes and messages of a step, and by how much an option moves them."""
     first, rows = result["options"][0], []
     for row in result["options"]:
-        moved = [f"{row[k] / first[k] - 1:+.1%}" if row is not first else "" for k in _FIGURES]
+        moved = [
+            f"{round(row[k] / first[k] - 1, 3) + 0.0:+.1%}" if row is not first else ""
+            for k in _FIGURES
+        ]
         size, messages = f"{row['bytes'] / 1e6:.1f}", f"{row['messages']:,}"
         rows.append([row["name"], size, moved[0], messages, moved[1]])
     return "\n".join([

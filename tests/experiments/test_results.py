@@ -5,8 +5,10 @@ code has them.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -121,12 +123,23 @@ def test_every_table_says_where_it_comes_from() -> None:
     assert len(list(tables(text))) == len(re.findall(r"^\|[-|: ]+\|$", text, re.M))
 
 
-def test_every_file_of_data_is_named() -> None:
-    """By RESULTS.md, or by the index of what notebooks and figures are made from."""
-    named = set(re.findall(r"\(data/([\w.-]+)\)", RESULTS.read_text(encoding="utf-8")))
-    index = FOLDER / "data" / "index.json"
-    named |= {index.name, *(f"{name}.json" for name in json.loads(index.read_text("utf-8")))}
-    assert {file.name for file in (FOLDER / "data").iterdir()} == named
+def test_every_file_of_data_is_in_the_index() -> None:
+    """But for the index itself, and for prompts, which studies take."""
+    files = {file.name for file in saved.DATA.iterdir()}
+    assert files == {f"{name}.json" for name in (*saved.load("index"), "index", "prompts")}
+
+
+@pytest.mark.parametrize("name", saved.load("index"))
+def test_the_index_has_a_command_for_it(name: str) -> None:
+    program, *arguments = shlex.split(saved.load("index")[name]["command"])
+    if program == "spu-llm":
+        assert callable(cli._parser().parse_args(arguments).run)
+    else:
+        assert (program, arguments[0]) == ("python", "-m")
+        assert importlib.util.find_spec(arguments[1])
+    if "--json" in arguments:
+        written = arguments[arguments.index("--json") + 1]
+        assert written in (f"experiments/data/{name}.json", "FILE")
 
 
 MACHINE = {
