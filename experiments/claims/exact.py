@@ -34,8 +34,9 @@ from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
 from protocols.arithmetic.narrow import narrow, widen
 from protocols.arithmetic.product import linear, matmul, multiply, square
 from protocols.arithmetic.truncate import truncate
-from protocols.bits.compare import sign
+from protocols.bits.compare import leaf, levels, node, sign
 from protocols.bits.convert import to_arith
+from protocols.bits.gates import recipe
 from protocols.bits.logic import and_bits, prefix_or
 from protocols.bits.mux import mux
 from protocols.functions.aggregation import OwnedBlock, with_one_maximum, with_own_maxima
@@ -68,6 +69,7 @@ LARGE = {  # sizes that were measured beside the usual ones
 }  # fmt: skip
 ATTENTION = ((4, 1, 32, 96), (4, 8, 32, 96), (12, 8, 256, 512))  # heads, queries, prefix, cache
 HEAD_DIM = 64
+COMPARED = (9, 12, 24, 32, 64)  # bits
 MANY = 6400  # values: a multiple of 64, to which bits are packed
 J, C, P = Owner.JOINT, Owner.CLIENT, Owner.PROVIDER
 
@@ -87,6 +89,7 @@ def figures(model: Path) -> dict[str, Any]:
         "verification": _verification(),
         "ops": ops,
         "protocols": protocols,
+        "comparisons": _comparisons(),
     }
 
 
@@ -202,6 +205,23 @@ def _protocols() -> dict[str, dict[str, Any]]:
     }
 
 
+def _comparisons() -> list[dict[str, int]]:
+    """What is made ahead for one comparison: products of bits, and the sums of them that are kept
+    (`protocols.bits.gates`).
+    """
+    found = []
+    for bits in COMPARED:
+        plan = levels(bits - 1)
+        gates = [(leaf(root=not plan), bits // 2)]
+        gates += [(node(fan_in, i == len(plan)), n) for i, (fan_in, n) in enumerate(plan, 1)]
+        found.append({
+            "bits": bits,
+            "products": sum(n * recipe(gate).products for gate, n in gates),
+            "sums": sum(n * len(gate.sums) for gate, n in gates),
+        })  # fmt: skip
+    return found
+
+
 Priced = tuple[Callable[..., Any], tuple[Owner, ...], Sequence[Any], int]
 
 
@@ -227,7 +247,7 @@ def _ops() -> dict[str, Priced]:
     widths = Widths.of_weights(VOCAB)
     rows, words = MANY // 64, MANY // 2
     return {
-        **{f"sign {n}": of(lambda x, n=n: sign(x, bits=n), one) for n in (9, 12, 24, 32, 64)},
+        **{f"sign {n}": of(lambda x, n=n: sign(x, bits=n), one) for n in COMPARED},
         "and_bits": of(and_bits, bits, bits),
         **{f"prefix_or {n}": of(prefix_or, bools(MANY // n, n)) for n in (4, 8, 20)},
         "to_arith": of(to_arith, bits),

@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jax.experimental import enable_x64
 
 import experiments
 from experiments import render
 from experiments.claims import exact, exact_cells
 from experiments.common import saved
+from experiments.common.replay import dry_parties
 from spu_llm.app import cli
 from spu_llm.app.defaults import shipped
+from spu_llm.compiler.secure_function import SecureFunction
 from tests.experiments.test_headline import committed
 
 FOLDER = Path(experiments.__file__).parent
@@ -262,6 +265,17 @@ def test_exact_figures_are_those_of_the_code(figures: dict[str, Any]) -> None:
 def test_all_tables_of_exact_figures_stand_somewhere(figures: dict[str, Any]) -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in exact_cells.DOCUMENTS)
     assert set(re.findall(r"<!-- exact: (.+) -->", text)) == set(exact_cells.cells(figures))
+
+
+def test_a_comparison_keeps_what_its_dry_run_takes(figures: dict[str, Any]) -> None:
+    with enable_x64():
+        for row in figures["comparisons"]:
+            fn, owners, forms, values = exact._ops()[f"sign {row['bits']}"]
+            client, _ = dry_parties()
+            client.call(SecureFunction(fn, owners, "sign"), *forms)
+            (noted,) = client.taken()
+            taken = noted.demand.material.values()
+            assert sum(64 * x.units * x.correlation.words for x in taken) == row["sums"] * values
 
 
 TEXT = """\
