@@ -11,12 +11,22 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.claims import completions_report, headline, measured_tables
+from experiments.benchmarks import network_bench, products_bench
+from experiments.claims import (
+    completions_report,
+    headline,
+    logits,
+    measured_tables,
+    shipped,
+    transcript,
+)
 from experiments.claims.measured_tables import Files
 from experiments.common import saved
+from experiments.spu_baseline import options
 
 FOLDER = Path(__file__).parent
 NOTEBOOKS = FOLDER / "notebooks"
@@ -26,8 +36,6 @@ RESULTS = FOLDER / "RESULTS.md"
 BEGIN, END = "<!-- {}: made by experiments.render -->\n", "<!-- end of {} -->\n"
 # Outputs are committed: small pictures.
 SMALL = "%matplotlib inline\n%config InlineBackend.rc = {'figure.dpi': 60}"
-
-
 def execute(path: Path, parameters: str = "") -> Any:
     """The notebook at `path` with fresh outputs; `parameters` runs after the cell of that tag."""
     import nbformat
@@ -102,28 +110,81 @@ def further_completions(files: Files) -> list[str]:
     ]
 
 
-# What stands between two marks of RESULTS.md: the results that it is made of, the first of which it
-# needs, and their paragraphs.
-TABLES: dict[str, tuple[tuple[str, ...], Callable[[Files], list[str]]]] = {
-    "completions": (("completions",), completions),
-    "completions_lan": (("completions_lan",), further_completions),
-    "completions_wan": (("completions_wan",), further_completions),
-    "latency": (("latency",), measured_tables.latency),
-    "verify": (
-        ("verify", "verify_wan", "verify_50257", "verify_151936"), measured_tables.verification
-    ),
-    "functions": (("ops",), measured_tables.functions),
-    "ops": (("ops", "ops_networks"), measured_tables.ops),
+@dataclass(frozen=True)
+class Tables:
+    """What stands between two marks of RESULTS.md: the results that it is made of, the first of
+    which it needs, and their paragraphs. `seconds`: whether it has any, so that only results of a
+    quiet machine count.
+    """
+
+    names: tuple[str, ...]
+    paragraphs: Callable[[Files], list[str]]
+    seconds: bool = True
+
+
+def single(
+    name: str, paragraphs: Callable[[dict[str, Any], str], list[str]], *, seconds: bool = True
+) -> Tables:
+    """Tables of one result; `paragraphs` are of it and the line that says where it comes from."""
+
+    def of(files: Files) -> list[str]:
+        ((_, data),) = files.items()
+        machine = data["machine"]
+        load = "load {:.1f} before, {:.1f} at the end (no seconds in it)".format(*machine["load"])
+        origin = saved.under_table(files, [machine], "" if seconds else load)
+        return paragraphs(data, origin)
+
+    return Tables((name,), of, seconds)
+
+
+def printed(
+    name: str, table: Callable[[dict[str, Any]], str], *, seconds: bool = True
+) -> Tables:
+    """The table that a study prints."""
+
+    def paragraphs(data: dict[str, Any], origin: str) -> list[str]:
+        rows = [line for line in table(data).splitlines() if line.startswith("|")]
+        return ["\n".join(rows), origin]
+
+    return single(name, paragraphs, seconds=seconds)
+
+
+_OPS = ("ops", "ops_networks")
+_VERIFY = ("verify", "verify_wan", "verify_50257", "verify_151936")
+TABLES: dict[str, Tables] = {
+    "shipped": single("shipped", shipped.in_results, seconds=False),
+    "products": printed("products", products_bench.table),
+    "completions": Tables(("completions",), completions),
+    "completions_lan": Tables(("completions_lan",), further_completions),
+    "completions_wan": Tables(("completions_wan",), further_completions),
+    "latency": Tables(("latency",), measured_tables.latency),
+    "stock_options": printed("stock_options", options.table, seconds=False),
+    "logits": printed("logits", logits.table, seconds=False),
+    "verify": Tables(_VERIFY, measured_tables.verification),
+    "functions": Tables(("ops",), measured_tables.functions),
+    "ops": Tables(_OPS, measured_tables.ops),
+    "transcript": single("transcript", transcript.in_results, seconds=False),
+    "network": printed("network", network_bench.table),
 }
 
 
 def with_tables(results: str) -> str:
-    """RESULTS.md with tables of all results that were measured on a quiet machine."""
-    for mark, (names, paragraphs) in TABLES.items():
-        files = {name: saved.load(name) for name in saved.there(*names) if saved.timed(name)}
-        if names[0] in files:
-            results = between(results, mark, *paragraphs(files))
+    """RESULTS.md with the tables of all results that are there."""
+    for mark, tables in TABLES.items():
+        files = {
+            name: saved.load(name)
+            for name in saved.there(*tables.names)
+            if saved.timed(name) or not tables.seconds
+        }
+        if tables.names[0] in files:
+            paragraphs = tables.paragraphs(files)
+            results = between(results, mark, *map(_paragraph, paragraphs))
     return results
+
+
+def _paragraph(text: str) -> str:
+    """Prose is filled; tables, lists, headings and marks stay as they are."""
+    return text if text[0] in "|*-#<" else _filled(text)
 
 
 def _filled(text: str) -> str:

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from experiments.common import commands, report
-from experiments.common.two_parties import machine
 from protocols.arithmetic.product import LIFT, masked_product
 from spu_llm.core.channel import CountingChannel, MemoryChannel
 from spu_llm.core.errors import InputError
 from spu_llm.core.integers import factor_from
+from spu_llm.core.machine import machine
 from spu_llm.core.meter import Meter
 from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SpuConfig

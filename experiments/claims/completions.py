@@ -39,7 +39,7 @@ from experiments.claims.logits import MAX_ERROR
 from experiments.common import commands
 from experiments.common.measured import FIGURES, peaks, price, summed, total
 from experiments.common.saved import DATA
-from experiments.common.two_parties import machine, run_study
+from experiments.common.two_parties import run_study
 from experiments.spu_baseline import whole as spu_whole
 from models.draft import Drafter
 from models.family import logits
@@ -48,6 +48,7 @@ from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.errors import InputError, SpuLlmError
+from spu_llm.core.machine import machine
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession
 from spu_llm.systems.decoding import completion

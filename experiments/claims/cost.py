@@ -24,11 +24,11 @@ from experiments.benchmarks import step_sweep
 from experiments.benchmarks.op_report import count_text, mib_text, seconds_text
 from experiments.common import commands, report
 from experiments.common.measured import FIGURES, medians
-from experiments.common.two_parties import machine
 from experiments.spu_baseline import layers as spu_layers
 from experiments.spu_baseline import whole as spu_whole
 from models.hf import load_config
 from models.tokenizer import Tokenizer
+from spu_llm.core.machine import machine
 
 LONGEST = 16  # positions
 BLOCK_KINDS = ("norm", "linear", "attention products", "softmax", "GELU")

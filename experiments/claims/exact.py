@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
 from protocols.arithmetic.narrow import narrow, widen
 from protocols.arithmetic.product import linear, matmul, multiply, square
 from protocols.arithmetic.truncate import truncate
-from protocols.bits.compare import sign
+from protocols.bits.compare import leaf, levels, node, sign, sign_cost, sign_products
 from protocols.bits.convert import to_arith
 from protocols.bits.logic import and_bits, prefix_or
 from protocols.bits.mux import mux
@@ -64,6 +65,8 @@ VERIFIED = (
 )  # fmt: skip
 ATTENTION = ((4, 1, 32, 96), (4, 8, 32, 96), (12, 8, 256, 512))  # heads, queries, prefix, cache
 HEAD_DIM = 64
+COMPARED = (9, 12, 24, 32, 64)  # bits
+TOGETHER = (1_024, 102_400)  # values compared at once
 MANY = 6400  # values: a multiple of 64, to which bits are packed
 J, C, P = Owner.JOINT, Owner.CLIENT, Owner.PROVIDER
 
@@ -79,6 +82,7 @@ def figures(model: Path) -> dict[str, Any]:
         "verification": _verification(),
         "ops": ops,
         "protocols": protocols,
+        "comparisons": _comparisons(),
     }
 
 
@@ -194,6 +198,25 @@ def _protocols() -> dict[str, dict[str, Any]]:
     }
 
 
+def _comparisons() -> list[dict[str, int]]:
+    """What one comparison of so many takes: messages of all of them, products of bits made ahead,
+    and the sums of them that are kept (`protocols.bits.gates`).
+    """
+    found = []
+    for bits, values in itertools.product(COMPARED, TOGETHER):
+        plan = levels(bits - 1, values)
+        gates = [(leaf(root=not plan), bits // 2)]
+        gates += [(node(fan_in, i == len(plan)), n) for i, (fan_in, n) in enumerate(plan, 1)]
+        found.append({
+            "bits": bits,
+            "values": values,
+            "messages": sign_cost(values, bits).messages,
+            "products": sign_products(values, bits) // values,
+            "sums": sum(n * len(gate.sums) for gate, n in gates),
+        })  # fmt: skip
+    return found
+
+
 Priced = tuple[Callable[..., Any], tuple[Owner, ...], Sequence[Any], int]
 
 
@@ -219,7 +242,7 @@ def _ops() -> dict[str, Priced]:
     widths = Widths.of_weights(VOCAB)
     rows, words = MANY // 64, MANY // 2
     return {
-        **{f"sign {n}": of(lambda x, n=n: sign(x, bits=n), one) for n in (9, 12, 24, 32, 64)},
+        **{f"sign {n}": of(lambda x, n=n: sign(x, bits=n), one) for n in COMPARED},
         "and_bits": of(and_bits, bits, bits),
         **{f"prefix_or {n}": of(prefix_or, bools(MANY // n, n)) for n in (4, 8, 20)},
         "to_arith": of(to_arith, bits),

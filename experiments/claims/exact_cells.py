@@ -75,6 +75,14 @@ def cells(figures: Mapping[str, Any]) -> Cells:
         "functions": {name: _of_function(costs[case]) for name, _, case in FUNCTIONS},
         "protocol functions": {name: _of_function(costs[case]) for _, name, case in FUNCTIONS},
         "protocol ops": _of_protocols(figures["protocols"]),
+        "comparisons": {
+            f"{row['bits']} bits, {row['values']:,} at once": {
+                "messages": str(row["messages"]),
+                "products of bits": str(row["products"]),
+                "sums of them, kept": str(row["sums"]),
+            }
+            for row in figures["comparisons"]
+        },
     }
 
 

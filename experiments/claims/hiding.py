@@ -16,7 +16,6 @@ from typing import Any
 
 from experiments.common.measured import summed
 from experiments.common.report import both_ways
-from experiments.common.two_parties import machine
 from experiments.cost_model.estimate import Options, figures
 from experiments.cost_model.prices import Prices
 from experiments.cost_model.workload import of_steps
@@ -24,6 +23,7 @@ from models.family import ModelConfig
 from models.hf import load_config
 from spu_llm.app.defaults import shipped
 from spu_llm.app.output import write_json
+from spu_llm.core.machine import machine
 from spu_llm.net.shaping import NETWORKS as SHAPES
 from spu_llm.systems.decoding.request import Request
 

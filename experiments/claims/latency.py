@@ -29,10 +29,10 @@ from experiments.benchmarks import step_sweep
 from experiments.benchmarks.op_report import count_text
 from experiments.common import commands, report
 from experiments.common.kinds import KINDS
-from experiments.common.two_parties import machine
 from experiments.spu_baseline import layers as spu_layers
 from models.training.evaluate import expected_tokens
 from spu_llm.core.errors import InputError
+from spu_llm.core.machine import machine
 from spu_llm.net.shaping import NETWORKS, NetworkShape
 
 PARTS = ("delay", "transmission", "compute")

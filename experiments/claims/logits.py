@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.common import commands, report
-from experiments.common.two_parties import machine, run_study
+from experiments.common.two_parties import run_study
 from models.cache import rows_after
 from models.family import ModelConfig, Params, family_of, logits
 from models.hf import load_config, load_model
@@ -40,6 +40,7 @@ from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core._jax import as_function, expanded, flat_jaxpr
 from spu_llm.core.approx import form_on_shares
 from spu_llm.core.errors import InputError
+from spu_llm.core.machine import machine
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.party_session import PartySession

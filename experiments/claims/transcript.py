@@ -40,7 +40,7 @@ import jax
 import numpy as np
 
 from experiments.common import commands, report
-from experiments.common.two_parties import machine, run_study
+from experiments.common.two_parties import run_study
 from experiments.common.wire import Message, Recorder
 from models.family import ModelConfig, Params, family_of
 from models.hf import load_model, save_model
@@ -48,6 +48,7 @@ from models.tokenizer import TOKENIZER_FILE, Tokenizer
 from protocols.verification.distribution import DRAFT_BITS, Sampling, Streams
 from protocols.verification.variants import verifier
 from spu_llm.core.errors import InputError
+from spu_llm.core.machine import machine
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.net.stream import ByteStream
@@ -85,7 +86,8 @@ class ClientInputs:
     label: str
 
 
-PROGRAM = Program("transcript", __name__, Asked, ClientInputs)
+# Hints are fetched in every session: a run must not differ by what another one has left.
+PROGRAM = Program("transcript", __name__, Asked, ClientInputs, keeps_hints=False)
 
 
 def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
@@ -375,12 +377,21 @@ def _totals(recorded: Recorded) -> dict[str, Any]:
     }
 
 
-def table(result: dict[str, Any]) -> str:
-    """The comparison as Markdown."""
+def summary(result: Mapping[str, Any]) -> str:
+    """What equal secrets alone do, in a sentence."""
     client, provider = result["messages"]
     median, largest = result["spread"]
+    return (
+        f"Equal secrets ({EQUAL_RUNS} runs): {client} messages of the client, {provider} of the "
+        f"provider; {result['fixed']} of fixed size, {result['random']} of random size (standard "
+        f"deviation {median:.3%} in the median, {largest:.3%} at most); "
+        f"{result['reordered']} sent at another place in some run."
+    )
+
+
+def compared(result: Mapping[str, Any]) -> str:
+    """Runs with other secrets beside what is allowed, as Markdown."""
     expected, tolerance = result["outside_expected"], result["outside_tolerance"]
-    phases = list(result["totals"][0]["phases"])
     heads = ("run", "other messages", "plan steps with other counts", "fixed sizes changed",
              "largest deviation", "out of range")  # fmt: skip
     allowed = f"{2 * result['deviation']:.3%}", f"{expected:.0f} ± {tolerance:.0f}"
@@ -389,19 +400,19 @@ def table(result: dict[str, Any]) -> str:
          f"{other['deviation']:.3%}", str(other["outside"])]
         for other in result["others"]
     ]  # fmt: skip
+    return "\n".join(report.table(heads, [["allowed", "0", "0", "0", *allowed], *runs]))
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The comparison as Markdown."""
+    phases = list(result["totals"][0]["phases"])
     totals = [
         map(str, [total["run"], total["client_to_provider"], total["provider_to_client"],
                   *(total["phases"][p]["bytes"] for p in phases)])
         for total in result["totals"]
     ]  # fmt: skip
     lines = [
-        f"Equal secrets ({EQUAL_RUNS} runs): {client} messages of the client, {provider} of the "
-        f"provider; {result['fixed']} of fixed size, {result['random']} of random size (standard "
-        f"deviation {median:.3%} in the median, {largest:.3%} at most); "
-        f"{result['reordered']} sent at another place in some run.",
-        "",
-        *report.table(heads, [["allowed", "0", "0", "0", *allowed], *runs]),
-        "",
+        summary(result), "", compared(result), "",
         *report.table(
             ["payload bytes", "client→provider", "provider→client",
              *(f"{p}, metered" for p in phases)], totals
@@ -410,6 +421,16 @@ def table(result: dict[str, Any]) -> str:
         "criterion: " + ("; ".join(result["failures"]) or "holds"),
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def in_results(result: Mapping[str, Any], origin: str) -> list[str]:
+    """What RESULTS.md says: both in a paragraph and a table, and the `origin` of both."""
+    runs, online = result["totals"], []
+    for phase in (name for name in runs[0]["phases"] if name != "offline"):
+        sizes = sorted({run["phases"][phase]["bytes"] for run in runs})
+        online.append(f"{' or '.join(f'{size:,}' for size in sizes)} in {phase}")
+    bytes_online = f"Bytes online in all {len(runs)} runs: {', '.join(online)}."
+    return [f"{summary(result)} {bytes_online}", compared(result), origin]
 
 
 add_options = commands.add_common

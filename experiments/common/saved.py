@@ -1,8 +1,7 @@
 """Results that are committed: `experiments/data/NAME.json`, as the command's `--json` wrote them.
 
-Notebooks, the README's figure and tables of RESULTS.md are made of them. `index.json` says of each
-which command writes it again, whether nothing else ran on the machine ("quiet"), and what else to
-know ("note").
+Tables, notebooks and the README's figure are made of them. `index.json` says of each which command
+writes it again, whether nothing else ran on the machine ("quiet"), and what else to know ("note").
 """
 
 from __future__ import annotations

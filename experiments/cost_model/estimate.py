@@ -22,12 +22,12 @@ from typing import Any
 from experiments.common import commands, report
 from experiments.common.measured import summed
 from experiments.common.report import both_ways
-from experiments.common.two_parties import machine
 from experiments.cost_model.prices import Prices
 from experiments.cost_model.workload import Workload, of_completion
 from models.family import ModelConfig, config_from
 from models.hf import load_config
 from spu_llm.core.errors import InputError
+from spu_llm.core.machine import machine
 from spu_llm.net.shaping import NETWORKS, NetworkShape
 from spu_llm.systems.decoding.request import Request
 

@@ -26,9 +26,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from experiments.common import commands, report
-from experiments.common.two_parties import machine
 from experiments.spu_baseline import layers as spu_layers
 from models.hf import load_config
+from spu_llm.core.machine import machine
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT
 from spu_llm.runtime.simulation import Simulation
@@ -146,7 +146,10 @@ def table(result: dict[str, Any]) -> str:
     """Bytes and messages of a step, and by how much an option moves them."""
     first, rows = result["options"][0], []
     for row in result["options"]:
-        moved = [f"{row[k] / first[k] - 1:+.1%}" if row is not first else "" for k in _FIGURES]
+        moved = [
+            f"{round(row[k] / first[k] - 1, 3) + 0.0:+.1%}" if row is not first else ""
+            for k in _FIGURES
+        ]
         size, messages = f"{row['bytes'] / 1e6:.1f}", f"{row['messages']:,}"
         rows.append([row["name"], size, moved[0], messages, moved[1]])
     return "\n".join([

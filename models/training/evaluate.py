@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from models.hf import load_model
 from models.tokenizer import Tokenizer
 from models.training.snippets import SHIPPED, read_snippets
 from protocols.verification.distribution import Sampling, draft, draw, residual
+from spu_llm.core.machine import machine
 
 DRAFT_LENGTHS = (3, 5, 7, 9)
 TEMPERATURES = (1.0, 0.7, 0.0)  # 0 is greedy
@@ -76,7 +78,7 @@ class Evaluation:
     public: Fit
     acceptance: float  # alpha at temperature 1
     argmax_agreement: float
-    expected_tokens_per_step: dict[int, float]  # by draft length, from alpha
+    expected_tokens_per_step: list[float]  # of DRAFT_LENGTHS, from alpha
     simulated: list[Speed]
     samples: dict[str, str]  # by temperature
 
@@ -233,7 +235,7 @@ def evaluate(directory: Path) -> Evaluation:
         public=public_fit,
         acceptance=alpha,
         argmax_agreement=agreement,
-        expected_tokens_per_step={n: expected_tokens(alpha, n) for n in DRAFT_LENGTHS},
+        expected_tokens_per_step=[expected_tokens(alpha, n) for n in DRAFT_LENGTHS],
         simulated=[
             simulate(verifier, drafter, prompts, n, t, rng)
             for t in TEMPERATURES
@@ -245,29 +247,37 @@ def evaluate(directory: Path) -> Evaluation:
     )
 
 
-def markdown(result: Evaluation) -> str:
-    """The evaluation as Markdown."""
+# ---- the report, of the figures as JSON has them
+
+
+def agreement(figures: Mapping[str, Any]) -> str:
+    """How often the two models agree, in a line."""
+    return (
+        f"{figures['held_out_tokens']:,} held-out tokens: acceptance rate, the sum of min(p, q), "
+        f"{figures['acceptance']:.3f} at temperature 1; the same most likely token at "
+        f"{figures['argmax_agreement']:.1%}"
+    )
+
+
+def quality_table(figures: Mapping[str, Any]) -> str:
+    """How well each model predicts held-out text, as Markdown."""
+    lines = ["| model | held-out perplexity per token | bits per byte |", "|---|---|---|"]
+    for name in ("private", "public"):
+        fit = figures[name]
+        lines.append(f"| {name} | {fit['perplexity']:.2f} | {fit['bits_per_byte']:.3f} |")
+    return "\n".join(lines)
+
+
+def speed_table(figures: Mapping[str, Any]) -> str:
+    """Tokens per step by draft length, predicted (marked so) and simulated, as Markdown."""
     lines = [
-        f"{result.held_out_tokens} held-out tokens",
-        "",
-        "| model | perplexity per token | bits per byte |",
-        "|---|---|---|",
-        f"| private | {result.private.perplexity:.2f} | {result.private.bits_per_byte:.3f} |",
-        f"| public | {result.public.perplexity:.2f} | {result.public.bits_per_byte:.3f} |",
-        "",
-        f"acceptance rate alpha = {result.acceptance:.3f}, "
-        f"same most likely token {result.argmax_agreement:.3f}",
-        "",
         "| tokens per step | " + " | ".join(f"{n} drafts" for n in DRAFT_LENGTHS) + " |",
         "|---" * (len(DRAFT_LENGTHS) + 1) + "|",
-        _row("from alpha, temperature 1", list(result.expected_tokens_per_step.values())),
+        _row("from the acceptance rate, temperature 1 ᵖ", figures["expected_tokens_per_step"]),
     ]
     for t in TEMPERATURES:
-        found = [speed.tokens_per_step for speed in result.simulated if speed.temperature == t]
+        found = [s["tokens_per_step"] for s in figures["simulated"] if s["temperature"] == t]
         lines.append(_row("simulated, " + (f"temperature {t}" if t else "greedy"), found))
-    for heat, text in result.samples.items():
-        sample = f"```python\n{SAMPLE_PROMPT}{text}\n```"
-        lines += ["", f"Sample at temperature {heat}:", "", sample]
     return "\n".join(lines)
 
 
@@ -275,15 +285,24 @@ def _row(name: str, values: Sequence[float]) -> str:
     return f"| {name} | " + " | ".join(f"{value:.2f}" for value in values) + " |"
 
 
+def markdown(figures: Mapping[str, Any]) -> str:
+    """The whole evaluation, with samples."""
+    parts = [quality_table(figures), agreement(figures), speed_table(figures)]
+    for heat, text in figures["samples"].items():
+        parts += [f"Sample at temperature {heat}:", f"```python\n{SAMPLE_PROMPT}{text}\n```"]
+    return "\n\n".join(parts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=Path, default=SHIPPED, help="directory of both models")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
-    result = evaluate(arguments.models)
-    print(markdown(result))
+    figures = asdict(evaluate(arguments.models))
+    print(markdown(figures))
     if arguments.json:
-        arguments.json.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
+        text = json.dumps({"machine": asdict(machine()), **figures}, indent=2)
+        arguments.json.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from models.family import ModelConfig
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
+from spu_llm.core.machine import machine
 from spu_llm.core.values import ROLES
 from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
@@ -166,6 +167,7 @@ def _summary(
         },
         "per_step": result["steps"],
         "learned": result["learned"],
+        "machine": asdict(machine()),
         "config": {
             "draft_model": options.inputs.draft_dir,
             "stop": options.inputs.stop,

@@ -25,6 +25,10 @@ STUDIES = {
     "bench products": (
         "experiments.benchmarks.products_bench", "silent products with weights, by matrix"
     ),
+    "bench network": (
+        "experiments.benchmarks.network_bench",
+        "what emulated networks give: round trips, throughput",
+    ),
     "bench verify": (
         "experiments.benchmarks.verify_bench",
         "secure verification beside a decoder block of SPU's",

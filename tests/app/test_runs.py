@@ -40,6 +40,10 @@ def check_types(result: dict[str, Any]) -> None:
         "messages": {"offline": int, "online": int},
         "wire_bytes": both_ways,
         "learned": {"client": list, "provider": list},
+        "machine": {
+            "cores": int, "processor": str, "memory_gib": float, "load": list, "commit": str,
+            "date": str, "python": str, "spu": str,
+        },
         "config": dict,
     }
 

@@ -4,20 +4,28 @@ code has them.
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from jax.experimental import enable_x64
 
 import experiments
 from experiments import render
 from experiments.claims import exact, exact_cells
 from experiments.common import saved
+from experiments.common.replay import dry_parties
 from spu_llm.app import cli
 from spu_llm.app.defaults import shipped
+from spu_llm.compiler.secure_function import SecureFunction
+from spu_llm.core.values import Arith
 from tests.experiments.test_headline import committed
 from tests.experiments.test_latency import results as latency_results
 
@@ -29,11 +37,15 @@ MEASURED = re.compile(
     rf"(?P<data>{LINK}(, {LINK})*|no JSON kept, to be measured again)\.\*$"
 )
 EXACT = "*Exact: computed from the code, compared with it in `make test`; [data](data/exact.json).*"
+TESTED = re.compile(
+    r"\*Tests: `pytest (?P<files>[\w/. ]+)`; run in `make test`"
+    r"(?P<slow>, slow ones in `make test-slow`)?\.\*$"
+)
 LARGEST = 300_000  # bytes of a JSON file
 
 
-def tables(text: str) -> Iterator[tuple[str, str]]:
-    """The head of every table, and the paragraph under the table."""
+def tables(text: str) -> Iterator[tuple[list[str], str]]:
+    """The lines of every table, and the paragraph under it."""
     lines = text.splitlines()
     starts = [
         i for i, line in enumerate(lines)
@@ -44,16 +56,18 @@ def tables(text: str) -> Iterator[tuple[str, str]]:
         while after < len(lines) and lines[after].startswith("|"):
             after += 1
         under = next((line for line in lines[after:] if line.strip()), "")
-        yield lines[i], under
+        yield lines[i:after], under
 
 
-def origin_mistakes(head: str, under: str, folder: Path) -> list[str]:
-    """What is wrong with the line under a table."""
+def origin_mistakes(lines: list[str], under: str, folder: Path) -> list[str]:
+    """What is wrong with the line under a table of a document in `folder`."""
     if under == EXACT:
         return []
+    if tested := TESTED.match(under):
+        return tested_mistakes(lines, tested, folder.parent)
     found = MEASURED.search(under)
     if not under.startswith("*") or found is None:
-        return [f"under the table {head[:60]!r} stands {under[:80]!r}, not where it comes from"]
+        return [f"under the table {lines[0][:60]!r} stands {under[:80]!r}, not where it comes from"]
     mistakes = []
     for name in re.findall(LINK, found["data"]):
         file = folder / name
@@ -64,6 +78,35 @@ def origin_mistakes(head: str, under: str, folder: Path) -> list[str]:
         if of != {found["said"]}:
             mistakes.append(f"{name} is of {sorted(of)}, the table of {found['said']!r}")
     return mistakes
+
+
+def tested_mistakes(lines: list[str], under: re.Match[str], root: Path) -> list[str]:
+    """What is wrong with a table whose rows are results of tests, which their last cells name."""
+    files = {Path(name).stem: root / name for name in under["files"].split()}
+    if missing := [str(path) for path in files.values() if not path.is_file()]:
+        return [f"there is no {missing[0]}"]
+    known = {name: slow_by_test(path) for name, path in files.items()}
+    wrong, named = [], []
+    for line in lines[2:]:
+        tests = re.findall(r"`(\w+)::(\w+)`", exact_cells.split(line)[-1])
+        named += tests
+        if not tests:
+            wrong.append(f"the row {line[:60]!r} names no test")
+    wrong += [f"there is no {a}::{b}" for a, b in named if b not in known.get(a, {})]
+    if unused := known.keys() - {file for file, _ in named}:
+        wrong.append(f"no row names a test of {sorted(unused)}")
+    if any(known.get(a, {}).get(b) for a, b in named) != bool(under["slow"]):
+        wrong.append(f"slow tests and {under[0]!r} disagree")
+    return wrong
+
+
+def slow_by_test(file: Path) -> dict[str, bool]:
+    """Whether a test is marked slow, or some of its cases are, by the names of a file's tests."""
+    return {
+        node.name: any("mark.slow" in ast.unparse(mark) for mark in node.decorator_list)
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 def origins(result: Any) -> Iterator[str]:
@@ -83,19 +126,34 @@ def origins(result: Any) -> Iterator[str]:
 
 def test_every_table_says_where_it_comes_from() -> None:
     text = RESULTS.read_text(encoding="utf-8")
-    found = [m for head, under in tables(text) for m in origin_mistakes(head, under, FOLDER)]
+    found = [m for lines, under in tables(text) for m in origin_mistakes(lines, under, FOLDER)]
     assert found == []
     assert len(list(tables(text))) == len(re.findall(r"^\|[-|: ]+\|$", text, re.M))
 
 
-def test_every_file_of_data_is_named() -> None:
-    """By RESULTS.md, or by the index of what notebooks and figures are made from."""
-    named = set(re.findall(r"\(data/([\w.-]+)\)", RESULTS.read_text(encoding="utf-8")))
-    index = FOLDER / "data" / "index.json"
-    named |= {index.name, *(f"{name}.json" for name in json.loads(index.read_text("utf-8")))}
-    assert {file.name for file in (FOLDER / "data").iterdir()} == named
+def test_every_file_of_data_is_in_the_index() -> None:
+    """But for the index itself, and for prompts, which studies take."""
+    files = {file.name for file in saved.DATA.iterdir()}
+    assert files == {f"{name}.json" for name in (*saved.load("index"), "index", "prompts")}
 
 
+@pytest.mark.parametrize("name", saved.load("index"))
+def test_the_index_has_a_command_for_it(name: str) -> None:
+    program, *arguments = shlex.split(saved.load("index")[name]["command"])
+    if program == "spu-llm":
+        assert callable(cli._parser().parse_args(arguments).run)
+    else:
+        assert (program, arguments[0]) == ("python", "-m")
+        assert importlib.util.find_spec(arguments[1])
+    if "--json" in arguments:
+        written = arguments[arguments.index("--json") + 1]
+        assert written in (f"experiments/data/{name}.json", "FILE")
+
+
+MACHINE = {
+    "cores": 2, "memory_gib": 23.5, "load": [0.1, 0.4], "commit": "1234567",
+    "date": "2026-11-22T10:00:00+00:00",
+}  # fmt: skip
 LINE = "*Commit 1234567, 2026-11-22; 2 cores, 24 GiB; load 0.1; {}.*"
 
 
@@ -119,14 +177,54 @@ LINE = "*Commit 1234567, 2026-11-22; 2 cores, 24 GiB; load 0.1; {}.*"
 def test_a_table_without_its_origin_is_found(under: str, wanted: str, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for name, commit in (("right", "1234567"), ("other", "7654321")):
-        machine = {"commit": commit, "date": "2026-11-22T10:00:00+00:00", "cores": 2,
-                   "memory_gib": 23.5}  # fmt: skip
-        text = json.dumps({"networks": [{"machine": machine}] * 2})
+        text = json.dumps({"networks": [{"machine": MACHINE | {"commit": commit}}] * 2})
         (tmp_path / "data" / f"{name}.json").write_text(text, encoding="utf-8")
     (tmp_path / "data" / "nothing.json").write_text("{}", encoding="utf-8")
-    ((head, line),) = tables(f"Text.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n{under}\n")
-    found = origin_mistakes(head, line, tmp_path)
+    ((lines, line),) = tables(f"Text.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n{under}\n")
+    found = origin_mistakes(lines, line, tmp_path)
     assert len(found) == bool(wanted) and all(wanted in text for text in found)
+
+
+QUICK = "*Tests: `pytest tests/test_a.py`; run in `make test`.*"
+SLOW = QUICK.replace(".*", ", slow ones in `make test-slow`.*")
+
+
+@pytest.mark.parametrize(
+    ("cell", "under", "wanted"),
+    [
+        ("`test_a::test_quick`", QUICK, ""),
+        ("`test_a::test_quick`, `test_a::test_slow`", SLOW, ""),
+        ("`test_a::test_cases`", SLOW, ""),
+        ("by hand", QUICK, "names no test"),
+        ("`test_a::test_gone`, `test_a::test_quick`", QUICK, "there is no test_a::test_gone"),
+        ("`test_b::test_quick`, `test_a::test_quick`", QUICK, "there is no test_b::test_quick"),
+        ("`test_a::test_quick`", QUICK.replace("test_a", "test_c"), "test_c.py"),
+        ("`test_a::test_quick`", QUICK.replace(".py", ".py tests/test_b.py"), "['test_b']"),
+        ("`test_a::test_slow`", QUICK, "disagree"),
+        ("`test_a::test_quick`", SLOW, "disagree"),
+    ],
+)
+def test_a_row_without_its_test_is_found(
+    cell: str, under: str, wanted: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text(
+        "def test_quick(): ...\n@pytest.mark.slow\ndef test_slow(): ...\n"
+        "@parametrize('x', [param(1, marks=pytest.mark.slow)])\ndef test_cases(x): ...\n"
+    )
+    (tmp_path / "tests" / "test_b.py").write_text("def test_other(): ...\n")
+    ((lines, line),) = tables(f"| a | test |\n|---|---|\n| 1 | {cell} |\n\n{under}\n")
+    found = origin_mistakes(lines, line, tmp_path / "experiments")
+    assert bool(found) == bool(wanted) == any(wanted in text for text in found), found
+
+
+def mistakes_of(name: str, data: Any, folder: Path) -> list[str]:
+    """What is wrong under the tables of RESULTS.md that would be made from this file."""
+    (folder / "data").mkdir()
+    (folder / "data" / f"{name}.json").write_text(json.dumps(data), encoding="utf-8")
+    found = list(tables("\n\n".join(render.TABLES[name].paragraphs({name: data}))))
+    assert found
+    return [m for lines, under in found for m in origin_mistakes(lines, under, folder)]
 
 
 # ---- tables that are made of the committed files
@@ -188,6 +286,18 @@ def test_exact_figures_are_those_of_the_code(figures: dict[str, Any]) -> None:
 def test_all_tables_of_exact_figures_stand_somewhere(figures: dict[str, Any]) -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in exact_cells.DOCUMENTS)
     assert set(re.findall(r"<!-- exact: (.+) -->", text)) == set(exact_cells.cells(figures))
+
+
+def test_a_comparison_keeps_what_its_dry_run_takes(figures: dict[str, Any]) -> None:
+    with enable_x64():
+        for row in figures["comparisons"]:
+            fn, owners, _, _ = exact._ops()[f"sign {row['bits']}"]
+            values, client = row["values"], dry_parties()[0]
+            words = Arith(np.zeros(values, np.uint64), np.dtype(np.int64), 0)
+            client.call(SecureFunction(fn, owners, "sign"), words)
+            (noted,) = client.taken()
+            taken = noted.demand.material.values()
+            assert sum(64 * x.units * x.correlation.words for x in taken) == row["sums"] * values
 
 
 TEXT = """\

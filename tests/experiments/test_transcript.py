@@ -13,6 +13,7 @@ from experiments.claims.transcript import Comparison, Recorded, compare
 from experiments.common.wire import Message
 from models.tokenizer import Tokenizer
 from spu_llm.core.values import CLIENT, PROVIDER
+from tests.experiments.test_results import MACHINE, mistakes_of
 
 CIPHERTEXTS, FIXED = 400, 600  # messages per sender
 
@@ -111,7 +112,7 @@ def test_sending_order_is_reported_only() -> None:
     assert (result.reordered, result.failures) == (2, [])
 
 
-def test_the_table_names_every_run() -> None:
+def test_the_tables_name_every_run(tmp_path: Path) -> None:
     from dataclasses import asdict
 
     other = replace(
@@ -123,6 +124,17 @@ def test_the_table_names_every_run() -> None:
     text = transcript.table(result)
     assert "| other prompt | 0 | 0 | 0 |" in text
     assert "prefill, metered" in text and "criterion: holds" in text
+    result["machine"] = MACHINE
+    sentences, compared, _ = transcript.in_results(result, "data/transcript.json")
+    assert "Bytes online in all 1 runs: 7 in prefill." in sentences
+    assert "1200 of fixed size" in sentences
+    assert compared in text and "| allowed | 0 | 0 | 0 |" in compared
+    assert mistakes_of("transcript", result, tmp_path) == []
+
+
+def test_every_session_fetches_its_hints() -> None:
+    """Kept ones would tell a first run from a second one, whatever the secrets."""
+    assert not transcript.PROGRAM.keeps_hints
 
 
 @pytest.mark.slow

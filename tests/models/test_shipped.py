@@ -49,6 +49,8 @@ def test_quality_is_that_of_the_results() -> None:
     assert [row[0] for row in rows] == ["private", "public"]
     assert cells("held-out perplexity per token") == [row[1] for row in rows]
     assert cells("held-out bits per byte") == [row[2] for row in rows]
+    (rate,) = re.findall(r"min\(p, q\), (0\.\d+) at temp", " ".join(results.split()))
+    assert f"accepts {100 * float(rate):.0f} % of the public" in " ".join(CARD.split())
 
 
 def test_the_training_data_are_counted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import jax
@@ -187,3 +188,30 @@ def test_compare(tokenizer: Tokenizer) -> None:
     assert count > 0 and p == q and alpha == pytest.approx(1) and agreement == 1
     _, p, q, alpha, _ = evaluate.compare(tokenizer, private, public, [TEXT])
     assert 0 < alpha < 1 and p.perplexity > 1 and q.bits_per_byte > 0
+
+
+FIGURES = evaluate.Evaluation(
+    38003, evaluate.Fit(42.746, 1.7214), evaluate.Fit(58.4, 1.9), acceptance=0.7377,
+    argmax_agreement=0.8, expected_tokens_per_step=[2.68, 3.2, 3.476, 3.63],
+    simulated=[evaluate.Speed(t, n, n / 2 + t, 0.5)
+               for t in evaluate.TEMPERATURES for n in evaluate.DRAFT_LENGTHS],
+    samples={"0.7": " pass"},
+)  # fmt: skip
+
+
+def test_an_evaluation_is_written_with_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evaluate, "evaluate", lambda directory: FIGURES)
+    file = tmp_path / "shipped.json"
+    monkeypatch.setattr("sys.argv", ["evaluate", "--json", str(file)])
+    evaluate.main()
+    written = json.loads(file.read_text(encoding="utf-8"))
+    assert written["machine"]["commit"] and written["private"]["perplexity"] == 42.746
+    shown = capsys.readouterr().out
+    assert evaluate.markdown(written) + "\n" == shown
+    assert "| private | 42.75 | 1.721 |" in shown and "38,003 held-out tokens" in shown
+    assert "temperature 1 ᵖ | 2.68 | 3.20 | 3.48 | 3.63 |" in shown
+    assert "| simulated, temperature 0.7 | 2.20 | 3.20 | 4.20 | 5.20 |" in shown
+    assert "| simulated, greedy | 1.50 | 2.50 | 3.50 | 4.50 |" in shown
+    assert "```python\ndef read_config(path): pass\n```" in shown

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.common import two_parties as local
+from spu_llm.core import machine as local
 
 
 def test_a_measurement_says_what_it_ran_on_and_of() -> None:
