@@ -138,8 +138,8 @@ def _of_protocols(ops: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, s
     }
     found |= {
         "sign": (
-            f"{messages('sign 9')} at 9 bits, {messages('sign 12', 'sign 24', 'sign 32')} at 12 "
-            f"to 32, {messages('sign 64')} at 64",
+            ", ".join(f"{messages(f'sign {n}')} at {n}" for n in (9, 12, 24, 32, 64))
+            + " bits, some thousand values",
             f"{each('sign 12')} at 12 bits, {each('sign 24')} at 24, {each('sign 64')} at 64",
         ),
         "prefix_or": (

@@ -74,7 +74,7 @@ TRIPLE = Correlation(
 )
 
 SQUARE = Correlation(
-    name="square pair",
+    name="square pair of own words",
     masks=(Part((), Owner.CLIENT, Form.PRIVATE), Part((), Owner.PROVIDER, Form.ARITH)),
     results=(shared(),),
     # One party's words times a share of which the other has all: encrypted in one direction only.

@@ -8,7 +8,8 @@ equal(lo). Here the leaves are digits of two private bits and a node takes up to
 once, each level one round of `protocols.bits.gates`. How deep the tree is, is a matter of price
 (`protocols.bits.price`): the more values, the fewer prepared products, and the more rounds.
 
-Messages of both parties (6 for a few values of 24 bits, 8 for many), bytes per value: see `cost`.
+Messages of both parties (6 for a few values of 24 bits, 8 or 10 for many), bytes per value: see
+`cost`.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ def levels(bits: int, rows: int) -> tuple[Level, ...]:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _levels(digits: int, words: int) -> tuple[float, tuple[Level, ...]]:
+def _levels(digits: int, words: int) -> tuple[int, tuple[Level, ...]]:
     """Price, and levels that make one digit of so many, for 64 numbers a word."""
     if digits == 1:
-        return 0.0, ()
+        return 0, ()
     plans = []
     for fan_in in range(2, _MAX_FAN_IN + 1):
         full, rest = divmod(digits, fan_in)

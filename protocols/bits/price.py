@@ -1,7 +1,7 @@
 """What a round is worth in material: how ops choose between fewer rounds and fewer comparisons.
 
 Deeper trees and narrower matches take fewer products of bits, all made ahead of time, and more
-rounds online. A plan's price is the sum of both, in seconds, on a default network between a local
+rounds online. A plan's price is the sum of both, in time, on a default network between a local
 and a wide one: a round takes 30 ms, and 100 Mbit/s pass each way. A product of bits costs what SPU
 takes for it with one core at each party: 0.07 us, and 0.16 us of extending its stock of transfers.
 
@@ -14,9 +14,10 @@ from protocols.bits.gates import Gate, recipe
 from protocols.bits.planes import words_for
 from spu_llm.core.op import Cost
 
-ROUND_S = 30e-3
-BYTE_S = 8 / 100e6
-PRODUCT_S = 230e-9
+# Nanoseconds, whole: both parties must come to the very same plans.
+ROUND = 30_000_000
+BYTE = 80
+PRODUCT = 230
 
 
 def products(gate: Gate, rows: int, nodes: int) -> int:
@@ -24,7 +25,7 @@ def products(gate: Gate, rows: int, nodes: int) -> int:
     return 64 * words_for(rows) * nodes * recipe(gate).products
 
 
-def price(cost: Cost, bit_products: int) -> float:
-    """Seconds that rounds, bytes (both directions at once) and products of bits are worth."""
+def price(cost: Cost, bit_products: int) -> int:
+    """Nanoseconds that rounds, bytes (both directions at once) and products of bits are worth."""
     sent = max(cost.client_to_provider, cost.provider_to_client)
-    return ROUND_S * cost.rounds + BYTE_S * sent + PRODUCT_S * bit_products
+    return ROUND * cost.rounds + BYTE * sent + PRODUCT * bit_products

@@ -72,10 +72,10 @@ def fan_ins(rows: int, n: int, bits: int, width: int = 64) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _fan_ins(rows: int, n: int, bits: int, width: int) -> tuple[float, tuple[int, ...]]:
+def _fan_ins(rows: int, n: int, bits: int, width: int) -> tuple[int, tuple[int, ...]]:
     """Price and words per match."""
     if n == 1:
-        return 0.0, ()
+        return 0, ()
     plans = []
     for fan_in in range(2, min(n, _MAX_FAN_IN) + 1):
         left = -(-n // fan_in)

@@ -143,8 +143,10 @@ class Pool:
 
     def lease(self, correlation: Correlation, units: int) -> None:
         """Bring the next `units` units, as far as they are there, into memory, used up on disk:
-        then `take` hands them out without touching it.
+        then `take` hands them out without touching it. In memory there is nothing to wait for.
         """
+        if self._directory is None:
+            return
         self._remove_empty()
         for batch, count in self._next(correlation, units):
             batch.lease(correlation, count)
@@ -160,6 +162,8 @@ class Pool:
         batches = self._batches[correlation.name]
         self._batches[correlation.name] = [batch for batch in batches if batch.left]
         self._empty += [batch for batch in batches if not batch.left]
+        if self._directory is None:
+            self._remove_empty()
         return joined(taken) if taken else no_units(correlation)
 
     def close(self) -> None:
@@ -264,11 +268,15 @@ class _Batch:
         return self.label.units - self.used
 
     def lease(self, correlation: Correlation, count: int) -> None:
-        """Bring the next `count` units into memory, in whole slices; the store forgets them."""
+        """Bring the next `count` units into memory, in whole slices, and what was put back as a
+        whole; the store forgets them.
+        """
         label, state = self.label, self.state
         end = min(-(-(self.used + count) // label.step) * label.step, label.units)
         if end <= state.used:
             return
+        if state.rest is not None:
+            end = max(end, label.bounds(state.index)[0])
         pieces = [] if self.held is None else [self.held]
         if state.rest is not None:
             pieces.append(self._rest(correlation, self.store.rest(state)))
@@ -283,10 +291,15 @@ class _Batch:
         self.held = joined(pieces)
 
     def take(self, count: int) -> Material:
-        """The next units of those in memory."""
-        assert self.held is not None and self.used + count <= self.state.used
+        """The next units of those in memory. PoolError unless they are there: an operation must
+        not go on with fewer.
+        """
+        if self.held is None or not self._fits() or count > self.state.used - self.used:
+            raise PoolError(f"{self.label.name}: units in memory are not those on record")
         taken, self.held = cut(self.held, 0, count), cut(self.held, count)
         self.used += count
+        if not self.left:
+            self.held = None
         return taken
 
     def burn(self, used: int) -> None:
@@ -308,9 +321,16 @@ class _Batch:
     def put_back(self) -> None:
         """Units in memory return to the store."""
         if self.held is not None and self.used < self.state.used:
+            if not self._fits():
+                raise PoolError(f"{self.label.name}: units in memory are not those on record")
             rest = _pack([*self.held.masks, *self.held.results], self.state.used - self.used)
             self.store.put_back(rest, replace(self.state, used=self.used, rest=checksum(rest)))
         self.held = None
+
+    def _fits(self) -> bool:
+        """Whether what is in memory is what is used up on record and not handed out."""
+        assert self.held is not None
+        return len(self.held.masks[0]) == self.state.used - self.used
 
     def _advance(self, state: State) -> None:
         self.store.advance(self.state, state)
@@ -318,7 +338,11 @@ class _Batch:
 
     def _rest(self, correlation: Correlation, rest: np.ndarray) -> Material:
         """What was put back, without what has been burnt since."""
-        rest = rest[len(rest) - (self.label.bounds(self.state.index)[0] - self.state.used) :]
+        left = self.label.bounds(self.state.index)[0] - self.state.used
+        words = sum(part.size for part in correlation.masks) + self.label.words
+        if len(rest) < left or rest.shape[1] != words:
+            raise PoolError(f"{self.label.name}: what was put back is not what is on record")
+        rest = rest[len(rest) - left :]
         masks, start = [], 0
         for part in correlation.masks:
             flat = rest[:, start : start + part.size]

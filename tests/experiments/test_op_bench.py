@@ -208,7 +208,7 @@ def test_two_ops_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
         ("sign-24", 10, 10), ("square", 10, 10)
     ]  # fmt: skip
     assert (sign["ours"]["rounds"], square["ours"]["rounds"]) == (3, 1)
-    assert square["ours"]["units"] == {"square pair": 10}
+    assert square["ours"]["units"] == {"square pair of own words": 10}
     assert square["ours"]["stored_bytes_per_value"] == 8
     assert square["ours"]["client_to_provider"] == square["ours"]["provider_to_client"] == 80
     for one in (sign, square):
