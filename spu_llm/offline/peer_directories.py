@@ -18,7 +18,8 @@ from pathlib import Path
 
 from spu_llm.core.channel import Channel
 from spu_llm.core.errors import PoolError, WireError
-from spu_llm.offline.files import drawn_once, failures, open_folder
+from spu_llm.offline.access import failures
+from spu_llm.offline.files import drawn_once, open_folder
 
 MAX_PEERS = 64  # parties that one directory has material for
 _ID = re.compile(rb"[0-9a-f]{32}")
