@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -102,8 +102,7 @@ def demands_within(pool: Pool, course: Sequence[Demand], room_bytes: int | None)
     """
     if room_bytes is None:
         return len(course)
-    totals = accumulate(course)
-    count = sum(1 for _ in takewhile(lambda t: growth_bytes(pool, t) <= room_bytes, totals))
+    count = sum(growth_bytes(pool, total) <= room_bytes for total in accumulate(course))
     return count if count >= len(course[:2]) else 0
 
 
