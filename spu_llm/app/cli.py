@@ -120,6 +120,10 @@ def _parser() -> Parser:
     length.add_argument("--prompt-tokens", type=int, metavar="N", help="the length itself")
     prepare.add_argument("--steps", type=int, metavar="K",
                          help="default: --max-new-tokens at three a step, with --standard at one")
+    prepare.add_argument("--watch", action="store_true",
+                         help="stay, and make more when a completion has used some, until Ctrl-C")
+    prepare.add_argument("--disk", type=int, metavar="MB",
+                         help="make no more than fits, if --pool is to hold so much in all")
     _request_options(prepare)
     _session_options(prepare)
     _insecure_option(prepare)
@@ -146,9 +150,10 @@ def _parser() -> Parser:
     _insecure_option(generate)
     generate.set_defaults(run=_complete, model=None)
 
-    from spu_llm.app import calibrating
+    from spu_llm.app import calibrating, listing
     from spu_llm.app.studies import add_commands
 
+    listing.add_command(commands)
     calibrating.add_command(commands)
     add_commands(commands)
     return parser
@@ -306,12 +311,16 @@ def _serve(options: argparse.Namespace) -> None:
 
 def _prepare(options: argparse.Namespace) -> None:
     """Progress to stderr, what was made to stdout, the result to `--json`."""
+    from spu_llm.app import keeping
     from spu_llm.app.completing import encoded, prepare
-    from spu_llm.app.screen import Stages, material_table
+    from spu_llm.app.material import material_table
+    from spu_llm.app.screen import Stages
     from spu_llm.systems.decoding.records import PrepareRequest
 
     provider = _provider(options)
     check_json(options.json)
+    if options.disk is not None and options.disk < 1:
+        raise InputError(f"--disk must be 1 or more, in MB, found {options.disk}")
     directory = options.draft_model or shipped("public")
     _settle_draft_length(options)
     new, tokens = options.max_new_tokens, options.prompt_tokens
@@ -319,8 +328,21 @@ def _prepare(options: argparse.Namespace) -> None:
         tokens = len(encoded(options.prompt, directory))
     likely = -(-(new - 1) // 3) if options.draft_length else new - 1
     steps = likely if options.steps is None else options.steps
-    request = _record(PrepareRequest, options, prompt_tokens=tokens, steps=steps)
-    with closing(Stages()) as screen:
-        result = prepare(request, directory, provider, screen.on_event)
-    print(material_table(result), flush=True)
-    write_json(options.json, result)
+    request = _record(PrepareRequest, options, prompt_tokens=tokens, steps=steps, room_bytes=None)
+    disk_bytes = None if options.disk is None else options.disk * 10**6
+
+    def make() -> dict[str, Any]:
+        # Who watches for days wants a line for what happens, not for how far it is.
+        with closing(Stages(lines=not options.watch)) as screen:
+            result = prepare(request, directory, provider, screen.on_event, disk_bytes)
+        write_json(options.json, result)
+        return result
+
+    if options.watch:
+        keeping.watch(options.pool, make, lambda line: print(_timed(line), flush=True))
+    else:
+        print(material_table(make()), flush=True)
+
+
+def _timed(line: str) -> str:
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S')} {_one_line(line)}"

@@ -7,23 +7,29 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from models.family import ModelConfig
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
+from spu_llm.app.material import tokens_of
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.core.values import ROLES
 from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
+from spu_llm.offline.stock import stored_bytes
 from spu_llm.service.client import OnEvent, Server, run_as_client
 from spu_llm.service.launching import local_provider
 from spu_llm.service.supervisor import Outcome
 from spu_llm.systems.decoding.records import COMPLETION, PREPARATION, ClientInputs, PrepareRequest
 from spu_llm.systems.decoding.request import Request
+
+
+class NoRoom(InputError):
+    """The material of a single step is more than the disk that is given to it."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,11 @@ class Provider:
     server: Server | None
     model: Path
     pool: Path | None
+
+    @property
+    def halves(self) -> int:
+        """Of all material, how many parties' lie in `pool`."""
+        return 1 if self.server is not None else len(ROLES)
 
     @contextmanager
     def reached(self, sampling_seed: int | None = None) -> Iterator[tuple[Server, Path | None]]:
@@ -97,26 +108,44 @@ def generate(options: GenerateOptions, on_event: OnEvent) -> dict[str, Any]:
 
 
 def prepare(
-    request: PrepareRequest, tokenizer: Path, provider: Provider, on_event: OnEvent
+    request: PrepareRequest,
+    tokenizer: Path,
+    provider: Provider,
+    on_event: OnEvent,
+    disk_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Make material with a provider that keeps some, too; returns the `--json` object.
 
-    `tokenizer`: the directory it lies in.
+    `tokenizer`: the directory it lies in. `disk_bytes`: only as much is made as the pool has room
+    for, if all its material is to take no more; NoRoom when one step does not fit.
     """
     request.check_options()
     own = Tokenizer.load(tokenizer)
+    room = None
+    if disk_bytes is not None:
+        assert provider.pool is not None
+        room = max(0, disk_bytes - stored_bytes(provider.pool))
+        request = replace(request, room_bytes=room // provider.halves)
     with provider.reached() as (server, pool):
         outcome, agreed = run_as_client(
             server, PREPARATION, request, on_event=on_event, tokenizer=own, pool=pool
         )
     result = outcome.result
+    if room is not None and (lacking := provider.halves * result["step_lacks_bytes"]):
+        raise NoRoom(
+            f"a prompt of {request.prompt_tokens} tokens and one step take {lacking / 1e6:.1f} MB "
+            f"more, but --disk leaves {room / 1e6:.1f} MB in {provider.pool}; give more"
+        )
+    least, most = tokens_of(result["steps"], request.draft_length)
     return {
         "steps": result["steps"],
+        "tokens": {"least": least, "most": most},
         "material": result["material"],
+        "lacking_bytes": provider.halves * result["lacking_bytes"],
         "seconds": {"offline": round(result["seconds"]["offline"], 3)},
         **_traffic(result["traffic"], offline=["offline"]),
         "learned": result["learned"],
-        "config": {"pool": str(pool), **agreed},
+        "config": {"pool": str(pool), "peer": result["peer"], **agreed},
     }
 
 

@@ -21,12 +21,14 @@ class Progress:
     """A line that says what is going on; it never shares a terminal line with streamed text.
 
     With `below` set, text stands on the cursor's line of this terminal: the line goes below it.
+    Where there is no terminal, every look at it is a line, or with `lines` unset none.
     """
 
-    def __init__(self, traffic: Callable[[], int]) -> None:
+    def __init__(self, traffic: Callable[[], int], *, lines: bool = True) -> None:
         self._traffic = traffic  # wire bytes so far
         self.below = False
         self._tty = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._silent = not (self._tty or lines)
         self._stage = ""
         self._started = time.monotonic()
         self._shown_at = 0.0
@@ -68,6 +70,8 @@ class Progress:
                     self._show()
 
     def _show(self) -> None:
+        if self._silent:
+            return
         elapsed = time.monotonic() - self._started
         line = f"[{self._stage}: {elapsed:.0f} s, {self._traffic() / 1e6:.1f} MB on the wire]"
         # A line that wrapped could not be taken away again.

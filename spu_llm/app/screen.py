@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 from spu_llm.app.progress import Progress
@@ -15,12 +16,13 @@ _HARMLESS |= {c: 0xFFFD for c in range(0x7F, 0xA0)}
 
 
 class Stages:
-    """Shows how far a session has come."""
+    """Shows how far a session has come; `lines`: also where there is no terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lines: bool = True) -> None:
         self._relay: Relay | None = None
-        self._progress = Progress(self._wire_bytes)
+        self._progress = Progress(self._wire_bytes, lines=lines)
         self._doing = ""
+        self._making_since = time.monotonic()
         self._progress.stage("starting")
 
     def on_event(self, event: dict[str, Any], relay: Relay) -> None:
@@ -31,7 +33,8 @@ class Stages:
                 self._progress.stage(self._doing)
             case "making":
                 made, total = event["made"], event["total"]
-                self._part(made, total, f"making material, {made} of {total} batches")
+                words = f"making material, {made} of {total} batches"
+                self._part(made, total, words + self._to_go(made, total))
             case "hint":
                 done, total = event["done"], event["total"]
                 parts = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
@@ -52,6 +55,14 @@ class Stages:
             self._progress.update(words)
         else:
             self._progress.stage(words)
+
+    def _to_go(self, made: int, total: int) -> str:
+        """Seconds until all batches are made, by the pace so far."""
+        if not made:
+            self._making_since = time.monotonic()
+            return ""
+        seconds = (time.monotonic() - self._making_since) / made * (total - made)
+        return f", about {seconds:.0f} s to go"
 
     def _wire_bytes(self) -> int:
         if self._relay is None:
@@ -144,44 +155,6 @@ def _figures(result: dict[str, Any]) -> list[str]:
         f"provider {_mb(wire['provider_to_client'])})",
     ]
     return lines
-
-
-def material_table(result: dict[str, Any]) -> str:
-    """What `prepare` made, per kind, and how far it goes."""
-    rows = [("material", "units", "made", "seconds", "MB", "on disk")]
-    for row in _grouped(result["material"]):
-        rows.append((
-            row["kind"],
-            f"{row['available_units']:,}",
-            f"{row['made_units']:,}",
-            f"{row['seconds']:.1f}",
-            f"{row['bytes'] / 1e6:.1f}",
-            f"{row['stored_bytes'] / 1e6:.1f} MB",
-        ))  # fmt: skip
-    widths = [max(len(row[i]) for row in rows) for i in range(6)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
-    ]
-    config, sent = result["config"], result["bytes"]["offline"]
-    lines += [
-        f"made in {result['seconds']['offline']:.1f} s with {sum(sent.values()) / 1e6:.1f} MB",
-        f"enough for a prompt of {config['request.prompt_tokens']} tokens and "
-        f"{result['steps']} secure steps",
-    ]
-    return "\n".join(lines)
-
-
-def _grouped(material: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of one kind for different matrices or gates, added up."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in material:
-        groups.setdefault(" ".join(row["kind"].split()[:2]), []).append(row)
-    numbers = ("available_units", "made_units", "seconds", "bytes", "stored_bytes")
-    return [
-        {"kind": rows[0]["kind"] if len(rows) == 1 else f"{name} ({len(rows)} kinds)"}
-        | {key: sum(row[key] for row in rows) for key in numbers}
-        for name, rows in groups.items()
-    ]
 
 
 def _mb(count: int) -> str:

@@ -13,13 +13,11 @@ the path. Checksums find damage, not malice: who can write here can do anything.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -30,11 +28,13 @@ import numpy as np
 
 from spu_llm.core.errors import PoolError
 from spu_llm.core.prg import KEY_BYTES
+from spu_llm.offline.access import check, failures, take_lock
 
 FORMAT = 2
+IN_USE = "is in use by another session"  # what a second one is told of a directory
 SLICES = 8  # of a batch: one is used up on disk before its first unit is handed out
 BATCH_ID = re.compile(r"[0-9a-f]{32}")
-_HALF = re.compile(r"\.[0-9a-f]{32}\.(made|gone)")  # a batch on its way in or out
+HALF = re.compile(r"\.[0-9a-f]{32}\.(made|gone)")  # a batch on its way in or out
 _JSON_BYTES = 1 << 16
 
 
@@ -172,7 +172,7 @@ class PoolDirectory:
         with failures(directory):
             lock = take_lock(directory / "lock")
         if lock is None:
-            raise PoolError(f"{directory} is in use by another session")
+            raise PoolError(f"{directory} {IN_USE}")
         self._lock = lock
         try:
             with failures(directory):
@@ -183,8 +183,7 @@ class PoolDirectory:
 
     def folder(self, name: str) -> Path:
         """Where the batches of a correlation lie."""
-        slug = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:40]
-        return self.path / f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        return self.path / _folder_name(name)
 
     def add(self, label: Label, results: np.ndarray, state: State) -> Files:
         """Store a batch: after a crash it is there whole, or not at all."""
@@ -211,57 +210,73 @@ class PoolDirectory:
         os.close(self._lock)
 
     def _scan(self) -> Iterator[tuple[Label, State, Files]]:
-        for folder in sorted(self.path.iterdir()):
-            if folder.name == "lock":
+        for path in batch_folders(self.path):
+            if HALF.fullmatch(path.name):
+                check(path, folder=True)
+                shutil.rmtree(path)
                 continue
-            check(folder, folder=True)
-            for path in sorted(folder.iterdir()):
-                if _HALF.fullmatch(path.name):
-                    check(path, folder=True)
-                    shutil.rmtree(path)
-                    continue
-                if not BATCH_ID.fullmatch(path.name):
-                    raise PoolError(f"{path} is not part of a pool; move it away")
-                label, state = self._load(path)
-                files = Files(path, label)
-                if state.used == label.units:
-                    files.remove()
-                else:
-                    files.clean(state)
-                    yield label, state, files
+            label, state = load(path)
+            if label.rank != self._rank:
+                raise PoolError(
+                    f"{self.path} holds the other party's material; use another directory"
+                )
+            files = Files(path, label)
+            if state.used == label.units:
+                files.remove()
+            else:
+                files.clean(state)
+                yield label, state, files
 
-    def _load(self, path: Path) -> tuple[Label, State]:
-        check(path, folder=True)
-        meta = _unsealed(path / "meta.json")
-        version = meta.pop("format", None)
-        if version != FORMAT:
-            raise PoolError(
-                f"{path / 'meta.json'} has format {str(version)[:20]}, not {FORMAT}; "
-                f"remove {path} or use another directory"
-            )
-        try:
-            label = Label(**{**meta, "sums": tuple(meta["sums"])})
-            moved = label.id != path.name or self.folder(label.name) != path.parent
-            label.bounds(0)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise _damaged(path / "meta.json") from None
-        if moved:
-            raise PoolError(f"{path} was moved here from elsewhere; remove it")
-        if label.rank != self._rank:
-            raise PoolError(f"{self.path} holds the other party's material; use another directory")
-        fields = _unsealed(path / "state.json")
-        try:
-            state = State(**{**fields, "key": bytes.fromhex(fields["key"])})
-            # What was put back lies before slice `index`; what was burnt may end inside it.
-            start, stop = label.bounds(state.index)
-            first, last = (0, start) if state.rest else (start, stop)
-            fits = first <= state.used <= last and len(state.key) == KEY_BYTES
-        except (KeyError, TypeError, ValueError):
-            fits = False
-        if not fits:
-            raise _damaged(path / "state.json")
-        _read_rows(path / "results.npy", (label.units, label.words), (0, 0))
-        return label, state
+
+def batch_folders(directory: Path) -> Iterator[Path]:
+    """The folder of each batch in a directory of them, of half ones, too; PoolError at others."""
+    for folder in sorted(directory.iterdir()):
+        if folder.name == "lock":
+            continue
+        check(folder, folder=True)
+        for path in sorted(folder.iterdir()):
+            if not (HALF.fullmatch(path.name) or BATCH_ID.fullmatch(path.name)):
+                raise PoolError(f"{path} is not part of a pool; move it away")
+            yield path
+
+
+def load(path: Path) -> tuple[Label, State]:
+    """What the batch in folder `path` is, and how far it is used; PoolError unless it is whole."""
+    check(path, folder=True)
+    meta = _unsealed(path / "meta.json")
+    version = meta.pop("format", None)
+    if version != FORMAT:
+        raise PoolError(
+            f"{path / 'meta.json'} has format {str(version)[:20]}, not {FORMAT}; "
+            f"remove {path} or use another directory"
+        )
+    try:
+        label = Label(**{**meta, "sums": tuple(meta["sums"])})
+        moved = label.id != path.name or _folder_name(label.name) != path.parent.name
+        label.bounds(0)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise _damaged(path / "meta.json") from None
+    if moved:
+        raise PoolError(f"{path} was moved here from elsewhere; remove it")
+    fields = _unsealed(path / "state.json")
+    try:
+        state = State(**{**fields, "key": bytes.fromhex(fields["key"])})
+        # What was put back lies before slice `index`; what was burnt may end inside it.
+        start, stop = label.bounds(state.index)
+        first, last = (0, start) if state.rest else (start, stop)
+        fits = first <= state.used <= last and len(state.key) == KEY_BYTES
+    except (KeyError, TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise _damaged(path / "state.json")
+    _read_rows(path / "results.npy", (label.units, label.words), (0, 0))
+    return label, state
+
+
+def _folder_name(name: str) -> str:
+    """Of the folder with the batches of a correlation."""
+    slug = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:40]
+    return f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def _state_bytes(label: Label, state: State) -> bytes:
@@ -325,54 +340,6 @@ def _read_rows(
 
 def _damaged(path: Path) -> PoolError:
     return PoolError(f"{path} is damaged; remove {path.parent}")
-
-
-def check(path: Path, status: os.stat_result | None = None, *, folder: bool) -> None:
-    """PoolError unless `path` is a plain folder (or file) of this user's own, closed to others.
-
-    `status`: of the open file; that of the path by default.
-    """
-    status = status or os.lstat(path)
-    if stat.S_ISLNK(status.st_mode):
-        raise PoolError(f"{path} is a symbolic link; a pool has none")
-    if not (stat.S_ISDIR(status.st_mode) if folder else stat.S_ISREG(status.st_mode)):
-        raise PoolError(f"{path} is not a {'directory' if folder else 'file'} of a pool")
-    if status.st_uid != os.geteuid():
-        raise PoolError(f"{path} belongs to another user; use a directory of your own")
-    if status.st_mode & 0o077:
-        right = "700" if folder else "600"
-        raise PoolError(
-            f"{path} is open to other users (mode {stat.S_IMODE(status.st_mode):o}); "
-            f"make it {right} if nobody has read it, remove it otherwise"
-        )
-
-
-def take_lock(path: Path) -> int | None:
-    """The descriptor of a lock file, made if need be, which holds the lock until it is closed; None
-    when another session does.
-    """
-    if path.is_symlink():
-        raise PoolError(f"{path} is a symbolic link; a pool has none")
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        check(path, os.fstat(lock), folder=False)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
-
-
-@contextmanager
-def failures(path: Path) -> Iterator[None]:
-    """What the system refuses becomes a PoolError."""
-    try:
-        yield
-    except OSError as exc:
-        raise PoolError(f"{exc.filename or path}: {exc.strerror or exc}") from exc
 
 
 @contextmanager

@@ -18,7 +18,9 @@ from pathlib import Path
 
 from spu_llm.core.channel import Channel
 from spu_llm.core.errors import PoolError, WireError
-from spu_llm.offline.files import drawn_once, failures, open_folder
+from spu_llm.core.values import ROLES
+from spu_llm.offline.access import check, failures
+from spu_llm.offline.files import drawn_once, open_folder
 
 MAX_PEERS = 64  # parties that one directory has material for
 _ID = re.compile(rb"[0-9a-f]{32}")
@@ -37,6 +39,21 @@ def open_directory(directory: Path) -> bytes:
     if not _ID.fullmatch(own_id):
         raise PoolError(f"{path} is damaged; remove it and all material beside it")
     return own_id
+
+
+def party_directories(directory: Path) -> list[Path]:
+    """The parties' directories in what a user calls a pool: itself, and, where both parties are on
+    one machine, a folder of each in it. Empty for any other path. Changes nothing.
+    """
+    candidates = (directory, *(directory / role for role in ROLES))
+    return [path for path in candidates if _has_id(path)]
+
+
+def peer_folders(directory: Path) -> list[Path]:
+    """The folders of a party's peers. Changes nothing."""
+    with failures(directory):
+        check(directory, folder=True)
+        return sorted(path for path in directory.iterdir() if _is_peers(path))
 
 
 def agree(channel: Channel, directory: Path | None) -> Path | None:
@@ -68,5 +85,14 @@ def agree(channel: Channel, directory: Path | None) -> Path | None:
 
 def _has_material(folder: Path) -> bool:
     """Whether `folder` is a peer's and holds more than its lock: ids cost a peer nothing."""
-    is_peer = _ID.fullmatch(os.fsencode(folder.name)) is not None
-    return is_peer and any(entry.name != "lock" for entry in folder.iterdir())
+    return _is_peers(folder) and any(entry.name != "lock" for entry in folder.iterdir())
+
+
+def _is_peers(folder: Path) -> bool:
+    return _ID.fullmatch(os.fsencode(folder.name)) is not None
+
+
+def _has_id(directory: Path) -> bool:
+    path = directory / "id"
+    with failures(path):
+        return path.is_file() and _ID.fullmatch(path.read_bytes()) is not None

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +53,7 @@ from spu_llm.offline.files import (
 
 INVENTORY_BYTES = 1 << 20  # enough for MAX_BATCHES
 MAX_BATCHES = 20_000  # on disk
+_LABEL_BYTES = 2048  # of a batch's files, beside its words, at most
 
 
 class Maker(Protocol):
@@ -123,6 +125,12 @@ class Pool:
     def stored_bytes(self, correlation: Correlation) -> int:
         """Size of this party's files."""
         return sum(batch.store.size() for batch in self._batches.get(correlation.name, ()))
+
+    def growth_bytes(self, correlation: Correlation, units: int) -> int:
+        """By how much this party's files grow, at most, when `units` units are prepared."""
+        missing = max(0, units - self.available(correlation))
+        words = 8 * correlation.words * correlation.chunk
+        return math.ceil(missing / correlation.chunk) * (words + _LABEL_BYTES)
 
     def prepare(self, correlation: Correlation, units: int) -> None:
         """Make whole chunks until `units` units are there. PoolError when those that are there are

@@ -22,6 +22,7 @@ from models.tokenizer import Tokenizer
 from spu_llm.app import cli
 from spu_llm.core.errors import InputError
 from spu_llm.core.values import ROLES
+from spu_llm.offline import stock
 from tests.app.conftest import Pair
 from tests.app.processes import Command, Start
 from tests.tiny import PRIVATE, endless, tiny_params
@@ -112,10 +113,58 @@ def test_what_was_made_is_told(prepared: Prepared, pair: Pair) -> None:
     assert result["config"]["request.prompt_tokens"] == len(tokens)
     for row in result["material"]:
         assert row["available_units"] == row["made_units"]  # nothing was there before
-        assert row["made_units"] >= row["prefill_units"] + (NEW - 1) * row["step_units"]
+        assert row["needed_units"] == row["prefill_units"] + (NEW - 1) * row["step_units"]
+        assert row["made_units"] >= row["needed_units"]
         assert row["made_units"] == 0 or min(row["seconds"], row["stored_bytes"]) > 0
     assert 0 < made(result) < total(result)
-    assert f"{result['steps']} secure steps" in prepared.output
+    assert f"{result['steps']} secure steps: {1 + result['steps']} tokens" in prepared.output
+    assert result["tokens"] == {"least": 1 + result["steps"], "most": 1 + result["steps"]}
+    assert result["lacking_bytes"] == 0
+
+
+def test_the_directories_hold_what_was_told(prepared: Prepared) -> None:
+    told = {
+        row["kind"]: (row["available_units"], row["stored_bytes"])
+        for row in prepared.result["material"] if row["available_units"]
+    }  # fmt: skip
+    (client,), (provider,) = (stock.stocks(prepared.untaken / role) for role in ROLES)
+    assert client.folder.name == prepared.result["config"]["peer"] != provider.folder.name
+    for listed in (client, provider):
+        assert {kind.name: (kind.units, kind.disk_bytes) for kind in listed.kinds} == told
+
+
+def test_a_step_that_the_disk_has_no_room_for_is_refused(
+    start: Start, pair: Pair, server: Command, tmp_path: Path
+) -> None:
+    options = ["--prompt", PROMPT, "--steps", "1", "--disk", "1"]
+    client = start(*prepare(pair, server.until_listening(), tmp_path / "pool", *options))
+    client.assert_failed(2, "one step take", "--disk leaves 1.0 MB", "give more", within_s=RUN_S)
+    (listed,) = stock.stocks(tmp_path / "pool")
+    assert listed.batches == 0
+
+
+@slow
+def test_as_much_is_made_as_the_disk_has_room_for(
+    start: Start, pair: Pair, tmp_path: Path
+) -> None:
+    """Both halves lie on one machine."""
+    def prepared_here(pool: str, *options: str) -> dict[str, Any]:
+        file = tmp_path / f"{pool}.json"
+        client = start(
+            "prepare", "--pool", str(tmp_path / pool), "--model", str(pair.private),
+            "--draft-model", str(pair.public), "--prompt", PROMPT, "--draft-length", "2",
+            "--json", str(file), *options,
+        )  # fmt: skip
+        assert client.wait(RUN_S) == 0, client.stderr
+        result: dict[str, Any] = json.loads(file.read_text())
+        assert ("--disk leaves no room" in client.stdout) == (result["lacking_bytes"] > 0)
+        return result
+
+    prepared_here("small", "--steps", "1")
+    room = stock.stored_bytes(tmp_path / "small") // 10**6 + 2
+    result = prepared_here("bounded", "--steps", "31", "--disk", str(room))
+    assert result["steps"] >= 1 and (result["steps"] < 31) == (result["lacking_bytes"] > 0)
+    assert 0 < stock.stored_bytes(tmp_path / "bounded") <= room * 10**6
 
 
 def test_a_completion_takes_what_was_made(
@@ -252,6 +301,7 @@ def test_demo_prepares_and_takes_on_one_machine(start: Start, pair: Pair, tmp_pa
         (["--pool", "p", "--prompt", ""], "prompt is empty"),
         (["--pool", "p", "--draft-length", "0"], "--standard"),
         (["--pool", "p", "--json", "nowhere/result"], "not a directory"),
+        (["--pool", "p", "--disk", "0"], "--disk must be 1 or more"),
     ],
 )
 def test_bad_options(options: list[str], said: str) -> None:

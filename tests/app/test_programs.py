@@ -171,6 +171,7 @@ def _model() -> dict[str, Any]:
     [
         ({"agreed": {"request.steps": 7}}, InputError, "--steps must be 0 to 6"),
         ({"agreed": {"request.steps": True}}, InputError, "steps is True, not of type int"),
+        ({"agreed": {"request.room_bytes": "1"}}, InputError, "room_bytes is '1', not of type int"),
         ({"agreed": {"request.prompt_tokens": 64}}, InputError, "context is 64"),
         ({"own": {"more": 1}}, InputError, "the client's inputs are malformed: 'more' is not"),
         ({"agreed": {"model.n_embd": 15}}, PeerError, "n_embd must be a multiple of n_head"),

@@ -16,7 +16,7 @@ import pytest
 
 from spu_llm.app import progress
 from spu_llm.app.output import write_json
-from spu_llm.app.screen import Screen
+from spu_llm.app.screen import Screen, Stages
 from spu_llm.core.errors import InputError
 from spu_llm.net.relay import Relay
 from tests.app.processes import ROOT
@@ -149,6 +149,41 @@ def test_a_quiet_stage_is_repeated_now_and_then(
     time.sleep(1.3)
     screen.close()
     assert "[decoding, 1 steps, 1 of 2 drafts accepted: " in capsys.readouterr().err
+
+
+def making(made: int, total: int) -> dict[str, Any]:
+    return {"event": "making", "made": made, "total": total}
+
+
+def test_making_says_how_far_it_is_and_what_is_to_come(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "QUIET_INTERVAL_S", 0.2)
+    stages = Stages()
+    stages.on_event(making(0, 40), RELAY)
+    stages._making_since -= 1000.0
+    stages.on_event(making(10, 40), RELAY)
+    time.sleep(0.8)
+    stages.on_event(making(40, 40), RELAY)
+    stages.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1].startswith("[making material, 0 of 40 batches: ")
+    assert lines[2].startswith("[making material, 10 of 40 batches, about 3000 s to go: ")
+
+
+def test_stages_may_be_for_terminals_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = Stages(lines=False)
+    stages.on_event(stage("preparing"), RELAY)
+    stages.on_event({"event": "note", "text": "no room for hints"}, RELAY)
+    stages.close()
+    assert capsys.readouterr().err == "spu-llm: no room for hints\n"
+    terminal = open_terminal(monkeypatch)
+    stages = Stages(lines=False)
+    stages.on_event(stage("preparing"), RELAY)
+    assert visible(terminal.getvalue()) == ["[preparing: 0 s, 1.5 MB on the wire]"]
+    stages.close()
 
 
 def visible(output: str) -> list[str]:

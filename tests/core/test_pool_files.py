@@ -127,6 +127,16 @@ def test_stored_bytes(parties: Parties) -> None:
     parties.end()
 
 
+def test_growth_is_told_before(parties: Parties) -> None:
+    client = parties.pools[CLIENT]
+    for units, batches in ((16, 1), (16, 0), (17, 1), (60, 2)):
+        told, before = client.growth_bytes(TRIPLE, units), client.stored_bytes(TRIPLE)
+        parties.prepare(TRIPLE, units)
+        grown = client.stored_bytes(TRIPLE) - before
+        assert grown <= told <= grown + batches * 2048
+    parties.end()
+
+
 def test_one_session_at_a_time(parties: Parties) -> None:
     directory = parties.directories[CLIENT]
     with pytest.raises(PoolError, match=f"{directory} is in use by another session"):

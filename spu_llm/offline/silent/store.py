@@ -29,7 +29,8 @@ import numpy as np
 
 from spu_llm.core.errors import PoolError
 from spu_llm.core.prg import KEY_BYTES
-from spu_llm.offline.files import check, create, drawn_once, failures, take_lock
+from spu_llm.offline.access import check, failures, take_lock
+from spu_llm.offline.files import create, drawn_once
 
 _SUM = 32
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

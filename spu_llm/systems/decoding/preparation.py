@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ import numpy as np
 from spu_llm.compiler.demand import Demand, Taken
 from spu_llm.core.channel import Traffic
 from spu_llm.core.errors import PoolError
+from spu_llm.core.values import PROVIDER
 from spu_llm.offline.pool import Pool
 from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.party_session import PartySession
@@ -28,13 +30,16 @@ from spu_llm.systems.program import Job, Nothing, Send
 
 
 def run(session: PartySession, job: Job[PrepareRequest, Nothing], send: Send) -> dict[str, Any]:
-    """Make what a prefill and `steps` decode steps take and the pool lacks.
+    """Make what a prefill and `steps` decode steps take and the pool lacks, or those of them that
+    there is room for; nothing if that is not even the first.
 
     PoolError when one of the parties would not keep it.
     """
     if session.pool_folder is None:
         raise PoolError("one of the parties keeps no material; both need a pool directory")
-    config = job.model
+    config, room_bytes = job.model, job.request.room_bytes
+    if room_bytes is not None:
+        session.ledger.declare(PROVIDER, "how much disk the client gives to material")
     completion = Completion.of(config, job.request)
     with session.meter.in_phase("offline"):
         weights = held_weights(session, config, job)
@@ -44,9 +49,14 @@ def run(session: PartySession, job: Job[PrepareRequest, Nothing], send: Send) ->
         send("stage", name="making material")
         session.set_up(sum(course, Demand()))
         course = [demand.unbound for demand in course]
-        session.make(sum(course, Demand()))
+        count = demands_within(session.pool, course, room_bytes)
+        session.make(sum(course[:count], Demand()))
+    whole = count == len(course)
     return {
-        "steps": steps_covered(session.pool, course),
+        "peer": session.pool_folder.name,
+        "steps": steps_covered(session.pool, course) if whole else max(0, count - 1),
+        "lacking_bytes": growth_bytes(session.pool, sum(course, Demand())),
+        "step_lacks_bytes": growth_bytes(session.pool, sum(course[:2], Demand())),
         "material": summary(session, course),
         "seconds": session.meter.seconds,
         "traffic": {"offline": asdict(session.meter.traffic("offline"))},
@@ -81,6 +91,21 @@ def dry_course(
         yield
 
 
+def growth_bytes(pool: Pool, demand: Demand) -> int:
+    """By how much a party's files grow, at most, when what the pool lacks of `demand` is made."""
+    return sum(pool.growth_bytes(n.correlation, n.units) for n in demand.material.values())
+
+
+def demands_within(pool: Pool, course: Sequence[Demand], room_bytes: int | None) -> int:
+    """How many demands of `course`, from the first on, can be met if files grow by `room_bytes` or
+    less (None: by any number); 0 when those of a prefill and one step cannot.
+    """
+    if room_bytes is None:
+        return len(course)
+    count = sum(growth_bytes(pool, total) <= room_bytes for total in accumulate(course))
+    return count if count >= len(course[:2]) else 0
+
+
 def steps_covered(pool: Pool, course: Sequence[Demand]) -> int:
     """Decode steps that the pool has all material for, after a prefill; further ones are taken to
     be like the last of `course`, which is of what a pool keeps.
@@ -97,7 +122,9 @@ def steps_covered(pool: Pool, course: Sequence[Demand]) -> int:
 
 
 def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, Any]]:
-    """Per kind of material: what a prefill and a step take, what is there, and what was made."""
+    """Per kind of material: what a prefill, a step and all of `course` take, and what is there and
+    was made.
+    """
     prefill, step = course[0], course[-1] if len(course) > 1 else Demand()
     rows = []
     for name, taken in sum(course, Demand()).material.items():
@@ -109,6 +136,7 @@ def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, A
             "kind": name,
             "prefill_units": prefill.material.get(name, nothing).units,
             "step_units": step.material.get(name, nothing).units,
+            "needed_units": taken.units,
             "available_units": session.pool.available(kind),
             "made_units": len(entries) * kind.chunk,
             "seconds": round(sum(e.seconds for e in entries), 3),

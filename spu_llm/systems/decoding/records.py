@@ -23,9 +23,12 @@ class ClientInputs:
 
 @dataclass(frozen=True)
 class PrepareRequest(Request):
-    """A completion to come, and for how many of its steps to make material."""
+    """A completion to come, and for how many of its steps to make material; `room_bytes`: for fewer
+    if the files of a party would grow by more.
+    """
 
     steps: int = field(kw_only=True)
+    room_bytes: int | None = field(default=None, kw_only=True)
 
     def check(self, config: ModelConfig) -> None:
         """InputError when such a completion does not fit the model, or has not so many steps."""

@@ -1,6 +1,7 @@
 """What a worker runs in place of SPU and a model: two processes that exchange bytes over the relay.
 
-The client goes through the phases of a completion, one byte and its echo after another.
+The client goes through the phases of a completion, one byte and its echo after another. A
+preparation then makes worthless units of one kind in the parties' pools, NEEDED for any request.
 `SPU_LLM_STUB` is `WHO:PHASE:DEED`, or empty for a run that ends at once: in that phase, WHO (client
 or provider)
 
@@ -16,11 +17,13 @@ import os
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 PHASES = ("preparing", "prefilling", "decoding")
 TOKENS = 3  # of a run that ends
 COMPUTE_S = 9.0
+NEEDED = 40  # units
 HELD: list[bytes] = []  # what was received in clear
 
 
@@ -43,6 +46,9 @@ class Peer:
         self._file.write(len(data).to_bytes(4, "big") + data)
         self._file.flush()
         self.messages += 1
+
+    def close(self) -> None:
+        """It ends with the process."""
 
     def recv(self) -> bytes:
         from spu_llm.core.errors import PeerError
@@ -73,7 +79,7 @@ def run_task(task: Any, events: Any) -> dict[str, Any]:
                 mine = ""
             HELD.append(message)
             peer.send(b"echo")
-        return {}
+        return _prepared(task, peer) if task.program == "preparation" else {}
     for name in PHASES:
         events.send("stage", name=name)
         for _ in range(TOKENS):
@@ -88,7 +94,52 @@ def run_task(task: Any, events: Any) -> dict[str, Any]:
             peer.recv()
             time.sleep(0.05)
     peer.send(b"end")
-    return _result()
+    return _result() | (_prepared(task, peer) if task.program == "preparation" else {})
+
+
+def _prepared(task: Any, peer: Peer) -> dict[str, Any]:
+    """Make material in the party's directory; what a result says of it."""
+    import numpy as np
+
+    from spu_llm.core.prg import Prg
+    from spu_llm.core.values import ROLES
+    from spu_llm.offline import peer_directories
+    from spu_llm.offline.pool import Pool
+    from tests.core.dealing import TRIPLE
+
+    def zeros(correlation: Any, masks: list[np.ndarray]) -> list[np.ndarray]:
+        units: list[np.ndarray] = correlation.split(
+            np.zeros((len(masks[0]), correlation.words), np.uint64)
+        )
+        return units
+
+    folder = peer_directories.agree(peer, Path(task.pool_dir))
+    assert folder is not None
+    session = str(task.agreed["session"]).encode()
+    pool = Pool(
+        ROLES.index(task.role), Prg.from_os(), zeros, session=session, directory=folder
+    )
+    peer.send(pool.inventory())
+    pool.resume(peer.recv())
+    before = pool.available(TRIPLE)
+    pool.prepare(TRIPLE, NEEDED)
+    row = {
+        "kind": TRIPLE.name,
+        "needed_units": NEEDED,
+        "available_units": pool.available(TRIPLE),
+        "made_units": pool.available(TRIPLE) - before,
+        "seconds": 0.1,
+        "bytes": 0,
+        "stored_bytes": pool.stored_bytes(TRIPLE),
+    }
+    pool.close()
+    return {
+        "peer": folder.name,
+        "steps": task.agreed["request.steps"],
+        "lacking_bytes": 0,
+        "step_lacks_bytes": 0,
+        "material": [row],
+    }
 
 
 def _meet(role: str, address: str) -> socket.socket:

@@ -1,0 +1,85 @@
+"""`spu-llm prepare --watch`: material is made again whenever a completion has used some."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from spu_llm.app.completing import NoRoom
+from spu_llm.app.material import made_line
+from spu_llm.core.errors import PeerError, StalledError, WorkerError
+from spu_llm.offline import stock
+from spu_llm.offline.files import IN_USE
+
+LOOK_S = 5.0  # between two looks at the directory
+AWAY_MOST_S = 60.0  # between two attempts while the provider is away
+
+Make = Callable[[], dict[str, Any]]
+
+
+def watch(directory: Path, make: Make, say: Callable[[str], None]) -> None:
+    """Keep material in a pool directory until Ctrl-C or SIGTERM; `make` is `completing.prepare`.
+
+    What is being made then is lost, as when any session is interrupted; what is made stays.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        keep(directory, make, say)
+    say("ended; what was made stays")
+
+
+def keep(
+    directory: Path,
+    make: Make,
+    say: Callable[[str], None],
+    pause: Callable[[float], None] = time.sleep,
+) -> NoReturn:
+    """Make material, and more when the client's half no longer has what `make` was asked for.
+
+    A directory in use is left alone. When the provider cannot be reached, that is said once and
+    tried again. NoRoom only at first: later on, batches that are half used may fill the disk.
+    """
+    made: dict[str, Any] | None = None
+    left: dict[str, int] = {}  # after the last attempt
+    away_s = 0.0
+    while True:
+        pause_s = LOOK_S
+        if not stock.in_use(directory) and (made is None or _is_short(made, left)):
+            try:
+                if made is not None and not away_s:
+                    say("the stock no longer lasts for all steps: making more")
+                made = make()
+                left, away_s = _units_left(made), 0.0
+                say(made_line(made))
+            except NoRoom as exc:
+                if made is None:
+                    raise
+                left, away_s = _units_left(made), 0.0
+                say(str(exc))
+            except (PeerError, StalledError) as exc:
+                if not away_s:
+                    say(f"nothing can be made now, trying again: {exc}")
+                pause_s = away_s = min(max(LOOK_S, 2 * away_s), AWAY_MOST_S)
+            except WorkerError as exc:
+                if IN_USE not in str(exc):  # by a session that has begun meanwhile
+                    raise
+        pause(pause_s)
+
+
+def _is_short(made: dict[str, Any], left: dict[str, int]) -> bool:
+    """Whether some of what a result of `make` says is needed is not there, and the stock is another
+    than the `left` that nothing could be added to.
+    """
+    now = _units_left(made)
+    short = any(now.get(row["kind"], 0) < row["needed_units"] for row in made["material"])
+    return short and now != left
+
+
+def _units_left(made: dict[str, Any]) -> dict[str, int]:
+    """Units in the client's directory, by kind."""
+    folder = Path(made["config"]["pool"], made["config"]["peer"])
+    return {kind.name: kind.units for kind in stock.kinds_in(folder)}

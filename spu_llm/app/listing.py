@@ -1,0 +1,45 @@
+"""`spu-llm pool`: what lies in a pool directory."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from spu_llm.app.output import check_json, write_json
+from spu_llm.core.errors import InputError
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser(
+        "pool", help="list the material in a pool directory",
+        description="Lists what was made ahead of time and is left, for each peer. Changes "
+        "nothing, and may run beside a session.",
+    )  # fmt: skip
+    parser.add_argument("directory", type=Path, metavar="DIR", help="what --pool names elsewhere")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the list as JSON")
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    parser.set_defaults(run=_list)
+
+
+def _list(options: argparse.Namespace) -> None:
+    from spu_llm.app.material import stock_json, stock_table
+    from spu_llm.offline.peer_directories import party_directories
+    from spu_llm.offline.stock import stocks
+
+    check_json(options.json)
+    directory = options.directory
+    if not party_directories(directory):
+        what = "holds no pool" if directory.is_dir() else "is not a directory"
+        raise InputError(f"{directory} {what}; give the directory that --pool names")
+    found = stocks(directory)
+    print(stock_table(found), flush=True)
+    write_json(
+        options.json,
+        {
+            "directory": str(directory),
+            "batches": sum(stock.batches for stock in found),
+            "disk_bytes": sum(stock.disk_bytes for stock in found),
+            "peers": [stock_json(stock) for stock in found],
+        },
+    )

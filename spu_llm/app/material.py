@@ -1,0 +1,113 @@
+"""What `prepare` and `pool` print: material by kind, and how far it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from spu_llm.offline.stock import PeerStock
+
+
+def tokens_of(steps: int, draft_length: int) -> tuple[int, int]:
+    """Fewest and most tokens of a completion of so many steps: the prefill gives one, a step one
+    more than drafts stay.
+    """
+    return 1 + steps, 1 + steps * (1 + draft_length)
+
+
+def material_table(result: dict[str, Any]) -> str:
+    """What `prepare` made, per kind, and how far it goes."""
+    rows = [("material", "units", "made", "seconds", "MB", "on disk")]
+    numbers = ("available_units", "made_units", "seconds", "bytes", "stored_bytes")
+    for row in _grouped(result["material"], numbers):
+        rows.append((
+            row["kind"],
+            f"{row['available_units']:,}",
+            f"{row['made_units']:,}",
+            f"{row['seconds']:.1f}",
+            f"{row['bytes'] / 1e6:.1f}",
+            _mb(row["stored_bytes"]),
+        ))  # fmt: skip
+    return "\n".join([*_table(rows), f"made in {_price(result)}", enough(result)])
+
+
+def made_line(result: dict[str, Any]) -> str:
+    """The same in one line."""
+    made = any(row["made_units"] for row in result["material"])
+    done = f"made material in {_price(result)}" if made else "made nothing"
+    return f"{done}: {enough(result)}"
+
+
+def enough(result: dict[str, Any]) -> str:
+    """For what the material of `prepare` lasts. How many drafts stay is not known before."""
+    least, most = result["tokens"]["least"], result["tokens"]["most"]
+    tokens = f"{least} tokens" + (f" if no draft stays, up to {most}" if most > least else "")
+    text = (
+        f"enough for a prompt of {result['config']['request.prompt_tokens']} tokens and "
+        f"{result['steps']} secure steps: {tokens}"
+    )
+    return text + ("; --disk leaves no room for more" if result["lacking_bytes"] else "")
+
+
+def stock_table(stocks: Sequence[PeerStock]) -> str:
+    """What `pool` lists: of each peer the material by kind, and all of it."""
+    lines = []
+    for stock in stocks:
+        session = ", in use by a session: the figures change" if stock.in_use else ""
+        rows = [("material", "batches", "units left", "on disk")]
+        for kind in _grouped(stock_json(stock)["material"], ("batches", "units", "disk_bytes")):
+            counts = (f"{kind['batches']:,}", f"{kind['units']:,}", _mb(kind["disk_bytes"]))
+            rows.append((kind["kind"], *counts))
+        rows.append(("total", f"{stock.batches:,}", "", _mb(stock.disk_bytes)))
+        lines += [f"{stock.folder}{session}", *_table(rows), ""]
+    batches, disk = sum(s.batches for s in stocks), sum(s.disk_bytes for s in stocks)
+    peers = "1 peer" if len(stocks) == 1 else f"{len(stocks)} peers"
+    return "\n".join([*lines, f"{peers}, {batches:,} batches, {_mb(disk)} on disk"])
+
+
+def stock_json(stock: PeerStock) -> dict[str, Any]:
+    """The same of a peer as an entry of `--json`."""
+    return {
+        "folder": str(stock.folder),
+        "in_use": stock.in_use,
+        "batches": stock.batches,
+        "disk_bytes": stock.disk_bytes,
+        "material": [
+            {
+                "kind": kind.name,
+                "batches": kind.batches,
+                "units": kind.units,
+                "disk_bytes": kind.disk_bytes,
+            }
+            for kind in stock.kinds
+        ],
+    }
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines of a table: its first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
+
+
+def _grouped(material: list[dict[str, Any]], numbers: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of one kind for different matrices or gates, their `numbers` added up."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in material:
+        groups.setdefault(" ".join(row["kind"].split()[:2]), []).append(row)
+    return [
+        {"kind": rows[0]["kind"] if len(rows) == 1 else f"{name} ({len(rows)} kinds)"}
+        | {key: sum(row[key] for row in rows) for key in numbers}
+        for name, rows in groups.items()
+    ]
+
+
+def _price(result: dict[str, Any]) -> str:
+    sent = sum(result["bytes"]["offline"].values())
+    return f"{result['seconds']['offline']:.1f} s with {_mb(sent)}"
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"

@@ -1,0 +1,108 @@
+"""What lies in a pool directory, for whoever is no session: nothing is changed, no lock is kept.
+
+A session may be at work meanwhile. Batches appear and vanish whole, and how far one is used is
+replaced whole, so that what is read was true at some moment; a batch that vanishes while it is
+looked at is left out. What a session has in memory counts as used, until it puts the rest back.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from spu_llm.core.errors import PoolError
+from spu_llm.offline.access import check, failures, is_locked
+from spu_llm.offline.files import HALF, batch_folders, load
+from spu_llm.offline.peer_directories import party_directories, peer_folders
+
+
+@dataclass(frozen=True)
+class Kind:
+    """All batches of a correlation: units that are left in them, and bytes on disk."""
+
+    name: str
+    batches: int = 0
+    units: int = 0
+    disk_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PeerStock:
+    """A party's material with one peer, by kind; `in_use`: a session has it."""
+
+    folder: Path
+    in_use: bool
+    kinds: tuple[Kind, ...]
+
+    @property
+    def batches(self) -> int:
+        return sum(kind.batches for kind in self.kinds)
+
+    @property
+    def disk_bytes(self) -> int:
+        return sum(kind.disk_bytes for kind in self.kinds)
+
+
+def stocks(directory: Path) -> list[PeerStock]:
+    """Of all peers of the party, or of both parties, that have `directory`; none unless it is a
+    pool's. PoolError where no session could read it either.
+    """
+    return [
+        PeerStock(folder, _is_used(folder), kinds_in(folder))
+        for party in party_directories(directory)
+        for folder in peer_folders(party)
+    ]
+
+
+def stored_bytes(directory: Path) -> int:
+    """Size of all material in a pool directory."""
+    return sum(stock.disk_bytes for stock in stocks(directory))
+
+
+def in_use(directory: Path) -> bool:
+    """Whether some session has material of a pool directory."""
+    parties = party_directories(directory)
+    return any(_is_used(folder) for party in parties for folder in peer_folders(party))
+
+
+def kinds_in(folder: Path) -> tuple[Kind, ...]:
+    """What a peer's folder holds, by name; nothing when there is no such folder."""
+    found: dict[str, Kind] = {}
+    with failures(folder):
+        if not os.path.lexists(folder):
+            return ()
+        check(folder, folder=True)
+        for path in batch_folders(folder):
+            if HALF.fullmatch(path.name):
+                continue
+            try:
+                label, state = load(path)
+                size = _size(path)
+            except (PoolError, FileNotFoundError):
+                if os.path.lexists(path):
+                    raise
+                continue  # used up by a session meanwhile
+            kind = found.get(label.name, Kind(label.name))
+            found[label.name] = Kind(
+                label.name,
+                kind.batches + 1,
+                kind.units + label.units - state.used,
+                kind.disk_bytes + size,
+            )
+    return tuple(found[name] for name in sorted(found))
+
+
+def _is_used(folder: Path) -> bool:
+    with failures(folder):
+        return is_locked(folder / "lock")
+
+
+def _size(folder: Path) -> int:
+    """Bytes of a batch's files; one of them may just be replaced."""
+    total = 0
+    for entry in os.scandir(folder):
+        with suppress(FileNotFoundError):
+            total += entry.stat().st_size
+    return total

@@ -1,0 +1,55 @@
+"""How far material goes, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spu_llm.app.material import enough, made_line, material_table, tokens_of
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    """Of a `prepare` with seven drafts."""
+    row = {"available_units": 2048, "made_units": 1024, "seconds": 1.5, "bytes": 3_000_000}
+    row |= {"stored_bytes": 400_000}
+    return {
+        "steps": 12,
+        "tokens": {"least": 13, "most": 97},
+        "material": [row | {"kind": f"gate carry {i}"} for i in (1, 2)] + [row | {"kind": "pair"}],
+        "lacking_bytes": 0,
+        "seconds": {"offline": 20.0},
+        "bytes": {"offline": {"client_to_provider": 6_000_000, "provider_to_client": 3_000_000}},
+        "config": {"request.prompt_tokens": 5},
+    } | changes
+
+
+def test_a_step_gives_one_token_more_than_drafts_stay() -> None:
+    assert tokens_of(12, 7) == (13, 97)
+    assert tokens_of(12, 0) == (13, 13)
+    assert tokens_of(0, 7) == (1, 1)
+
+
+def test_the_stock_is_told_in_tokens() -> None:
+    text = "enough for a prompt of 5 tokens and 12 secure steps: 13 tokens"
+    assert enough(result()) == f"{text} if no draft stays, up to 97"
+    assert enough(result(tokens={"least": 13, "most": 13})) == text
+    assert enough(result(lacking_bytes=1)).endswith("; --disk leaves no room for more")
+
+
+def test_what_was_made_is_told_by_kind_and_in_a_line() -> None:
+    lines = material_table(result()).splitlines()
+    assert [line.split() for line in lines[:3]] == [
+        ["material", "units", "made", "seconds", "MB", "on", "disk"],
+        ["gate", "carry", "(2", "kinds)", "4,096", "2,048", "3.0", "6.0", "0.8", "MB"],
+        ["pair", "2,048", "1,024", "1.5", "3.0", "0.4", "MB"],
+    ]
+    assert len({len(line) for line in lines[:3]}) == 1
+    assert lines[3:] == ["made in 20.0 s with 9.0 MB", enough(result())]
+    assert made_line(result()) == f"made material in 20.0 s with 9.0 MB: {enough(result())}"
+
+
+@pytest.mark.parametrize("made", [0, 1])
+def test_a_line_says_when_nothing_was_made(made: int) -> None:
+    rows = [row | {"made_units": made} for row in result()["material"]]
+    assert made_line(result(material=rows)).startswith("made nothing: ") == (made == 0)
