@@ -41,21 +41,21 @@ def there(*names: str) -> list[str]:
 def under_table(
     names: Iterable[str], machines: Iterable[Mapping[str, Any]], load_text: str = ""
 ) -> str:
-    """Where a table comes from: commit, day, machine, load, and the files of these results.
+    """Where a table comes from: commit, days, machine, load, and the files of these results.
 
     The load is by default that of quiet runs: jobs that wanted a core before they began. ValueError
-    unless all is of one commit, one day and one machine.
+    unless all is of one commit and one machine.
     """
     found = list(machines)
-    made = {
-        f"Commit {m['commit']}, {m['date'][:10]}; {m['cores']} cores, {m['memory_gib']:.0f} GiB"
-        for m in found
-    }
+    made = {(m["commit"], m["cores"], round(m["memory_gib"])) for m in found}
     if len(made) != 1:
-        raise ValueError(f"one table, several commits, days or machines: {sorted(made)}")
+        raise ValueError(f"one table, several commits or machines: {sorted(made)}")
+    commit, cores, memory = made.pop()
+    days = sorted({m["date"][:10] for m in found})
+    day = " to ".join(sorted({days[0], days[-1]}))
     if not load_text:
         before = [m["load"][0] for m in found]
         ends = " to ".join(f"{x:.2f}" for x in sorted({min(before), max(before)}))
         load_text = f"load {ends} at the start, nothing else"
     links = ", ".join(f"[data](data/{name}.json)" for name in names)
-    return f"*{made.pop()}; {load_text}; {links}.*"
+    return f"*Commit {commit}, {day}; {cores} cores, {memory} GiB; {load_text}; {links}.*"

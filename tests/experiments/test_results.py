@@ -33,7 +33,8 @@ FOLDER = Path(experiments.__file__).parent
 RESULTS = FOLDER / "RESULTS.md"
 LINK = r"\[data\]\((data/[\w.-]+\.json)\)"
 MEASURED = re.compile(
-    r"Commit (?P<said>[0-9a-f]{7}, \d{4}-\d{2}-\d{2}; \d+ cores, \d+ GiB); load [^;]+; "
+    r"Commit (?P<commit>[0-9a-f]{7}), (?P<days>\d{4}-\d{2}-\d{2}( to \d{4}-\d{2}-\d{2})?); "
+    r"(?P<machine>\d+ cores, \d+ GiB); load [^;]+; "
     rf"(?P<data>{LINK}(, {LINK})*|no JSON kept, to be measured again)\.\*$"
 )
 EXACT = "*Exact: computed from the code, compared with it in `make test`; [data](data/exact.json).*"
@@ -75,8 +76,12 @@ def origin_mistakes(lines: list[str], under: str, folder: Path) -> list[str]:
             mistakes.append(f"{name} is not there, or larger than {LARGEST:,} bytes")
             continue
         of = set(origins(json.loads(file.read_text(encoding="utf-8"))))
-        if of != {found["said"]}:
-            mistakes.append(f"{name} is of {sorted(of)}, the table of {found['said']!r}")
+        days = found["days"].split(" to ")
+        said = {(found["commit"], day, found["machine"]) for day in days}
+        if not of or {(a, c) for a, _, c in of} != {(a, c) for a, _, c in said} or not all(
+            days[0] <= day <= days[-1] for _, day, _ in of
+        ):
+            mistakes.append(f"{name} is of {sorted(of)}, the table of {sorted(said)}")
     return mistakes
 
 
@@ -109,15 +114,13 @@ def slow_by_test(file: Path) -> dict[str, bool]:
     }
 
 
-def origins(result: Any) -> Iterator[str]:
-    """Of every machine in a study's JSON, as tables say it."""
+def origins(result: Any) -> Iterator[tuple[str, str, str]]:
+    """Commit, day and machine of every machine in a study's JSON, as tables say them."""
     if isinstance(result, dict):
         if "machine" in result:
             of = result["machine"]
-            yield (
-                f"{of['commit']}, {of['date'][:10]}; {of['cores']} cores, "
-                f"{of['memory_gib']:.0f} GiB"
-            )
+            machine = f"{of['cores']} cores, {of['memory_gib']:.0f} GiB"
+            yield of["commit"], of["date"][:10], machine
         result = list(result.values())
     if isinstance(result, list):
         for part in result:
