@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,8 @@ import pytest
 
 from experiments.cost_model.workload import dry_parties
 from models.family import logits, weight_shapes
+from protocols.bits import compare, price
+from protocols.functions import maximum
 from protocols.verification.distribution import Sampling
 from protocols.verification.post import Post
 from spu_llm.core.reveal import reveal
@@ -146,24 +148,45 @@ def test_two_parties_run_lanes(simulation: Simulation, lanes: list[int], hidden:
     check(client, lanes, 0.02, 0.05)
 
 
+@pytest.fixture
+def rounds_at_any_price(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ops take the fewest rounds, whatever they need for it."""
+    chosen = (compare._levels, maximum._fan_ins)
+    with monkeypatch.context() as patch:
+        patch.setattr(price, "ROUND", 10**15)
+        for found in chosen:
+            found.cache_clear()
+        yield
+    for found in chosen:
+        found.cache_clear()
+
+
+@pytest.mark.usefixtures("rounds_at_any_price")
 def test_lanes_share_the_messages_of_a_forward() -> None:
     """As many messages for five lanes as for one, the judge's included."""
-
-    def messages(lanes: int) -> tuple[int, int]:
-        party = dry_parties()[CLIENT]
-        layout = Layout(PRIVATE, (4,) * lanes, (4, 4 + COUNT))
-        decoder = Decoder(party, layout, JUDGE, weight_shapes(PRIVATE))
-        shape = jax.ShapeDtypeStruct
-        decoder.prefill(shape((lanes, 4), np.int32), decoder.judge_shapes(1))
-        party.demand()
-        decoder.step(shape((lanes, COUNT), np.int32), decoder.judge_shapes(COUNT), None)
-        calls = party.demand().calls
-        judged = [c for c in calls if "verification" in c.scope]
-        count = [sum(c.cost.messages for c in some) for some in (calls, judged)]
-        return count[0] - count[1], count[1]
-
-    alone, (forward, judge) = messages(1), messages(5)
+    alone, (forward, judge) = messages_of_a_step(1), messages_of_a_step(5)
     assert alone == (forward, judge) and forward > 100 and judge > 10
+
+
+def test_what_more_lanes_add_is_rounds_that_are_worth_it() -> None:
+    """More comparisons at once are made in deeper trees and narrower matches."""
+    alone, together = (sum(messages_of_a_step(lanes)) for lanes in (1, 5))
+    assert alone < together < 1.15 * alone
+
+
+def messages_of_a_step(lanes: int) -> tuple[int, int]:
+    """Of the forward and of the judge."""
+    party = dry_parties()[CLIENT]
+    layout = Layout(PRIVATE, (4,) * lanes, (4, 4 + COUNT))
+    decoder = Decoder(party, layout, JUDGE, weight_shapes(PRIVATE))
+    shape = jax.ShapeDtypeStruct
+    decoder.prefill(shape((lanes, 4), np.int32), decoder.judge_shapes(1))
+    party.demand()
+    decoder.step(shape((lanes, COUNT), np.int32), decoder.judge_shapes(COUNT), None)
+    calls = party.demand().calls
+    judged = [c for c in calls if "verification" in c.scope]
+    count = [sum(c.cost.messages for c in some) for some in (calls, judged)]
+    return count[0] - count[1], count[1]
 
 
 def test_rows_of_the_text() -> None:
