@@ -65,7 +65,7 @@ def origin_mistakes(lines: list[str], under: str, folder: Path) -> list[str]:
     if under == EXACT:
         return []
     if tested := TESTED.match(under):
-        return tested_mistakes(lines, tested, folder.parent)
+        return mistakes_in_rows(lines, tested, folder.parent)
     found = MEASURED.search(under)
     if not under.startswith("*") or found is None:
         return [f"under the table {lines[0][:60]!r} stands {under[:80]!r}, not where it comes from"]
@@ -85,7 +85,7 @@ def origin_mistakes(lines: list[str], under: str, folder: Path) -> list[str]:
     return mistakes
 
 
-def tested_mistakes(lines: list[str], under: re.Match[str], root: Path) -> list[str]:
+def mistakes_in_rows(lines: list[str], under: re.Match[str], root: Path) -> list[str]:
     """What is wrong with a table whose rows are results of tests, which their last cells name."""
     files = {Path(name).stem: root / name for name in under["files"].split()}
     if missing := [str(path) for path in files.values() if not path.is_file()]:
@@ -170,7 +170,7 @@ LINE = "*Commit 1234567, 2026-11-22; 2 cores, 24 GiB; load 0.1; {}.*"
         (LINE.format("no JSON"), "not where it comes from"),
         (LINE.format("[data](data/right.json)").replace("load 0.1; ", ""), "not where it comes"),
         (LINE.format("[data](data/missing.json)"), "is not there"),
-        (LINE.format("[data](data/other.json)"), "is of ['7654321, 2026-11-22; 2 cores, 24 GiB']"),
+        (LINE.format("[data](data/other.json)"), "is of [('7654321', '2026-11-22'"),
         (LINE.format("[data](data/right.json)").replace("11-22", "11-21"), "the table of"),
         (LINE.format("[data](data/right.json)").replace("2 cores", "4 cores"), "the table of"),
         (LINE.format("[data](data/nothing.json)"), "is of []"),
