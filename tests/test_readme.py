@@ -62,6 +62,7 @@ def test_what_the_demo_takes_is_what_it_took() -> None:
         f"Its {len(demo['token_ids'])} tokens take {online:.0f} MB online and "
         f"{round(offline, -1):.0f} MB ahead of time" in text
     )
+    assert re.fullmatch(r"[0-9a-f]{7}", demo["machine"]["commit"])  # of a clean checkout
 
 
 BEGIN, END = (mark.format("headline") for mark in (render.BEGIN, render.END))

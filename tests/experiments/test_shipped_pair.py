@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments import render
 from experiments.claims import shipped
-from tests.experiments.test_results import MACHINE, mistakes_of
+from tests.experiments.test_results import MACHINE, MEASURED, mistakes_of
 from tests.models.test_training import FIGURES
 
 
@@ -23,5 +23,23 @@ def test_tables_of_an_evaluation(tmp_path: Path) -> None:
     assert "| simulated, greedy | 1.50 |" in speed
     assert under == again == "*From here.*"
     assert mistakes_of("shipped", figures, tmp_path) == []
-    (_, _, origin, *_) = render.TABLES["shipped"].paragraphs({"shipped": figures})
-    assert "; load 0.1 before, 0.4 at the end (no seconds in it); [data](data/shipped.json)" in origin
+    (_, _, under, *_) = render.TABLES["shipped"].paragraphs({"shipped": figures})
+    assert "; load 0.1 before, 0.4 at the end (no seconds in it); [data](data/shipped.json)" in under
+
+
+def test_what_a_demo_took() -> None:
+    demo = {
+        "token_ids": [7] * 32, "steps": 9, "accepted": 22, "drafted": 63,
+        "first_token_seconds": 39.611, "elapsed_seconds": 126.705, "seconds": {"decode": 8.695},
+        "bytes": {
+            kind: {"client_to_provider": 5e7 * n, "provider_to_client": 6e6}
+            for kind, n in (("online", 2), ("offline", 11))
+        },
+        "machine": MACHINE, "config": {"request.draft_length": 7},
+    }  # fmt: skip
+    text, under = render.TABLES["demo"].paragraphs({"demo": demo})
+    assert text == (
+        "First token after 39.6 s, 32 tokens after 126.7 s in 9 steps of 8 positions (22 of 63 "
+        "drafts accepted), 8.7 s of them decoding; 106 MB online, 556 MB ahead."
+    )
+    assert MEASURED.search(under)
