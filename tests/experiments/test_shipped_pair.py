@@ -24,7 +24,7 @@ def test_tables_of_an_evaluation(tmp_path: Path) -> None:
     assert under == again == "*From here.*"
     assert mistakes_of("shipped", figures, tmp_path) == []
     (_, _, under, *_) = render.TABLES["shipped"].paragraphs({"shipped": figures})
-    assert "; load 0.1 before, 0.4 at the end (no seconds in it); [data](data/shipped.json)" in under
+    assert "; load 0.1 before, 0.4 at the end (no seconds in it); [data](data/shipped" in under
 
 
 def test_what_a_demo_took() -> None:
