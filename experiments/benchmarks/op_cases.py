@@ -49,6 +49,7 @@ _EPSILON = 1e-5  # of norms
 _SCORES = 64  # a row of a softmax
 _HEADS, _HEAD = 4, 64  # of a row that is turned, and the width of each
 _RANGE = 2.0**-4, 2.0**6  # of reciprocals
+_NOISE = 128  # units that masks' noise may add to a product with columns of length 16
 _EXACT_BITS = 10  # fraction bits of test data: products of two fit the ring exactly
 
 
@@ -75,7 +76,8 @@ class OpCase:
     does: what, in a few words; `size` counts `unit`s.
     inputs(rng, size) -> the inputs of all ways.
     ours, stock: the op, and SPU's own ways to its result by name.
-    bits, slack: the op's integers may differ mod 2^bits by this much from its plaintext.
+    bits, slack: the op's integers may differ mod 2^bits by this much from its plaintext; a float's
+        words by so much, and two units for rounding.
     error: an approximation's floats may differ by this much (of the value itself where it is larger
         than one), and SPU's by anything; the largest differences are reported. 0: not one.
     """
@@ -294,7 +296,7 @@ _CASES = [
     OpCase(
         "linear", f"[rows, {WIDTH}] @ the provider's [{WIDTH}, {WIDTH}], fixed point", "rows",
         _layer, lambda x, w: linear(x, w, label="bench"), {"x @ w": jnp.matmul},
-        sizes=(1, 8, 64), largest=1 << 12,
+        sizes=(1, 8, 64), largest=1 << 12, slack=_NOISE,
     ),
     _selection("select", 64),
     _selection("select-narrow", 24),
@@ -387,15 +389,15 @@ def wrong(
 ) -> int:
     """How many values are not as wanted.
 
-    Integers may differ by `slack` mod 2^bits; fixed-point numbers by two units of the ring and a
-    float32's rounding, and by `error` as in `OpCase`.
+    Integers may differ by `slack` mod 2^bits; fixed-point numbers by `slack` and two units of the
+    ring and a float32's rounding, and by `error` as in `OpCase`.
     """
     if found.shape != wanted.shape:
         return wanted.size
     if found.dtype == np.bool_:
         return int(np.sum(found != wanted))
     if np.issubdtype(found.dtype, np.floating):
-        allowed = 2 * 2.0**-FRAC_BITS + np.abs(wanted) * 2.0**-23
+        allowed = (2 + slack) * 2.0**-FRAC_BITS + np.abs(wanted) * 2.0**-23
         allowed += error * np.maximum(1, np.abs(wanted)) if error else 0
         return int(np.sum(~(np.abs(found.astype(np.float64) - wanted) <= allowed)))
     difference = found.astype(np.int64).view(np.uint64) - wanted.astype(np.int64).view(np.uint64)
