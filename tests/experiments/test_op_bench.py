@@ -102,6 +102,7 @@ def test_wrong_results_are_counted() -> None:
     assert wrong(np.array([True, False]), np.array([True, True]), 64, 1) == 1
     fixed = np.array([0.5, np.nan, 1.0], np.float32)
     assert wrong(fixed, np.array([0.5 + 2.0**-17, 1.0, 1.0 + 2.0**-15]), 64, 0) == 2
+    assert wrong(fixed, np.array([0.5 + 2.0**-13, 0.0, 1.0 + 2.0**-10]), 64, 128) == 2
     assert wrong(x[:3], x, 64, 0) == 50
     near = np.array([0.501, 10.01, -10.1], np.float32)
     assert wrong(near, np.array([0.5, 10.0, -10.0]), 64, 0, error=2e-3) == 1
