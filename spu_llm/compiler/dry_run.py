@@ -24,7 +24,7 @@ from spu_llm.compiler.demand import Call, Demand, Taken
 from spu_llm.compiler.linear import has_numbers_in_bits
 from spu_llm.compiler.plan import OpCall, Plan, Run
 from spu_llm.compiler.walker import run_local, walk_plan
-from spu_llm.core._jax import shape_of
+from spu_llm.core._jax import Var, shape_of
 from spu_llm.core.correlation import Correlation, Material
 from spu_llm.core.integers import Factor
 from spu_llm.core.ledger import element_bits, opening_bytes
@@ -127,6 +127,20 @@ class _Result:
         return frozenset(need.correlation.name for need in self.taken)
 
 
+def _certain(step: Run, operands: Sequence[bool]) -> list[bool]:
+    """Which results of plaintext work follow from operands that are certain: what one party does in
+    one go may mix weights with randomness that it has not drawn yet.
+    """
+    jaxpr = step.jaxpr.jaxpr
+    if step.owner is Owner.JOINT:
+        return [False] * len(jaxpr.outvars)
+    unknown = {v for v, known in zip(jaxpr.invars, operands, strict=True) if not known}
+    for eqn in jaxpr.eqns:
+        if any(isinstance(v, Var) and v in unknown for v in eqn.invars):
+            unknown.update(eqn.outvars)
+    return [not (isinstance(v, Var) and v in unknown) for v in jaxpr.outvars]
+
+
 # Results that are kept. One step of a model asks for some hundreds; those of public arguments, such
 # as a position, are others at every step.
 _KEPT = 4096
@@ -149,9 +163,9 @@ class DryRun:
         made: list[Call] = []
 
         def run(step: Run, operands: list[_Known]) -> list[_Known]:
-            certain = all(x.certain for x in operands)
-            results = self._work(step, [x.value for x in operands], certain)
-            return [_Known(v, certain and step.owner is not Owner.JOINT) for v in results]
+            certain = _certain(step, [x.certain for x in operands])
+            results = self._work(step, [x.value for x in operands], any(certain))
+            return [_Known(v, known) for v, known in zip(results, certain, strict=True)]
 
         def op(call: OpCall, operands: list[_Known]) -> list[_Known]:
             values = [x.value for x in operands]

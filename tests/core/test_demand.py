@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from protocols.arithmetic.product import linear, multiply
 from protocols.bits.compare import less_than
 from spu_llm.compiler.demand import Demand
+from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.correlation import Correlation, Form, Material, Part
 from spu_llm.core.errors import PoolError
@@ -34,8 +36,9 @@ from spu_llm.core.values import (
     Value,
     public,
 )
+from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.runtime.session import PlaintextSession
+from spu_llm.runtime.session import PlaintextSession, private_array
 from spu_llm.runtime.simulation import Simulation
 from tests.core.dealing import refuses
 
@@ -329,3 +332,19 @@ def test_state_goes_on_from_call_to_call_and_not_by_looking(simulation: Simulati
         return first.tickets, second.tickets
 
     assert simulation.run(program) == [((0, 1), (0, 1, 2, 3, 4))] * 2
+
+
+def test_weights_beside_randomness_that_is_not_drawn_yet() -> None:
+    """The provider does both in one go; its matrix is the real one all the same."""
+
+    def program(x: Any, w: Any, r: Any) -> Any:
+        table = jnp.concatenate([w, w])
+        return linear(x, table, label="table", shift=0) + 2 * r
+
+    function = SecureFunction(program, (Owner.CLIENT, Owner.PROVIDER, Owner.PROVIDER), "mixed")
+    shape = jax.ShapeDtypeStruct
+    w = private_array(PROVIDER, np.ones((2, 3), np.float32), (2, 3), np.float32)
+    session = DrySession(DryRun(PROVIDER, 18))
+    session.call(function, shape((5, 4), np.float32), w, shape((5, 3), np.float32))
+    (need,) = [n for n in session.demand().material.values() if n.correlation.fixed is not None]
+    assert need.fixed is not None and need.fixed.entries.shape == (4, 3)
