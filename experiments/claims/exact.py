@@ -35,7 +35,7 @@ from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
 from protocols.arithmetic.narrow import narrow, widen
 from protocols.arithmetic.product import linear, matmul, multiply, square
 from protocols.arithmetic.truncate import truncate
-from protocols.bits.compare import leaf, levels, node, sign, sign_cost, sign_products
+from protocols.bits.compare import sign, sign_cost, sign_products, tree
 from protocols.bits.convert import to_arith
 from protocols.bits.logic import and_bits, prefix_or
 from protocols.bits.mux import mux
@@ -204,15 +204,12 @@ def _comparisons() -> list[dict[str, int]]:
     """
     found = []
     for bits, values in itertools.product(COMPARED, TOGETHER):
-        plan = levels(bits - 1, values)
-        gates = [(leaf(root=not plan), bits // 2)]
-        gates += [(node(fan_in, i == len(plan)), n) for i, (fan_in, n) in enumerate(plan, 1)]
         found.append({
             "bits": bits,
             "values": values,
             "messages": sign_cost(values, bits).messages,
             "products": sign_products(values, bits) // values,
-            "sums": sum(n * len(gate.sums) for gate, n in gates),
+            "sums": sum(n * len(gate.sums) for gate, n in tree(bits - 1, values)),
         })  # fmt: skip
     return found
 

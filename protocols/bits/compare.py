@@ -92,6 +92,15 @@ def _levels(digits: int, words: int) -> tuple[int, tuple[Level, ...]]:
     return min(plans, key=lambda plan: plan[0])
 
 
+def tree(bits: int, rows: int) -> list[tuple[Gate, int]]:
+    """The gates of a comparison of `bits` bits, level by level, with their instances for each of
+    `rows` rows; the last one is the root.
+    """
+    plan = levels(bits, rows)
+    nodes = [(node(f, root=i == len(plan)), count) for i, (f, count) in enumerate(plan, 1)]
+    return [(leaf(root=not plan), (bits + 1) // 2), *nodes]
+
+
 def less_private(party: Party, number: np.ndarray, bits: int) -> np.ndarray:
     """Shares (plane [words]) of [a < b] for the client's a and the provider's b (CrypTFlow2,
     Algorithm 2, with wider digits and nodes).
@@ -130,20 +139,12 @@ def less_private(party: Party, number: np.ndarray, bits: int) -> np.ndarray:
 
 def less_cost(rows: int, bits: int) -> Cost:
     """What `less_private` sends."""
-    plan = levels(bits, rows)
-    total = gate_cost(leaf(root=not plan), rows, (bits + 1) // 2)
-    for i, (fan_in, nodes) in enumerate(plan):
-        total += gate_cost(node(fan_in, i == len(plan) - 1), rows, nodes)
-    return total
+    return sum((gate_cost(gate, rows, count) for gate, count in tree(bits, rows)), Cost())
 
 
 def less_products(rows: int, bits: int) -> int:
     """Products of bits that `less_private` takes."""
-    plan = levels(bits, rows)
-    total = products(leaf(root=not plan), rows, (bits + 1) // 2)
-    for i, (fan_in, nodes) in enumerate(plan):
-        total += products(node(fan_in, i == len(plan) - 1), rows, nodes)
-    return total
+    return sum(products(gate, rows, count) for gate, count in tree(bits, rows))
 
 
 def carry_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
@@ -211,8 +212,7 @@ def _correct(x: Value, *, bits: int) -> Correct:
 def correct_sign(party: SimulatedParty, made: Bool, wanted: Bool, bits: int) -> None:
     """Make `sign_words`, the last step, give `wanted`: change its last prepared sums."""
     if bits > 1 and made.words.size:
-        plan = levels(bits - 1, made.words.size)
-        last = node(plan[-1][0], root=True) if plan else leaf(root=True)
+        last, _ = tree(bits - 1, made.words.size)[-1]
         correct_gate(party, last, made, wanted)
 
 
