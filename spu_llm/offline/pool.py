@@ -302,9 +302,8 @@ class _Batch:
         """The next units of those in memory. PoolError unless they are there: an operation must
         not go on with fewer.
         """
-        if self.held is None or not self._fits() or count > self.state.used - self.used:
-            raise PoolError(f"{self.label.name}: units in memory are not those on record")
-        taken, self.held = cut(self.held, 0, count), cut(self.held, count)
+        held = self._in_memory(count)
+        taken, self.held = cut(held, 0, count), cut(held, count)
         self.used += count
         if not self.left:
             self.held = None
@@ -329,16 +328,20 @@ class _Batch:
     def put_back(self) -> None:
         """Units in memory return to the store."""
         if self.held is not None and self.used < self.state.used:
-            if not self._fits():
-                raise PoolError(f"{self.label.name}: units in memory are not those on record")
-            rest = _pack([*self.held.masks, *self.held.results], self.state.used - self.used)
+            count = self.state.used - self.used
+            held = self._in_memory(count)
+            rest = _pack([*held.masks, *held.results], count)
             self.store.put_back(rest, replace(self.state, used=self.used, rest=checksum(rest)))
         self.held = None
 
-    def _fits(self) -> bool:
-        """Whether what is in memory is what is used up on record and not handed out."""
-        assert self.held is not None
-        return len(self.held.masks[0]) == self.state.used - self.used
+    def _in_memory(self, count: int) -> Material:
+        """The units that are used up on record and not handed out. PoolError unless all of them are
+        in memory, `count` at least.
+        """
+        left = self.state.used - self.used
+        if self.held is None or len(self.held.masks[0]) != left or left < count:
+            raise PoolError(f"{self.label.name}: units in memory are not those on record")
+        return self.held
 
     def _advance(self, state: State) -> None:
         self.store.advance(self.state, state)
