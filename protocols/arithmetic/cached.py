@@ -38,10 +38,10 @@ row's content, alone:
   result is hidden by the share of P C.
 - Which rows are opened, and when tiles are taken, follows from positions, n and N, all public.
 
+Words are fixed-point: prepared products are off by some 2^10 of 2^36 (`offline.packed.products`).
+
 Rows that move, and rejected drafts, take slots too: with 128 slots and a cache of 64 rows, a tile
-serves some 75 positions. Made offline per position and head (d = 64): about 30 kB and 43 ms of
-processor time, where a matrix triple per step takes 1,760 kB and 440 ms at one position, 220 kB and
-55 ms at eight.
+serves some 75 positions.
 
 An allocation is bound to one party's randomness: a cache of another session is refused. A fork, for
 a dry run, keeps its counters without masks and words: it sends zeros and computes zeros, so that it
@@ -76,7 +76,7 @@ from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, nothing_to_correct, uniform_messages
 from spu_llm.core.values import CLIENT, Arith, Public, State, Stateful, Value
 
-_CHUNK = 4  # units made by one call of SPU
+_CHUNK = 4  # units made at once
 
 
 @functools.cache
@@ -86,6 +86,7 @@ def cached_products(tile: int, d: int) -> Correlation:
         masks=(shared(tile, d), shared(tile, d)),
         results=(shared(tile, tile),),
         secure=lambda a, b: [a @ b.swapaxes(1, 2)],
+        matrices=lambda a, b: (a, b.swapaxes(1, 2)),
         chunk=_CHUNK,
     )
 
@@ -97,6 +98,7 @@ def weighted_rows(tile: int, d: int) -> Correlation:
         masks=(shared(tile, tile), shared(tile, d)),
         results=(shared(tile, d),),
         secure=lambda p, c: [p @ c],
+        matrices=lambda p, c: (p, c),
         chunk=_CHUNK,
     )
 

@@ -33,6 +33,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER, Private, Public, Value
 from spu_llm.offline import peer_directories
+from spu_llm.offline.packed.products import PackedProducts
 from spu_llm.offline.pool import Pool
 from spu_llm.offline.silent.products import SilentProducts
 from spu_llm.offline.supply import Supply
@@ -68,7 +69,9 @@ class PartySession:
         self._thread = threading.get_ident()
         wire = LinkChannel(link.spawn())
         key = agree_on_key(wire)
-        self._channel = CountingChannel(SealedChannel(wire, key, self.rank))
+        sealed = SealedChannel(wire, key, self.rank)
+        self._channel = CountingChannel(sealed)
+        self._material = CountingChannel(sealed)  # apart, since an op may make some in its midst
         own = own or Prg.from_os()
         name = hashlib.sha256(b"pool" + key).digest()
         before = self._channel.traffic
@@ -83,6 +86,9 @@ class PartySession:
         except BaseException:
             self.pool.close()
             raise
+        self._packed = PackedProducts(
+            self.rank, own, hashlib.sha256(b"packed" + key).digest(), self._material
+        )
         common = Prg(hashlib.sha256(b"common" + key).digest())
         self.supply = Supply(self.pool, self.products)
         self.party = Party(
@@ -99,7 +105,8 @@ class PartySession:
     @property
     def finished(self) -> int:
         """How many messages and pieces of work are done: it stands still when this party does."""
-        return self._channel.traffic.messages + len(self.meter.entries)
+        messages = self._channel.traffic.messages + self._material.traffic.messages
+        return messages + len(self.meter.entries)
 
     def close(self) -> None:
         """Put unused correlated randomness back on disk and wait until the peer has come to the
@@ -186,13 +193,18 @@ class PartySession:
         raise TypeError(f"{value} is shared; only `reveal` opens it")
 
     def _make(self, correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
-        """One chunk of correlated randomness from SPU, metered as offline wherever it falls."""
+        """One chunk of correlated randomness, metered as offline wherever it falls."""
         if threading.get_ident() != self._thread:
             # In merged rounds the peer may ask for it at another time, and both would wait.
             raise PoolError(f"{correlation.name}: a call takes more than its dry run found")
         with self.meter.in_phase("offline"):
             started = time.perf_counter()
-            results, traffic = self._spu.make(correlation, masks)
+            if correlation.matrices is not None:
+                before = self._material.traffic
+                results = self._packed.make(correlation, masks)
+                traffic = self._material.traffic.since(before)
+            else:
+                results, traffic = self._spu.make(correlation, masks)
             seconds = time.perf_counter() - started
             self.meter.record("pool", correlation.name, "", seconds, traffic)
         return results

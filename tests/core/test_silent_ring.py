@@ -72,7 +72,7 @@ def test_rounding_is_far_from_a_wrong_integer() -> None:
     """Before it is rounded, a sum is off by less than 2^-14; half would be too much."""
     s = ring.transform(ring.ternary(Prg.from_seed(2, "margin"), 32))
     limbs = (ring.public("margin", 0, 32) >> np.uint64(37)).astype(np.float64)
-    sums = ring._inverse(ring.transform(limbs) * s)
+    sums = ring.inverse(ring.transform(limbs) * s)
     assert np.abs(sums - np.rint(sums)).max() < 2.0**-14
 
 

@@ -2,8 +2,7 @@
 
 A coefficient stands in the top 54 bits of a word (uint64), so that words wrap as q does and the low
 10 bits are zero. Products with polynomials of small coefficients are taken by floating-point
-transforms: a real polynomial of degree N is N/2 complex numbers, coefficients n and n + N/2 as one,
-twisted by exp(i pi n / N) so that the cyclic convolution of scipy.fft becomes a negacyclic one.
+transforms (`spu_llm.offline.rlwe`).
 
 Parameters: N = 2048, q = 2^54, uniform ternary secrets, centred binomial noise of standard
 deviation 3.24. This is the row "128 bits, classical, ternary secret" of the homomorphic encryption
@@ -16,72 +15,32 @@ computer (0.265 for 0.292). N = 4096 with q = 2^64 would have 233, 201 and 182 b
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
-import scipy.fft
 
 from spu_llm.core.prg import Prg
+from spu_llm.offline import rlwe
+from spu_llm.offline.rlwe import inverse, transform, whole
 
 N = 2048
 MODULUS_BITS = 54
 SPARE_BITS = 64 - MODULUS_BITS  # zeros below a coefficient
-NOISE_PAIRS = 21  # of coins: the variance of the noise is half of it
 _SPARE = np.uint64(SPARE_BITS)
 _LIMB = MODULUS_BITS // 2
-_TWIST = np.exp(1j * np.pi * np.arange(N // 2) / N)
-_UNTWIST = _TWIST.conj()
-_COINS = np.uint64((1 << NOISE_PAIRS) - 1)
-_ELEVEN, _SHIFT_11 = np.uint64((1 << 11) - 1), np.uint64(11)
-_ONES = np.array([bin(i).count("1") for i in range(1 << 11)], np.int8)
 
 
 def public(label: str, start: int, count: int) -> np.ndarray:
-    """Polynomials number start.. of a public string that nobody chose: words [count, N], SHAKE128
-    of the label and the number. Labels that differ give independent strings: the number is what
-    follows the last space.
-    """
-    streams = [
-        hashlib.shake_128(f"{label} {i}".encode()).digest(8 * N)
-        for i in range(start, start + count)
-    ]
-    words = np.frombuffer(b"".join(streams), np.uint64).reshape(count, N)
-    return words >> _SPARE << _SPARE
+    """Polynomials number start.. of a public string: words [count, N] (`rlwe.public`)."""
+    return rlwe.public(label, start, count, N) >> _SPARE << _SPARE
 
 
 def ternary(prg: Prg, count: int) -> np.ndarray:
-    """Uniform coefficients -1, 0, 1, by rejection: float64 [count, N]."""
-    wanted = count * N
-    found = np.empty(0, np.uint8)
-    while found.size < wanted:
-        drawn = prg.words((wanted // 7,)).view(np.uint8)
-        found = np.concatenate([found, drawn[drawn < 255]])
-    return (found[:wanted] % np.uint8(3)).astype(np.float64).reshape(count, N) - 1.0
+    """Uniform coefficients -1, 0, 1: float64 [count, N]."""
+    return rlwe.ternary(prg, count, N)
 
 
 def noise(prg: Prg, shape: tuple[int, ...]) -> np.ndarray:
-    """Centred binomial noise, -21 to 21, in place of a coefficient: words of `shape`."""
-    drawn = prg.words(shape)
-    heads = _count(drawn & _COINS) - _count((drawn >> np.uint64(NOISE_PAIRS)) & _COINS)
-    return heads.astype(np.int64).view(np.uint64) << _SPARE
-
-
-def _count(coins: np.ndarray) -> np.ndarray:
-    """Ones of words below 2^22."""
-    return _ONES[coins & _ELEVEN] + _ONES[coins >> _SHIFT_11]
-
-
-def transform(x: np.ndarray) -> np.ndarray:
-    """Of real polynomials [..., N]: complex [..., N / 2]."""
-    half = x[..., : N // 2] + 1j * x[..., N // 2 :]
-    half *= _TWIST
-    return scipy.fft.fft(half, overwrite_x=True)
-
-
-def _inverse(z: np.ndarray) -> np.ndarray:
-    y = scipy.fft.ifft(z, overwrite_x=True)
-    y *= _UNTWIST
-    return np.concatenate([y.real, y.imag], axis=-1)
+    """`rlwe.noise` in place of a coefficient: words of `shape`."""
+    return rlwe.noise(prg, shape).view(np.uint64) << _SPARE
 
 
 def exact_product(words: np.ndarray, small: np.ndarray) -> np.ndarray:
@@ -93,7 +52,7 @@ def exact_product(words: np.ndarray, small: np.ndarray) -> np.ndarray:
     low = signed & np.int64((1 << _LIMB) - 1)
     high = (signed - low) >> np.int64(_LIMB)
     out = [
-        np.rint(_inverse(transform(limb.astype(np.float64)) * small)).astype(np.int64)
+        whole(transform(limb.astype(np.float64)) * small)
         for limb in (low, high)
     ]
     return (out[0] + (out[1] << np.int64(_LIMB))).view(np.uint64) << _SPARE
@@ -103,7 +62,7 @@ def product(transformed: np.ndarray, small: np.ndarray) -> np.ndarray:
     """The same, from the transform of `fractions`: words of 64 bits, off by some 2^16 and less than
     2^20.
     """
-    y = _inverse(transformed * small)
+    y = inverse(transformed * small)
     y -= np.rint(y)
     return np.rint(y * 2.0**63).astype(np.int64).view(np.uint64) << np.uint64(1)
 

@@ -1,0 +1,131 @@
+"""Where the words of matrices stand in polynomials (`spu_llm.offline.packed.products`).
+
+Units are products X Y of X [n, k] and Y [k, m]. A polynomial of Y's holds a block of K of its rows,
+of S units side by side, all multiplied by X^(D j) for column j. The *stride* D is a power of two,
+K S <= D. A polynomial of X's holds R rows of one unit, D R m <= N:
+
+    Y_b  = sum over units s, i < K, columns j   Y_s[b K + i, j] X^(D j + K s - i)
+    X_rb = sum over rows t < R, i < K           X_s[r R + t, b K + i] X^(D m t + i)
+
+and sum_b X_rb Y_b has (X_s Y_s)[r R + t, j] as its coefficient D (m t + j) + K s: other units and
+other i are never D apart. Divided by X^(K s), the coefficients at multiples of D are wanted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from spu_llm.offline.packed import ring
+from spu_llm.offline.packed.ring import N
+
+_ROWS = 2  # of X in a polynomial: more make fewer polynomials of X's, and more of Y's
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of `units` units. ValueError when Y has too many columns."""
+
+    units: int
+    n: int
+    k: int
+    m: int
+
+    def __post_init__(self) -> None:
+        if self.m > N:
+            raise ValueError(f"a matrix of {self.m} columns does not fit {N} coefficients")
+
+    @cached_property
+    def rows(self) -> int:
+        """R."""
+        return min(_ROWS, self.n, N // self.m)
+
+    @cached_property
+    def stride(self) -> int:
+        """D."""
+        return 1 << (N // (self.rows * self.m)).bit_length() - 1
+
+    @cached_property
+    def inner(self) -> int:
+        """K."""
+        return min(self.k, self.stride)
+
+    @cached_property
+    def together(self) -> int:
+        """S."""
+        return min(self.stride // self.inner, self.units)
+
+    @property
+    def groups(self) -> int:
+        """Of units that stand side by side."""
+        return math.ceil(self.units / self.together)
+
+    @property
+    def blocks(self) -> int:
+        """Polynomials of Y's of a group."""
+        return math.ceil(self.k / self.inner)
+
+    @property
+    def pairs(self) -> int:
+        """Polynomials X_r Y of a unit."""
+        return math.ceil(self.n / self.rows)
+
+    @cached_property
+    def packed(self) -> int:
+        """How many of them become one: a power of two, D at most."""
+        return min(self.stride, 1 << (self.units * self.pairs - 1).bit_length())
+
+    @property
+    def answers(self) -> int:
+        """How many there are then."""
+        return math.ceil(self.units * self.pairs / self.packed)
+
+    @property
+    def switches(self) -> list[int]:
+        """The strides of `_pack`'s steps."""
+        return [self.stride >> i for i in range(self.packed.bit_length() - 1)]
+
+    def encoded_right(self, y: np.ndarray) -> np.ndarray:
+        """Y_b of y [units, k, m]: words [groups, blocks, N]."""
+        padded = np.zeros(
+            (self.groups * self.together, self.blocks * self.inner, self.m), np.uint64
+        )
+        padded[: self.units, : self.k] = y
+        parts = padded.reshape(self.groups, self.together, self.blocks, self.inner, self.m)
+        # Upside down, K - 1 places too high.
+        parts = parts[:, :, :, ::-1].transpose(0, 2, 4, 1, 3)
+        spread = np.zeros((self.groups, self.blocks, self.m, self.stride), np.uint64)
+        spread[..., : self.together * self.inner] = parts.reshape(*spread.shape[:3], -1)
+        found = np.zeros((self.groups, self.blocks, N), np.uint64)
+        found[..., : self.m * self.stride] = spread.reshape(self.groups, self.blocks, -1)
+        return ring.lowered(found, self.inner - 1)
+
+    def encoded_left(self, x: np.ndarray) -> np.ndarray:
+        """X_rb of x [units, n, k]: words [units, pairs, blocks, N]."""
+        padded = np.zeros(
+            (self.units, self.pairs * self.rows, self.blocks * self.inner), np.uint64
+        )
+        padded[:, : self.n, : self.k] = x
+        parts = padded.reshape(self.units, self.pairs, self.rows, self.blocks, self.inner)
+        parts = parts.swapaxes(2, 3)
+        spread = np.zeros((*parts.shape[:4], self.stride * self.m), np.uint64)
+        spread[..., : self.inner] = parts
+        found = np.zeros((*parts.shape[:3], N), np.uint64)
+        found[..., : self.rows * self.stride * self.m] = spread.reshape(*parts.shape[:3], -1)
+        return found
+
+    def shift(self, unit: int) -> int:
+        """K s."""
+        return unit % self.together * self.inner
+
+    def decoded(self, wanted: np.ndarray) -> np.ndarray:
+        """Words [units, n, m] of the coefficients [answers, N packed / D] of packed polynomials at
+        multiples of D / packed.
+        """
+        by_pair = wanted.reshape(self.answers, -1, self.packed).swapaxes(1, 2)
+        by_pair = by_pair.reshape(self.answers * self.packed, -1)[: self.units * self.pairs]
+        rows = by_pair[:, : self.rows * self.m].reshape(self.units, -1, self.m)
+        return rows[:, : self.n]

@@ -1,0 +1,279 @@
+"""Packed products: products of matrices of masks, from ciphertexts that hold many words each.
+
+Of units X [n, k], Y [k, m], both additively shared modulo 2^64, the parties get shares of X Y. Each
+party's share of X times the other's share of Y is made like this; the *owner* encrypts its Y, the
+*evaluator* multiplies with its X. Polynomials, Y_b, X_rb and the stride D: `packed.layout`.
+
+  1. Owner, once per session: s ternary. Its *key* p s + e modulo 2^64 for a public p, and for every
+     stride d that is asked for and every limb l of a word the *switching key*
+     a s + e - 2^(26 + 22 l) s(X^(1 + 2N/d)) modulo 2^90, with public a of its own.
+  2. Owner, per group of units: for every b the ciphertext b_b = a_b s + e + 2^(64 - g) Y_b modulo
+     2^128, with public a_b of its own. 2^g pairs become one in step 4.
+  3. Evaluator: for every r of every unit c0 = sum_b a_b X_rb and c1 = sum_b b_b X_rb, over 2^64 and
+     rounded; divided by the unit's power of X.
+  4. Evaluator: 2^g such pairs become one (Chen, Dai, Kim and Song, ACNS'21, section 3.2), two by
+     two: of A and B, whose coefficients at multiples of d are wanted (d = D at first),
+         A + X^(d/2) B  +  (A - X^(d/2) B)(X^(1 + 2N/d))
+     has twice those of A at multiples of d, twice those of B half-way between them, and nothing
+     else at multiples of d/2. The second summand is one under s(X^(1 + 2N/d)); the switching key
+     of d brings it under s.
+  5. Evaluator: adds p s' + e' to c0, for ternary s' and noise e', and (p s + e) s' + w to c1, for
+     uniform w, all of them fresh. It sends c0, and of c1 the coefficients that are wanted. Its
+     share is -w.
+  6. Owner: c1 - c0 s is its share.
+
+Error. Step 4 multiplies by 2^g, which is why the message stands at 2^(64 - g). In units of a
+share's last place the standard deviation of the error is, for g = 6 and 256 words of X in
+sum_b X_rb,
+
+    e X_rb           2^62.2 * 3.24 * 2^4, over 2^64, times 2^g        2^9.9
+    rounding of c0   2^-1.8 * (2 N / 3)^(1/2), times 2^g              2^10.4
+    switching        2^20.2 * 3.24 * (3 N)^(1/2) / 2^26, times 2^g    2^9.2
+    e s' and e' s    3.24 * (4 N / 3)^(1/2)                           2^8.4
+
+so a product of fixed-point words, of which 18 bits are truncated, is off by 2^-7 of its last place.
+
+What each party learns. The evaluator sees RLWE samples under s: ciphertexts, the key, and switching
+keys. The owner sees c0 under an RLWE sample of the evaluator's, a fresh s' each, and c1 under w. It
+can learn nothing else even if what it sent was not what steps 1 and 2 say. If RLWE with ternary
+secrets is hard (`packed.ring` has the parameters), all of this is uniform to who sees it.
+
+Conditions, each with a test (tests/core/test_packed_conditions.py):
+  - p and every a come from strings that neither party chooses, one of its own for everything that
+    is encrypted: two ciphertexts under one a differ by what they hold, and p = 0 would show c0.
+  - s' and w are fresh for every answer.
+  - The error depends on e, s and X. Nobody opens a product before its last bits are truncated.
+
+Gaps, stated: switching keys encrypt s(X^d) under s (circular security, as in all libraries of
+homomorphic encryption). Parties are semi-honest: an evaluator that sends another c0 puts a function
+of s into the owner's share, an owner that encrypts anything else gets a wrong product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from spu_llm.core.channel import CountingChannel
+from spu_llm.core.correlation import Correlation
+from spu_llm.core.errors import WireError
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER, ROLES
+from spu_llm.offline import rlwe
+from spu_llm.offline.packed import ring
+from spu_llm.offline.packed.layout import Layout
+from spu_llm.offline.packed.ring import KEY_BITS, KEY_DROP, KEY_LIMB, LIMB, N
+
+VERSION = "spu-llm packed product 1"
+_WORD_LIMBS, _WIDE_LIMBS = 3, 6
+_WORKED = 4  # polynomials worked on together: they fit the cache
+
+
+def owners(correlation: Correlation) -> list[int]:
+    """Who encrypts: a party with words of Y while the other one has some of X."""
+    x, y = correlation.masks
+    return [r for r in (CLIENT, PROVIDER) if y.is_held_by(r) and x.is_held_by(1 - r)]
+
+
+class PackedProducts:
+    """This party's half, for one session. Both parties make the same units at the same time."""
+
+    def __init__(self, rank: int, own: Prg, common: bytes, channel: CountingChannel) -> None:
+        """`own`: this party's secret stream. `common`: of this session, the same at the peer."""
+        self.rank, self._own, self._channel = rank, own, channel
+        self._common = common.hex()
+        self._made = 0  # ciphertexts so far, each party's
+        self._secret: np.ndarray | None = None  # s
+        self._small = np.empty(0)  # its transform
+        # Of the peer: words [2, N] of p and the key; by stride transforms [2, word limbs, limbs,
+        # N / 2] of switching keys.
+        self._key: np.ndarray | None = None
+        self._switching: dict[int, np.ndarray] = {}
+        self._sent: set[int] = set()  # strides of own switching keys
+
+    def make(self, correlation: Correlation, masks: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """This party's shares of the products of a chunk; at both parties at the same time.
+        WireError when the peer's messages have other sizes.
+        """
+        assert correlation.matrices is not None
+        encrypt = owners(correlation)
+        x, y = correlation.matrices(*masks)
+        layout = Layout(len(x), x.shape[1], x.shape[2], y.shape[2])
+        first, self._made = self._made, self._made + layout.groups * layout.blocks
+        found = x @ y
+        # 1. and 2.
+        if self.rank in encrypt:
+            self._send_keys(layout.switches)
+            self._channel.send(self._encrypted(layout, y, first).tobytes())
+        # 3. to 5.
+        if 1 - self.rank in encrypt:
+            self._receive_keys(layout.switches)
+            theirs = self._received((layout.groups, layout.blocks, 2, N))
+            c0, c1, share = self._answer(layout, x, theirs, first)
+            self._channel.send(np.concatenate([c0, c1], axis=1).tobytes())
+            found += layout.decoded(share)
+        # 6.
+        if self.rank in encrypt:
+            step = layout.stride // layout.packed
+            answer = self._received((layout.answers, N + N // step))
+            c0, c1 = answer[:, :N], answer[:, N:]
+            share = c1 - ring.word_times_small(c0, self._small)[:, ::step]
+            found += layout.decoded(share)
+        return [found]
+
+    # ---- the owner
+
+    def _send_keys(self, strides: Sequence[int]) -> None:
+        """Step 1, as far as it is not done."""
+        if self._secret is None:
+            self._secret = rlwe.ternary(self._own, 1, N)[0]
+            self._small = rlwe.transform(self._secret)
+            key = ring.word_times_small(self._key_base(self.rank), self._small)
+            key += rlwe.noise(self._own, (N,)).view(np.uint64)
+            self._channel.send(key.tobytes())
+        words = self._secret.astype(np.int64).view(np.uint64)
+        for d in strides:
+            if d in self._sent:
+                continue
+            self._sent.add(d)
+            noise = rlwe.noise(self._own, (_WORD_LIMBS, N))
+            keys = ring.times_small(self._switching_base(self.rank, d), self._small, noise)
+            turned = np.uint64(0) - ring.mapped(words, 1 + 2 * N // d)
+            for limb in range(_WORD_LIMBS):
+                keys[limb] = ring.plus_at(keys[limb], turned, KEY_DROP + LIMB * limb)
+            self._channel.send(_key_bytes(keys))
+
+    def _encrypted(self, layout: Layout, y: np.ndarray, first: int) -> np.ndarray:
+        """Step 2: words [groups, blocks, 2, N], numbered from `first`."""
+        messages = layout.encoded_right(y)
+        flat = messages.reshape(-1, N)
+        found = np.empty((len(flat), 2, N), np.uint64)
+        at = 64 - len(layout.switches)
+        for i in range(0, len(flat), _WORKED):
+            some = flat[i : i + _WORKED]
+            a = self._public("a", self.rank, first + i, len(some))
+            noise = rlwe.noise(self._own, some.shape)
+            masked = ring.times_small(a, self._small, noise)
+            found[i : i + _WORKED] = ring.plus_at(masked, some, at)
+        return found.reshape(*messages.shape[:2], 2, N)
+
+    # ---- the evaluator
+
+    def _receive_keys(self, strides: Sequence[int]) -> None:
+        peer = 1 - self.rank
+        if self._key is None:
+            self._key = np.stack([self._key_base(peer), self._received((N,))])
+        for d in strides:
+            if d not in self._switching:
+                theirs = _from_key_bytes(self._channel.recv())
+                pair = np.stack([self._switching_base(peer, d), theirs])
+                self._switching[d] = ring.limbs(pair, KEY_LIMB, KEY_BITS)
+
+    def _answer(
+        self, layout: Layout, x: np.ndarray, theirs: np.ndarray, first: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Step 5: c0 [answers, N], c1, and this party's share: [answers, N packed / D]."""
+        left = layout.encoded_left(x)
+        c = np.zeros((2, layout.answers * layout.packed, N), np.uint64)
+        for unit in range(layout.units):
+            group = unit // layout.together
+            if unit % layout.together == 0:
+                a = self._public("a", 1 - self.rank, first + group * layout.blocks, layout.blocks)
+                right = ring.limbs(np.stack([a, theirs[group]]), LIMB, 128)
+            for start in range(0, layout.pairs, _WORKED):
+                some = left[unit, start : start + _WORKED]
+                at = unit * layout.pairs + start
+                made = self._multiplied(some, right)
+                c[:, at : at + len(some)] = ring.lowered(made, layout.shift(unit))
+        c = self._pack(c.reshape(2, layout.answers, layout.packed, N), layout.switches)
+        # 5.
+        assert self._key is not None
+        secret = rlwe.transform(rlwe.ternary(self._own, layout.answers, N))
+        c0, c1 = c + ring.word_times_small(self._key[:, None], secret[:, None])
+        c0 += rlwe.noise(self._own, c0.shape).view(np.uint64)
+        c1 = c1[:, :: layout.stride // layout.packed]
+        w = self._own.words(c1.shape)
+        return c0, c1 + w, np.uint64(0) - w
+
+    def _multiplied(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Step 3: words [2, rows, N] of polynomials [rows, blocks, N] and transforms [2, blocks,
+        limbs, N / 2].
+        """
+        rows, blocks = left.shape[:2]
+        factors = ring.limbs(left, LIMB, 64)
+        found = np.empty((2, rows, N), np.uint64)
+        for part in range(2):
+            # The product of the lowest limbs is below what is rounded.
+            sums = np.zeros((rows, _WIDE_LIMBS - 1, N // 2), np.complex128)
+            for block in range(blocks):
+                sums += factors[:, block, 0, None] * right[part, block, 1:]
+                for j in range(1, _WORD_LIMBS):
+                    some = right[part, block, : _WIDE_LIMBS - j]
+                    sums[:, j - 1 :] += factors[:, block, j, None] * some
+            found[part] = ring.upper(rlwe.whole(sums))
+        return found
+
+    def _pack(self, c: np.ndarray, strides: Sequence[int]) -> np.ndarray:
+        """Step 4: words [2, answers, N] of pairs [2, answers, packed, N]."""
+        for d in strides:
+            first, second = np.split(c, 2, axis=2)
+            second = ring.raised(second, d // 2)
+            turned = ring.mapped(first - second, 1 + 2 * N // d)
+            c = first + second
+            c[1] += turned[1]
+            flat, sums = turned[0].reshape(-1, N), c.reshape(2, -1, N)
+            for i in range(0, len(flat), _WORKED):
+                sums[:, i : i + _WORKED] += self._switch(flat[i : i + _WORKED], d)
+        return c[:, :, 0]
+
+    def _switch(self, c0: np.ndarray, d: int) -> np.ndarray:
+        """Words [2, rows, N]: a pair under s for c0 [rows, N] under s(X^(1 + 2N/d))."""
+        factors, keys = ring.limbs(c0, LIMB, 64), self._switching[d]
+        found = np.empty((2, *c0.shape), np.uint64)
+        for part in range(2):
+            sums = factors[:, 0, None] * keys[part, 0]
+            for limb in range(1, _WORD_LIMBS):
+                sums += factors[:, limb, None] * keys[part, limb]
+            found[part] = ring.switched(rlwe.whole(sums))
+        return found
+
+    # ---- what both know
+
+    def _public(self, what: str, rank: int, start: int, count: int) -> np.ndarray:
+        """Wide polynomials [count, 2, N] of one party's, of this session."""
+        label = f"{VERSION}: {what}, {self._common}, {ROLES[rank]},"
+        return rlwe.public(label, start, count, 2 * N).reshape(count, 2, N)
+
+    def _key_base(self, rank: int) -> np.ndarray:
+        """p: words [N]."""
+        return self._public("p", rank, 0, 1)[0, 0]
+
+    def _switching_base(self, rank: int, d: int) -> np.ndarray:
+        """The a of switching keys of one stride: [word limbs, 2, N]."""
+        return self._public(f"switching {d}", rank, 0, _WORD_LIMBS)
+
+    def _received(self, shape: tuple[int, ...]) -> np.ndarray:
+        data, size = self._channel.recv(), 8 * math.prod(shape)
+        if len(data) != size:
+            raise _wrong_size(data, size)
+        return np.frombuffer(data, np.uint64).reshape(shape)
+
+
+def _key_bytes(keys: np.ndarray) -> bytes:
+    """Words [word limbs, 2, N], modulo 2^90: twelve bytes a coefficient."""
+    return keys[:, 0].tobytes() + keys[:, 1].astype(np.uint32).tobytes()
+
+
+def _from_key_bytes(data: bytes) -> np.ndarray:
+    count = _WORD_LIMBS * N
+    if len(data) != 12 * count:
+        raise _wrong_size(data, 12 * count)
+    low = np.frombuffer(data, np.uint64, count)
+    high = np.frombuffer(data, np.uint32, count, offset=8 * count).astype(np.uint64)
+    return np.stack([low.reshape(-1, N), high.reshape(-1, N)], axis=1)
+
+
+def _wrong_size(data: bytes, size: int) -> WireError:
+    return WireError(f"a message of packed products has {len(data)} bytes, expected {size}")

@@ -1,0 +1,147 @@
+"""Polynomials modulo X^N + 1 and 2^128, 2^90 or 2^64: what packed products are made of.
+
+A coefficient is a word (uint64) modulo 2^64, else two, the low one first. Polynomials are multiplied
+by floating-point transforms (`spu_llm.offline.rlwe`) of their *limbs*: digits of 22 bits, or 18 for
+2^90, balanced around zero. Sums of such products stay below 2^48 or so in the mean square, a double
+has 53 bits, so rounding makes them exact (tests/core/test_packed_ring.py measures the margin).
+
+Parameters: N = 8192, log q = 128 at most, uniform ternary secrets, centred binomial noise of
+standard deviation 3.24. The homomorphic encryption standard (homomorphicencryption.org, 2018, table
+1: ternary secret, sigma = 3.2) allows N = 8192 a log q of 218 for 128 bits of classical security
+and of 152 for 192.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from spu_llm.offline.rlwe import transform, whole
+
+N = 8192
+LIMB = 22  # bits of a limb, modulo 2^64 and 2^128
+KEY_LIMB, KEY_BITS = 18, 90  # the same of keys that switch, and their modulus
+KEY_DROP = KEY_BITS - 64  # bits by which they are finer than what they switch
+
+
+def limbs(x: np.ndarray, size: int, bits: int) -> np.ndarray:
+    """Transforms [..., ceil(bits / size), N / 2] of the limbs of x modulo 2^bits, the lowest first;
+    x: [..., N] for up to 64 bits, else [..., 2, N].
+    """
+    words = [x] if bits <= 64 else [x[..., 0, :], x[..., 1, :]]
+    count = math.ceil(bits / size)
+    # Half of every digit is added, and taken away from the digit: balanced, without a carry.
+    widths = [min(size, bits - size * i) for i in range(count)]
+    half = sum(1 << size * i + w - 1 for i, w in enumerate(widths))
+    moved = _plus(words, half)
+    found = np.empty((*words[0].shape[:-1], count, N), np.float64)
+    for i, width in enumerate(widths):
+        digit = _bits(moved, size * i, width).view(np.int64)
+        found[..., i, :] = digit - np.int64(1 << width - 1)
+    return transform(found)
+
+
+def _plus(words: list[np.ndarray], constant: int) -> list[np.ndarray]:
+    low = words[0] + np.uint64(constant & (1 << 64) - 1)
+    if len(words) == 1:
+        return [low]
+    return [low, words[1] + np.uint64(constant >> 64 & (1 << 64) - 1) + (low < words[0])]
+
+
+def _bits(words: list[np.ndarray], at: int, width: int) -> np.ndarray:
+    index, shift = divmod(at, 64)
+    found = words[index] >> np.uint64(shift)
+    if shift + width > 64:
+        found = found | words[index + 1] << np.uint64(64 - shift)
+    return found & np.uint64((1 << width) - 1)
+
+
+def wide(sums: np.ndarray) -> np.ndarray:
+    """sum of 2^(22 i) sums_i modulo 2^128: words [..., 2, N] of int64 [..., 6, N]."""
+    digits, carry = [], np.int64(0)
+    for i in range(5):
+        total = sums[..., i, :] + carry
+        digits.append(total.view(np.uint64) & np.uint64((1 << LIMB) - 1))
+        carry = total >> np.int64(LIMB)
+    top = (sums[..., 5, :] + carry).view(np.uint64)
+    low = digits[0] | digits[1] << np.uint64(22) | digits[2] << np.uint64(44)
+    high = digits[2] >> np.uint64(20) | digits[3] << np.uint64(2) | digits[4] << np.uint64(24)
+    return np.stack([low, high | top << np.uint64(46)], axis=-2)
+
+
+def upper(sums: np.ndarray) -> np.ndarray:
+    """sum of 2^(22 + 22 i) sums_i, modulo 2^128, over 2^64, rounded: words [..., N] of int64
+    [..., 5, N].
+    """
+    carry = sums[..., 1, :] + (sums[..., 0, :] >> np.int64(LIMB)) + np.int64(1 << 19)
+    found = (carry >> np.int64(20)) + (sums[..., 2, :] << np.int64(2))
+    found += (sums[..., 3, :] << np.int64(24)) + (sums[..., 4, :] << np.int64(46))
+    return found.view(np.uint64)
+
+
+def switched(sums: np.ndarray) -> np.ndarray:
+    """sum of 2^(18 i) sums_i, modulo 2^90, over 2^26, rounded: words [..., N] of int64 [..., 5, N].
+    """
+    low = (sums[..., 0, :] >> np.int64(8)) + (sums[..., 1, :] << np.int64(10)) + np.int64(1 << 17)
+    found = (low >> np.int64(18)) + (sums[..., 2, :] << np.int64(10))
+    found += (sums[..., 3, :] << np.int64(28)) + (sums[..., 4, :] << np.int64(46))
+    return found.view(np.uint64)
+
+
+def times_small(x: np.ndarray, small: np.ndarray, plus: np.ndarray) -> np.ndarray:
+    """x small + plus modulo 2^128, exact: words [..., 2, N] of x [..., 2, N], the transform [N / 2]
+    of a polynomial of coefficients in {-1, 0, 1}, and int64 [..., N].
+    """
+    sums = whole(limbs(x, LIMB, 128) * small)
+    sums[..., 0, :] += plus
+    return wide(sums)
+
+
+def word_times_small(x: np.ndarray, small: np.ndarray) -> np.ndarray:
+    """The same modulo 2^64: words [..., N]."""
+    sums = whole(limbs(x, LIMB, 64) * small)
+    found = sums[..., 0, :] + (sums[..., 1, :] << np.int64(22)) + (sums[..., 2, :] << np.int64(44))
+    return found.view(np.uint64)
+
+
+def plus_at(x: np.ndarray, message: np.ndarray, at: int) -> np.ndarray:
+    """x + 2^at message modulo 2^128, 0 < at < 128: words [..., 2, N] of words [..., N] that stand
+    for numbers from -2^63 to 2^63 - 1.
+    """
+    if at < 64:
+        low = x[..., 0, :] + (message << np.uint64(at))
+        high = (message.view(np.int64) >> np.int64(64 - at)).view(np.uint64)
+    else:
+        low, high = x[..., 0, :], message << np.uint64(at - 64)
+    return np.stack([low, x[..., 1, :] + high + (low < x[..., 0, :])], axis=-2)
+
+
+# ---- X -> X^k
+
+
+@functools.cache
+def _permutation(k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the coefficients of `mapped` come from, and all ones where they change their sign."""
+    to = np.arange(N) * k % (2 * N)
+    source, negative = np.empty(N, np.int64), np.zeros(N, np.uint64)
+    source[to % N] = np.arange(N)
+    negative[to % N] = np.where(to >= N, np.uint64(2**64 - 1), np.uint64(0))
+    return source, negative
+
+
+def mapped(x: np.ndarray, k: int) -> np.ndarray:
+    """x(X^k) for odd k: words [..., N]."""
+    source, negative = _permutation(k)
+    return (x[..., source] ^ negative) - negative
+
+
+def lowered(x: np.ndarray, k: int) -> np.ndarray:
+    """x X^-k for 0 <= k < N: words [..., N]."""
+    return np.concatenate([x[..., k:], np.uint64(0) - x[..., :k]], axis=-1)
+
+
+def raised(x: np.ndarray, k: int) -> np.ndarray:
+    """x X^k for 0 <= k < N: words [..., N]."""
+    return np.concatenate([np.uint64(0) - x[..., N - k :], x[..., : N - k]], axis=-1)

@@ -1,0 +1,93 @@
+"""Polynomials modulo X^n + 1 and what RLWE draws of them: common to silent and packed products."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+
+import numpy as np
+import scipy.fft
+
+from spu_llm.core.prg import Prg
+
+NOISE_PAIRS = 21  # of coins: the variance of the noise is half of it
+_COINS = np.uint64((1 << NOISE_PAIRS) - 1)
+_ELEVEN, _SHIFT_11 = np.uint64((1 << 11) - 1), np.uint64(11)
+_ONES = np.array([bin(i).count("1") for i in range(1 << 11)], np.int8)
+
+
+def public(label: str, start: int, count: int, words: int) -> np.ndarray:
+    """Words [count, words] number start.. of a public string that nobody chose: SHAKE128 of the
+    label and the number. Labels that differ give independent strings: the number is what follows
+    the last space.
+    """
+    streams = [
+        hashlib.shake_128(f"{label} {i}".encode()).digest(8 * words)
+        for i in range(start, start + count)
+    ]
+    return np.frombuffer(b"".join(streams), np.uint64).reshape(count, words)
+
+
+def ternary(prg: Prg, count: int, n: int) -> np.ndarray:
+    """Uniform coefficients -1, 0, 1, by rejection: float64 [count, n]."""
+    wanted = count * n
+    found = np.empty(0, np.uint8)
+    while found.size < wanted:
+        drawn = prg.words((wanted // 7,)).view(np.uint8)
+        found = np.concatenate([found, drawn[drawn < 255]])
+    return (found[:wanted] % np.uint8(3)).astype(np.float64).reshape(count, n) - 1.0
+
+
+def noise(prg: Prg, shape: tuple[int, ...]) -> np.ndarray:
+    """Centred binomial noise, -21 to 21, of standard deviation 3.24: int64 of `shape`."""
+    drawn = prg.words(shape)
+    heads = _count(drawn & _COINS) - _count((drawn >> np.uint64(NOISE_PAIRS)) & _COINS)
+    return heads.astype(np.int64)
+
+
+def _count(coins: np.ndarray) -> np.ndarray:
+    """Ones of words below 2^22."""
+    return _ONES[coins & _ELEVEN] + _ONES[coins >> _SHIFT_11]
+
+
+def transform(x: np.ndarray) -> np.ndarray:
+    """Of real polynomials [..., n]: complex [..., n / 2]. Products of transforms are those of the
+    polynomials.
+
+    Coefficients i and i + n/2 are one complex number, twisted by exp(i pi i / n), so that the
+    cyclic convolution of scipy.fft becomes a negacyclic one.
+    """
+    n = x.shape[-1]
+    half = np.empty((*x.shape[:-1], n // 2), np.complex128)
+    half.real, half.imag = x[..., : n // 2], x[..., n // 2 :]
+    half *= _twist(n)[0]
+    return scipy.fft.fft(half, overwrite_x=True)
+
+
+def inverse(z: np.ndarray) -> np.ndarray:
+    """Real polynomials [..., n] of transforms [..., n / 2], which it may overwrite."""
+    y = _untwisted(z)
+    return np.concatenate([y.real, y.imag], axis=-1)
+
+
+def whole(z: np.ndarray) -> np.ndarray:
+    """The same, rounded: int64."""
+    y = _untwisted(z)
+    parts = y.view(np.float64)
+    np.rint(parts, out=parts)
+    found = np.empty((*y.shape[:-1], 2 * y.shape[-1]), np.int64)
+    found[..., : y.shape[-1]], found[..., y.shape[-1] :] = y.real, y.imag
+    return found
+
+
+def _untwisted(z: np.ndarray) -> np.ndarray:
+    y = scipy.fft.ifft(z, overwrite_x=True)
+    y *= _twist(2 * z.shape[-1])[1]
+    return y
+
+
+@functools.cache
+def _twist(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The twist, and what takes it away."""
+    twist = np.exp(1j * np.pi * np.arange(n // 2) / n)
+    return twist, twist.conj()
