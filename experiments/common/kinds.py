@@ -7,7 +7,7 @@ which their equations get on shares:
     embedding                 embedding
     .. rms_norm               norm
     .. dense                  linear
-    .. attention              attention products, where the op is `matmul`; softmax
+    .. attention              attention products, where the op is one of them; softmax
     .. gelu                   GELU
     head                      head
     verification              verification (argmax, comparisons, the token)
@@ -30,6 +30,7 @@ KINDS = (
     "embedding", "norm", "linear", "attention products", "softmax", "GELU", "head",
     "verification", "other",
 )  # fmt: skip
+_PRODUCTS = ("matmul", "times_rows", "times_columns")
 _WHOLE = ("embedding", "head", "verification")  # whatever stands inside
 
 
@@ -47,7 +48,7 @@ def kind_of(scope: str, op: str) -> str:
     if last == "dense":
         return "linear"
     if "attention" in parts[1:]:
-        return "attention products" if op == "matmul" else "softmax"
+        return "attention products" if op in _PRODUCTS else "softmax"
     return "other"
 
 

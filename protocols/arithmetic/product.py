@@ -12,6 +12,9 @@ square     With y = x one opening will do: 8 bytes per value each way. Pair: the
            provider's v and shares of 2 u v, so a = u + v is a mask of which a^2 costs one cross
            term, u^2 and v^2 being each owner's own.
              1. Open e = x - a. 2. x^2 = e^2 + 2 e a + a^2.
+sum_squares  The sum of a row's squares, with pairs of rows: u, v and shares of 2 u . v.
+scale_rows   Rows y [d] times a number x each, with a [1] and b [d]: d + 1 words a row each way.
+             Both are made by `spu_llm.offline.packed.products` and off by its noise.
 times_whole  x times public whole numbers: each share by itself, nothing is sent.
 matmul     The same with matrices: a [m, k], b [k, n], per batch element.
 linear     x [rows, k] shared times w [k, m] of the provider (Delphi, USENIX Security'20,
@@ -53,6 +56,7 @@ from spu_llm.core.values import (
     frac_bits_of,
     low_bits,
 )
+from spu_llm.offline.packed.ring import N as SLOTS
 from spu_llm.offline.silent.ring import SPARE_BITS, N
 
 _TRIPLES = 1 << 15  # made at once: SPU packs them in batches of 2^14
@@ -83,6 +87,36 @@ SQUARE = Correlation(
     secure=lambda u, twice_v: [u * twice_v],
     chunk=_TRIPLES,
 )
+
+
+@functools.cache
+def row_squares(d: int) -> Correlation:
+    return Correlation(
+        name=f"row squares {d}",
+        masks=(Part((d,), Owner.CLIENT, Form.PRIVATE), Part((d,), Owner.PROVIDER, Form.PRIVATE)),
+        results=(shared(),),
+        secure=lambda u, v: [2 * (u * v).sum(axis=1)],
+        matrices=lambda u, v: (u[:, None, :], (v + v)[:, :, None]),
+        chunk=_rows(d),
+    )
+
+
+@functools.cache
+def scaled_row(d: int) -> Correlation:
+    return Correlation(
+        name=f"scaled row {d}",
+        masks=(shared(1), shared(d)),
+        results=(shared(d),),
+        secure=lambda a, b: [a * b],
+        matrices=lambda a, b: (a[:, :, None], b[:, None, :]),
+        chunk=_rows(d),
+    )
+
+
+def _rows(d: int) -> int:
+    """Rows that are made at once: enough to fill ciphertexts, or not many more than one asks for.
+    """
+    return min(128, max(64, SLOTS // d))
 
 
 @functools.cache
@@ -156,6 +190,28 @@ def _square(party: Party, x: np.ndarray) -> np.ndarray:
     # 2.
     product = np.uint64(2) * e * a + a * a + cross
     return product + e * e if party.rank == CLIENT else product
+
+
+def _sum_squares(party: Party, x: np.ndarray) -> np.ndarray:
+    rows, d = x.shape
+    material = party.take(row_squares(d), rows)
+    a, (cross,) = material.masks[party.rank], material.results
+    # 1.
+    e = open_masked(party, x - a)
+    # 2.
+    product = ((np.uint64(2) * e + a) * a).sum(axis=1) + cross
+    return product + (e * e).sum(axis=1) if party.rank == CLIENT else product
+
+
+def _scale_rows(party: Party, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    rows, d = y.shape
+    material = party.take(scaled_row(d), rows)
+    (a, b), (ab,) = material.masks, material.results
+    # 1.
+    e, f = open_together(party, [x[:, None] - a, y - b])
+    # 2.
+    product = e * b + a * f + ab
+    return product + e * f if party.rank == CLIENT else product
 
 
 def _matmul(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -299,11 +355,23 @@ matmul = _product_op(
 """x [batch, m, k] @ y [batch, k, n]."""
 
 
-def scale_rows(x: Any, r: Any, *, shift: int | None = None) -> Any:
-    """Row i of x [rows, d] times r_i of r [rows]: as products of 1 x 1 and 1 x d matrices, so that
-    r is opened once per row: d + 1 words a row each way.
-    """
-    return matmul(r[:, None, None], x[:, None, :], shift=shift)[:, 0]
+sum_squares = _product_op(
+    "sum_squares",
+    lambda x: (x * x).sum(axis=1),
+    _sum_squares,
+    _size,
+    lambda x: x.shape[:1],
+)
+"""Sums of squares [rows] of the rows of x [rows, d], fixed-point."""
+
+scale_rows = _product_op(
+    "scale_rows",
+    lambda y, x: y * x[:, None],
+    _scale_rows,
+    lambda y, x: _size(y) + _size(x),
+    lambda y, x: y.shape,
+)
+"""Row i of y [rows, d] times x_i of x [rows], fixed-point."""
 
 
 def _linear_two_party(

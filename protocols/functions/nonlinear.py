@@ -30,7 +30,7 @@ import numpy as np
 from jax import Array
 
 from protocols.arithmetic.narrow import FRAC_BITS, narrow
-from protocols.arithmetic.product import scale_rows, square
+from protocols.arithmetic.product import scale_rows, sum_squares
 from protocols.arithmetic.projection import LONGEST, bound, project
 from protocols.arithmetic.truncate import truncate
 from protocols.bits.mux import mux
@@ -214,7 +214,7 @@ def _norm_lines(
 def _rms_norm_on_shares(
     x: Any, *, epsilon: float, gain: float = 1.0, low: float = NORM_LOW, high: float | None = None
 ) -> tuple[Any, Any]:
-    """1. Squares (unscaled) and their sum, mod 2^64. 2. Its root's inverse, and whether it and the
+    """1. The sum of squares (unscaled), mod 2^64. 2. Its root's inverse, and whether it and the
     row's projections are in range. 3. Rows times the inverse.
     """
     *_, d = x.shape
@@ -222,7 +222,7 @@ def _rms_norm_on_shares(
     if high > norm_high(d):
         raise ValueError(f"rows of {d} with a mean square up to {high:g}: too long for words")
     # 1.
-    total = jnp.sum(square(rows, shift=0), axis=-1)
+    total = sum_squares(rows, shift=0)
     # 2.
     function, position = _norm_lines(d, epsilon, gain, low, high)
     limit = bound(d, function.bits)

@@ -72,11 +72,12 @@ def test_drafting_pays_by_what_is_accepted() -> None:
 
 @pytest.mark.parametrize(("scope", "op", "kind"), [
     ("embedding/look_up", "linear", "embedding"),
-    ("attention/rms_norm", "square", "norm"),
-    ("rms_norm", "square", "norm"),
+    ("attention/rms_norm", "sum_squares", "norm"),
+    ("rms_norm", "scale_rows", "norm"),
     ("attention/dense", "linear", "linear"),
     ("mlp/dense", "linear", "linear"),
-    ("attention/attention", "matmul", "attention products"),
+    ("attention/attention", "times_rows", "attention products"),
+    ("attention/attention", "scale_rows", "softmax"),
     ("attention/attention", "maximum", "softmax"),
     ("mlp/gelu_of_product", "sign", "GELU"),
     ("head/dense", "linear", "head"),

@@ -71,6 +71,16 @@ def test_spu_makes_what_is_declared(simulation: Simulation, correlation: Correla
     check(correlation, both)
 
 
+@pytest.mark.parametrize(
+    "correlation", [product.row_squares(24), product.scaled_row(24)], ids=lambda c: c.name
+)
+def test_rows_are_made_up_to_noise(simulation: Simulation, correlation: Correlation) -> None:
+    both, _ = made(simulation, correlation)
+    masks = [a + b for a, b in zip(both[0].masks, both[1].masks, strict=True)]
+    (wanted,), found = evaluate(correlation, masks), both[0].results[0] + both[1].results[0]
+    assert np.abs((found - wanted).view(np.int64)).max() < 2**15, "2^18 is one unit"
+
+
 def test_masked_product_with_a_private_matrix(simulation: Simulation) -> None:
     """Up to noise, which is that of the hint's rounding for columns so small; no bytes."""
     correlation = product.masked_product("test", *WEIGHTS.entries.shape)

@@ -13,20 +13,18 @@ from protocols.arithmetic.product import (
     LIFT,
     linear,
     matmul,
-    matrix_triple,
     multiply,
     scale_rows,
     square,
+    sum_squares,
     times_whole,
 )
 from spu_llm.core.op import ProtocolOp
 from spu_llm.core.party import Party
 from spu_llm.core.values import CLIENT, Arith, Value
-from spu_llm.runtime.simulation import Simulation
 from spu_llm.testing import FRAC_BITS, Case, OpContract, reconstruct_words, run_op
 from spu_llm.testing.run import Outcome
 from tests.protocols.composed import ComposedContract
-from tests.protocols.test_correlations import check, made
 
 INTEGERS = np.array([3, -1, 0, 2**62, -(2**63), 7])
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -67,6 +65,20 @@ class TestMatmul(ComposedContract):
     fresh = True
     elementwise = False
     cases = [Case((ROWS[:, None, :], ROWS[:, :, None]), ("arith",) * 2)]
+
+
+class TestSumSquares(ComposedContract):
+    op = sum_squares
+    fresh = True
+    elementwise = False
+    cases = [Case((ROWS,), (form,)) for form in ("arith", "degenerate")]
+
+
+class TestScaleRows(ComposedContract):
+    op = scale_rows
+    fresh = True
+    elementwise = False
+    cases = [Case((MATRIX, ROWS[:, 0]), ("arith",) * 2)]
 
 
 class TestLinear(ComposedContract):
@@ -143,11 +155,12 @@ def words_of(outcome: Outcome) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shift", [0, 7, 30, None])
-@pytest.mark.parametrize("op", [multiply, square, matmul, linear])
+@pytest.mark.parametrize("op", [multiply, square, sum_squares, scale_rows, matmul, linear])
 def test_shift_is_what_the_reference_says(op: ProtocolOp, shift: int | None) -> None:
     """Within a unit of the floats' meaning, product 2^(18 - shift); exact without truncation."""
     rng = np.random.default_rng(1)
-    shapes = {multiply: ((6,),) * 2, square: ((6,),), matmul: ((2, 3, 4), (2, 4, 5)),
+    shapes = {multiply: ((6,),) * 2, square: ((6,),), sum_squares: ((3, 4),),
+              scale_rows: ((3, 4), (3,)), matmul: ((2, 3, 4), (2, 4, 5)),
               linear: ((3, 4), (4, 5))}[op]  # fmt: skip
     inputs = tuple(rng.integers(-(2**20), 2**20, s) / 2.0**FRAC_BITS for s in shapes)
     forms = ("client", "provider")[: len(inputs)]
@@ -163,16 +176,18 @@ def test_shift_is_what_the_reference_says(op: ProtocolOp, shift: int | None) -> 
     ]  # fmt: skip
 
 
-def test_scaling_rows_opens_a_factor_once(simulation: Simulation) -> None:
-    x, r = np.arange(12.0).reshape(3, 4), np.array([2.0, -1.0, 0.5])
-    np.testing.assert_array_equal(scale_rows(x, r), x * r[:, None])
-    words = np.arange(12).reshape(3, 1, 4)
-    outcome = run_op(matmul, Case((words[:, :, :1], words), ("arith",) * 2))
+def test_scaling_rows_opens_a_factor_once() -> None:
+    rows, factors = np.arange(12).reshape(3, 4), np.array([2, -1, 5])
+    outcome = run_op(scale_rows, Case((rows, factors), ("arith",) * 2))
+    np.testing.assert_array_equal(words_of(outcome), rows * factors[:, None])
     assert [t.sent_bytes for t in outcome.traffic] == [8 * 3 * 5] * 2
-    triple = matrix_triple(1, 1, 4)
-    both, per_unit = made(simulation, triple)
-    check(triple, both)
-    assert per_unit < 4 * 320  # as four triples
+
+
+def test_sums_of_squares() -> None:
+    outcome = run_op(sum_squares, Case((ROWS,), ("arith",)))
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(words_of(outcome), (ROWS * ROWS).sum(axis=1))
+    assert [t.sent_bytes for t in outcome.traffic] == [8 * ROWS.size] * 2
 
 
 def test_narrow_shares_are_refused() -> None:

@@ -15,7 +15,15 @@ import protocols
 from protocols.arithmetic.cached import append, lengthen, times_columns, times_rows
 from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
 from protocols.arithmetic.narrow import narrow, units, widen
-from protocols.arithmetic.product import linear, matmul, multiply, square, times_whole
+from protocols.arithmetic.product import (
+    linear,
+    matmul,
+    multiply,
+    scale_rows,
+    square,
+    sum_squares,
+    times_whole,
+)
 from protocols.arithmetic.projection import project
 from protocols.arithmetic.truncate import truncate
 from protocols.bits.compare import sign
@@ -225,6 +233,16 @@ _CASES: dict[ProtocolOp, tuple[Case, ...]] = {
     square: (
         _one("integers", square, (INTEGERS, "arith")),
         _one("fixed point", square, (NUMBERS, "arith"), error=1),
+    ),
+    sum_squares: (
+        _one("integers", sum_squares, (_random((2, 3), -(2**63), 2**63 - 1), "arith")),
+        _one("fixed point", sum_squares, (_fixed((2, 3), 2.0), "arith"), error=1),
+    ),
+    scale_rows: (
+        _one("integers", scale_rows, (_random((2, 3), -(2**63), 2**63 - 1), "arith"),
+             (_random((2,), -(2**63), 2**63 - 1, 1), "arith")),
+        _one("fixed point", scale_rows, (_fixed((2, 3), 2.0), "arith"),
+             (_fixed((2,), 2.0, 1), "client"), error=1),
     ),
     matmul: (
         _one("integers", matmul, (_random((2, 2, 3), -(2**63), 2**63 - 1), "arith"),

@@ -69,6 +69,11 @@ class Layout:
         return math.ceil(self.k / self.inner)
 
     @property
+    def is_scalar(self) -> bool:
+        """Whether a polynomial of X's is one word."""
+        return self.n == self.k == 1
+
+    @property
     def pairs(self) -> int:
         """Polynomials X_r Y of a unit."""
         return math.ceil(self.n / self.rows)

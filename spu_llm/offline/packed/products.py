@@ -178,15 +178,16 @@ class PackedProducts:
         left = layout.encoded_left(x)
         c = np.zeros((2, layout.answers * layout.packed, N), np.uint64)
         for unit in range(layout.units):
-            group = unit // layout.together
+            group, at = unit // layout.together, unit * layout.pairs
             if unit % layout.together == 0:
                 a = self._public("a", 1 - self.rank, first + group * layout.blocks, layout.blocks)
-                right = ring.limbs(np.stack([a, theirs[group]]), LIMB, 128)
-            for start in range(0, layout.pairs, _WORKED):
-                some = left[unit, start : start + _WORKED]
-                at = unit * layout.pairs + start
-                made = self._multiplied(some, right)
-                c[:, at : at + len(some)] = ring.lowered(made, layout.shift(unit))
+                right = np.stack([a, theirs[group]])
+                factors = None if layout.is_scalar else ring.limbs(right, LIMB, 128)
+            if factors is None:
+                made = ring.upper_times(right, left[unit, 0, 0, 0])
+            else:
+                made = self._multiplied(left[unit], factors)
+            c[:, at : at + layout.pairs] = ring.lowered(made, layout.shift(unit))
         c = self._pack(c.reshape(2, layout.answers, layout.packed, N), layout.switches)
         # 5.
         assert self._key is not None
@@ -198,21 +199,21 @@ class PackedProducts:
         return c0, c1 + w, np.uint64(0) - w
 
     def _multiplied(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Step 3: words [2, rows, N] of polynomials [rows, blocks, N] and transforms [2, blocks,
+        """Step 3: words [2, pairs, N] of polynomials [pairs, blocks, N] and transforms [2, blocks,
         limbs, N / 2].
         """
-        rows, blocks = left.shape[:2]
-        factors = ring.limbs(left, LIMB, 64)
-        found = np.empty((2, rows, N), np.uint64)
-        for part in range(2):
-            # The product of the lowest limbs is below what is rounded.
-            sums = np.zeros((rows, _WIDE_LIMBS - 1, N // 2), np.complex128)
-            for block in range(blocks):
-                sums += factors[:, block, 0, None] * right[part, block, 1:]
-                for j in range(1, _WORD_LIMBS):
-                    some = right[part, block, : _WIDE_LIMBS - j]
-                    sums[:, j - 1 :] += factors[:, block, j, None] * some
-            found[part] = ring.upper(rlwe.whole(sums))
+        found = np.empty((2, len(left), N), np.uint64)
+        for i in range(0, len(left), _WORKED):
+            factors = ring.limbs(left[i : i + _WORKED], LIMB, 64)
+            for part in range(2):
+                # The product of the lowest limbs is below what is rounded.
+                sums = np.zeros((len(factors), _WIDE_LIMBS - 1, N // 2), np.complex128)
+                for block in range(left.shape[1]):
+                    sums += factors[:, block, 0, None] * right[part, block, 1:]
+                    for j in range(1, _WORD_LIMBS):
+                        some = right[part, block, : _WIDE_LIMBS - j]
+                        sums[:, j - 1 :] += factors[:, block, j, None] * some
+                found[part, i : i + _WORKED] = ring.upper(rlwe.whole(sums))
         return found
 
     def _pack(self, c: np.ndarray, strides: Sequence[int]) -> np.ndarray:

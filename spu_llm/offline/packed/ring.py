@@ -106,6 +106,16 @@ def word_times_small(x: np.ndarray, small: np.ndarray) -> np.ndarray:
     return found.view(np.uint64)
 
 
+def upper_times(x: np.ndarray, word: np.uint64) -> np.ndarray:
+    """x word, modulo 2^128, over 2^64: words [..., N] of x [..., 2, N], off by one at most."""
+    half, ones = np.uint64(32), np.uint64(0xFFFFFFFF)
+    low, high = x[..., 0, :], x[..., 1, :]
+    found = high * word + (low >> half) * (word >> half) + np.uint64(1)
+    found += (low >> half) * (word & ones) >> half
+    found += (low & ones) * (word >> half) >> half
+    return found
+
+
 def plus_at(x: np.ndarray, message: np.ndarray, at: int) -> np.ndarray:
     """x + 2^at message modulo 2^128, 0 < at < 128: words [..., 2, N] of words [..., N] that stand
     for numbers from -2^63 to 2^63 - 1.
