@@ -3,9 +3,10 @@
 Runs are those of `experiments.benchmarks.scale` on models small enough to take minutes; their
 workloads (`experiments.cost_model.workload`) say what was made and computed. A batch of most
 correlations costs its oblivious transfers, or its words of results where it takes none, times a
-price of their kind. Products of shared matrices are made of ciphertexts that hold 8,192 words:
-bytes follow from how many it takes, seconds from words and multiplications. Silent products with
-weights take seconds for each input and output, and no bytes. Computing online is a sum of such
+price of their kind. SPU's products of shared matrices are made of ciphertexts that hold 8,192
+words: bytes follow from how many it takes, seconds from words and multiplications. Those of packed
+products are counted: bytes follow from how many there are, seconds from what is done with them.
+Silent products with weights take seconds for each input and output, and no bytes. Computing online is a sum of such
 terms, too (`workload.COMPUTE`).
 
 SPU's stocks of transfers are extended in one batch of some twenty (`experiments.common.transfers`).
@@ -40,6 +41,9 @@ from experiments.cost_model.workload import COMPUTE, Workload, matrix_sizes
 from spu_llm.app.output import write_json
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import InputError, SpuLlmError
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.offline.packed.layout import CIPHERTEXT_BYTES, Layout
+from spu_llm.offline.packed.products import owners
 
 SHIPPED = Path(__file__).parent / "prices.json"
 FIGURES = ("seconds", "client_to_provider", "provider_to_client")
@@ -123,11 +127,13 @@ def priced(correlation: Correlation) -> int:
 
 def kind_of(correlation: Correlation) -> str:
     """What has one price, or one set of terms. Records of runs go by the first two words of names:
-    tiles of a cache, matrix products here, are "cached products" and "weighted cached" there, and
-    "matrix triple" are outer products, but for those that pack a cache.
+    packed products are "cached products", "weighted cached", "row squares" and "scaled row" there,
+    and "matrix triple" are outer products, but for those that pack a cache.
     """
     if correlation.fixed is not None:
         return "masked product"
+    if correlation.matrices is not None:
+        return "packed product"
     if matrix_sizes(correlation) is not None:
         return "matrix product"
     if correlation.name.startswith("matrix triple"):
@@ -153,9 +159,31 @@ def _matrix_terms(correlation: Correlation, figure: str) -> list[float]:
     return [1.0, units, units * m * n, units * m * k * n]
 
 
+def _packed_terms(correlation: Correlation, figure: str) -> list[float]:
+    """Of a batch of packed products: for seconds its ciphertexts, polynomials that are multiplied
+    by transforms, and pairs that are packed; both directions go side by side.
+    """
+    assert correlation.matrices is not None
+    empty = [np.zeros((1, *part.shape), np.uint64) for part in correlation.masks]
+    x, y = correlation.matrices(*empty)
+    layout = Layout(correlation.chunk, *x.shape[1:], y.shape[2])
+    ciphertexts, pairs = layout.groups * layout.blocks, layout.units * layout.pairs
+    if figure == "seconds":
+        products = 0 if layout.is_scalar else pairs * layout.blocks
+        return [1.0, ciphertexts, products, pairs]
+    sender, encrypt = _sender(figure), owners(correlation)
+    sent = ciphertexts * CIPHERTEXT_BYTES if sender in encrypt else 0
+    return [float(sent + (layout.answer_bytes if 1 - sender in encrypt else 0))]
+
+
+def _sender(figure: str) -> int:
+    return CLIENT if figure == "client_to_provider" else PROVIDER
+
+
 _TERMS: Mapping[str, Callable[[Correlation, str], list[float]]] = {
     "masked product": _masked_terms,
     "matrix product": _matrix_terms,
+    "packed product": _packed_terms,
 }
 
 

@@ -25,6 +25,9 @@ from spu_llm.offline.packed.ring import N
 _ROWS = 2  # of X in a polynomial: more make fewer polynomials of X's, and more of Y's
 
 
+CIPHERTEXT_BYTES = 16 * N  # of b_b
+
+
 @dataclass(frozen=True)
 class Layout:
     """Of `units` units. ValueError when Y has too many columns."""
@@ -87,6 +90,11 @@ class Layout:
     def answers(self) -> int:
         """How many there are then."""
         return math.ceil(self.units * self.pairs / self.packed)
+
+    @property
+    def answer_bytes(self) -> int:
+        """Of what the evaluator sends."""
+        return 8 * self.answers * (N + N * self.packed // self.stride)
 
     @property
     def switches(self) -> list[int]:
