@@ -276,7 +276,7 @@ def _complete(options: argparse.Namespace) -> None:
             provider=provider,
             started=options.started,
         )
-        result = generate(asked, screen.on_event)
+        result = generate(asked, screen.on_event, screen.say)
         screen.finish()
     screen.summary(result)
     write_json(options.json, result)
@@ -315,6 +315,7 @@ def _prepare(options: argparse.Namespace) -> None:
     from spu_llm.app.completing import encoded, prepare
     from spu_llm.app.material import material_table
     from spu_llm.app.screen import Stages
+    from spu_llm.service.supervisor import Look
     from spu_llm.systems.decoding.records import PrepareRequest
 
     provider = _provider(options)
@@ -331,17 +332,20 @@ def _prepare(options: argparse.Namespace) -> None:
     request = _record(PrepareRequest, options, prompt_tokens=tokens, steps=steps, room_bytes=None)
     disk_bytes = None if options.disk is None else options.disk * 10**6
 
-    def make() -> dict[str, Any]:
+    def make(look: Look) -> dict[str, Any]:
         # Who watches for days wants a line for what happens, not for how far it is.
         with closing(Stages(lines=not options.watch)) as screen:
-            result = prepare(request, directory, provider, screen.on_event, disk_bytes)
+            result = prepare(request, directory, provider, screen.on_event, disk_bytes, look)
         write_json(options.json, result)
         return result
 
     if options.watch:
-        keeping.watch(options.pool, make, lambda line: print(_timed(line), flush=True))
+        assert provider.client_pool is not None
+        keeping.watch(
+            provider.client_pool, make, lambda line: print(_timed(line), flush=True)
+        )
     else:
-        print(material_table(make()), flush=True)
+        print(material_table(make(lambda: None)), flush=True)
 
 
 def _timed(line: str) -> str:

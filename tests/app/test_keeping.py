@@ -39,10 +39,11 @@ class Watched:
         self.made = 0  # attempts
         self.fails: Callable[[], None] = lambda: None
 
-    def make(self) -> dict[str, Any]:
+    def make(self, look: Callable[[], None]) -> dict[str, Any]:
         """In place of `completing.prepare`."""
         self.made += 1
         self.fails()
+        look()
         with session(self.directory, PEER) as pool:
             before = pool.available(TRIPLE)
             pool.prepare(TRIPLE, NEEDED)
