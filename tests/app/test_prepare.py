@@ -24,7 +24,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.values import ROLES
 from spu_llm.offline import stock
 from tests.app.conftest import Pair
-from tests.app.processes import Command, Start
+from tests.app.processes import Command, Start, eventually
 from tests.tiny import PRIVATE, endless, tiny_params
 
 RUN_S = 120.0
@@ -273,6 +273,38 @@ def test_a_run_that_is_killed_costs_what_it_had_taken(
     result = json.loads(file.read_text())
     assert result["token_ids"] == greedy(pair)
     assert total(result) < total(prepared.result)
+
+
+@slow
+def test_a_completion_goes_first_while_watch_makes(
+    start: Start, pair: Pair, tmp_path: Path
+) -> None:
+    """It takes what was made so far; both halves stay in step, and the rest is made afterwards."""
+    pools = [tmp_path / role for role in ROLES]
+    server = start(*pair.serve("--pool", str(pools[1])))
+    port = server.until_listening()
+    options = ["--watch", "--prompt", PROMPT, "--max-new-tokens", "50", "--steps", "49"]
+    watch = start(*prepare(pair, port, pools[0], *options), SPU_LLM_LOOK_S="0.2")
+
+    def batches() -> int:
+        return sum(found.batches for found in stock.stocks(pools[0]))
+
+    assert eventually(lambda: batches() >= 3, RUN_S), watch.stderr
+    file = tmp_path / "result.json"
+    client = start(*generate(pair, port, pools[0], "--json", str(file)))
+    assert client.wait(RUN_S) == 0, client.stderr
+    assert json.loads(file.read_text())["token_ids"] == greedy(pair)
+    assert "waiting for prepare --watch to give way" in client.stderr
+    watch.until("stdout", "making stops for now")
+    assert eventually(lambda: "enough for a prompt of" in watch.stdout, RUN_S), watch.stderr
+    assert eventually(lambda: server.stderr.count("session finished") == 2, END_S), server.stderr
+    watch.send(signal.SIGTERM)
+    assert watch.wait(END_S) == 0, watch.stderr
+    kinds = [
+        {kind.name: (kind.batches, kind.units) for kind in found.kinds}
+        for pool in pools for found in stock.stocks(pool)
+    ]  # fmt: skip
+    assert kinds[0] == kinds[1] != {}
 
 
 @slow
