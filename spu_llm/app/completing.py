@@ -14,7 +14,7 @@ from typing import Any
 from models.family import ModelConfig
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
-from spu_llm.app.material import tokens_of
+from spu_llm.app.material import limiting, tokens_of
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
@@ -134,12 +134,11 @@ def prepare(
     """Make material with a provider that keeps some, too; returns the `--json` object.
 
     `tokenizer`: the directory it lies in. `disk_bytes`: only as much is made as the pool has room
-    for, if all its material is to take no more; NoRoom when one step does not fit. `look` may end
-    it.
+    for, if all its material is to take no more; a provider may have less room. NoRoom when one step
+    does not fit. `look` may end it.
     """
     request.check_options()
     own = Tokenizer.load(tokenizer)
-    room = None
     if disk_bytes is not None:
         assert provider.pool is not None
         room = max(0, disk_bytes - stored_bytes(provider.pool))
@@ -149,17 +148,15 @@ def prepare(
             server, PREPARATION, request, on_event=on_event, tokenizer=own, pool=pool, look=look
         )
     result = outcome.result
-    if room is not None and (lacking := provider.halves * result["step_lacks_bytes"]):
-        raise NoRoom(
-            f"a prompt of {request.prompt_tokens} tokens and one step take {lacking / 1e6:.1f} MB "
-            f"more, but --disk leaves {room / 1e6:.1f} MB in {provider.pool}; give more"
-        )
+    if result["step_lacks_bytes"]:
+        raise _no_room(request, provider, result)
     least, most = tokens_of(result["steps"], request.draft_length)
     return {
         "steps": result["steps"],
         "tokens": {"least": least, "most": most},
         "material": result["material"],
         "lacking_bytes": provider.halves * result["lacking_bytes"],
+        "room_bytes": result["room_bytes"],
         "seconds": {"offline": round(result["seconds"]["offline"], 3)},
         **_traffic(result["traffic"], offline=["offline"]),
         "learned": result["learned"],
@@ -173,6 +170,20 @@ def _first(provider: Provider, say: Callable[[str], None]) -> AbstractContextMan
         return nullcontext()
     words = f"waiting for prepare --watch to give way, {WAIT_S:g} s at most"
     return going_first(directory, lambda: say(words))
+
+
+def _no_room(request: PrepareRequest, provider: Provider, result: dict[str, Any]) -> NoRoom:
+    """Why nothing was made."""
+    rooms, halves = result["room_bytes"], provider.halves
+    if limiting(rooms) == ROLES[PROVIDER]:
+        halves, room = 1, _mb(rooms[ROLES[PROVIDER]])
+        least = f"the provider has room for {room}; it may give more (serve --disk)"
+    else:
+        least = f"--disk leaves {_mb(halves * rooms[ROLES[CLIENT]])} in {provider.pool}; give more"
+    return NoRoom(
+        f"a prompt of {request.prompt_tokens} tokens and one step take "
+        f"{_mb(halves * result['step_lacks_bytes'])} more, but {least}"
+    )
 
 
 def _check(options: GenerateOptions) -> int | None:
@@ -253,3 +264,7 @@ def _traffic(traffic: dict[str, Any], **kinds: Sequence[str]) -> dict[str, Any]:
             for kind, phases in kinds.items()
         },
     }
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
