@@ -18,7 +18,8 @@ from pathlib import Path
 
 from spu_llm.core.errors import PoolError, WantedError
 from spu_llm.offline.access import failures, is_locked, take_lock
-from spu_llm.offline.files import IN_USE, open_folder
+from spu_llm.offline.files import IN_USE
+from spu_llm.offline.peer_directories import open_directory
 
 WAIT_S = 30.0  # for what is made in the background to end; it takes a few seconds
 _LOOK_S = 0.1
@@ -33,7 +34,7 @@ def going_first(directory: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     with _held(directory, "wanted", shared=True):
         deadline = time.monotonic() + WAIT_S
         waits = False
-        while is_locked(directory / "making"):
+        while _is_made(directory):
             if time.monotonic() > deadline:
                 raise PoolError(
                     f"{directory} {IN_USE}, which makes material and did not end within "
@@ -63,8 +64,12 @@ def in_background(directory: Path) -> Iterator[Callable[[], None]]:
 
 def is_claimed(directory: Path) -> bool:
     """Whether `in_background` lets nobody in."""
+    return _is_wanted(directory) or _is_made(directory)
+
+
+def _is_made(directory: Path) -> bool:
     with failures(directory):
-        return _is_wanted(directory) or is_locked(directory / "making")
+        return is_locked(directory / "making")
 
 
 def _is_wanted(directory: Path) -> bool:
@@ -74,7 +79,7 @@ def _is_wanted(directory: Path) -> bool:
 
 @contextmanager
 def _held(directory: Path, name: str, *, shared: bool = False) -> Iterator[None]:
-    open_folder(directory)
+    open_directory(directory)
     with failures(directory):
         lock = take_lock(directory / name, shared=shared)
     if lock is None:

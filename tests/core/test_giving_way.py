@@ -15,7 +15,6 @@ import pytest
 from spu_llm.core.errors import PoolError, WantedError
 from spu_llm.offline import giving_way
 from spu_llm.offline.giving_way import going_first, in_background, is_claimed
-from spu_llm.offline.peer_directories import open_directory
 from spu_llm.offline.stock import stocks
 
 
@@ -117,7 +116,6 @@ def test_who_is_killed_leaves_no_claim(directory: Path, claim: str) -> None:
 
 
 def test_the_locks_are_their_owner_s_and_no_material(directory: Path) -> None:
-    open_directory(directory)
     with going_first(directory, never):
         pass
     with in_background(directory):
