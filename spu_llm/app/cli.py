@@ -136,6 +136,8 @@ def _parser() -> Parser:
     serve.add_argument("--studies", action="store_true",
                        help="also take part in measurements (bench, experiment)")  # fmt: skip
     _folder(serve, "--pool", "keep what is made ahead of time, for each client that does")
+    serve.add_argument("--disk", type=int, metavar="MB",
+                       help="keep no more than that in --pool, for all clients together")
     serve.add_argument("--sampling-seed", type=int, help=argparse.SUPPRESS)
     serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
@@ -276,10 +278,17 @@ def _complete(options: argparse.Namespace) -> None:
             provider=provider,
             started=options.started,
         )
-        result = generate(asked, screen.on_event)
+        result = generate(asked, screen.on_event, screen.say)
         screen.finish()
     screen.summary(result)
     write_json(options.json, result)
+
+
+def _disk_bytes(options: argparse.Namespace) -> int | None:
+    """InputError unless `--disk` is a size, or not given."""
+    if options.disk is not None and options.disk < 1:
+        raise InputError(f"--disk must be 1 or more, in MB, found {options.disk}")
+    return None if options.disk is None else options.disk * 10**6
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -289,6 +298,9 @@ def _serve(options: argparse.Namespace) -> None:
     _require_insecure(options)
     if options.sampling_seed is not None and not options.once:
         raise InputError("--sampling-seed fixes the randomness of one session; add --once")
+    if options.disk is not None and options.pool is None:
+        raise InputError("--disk bounds what is kept in --pool; give both")
+    disk_bytes = _disk_bytes(options)
     host, port = _address(options.listen, "--listen")
 
     def on_port(port: int) -> None:
@@ -297,7 +309,7 @@ def _serve(options: argparse.Namespace) -> None:
 
     try:
         serve(
-            _record(ServeOptions, options, host=host, port=port),
+            _record(ServeOptions, options, host=host, port=port, disk_bytes=disk_bytes),
             say=lambda line: print(f"spu-llm: {line}", file=sys.stderr, flush=True),
             on_port=on_port,
         )
@@ -315,12 +327,12 @@ def _prepare(options: argparse.Namespace) -> None:
     from spu_llm.app.completing import encoded, prepare
     from spu_llm.app.material import material_table
     from spu_llm.app.screen import Stages
+    from spu_llm.service.supervisor import Look
     from spu_llm.systems.decoding.records import PrepareRequest
 
     provider = _provider(options)
     check_json(options.json)
-    if options.disk is not None and options.disk < 1:
-        raise InputError(f"--disk must be 1 or more, in MB, found {options.disk}")
+    disk_bytes = _disk_bytes(options)
     directory = options.draft_model or shipped("public")
     _settle_draft_length(options)
     new, tokens = options.max_new_tokens, options.prompt_tokens
@@ -329,19 +341,21 @@ def _prepare(options: argparse.Namespace) -> None:
     likely = -(-(new - 1) // 3) if options.draft_length else new - 1
     steps = likely if options.steps is None else options.steps
     request = _record(PrepareRequest, options, prompt_tokens=tokens, steps=steps, room_bytes=None)
-    disk_bytes = None if options.disk is None else options.disk * 10**6
 
-    def make() -> dict[str, Any]:
+    def make(look: Look) -> dict[str, Any]:
         # Who watches for days wants a line for what happens, not for how far it is.
         with closing(Stages(lines=not options.watch)) as screen:
-            result = prepare(request, directory, provider, screen.on_event, disk_bytes)
+            result = prepare(request, directory, provider, screen.on_event, disk_bytes, look)
         write_json(options.json, result)
         return result
 
     if options.watch:
-        keeping.watch(options.pool, make, lambda line: print(_timed(line), flush=True))
+        assert provider.client_pool is not None
+        keeping.watch(
+            provider.client_pool, make, lambda line: print(_timed(line), flush=True)
+        )
     else:
-        print(material_table(make()), flush=True)
+        print(material_table(make(lambda: None)), flush=True)
 
 
 def _timed(line: str) -> str:

@@ -5,8 +5,8 @@ provider elsewhere or here.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,17 @@ from typing import Any
 from models.family import ModelConfig
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
-from spu_llm.app.material import tokens_of
+from spu_llm.app.material import limiting, tokens_of
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
-from spu_llm.core.values import ROLES
+from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
+from spu_llm.offline.giving_way import WAIT_S, going_first
 from spu_llm.offline.stock import stored_bytes
 from spu_llm.service.client import OnEvent, Server, run_as_client
 from spu_llm.service.launching import local_provider
-from spu_llm.service.supervisor import Outcome
+from spu_llm.service.supervisor import Look, Outcome
 from spu_llm.systems.decoding.records import COMPLETION, PREPARATION, ClientInputs, PrepareRequest
 from spu_llm.systems.decoding.request import Request
 
@@ -50,17 +51,27 @@ class Provider:
         """Of all material, how many parties' lie in `pool`."""
         return 1 if self.server is not None else len(ROLES)
 
+    @property
+    def client_pool(self) -> Path | None:
+        """The client's directory."""
+        return self.pool if self.server is not None else self._own_pools[CLIENT]
+
+    @property
+    def _own_pools(self) -> list[Path | None]:
+        """The parties' directories, both here."""
+        return [self.pool and self.pool / role for role in ROLES]
+
     @contextmanager
     def reached(self, sampling_seed: int | None = None) -> Iterator[tuple[Server, Path | None]]:
         """Where it listens, and the client's directory; `sampling_seed`: for a process here."""
         if self.server is not None:
-            yield self.server, self.pool
+            yield self.server, self.client_pool
             return
-        own, provider_pool = (self.pool and self.pool / role for role in ROLES)
+        pool = self._own_pools[PROVIDER]
         with local_provider(
-            self.model, self.network, sampling_seed=sampling_seed, pool=provider_pool
+            self.model, self.network, sampling_seed=sampling_seed, pool=pool
         ) as server:
-            yield server, own
+            yield server, self.client_pool
 
 
 @dataclass(frozen=True)
@@ -78,8 +89,13 @@ def encoded(prompt: str, directory: Path) -> list[int]:
     return Tokenizer.load(directory).encode(prompt)
 
 
-def generate(options: GenerateOptions, on_event: OnEvent) -> dict[str, Any]:
-    """Complete a prompt with a provider's private model; returns the `--json` object."""
+def generate(
+    options: GenerateOptions, on_event: OnEvent, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Complete a prompt with a provider's private model; returns the `--json` object.
+
+    `say` hears when it waits until what is made in the background has given way.
+    """
     draft_vocab = _check(options)
     provider, inputs = options.provider, options.inputs
     if provider.server is None:
@@ -99,7 +115,7 @@ def generate(options: GenerateOptions, on_event: OnEvent) -> dict[str, Any]:
             first_token.append(time.monotonic() - options.started)
         on_event(event, relay)
 
-    with provider.reached(inputs.sampling_seed) as (server, pool):
+    with _first(provider, say), provider.reached(inputs.sampling_seed) as (server, pool):
         outcome, agreed = run_as_client(
             server, COMPLETION, options.request, inputs, watch,
             tokenizer=Tokenizer.load(Path(inputs.draft_dir)), pool=pool, check=check,
@@ -113,40 +129,61 @@ def prepare(
     provider: Provider,
     on_event: OnEvent,
     disk_bytes: int | None = None,
+    look: Look = lambda: None,
 ) -> dict[str, Any]:
     """Make material with a provider that keeps some, too; returns the `--json` object.
 
     `tokenizer`: the directory it lies in. `disk_bytes`: only as much is made as the pool has room
-    for, if all its material is to take no more; NoRoom when one step does not fit.
+    for, if all its material is to take no more; a provider may have less room. NoRoom when one step
+    does not fit. `look` may end it.
     """
     request.check_options()
     own = Tokenizer.load(tokenizer)
-    room = None
     if disk_bytes is not None:
         assert provider.pool is not None
         room = max(0, disk_bytes - stored_bytes(provider.pool))
         request = replace(request, room_bytes=room // provider.halves)
     with provider.reached() as (server, pool):
         outcome, agreed = run_as_client(
-            server, PREPARATION, request, on_event=on_event, tokenizer=own, pool=pool
+            server, PREPARATION, request, on_event=on_event, tokenizer=own, pool=pool, look=look
         )
     result = outcome.result
-    if room is not None and (lacking := provider.halves * result["step_lacks_bytes"]):
-        raise NoRoom(
-            f"a prompt of {request.prompt_tokens} tokens and one step take {lacking / 1e6:.1f} MB "
-            f"more, but --disk leaves {room / 1e6:.1f} MB in {provider.pool}; give more"
-        )
+    if result["step_lacks_bytes"]:
+        raise _no_room(request, provider, result)
     least, most = tokens_of(result["steps"], request.draft_length)
     return {
         "steps": result["steps"],
         "tokens": {"least": least, "most": most},
         "material": result["material"],
         "lacking_bytes": provider.halves * result["lacking_bytes"],
+        "room_bytes": result["room_bytes"],
         "seconds": {"offline": round(result["seconds"]["offline"], 3)},
         **_traffic(result["traffic"], offline=["offline"]),
         "learned": result["learned"],
         "config": {"pool": str(pool), "peer": result["peer"], **agreed},
     }
+
+
+def _first(provider: Provider, say: Callable[[str], None]) -> AbstractContextManager[None]:
+    """Nothing is made in the background, in the client's directory, meanwhile."""
+    if (directory := provider.client_pool) is None:
+        return nullcontext()
+    words = f"waiting for prepare --watch to give way, {WAIT_S:g} s at most"
+    return going_first(directory, lambda: say(words))
+
+
+def _no_room(request: PrepareRequest, provider: Provider, result: dict[str, Any]) -> NoRoom:
+    """Why nothing was made."""
+    rooms, halves = result["room_bytes"], provider.halves
+    if limiting(rooms) == ROLES[PROVIDER]:
+        halves, room = 1, _mb(rooms[ROLES[PROVIDER]])
+        least = f"the provider has room for {room}; it may give more (serve --disk)"
+    else:
+        least = f"--disk leaves {_mb(halves * rooms[ROLES[CLIENT]])} in {provider.pool}; give more"
+    return NoRoom(
+        f"a prompt of {request.prompt_tokens} tokens and one step take "
+        f"{_mb(halves * result['step_lacks_bytes'])} more, but {least}"
+    )
 
 
 def _check(options: GenerateOptions) -> int | None:
@@ -227,3 +264,7 @@ def _traffic(traffic: dict[str, Any], **kinds: Sequence[str]) -> dict[str, Any]:
             for kind, phases in kinds.items()
         },
     }
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"

@@ -1,4 +1,8 @@
-"""`spu-llm prepare --watch`: material is made again whenever a completion has used some."""
+"""`spu-llm prepare --watch`: material is made again whenever a completion has used some.
+
+A completion that wants the directory while material is made gets it: the session ends at once, as
+when it is interrupted, and making goes on when the completion has ended.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,20 @@ from typing import Any, NoReturn
 
 from spu_llm.app.completing import NoRoom
 from spu_llm.app.material import made_line
-from spu_llm.core.errors import PeerError, StalledError, WorkerError
-from spu_llm.offline import stock
+from spu_llm.core.errors import PeerError, StalledError, WantedError, WorkerError
+from spu_llm.offline import giving_way, stock
 from spu_llm.offline.files import IN_USE
+from spu_llm.service.supervisor import Look
 
 LOOK_S = 5.0  # between two looks at the directory
 AWAY_MOST_S = 60.0  # between two attempts while the provider is away
 
-Make = Callable[[], dict[str, Any]]
+Make = Callable[[Look], dict[str, Any]]
 
 
 def watch(directory: Path, make: Make, say: Callable[[str], None]) -> None:
-    """Keep material in a pool directory until Ctrl-C or SIGTERM; `make` is `completing.prepare`.
+    """Keep material in a client's pool directory until Ctrl-C or SIGTERM; `make` is
+    `completing.prepare`, which is told what may end it.
 
     What is being made then is lost, as when any session is interrupted; what is made stays.
     """
@@ -48,11 +54,12 @@ def keep(
     away_s = 0.0
     while True:
         pause_s = LOOK_S
-        if not stock.in_use(directory) and (made is None or _is_short(made, left)):
+        if not _is_used(directory) and (made is None or _is_short(made, left)):
             try:
                 if made is not None and not away_s:
                     say("the stock no longer lasts for all steps: making more")
-                made = make()
+                with giving_way.in_background(directory) as look:
+                    made = make(look)
                 left, away_s = _units_left(made), 0.0
                 say(made_line(made))
             except NoRoom as exc:
@@ -64,10 +71,18 @@ def keep(
                 if not away_s:
                     say(f"nothing can be made now, trying again: {exc}")
                 pause_s = away_s = min(max(LOOK_S, 2 * away_s), AWAY_MOST_S)
+            except WantedError as exc:
+                left = {}
+                say(f"making stops for now: {exc}")
             except WorkerError as exc:
                 if IN_USE not in str(exc):  # by a session that has begun meanwhile
                     raise
         pause(pause_s)
+
+
+def _is_used(directory: Path) -> bool:
+    """Whether a session has some of it, or a completion is about to."""
+    return giving_way.is_claimed(directory) or stock.in_use(directory)
 
 
 def _is_short(made: dict[str, Any], left: dict[str, int]) -> bool:

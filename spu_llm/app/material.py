@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.offline.stock import PeerStock
 
 
@@ -46,7 +48,21 @@ def enough(result: dict[str, Any]) -> str:
         f"enough for a prompt of {result['config']['request.prompt_tokens']} tokens and "
         f"{result['steps']} secure steps: {tokens}"
     )
-    return text + ("; --disk leaves no room for more" if result["lacking_bytes"] else "")
+    if not result["lacking_bytes"]:
+        return text
+    if limiting(result["room_bytes"]) == ROLES[CLIENT]:
+        return f"{text}; --disk leaves no room for more"
+    room = _mb(result["room_bytes"][ROLES[PROVIDER]])
+    return f"{text}; the provider had room for {room}, not for more"
+
+
+def limiting(room_bytes: dict[str, int | None]) -> str:
+    """The role of the party that has the least room; the client where none has less."""
+    return min(ROLES, key=lambda role: _or_infinite(room_bytes[role]))
+
+
+def _or_infinite(count: int | None) -> float:
+    return math.inf if count is None else count
 
 
 def stock_table(stocks: Sequence[PeerStock]) -> str:

@@ -43,6 +43,10 @@ class Stages:
                 self._progress.pause()
                 print(f"spu-llm: {event['text']}", file=sys.stderr, flush=True)
 
+    def say(self, doing: str) -> None:
+        """A stage before the session."""
+        self._progress.stage(doing)
+
     def close(self) -> None:
         """Take the progress away."""
         self._progress.close()

@@ -41,6 +41,10 @@ class StalledError(SpuLlmError):
     """The session stood still for longer than its deadline; which party is stuck is not known."""
 
 
+class WantedError(SpuLlmError):
+    """What this session uses is wanted by one that goes first; it has ended for that."""
+
+
 class LeakError(SpuLlmError):
     """A secret was about to leave the secure region outside the ledger; nothing was sent."""
 

@@ -35,20 +35,21 @@ def check(path: Path, status: os.stat_result | None = None, *, folder: bool) -> 
         )
 
 
-def take_lock(path: Path) -> int | None:
+def take_lock(path: Path, *, shared: bool = False) -> int | None:
     """The descriptor of a lock file, made if need be, which holds the lock until it is closed; None
-    when another session does.
+    when another session does. `shared`: together with others that take it so.
     """
     if path.is_symlink():
         raise PoolError(f"{path} is a symbolic link; a pool has none")
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         check(path, os.fstat(lock), folder=False)
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(_LOOK_S)  # perhaps somebody only looks whether it is held
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
         return None
@@ -58,14 +59,17 @@ def take_lock(path: Path) -> int | None:
     return lock
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a session holds the lock file; one that begins meanwhile gets it all the same."""
+def is_locked(path: Path, *, shared: bool = False) -> bool:
+    """Whether a session holds the lock file; one that begins meanwhile gets it all the same.
+    `shared`: or shares it with others.
+    """
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        kind = fcntl.LOCK_EX if shared else fcntl.LOCK_SH  # what another one's lock keeps out
+        fcntl.flock(number, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:

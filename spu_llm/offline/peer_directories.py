@@ -2,6 +2,7 @@
 
     <directory>/id             32 hex digits, drawn once: who this party is to its peers
     <directory>/<peer's id>/   the pool that it shares with that peer (spu_llm.offline.files)
+    <directory>/wanted, making a client's locks: who goes first (spu_llm.offline.giving_way)
 
 Material serves the two parties that made it, nobody else, and a session that meets other batches at
 its peer drops its own: without a folder for each, one client would cost all others their

@@ -85,6 +85,9 @@ class Pool:
         self._batches: dict[str, list[_Batch]] = {}
         self._empty: list[_Batch] = []  # to be removed when nobody waits
         self._closed = False
+        # By how much files may grow; None: by any number. What is beyond is lost with this process,
+        # as after a crash: batches are kept in memory, units are not put back.
+        self.room_bytes: int | None = None
         self._directory = PoolDirectory(directory, rank) if directory is not None else None
         self._found = [_Batch(*kept) for kept in self._directory.found] if self._directory else []
 
@@ -129,8 +132,7 @@ class Pool:
     def growth_bytes(self, correlation: Correlation, units: int) -> int:
         """By how much this party's files grow, at most, when `units` units are prepared."""
         missing = max(0, units - self.available(correlation))
-        words = 8 * correlation.words * correlation.chunk
-        return math.ceil(missing / correlation.chunk) * (words + _LABEL_BYTES)
+        return math.ceil(missing / correlation.chunk) * _batch_bytes(correlation)
 
     def prepare(self, correlation: Correlation, units: int) -> None:
         """Make whole chunks until `units` units are there. PoolError when those that are there are
@@ -180,10 +182,10 @@ class Pool:
             return
         self._closed = True
         try:
+            self._remove_empty()
             for batches in self._batches.values():
                 for batch in batches:
-                    batch.put_back()
-            self._remove_empty()
+                    self._grow(batch.put_back(self.room_bytes))
         finally:
             self._batches, self._found = {}, []
             if self._directory is not None:
@@ -201,7 +203,13 @@ class Pool:
     def _remove_empty(self) -> None:
         """Batches of which all is handed out; a session that dies leaves them to the next one."""
         while self._empty:
-            self._empty.pop().store.remove()
+            store = self._empty.pop().store
+            self._grow(-store.size())
+            store.remove()
+
+    def _grow(self, size: int) -> None:
+        if self.room_bytes is not None:
+            self.room_bytes -= size
 
     def _new_batch(self, correlation: Correlation) -> _Batch:
         self._remove_empty()
@@ -227,9 +235,10 @@ class Pool:
             _batch_id(self._session, name, number), name, self.rank, units, correlation.words,
             tuple(checksum(results[start:stop]) for start, stop in slices),
         )  # fmt: skip
-        state = State(0, 0, key)
-        if self._directory is None:
+        state, size = State(0, 0, key), _batch_bytes(correlation)
+        if self._directory is None or (self.room_bytes is not None and self.room_bytes < size):
             return _Batch(label, state, _Memory(label, results))
+        self._grow(size)
         return _Batch(label, state, self._directory.add(label, results, state))
 
 
@@ -325,14 +334,19 @@ class _Batch:
                 key = _next_key(key)
             self._advance(State(used, index, key))
 
-    def put_back(self) -> None:
-        """Units in memory return to the store."""
+    def put_back(self, room_bytes: int | None) -> int:
+        """Units in memory return to the store, if it may grow by so much; by how much it did."""
+        grown = 0
         if self.held is not None and self.used < self.state.used:
             count = self.state.used - self.used
             held = self._in_memory(count)
             rest = _pack([*held.masks, *held.results], count)
-            self.store.put_back(rest, replace(self.state, used=self.used, rest=checksum(rest)))
+            if room_bytes is None or rest.nbytes + _LABEL_BYTES <= room_bytes:
+                before = self.store.size()
+                self.store.put_back(rest, replace(self.state, used=self.used, rest=checksum(rest)))
+                grown = self.store.size() - before
         self.held = None
+        return grown
 
     def _in_memory(self, count: int) -> Material:
         """The units that are used up on record and not handed out. PoolError unless all of them are
@@ -360,6 +374,11 @@ class _Batch:
             masks.append(flat.reshape(len(rest), *part.shape))
             start += part.size
         return Material(masks, correlation.split(rest[:, start:]))
+
+
+def _batch_bytes(correlation: Correlation) -> int:
+    """Of a batch's files, at most, if no units are put back."""
+    return 8 * correlation.words * correlation.chunk + _LABEL_BYTES
 
 
 def _batch_id(session: bytes, name: str, number: int) -> str:

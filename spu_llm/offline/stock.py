@@ -61,6 +61,16 @@ def stored_bytes(directory: Path) -> int:
     return sum(stock.disk_bytes for stock in stocks(directory))
 
 
+def file_bytes(directory: Path) -> int:
+    """Size of all files below a directory, whatever is in them, and whatever vanishes meanwhile."""
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
 def in_use(directory: Path) -> bool:
     """Whether some session has material of a pool directory."""
     parties = party_directories(directory)

@@ -36,6 +36,7 @@ from spu_llm.offline import peer_directories
 from spu_llm.offline.packed.products import PackedProducts
 from spu_llm.offline.pool import Pool
 from spu_llm.offline.silent.products import SilentProducts
+from spu_llm.offline.stock import file_bytes
 from spu_llm.offline.supply import Supply
 from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.executor import Executor, check_owner
@@ -45,6 +46,7 @@ from spu_llm.runtime.spu_runtime import SpuRuntime, compile_segment
 T = TypeVar("T")
 
 _LINGER_S = 0.2
+_NONE = 2**64 - 1  # no number, in `tell`
 
 
 class PartySession:
@@ -58,11 +60,13 @@ class PartySession:
         own: Prg | None = None,
         profile: bool = True,
         pool_dir: Path | None = None,
+        disk_bytes: int | None = None,
         hints_dir: Path | None = None,
     ) -> None:
         """`pool_dir`: where correlated randomness outlives the session, if the peer has such a
-        directory, too; in memory by default. `hints_dir`: the same for hints of silent products,
-        whatever the peer has.
+        directory, too; in memory by default. `disk_bytes`: the size up to which that of all peers
+        together grows; what is made beyond stays in memory. `hints_dir`: where hints of silent
+        products outlive the session, whatever the peer has.
         """
         self.rank: int = link.rank
         self.meter, self.ledger = Meter(), Ledger()
@@ -79,6 +83,8 @@ class PartySession:
         self.pool = Pool(self.rank, own, self._make, session=name, directory=self.pool_folder)
         try:
             self._agree_on_pool(before)
+            if pool_dir is not None and disk_bytes is not None:
+                self.pool.room_bytes = max(0, disk_bytes - file_bytes(pool_dir))
             self._spu = SpuRuntime(link, config, profile=profile)
             self.products = SilentProducts(
                 self.rank, own, self._channel, self.meter, directory=hints_dir
@@ -176,6 +182,18 @@ class PartySession:
             self.supply.lease(demand)
         self._ready = [function.plan(*args)[0], *jax.tree.leaves(args)]
         return demand
+
+    def tell(self, teller: int, number: int | None) -> int | None:
+        """A number from 0 on, or None, that `teller` has and both know from then on."""
+        before = self._channel.traffic
+        if self.rank == teller:
+            self.party.send(np.array([_NONE if number is None else number], np.uint64))
+            told = number
+        else:
+            received = int(self.party.recv((1,))[0])
+            told = None if received == _NONE else received
+        self.meter.record("control", "tell", "", 0.0, self._channel.traffic.since(before))
+        return told
 
     def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
         return work(*args) if owner == self.rank else None

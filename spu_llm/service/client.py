@@ -18,7 +18,7 @@ from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import ByteStream, connect
 from spu_llm.offline.peer_directories import open_directory
 from spu_llm.service import agreeing
-from spu_llm.service.supervisor import HANDSHAKE_S, Outcome, Worker, run_session
+from spu_llm.service.supervisor import HANDSHAKE_S, Look, Outcome, Worker, run_session
 from spu_llm.systems.program import Nothing, Program
 
 CONNECT_S = 20.0
@@ -48,12 +48,13 @@ def run_as_client(
     pool: Path | None = None,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
     check: Callable[[ModelConfig], None] = lambda config: None,
+    look: Look = lambda: None,
 ) -> tuple[Outcome, Manifest]:
     """Run `program` with the provider at `server`; the outcome and the agreed settings.
 
     `request` is told to the provider, `inputs` stay here. `tokenizer`: of the client, where the
     program has text. `wrap` may put a recorder around the connection, `check` refuse the provider's
-    model with InputError, as the program itself may.
+    model with InputError, as the program itself may. `look` is called while the workers are at it.
     """
     assert (tokenizer is not None) == program.text
     if pool is not None:
@@ -75,7 +76,7 @@ def run_as_client(
             control.bye(str(exc), ok=False)
             raise
         task = agreeing.task_of("client", agreed, inputs, pool)
-        outcome = run_session(control, worker, task, lambda e: on_event(e, control.relay))
+        outcome = run_session(control, worker, task, lambda e: on_event(e, control.relay), look)
     finally:
         worker.stop()
     return outcome, agreed

@@ -33,6 +33,7 @@ class ServeOptions:
     once: bool
     studies: bool  # also take part in measurements, which open more than a completion does
     pool: Path | None  # where material outlives a session
+    disk_bytes: int | None  # that it may take there, of all clients together
     exit_with_parent: bool  # end when the process that started this one has gone
     sampling_seed: int | None = None  # fixes the provider's joint randomness
 
@@ -79,7 +80,7 @@ def _serve_one(options: ServeOptions, listener: socket.socket, stated: Manifest)
     control = Control(Relay(stream, NETWORKS[options.network], "provider"))
     agreed = control.open_session(stated, HANDSHAKE_S)
     try:
-        own = Held(str(options.model), options.sampling_seed)
+        own = Held(str(options.model), options.sampling_seed, options.disk_bytes)
         task = agreeing.task_of("provider", agreed, own, options.pool)
         _check(task, options)
     except InputError as exc:

@@ -20,7 +20,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spu_llm.core.errors import InputError, PeerError, SpuLlmError, StalledError, WorkerError
+from spu_llm.core.errors import (
+    InputError,
+    PeerError,
+    SpuLlmError,
+    StalledError,
+    WantedError,
+    WorkerError,
+)
 from spu_llm.core.values import CLIENT, ROLES
 from spu_llm.net.control import Control
 from spu_llm.service.watch import Watch
@@ -36,6 +43,7 @@ LINK_WORD_S = 5.0
 STDERR_KEPT = 4000
 
 OnEvent = Callable[[dict[str, Any]], None]
+Look = Callable[[], None]  # several times a second; what it raises ends the session
 
 
 def python_command(module: str) -> list[str]:
@@ -148,7 +156,13 @@ class Outcome:
     wire_received: int
 
 
-def run_session(control: Control, worker: Worker, task: Task, on_event: OnEvent) -> Outcome:
+def run_session(
+    control: Control,
+    worker: Worker,
+    task: Task,
+    on_event: OnEvent,
+    look: Look = lambda: None,
+) -> Outcome:
     """Run `task` in `worker` over an agreed session; the caller closes both afterwards.
 
     PeerError, WorkerError, StalledError or the worker's own error, whichever ended the session; the
@@ -156,13 +170,13 @@ def run_session(control: Control, worker: Worker, task: Task, on_event: OnEvent)
     secrets.
     """
     try:
-        _wait_ready(control, worker)
+        _wait_ready(control, worker, look)
         own_port = _free_port()
         relay_port = control.relay.open_worker_side(own_port)
         client = task.role == ROLES[CLIENT]
         ports = (own_port, relay_port) if client else (relay_port, own_port)
         worker.submit(replace(task, addresses=tuple(f"127.0.0.1:{p}" for p in ports)))
-        result = _follow(control, worker, on_event)
+        result = _follow(control, worker, on_event, look)
         worker.wait(5.0)
         counters = control.relay.snapshot()
         control.bye("finished", ok=True)
@@ -172,7 +186,7 @@ def run_session(control: Control, worker: Worker, task: Task, on_event: OnEvent)
         match exc:
             case PeerError():
                 control.close()
-            case StalledError():
+            case StalledError() | WantedError():
                 control.bye(str(exc), ok=False)
             case SpuLlmError():
                 control.bye(f"the {task.role}'s worker failed", ok=False)
@@ -181,16 +195,19 @@ def run_session(control: Control, worker: Worker, task: Task, on_event: OnEvent)
         raise
 
 
-def _wait_ready(control: Control, worker: Worker) -> None:
+def _wait_ready(control: Control, worker: Worker, look: Look) -> None:
     deadline = time.monotonic() + WORKER_START_S
     while (event := worker.next_event(0.2)) is None:
         control.check()
+        look()
         if time.monotonic() > deadline:
             raise WorkerError(f"the worker process did not start within {WORKER_START_S:g} s")
     assert event["event"] == "ready"
 
 
-def _follow(control: Control, worker: Worker, on_event: OnEvent) -> dict[str, Any]:
+def _follow(
+    control: Control, worker: Worker, on_event: OnEvent, look: Look
+) -> dict[str, Any]:
     """Pass on the worker's events until its result; it must get on and not outlast the peer."""
     watch = Watch(control, worker.cpu_s)
     peer_finished: float | None = None
@@ -219,6 +236,7 @@ def _follow(control: Control, worker: Worker, on_event: OnEvent) -> dict[str, An
             raise error(event["message"])
         else:
             on_event(event)
+        look()
 
 
 def _free_port() -> int:

@@ -142,7 +142,7 @@ def _run_plain(program: Program, job: Job[Any, Any], task: Task, events: Events)
 
 
 def _run_on_spu(program: Program, job: Job[Any, Any], task: Task, events: Events) -> dict[str, Any]:
-    session = _spu_session(program, task, events)
+    session = _spu_session(program, job, task, events)
     try:
         events.send("stage", name="preparing")
         with session.meter.in_phase("offline"):
@@ -157,7 +157,9 @@ def _run_on_spu(program: Program, job: Job[Any, Any], task: Task, events: Events
     return result
 
 
-def _spu_session(program: Program, task: Task, events: Events) -> PartySession:
+def _spu_session(
+    program: Program, job: Job[Any, Any], task: Task, events: Events
+) -> PartySession:
     from spu_llm.runtime.party_session import PartySession
     from spu_llm.runtime.spu_runtime import create_link
 
@@ -165,7 +167,10 @@ def _spu_session(program: Program, task: Task, events: Events) -> PartySession:
     link = create_link(ROLES.index(task.role), task.addresses, timeout_ms=task.timeout_ms)
     pool_dir = None if task.pool_dir is None else Path(task.pool_dir)
     hints_dir = _hints_directory(task.role, events) if program.keeps_hints else None
-    session = PartySession(link, program.spu, pool_dir=pool_dir, hints_dir=hints_dir)
+    disk_bytes = None if job.of_provider is None else job.of_provider.disk_bytes
+    session = PartySession(
+        link, program.spu, pool_dir=pool_dir, disk_bytes=disk_bytes, hints_dir=hints_dir
+    )
     events.finished = lambda: session.finished
     session.on_batch = lambda made, total: events.send("making", made=made, total=total)
     session.products.on_hint = lambda done, total: events.send("hint", done=done, total=total)

@@ -35,10 +35,13 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Held:
-    """What every provider brings: its model, and a seed where its randomness is repeatable."""
+    """What every provider brings: its model, a seed where its randomness is repeatable, and the
+    disk that the material of all its clients may take together.
+    """
 
     model_dir: str
     sampling_seed: int | None = None
+    disk_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from spu_llm.app.completing import NoRoom
 from spu_llm.app.keeping import AWAY_MOST_S, LOOK_S, keep
 from spu_llm.core.errors import InputError, PeerError, StalledError, WorkerError
 from spu_llm.offline import stock
+from spu_llm.offline.access import take_lock
 from spu_llm.offline.files import IN_USE
 from tests.app.conftest import Pair
 from tests.app.pools import PEER, session, use_up
@@ -21,6 +23,7 @@ from tests.core.dealing import TRIPLE
 
 NEEDED = 40  # units; three batches have 48
 MORE = "the stock no longer lasts for all steps: making more"
+STOPS = "making stops for now: a completion wants the client's pool directory"
 AWAY = "nothing can be made now, trying again: "
 END_S = 10.0
 
@@ -39,10 +42,11 @@ class Watched:
         self.made = 0  # attempts
         self.fails: Callable[[], None] = lambda: None
 
-    def make(self) -> dict[str, Any]:
+    def make(self, look: Callable[[], None]) -> dict[str, Any]:
         """In place of `completing.prepare`."""
         self.made += 1
         self.fails()
+        look()
         with session(self.directory, PEER) as pool:
             before = pool.available(TRIPLE)
             pool.prepare(TRIPLE, NEEDED)
@@ -138,6 +142,26 @@ def test_a_session_that_begins_first_is_waited_for(watched: Watched) -> None:
     watched.fail_with(WorkerError(f"{watched.directory / PEER} {IN_USE}"))
     watched.run(nothing, lambda: watched.fail_with(None), nothing)
     assert watched.made == 3 and len(watched.lines) == 1 and set(watched.pauses) == {LOOK_S}
+
+
+def test_a_completion_that_begins_meanwhile_goes_first(watched: Watched) -> None:
+    lock = -1
+
+    def begins() -> None:
+        nonlocal lock
+        taken = take_lock(watched.directory / "wanted", shared=True)
+        assert taken is not None
+        lock = taken
+
+    def ends() -> None:
+        os.close(lock)
+        watched.fails = lambda: None
+
+    watched.fails = begins
+    watched.run(nothing, nothing, ends, nothing)
+    stops, made = watched.lines
+    assert stops == STOPS and made.startswith("made material")
+    assert watched.made == 2 and set(watched.pauses) == {LOOK_S}
 
 
 @pytest.mark.parametrize("error", [PeerError, StalledError])
@@ -249,6 +273,49 @@ def test_one_machine_ends_by_ctrl_c(start: Start, pair: Pair, tmp_path: Path) ->
     assert client.wait(END_S) == 0, client.stderr
     client.assert_gone(END_S)
     assert len(stock.stocks(pool)) == 2
+
+
+def test_a_completion_gets_the_directory_while_material_is_made(
+    start: Start, pair: Pair, tmp_path: Path
+) -> None:
+    """On two machines; the second time the completion is killed, and its claim goes with it."""
+    pool = tmp_path / "client"
+    server = start(*pair.serve("--pool", str(tmp_path / "provider")), stub="")
+    port = server.until_listening()
+    makes = start(*at_server(pair, port, pool), stub="client:preparing:holds", **QUICKLY)
+    completion = pair.generate(port, "--pool", str(pool))
+
+    def works(command: Command) -> bool:
+        return any(p.is_worker for p in command.processes())
+
+    for count, stub in [(1, ""), (2, "client:prefilling:holds")]:
+        assert eventually(lambda: works(makes) and works(server), START_S)
+        client = start(*completion, stub=stub)
+        said(makes, count, STOPS)
+        assert "waiting for prepare --watch to give way" in client.stderr
+        if stub:
+            client.until_phase("prefilling")
+            client.send(signal.SIGKILL)
+            client.wait(END_S)
+        else:
+            assert client.wait(START_S) == 0, client.stderr
+        assert eventually(lambda n=count: server.stderr.count("a completion wants") == n, END_S)
+    assert eventually(lambda: works(makes), START_S)
+    makes.send(signal.SIGTERM)
+    assert makes.wait(END_S) == 0, makes.stderr
+    assert lines_of(makes) == [STOPS, STOPS, "ended; what was made stays"]
+
+
+def test_a_completion_gets_the_directories_of_both_parties(
+    start: Start, pair: Pair, tmp_path: Path
+) -> None:
+    own = ["--model", str(pair.private), "--draft-model", str(pair.public)]
+    own += ["--pool", str(tmp_path / "pool")]
+    makes = start("prepare", "--watch", *own, *REQUEST, stub="client:preparing:holds", **QUICKLY)
+    assert eventually(lambda: sum(p.is_worker for p in makes.processes()) == 2, START_S)
+    demo = start("demo", *own, stub="")
+    assert demo.wait(START_S) == 0, demo.stderr
+    said(makes, 1, STOPS)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -18,6 +18,7 @@ def result(**changes: Any) -> dict[str, Any]:
         "tokens": {"least": 13, "most": 97},
         "material": [row | {"kind": f"gate carry {i}"} for i in (1, 2)] + [row | {"kind": "pair"}],
         "lacking_bytes": 0,
+        "room_bytes": {"client": None, "provider": None},
         "seconds": {"offline": 20.0},
         "bytes": {"offline": {"client_to_provider": 6_000_000, "provider_to_client": 3_000_000}},
         "config": {"request.prompt_tokens": 5},
@@ -34,7 +35,21 @@ def test_the_stock_is_told_in_tokens() -> None:
     text = "enough for a prompt of 5 tokens and 12 secure steps: 13 tokens"
     assert enough(result()) == f"{text} if no draft stays, up to 97"
     assert enough(result(tokens={"least": 13, "most": 13})) == text
-    assert enough(result(lacking_bytes=1)).endswith("; --disk leaves no room for more")
+
+
+@pytest.mark.parametrize(
+    ("client", "provider", "said"),
+    [
+        (9, None, "; --disk leaves no room for more"),
+        (9, 9, "; --disk leaves no room for more"),
+        (None, 2_500_000, "; the provider had room for 2.5 MB, not for more"),
+        (2_500_001, 2_500_000, "; the provider had room for 2.5 MB, not for more"),
+    ],
+)
+def test_whose_disk_is_full_is_told(client: int | None, provider: int | None, said: str) -> None:
+    rooms = {"client": client, "provider": provider}
+    assert enough(result(lacking_bytes=1, room_bytes=rooms)).endswith(said)
+    assert said not in enough(result(room_bytes=rooms))
 
 
 def test_what_was_made_is_told_by_kind_and_in_a_line() -> None:

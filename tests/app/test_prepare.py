@@ -19,12 +19,16 @@ import pytest
 from models.family import logits
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
-from spu_llm.app import cli
+from spu_llm.app import cli, completing
+from spu_llm.app.completing import NoRoom, Provider
 from spu_llm.core.errors import InputError
 from spu_llm.core.values import ROLES
 from spu_llm.offline import stock
+from spu_llm.service.client import Server
+from spu_llm.service.supervisor import Outcome
+from spu_llm.systems.decoding.records import PrepareRequest
 from tests.app.conftest import Pair
-from tests.app.processes import Command, Start
+from tests.app.processes import Command, Start, eventually
 from tests.tiny import PRIVATE, endless, tiny_params
 
 RUN_S = 120.0
@@ -167,6 +171,50 @@ def test_as_much_is_made_as_the_disk_has_room_for(
     assert 0 < stock.stored_bytes(tmp_path / "bounded") <= room * 10**6
 
 
+@pytest.mark.parametrize(("client", "provider", "said"), [
+    (3_000_000, None, "take 5.0 MB more, but --disk leaves 3.0 MB in pool"),
+    (3_000_000, 2_000_000, r"take 5.0 MB more, but the provider has room for 2.0 MB.*serve --disk"),
+    (None, 0, "take 5.0 MB more, but the provider has room for 0.0 MB"),
+])  # fmt: skip
+def test_whose_disk_has_no_room_is_told(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, client: int | None, provider: int | None, said: str
+) -> None:
+    rooms = {"client": client, "provider": provider}
+    result = {"step_lacks_bytes": 5_000_000, "room_bytes": rooms}
+    outcome = Outcome(result, 0, 0), {}
+    monkeypatch.setattr(completing, "run_as_client", lambda *given, **more: outcome)
+    away = Provider("local", Server("127.0.0.1", 9, "local"), pair.private, Path("pool"))
+    with pytest.raises(NoRoom, match=f"a prompt of 5 tokens and one step {said}"):
+        request = PrepareRequest(5, 7, 2, 0.5, steps=3)
+        completing.prepare(request, pair.public, away, lambda event, relay: None)
+
+
+@slow
+def test_a_provider_gives_no_more_disk_than_it_has(
+    start: Start, pair: Pair, prepared: Prepared, tmp_path: Path
+) -> None:
+    """To all clients together, in completions, too: the first one takes all, the others nothing."""
+    mb = stock.file_bytes(prepared.untaken / "provider") // 10**6 + 2
+    provider, file = tmp_path / "provider", tmp_path / "result.json"
+    server = start(*pair.serve("--pool", str(provider), "--disk", str(mb)))
+    port = server.until_listening()
+    long = ["--prompt", PROMPT, "--max-new-tokens", "50", "--steps", "49", "--json", str(file)]
+    client = start(*prepare(pair, port, tmp_path / "first", *long))
+    assert client.wait(RUN_S) == 0, client.stderr
+    result = json.loads(file.read_text())
+    assert 1 <= result["steps"] < 49 and result["lacking_bytes"] > 0
+    room = result["room_bytes"]["provider"]
+    assert f"the provider had room for {room / 1e6:.1f} MB" in client.stdout
+    assert 0 < stock.stored_bytes(tmp_path / "first") <= room < mb * 10**6
+    client = start(*prepare(pair, port, tmp_path / "second", "--prompt", PROMPT, "--steps", "1"))
+    client.assert_failed(2, "one step take", "the provider has room for", within_s=RUN_S)
+    for directory in ("second", "first"):
+        client = start(*generate(pair, port, tmp_path / directory, "--json", str(file)))
+        assert client.wait(RUN_S) == 0, client.stderr
+        assert json.loads(file.read_text())["token_ids"] == greedy(pair)
+        assert stock.file_bytes(provider) <= mb * 10**6
+
+
 def test_a_completion_takes_what_was_made(
     start: Start, pair: Pair, server: Command, prepared: Prepared, tmp_path: Path
 ) -> None:
@@ -273,6 +321,38 @@ def test_a_run_that_is_killed_costs_what_it_had_taken(
     result = json.loads(file.read_text())
     assert result["token_ids"] == greedy(pair)
     assert total(result) < total(prepared.result)
+
+
+@slow
+def test_a_completion_goes_first_while_watch_makes(
+    start: Start, pair: Pair, tmp_path: Path
+) -> None:
+    """It takes what was made so far; both halves stay in step, and the rest is made afterwards."""
+    pools = [tmp_path / role for role in ROLES]
+    server = start(*pair.serve("--pool", str(pools[1])))
+    port = server.until_listening()
+    options = ["--watch", "--prompt", PROMPT, "--max-new-tokens", "50", "--steps", "49"]
+    watch = start(*prepare(pair, port, pools[0], *options), SPU_LLM_LOOK_S="0.2")
+
+    def batches() -> int:
+        return sum(found.batches for found in stock.stocks(pools[0]))
+
+    assert eventually(lambda: batches() >= 3, RUN_S), watch.stderr
+    file = tmp_path / "result.json"
+    client = start(*generate(pair, port, pools[0], "--json", str(file)))
+    assert client.wait(RUN_S) == 0, client.stderr
+    assert json.loads(file.read_text())["token_ids"] == greedy(pair)
+    assert "waiting for prepare --watch to give way" in client.stderr
+    watch.until("stdout", "making stops for now")
+    assert eventually(lambda: "enough for a prompt of" in watch.stdout, RUN_S), watch.stderr
+    assert eventually(lambda: server.stderr.count("session finished") == 2, END_S), server.stderr
+    watch.send(signal.SIGTERM)
+    assert watch.wait(END_S) == 0, watch.stderr
+    kinds = [
+        {kind.name: (kind.batches, kind.units) for kind in found.kinds}
+        for pool in pools for found in stock.stocks(pool)
+    ]  # fmt: skip
+    assert kinds[0] == kinds[1] != {}
 
 
 @slow

@@ -24,6 +24,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline import files as pool_files
+from spu_llm.offline import stock
 from spu_llm.offline.pool import Pool
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.spu_runtime import create_memory_link
@@ -263,21 +264,80 @@ def test_a_peer_that_went_back_cannot_bring_units_back(parties: Parties) -> None
     pool.close()
 
 
-def test_sessions_resume(tmp_path: Path) -> None:
-    """Two party sessions over one link after the other; then one without a directory."""
-    made = Made()
+def test_what_a_disk_has_no_room_for_ends_with_the_session(parties: Parties) -> None:
+    """At one party; the other one's half goes when they meet next. No unit comes twice."""
+    batch = parties.pools[PROVIDER].growth_bytes(TRIPLE, 1)
+    parties.pools[PROVIDER].room_bytes = 2 * batch
+    parties.prepare(TRIPLE, 64)
+    assert parties.pools[PROVIDER].room_bytes == 0
+    assert [kept(parties, rank) for rank in RANKS] == [4, 2]
+    parties.both(lambda rank, pool: pool.lease(TRIPLE, 50))
+    parties.take(TRIPLE, 40)
+    parties.end()
+    parties.open()
+    assert parties.available(TRIPLE) == 0  # the two on disk are used up
+    assert [kept(parties, rank) for rank in RANKS] == [0, 0]
+    parties.pools[CLIENT].room_bytes = batch - 1
+    parties.prepare(TRIPLE, 16)
+    parties.take(TRIPLE, 16)
+    parties.end(False, True)
+    parties.open()
+    assert parties.available(TRIPLE) == 0
+    parties.end()
 
-    def run(name: str, directories: list[Path | None]) -> list[int]:
+
+@pytest.mark.parametrize(("room", "left"), [(None, 13), (10_000, 13), (100, 10)])
+def test_units_that_there_is_no_room_for_are_not_put_back(
+    parties: Parties, room: int | None, left: int
+) -> None:
+    parties.prepare(TRIPLE, 16)
+    parties.both(lambda rank, pool: pool.lease(TRIPLE, 6))
+    parties.take(TRIPLE, 3)
+    parties.pools[PROVIDER].room_bytes = room
+    parties.end()
+    parties.open()
+    assert parties.available(TRIPLE) == left
+    parties.take(TRIPLE, left)
+    parties.end()
+
+
+def test_what_is_used_up_leaves_room(parties: Parties) -> None:
+    pool, batch = parties.pools[PROVIDER], parties.pools[PROVIDER].growth_bytes(TRIPLE, 1)
+    pool.room_bytes = 2 * batch
+    parties.prepare(TRIPLE, 32)
+    parties.take(TRIPLE, 32)
+    parties.prepare(TRIPLE, 16)
+    assert kept(parties, PROVIDER) == 1 and 0 < pool.room_bytes < 2 * batch
+    parties.end()
+
+
+def kept(parties: Parties, rank: int) -> int:
+    """Batches in a party's directory."""
+    directory = parties.directories[rank]
+    assert directory is not None
+    return sum(kind.batches for kind in stock.kinds_in(directory))
+
+
+def test_sessions_resume(tmp_path: Path) -> None:
+    """Two party sessions over one link after the other; then one without a directory, and one with
+    little disk: what the provider has left of it is told to both.
+    """
+    made = Made()
+    told: list[int | None] = []
+
+    def run(name: str, directories: list[Path | None], disk_bytes: int | None = None) -> list[int]:
         ends = MemoryChannel.pair()
         found: queue.Queue[tuple[int, int]] = queue.Queue()
 
         def party(rank: int) -> None:
             link = create_memory_link(rank, name)
             session = PartySession(
-                link, SpuConfig(), profile=False, pool_dir=directories[rank]
-            )
+                link, SpuConfig(), profile=False, pool_dir=directories[rank],
+                disk_bytes=disk_bytes if rank == PROVIDER else None,
+            )  # fmt: skip
             session.pool._make = dealer(rank, ends[rank], made)
             found.put((rank, session.supply.available(TRIPLE)))
+            told.append(session.tell(PROVIDER, session.pool.room_bytes))
             session.party.take(TRIPLE, 3)
             session.close()
 
@@ -295,3 +355,8 @@ def test_sessions_resume(tmp_path: Path) -> None:
     assert run("pool 3", [both[0], None]) == [0, 0]
     assert run("pool 4", [both[0], tmp_path / "other"]) == [0, 0]
     assert run("pool 5", both) == [10, 10]
+    assert set(told) == {None}
+    used = stock.file_bytes(tmp_path / "provider")
+    assert run("pool 6", both, used + 1000) == [7, 7]
+    assert run("pool 7", both, 1) == [4, 4]
+    assert told[-4:] == [1000, 1000, 0, 0]

@@ -45,6 +45,16 @@ def test_what_is_left_is_listed_by_kind(parties: Parties) -> None:
         assert total == sum(path.stat().st_size for path in files_of(folder))
 
 
+def test_all_files_count_whatever_they_are(parties: Parties, tmp_path: Path) -> None:
+    parties.prepare(TRIPLE, 20)
+    (folder_of(parties) / "lock").write_bytes(bytes(5))
+    (folder_of(parties) / "other").mkdir()
+    (folder_of(parties) / "other" / "damaged").write_bytes(bytes(7))
+    (kind,) = stock.kinds_in(folder_of(parties, PROVIDER))
+    assert stock.file_bytes(folder_of(parties)) == kind.disk_bytes + 5 + 7
+    assert stock.file_bytes(tmp_path / "nowhere") == 0
+
+
 def everything(root: Path) -> dict[Path, tuple[int, int, bytes]]:
     """All below a directory: mode, time of the last change, contents."""
     found = {}

@@ -7,7 +7,7 @@ session.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from spu_llm.compiler.demand import Demand, Taken
 from spu_llm.core.channel import Traffic
 from spu_llm.core.errors import PoolError
-from spu_llm.core.values import PROVIDER
+from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.offline.pool import Pool
 from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.party_session import PartySession
@@ -37,9 +37,12 @@ def run(session: PartySession, job: Job[PrepareRequest, Nothing], send: Send) ->
     """
     if session.pool_folder is None:
         raise PoolError("one of the parties keeps no material; both need a pool directory")
-    config, room_bytes = job.model, job.request.room_bytes
-    if room_bytes is not None:
+    config, rooms = job.model, {CLIENT: job.request.room_bytes}
+    rooms[PROVIDER] = session.tell(PROVIDER, session.pool.room_bytes)
+    if rooms[CLIENT] is not None:
         session.ledger.declare(PROVIDER, "how much disk the client gives to material")
+    if rooms[PROVIDER] is not None:
+        session.ledger.declare(CLIENT, "how much disk the provider has left for material")
     completion = Completion.of(config, job.request)
     with session.meter.in_phase("offline"):
         weights = held_weights(session, config, job)
@@ -49,11 +52,12 @@ def run(session: PartySession, job: Job[PrepareRequest, Nothing], send: Send) ->
         send("stage", name="making material")
         session.set_up(sum(course, Demand()))
         course = [demand.unbound for demand in course]
-        count = demands_within(session.pool, course, room_bytes)
+        count = demands_within(session.pool, course, least(rooms.values()))
         session.make(sum(course[:count], Demand()))
     whole = count == len(course)
     return {
         "peer": session.pool_folder.name,
+        "room_bytes": {ROLES[who]: room for who, room in rooms.items()},
         "steps": steps_covered(session.pool, course) if whole else max(0, count - 1),
         "lacking_bytes": growth_bytes(session.pool, sum(course, Demand())),
         "step_lacks_bytes": growth_bytes(session.pool, sum(course[:2], Demand())),
@@ -104,6 +108,11 @@ def demands_within(pool: Pool, course: Sequence[Demand], room_bytes: int | None)
         return len(course)
     count = sum(growth_bytes(pool, total) <= room_bytes for total in accumulate(course))
     return count if count >= len(course[:2]) else 0
+
+
+def least(rooms: Iterable[int | None]) -> int | None:
+    """The least of some limits; None where there is none."""
+    return min((room for room in rooms if room is not None), default=None)
 
 
 def steps_covered(pool: Pool, course: Sequence[Demand]) -> int:

@@ -137,6 +137,7 @@ def _prepared(task: Any, peer: Peer) -> dict[str, Any]:
         "peer": folder.name,
         "steps": task.agreed["request.steps"],
         "lacking_bytes": 0,
+        "room_bytes": {"client": None, "provider": None},
         "step_lacks_bytes": 0,
         "material": [row],
     }
