@@ -41,9 +41,14 @@ def make_primitive(name: str, reference: Callable[..., Any]) -> Any:
     primitive.multiple_results = True
     primitive.def_impl(as_list)
 
+    @functools.lru_cache(maxsize=1 << 12)
+    def results(avals: tuple[Any, ...], static: tuple[tuple[str, Any], ...]) -> list[Any]:
+        shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in avals]
+        return jax.eval_shape(lambda *xs: as_list(*xs, **dict(static)), *shapes)
+
     def abstract(*avals: Any, **static: Any) -> list[ShapedArray]:
-        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-        out = jax.eval_shape(lambda *xs: as_list(*xs, **static), *shapes)
+        # A program is traced again for every form that an approximation of it is given.
+        out = results(tuple((a.shape, a.dtype) for a in avals), tuple(static.items()))
         return [ShapedArray(s.shape, s.dtype) for s in out]
 
     primitive.def_abstract_eval(abstract)
@@ -168,28 +173,40 @@ def walk(
 
 
 def digest_of(closed: ClosedJaxpr) -> str:
-    """SHA-256 (hex) of what `closed` computes: its text, and the arrays that are not in it."""
-    content = hashlib.sha256(str(closed.jaxpr).encode())
-    for array in [*closed.consts, *_arrays_inside(closed.jaxpr)]:
-        array = np.asarray(array)
-        content.update(f"{array.shape} {array.dtype.str} ".encode())
-        content.update(array.tobytes())
+    """SHA-256 (hex) of what `closed` computes, the same in every process."""
+    content = hashlib.sha256()
+    _enter(content.update, closed.jaxpr)
+    _enter(content.update, closed.consts)
     return content.hexdigest()
 
 
-def _arrays_inside(jaxpr: Jaxpr) -> list[Any]:
-    """Arrays among the parameters of equations, and constants of the jaxprs there."""
-    found: list[Any] = []
-    for eqn in jaxpr.eqns:
-        for param in eqn.params.values():
-            for x in param if isinstance(param, tuple) else (param,):
-                if isinstance(x, ClosedJaxpr):
-                    found += [*x.consts, *_arrays_inside(x.jaxpr)]
-                elif isinstance(x, Jaxpr):
-                    found += _arrays_inside(x)
-                elif isinstance(x, np.ndarray):
-                    found.append(x)
-    return found
+def _enter(update: Callable[[bytes], None], x: Any) -> None:
+    """Whatever stands in a jaxpr. (Its text says as much, but takes ten times as long to write.)"""
+    if isinstance(x, ClosedJaxpr):
+        _enter(update, x.jaxpr)
+        _enter(update, x.consts)
+    elif isinstance(x, Jaxpr):
+        numbers: dict[Any, int] = {}
+
+        def atom(v: Var | Literal) -> Any:
+            if isinstance(v, Literal):
+                return str(v.aval), v.val
+            return numbers.setdefault(v, len(numbers)), str(v.aval)
+
+        _enter(update, [atom(v) for v in (*x.constvars, *x.invars)])
+        for eqn in x.eqns:
+            _enter(update, [eqn.primitive.name, *map(atom, eqn.invars), sorted(eqn.params.items())])
+            _enter(update, [atom(v) for v in eqn.outvars])
+        _enter(update, [atom(v) for v in x.outvars])
+    elif isinstance(x, np.ndarray | jax.Array):
+        array = np.asarray(x)
+        update(f"{array.shape} {array.dtype.str} ".encode() + array.tobytes())
+    elif isinstance(x, list | tuple):
+        update(b"(%d " % len(x))
+        for item in x:
+            _enter(update, item)
+    else:
+        update(f"{x} ".encode())
 
 
 def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
