@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -83,7 +84,7 @@ def _costs(f: Function, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     """
     rows = np.sqrt(w)[..., None] * np.stack([np.ones_like(x), x, x**2, f(x)], axis=-1)
     costs = np.full((len(x), len(x)), np.inf)
-    triangles = np.zeros((0, 4, 4))
+    triangles: Any = np.zeros((0, 4, 4))
     for b, unit in enumerate(rows):
         triangles = np.concatenate([triangles, np.zeros((1, 4, 4))])
         added = np.broadcast_to(unit, (b + 1, *unit.shape))
