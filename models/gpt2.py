@@ -26,7 +26,7 @@ from protocols.functions.layers import look_up
 from protocols.functions.nonlinear import activation_bits, gelu
 from spu_llm.core.errors import InputError
 
-_GELU_ERROR = 0.002  # on shares
+_GELU_ERROR = 0.003  # on shares
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from protocols.functions.nonlinear import activation_bits, silu
 from protocols.functions.rotary import rotate
 from spu_llm.core.errors import InputError
 
-_SILU_ERROR = 0.0025  # on shares
+_SILU_ERROR = 0.004  # on shares
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ from spu_llm.systems.program import Job, Program, Send
 
 WINDOW_TOKENS = 50
 PIECES_POSITIONS = 5000
-MAX_ERROR = 0.07
+MAX_ERROR = 0.05
 MIN_AGREEMENT = 0.99
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 

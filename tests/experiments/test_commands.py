@@ -71,7 +71,7 @@ def test_a_command_has_options_and_a_function(
     assert f"usage: spu-llm {command}" in text and "--json FILE" in text and "--debug" in text
 
 
-@pytest.mark.parametrize("failures", [[], ["largest error 0.0800 exceeds 0.07"]])
+@pytest.mark.parametrize("failures", [[], ["largest error 0.0800 exceeds 0.05"]])
 def test_a_failed_criterion_is_written_and_ends_in_an_error(
     failures: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,7 +45,7 @@ def test_one_logit_far_off_fails() -> None:
     # The largest of 100 positions: nothing but the last quantile comes near it.
     assert result.quantiles["0.9"] == 0.0 and 0.07 < result.quantiles["0.999"] < 0.08
     assert result.agreement == 1.0
-    assert result.failures == ["largest error 0.0800 exceeds 0.07"]
+    assert result.failures == ["largest error 0.0800 exceeds 0.05"]
 
 
 def test_a_value_that_is_no_number_fails() -> None:
@@ -97,20 +97,38 @@ def test_pieces_stay_within_the_bound() -> None:
     found = logits.compare_pieces(SHIPPED / "private", SHIPPED / "held_out.jsonl", 400)
     assert (found.positions, found.failures) == (400, [])
     # They are an approximation: a comparison of float32 with itself would find nothing.
-    assert 0.02 < found.largest_error and 0.001 < found.mean_error < 0.005
+    assert 0.02 < found.largest_error < 0.04 and 0.001 < found.mean_error < 0.0025
+
+
+def _with_another(
+    monkeypatch: pytest.MonkeyPatch, name: str, form: Callable[..., Any] | None
+) -> logits.Comparison:
+    """By pieces, but for the function of this name: in another form, or the exact one."""
+    form_on_shares = logits.form_on_shares
+
+    def chosen(eqn: Any) -> Callable[..., Any] | None:
+        return form if eqn.primitive.name == name else form_on_shares(eqn)
+
+    monkeypatch.setattr(logits, "form_on_shares", chosen)
+    return logits.compare_pieces(SHIPPED / "private", SHIPPED / "held_out.jsonl", 400)
 
 
 def test_a_coarser_table_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    form_on_shares = logits.form_on_shares
+    def coarser(x: Any, bits: int = activation_bits(240)) -> Any:
+        return quadratics(x, GELU[4], bits=bits)
 
-    def coarser(eqn: Any) -> Callable[..., Any] | None:
-        if eqn.primitive.name == "gelu":
-            return lambda x: quadratics(x, GELU[4], bits=activation_bits(240))
-        return form_on_shares(eqn)
-
-    monkeypatch.setattr(logits, "form_on_shares", coarser)
-    found = logits.compare_pieces(SHIPPED / "private", SHIPPED / "held_out.jsonl", 400)
+    found = _with_another(monkeypatch, "gelu", coarser)
     assert found.failures and found.failures[0].startswith("largest error 0.1")
+
+
+@pytest.mark.parametrize(("exact", "low", "high"), [
+    ("gelu", 0.0, 0.0008), ("rms_norm", 0.0015, 0.002),
+])  # fmt: skip
+def test_most_of_the_error_is_gelus(
+    monkeypatch: pytest.MonkeyPatch, exact: str, low: float, high: float
+) -> None:
+    """With all functions by pieces it is 0.0020 in the mean."""
+    assert low < _with_another(monkeypatch, exact, None).mean_error < high
 
 
 @pytest.mark.slow

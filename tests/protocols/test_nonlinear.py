@@ -111,9 +111,9 @@ def _rotate(x: Any, hidden: bool) -> Any:
 FUNCTIONS = {
     "gelu": Function(
         gelu, lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))), GRID,
-        messages=10, error=2.0e-3,
+        messages=10, error=3.0e-3,
     ),
-    "silu": Function(silu, lambda x: x / (1 + np.exp(-x)), GRID, messages=10, error=2.5e-3),
+    "silu": Function(silu, lambda x: x / (1 + np.exp(-x)), GRID, messages=10, error=3.8e-3),
     "reciprocal": Function(
         lambda x: reciprocal(x, **RANGE)[0], lambda x: 1 / x, IN_RANGE, messages=12, relative=3e-4
     ),
