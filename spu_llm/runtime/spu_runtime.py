@@ -34,6 +34,7 @@ from spu_llm.core.correlation import Correlation, Form, Part
 from spu_llm.core.errors import LeakError, WorkerError
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import (
+    CLIENT,
     PROVIDER,
     ROLES,
     Arith,
@@ -324,13 +325,14 @@ class SpuRuntime:
     def warm_up(self) -> Traffic:
         """Set up oblivious transfer and encryption contexts before the first secret is used."""
 
-        def touch(x: Any, w: Any) -> list[Any]:
-            y = x @ w
-            return [jnp.where(y < 0, y * y, y)]
+        def touch(x: Any, y: Any) -> list[Any]:
+            product = x * y
+            return [jnp.where(product < 0, product * product, product)]
 
+        ones = np.ones(4, np.float32)
         values = [
-            Private(r, x.shape, x.dtype, x if r == self.rank else None)
-            for r, x in enumerate([np.ones((4, 8), np.float32), np.ones((8, 8), np.float32)])
+            Private(rank, ones.shape, ones.dtype, ones if rank == self.rank else None)
+            for rank in (CLIENT, PROVIDER)
         ]
         program, order = _compile_whole(touch, values)
         return self.run(program, [values[i] for i in order])[1]
