@@ -6,8 +6,8 @@ correlations costs its oblivious transfers, or its words of results where it tak
 price of their kind. SPU's products of shared matrices are made of ciphertexts that hold 8,192
 words: bytes follow from how many it takes, seconds from words and multiplications. Those of packed
 products are counted: bytes follow from how many there are, seconds from what is done with them.
-Silent products with weights take seconds for each input and output, and no bytes. Computing online is a sum of such
-terms, too (`workload.COMPUTE`).
+Silent products with weights take seconds for each input and output, and no bytes. Computing online
+is a sum of such terms, too (`workload.COMPUTE`).
 
 SPU's stocks of transfers are extended in one batch of some twenty (`experiments.common.transfers`).
 Prices of batches are those of the others; what such a batch costs more is the price of an
@@ -166,7 +166,7 @@ def _packed_terms(correlation: Correlation, figure: str) -> list[float]:
     assert correlation.matrices is not None
     empty = [np.zeros((1, *part.shape), np.uint64) for part in correlation.masks]
     x, y = correlation.matrices(*empty)
-    layout = Layout(correlation.chunk, *x.shape[1:], y.shape[2])
+    layout = Layout(correlation.chunk, x.shape[1], x.shape[2], y.shape[2])
     ciphertexts, pairs = layout.groups * layout.blocks, layout.units * layout.pairs
     if figure == "seconds":
         products = 0 if layout.is_scalar else pairs * layout.blocks

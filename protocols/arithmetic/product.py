@@ -116,7 +116,7 @@ def scaled_row(d: int) -> Correlation:
 def _rows(d: int) -> int:
     """Rows that are made at once: enough to fill ciphertexts, or not many more than one asks for.
     """
-    return min(128, max(64, SLOTS // d))
+    return min(128, max(64, SLOTS // max(d, 1)))
 
 
 @functools.cache
@@ -362,7 +362,8 @@ sum_squares = _product_op(
     _size,
     lambda x: x.shape[:1],
 )
-"""Sums of squares [rows] of the rows of x [rows, d], fixed-point."""
+"""Sums of squares [rows] of the rows of x [rows, d], fixed-point: words are off by 2^12 or so
+before the truncation."""
 
 scale_rows = _product_op(
     "scale_rows",
@@ -371,7 +372,8 @@ scale_rows = _product_op(
     lambda y, x: _size(y) + _size(x),
     lambda y, x: y.shape,
 )
-"""Row i of y [rows, d] times x_i of x [rows], fixed-point."""
+"""Row i of y [rows, d] times x_i of x [rows], fixed-point, off as `sum_squares`. d is 8,192 at
+most."""
 
 
 def _linear_two_party(

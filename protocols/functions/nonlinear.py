@@ -169,6 +169,9 @@ _NORM_PIECES = 8  # per octave: half the comparisons for an error that a whole r
 _NORM_BITS = 31  # of comparisons: what projections need
 
 
+_LEAST_SUM = 2.0**22  # in words: their noise is 2^12 (`protocols.arithmetic.product`)
+
+
 def norm_high(width: int) -> float:
     """The largest power of two that rows of this width may have for a mean square, or less."""
     return min(NORM_HIGH, 2.0 ** math.floor(math.log2(LONGEST**2 / width)))
@@ -189,6 +192,8 @@ def check_norm(width: int, epsilon: float, low: float, high: float) -> None:
     high = min(high, norm_high(width))
     if not low < high:
         raise ValueError(f"rows of {width} have mean squares below {high:g}, not from {low:g} on")
+    if low * width * 2.0 ** (2 * FRAC_BITS) < _LEAST_SUM:
+        raise ValueError(f"sums of {width} squares of {low:g} in the mean are lost in their noise")
     for gain in (0.125, 1.0, 32.0):
         bound(width, _norm_lines(width, epsilon, gain, low, high)[0].bits)
 

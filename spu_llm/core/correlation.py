@@ -2,7 +2,8 @@
 
 A correlation is random words (*masks*) of the two parties and a function of them, whose *results*
 come out shared. The masks are drawn by their holders alone, from keyed streams of their own; the
-function runs inside SPU, or as a protocol of its own where `fixed` or `matrices` says so. A protocol later uses each unit once, to hide what it sends.
+function runs inside SPU, or as a protocol of its own where `fixed` or `matrices` is given. A
+protocol later uses each unit once, to hide what it sends.
 
     product triple:   masks a, b (both shared)             results a * b
     masked product:   mask r (the client's)                results r @ w for the provider's w
@@ -68,8 +69,9 @@ class Correlation:
         linear, or products of masks of one holder.
     inputs: the parts that `derive` returns; the masks themselves by default.
     fixed: a private matrix of the provider's that all units share, or None; given as a Factor.
-    matrices(*masks) -> x [units, n, k], y [units, k, m]: local work on shares of the masks, when
-        the one result is x y and may be off by the noise of `spu_llm.offline.packed.products`.
+    matrices(a, b) -> x [units, n, k], y [units, k, m]: linear local work, x on shares of the first
+        of two masks and y of the second, when the one result is x y and may be off by the noise of
+        `spu_llm.offline.packed.products`.
     chunk: units made by one call of SPU; bounds its memory.
     transfers: correlated oblivious transfers, in each direction, that SPU makes a unit of.
     """

@@ -75,7 +75,8 @@ class PartySession:
         key = agree_on_key(wire)
         sealed = SealedChannel(wire, key, self.rank)
         self._channel = CountingChannel(sealed)
-        self._material = CountingChannel(sealed)  # apart, since an op may make some in its midst
+        # Apart, since an op may make some in its midst: never between its sends and its receives.
+        self._material = CountingChannel(sealed)
         own = own or Prg.from_os()
         name = hashlib.sha256(b"pool" + key).digest()
         before = self._channel.traffic

@@ -23,6 +23,7 @@ from spu_llm.offline.packed import ring
 from spu_llm.offline.packed.ring import N
 
 _ROWS = 2  # of X in a polynomial: more make fewer polynomials of X's, and more of Y's
+_PACKED = 128  # pairs that become one, at most: the error grows with them
 
 
 CIPHERTEXT_BYTES = 16 * N  # of b_b
@@ -54,7 +55,7 @@ class Layout:
     @cached_property
     def inner(self) -> int:
         """K."""
-        return min(self.k, self.stride)
+        return min(self.k, self.stride, ring.MAX_TERMS // self.rows)
 
     @cached_property
     def together(self) -> int:
@@ -84,7 +85,12 @@ class Layout:
     @cached_property
     def packed(self) -> int:
         """How many of them become one: a power of two, D at most."""
-        return min(self.stride, 1 << (self.units * self.pairs - 1).bit_length())
+        return min(self.stride, _PACKED, 1 << (self.units * self.pairs - 1).bit_length())
+
+    @property
+    def blocks_at_once(self) -> int:
+        """Of which sums may be rounded together."""
+        return max(1, ring.MAX_TERMS // (self.rows * self.inner))
 
     @property
     def answers(self) -> int:
@@ -129,6 +135,9 @@ class Layout:
         found = np.zeros((*parts.shape[:3], N), np.uint64)
         found[..., : self.rows * self.stride * self.m] = spread.reshape(*parts.shape[:3], -1)
         return found
+
+    def units_of(self, group: int) -> range:
+        return range(group * self.together, min((group + 1) * self.together, self.units))
 
     def shift(self, unit: int) -> int:
         """K s."""

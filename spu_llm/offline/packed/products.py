@@ -23,30 +23,40 @@ party's share of X times the other's share of Y is made like this; the *owner* e
   6. Owner: c1 - c0 s is its share.
 
 Error. Step 4 multiplies by 2^g, which is why the message stands at 2^(64 - g). In units of a
-share's last place the standard deviation of the error is, for g = 6 and 256 words of X in
-sum_b X_rb,
+share's last place the standard deviation of the error of one direction is, for g = 6 and 256 words
+of X in sum_b X_rb,
 
-    e X_rb           2^62.2 * 3.24 * 2^4, over 2^64, times 2^g        2^9.9
-    rounding of c0   2^-1.8 * (2 N / 3)^(1/2), times 2^g              2^10.4
-    switching        2^20.2 * 3.24 * (3 N)^(1/2) / 2^26, times 2^g    2^9.2
-    e s' and e' s    3.24 * (4 N / 3)^(1/2)                           2^8.4
+    e X_rb           2^62.2 * 3.24 * 2^4, over 2^64, times 2^g              2^9.9
+    rounding of c0   2^-1.8 * (2 N / 3)^(1/2), times 2^g                    2^10.6
+      and of steps 4, each of which halves what it adds to: (4 / 3)^(1/2)
+    switching        2^20.2 * 3.24 * (3 N)^(1/2) / 2^26, times 2^g          2^9.4
+    e s' and e' s    3.24 * (4 N / 3)^(1/2)                                 2^8.4
 
-so a product of fixed-point words, of which 18 bits are truncated, is off by 2^-7 of its last place.
+2^11 in all, 2^11.5 of both directions, and twice that for g = 7, the most there is. A product of
+fixed-point words, of which 18 bits are truncated, is off by 2^-5.5 of its last place at most.
 
 What each party learns. The evaluator sees RLWE samples under s: ciphertexts, the key, and switching
-keys. The owner sees c0 under an RLWE sample of the evaluator's, a fresh s' each, and c1 under w. It
-can learn nothing else even if what it sent was not what steps 1 and 2 say. If RLWE with ternary
-secrets is hard (`packed.ring` has the parameters), all of this is uniform to who sees it.
+keys (which travel modulo 2^96). The owner sees c0 under an RLWE sample of the evaluator's, a fresh
+s' each, and c1 under w. If RLWE with ternary secrets is hard (`packed.ring` has the parameters),
+all of this is uniform to who sees it; c0 and c1 are so whatever the owner has sent.
 
 Conditions, each with a test (tests/core/test_packed_conditions.py):
   - p and every a come from strings that neither party chooses, one of its own for everything that
     is encrypted: two ciphertexts under one a differ by what they hold, and p = 0 would show c0.
   - s' and w are fresh for every answer.
-  - The error depends on e, s and X. Nobody opens a product before its last bits are truncated.
+  - Nobody opens a product before its last bits are truncated: its error depends on e, s and X. At
+    g = 6 a coefficient of s moves it by 2^-13.6 of the place that 18 truncated bits leave, so who
+    knows the product from elsewhere needs some 2^30 opened ones for it.
 
-Gaps, stated: switching keys encrypt s(X^d) under s (circular security, as in all libraries of
-homomorphic encryption). Parties are semi-honest: an evaluator that sends another c0 puts a function
-of s into the owner's share, an owner that encrypts anything else gets a wrong product.
+Gaps, stated:
+  - Circular: switching keys encrypt s(X^d) under s, as in all libraries of homomorphic encryption.
+    Results depend on e and s by their error, so later messages, whose masks are encrypted under s,
+    depend on it. No attack is known.
+  - s lives as long as the session: a copy of a running owner's memory opens, with what its peer
+    has, the masks of all units that the session made, used ones too.
+  - Semi-honest parties. An evaluator that sends another c0 puts a function of s into the owner's
+    share. An owner that encrypts anything else gets a wrong product; one that sends another key
+    gets a function of s', hence X, into it. Either sees only what is opened to it in the end.
 """
 
 from __future__ import annotations
@@ -67,7 +77,7 @@ from spu_llm.offline.packed.layout import Layout
 from spu_llm.offline.packed.ring import KEY_BITS, KEY_DROP, KEY_LIMB, LIMB, N
 
 VERSION = "spu-llm packed product 1"
-_WORD_LIMBS, _WIDE_LIMBS = 3, 6
+_WORD_LIMBS, _WIDE_LIMBS = ring.limbs_of(64), ring.limbs_of(128)
 _WORKED = 4  # polynomials worked on together: they fit the cache
 
 
@@ -81,10 +91,13 @@ class PackedProducts:
     """This party's half, for one session. Both parties make the same units at the same time."""
 
     def __init__(self, rank: int, own: Prg, common: bytes, channel: CountingChannel) -> None:
-        """`own`: this party's secret stream. `common`: of this session, the same at the peer."""
+        """`own`: this party's secret stream, fresh for the session. `common`: of this session, the
+        same at the peer.
+        """
         self.rank, self._own, self._channel = rank, own, channel
         self._common = common.hex()
         self._made = 0  # ciphertexts so far, each party's
+        self._busy = False
         self._secret: np.ndarray | None = None  # s
         self._small = np.empty(0)  # its transform
         # Of the peer: words [2, N] of p and the key; by stride transforms [2, word limbs, limbs,
@@ -95,9 +108,12 @@ class PackedProducts:
 
     def make(self, correlation: Correlation, masks: Sequence[np.ndarray]) -> list[np.ndarray]:
         """This party's shares of the products of a chunk; at both parties at the same time.
-        WireError when the peer's messages have other sizes.
+        WireError when the peer's messages have other sizes, and after an attempt that failed.
         """
         assert correlation.matrices is not None
+        if self._busy:
+            raise WireError("packed products have failed before; start another session")
+        self._busy = True
         encrypt = owners(correlation)
         x, y = correlation.matrices(*masks)
         layout = Layout(len(x), x.shape[1], x.shape[2], y.shape[2])
@@ -121,6 +137,7 @@ class PackedProducts:
             c0, c1 = answer[:, :N], answer[:, N:]
             share = c1 - ring.word_times_small(c0, self._small)[:, ::step]
             found += layout.decoded(share)
+        self._busy = False
         return [found]
 
     # ---- the owner
@@ -177,17 +194,17 @@ class PackedProducts:
         """Step 5: c0 [answers, N], c1, and this party's share: [answers, N packed / D]."""
         left = layout.encoded_left(x)
         c = np.zeros((2, layout.answers * layout.packed, N), np.uint64)
-        for unit in range(layout.units):
-            group, at = unit // layout.together, unit * layout.pairs
-            if unit % layout.together == 0:
-                a = self._public("a", 1 - self.rank, first + group * layout.blocks, layout.blocks)
-                right = np.stack([a, theirs[group]])
-                factors = None if layout.is_scalar else ring.limbs(right, LIMB, 128)
-            if factors is None:
-                made = ring.upper_times(right, left[unit, 0, 0, 0])
-            else:
-                made = self._multiplied(left[unit], factors)
-            c[:, at : at + layout.pairs] = ring.lowered(made, layout.shift(unit))
+        for group in range(layout.groups):
+            a = self._public("a", 1 - self.rank, first + group * layout.blocks, layout.blocks)
+            right = np.stack([a, theirs[group]])
+            factors = None if layout.is_scalar else ring.limbs(right, LIMB, 128)
+            for unit in layout.units_of(group):
+                if factors is None:
+                    made = ring.upper_times(right, left[unit, 0, 0, 0])
+                else:
+                    made = self._multiplied(left[unit], factors, layout.blocks_at_once)
+                at = unit * layout.pairs
+                c[:, at : at + layout.pairs] = ring.lowered(made, layout.shift(unit))
         c = self._pack(c.reshape(2, layout.answers, layout.packed, N), layout.switches)
         # 5.
         assert self._key is not None
@@ -198,22 +215,19 @@ class PackedProducts:
         w = self._own.words(c1.shape)
         return c0, c1 + w, np.uint64(0) - w
 
-    def _multiplied(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    def _multiplied(self, left: np.ndarray, right: np.ndarray, at_once: int) -> np.ndarray:
         """Step 3: words [2, pairs, N] of polynomials [pairs, blocks, N] and transforms [2, blocks,
-        limbs, N / 2].
+        limbs, N / 2]. Sums over `at_once` blocks are rounded together.
         """
-        found = np.empty((2, len(left), N), np.uint64)
+        found = np.zeros((2, len(left), N), np.uint64)
         for i in range(0, len(left), _WORKED):
             factors = ring.limbs(left[i : i + _WORKED], LIMB, 64)
             for part in range(2):
-                # The product of the lowest limbs is below what is rounded.
-                sums = np.zeros((len(factors), _WIDE_LIMBS - 1, N // 2), np.complex128)
-                for block in range(left.shape[1]):
-                    sums += factors[:, block, 0, None] * right[part, block, 1:]
-                    for j in range(1, _WORD_LIMBS):
-                        some = right[part, block, : _WIDE_LIMBS - j]
-                        sums[:, j - 1 :] += factors[:, block, j, None] * some
-                found[part, i : i + _WORKED] = ring.upper(rlwe.whole(sums))
+                whole = np.zeros((len(factors), _WIDE_LIMBS - 1, N), np.int64)
+                for block in range(0, left.shape[1], at_once):
+                    some = slice(block, block + at_once)
+                    whole += rlwe.whole(_products(factors[:, some], right[part, some]))
+                found[part, i : i + _WORKED] = ring.upper(whole)
         return found
 
     def _pack(self, c: np.ndarray, strides: Sequence[int]) -> np.ndarray:
@@ -260,6 +274,19 @@ class PackedProducts:
         if len(data) != size:
             raise _wrong_size(data, size)
         return np.frombuffer(data, np.uint64).reshape(shape)
+
+
+def _products(factors: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Sums over blocks of products of limbs, by weight from 2^22 on: transforms [rows, 5, N / 2] of
+    [rows, blocks, word limbs, N / 2] and [blocks, limbs, N / 2]. The product of the lowest limbs is
+    below what is rounded in the end.
+    """
+    sums = np.zeros((len(factors), _WIDE_LIMBS - 1, N // 2), np.complex128)
+    for block, limbs in enumerate(right):
+        sums += factors[:, block, 0, None] * limbs[1:]
+        for j in range(1, _WORD_LIMBS):
+            sums[:, j - 1 :] += factors[:, block, j, None] * limbs[: _WIDE_LIMBS - j]
+    return sums
 
 
 def _key_bytes(keys: np.ndarray) -> bytes:

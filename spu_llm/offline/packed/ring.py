@@ -1,9 +1,10 @@
 """Polynomials modulo X^N + 1 and 2^128, 2^90 or 2^64: what packed products are made of.
 
-A coefficient is a word (uint64) modulo 2^64, else two, the low one first. Polynomials are multiplied
-by floating-point transforms (`spu_llm.offline.rlwe`) of their *limbs*: digits of 22 bits, or 18 for
-2^90, balanced around zero. Sums of such products stay below 2^48 or so in the mean square, a double
-has 53 bits, so rounding makes them exact (tests/core/test_packed_ring.py measures the margin).
+A coefficient is a word (uint64) modulo 2^64, else two, the low one first. Floating-point transforms
+(`spu_llm.offline.rlwe`) multiply polynomials by their *limbs*: digits of 22 bits, or 18 for 2^90,
+balanced around zero. Rounding makes sums of such products exact as long as they are not too
+many: their error has a standard deviation of 0.001 (terms)^(1/2), so MAX_TERMS are rounded at once
+(tests/core/test_packed_ring.py measures the margin).
 
 Parameters: N = 8192, log q = 128 at most, uniform ternary secrets, centred binomial noise of
 standard deviation 3.24. The homomorphic encryption standard (homomorphicencryption.org, 2018, table
@@ -23,7 +24,13 @@ from spu_llm.offline.rlwe import transform, whole
 N = 8192
 LIMB = 22  # bits of a limb, modulo 2^64 and 2^128
 KEY_LIMB, KEY_BITS = 18, 90  # the same of keys that switch, and their modulus
+MAX_TERMS = 2048  # nonzero coefficients of polynomials of words, in one sum
 KEY_DROP = KEY_BITS - 64  # bits by which they are finer than what they switch
+
+
+def limbs_of(bits: int) -> int:
+    """How many limbs a number has."""
+    return math.ceil(bits / LIMB)
 
 
 def limbs(x: np.ndarray, size: int, bits: int) -> np.ndarray:
@@ -60,7 +67,7 @@ def _bits(words: list[np.ndarray], at: int, width: int) -> np.ndarray:
 
 def wide(sums: np.ndarray) -> np.ndarray:
     """sum of 2^(22 i) sums_i modulo 2^128: words [..., 2, N] of int64 [..., 6, N]."""
-    digits, carry = [], np.int64(0)
+    digits, carry = [], np.zeros_like(sums[..., 0, :])
     for i in range(5):
         total = sums[..., i, :] + carry
         digits.append(total.view(np.uint64) & np.uint64((1 << LIMB) - 1))
@@ -107,13 +114,14 @@ def word_times_small(x: np.ndarray, small: np.ndarray) -> np.ndarray:
 
 
 def upper_times(x: np.ndarray, word: np.uint64) -> np.ndarray:
-    """x word, modulo 2^128, over 2^64: words [..., N] of x [..., 2, N], off by one at most."""
+    """x word, modulo 2^128, over 2^64, rounded: words [..., N] of x [..., 2, N]."""
     half, ones = np.uint64(32), np.uint64(0xFFFFFFFF)
-    low, high = x[..., 0, :], x[..., 1, :]
-    found = high * word + (low >> half) * (word >> half) + np.uint64(1)
-    found += (low >> half) * (word & ones) >> half
-    found += (low & ones) * (word >> half) >> half
-    return found
+    low, high = x[..., 0, :] & ones, x[..., 0, :] >> half
+    word_low, word_high = word & ones, word >> half
+    mixed, other = low * word_high, high * word_low
+    carry = (low * word_low >> half) + (mixed & ones) + (other & ones) + np.uint64(1 << 31)
+    found = x[..., 1, :] * word + high * word_high
+    return found + (mixed >> half) + (other >> half) + (carry >> half)
 
 
 def plus_at(x: np.ndarray, message: np.ndarray, at: int) -> np.ndarray:
