@@ -23,11 +23,13 @@ from spu_llm.offline.packed import ring
 from spu_llm.offline.packed.ring import N
 
 _ROWS = 2  # of X in a polynomial: more make fewer polynomials of X's, and more of Y's
+# Of X in a sum of X_rb Y_b: twice as many, and sums of doubles are rounded to wrong integers.
+_WORDS = 4096
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Of `units` units. ValueError when Y has too many columns."""
+    """Of `units` units. ValueError when Y has too many columns or X too many."""
 
     units: int
     n: int
@@ -37,6 +39,8 @@ class Layout:
     def __post_init__(self) -> None:
         if self.m > N:
             raise ValueError(f"a matrix of {self.m} columns does not fit {N} coefficients")
+        if self.rows * self.k > _WORDS:
+            raise ValueError(f"a sum of {self.rows * self.k} words is not exact: {_WORDS} at most")
 
     @cached_property
     def rows(self) -> int:

@@ -107,13 +107,14 @@ def word_times_small(x: np.ndarray, small: np.ndarray) -> np.ndarray:
 
 
 def upper_times(x: np.ndarray, word: np.uint64) -> np.ndarray:
-    """x word, modulo 2^128, over 2^64: words [..., N] of x [..., 2, N], off by one at most."""
+    """x word, modulo 2^128, over 2^64, rounded: words [..., N] of x [..., 2, N]."""
     half, ones = np.uint64(32), np.uint64(0xFFFFFFFF)
-    low, high = x[..., 0, :], x[..., 1, :]
-    found = high * word + (low >> half) * (word >> half) + np.uint64(1)
-    found += (low >> half) * (word & ones) >> half
-    found += (low & ones) * (word >> half) >> half
-    return found
+    low, high = x[..., 0, :] & ones, x[..., 0, :] >> half
+    word_low, word_high = word & ones, word >> half
+    # What is below 2^64: in units of 2^33, so that it stays a word.
+    middle = (low * word_low >> np.uint64(33)) + (low * word_high >> np.uint64(1))
+    middle += (high * word_low >> np.uint64(1)) + np.uint64(1 << 30)
+    return x[..., 1, :] * word + high * word_high + (middle >> np.uint64(31))
 
 
 def plus_at(x: np.ndarray, message: np.ndarray, at: int) -> np.ndarray:
