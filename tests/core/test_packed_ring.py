@@ -311,12 +311,3 @@ def test_public_strings_are_those_of_their_labels() -> None:
     assert (rlwe.public("some label", 0, 5, 4)[3:] == found).all()
     assert (rlwe.public("some", 0, 1, 4) != found[:1]).all()
     assert (rlwe.public("some label", 3, 1, 9)[0, :4] == found[0]).all()
-
-
-def test_largest_sums_are_of_so_many_words() -> None:
-    with pytest.raises(ValueError, match="4097 words"):
-        Layout(1, 1, 4097, 1)
-    with pytest.raises(ValueError, match="4098 words"):
-        Layout(1, 2, 2049, 1)
-    Layout(1, 1, 4096, 1)
-    Layout(1, 2, 2048, 1)
