@@ -26,12 +26,14 @@ Error. Step 4 multiplies by 2^g, which is why the message stands at 2^(64 - g). 
 share's last place the standard deviation of the error is, for g = 6 and 256 words of X in
 sum_b X_rb,
 
-    e X_rb           2^62.2 * 3.24 * 2^4, over 2^64, times 2^g        2^9.9
-    rounding of c0   2^-1.8 * (2 N / 3)^(1/2), times 2^g              2^10.4
-    switching        2^20.2 * 3.24 * (3 N)^(1/2) / 2^26, times 2^g    2^9.2
-    e s' and e' s    3.24 * (4 N / 3)^(1/2)                           2^8.4
+    e X_rb            2^62.2 * 3.24 * 2^4, over 2^64, times 2^g          2^9.9
+    rounding of c0    2^-1.8 * (2 N / 3)^(1/2), times 2^g (4/3)^(1/2)    2^10.6
+    switching         2^20.2 * 3.24 * (2 N)^(1/2) / 2^26, times 2^g / 3^(1/2)  2^8.1
+    e s' and e' s     3.24 * (4 N / 3)^(1/2)                             2^8.4
 
-so a product of fixed-point words, of which 18 bits are truncated, is off by 2^-7 of its last place.
+or 2^10.9 in all, 2^11.4 when both parties encrypt. A product of fixed-point words, of which 18 bits
+are truncated, is off by 2^-6.6 of its last place. It is 2^12.2 for a row of 768 words squared
+(encrypted by one party) and for scaled rows (by both), 128 of them at once, where g = 7.
 
 What each party learns. The evaluator sees RLWE samples under s: ciphertexts, the key, and switching
 keys. The owner sees c0 under an RLWE sample of the evaluator's, a fresh s' each, and c1 under w. It
