@@ -1,4 +1,4 @@
-"""Where words of packed products stand: the formulas of `packed.layout`, coefficient by coefficient.
+"""Where words of packed products stand: the formulas of `packed.layout`, place by place.
 
 Mostly modulo X^64 + 1, where small matrices fill polynomials.
 """

@@ -154,7 +154,7 @@ def test_shares_look_uniform() -> None:
     ],
 )
 def test_owners(x: Owner, y: Owner, found: list[int]) -> None:
-    """Who has words of Y that the other one's X is to be multiplied with; nobody else sends keys."""
+    """Who has words of Y while the other one has some of X; nobody else sends keys."""
     c, two = correlation_of(2, 3, 4, x, y), PackedTwo()
     assert owners(c) == found
     check(c, two.draw(c, 2), two)
@@ -220,7 +220,8 @@ def test_traffic_of_rows(c: Correlation) -> None:
 
 
 def changed(data: bytes, how: str) -> bytes:
-    return {"cut": data[:-1], "a word less": data[:-8], "longer": data + bytes(8), "empty": b""}[how]
+    short = {"cut": data[:-1], "a word less": data[:-8], "empty": b""}
+    return short.get(how, data + bytes(8))
 
 
 @pytest.mark.parametrize("how", ["cut", "a word less", "longer", "empty"])

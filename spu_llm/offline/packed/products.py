@@ -265,8 +265,9 @@ class PackedProducts:
 
 
 def _key_bytes(keys: np.ndarray) -> bytes:
-    """Words [word limbs, 2, N], modulo 2^90: twelve bytes a coefficient."""
-    return keys[:, 0].tobytes() + keys[:, 1].astype(np.uint32).tobytes()
+    """Of words [word limbs, 2, N], modulo 2^90: twelve a coefficient."""
+    high = keys[:, 1] & np.uint64((1 << KEY_BITS - 64) - 1)
+    return keys[:, 0].tobytes() + high.astype(np.uint32).tobytes()
 
 
 def _from_key_bytes(data: bytes) -> np.ndarray:

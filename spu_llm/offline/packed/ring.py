@@ -1,9 +1,10 @@
 """Polynomials modulo X^N + 1 and 2^128, 2^90 or 2^64: what packed products are made of.
 
-A coefficient is a word (uint64) modulo 2^64, else two, the low one first. Polynomials are multiplied
-by floating-point transforms (`spu_llm.offline.rlwe`) of their *limbs*: digits of 22 bits, or 18 for
-2^90, balanced around zero. Sums of such products stay below 2^48 or so in the mean square, a double
-has 53 bits, so rounding makes them exact (tests/core/test_packed_ring.py measures the margin).
+A coefficient is a word (uint64) modulo 2^64, else two, the low one first. Polynomials are
+multiplied by floating-point transforms (`spu_llm.offline.rlwe`) of their *limbs*: digits of 22
+bits, or 18 for 2^90, balanced around zero. Sums of such products stay below 2^48 or so in the mean
+square, a double has 53 bits, so rounding makes them exact (tests/core/test_packed_ring.py measures
+the margin).
 
 Parameters: N = 8192, log q = 128 at most, uniform ternary secrets, centred binomial noise of
 standard deviation 3.24. The homomorphic encryption standard (homomorphicencryption.org, 2018, table
