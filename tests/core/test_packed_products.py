@@ -125,7 +125,8 @@ def test_error_is_as_predicted(c: Correlation, units: int, stated: float) -> Non
 def test_shares_look_uniform() -> None:
     """Of zeros too, and of either direction by itself: the client's is -w, the provider's has w."""
     two = PackedTwo()
-    zeros = [[np.zeros((2, 64, 8), np.uint64), np.zeros((2, 8, 64), np.uint64)]] * 2
+    zeros = [[np.zeros((3, 64, 8), np.uint64), np.zeros((3, 8, 64), np.uint64)]] * 2
+    assert layout_of(one_way(64, 8, 64), zeros).answers == 2
     for c in (correlation_of(64, 8, 64), one_way(64, 8, 64)):
         for share in two.make(c, zeros):
             assert looks_uniform(as_bytes(share))

@@ -26,14 +26,14 @@ Error. Step 4 multiplies by 2^g, which is why the message stands at 2^(64 - g). 
 share's last place the standard deviation of the error is, for g = 6 and 256 words of X in
 sum_b X_rb,
 
-    e X_rb            2^62.2 * 3.24 * 2^4, over 2^64, times 2^g          2^9.9
-    rounding of c0    2^-1.8 * (2 N / 3)^(1/2), times 2^g (4/3)^(1/2)    2^10.6
-    switching         2^20.2 * 3.24 * (2 N)^(1/2) / 2^26, times 2^g / 3^(1/2)  2^8.1
-    e s' and e' s     3.24 * (4 N / 3)^(1/2)                             2^8.4
+    e X_rb            2^62.2 * 3.24 * 2^4, over 2^64, times 2^g                  2^9.9
+    rounding of c0    2^-1.8 * (2 N / 3)^(1/2), times 2^g (4/3)^(1/2)            2^10.6
+    switching         2^20.2 * 3.24 * (2 N)^(1/2) / 2^26, times 2^g / 3^(1/2)    2^8.1
+    e s' and e' s     3.24 * (4 N / 3)^(1/2)                                     2^8.4
 
 or 2^10.9 in all, 2^11.4 when both parties encrypt. A product of fixed-point words, of which 18 bits
-are truncated, is off by 2^-6.6 of its last place. It is 2^12.2 for a row of 768 words squared
-(encrypted by one party) and for scaled rows (by both), 128 of them at once, where g = 7.
+are truncated, is off by 2^-6.6 of its last place. Of 128 units at once, where g = 7, it is 2^12.2
+for sums of 768 squares (encrypted by one party) and for scaled rows (by both).
 
 What each party learns. The evaluator sees RLWE samples under s: ciphertexts, the key, and switching
 keys. The owner sees c0 under an RLWE sample of the evaluator's, a fresh s' each, and c1 under w. It
@@ -44,7 +44,8 @@ Conditions, each with a test (tests/core/test_packed_conditions.py):
   - p and every a come from strings that neither party chooses, one of its own for everything that
     is encrypted: two ciphertexts under one a differ by what they hold, and p = 0 would show c0.
   - s' and w are fresh for every answer.
-  - The error depends on e, s and X. Nobody opens a product before its last bits are truncated.
+  - The error depends on e, s and X. Nobody opens a product before its last bits are truncated:
+    18 of them, and few enough products, since with some 2^28 the evaluator would still find s.
 
 Gaps, stated: switching keys encrypt s(X^d) under s (circular security, as in all libraries of
 homomorphic encryption). Parties are semi-honest: an evaluator that sends another c0 puts a function

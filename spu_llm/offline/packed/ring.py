@@ -61,7 +61,7 @@ def _bits(words: list[np.ndarray], at: int, width: int) -> np.ndarray:
 
 def wide(sums: np.ndarray) -> np.ndarray:
     """sum of 2^(22 i) sums_i modulo 2^128: words [..., 2, N] of int64 [..., 6, N]."""
-    digits, carry = [], np.int64(0)
+    digits, carry = [], np.zeros_like(sums[..., 0, :])
     for i in range(5):
         total = sums[..., i, :] + carry
         digits.append(total.view(np.uint64) & np.uint64((1 << LIMB) - 1))
