@@ -25,7 +25,6 @@ from spu_llm.offline.packed.ring import N
 _ROWS = 2  # of X in a polynomial: more make fewer polynomials of X's, and more of Y's
 _PACKED = 128  # pairs that become one, at most: the error grows with them
 
-
 CIPHERTEXT_BYTES = 16 * N  # of b_b
 
 

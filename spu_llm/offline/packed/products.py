@@ -26,27 +26,27 @@ Error. Step 4 multiplies by 2^g, which is why the message stands at 2^(64 - g). 
 share's last place the standard deviation of the error of one direction is, for g = 6 and 256 words
 of X in sum_b X_rb,
 
-    e X_rb           2^62.2 * 3.24 * 2^4, over 2^64, times 2^g              2^9.9
-    rounding of c0   2^-1.8 * (2 N / 3)^(1/2), times 2^g                    2^10.6
-      and of steps 4, each of which halves what it adds to: (4 / 3)^(1/2)
-    switching        2^20.2 * 3.24 * (3 N)^(1/2) / 2^26, times 2^g          2^9.4
-    e s' and e' s    3.24 * (4 N / 3)^(1/2)                                 2^8.4
+    e X_rb            2^62.2 * 3.24 * 2^4, over 2^64, times 2^g                  2^9.9
+    rounding of c0    2^-1.8 * (2 N / 3)^(1/2), times 2^g (4/3)^(1/2)            2^10.6
+    switching         2^20.2 * 3.24 * (2 N)^(1/2) / 2^26, times 2^g / 3^(1/2)    2^8.1
+    e s' and e' s     3.24 * (4 N / 3)^(1/2)                                     2^8.4
 
-2^11 in all, 2^11.5 of both directions, and twice that for g = 7, the most there is. A product of
-fixed-point words, of which 18 bits are truncated, is off by 2^-5.5 of its last place at most.
+or 2^10.9 in all, 2^11.4 when both parties encrypt. A product of fixed-point words, of which 18 bits
+are truncated, is off by 2^-6.6 of its last place. Of 128 units at once, where g = 7, it is 2^12.2
+for sums of 768 squares (encrypted by one party) and for scaled rows (by both).
 
 What each party learns. The evaluator sees RLWE samples under s: ciphertexts, the key, and switching
-keys (which travel modulo 2^96). The owner sees c0 under an RLWE sample of the evaluator's, a fresh
-s' each, and c1 under w. If RLWE with ternary secrets is hard (`packed.ring` has the parameters),
-all of this is uniform to who sees it; c0 and c1 are so whatever the owner has sent.
+keys. The owner sees c0 under an RLWE sample of the evaluator's, a fresh s' each, and c1 under w. If
+RLWE with ternary secrets is hard (`packed.ring` has the parameters), all of this is uniform to who
+sees it; c0 and c1 are so whatever the owner has sent.
 
 Conditions, each with a test (tests/core/test_packed_conditions.py):
   - p and every a come from strings that neither party chooses, one of its own for everything that
     is encrypted: two ciphertexts under one a differ by what they hold, and p = 0 would show c0.
   - s' and w are fresh for every answer.
-  - Nobody opens a product before its last bits are truncated: its error depends on e, s and X. At
-    g = 6 a coefficient of s moves it by 2^-13.6 of the place that 18 truncated bits leave, so who
-    knows the product from elsewhere needs some 2^30 opened ones for it.
+  - Nobody opens a product before its last bits are truncated, 18 of them, nor too many: its error
+    depends on e, s and X, and who knows the product from elsewhere finds s from some 2^28 that are
+    opened.
 
 Gaps, stated:
   - Circular: switching keys encrypt s(X^d) under s, as in all libraries of homomorphic encryption.
@@ -290,8 +290,9 @@ def _products(factors: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _key_bytes(keys: np.ndarray) -> bytes:
-    """Words [word limbs, 2, N], modulo 2^90: twelve bytes a coefficient."""
-    return keys[:, 0].tobytes() + keys[:, 1].astype(np.uint32).tobytes()
+    """Of words [word limbs, 2, N], modulo 2^90: twelve a coefficient."""
+    high = keys[:, 1] & np.uint64((1 << KEY_BITS - 64) - 1)
+    return keys[:, 0].tobytes() + high.astype(np.uint32).tobytes()
 
 
 def _from_key_bytes(data: bytes) -> np.ndarray:
