@@ -29,14 +29,16 @@ compute it before: r is independent of x for semi-honest parties.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from protocols.arithmetic.narrow import FRAC_BITS
+from protocols.arithmetic.narrow import FRAC_BITS, MAX_BITS
 from protocols.arithmetic.truncate import share_of
 from protocols.bits.convert import arith_cost, as_arith
 from spu_llm.core.op import protocol_op
@@ -76,6 +78,15 @@ def bound(width: int, bits: int) -> Bound:
         if 2 * b < 2.0**63 / (width * 2.0**a) and math.sqrt(8) * b < GAP * deviation:
             return Bound(a + 1, units, bits)
     raise ValueError(f"no projections that compare {bits} bits for rows of {width}")
+
+
+@functools.cache
+def least_bits(width: int) -> int:
+    """Of comparisons of projections of rows of `width` numbers. ValueError for too wide ones."""
+    for bits in range(9, MAX_BITS):
+        with suppress(ValueError):
+            return bound(width, bits).bits
+    return bound(width, MAX_BITS).bits
 
 
 def _factors(common: Prg, width: int, factor_bits: int) -> np.ndarray:

@@ -31,7 +31,7 @@ from jax import Array
 
 from protocols.arithmetic.narrow import FRAC_BITS, narrow
 from protocols.arithmetic.product import scale_rows, sum_squares
-from protocols.arithmetic.projection import LONGEST, bound, project
+from protocols.arithmetic.projection import LONGEST, bound, least_bits, project
 from protocols.arithmetic.truncate import truncate
 from protocols.bits.mux import mux
 from protocols.functions.exponential import SCALE_BITS, scaled_exponential
@@ -166,7 +166,6 @@ rsqrt = _on_range("rsqrt", _inverse_root)
 # Mean squares of rows, public; a model's own range is narrower (`models.ranges`).
 NORM_LOW, NORM_HIGH = 2.0**-11, 2.0**14
 _NORM_PIECES = 8  # per octave: half the comparisons for an error that a whole row shares
-_NORM_BITS = 31  # of comparisons: what projections need
 
 
 _LEAST_SUM = 2.0**22  # in words: their noise is 2^12 (`protocols.arithmetic.product`)
@@ -211,7 +210,7 @@ def _norm_lines(
         return gain / np.sqrt(s / d + epsilon)
 
     function = lines(
-        of_sum, low * d, high * d, 2 * FRAC_BITS, position_out, _NORM_PIECES, _NORM_BITS
+        of_sum, low * d, high * d, 2 * FRAC_BITS, position_out, _NORM_PIECES, least_bits(d)
     )
     return function, position_out
 
@@ -249,7 +248,7 @@ On shares that int32 is right for all 64-bit words, but for a probability of 2^-
 # ---- softmax
 
 _FINE_BITS = 30  # of scores in units: what exponentials look at, and more
-_COARSE = 8  # low bits that comparisons of scores leave out
+_COARSE = 14  # low bits that comparisons of scores leave out: units of 1/16
 LARGEST_SCORE = 2.0**18  # what comparisons of narrow words hold
 RECIPROCAL_BITS = 26  # fraction bits of the reciprocal of a row's sum
 
@@ -259,7 +258,7 @@ def score_bits(largest: float) -> int:
     of coarse scores, hidden ones below all others.
     """
     units = 2.0 ** (FRAC_BITS - _COARSE)
-    return max(18, 2 + math.ceil(math.log2(2 * largest * units + 4)))
+    return max(12, 2 + math.ceil(math.log2(2 * largest * units + 4)))
 
 
 _SCORE_BITS = score_bits(511)
@@ -269,13 +268,13 @@ def softmax_weights(
     scores: Any, visible: Any = None, bits: int = _SCORE_BITS
 ) -> tuple[Any, Any]:
     """Unnormalised weights exp(z - m) [rows, n] of the rows z of scores, from 0 to 1, and m [rows],
-    as words of `bits` bits in units of 2^-10.
+    as words of `bits` bits in units of 1/16.
 
     scores: [rows, n] shared product words (36 fraction bits; as floats z 2^18); `bits`, from
     `score_bits`, holds |z| where visible. visible: [rows, n], bool and public, or float and one
     party's secret: negative where hidden. Hidden scores weigh exactly nothing.
 
-    m is an upper bound of the row's maximum, 0.004 above it at most: the maximum of coarse scores;
+    m is an upper bound of the row's maximum, 3/16 above it at most: the maximum of coarse scores;
     far below all scores where a row sees none.
     """
     # Half the way to a softmax is free: narrow words need no truncation.
@@ -303,8 +302,8 @@ def _exponentials(fine: Any, coarse: Any, bits: int) -> Any:
 
 
 def reciprocal_of_sums(sums: Any, n: int) -> tuple[Any, Any]:
-    """Reciprocals [rows] of sums of n weights, the largest of which is one, as words of 26 fraction
-    bits, and an int32 that is positive if a sum was out of range, else 0.
+    """Reciprocals [rows] of sums of n weights, the largest of which is from exp(-3/16) to one, as
+    words of 26 fraction bits, and an int32 that is positive if a sum was out of range, else 0.
     """
     return evaluate(sums, _sum_lines(n))
 
@@ -320,8 +319,8 @@ def _hide(rows: Any, visible: Any, bits: int) -> Any:
 
 @functools.cache
 def _sum_lines(n: int) -> Lines:
-    """1 / s of a sum of n weights, the largest of which is one."""
-    return lines(_inverse, 0.9, max(n, 2) + 0.5, FRAC_BITS, RECIPROCAL_BITS)
+    """1 / s of a sum of n weights, the largest of which is from exp(-3/16) to one."""
+    return lines(_inverse, 0.8, max(n, 2) + 0.5, FRAC_BITS, RECIPROCAL_BITS)
 
 
 def _softmax(scores: Array) -> Array:
