@@ -127,21 +127,16 @@ def _cost(bit: Value, x: Value) -> Cost:
     return arith_cost(x) + (mux_cost(count, width_of(x)) if count else Cost())
 
 
-def correct_mux(
-    party: SimulatedParty, difference: np.ndarray, *, bits: int = 64, later: int = 0
-) -> None:
+def correct_mux(party: SimulatedParty, difference: np.ndarray, *, bits: int = 64) -> None:
     """Change the last prepared products so that the result, mod 2^bits, grows by `difference`
-    (words). l w enters the result times 1 or -1, as the opened bit says. `later`: prepared products
-    of bits (`protocols.bits.convert.BITS`), and rounds, that come after these.
+    (words). l w enters the result times 1 or -1, as the opened bit says.
     """
-    sent, received = (
-        unpack(m[-1 - later], difference.size) for m in (party.outgoing, party.incoming)
-    )
+    sent, received = (unpack(m[-1], difference.size) for m in (party.outgoing, party.incoming))
     difference = (_1 - _2 * (sent ^ received)) * difference.reshape(-1)
     if bits > NARROW_BITS:
-        party.drawn[-1 - 3 * later][:, 0] += difference
+        party.drawn[-1][:, 0] += difference
     else:
-        party.drawn[-1 - 3 * later] += difference << np.uint64(NARROW_BITS)
+        party.drawn[-1] += difference << np.uint64(NARROW_BITS)
 
 
 def _correct(bit: Value, x: Value) -> Correct:

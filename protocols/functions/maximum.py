@@ -8,7 +8,8 @@ negations, the maximum is
     m = x_0 + sum_{i = 1..f-1} w_i (x_i - x_0):
 
 the w_i are one round of `protocols.bits.gates` (a match of two needs none), the products another
-one (`protocols.bits.mux`). A short last match is filled up with the row's last word.
+one (`protocols.bits.mux`). A short last match is filled up with the row's last word. Words may
+carry others with them, such as their places (`protocols.functions.argmax`): the same w_i choose.
 
 Wide matches take fewer rounds, narrow ones fewer comparisons: `fan_ins` weighs one against the
 other (`protocols.bits.price`). Comparisons are CrypTFlow2's (CCS'20), the gate is Beaver's
@@ -48,12 +49,12 @@ def all_of(inputs: int) -> Gate:
     return Gate(f"all of {inputs}", 0, 0, inputs, (times(*map(variable, range(inputs))),))
 
 
-def _match_cost(fan_in: int, count: int, bits: int, width: int) -> Cost:
-    """What `count` matches of words of `width` bits send."""
+def _match_cost(fan_in: int, count: int, bits: int, width: int, kinds: int) -> Cost:
+    """What `count` matches send of words of `width` bits, with kinds - 1 that each carries."""
     cost = sign_cost(len(pairs(fan_in)) * count, bits)
     if fan_in > 2:
         cost += gate_cost(all_of(fan_in - 1), count, fan_in - 1)
-    return cost + mux_cost((fan_in - 1) * count, width)
+    return cost + mux_cost(kinds * (fan_in - 1) * count, width)
 
 
 def _match_products(fan_in: int, count: int, bits: int) -> int:
@@ -66,13 +67,15 @@ def _match_products(fan_in: int, count: int, bits: int) -> int:
     return total
 
 
-def fan_ins(rows: int, n: int, bits: int, width: int = 64) -> tuple[int, ...]:
+def fan_ins(rows: int, n: int, bits: int, width: int = 64, kinds: int = 1) -> tuple[int, ...]:
     """Words per match, level by level, that give the maxima of `rows` rows of n words cheapest."""
-    return _fan_ins(rows, n, bits, width)[1]
+    return _fan_ins(rows, n, bits, width, kinds)[1]
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _fan_ins(rows: int, n: int, bits: int, width: int) -> tuple[int, tuple[int, ...]]:
+def _fan_ins(
+    rows: int, n: int, bits: int, width: int, kinds: int
+) -> tuple[int, tuple[int, ...]]:
     """Price and words per match."""
     if n == 1:
         return 0, ()
@@ -80,67 +83,68 @@ def _fan_ins(rows: int, n: int, bits: int, width: int) -> tuple[int, tuple[int, 
     for fan_in in range(2, min(n, _MAX_FAN_IN) + 1):
         left = -(-n // fan_in)
         count = rows * left
-        own = price(_match_cost(fan_in, count, bits, width), _match_products(fan_in, count, bits))
-        above, then = _fan_ins(rows, left, bits, width)
+        cost = _match_cost(fan_in, count, bits, width, kinds)
+        own = price(cost, _match_products(fan_in, count, bits))
+        above, then = _fan_ins(rows, left, bits, width, kinds)
         plans.append((own + above, (fan_in, *then)))
     return min(plans, key=lambda plan: plan[0])
 
 
-def _plan_cost(plan: tuple[int, ...], rows: int, n: int, bits: int, width: int) -> Cost:
+def maximum_words(party: Party, x: np.ndarray, bits: int, width: int = 64) -> np.ndarray:
+    """Shares [kinds, rows] of the row maxima of the first of words [kinds, rows, n], shared mod
+    2^width, and of what stands with them in the others.
+    """
+    kinds, rows, n = x.shape
+    for fan_in in fan_ins(rows, n, bits, width, kinds):
+        x = _level(party, x, fan_in, bits, width)
+    return x[:, :, 0]
+
+
+def maximum_cost(rows: int, n: int, bits: int, width: int = 64, kinds: int = 1) -> Cost:
+    """Of `maximum_words`."""
     total = Cost()
-    for fan_in in plan:
+    for fan_in in fan_ins(rows, n, bits, width, kinds):
         n = -(-n // fan_in)
-        total += _match_cost(fan_in, rows * n, bits, width)
+        total += _match_cost(fan_in, rows * n, bits, width, kinds)
     return total
 
 
-def maximum_words(party: Party, x: np.ndarray, bits: int, width: int = 64) -> np.ndarray:
-    """Shares [rows] of the row maxima of words [rows, n], shared mod 2^width."""
-    rows, n = x.shape
-    for fan_in in fan_ins(rows, n, bits, width):
-        x = _level(party, x, fan_in, bits, width)
-    return x[:, 0]
-
-
-def maximum_cost(rows: int, n: int, bits: int, width: int = 64) -> Cost:
-    """Of `maximum_words`."""
-    return _plan_cost(fan_ins(rows, n, bits, width), rows, n, bits, width)
-
-
 def correct_maximum(
-    party: SimulatedParty, difference: np.ndarray, n: int, bits: int, width: int = 64, *,
-    later: int = 0,
+    party: SimulatedParty, difference: np.ndarray, n: int, bits: int, width: int = 64,
+    kinds: int = 1,
 ) -> None:  # fmt: skip
-    """Add `difference` (words [rows]) to what `maximum_words` gives of rows of n > 1 words: the
-    last match adds products to its first word, and the first of them changes. `later` as in
-    `protocols.bits.mux.correct_mux`.
+    """Add `difference` (words [rows]) to what `maximum_words` gives last of rows of n > 1 words:
+    the last match adds products to its first word, and the first of them changes.
     """
     rows = len(difference)
-    products = np.zeros((fan_ins(rows, n, bits, width)[-1] - 1, rows), np.uint64)
-    products[0] = difference
-    correct_mux(party, products, bits=width, later=later)
+    products = np.zeros((kinds, fan_ins(rows, n, bits, width, kinds)[-1] - 1, rows), np.uint64)
+    products[-1, 0] = difference
+    correct_mux(party, products, bits=width)
 
 
 def _level(party: Party, x: np.ndarray, fan_in: int, bits: int, width: int) -> np.ndarray:
-    """Words [rows, n] -> the winners [rows, ceil(n / fan_in)] of matches of `fan_in`.
+    """Words [kinds, rows, n] -> the winners [kinds, rows, ceil(n / fan_in)] of matches of `fan_in`.
 
     1. Compare all pairs of every match. 2. Who wins. 3. The winner, as its distance from the first.
     """
-    rows, n = x.shape
+    kinds, rows, n = x.shape
     matches = -(-n // fan_in)
-    filled = np.concatenate([x, np.repeat(x[:, -1:], matches * fan_in - n, axis=1)], axis=1)
+    filled = np.concatenate([x, np.repeat(x[..., -1:], matches * fan_in - n, axis=2)], axis=2)
     # Match by match in the last axis, so that every step works on long arrays.
-    players = np.ascontiguousarray(filled.reshape(rows * matches, fan_in).T)
+    by_match = filled.reshape(kinds, rows * matches, fan_in)
+    players = np.ascontiguousarray(by_match.transpose(0, 2, 1))
     # 1. less[k] = [x_i < x_j] = [x_i - x_j < 0]
-    differences = np.stack([players[i] - players[j] for i, j in pairs(fan_in)])
+    first = players[0]
+    differences = np.stack([first[i] - first[j] for i, j in pairs(fan_in)])
     less = sign_words(party, differences, bits)
     # 2.
     wins = less if fan_in == 2 else _winners(party, less, fan_in)
     # 3.
-    distances = players[1:] - players[0]
-    moved = mux_words(party, wins.reshape(-1), distances.reshape(-1), width)
+    distances = players[:, 1:] - players[:, :1]
+    moved = mux_words(party, np.tile(wins.reshape(-1), kinds), distances.reshape(-1), width)
     moved = moved.reshape(distances.shape)
-    return (players[0] + moved.sum(axis=0, dtype=np.uint64)).reshape(rows, matches)
+    winners = players[:, 0] + moved.sum(axis=1, dtype=np.uint64)
+    return winners.reshape(kinds, rows, matches)
 
 
 def _winners(party: Party, less: np.ndarray, fan_in: int) -> np.ndarray:
@@ -166,7 +170,7 @@ def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
     _check(x, bits)
     share = as_arith(party, x, narrow=True)
     words = share.words
-    found = maximum_words(party, words, bits, share.bits) if len(words) else words[:, 0]
+    found = maximum_words(party, words[None], bits, share.bits)[0] if len(words) else words[:, 0]
     return Arith(found, share.dtype, share.frac_bits, share.bits)
 
 
