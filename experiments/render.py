@@ -162,6 +162,7 @@ TABLES: dict[str, Tables] = {
     "stock_options": printed("stock_options", options.table, seconds=False),
     "logits": printed("logits", logits.table, seconds=False),
     "verify": Tables(_VERIFY, measured_tables.verification),
+    "chain": Tables(("chain",), measured_tables.chain),
     "functions": Tables(("ops",), measured_tables.functions),
     "ops": Tables(_OPS, measured_tables.ops),
     "transcript": single("transcript", transcript.in_results, seconds=False),

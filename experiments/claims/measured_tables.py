@@ -6,7 +6,7 @@ Columns marked with = are not measured: they say what the code does now (`exact_
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.benchmarks import verify_report
@@ -88,6 +88,54 @@ def ops(files: Files) -> list[str]:
             *(_seconds(rows[op, size]) if (op, size) in rows else "–" for rows in elsewhere),
         ])  # fmt: skip
     return _with_origin(files, [exact_cells.MARK.format("ops"), *report.table(heads, table)])
+
+
+def chain(files: Files) -> list[str]:
+    """A pass over a prompt, and the tokens decoded one by one after it."""
+    (result,) = _sessions(files)
+    tokens = result["tokens"]
+    heads = (
+        "", "seconds online", "seconds ahead", "seconds in all", "MB online", "MB ahead",
+        "MB in all", "messages",
+    )  # fmt: skip
+    mean = {
+        "seconds": _mean(t["seconds"] for t in tokens),
+        "online": _mean(both_ways(t) for t in tokens),
+        "messages": _mean(t["messages"] for t in tokens),
+        "ahead": _mean(t["offline"]["seconds"] for t in tokens),
+        "made": _mean(both_ways(t["offline"]) for t in tokens),
+    }
+    first = result["prefill"]
+    rows = [
+        _of_pass(f"prefill of {result['shape']['prompt_tokens']} tokens", {
+            "seconds": first["seconds"], "online": both_ways(first), "messages": first["messages"],
+            "ahead": first["offline"]["seconds"], "made": both_ways(first["offline"]),
+        }),
+        _of_pass(f"a token, mean of {len(tokens)}", mean),
+    ]  # fmt: skip
+    whole = [t["seconds"] + t["offline"]["seconds"] for t in tokens]
+    gaps, memory = result["gaps"], result["peak_memory"]
+    words = (
+        f"A token took {min(whole):.1f} to {max(whole):.1f} s in all. Of {len(gaps)} tokens "
+        f"{sum(gap == 0 for gap in gaps)} are those of float32 in plaintext; the logits of the "
+        f"others are {max(gaps):.4f} below the largest at most. Peak memory, worker of each party: "
+        + ", ".join(f"{role} {size / 2**30:.2f} GiB" for role, size in memory.items())
+        + "."
+    )
+    return [*_with_origin(files, report.table(heads, rows)), words]
+
+
+def _mean(numbers: Iterable[float]) -> float:
+    found = list(numbers)
+    return sum(found) / len(found)
+
+
+def _of_pass(name: str, of: Mapping[str, float]) -> list[str]:
+    online, made = of["online"] / 1e6, of["made"] / 1e6
+    return [
+        name, f"{of['seconds']:.1f}", f"{of['ahead']:.1f}", f"{of['seconds'] + of['ahead']:.1f}",
+        f"{online:.1f}", f"{made:.1f}", f"{online + made:.1f}", f"{of['messages']:,.0f}",
+    ]  # fmt: skip
 
 
 def _fastest(row: dict[str, Any]) -> dict[str, Any]:

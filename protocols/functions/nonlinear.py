@@ -168,7 +168,7 @@ NORM_LOW, NORM_HIGH = 2.0**-11, 2.0**14
 _NORM_PIECES = 8  # per octave: half the comparisons for an error that a whole row shares
 
 
-_LEAST_SUM = 2.0**22  # in words: their noise is 2^12 (`protocols.arithmetic.product`)
+_LEAST_SUM = 2.0**20  # in words, of which 2^12 are noise (`protocols.arithmetic.product`)
 
 
 def norm_high(width: int) -> float:
