@@ -103,7 +103,7 @@ def further_completions(files: Files) -> list[str]:
     ((network, tokens), records) = next(iter(completions_report.groups(data).items()))
     criteria = completions_report.criteria(records, network)
     return [
-        f"### Complete generations on {network}",
+        f"### {saved.title(name) or f'Complete generations on {network}'}",
         _filled(f"Completions of {tokens} tokens as above, {saved.origin(name)}."),
         *completions(files),
         "\n".join(f"- {text}" for text in criteria),
@@ -157,6 +157,8 @@ TABLES: dict[str, Tables] = {
     "completions": Tables(("completions",), completions),
     "completions_lan": Tables(("completions_lan",), further_completions),
     "completions_wan": Tables(("completions_wan",), further_completions),
+    "completions_packed": Tables(("completions_packed",), further_completions),
+    "completions_packed_lan": Tables(("completions_packed_lan",), further_completions),
     "demo": single("demo", shipped.demo_in_results),
     "latency": Tables(("latency",), measured_tables.latency),
     "stock_options": printed("stock_options", options.table, seconds=False),

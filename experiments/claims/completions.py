@@ -46,6 +46,7 @@ from models.family import logits
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
+from spu_llm.app.defaults import DRAFT_LENGTH
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.machine import machine
@@ -63,7 +64,6 @@ PROGRAM = replace(COMPLETION, name="completion-study", module=__name__)
 PROMPTS = DATA / "prompts.json"
 SYSTEMS = ("stock", "ours-standard", "ours-drafted")
 MODES = ("greedy", "sampled")
-DRAFT_LENGTH = 7
 TEMPERATURE = 0.7
 NGRAM = 4
 NO_COST = dict.fromkeys(FIGURES, 0)

@@ -32,6 +32,11 @@ def timed(name: str) -> bool:
     return bool(load("index")[name]["quiet"])
 
 
+def title(name: str) -> str:
+    """What the result's section is called, if it says so."""
+    return str(load("index")[name].get("title", ""))
+
+
 def there(*names: str) -> list[str]:
     """Those of these results that the index has."""
     index = load("index")

@@ -24,7 +24,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +269,20 @@ def fit(
     )
 
 
+def with_others(found: Prices, before: Prices) -> Prices:
+    """Kinds that these runs did not make keep their price."""
+    kept = sorted(before.messages.keys() - found.messages.keys())
+    if not kept:
+        return found
+    return replace(
+        found,
+        origin=f"{found.origin}; {', '.join(kept)}: of commit {before.machine['commit']}",
+        flat={**before.flat, **found.flat},
+        fitted={**before.fitted, **found.fitted},
+        messages={**before.messages, **found.messages},
+    )
+
+
 def _mean(costs: Sequence[Cost]) -> Cost:
     return {name: total / len(costs) for name, total in summed(costs).items()}
 
@@ -311,7 +325,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     more = [result for path in options.more for result in _results(path)]
-    found = measure(commands.private_model(options), more=more)
+    found = with_others(measure(commands.private_model(options), more=more), Prices.load())
     write_json(options.json or SHIPPED, asdict(found))
     print(f"written to {options.json or SHIPPED}", flush=True)
 

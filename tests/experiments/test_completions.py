@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from pathlib import Path
@@ -248,14 +249,15 @@ def test_a_token_that_plaintext_does_not_give_is_found(tiny_pair: tuple[Path, Pa
 def _watched(
     session: PartySession, job: Job[Request, ClientInputs]
 ) -> tuple[dict[str, Any], dict[str, int], Traffic]:
-    """The study's result; the units that SPU made, by name; and all payload that went to the peer
+    """The study's result; the units that were made, by name; and all payload that went to the peer
     and came from it until the completion ended, counted where it is sent.
     """
     units: dict[str, int] = {}
     spu, own = session._spu, threading.get_ident()  # the peer is another thread
     sent = sum((e.traffic for e in session.meter.entries if e.kind == "segment"), Traffic())
     ended: list[Traffic] = []
-    run, make, account = spu.run, spu.make, completions.account
+    run, account = spu.run, completions.account
+    makers = [(maker, maker.make) for maker in (spu, session._packed)]
     pack, unpack = merged_rounds.pack, merged_rounds.unpack
 
     def counted_run(*args: Any, **options: Any) -> Any:
@@ -264,7 +266,7 @@ def _watched(
         sent += traffic
         return results, traffic
 
-    def counted_make(correlation: Any, masks: Any) -> Any:
+    def counted(make: Any, correlation: Any, masks: Any) -> Any:
         units[correlation.name] = units.get(correlation.name, 0) + len(masks[0])
         return make(correlation, masks)
 
@@ -285,13 +287,14 @@ def _watched(
 
     def at_the_end(*args: Any) -> dict[str, Any]:
         if threading.get_ident() == own:
-            ended.append(sent + session._channel.traffic)
+            ended.append(sent + session._channel.traffic + session._material.traffic)
         return account(*args)
 
     with pytest.MonkeyPatch.context() as patch:
         if session.rank == CLIENT:
             patch.setattr(spu, "run", counted_run)
-            patch.setattr(spu, "make", counted_make)
+            for maker, make in makers:
+                patch.setattr(maker, "make", functools.partial(counted, make))
             patch.setattr(merged_rounds, "pack", counted_pack)
             patch.setattr(merged_rounds, "unpack", counted_unpack)
             patch.setattr(completions, "account", at_the_end)

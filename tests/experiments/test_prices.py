@@ -20,7 +20,7 @@ from experiments.cost_model.prices import Prices
 from experiments.cost_model.workload import Workload
 from models.gpt2 import GPT2Config
 from protocols.arithmetic.cached import cached_products, weighted_rows
-from protocols.arithmetic.product import SQUARE, TRIPLE, matrix_triple
+from protocols.arithmetic.product import SQUARE, TRIPLE, matrix_triple, row_squares, scaled_row
 from protocols.bits.compare import leaf, node
 from protocols.bits.convert import BITS
 from protocols.bits.gates import correlation
@@ -76,7 +76,7 @@ def test_a_transfer_a_product_with_a_bit(one: Correlation) -> None:
     assert Counted.count == 3 * one.transfers > 0
 
 
-@pytest.mark.parametrize("one", [SQUARE, TRIPLE, matrix_triple(2, 4, 2), cached_products(8, 2)])
+@pytest.mark.parametrize("one", [SQUARE, TRIPLE, matrix_triple(2, 4, 2), row_squares(9)])
 def test_what_is_encrypted_takes_no_transfers(one: Correlation) -> None:
     assert one.transfers == 0
 
@@ -116,7 +116,7 @@ def test_an_extension_is_priced_apart() -> None:
 # ---- against complete sessions
 
 
-def _alike(tile: int, d: int) -> dict[str, Correlation]:
+def _alike(config: GPT2Config, tile: int) -> dict[str, Correlation]:
     """A correlation of every kind of material in the records of complete generations."""
     return {
         "product of": BITS,
@@ -127,12 +127,13 @@ def _alike(tile: int, d: int) -> dict[str, Correlation]:
         "gate prefix": correlation(AND),
         "gate or": correlation(AND),
         "product triple": TRIPLE,
-        "matrix triple": matrix_triple(16, 1, 64),
-        "cached products": cached_products(tile, d),
+        "row squares": row_squares(config.width),
+        "scaled row": scaled_row(config.width),
+        "cached products": cached_products(tile, config.head_dim),
+        "weighted cached": weighted_rows(tile, config.head_dim),
         "bits times": BIT_TIMES_WORD,
         "word times": WORD_TIMES_CHOSEN,
         "transfer": TRANSFER,
-        "weighted cached": weighted_rows(tile, d),
     }
 
 
@@ -143,16 +144,12 @@ def _predicted(record: dict[str, Any], found: Prices) -> dict[str, float]:
     asked, kinds, agreed = record["asked"], record["costs"]["kinds"], record["config"]
     shape = {n.removeprefix("model."): agreed[n] for n in agreed if n.startswith("model.")}
     config = GPT2Config(**shape)
-    drafts = 7 if asked["system"] == "ours-drafted" else 0
+    drafts = agreed["request.draft_length"]
     request = Request(record["prompt_tokens"], asked["tokens"], drafts, temperature=0.0)
-    tile = tile_for(request.capacity(config))
     total = dict.fromkeys(FIGURES, 0.0)
-    for kind, one in _alike(tile, config.head_dim).items():
-        # As many tiles for scores as for values; keys for packing, once a session, are with them.
-        measured = kinds.get("weighted cached" if kind == "cached products" else kind)
-        alike = weighted_rows(tile, config.head_dim) if kind == "cached products" else one
-        if measured is not None:
-            units = both_ways(measured) / both_ways(found.of_units(alike, 1.0))
+    for kind, one in _alike(config, tile_for(request.capacity(config))).items():
+        if kind in kinds:
+            units = both_ways(kinds[kind]) / both_ways(found.of_units(one, 1.0))
             cost = found.of_units(one, units)
             total = {n: total[n] + cost[n] for n in FIGURES}
     return total
@@ -160,8 +157,9 @@ def _predicted(record: dict[str, Any], found: Prices) -> dict[str, float]:
 
 def _ratios(system: str, found: Prices) -> Iterator[tuple[str, float]]:
     """What is predicted of all generations of a system, by what was measured."""
-    records = [r for r in saved.load("completions")["runs"] if r["asked"]["system"] == system]
-    assert len(records) == 16
+    runs = saved.load("completions_packed")["runs"]
+    records = [r for r in runs if r["asked"]["system"] == system]
+    assert len(records) >= 4
     predicted = [_predicted(r, found) for r in records]
     measured = [
         cost for r in records for kind, cost in r["costs"]["kinds"].items()
