@@ -115,12 +115,13 @@ def chain(files: Files) -> list[str]:
     ]  # fmt: skip
     whole = [t["seconds"] + t["offline"]["seconds"] for t in tokens]
     gaps, memory = result["gaps"], result["peak_memory"]
+    same, others = sum(gap == 0 for gap in gaps), ""
+    if max(gaps):
+        others = f"; the logits of the others are {max(gaps):.4f} below the largest at most"
+    sizes = ", ".join(f"{role} {size / 2**30:.2f} GiB" for role, size in memory.items())
     words = (
-        f"A token took {min(whole):.1f} to {max(whole):.1f} s in all. Of {len(gaps)} tokens "
-        f"{sum(gap == 0 for gap in gaps)} are those of float32 in plaintext; the logits of the "
-        f"others are {max(gaps):.4f} below the largest at most. Peak memory, worker of each party: "
-        + ", ".join(f"{role} {size / 2**30:.2f} GiB" for role, size in memory.items())
-        + "."
+        f"A token took {min(whole):.1f} to {max(whole):.1f} s in all. {same} of {len(gaps)} tokens "
+        f"are those of float32 in plaintext{others}. Peak memory, worker of each party: {sizes}."
     )
     return [*_with_origin(files, report.table(heads, rows)), words]
 

@@ -100,3 +100,26 @@ def test_the_load_is_that_of_all_runs() -> None:
     loud = costs.MACHINE | {"load": [0.75, 2.0]}
     under = saved.under_table(["ops"], [costs.MACHINE, loud])
     assert "; load 0.10 to 0.75 at the start, nothing else; [data]" in under
+
+
+@pytest.mark.parametrize(("gaps", "said"), [
+    ([0.0, 0.0, 0.0], "3 of 3 tokens are those of float32 in plaintext. Peak"),
+    ([0.0, 0.003, 0.0], "2 of 3 tokens are those of float32 in plaintext; the logits of the others "
+                        "are 0.0030 below the largest at most. Peak"),
+])  # fmt: skip
+def test_a_chain_of_tokens(gaps: list[float], said: str) -> None:
+    def part(seconds: float) -> dict[str, Any]:
+        offline = costs.figures(2 * seconds, size=4_000_000)
+        return costs.figures(seconds, 7, 2_000_000) | {"offline": offline}
+
+    result = {
+        "network": "local", "shape": {"prompt_tokens": 5}, "prefill": part(10.0),
+        "tokens": [part(1.0), part(2.0)], "gaps": gaps, "machine": costs.MACHINE,
+        "peak_memory": {"client": 2**30, "provider": 2**31},
+    }  # fmt: skip
+    table, under, words = measured_tables.chain({"chain": {"networks": [result]}})
+    assert "| prefill of 5 tokens | 10.0 | 20.0 | 30.0 | 3.0 | 6.0 | 9.0 | 7 |" in table
+    assert "| a token, mean of 2 | 1.5 | 3.0 | 4.5 | 3.0 | 6.0 | 9.0 | 7 |" in table
+    assert words.startswith("A token took 3.0 to 6.0 s in all. ") and said in words
+    assert words.endswith("client 1.00 GiB, provider 2.00 GiB.")
+    assert under == costs.UNDER.format("[data](data/chain.json)")
