@@ -6,7 +6,8 @@ Columns marked with = are not measured: they say what the code does now (`exact_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from experiments.benchmarks import verify_report
@@ -98,21 +99,10 @@ def chain(files: Files) -> list[str]:
         "", "seconds online", "seconds ahead", "seconds in all", "MB online", "MB ahead",
         "MB in all", "messages",
     )  # fmt: skip
-    mean = {
-        "seconds": _mean(t["seconds"] for t in tokens),
-        "online": _mean(both_ways(t) for t in tokens),
-        "messages": _mean(t["messages"] for t in tokens),
-        "ahead": _mean(t["offline"]["seconds"] for t in tokens),
-        "made": _mean(both_ways(t["offline"]) for t in tokens),
-    }
-    first = result["prefill"]
     rows = [
-        _of_pass(f"prefill of {result['shape']['prompt_tokens']} tokens", {
-            "seconds": first["seconds"], "online": both_ways(first), "messages": first["messages"],
-            "ahead": first["offline"]["seconds"], "made": both_ways(first["offline"]),
-        }),
-        _of_pass(f"a token, mean of {len(tokens)}", mean),
-    ]  # fmt: skip
+        _of_passes(f"prefill of {result['shape']['prompt_tokens']} tokens", [result["prefill"]]),
+        _of_passes(f"a token, mean of {len(tokens)}", tokens),
+    ]
     whole = [t["seconds"] + t["offline"]["seconds"] for t in tokens]
     gaps, memory = result["gaps"], result["peak_memory"]
     same, others = sum(gap == 0 for gap in gaps), ""
@@ -126,16 +116,15 @@ def chain(files: Files) -> list[str]:
     return [*_with_origin(files, report.table(heads, rows)), words]
 
 
-def _mean(numbers: Iterable[float]) -> float:
-    found = list(numbers)
-    return sum(found) / len(found)
-
-
-def _of_pass(name: str, of: Mapping[str, float]) -> list[str]:
-    online, made = of["online"] / 1e6, of["made"] / 1e6
+def _of_passes(name: str, passes: Sequence[dict[str, Any]]) -> list[str]:
+    """A row of their means."""
+    online = fmean(both_ways(p) for p in passes) / 1e6
+    made = fmean(both_ways(p["offline"]) for p in passes) / 1e6
+    seconds = fmean(p["seconds"] for p in passes)
+    ahead = fmean(p["offline"]["seconds"] for p in passes)
     return [
-        name, f"{of['seconds']:.1f}", f"{of['ahead']:.1f}", f"{of['seconds'] + of['ahead']:.1f}",
-        f"{online:.1f}", f"{made:.1f}", f"{online + made:.1f}", f"{of['messages']:,.0f}",
+        name, f"{seconds:.1f}", f"{ahead:.1f}", f"{seconds + ahead:.1f}", f"{online:.1f}",
+        f"{made:.1f}", f"{online + made:.1f}", f"{fmean(p['messages'] for p in passes):,.0f}",
     ]  # fmt: skip
 
 

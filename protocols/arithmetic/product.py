@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -173,8 +174,16 @@ def multiply_words(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     # 1.
     e, f = open_masked(party, np.stack([x - a, y - b]))
     # 2.
-    product = e * b + f * a + ab
-    return product + e * f if party.rank == CLIENT else product
+    return _opened_product(party, operator.mul, e, f, a, b) + ab
+
+
+def _opened_product(
+    party: Party, times: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    e: np.ndarray, f: np.ndarray, a: np.ndarray, b: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """This party's share of (e + a)(f + b) - a b for opened e, f and its shares of a, b."""
+    product = times(e, b) + times(a, f)
+    return product + times(e, f) if party.rank == CLIENT else product
 
 
 def multiply_cost(count: int) -> Cost:
@@ -188,8 +197,13 @@ def _square(party: Party, x: np.ndarray) -> np.ndarray:
     # 1.
     e = open_masked(party, x - a)
     # 2.
-    product = np.uint64(2) * e * a + a * a + cross
-    return product + e * e if party.rank == CLIENT else product
+    return _opened_square(party, e, a) + cross
+
+
+def _opened_square(party: Party, e: np.ndarray, a: np.ndarray) -> np.ndarray:
+    """This party's share of (e + u + v)^2 - 2 u v for opened e; a is its own of u and v."""
+    square = np.uint64(2) * e * a + a * a
+    return square + e * e if party.rank == CLIENT else square
 
 
 def _sum_squares(party: Party, x: np.ndarray) -> np.ndarray:
@@ -199,8 +213,7 @@ def _sum_squares(party: Party, x: np.ndarray) -> np.ndarray:
     # 1.
     e = open_masked(party, x - a)
     # 2.
-    product = ((np.uint64(2) * e + a) * a).sum(axis=1) + cross
-    return product + (e * e).sum(axis=1) if party.rank == CLIENT else product
+    return _opened_square(party, e, a).sum(axis=1) + cross
 
 
 def _scale_rows(party: Party, y: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -210,8 +223,7 @@ def _scale_rows(party: Party, y: np.ndarray, x: np.ndarray) -> np.ndarray:
     # 1.
     e, f = open_together(party, [x[:, None] - a, y - b])
     # 2.
-    product = e * b + a * f + ab
-    return product + e * f if party.rank == CLIENT else product
+    return _opened_product(party, operator.mul, e, f, a, b) + ab
 
 
 def _matmul(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -221,8 +233,7 @@ def _matmul(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     # 1.
     e, f = open_together(party, [x - a, y - b])
     # 2.
-    product = e @ b + a @ f + ab
-    return product + e @ f if party.rank == CLIENT else product
+    return _opened_product(party, operator.matmul, e, f, a, b) + ab
 
 
 # ---- the ops: forms in, truncation out

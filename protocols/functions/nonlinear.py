@@ -166,8 +166,6 @@ rsqrt = _on_range("rsqrt", _inverse_root)
 # Mean squares of rows, public; a model's own range is narrower (`models.ranges`).
 NORM_LOW, NORM_HIGH = 2.0**-11, 2.0**14
 _NORM_PIECES = 8  # per octave: half the comparisons for an error that a whole row shares
-
-
 _LEAST_SUM = 2.0**20  # in words, of which 2^12 are noise (`protocols.arithmetic.product`)
 
 

@@ -15,6 +15,7 @@ from models.family import ModelConfig
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from spu_llm.app.material import limiting, tokens_of
+from spu_llm.app.output import mb
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
@@ -176,13 +177,13 @@ def _no_room(request: PrepareRequest, provider: Provider, result: dict[str, Any]
     """Why nothing was made."""
     rooms, halves = result["room_bytes"], provider.halves
     if limiting(rooms) == ROLES[PROVIDER]:
-        halves, room = 1, _mb(rooms[ROLES[PROVIDER]])
+        halves, room = 1, mb(rooms[ROLES[PROVIDER]])
         least = f"the provider has room for {room}; it may give more (serve --disk)"
     else:
-        least = f"--disk leaves {_mb(halves * rooms[ROLES[CLIENT]])} in {provider.pool}; give more"
+        least = f"--disk leaves {mb(halves * rooms[ROLES[CLIENT]])} in {provider.pool}; give more"
     return NoRoom(
         f"a prompt of {request.prompt_tokens} tokens and one step take "
-        f"{_mb(halves * result['step_lacks_bytes'])} more, but {least}"
+        f"{mb(halves * result['step_lacks_bytes'])} more, but {least}"
     )
 
 
@@ -264,7 +265,3 @@ def _traffic(traffic: dict[str, Any], **kinds: Sequence[str]) -> dict[str, Any]:
             for kind, phases in kinds.items()
         },
     }
-
-
-def _mb(count: int) -> str:
-    return f"{count / 1e6:.1f} MB"

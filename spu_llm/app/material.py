@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from spu_llm.app.output import mb
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.offline.stock import PeerStock
 
@@ -28,7 +29,7 @@ def material_table(result: dict[str, Any]) -> str:
             f"{row['made_units']:,}",
             f"{row['seconds']:.1f}",
             f"{row['bytes'] / 1e6:.1f}",
-            _mb(row["stored_bytes"]),
+            mb(row["stored_bytes"]),
         ))  # fmt: skip
     return "\n".join([*_table(rows), f"made in {_price(result)}", enough(result)])
 
@@ -52,7 +53,7 @@ def enough(result: dict[str, Any]) -> str:
         return text
     if limiting(result["room_bytes"]) == ROLES[CLIENT]:
         return f"{text}; --disk leaves no room for more"
-    room = _mb(result["room_bytes"][ROLES[PROVIDER]])
+    room = mb(result["room_bytes"][ROLES[PROVIDER]])
     return f"{text}; the provider had room for {room}, not for more"
 
 
@@ -72,13 +73,13 @@ def stock_table(stocks: Sequence[PeerStock]) -> str:
         session = ", in use by a session: the figures change" if stock.in_use else ""
         rows = [("material", "batches", "units left", "on disk")]
         for kind in _grouped(stock_json(stock)["material"], ("batches", "units", "disk_bytes")):
-            counts = (f"{kind['batches']:,}", f"{kind['units']:,}", _mb(kind["disk_bytes"]))
+            counts = (f"{kind['batches']:,}", f"{kind['units']:,}", mb(kind["disk_bytes"]))
             rows.append((kind["kind"], *counts))
-        rows.append(("total", f"{stock.batches:,}", "", _mb(stock.disk_bytes)))
+        rows.append(("total", f"{stock.batches:,}", "", mb(stock.disk_bytes)))
         lines += [f"{stock.folder}{session}", *_table(rows), ""]
     batches, disk = sum(s.batches for s in stocks), sum(s.disk_bytes for s in stocks)
     peers = "1 peer" if len(stocks) == 1 else f"{len(stocks)} peers"
-    return "\n".join([*lines, f"{peers}, {batches:,} batches, {_mb(disk)} on disk"])
+    return "\n".join([*lines, f"{peers}, {batches:,} batches, {mb(disk)} on disk"])
 
 
 def stock_json(stock: PeerStock) -> dict[str, Any]:
@@ -122,8 +123,4 @@ def _grouped(material: list[dict[str, Any]], numbers: Sequence[str]) -> list[dic
 
 def _price(result: dict[str, Any]) -> str:
     sent = sum(result["bytes"]["offline"].values())
-    return f"{result['seconds']['offline']:.1f} s with {_mb(sent)}"
-
-
-def _mb(count: int) -> str:
-    return f"{count / 1e6:.1f} MB"
+    return f"{result['seconds']['offline']:.1f} s with {mb(sent)}"

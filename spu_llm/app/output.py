@@ -1,4 +1,4 @@
-"""What commands write: `--json`."""
+"""What commands write: `--json`, and sizes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from spu_llm.core.errors import InputError
+
+
+def mb(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
 
 
 def check_json(path: Path | None) -> None:

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from spu_llm.app.output import mb
+
 QUIET_INTERVAL_S = 10.0
 
 # Terminal control: make room for a line below, go there and back; erase from here to the end.
@@ -73,7 +75,7 @@ class Progress:
         if self._silent:
             return
         elapsed = time.monotonic() - self._started
-        line = f"[{self._stage}: {elapsed:.0f} s, {self._traffic() / 1e6:.1f} MB on the wire]"
+        line = f"[{self._stage}: {elapsed:.0f} s, {mb(self._traffic())} on the wire]"
         # A line that wrapped could not be taken away again.
         width = shutil.get_terminal_size().columns - 1
         if not self._tty:

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any
 
+from spu_llm.app.output import mb
 from spu_llm.app.progress import Progress
 from spu_llm.net.relay import Relay
 
@@ -152,14 +153,10 @@ def _figures(result: dict[str, Any]) -> list[str]:
     everything = f"everything included: {elapsed:.1f} s, {seconds['offline']:.1f} s of them offline"
     lines.append(everything + (f"; {elapsed / tokens:.2f} s per token" if tokens else ""))
     lines += [
-        f"payload: online {_mb(sum(online.values()))} in {result['messages']['online']:,} messages "
-        f"(client sent {_mb(online['client_to_provider'])}, provider "
-        f"{_mb(online['provider_to_client'])}), offline {_mb(offline)}",
-        f"on the wire: {_mb(sum(wire.values()))} (client sent {_mb(wire['client_to_provider'])}, "
-        f"provider {_mb(wire['provider_to_client'])})",
+        f"payload: online {mb(sum(online.values()))} in {result['messages']['online']:,} messages "
+        f"(client sent {mb(online['client_to_provider'])}, provider "
+        f"{mb(online['provider_to_client'])}), offline {mb(offline)}",
+        f"on the wire: {mb(sum(wire.values()))} (client sent {mb(wire['client_to_provider'])}, "
+        f"provider {mb(wire['provider_to_client'])})",
     ]
     return lines
-
-
-def _mb(count: int) -> str:
-    return f"{count / 1e6:.1f} MB"

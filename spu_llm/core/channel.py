@@ -162,6 +162,14 @@ class CountingChannel:
         return data
 
 
+def recv_exactly(channel: Channel, size: int) -> bytes:
+    """The peer's next message; WireError when it has another size."""
+    data = channel.recv()
+    if len(data) != size:
+        raise WireError(f"a message has {len(data)} bytes, expected {size}")
+    return data
+
+
 _GOODBYE = b"end"
 
 

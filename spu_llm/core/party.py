@@ -8,9 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from spu_llm.core.channel import Channel
+from spu_llm.core.channel import Channel, recv_exactly
 from spu_llm.core.correlation import Correlation, Material
-from spu_llm.core.errors import WireError
 from spu_llm.core.integers import Factor
 from spu_llm.core.ledger import Ledger
 from spu_llm.core.prg import Prg
@@ -62,10 +61,7 @@ class Party:
 
     def recv_bytes(self, shape: tuple[int, ...]) -> np.ndarray:
         """Receive bytes (uint8) of a known shape; WireError when the size differs."""
-        data = self.channel.recv()
-        expected = math.prod(shape)
-        if len(data) != expected:
-            raise WireError(f"a message has {len(data)} bytes, expected {expected}")
+        data = recv_exactly(self.channel, math.prod(shape))
         return np.frombuffer(data, np.uint8).reshape(shape)
 
     def recv(self, shape: tuple[int, ...]) -> np.ndarray:

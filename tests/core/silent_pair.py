@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from spu_llm.core.channel import CountingChannel, MemoryChannel
 from spu_llm.core.correlation import Correlation, Form, Material, Part
@@ -140,3 +141,14 @@ def looks_uniform(data: np.ndarray) -> bool:
     """
     counts = np.bincount(data.reshape(-1), minlength=256)
     return abs(chi_square(counts, data.size / 256) - 255) < 6 * np.sqrt(2 * 255)
+
+
+def forbid_numpys_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("numpy's randomness")
+
+    for name in dir(np.random):
+        if name.islower() and callable(getattr(np.random, name)):
+            monkeypatch.setattr(np.random, name, forbidden)
+    with pytest.raises(AssertionError):
+        np.random.default_rng()

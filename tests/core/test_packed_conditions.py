@@ -28,7 +28,7 @@ from tests.core.packed_pair import (
     layout_of,
     one_way,
 )
-from tests.core.silent_pair import looks_uniform
+from tests.core.silent_pair import forbid_numpys_randomness, looks_uniform
 
 GUESSES = np.arange(64, dtype=np.uint64)  # of a word of X
 
@@ -424,15 +424,7 @@ def test_nothing_on_the_wire_is_seen_twice() -> None:
 
 def test_no_other_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is drawn comes from keyed streams; so it repeats when those do."""
-
-    def forbidden(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("numpy's randomness")
-
-    for name in dir(np.random):
-        if name.islower() and callable(getattr(np.random, name)):
-            monkeypatch.setattr(np.random, name, forbidden)
-    with pytest.raises(AssertionError):
-        np.random.default_rng()
+    forbid_numpys_randomness(monkeypatch)
     c, found = correlation_of(2, 3, 4), []
     for _ in range(2):
         two = PackedTwo(seed=3)

@@ -4,8 +4,6 @@ that breaks it and shows what an attacker would have.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,14 @@ from spu_llm.core.values import CLIENT, PROVIDER, digest
 from spu_llm.offline.silent import hint, ring
 from spu_llm.offline.silent.hint import Matrix, Secrets
 from spu_llm.offline.silent.ring import N
-from tests.core.silent_pair import HALF, Two, correlation_of, looks_uniform, matrix
+from tests.core.silent_pair import (
+    HALF,
+    Two,
+    correlation_of,
+    forbid_numpys_randomness,
+    looks_uniform,
+    matrix,
+)
 
 ONE = Matrix("one 1 1", 1, 1)  # its weight is searched for
 WEIGHTS = np.arange(-(2**11), 2**11)
@@ -243,15 +248,7 @@ def test_hints_look_uniform() -> None:
 
 def test_no_other_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys, masks and hints come from keyed streams; so they repeat when those do."""
-
-    def forbidden(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("numpy's randomness")
-
-    for name in dir(np.random):
-        if name.islower() and callable(getattr(np.random, name)):
-            monkeypatch.setattr(np.random, name, forbidden)
-    with pytest.raises(AssertionError):
-        np.random.default_rng()
+    forbid_numpys_randomness(monkeypatch)
     found = []
     for _ in range(2):
         two = Two()

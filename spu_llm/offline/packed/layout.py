@@ -97,9 +97,14 @@ class Layout:
         return math.ceil(self.units * self.pairs / self.packed)
 
     @property
+    def apart(self) -> int:
+        """How far apart the coefficients of an answer are that are wanted."""
+        return self.stride // self.packed
+
+    @property
     def answer_bytes(self) -> int:
         """Of what the evaluator sends."""
-        return 8 * self.answers * (N + N * self.packed // self.stride)
+        return 8 * self.answers * (N + N // self.apart)
 
     @property
     def switches(self) -> list[int]:

@@ -66,7 +66,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spu_llm.core.channel import CountingChannel
+from spu_llm.core.channel import CountingChannel, recv_exactly
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import WireError
 from spu_llm.core.prg import Prg
@@ -132,10 +132,9 @@ class PackedProducts:
             found += layout.decoded(share)
         # 6.
         if self.rank in encrypt:
-            step = layout.stride // layout.packed
-            answer = self._received((layout.answers, N + N // step))
+            answer = self._received((layout.answers, N + N // layout.apart))
             c0, c1 = answer[:, :N], answer[:, N:]
-            share = c1 - ring.word_times_small(c0, self._small)[:, ::step]
+            share = c1 - ring.word_times_small(c0, self._small)[:, :: layout.apart]
             found += layout.decoded(share)
         self._busy = False
         return [found]
@@ -184,7 +183,7 @@ class PackedProducts:
             self._key = np.stack([self._key_base(peer), self._received((N,))])
         for d in strides:
             if d not in self._switching:
-                theirs = _from_key_bytes(self._channel.recv())
+                theirs = _from_key_bytes(recv_exactly(self._channel, 12 * _WORD_LIMBS * N))
                 pair = np.stack([self._switching_base(peer, d), theirs])
                 self._switching[d] = ring.limbs(pair, KEY_LIMB, KEY_BITS)
 
@@ -211,7 +210,7 @@ class PackedProducts:
         secret = rlwe.transform(rlwe.ternary(self._own, layout.answers, N))
         c0, c1 = c + ring.word_times_small(self._key[:, None], secret[:, None])
         c0 += rlwe.noise(self._own, c0.shape).view(np.uint64)
-        c1 = c1[:, :: layout.stride // layout.packed]
+        c1 = c1[:, :: layout.apart]
         w = self._own.words(c1.shape)
         return c0, c1 + w, np.uint64(0) - w
 
@@ -270,9 +269,7 @@ class PackedProducts:
         return self._public(f"switching {d}", rank, 0, _WORD_LIMBS)
 
     def _received(self, shape: tuple[int, ...]) -> np.ndarray:
-        data, size = self._channel.recv(), 8 * math.prod(shape)
-        if len(data) != size:
-            raise _wrong_size(data, size)
+        data = recv_exactly(self._channel, 8 * math.prod(shape))
         return np.frombuffer(data, np.uint64).reshape(shape)
 
 
@@ -297,12 +294,6 @@ def _key_bytes(keys: np.ndarray) -> bytes:
 
 def _from_key_bytes(data: bytes) -> np.ndarray:
     count = _WORD_LIMBS * N
-    if len(data) != 12 * count:
-        raise _wrong_size(data, 12 * count)
     low = np.frombuffer(data, np.uint64, count)
     high = np.frombuffer(data, np.uint32, count, offset=8 * count).astype(np.uint64)
     return np.stack([low.reshape(-1, N), high.reshape(-1, N)], axis=1)
-
-
-def _wrong_size(data: bytes, size: int) -> WireError:
-    return WireError(f"a message of packed products has {len(data)} bytes, expected {size}")

@@ -67,7 +67,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spu_llm.core.channel import CountingChannel
+from spu_llm.core.channel import CountingChannel, recv_exactly
 from spu_llm.core.correlation import Correlation, Material, cut, joined
 from spu_llm.core.errors import PoolError, WireError
 from spu_llm.core.integers import Factor, equal
@@ -180,7 +180,7 @@ class SilentProducts:
                 found = store.save_own(self._directory, own.name, made)
             offered.append((_Use(matrix, _NO_HINT, own, fixed), found))
         self._channel.send(b"".join(hint.digest for _, hint in offered))
-        held = np.frombuffer(self._received(8 * len(offered)), np.uint64).tolist()
+        held = np.frombuffer(recv_exactly(self._channel, 8 * len(offered)), np.uint64).tolist()
         for start, (_, hint) in zip(held, offered, strict=True):
             if start > hint.content.size:
                 raise WireError(f"the client has {start} bytes of a hint of {hint.content.size}")
@@ -194,7 +194,7 @@ class SilentProducts:
     def _receive(self, missing: list[Matrix]) -> None:
         total = sum(matrix.hint_bytes for matrix in missing)
         self.on_hint(0, total)
-        sums = self._received(32 * len(missing))
+        sums = recv_exactly(self._channel, 32 * len(missing))
         with store.receiving(self._directory) as keep:
             found = [
                 store.Received(
@@ -207,18 +207,12 @@ class SilentProducts:
             for matrix, received in zip(missing, found, strict=True):
                 for at in range(received.held, received.size, _PIECE):
                     self.on_hint(done, total)
-                    piece = self._received(min(_PIECE, received.size - at))
+                    piece = recv_exactly(self._channel, min(_PIECE, received.size - at))
                     received.add(piece)
                     done += len(piece)
                 content = received.finish().reshape(matrix.outputs, N, hints.BYTES)
                 self._uses[matrix.name] = _Use(matrix, content)
         self.on_hint(total, total)
-
-    def _received(self, size: int) -> bytes:
-        data = self._channel.recv()
-        if len(data) != size:
-            raise WireError(f"a message has {len(data)} bytes, expected {size}")
-        return data
 
     # ---- steps 2 to 4
 
@@ -268,7 +262,7 @@ class SilentProducts:
             key = ring.exact_product(base, s)[0] + ring.noise(self._own, (N,))
             self._channel.send(key.tobytes())
             return s
-        key = np.frombuffer(self._received(8 * N), np.uint64)
+        key = np.frombuffer(recv_exactly(self._channel, 8 * N), np.uint64)
         return ring.transform(ring.fractions(key))
 
     def _positions(self, use: _Use, key: np.ndarray, window: slice) -> Material:
