@@ -11,7 +11,7 @@ narrow  Shares mod 2^64 of a word x, each shifted right by `drop` bits by its ho
         nobody does.
 widen   A share of x mod 2^bits becomes one mod 2^64, where |x| < 2^(bits-2). With 2^(bits-2) added
         x is not negative and below 2^(bits-1), so the shares wrap around unless both have a zero
-        for their top bit: one prepared product of bits, as in `protocols.arithmetic.truncate`.
+        for their top bit: one prepared bit, as in `protocols.arithmetic.truncate`.
 units   The words of an integer as those of a float: k stands for k 2^-18.
 
 `narrow` and `units` send nothing.
@@ -30,7 +30,7 @@ from protocols.arithmetic.truncate import refresh, share_of, truncate_cost
 from protocols.bits.convert import (
     arith_cost,
     as_arith,
-    correct_product_of_own_bits,
+    correct_wrap,
     public_share,
     wrap_of,
 )
@@ -111,7 +111,7 @@ def _widen_two_party(party: Party, x: Value) -> Arith:
     offset = public_share(party, 1 << (x.bits - 2))
     words = low_bits(refresh(party, x.words) + offset, x.bits)
     # 2.
-    wrapped = wrap_of(party, words, x.bits) << np.uint64(x.bits)
+    wrapped = wrap_of(party, words, x.bits, x.bits)
     return Arith(words - wrapped - offset, x.dtype, x.frac_bits)
 
 
@@ -122,11 +122,11 @@ def _widen_cost(x: Value) -> Cost:
 
 def _widen_correct(x: Value) -> Correct:
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
-        # What depends on the share alone agrees; the rest is a multiple of 2^bits.
+        # What depends on the share alone agrees; the rest is a multiple of 2^(bits-1).
         assert isinstance(x, Arith)
         difference = (wanted.words - made.words).reshape(-1)
-        assert not low_bits(difference, x.bits).any()
-        correct_product_of_own_bits(party, difference >> np.uint64(x.bits))
+        assert not low_bits(difference, x.bits - 1).any()
+        correct_wrap(party, difference, x.bits)
 
     return correct
 

@@ -38,7 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from protocols.arithmetic.truncate import truncate_cost, truncate_unbiased
-from protocols.bits.convert import arith_cost, as_arith, correct_product_of_own_bits
+from protocols.bits.convert import arith_cost, as_arith, correct_wrap
 from spu_llm.core.correlation import Correlation, Form, Part
 from spu_llm.core.integers import factor_of, times_factor
 from spu_llm.core.op import Cost, ProtocolOp, protocol_op
@@ -276,7 +276,7 @@ def correct_product(
     x: Value, shift: int | None, enter: Callable[[np.ndarray, np.ndarray], None] = _added
 ) -> Correct:
     """The share of the prepared product enters the result as it is, or shifted by the truncation;
-    what the shift leaves of a word's top, the truncation's own product of bits corrects.
+    what the shift leaves of a word's top, the truncation's own prepared bit corrects.
 
     enter(product, difference): change the prepared product, in place, so that the result changes by
     `difference` before its truncation.
@@ -285,10 +285,10 @@ def correct_product(
 
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
         difference = wanted.words - made.words
-        if cut and not low_bits(difference, 64 - cut).any():
-            correct_product_of_own_bits(party, difference.reshape(-1) >> np.uint64(64 - cut))
+        if cut and not low_bits(difference, 63 - cut).any():
+            correct_wrap(party, difference.reshape(-1), 64 - cut)
             return
-        # The truncation draws two bits and a product after this one.
+        # The truncation draws two bits and a word after this one.
         enter(party.drawn[-4 if cut else -1], difference << np.uint64(cut))
 
     return correct

@@ -43,7 +43,7 @@ from protocols.bits.convert import (
     arith_from_bool,
     as_arith,
     correct_bits,
-    correct_product_of_own_bits,
+    correct_wrap,
     public_share,
     swap_cost,
     wrap_of,
@@ -94,7 +94,7 @@ def _without_wrap(
     """The shares `words` of x + 2^62, `shifted` each by itself, less 2^(64-shift) times the wrap
     and less what the 2^62 have become.
     """
-    wrapped = wrap_of(party, words) << np.uint64(64 - shift)
+    wrapped = wrap_of(party, words, place=64 - shift)
     return shifted - wrapped - public_share(party, _OFFSET >> shift)
 
 
@@ -166,9 +166,9 @@ def _correct(x: Value, *, shift: int, how: How, bits: int) -> Correct:
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
         difference = (wanted.words - made.words).reshape(-1)
         if how == "unbiased" and difference.size:
-            # What depends on the share alone agrees; the rest is a multiple of 2^(64-shift).
-            assert not low_bits(difference, 64 - shift).any()
-            correct_product_of_own_bits(party, difference >> np.uint64(64 - shift))
+            # What depends on the share alone agrees; the rest is a multiple of 2^(63-shift).
+            assert not low_bits(difference, 63 - shift).any()
+            correct_wrap(party, difference, 64 - shift)
         elif how == "exact" and difference.size:
             correct_bits(party, 1, made.words, wanted.words)
 

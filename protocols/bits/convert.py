@@ -1,17 +1,19 @@
-"""Boolean to arithmetic shares, and products of private bits, from one prepared product of bits.
+"""Boolean to arithmetic shares, and products of private bits, from one prepared bit in both forms.
 
-The correlation: the client's random bit c, the provider's random bit p, additive shares of c * p;
-one correlated OT inside SPU. Hence two things in one round each:
+The correlation (a "daBit", Rotaru and Wood, INDOCRYPT'19): a random bit l = c ^ p of which the
+client knows c and the provider p, and additive shares of -l; one correlated OT inside SPU, in one
+direction. Hence two things in one round each:
 
-- A shared random bit l = c ^ p is known in both forms, since c ^ p = c + p - 2 c p (a "daBit",
-  Rotaru and Wood, INDOCRYPT'19). Opening m = s ^ l makes s = m + (1 - 2m) l arithmetic.
-- The product u * v of the client's bit u and the provider's v, with u ^ c and v ^ p opened:
-  u = d + (1 - 2d) c and v = e + (1 - 2e) p, so u v is linear in c, p and c * p.
+- Opening m = s ^ l makes a shared bit s = m + (1 - 2m) l arithmetic.
+- The product u v of the client's bit u and the provider's v, with d = u ^ c and e = v ^ p opened:
+  u = d + (1 - 2d) c and v = e + (1 - 2e) p, so u v is linear in c, p and c p, and 2 c p is
+  c + p - l. What can be had is 2 u v, mod 2^64: u v itself lacks its top bit.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -37,15 +39,20 @@ _2 = np.uint64(2)
 _BITS_AT_ONCE = 1 << 20  # bounds memory: a bit takes a word while it is worked on
 
 BITS = Correlation(
-    name="product of bits",
+    name="shared bit",
     masks=(Part((), Owner.CLIENT, Form.BIT), Part((), Owner.PROVIDER, Form.BIT)),
     results=(Part((), Owner.JOINT, Form.ARITH),),
-    # The provider's bit as an additive share: then SPU's product is a correlated OT.
-    inputs=(Part((), Owner.CLIENT, Form.BIT), Part((), Owner.PROVIDER, Form.ARITH)),
-    secure=lambda c, p: [c.astype(np.int64) * p],
+    derive=lambda c, p: [c ^ p],
+    inputs=(Part((), Owner.JOINT, Form.BIT),),
+    secure=lambda l: [minus(l)],
     chunk=1 << 15,
     transfers=1,
 )
+
+
+def minus(bit: Any) -> Any:
+    """-l as a word. SPU would leave l as it is, a boolean share; a number it makes arithmetic."""
+    return -bit.astype(np.int64)
 
 
 def swap_bits(party: Party, bits: np.ndarray) -> np.ndarray:
@@ -60,54 +67,53 @@ def swap_cost(bits: int) -> Cost:
     return Cost(2, 1, bytes_for(bits), bytes_for(bits))
 
 
-def shared_bit(rank: int, opened: np.ndarray, own: np.ndarray, product: np.ndarray) -> np.ndarray:
-    """Additive share of the bit opened ^ l, with l = c ^ p; `own` is this party's c or p."""
-    mask = own - _2 * product
-    return (_1 - _2 * opened) * mask + (opened if rank == CLIENT else np.uint64(0))
+def shared_bit(rank: int, opened: np.ndarray, minus_l: np.ndarray) -> np.ndarray:
+    """Additive share of the bit opened ^ l, from that of -l."""
+    return (_2 * opened - _1) * minus_l + (opened if rank == CLIENT else np.uint64(0))
 
 
-def product_of_bits(
-    rank: int, d: np.ndarray, e: np.ndarray, own: np.ndarray, product: np.ndarray
+def twice_product_of_bits(
+    rank: int, d: np.ndarray, e: np.ndarray, own: np.ndarray, minus_l: np.ndarray
 ) -> np.ndarray:
-    """Additive share of (d ^ c) * (e ^ p); `own` is this party's c or p."""
+    """Additive share of 2 (d ^ c) (e ^ p); `own` is this party's c or p."""
     flip_d, flip_e = _1 - _2 * d, _1 - _2 * e
-    crossed = flip_d * flip_e * product
+    crossed = flip_d * flip_e * (own + minus_l)
     if rank == CLIENT:
-        return crossed + d * e + flip_d * e * own
-    return crossed + d * flip_e * own
+        return crossed + _2 * (d * e + flip_d * e * own)
+    return crossed + _2 * d * flip_e * own
 
 
-def product_of_own_bits(party: Party, bit: np.ndarray) -> np.ndarray:
-    """Additive share of the product of a bit of each party (words of 0 or 1, any shape), the one
-    that this party gives among them; one message each way, a bit per value.
+def twice_product_of_own_bits(party: Party, bit: np.ndarray) -> np.ndarray:
+    """Additive share of twice the product of a bit of each party (words of 0 or 1, any shape), the
+    one that this party gives among them; one message each way, a bit per value.
     """
     material = party.take(BITS, bit.size)
     own = material.masks[party.rank].reshape(bit.shape)
     own_part = bit ^ own
     peers = swap_bits(party, own_part.astype(np.uint8)).astype(np.uint64)
     d, e = (own_part, peers) if party.rank == CLIENT else (peers, own_part)
-    return product_of_bits(party.rank, d, e, own, material.results[0].reshape(bit.shape))
+    minus_l = material.results[0].reshape(bit.shape)
+    return twice_product_of_bits(party.rank, d, e, own, minus_l)
 
 
-def wrap_of(party: Party, words: np.ndarray, bits: int = 64) -> np.ndarray:
-    """Additive shares of whether both parties' words, below 2^bits each, add up to 2^bits or more,
-    where the sum mod 2^bits is below 2^(bits-1): 1 - (1 - top_0)(1 - top_1) for their top bits.
-    One message each way, a bit per value.
+def wrap_of(party: Party, words: np.ndarray, place: int, bits: int = 64) -> np.ndarray:
+    """Additive shares of 2^place, if both parties' words, below 2^bits each, add up to 2^bits or
+    more, or else zero, where the sum mod 2^bits is below 2^(bits-1): of 1 - (1 - top_0)(1 - top_1)
+    for their top bits, times 2^place; place >= 1. One message each way, a bit per value.
     """
-    no_wrap = product_of_own_bits(party, (words >> np.uint64(bits - 1)) ^ _1)
-    return public_share(party, 1) - no_wrap
+    no_wrap = twice_product_of_own_bits(party, (words >> np.uint64(bits - 1)) ^ _1)
+    return (public_share(party, 2) - no_wrap) << np.uint64(place - 1)
 
 
-def correct_product_of_own_bits(party: SimulatedParty, difference: np.ndarray) -> None:
-    """Add `difference` (words) to what `product_of_own_bits`, the last step, gives, or take it from
-    what `wrap_of` does.
+def correct_wrap(party: SimulatedParty, difference: np.ndarray, place: int) -> None:
+    """Take `difference` (words, multiples of 2^(place-1)) from what `wrap_of`, the last step, gives.
     """
     own_part, peers = (
         unpack(m[-1], difference.size) for m in (party.outgoing, party.incoming)
     )
-    product = party.drawn[-1]
+    minus_l = party.drawn[-1]
     sign = (_1 - _2 * own_part) * (_1 - _2 * peers)
-    product += (sign * difference.reshape(-1)).reshape(product.shape)
+    minus_l += (sign * (difference.reshape(-1) >> np.uint64(place - 1))).reshape(minus_l.shape)
 
 
 def arith_from_bool(party: Party, x: Bool) -> Arith:
@@ -119,21 +125,19 @@ def arith_from_bool(party: Party, x: Bool) -> Arith:
     rows, places = x.words.reshape(-1), np.arange(x.bits, dtype=np.uint64)
     step = _BITS_AT_ONCE // x.bits
     slices = [slice(i, i + step) for i in range(0, rows.size, step)]
-    # 1. What is kept of every slice is a byte per bit, and the prepared products.
-    own, own_part = np.empty((2, rows.size, x.bits), np.uint8)
-    products = np.empty((rows.size, x.bits), np.uint64)
+    # 1. What is kept of every slice is a byte per bit, and the prepared words.
+    own_part = np.empty((rows.size, x.bits), np.uint8)
+    prepared = np.empty((rows.size, x.bits), np.uint64)
     for some in slices:
         bits = (rows[some, None] >> places) & _1
         material = party.take(BITS, bits.size)
-        own[some] = material.masks[party.rank].reshape(bits.shape)
-        own_part[some] = bits ^ own[some]
-        products[some] = material.results[0].reshape(bits.shape)
+        own_part[some] = bits ^ material.masks[party.rank].reshape(bits.shape)
+        prepared[some] = material.results[0].reshape(bits.shape)
     opened = own_part ^ swap_bits(party, own_part)
     # 2.
     words = np.zeros(rows.size, np.uint64)
     for some in slices:
-        m, l = opened[some].astype(np.uint64), own[some].astype(np.uint64)
-        bits = shared_bit(party.rank, m, l, products[some])
+        bits = shared_bit(party.rank, opened[some].astype(np.uint64), prepared[some])
         words[some] = (bits << places).sum(axis=1, dtype=np.uint64)
     dtype = np.dtype(np.int32) if x.dtype == np.bool_ else x.dtype  # bits become integers
     return Arith(words.reshape(x.shape), dtype, x.frac_bits)
@@ -188,32 +192,15 @@ def arith_cost(*values: Value) -> Cost:
 def correct_bits(
     party: SimulatedParty, width: int, made: np.ndarray, wanted: np.ndarray
 ) -> None:
-    """Change the last conversion's drawn words so that its result `made` becomes `wanted`.
-
-    `width`: bits per value. The lowest bit of a result share is fixed by what came in (client) or
-    by the own mask (provider), the others by the prepared product of the lowest bit.
+    """Change the last conversion's drawn words so that its result `made` becomes `wanted`: those
+    that belong to the lowest bits. `width`: bits per value.
     """
-    shape = made.size, width
-    own, product = (party.drawn[i].reshape(shape) for i in (-3 + party.rank, -1))
     own_part, peers = (
-        unpack(m[-1], made.size * width).reshape(shape) for m in (party.outgoing, party.incoming)
+        unpack(m[-1], made.size * width).reshape(made.size, width)[:, 0]
+        for m in (party.outgoing, party.incoming)
     )
-
-    def lowest() -> np.ndarray:
-        return shared_bit(party.rank, own_part[:, 0] ^ peers[:, 0], own[:, 0], product[:, 0])
-
-    rest = made.reshape(-1) - lowest()
-    odd = (wanted - made).reshape(-1) & _1
-    if party.rank == CLIENT:
-        peers[:, 0] ^= odd
-        party.incoming[-1][:] = pack(peers)
-    else:
-        own[:, 0] ^= odd
-        own_part[:, 0] ^= odd
-        party.outgoing[-1][:] = pack(own_part)
-    even = wanted.reshape(-1) - rest - lowest()
-    # The top bit of the product has no weight in 2 * product: it stays as drawn.
-    product[:, 0] -= (_1 - _2 * (own_part[:, 0] ^ peers[:, 0])) * (even >> _1)
+    prepared = party.drawn[-1].reshape(made.size, width)
+    prepared[:, 0] += (_2 * (own_part ^ peers) - _1) * (wanted - made).reshape(-1)
 
 
 def _correct(x: Value) -> Correct:

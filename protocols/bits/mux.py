@@ -15,9 +15,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from protocols.bits.convert import arith_cost, as_arith, public_share
+from protocols.bits.convert import arith_cost, as_arith, minus, public_share
 from protocols.bits.logic import as_bool
 from protocols.bits.planes import bytes_for, pack, unpack
 from spu_llm.core.correlation import Correlation, Form, Material, Part
@@ -40,10 +42,10 @@ BIT_TIMES_WORD = Correlation(
     name="bits times words",
     masks=_MASKS,
     results=(Part((2,), Owner.JOINT, Form.ARITH),),
-    # l w and c p, from which l follows. The provider's bit is an additive share there.
-    derive=lambda c, p, w: [_pair(c ^ p, c), _pair(w, p)],
-    inputs=(Part((2,), Owner.JOINT, Form.BIT), Part((2,), Owner.JOINT, Form.ARITH)),
-    secure=lambda bits, words: [bits.astype(words.dtype) * words],
+    # l w and -l.
+    derive=lambda c, p, w: [c ^ p, w],
+    inputs=(Part((), Owner.JOINT, Form.BIT), Part((), Owner.JOINT, Form.ARITH)),
+    secure=lambda bit, word: [_pair(bit.astype(word.dtype) * word, minus(bit))],
     chunk=1 << 14,
     transfers=2,
 )
@@ -61,7 +63,7 @@ BIT_TIMES_NARROW_WORD = Correlation(
 
 
 def _pair(x: Any, y: Any) -> Any:
-    return np.stack([x, y], axis=-1)
+    return (jnp if isinstance(x, jax.Array) else np).stack([x, y], axis=-1)
 
 
 def correlation_for(bits: int) -> Correlation:
@@ -73,7 +75,7 @@ def _prepared(party: Party, material: Material, bits: int) -> tuple[np.ndarray, 
     """This party's shares of l and of l w, mod 2^bits."""
     (product,) = material.results
     if bits > NARROW_BITS:
-        return material.masks[party.rank] - _2 * product[:, 1], product[:, 0]
+        return np.uint64(0) - product[:, 1], product[:, 0]
     # The low halves add up to l + 2^32, unless they are 0 and l or l and 0: then, with probability
     # 2^-31, the product is off by one.
     return product & _LOW, (product >> np.uint64(NARROW_BITS)) + public_share(party, 1)

@@ -8,25 +8,30 @@ from __future__ import annotations
 import numpy as np
 
 from protocols.bits.convert import arith_cost, as_arith, public_share
-from protocols.functions.maximum import correct_maximum, maximum_cost, maximum_words
+from protocols.bits.mux import width_of
+from protocols.functions.maximum import check, correct_maximum, maximum_cost, maximum_words
 from spu_llm.core.op import Cost, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
-from spu_llm.core.values import Arith, Value
+from spu_llm.core.values import Arith, Value, low_bits
 
 _KINDS = 2  # numbers and places
 
 
 def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
-    words = as_arith(party, x).words
+    share = as_arith(party, x, narrow=True)
+    check(x, bits)
+    if x.shape[1] > 1 << (share.bits - 1):
+        raise ValueError(f"{x.shape[1]} places in words of {share.bits} bits")
     places = np.arange(x.shape[1], dtype=np.uint64) * public_share(party, 1)
-    both = np.stack([words, np.broadcast_to(places, words.shape)])
-    return Arith(maximum_words(party, both, bits)[1], np.dtype(np.int32), 0)
+    both = np.stack([share.words, np.broadcast_to(places, share.shape)])
+    found = maximum_words(party, both, bits, share.bits)[1]
+    return Arith(found, np.dtype(np.int32), 0, share.bits)
 
 
 def _cost(x: Value, *, bits: int) -> Cost:
     rows, n = x.shape
-    return arith_cost(x) + maximum_cost(rows, n, bits, kinds=_KINDS)
+    return arith_cost(x) + maximum_cost(rows, n, bits, width_of(x), _KINDS)
 
 
 def _correct(x: Value, *, bits: int) -> Correct:
@@ -34,7 +39,8 @@ def _correct(x: Value, *, bits: int) -> Correct:
 
     def correct(party: SimulatedParty, made: Arith, wanted: Arith) -> None:
         if n > 1:
-            correct_maximum(party, wanted.words - made.words, n, bits, kinds=_KINDS)
+            difference = low_bits(wanted.words - made.words, made.bits)
+            correct_maximum(party, difference, n, bits, made.bits, _KINDS)
 
     return correct
 
@@ -47,4 +53,5 @@ argmax = protocol_op(
     simulate=uniform_messages(_two_party, _correct),
 )
 """The index (int32 [rows]) of the largest number of every row of x [rows, n]; the first of equals.
-Differences in a row lie within 2^(bits-1), exclusive, of the ring (a float's encoding)."""
+Differences in a row lie within 2^(bits-1), exclusive, of the ring (a float's encoding). A narrow
+share of at least `bits` bits stays narrow; it must hold n, too."""

@@ -167,14 +167,15 @@ def _winners(party: Party, less: np.ndarray, fan_in: int) -> np.ndarray:
 
 
 def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
-    _check(x, bits)
+    check(x, bits)
     share = as_arith(party, x, narrow=True)
     words = share.words
     found = maximum_words(party, words[None], bits, share.bits)[0] if len(words) else words[:, 0]
     return Arith(found, share.dtype, share.frac_bits, share.bits)
 
 
-def _check(x: Value, bits: int) -> None:
+def check(x: Value, bits: int) -> None:
+    """ValueError for what has no maxima."""
     if len(x.shape) != 2 or not x.shape[1]:
         raise ValueError(f"expected rows [rows, n] of at least one word, found shape {x.shape}")
     if not 2 <= bits <= width_of(x):

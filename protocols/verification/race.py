@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from protocols.arithmetic.narrow import MAX_BITS, narrow
 from protocols.bits.compare import sign
 from protocols.bits.logic import prefix_or
 from protocols.bits.slices import by_rows
@@ -116,6 +117,8 @@ def verify(
     opened, 4. and the winner of row k, to the client.
     """
     lanes, places, vocab = numbers.shape
+    if bits <= MAX_BITS:  # words of 32 bits travel, and are chosen between, at half the price
+        numbers = narrow(numbers, drop=0, bits=MAX_BITS)
     # 1.
     winners = by_rows(lambda rows: argmax(rows, bits=bits), numbers.reshape(-1, vocab))
     winners = winners.reshape(lanes, places)

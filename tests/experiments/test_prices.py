@@ -60,7 +60,7 @@ class Counted(np.ndarray):
         out = getattr(ufunc, method)(*plain, **options)
         if ufunc is np.bitwise_and:
             Counted.count += 64 * out.size
-        elif ufunc is np.multiply and by_bit:
+        elif ufunc in (np.multiply, np.negative) and by_bit:
             Counted.count += out.size
         return np.array(out).view(Counted)
 
@@ -119,7 +119,7 @@ def test_an_extension_is_priced_apart() -> None:
 def _alike(config: GPT2Config, tile: int) -> dict[str, Correlation]:
     """A correlation of every kind of material in the records of complete generations."""
     return {
-        "product of": BITS,
+        "product of": BITS,  # of bits: what a shared bit was made as
         "square pair": SQUARE,
         "gate leaf": LEAF,
         "gate node": correlation(node(4, root=False)),

@@ -17,7 +17,9 @@ class TestArgmax(ComposedContract):
     op = argmax
     elementwise = False
     fresh = True
-    cases = [Case((np.array([[1, -1], [0, 0]]),), ("arith",), {"bits": 4})]
+    cases = [
+        Case((np.array([[1, -1], [0, 0]]),), (form,), {"bits": 4}) for form in ("arith", "arith20")
+    ]
 
 
 @given(st.data(), st.integers(1, 40), st.sampled_from([5, 26]))

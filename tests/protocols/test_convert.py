@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.bits.convert import BITS, product_of_bits, shared_bit, to_arith
+from protocols.bits.convert import BITS, shared_bit, to_arith, twice_product_of_bits
 from spu_llm.core.correlation import deal
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
@@ -50,7 +50,7 @@ def test_any_value_of_any_width(values: list[int], bits: int) -> None:
     np.testing.assert_array_equal(found.view(np.int64), x)
 
 
-def test_one_prepared_product_serves_both_uses_exactly() -> None:
+def test_one_prepared_bit_serves_both_uses_exactly() -> None:
     """All values of both masks and both opened bits: the sum of the shares is the meaning."""
     for c in (0, 1):
         for p in (0, 1):
@@ -60,13 +60,10 @@ def test_one_prepared_product_serves_both_uses_exactly() -> None:
             own = np.array([c], np.uint64), np.array([p], np.uint64)
             for d in (0, 1):
                 opened = np.array([d], np.uint64)
-                total = shared_bit(CLIENT, opened, own[0], w_c) + shared_bit(
-                    PROVIDER, opened, own[1], w_p
-                )
+                total = shared_bit(CLIENT, opened, w_c) + shared_bit(PROVIDER, opened, w_p)
                 assert total == d ^ c ^ p
                 for e in (0, 1):
                     other = np.array([e], np.uint64)
-                    total = product_of_bits(CLIENT, opened, other, own[0], w_c) + product_of_bits(
-                        PROVIDER, opened, other, own[1], w_p
-                    )
-                    assert total == (d ^ c) * (e ^ p)
+                    total = twice_product_of_bits(CLIENT, opened, other, own[0], w_c)
+                    total += twice_product_of_bits(PROVIDER, opened, other, own[1], w_p)
+                    assert total == 2 * (d ^ c) * (e ^ p)
