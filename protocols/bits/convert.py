@@ -106,8 +106,7 @@ def wrap_of(party: Party, words: np.ndarray, place: int, bits: int = 64) -> np.n
 
 
 def correct_wrap(party: SimulatedParty, difference: np.ndarray, place: int) -> None:
-    """Take `difference` (words, multiples of 2^(place-1)) from what `wrap_of`, the last step, gives.
-    """
+    """Take `difference`, multiples of 2^(place-1), from what `wrap_of`, the last step, gives."""
     own_part, peers = (
         unpack(m[-1], difference.size) for m in (party.outgoing, party.incoming)
     )

@@ -5,8 +5,8 @@ quadratics  Few pieces, many values. With T = x^2 unscaled and whole-number coef
                 f(x) = x + sum_j [x < t_j] (p_j - p_{j+1})(x),    the last piece being x.
               1. T (one round), while 2. [x < t_j] for all j (one comparison, narrow).
               3. Bits times differences (`protocols.bits.mux`, one round), of which each party drops
-              the fraction bits that were too many, alone: mod 2^24 where 16 fraction bits leave room
-              for x, else mod 2^30 with 18. 4. `widen`.
+              the fraction bits that were too many, alone: mod 2^24 where 16 fraction bits leave
+              room for x, else mod 2^30 with 18. 4. `widen`.
             A difference may overflow where its bit is zero: mod 2^24 that is zero all the same.
             Each dropped fraction may cost a unit of 2^-16, or of 2^-18.
 lines       Few values, many pieces. Thresholds in geometric progression over a public range; slope
