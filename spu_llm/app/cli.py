@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from spu_llm.app.defaults import DRAFT_LENGTH, PROMPT, shipped
 from spu_llm.app.output import check_json, write_json
 from spu_llm.core.errors import InputError, SpuLlmError
+from spu_llm.core.parallel import MAX_JOBS, own_cores
 
 
 class Parser(argparse.ArgumentParser):
@@ -126,6 +127,7 @@ def _parser() -> Parser:
                          help="make no more than fits, if --pool is to hold so much in all")
     _request_options(prepare)
     _session_options(prepare)
+    _jobs_option(prepare)
     _insecure_option(prepare)
     prepare.set_defaults(run=_prepare)
 
@@ -142,6 +144,7 @@ def _parser() -> Parser:
     serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
     _session_options(serve)
+    _jobs_option(serve)
     _insecure_option(serve)
     serve.set_defaults(run=_serve)
 
@@ -178,6 +181,7 @@ def _client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="S", help="fix sampling")
     _request_options(parser)
     _session_options(parser)
+    _jobs_option(parser)
 
 
 def _request_options(parser: argparse.ArgumentParser) -> None:
@@ -199,6 +203,21 @@ def _request_options(parser: argparse.ArgumentParser) -> None:
                         help="draw among the likeliest that hold mass P (likewise)")  # fmt: skip
     _folder(parser, "--draft-model", "public model directory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+
+
+def _jobs_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=int, metavar="N",
+                        help="cores that make material, if the other party gives as many "
+                        "(default: all, or with both parties here half of them each)")  # fmt: skip
+
+
+def _jobs(options: argparse.Namespace, parties_here: int) -> int:
+    """InputError unless `--jobs` is a number of cores, or not given."""
+    if options.jobs is None:
+        return own_cores(parties_here)
+    if not 1 <= options.jobs <= MAX_JOBS:
+        raise InputError(f"--jobs must be 1 to {MAX_JOBS}, found {options.jobs}")
+    return int(options.jobs)
 
 
 def _insecure_option(parser: argparse.ArgumentParser) -> None:
@@ -238,7 +257,9 @@ def _provider(options: argparse.Namespace) -> Any:
     if options.server is not None:
         _require_insecure(options)
         server = Server(*_address(options.server, "--server"), options.network)
-    return Provider(options.network, server, options.model or shipped("private"), options.pool)
+    jobs = _jobs(options, 1 if server is not None else 2)
+    model = options.model or shipped("private")
+    return Provider(options.network, server, model, options.pool, jobs)
 
 
 def _record(kind: Any, options: argparse.Namespace, **more: Any) -> Any:
@@ -300,7 +321,7 @@ def _serve(options: argparse.Namespace) -> None:
         raise InputError("--sampling-seed fixes the randomness of one session; add --once")
     if options.disk is not None and options.pool is None:
         raise InputError("--disk bounds what is kept in --pool; give both")
-    disk_bytes = _disk_bytes(options)
+    more = {"disk_bytes": _disk_bytes(options), "jobs": _jobs(options, 1)}
     host, port = _address(options.listen, "--listen")
 
     def on_port(port: int) -> None:
@@ -309,7 +330,7 @@ def _serve(options: argparse.Namespace) -> None:
 
     try:
         serve(
-            _record(ServeOptions, options, host=host, port=port, disk_bytes=disk_bytes),
+            _record(ServeOptions, options, host=host, port=port, **more),
             say=lambda line: print(f"spu-llm: {line}", file=sys.stderr, flush=True),
             on_port=on_port,
         )

@@ -39,13 +39,14 @@ class Provider:
     """Whoever listens at `server`, or, without one, a process for `model` on this machine.
 
     `pool`: where material outlives the session, the client's; with a process here, a directory of
-    each party in it.
+    each party in it. `jobs`: cores of a party that make material.
     """
 
     network: str
     server: Server | None
     model: Path
     pool: Path | None
+    jobs: int
 
     @property
     def halves(self) -> int:
@@ -70,7 +71,7 @@ class Provider:
             return
         pool = self._own_pools[PROVIDER]
         with local_provider(
-            self.model, self.network, sampling_seed=sampling_seed, pool=pool
+            self.model, self.network, sampling_seed=sampling_seed, pool=pool, jobs=self.jobs
         ) as server:
             yield server, self.client_pool
 
@@ -119,7 +120,8 @@ def generate(
     with _first(provider, say), provider.reached(inputs.sampling_seed) as (server, pool):
         outcome, agreed = run_as_client(
             server, COMPLETION, options.request, inputs, watch,
-            tokenizer=Tokenizer.load(Path(inputs.draft_dir)), pool=pool, check=check,
+            tokenizer=Tokenizer.load(Path(inputs.draft_dir)), pool=pool, jobs=provider.jobs,
+            check=check,
         )  # fmt: skip
         return _summary(options, pool, outcome, agreed, first_token[0])
 
@@ -146,8 +148,9 @@ def prepare(
         request = replace(request, room_bytes=room // provider.halves)
     with provider.reached() as (server, pool):
         outcome, agreed = run_as_client(
-            server, PREPARATION, request, on_event=on_event, tokenizer=own, pool=pool, look=look
-        )
+            server, PREPARATION, request, on_event=on_event, tokenizer=own, pool=pool,
+            jobs=provider.jobs, look=look,
+        )  # fmt: skip
     result = outcome.result
     if result["step_lacks_bytes"]:
         raise _no_room(request, provider, result)

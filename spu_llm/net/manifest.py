@@ -1,8 +1,9 @@
 """What a session is: settings that both parties state, compared before anything secret moves.
 
 A manifest is a flat mapping from names to scalars. `model.*` is the provider's to state,
-`request.*` the client's, `nonce` each party's own; all other fields must be equal on both sides,
-but for `tokenizer`, which a client without text leaves out.
+`request.*` the client's, `nonce` each party's own; of `jobs`, cores that either party gives, the
+lesser number counts. All other fields must be equal on both sides, but for `tokenizer`, which a
+client without text leaves out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from spu_llm.core.errors import ManifestMismatch, WireError
+from spu_llm.core.parallel import MAX_JOBS
 
 Scalar = str | int | float | bool | None
 Manifest = dict[str, Scalar]
@@ -29,6 +31,7 @@ CLIENT_PREFIX = "request."
 NONCE = "nonce"
 TOKENIZER = "tokenizer"
 SESSION = "session"
+JOBS = "jobs"
 
 MAX_FIELDS = 200
 MAX_STRING = 1000
@@ -68,6 +71,7 @@ def agree(
     provider_nonce = _take_nonce("provider", provider)
     if client_nonce == provider_nonce:
         raise WireError("both manifests carry the same nonce: one is a copy of the other")
+    jobs = min(_take_jobs("client", client), _take_jobs("provider", provider))
     if TOKENIZER not in client:
         provider.pop(TOKENIZER, None)
     differences = [
@@ -78,7 +82,7 @@ def agree(
     ]
     if differences:
         raise ManifestMismatch("settings differ: " + "; ".join(differences))
-    merged = client | provider
+    merged = client | provider | {JOBS: jobs}
     text = json.dumps([client_nonce, provider_nonce, merged], sort_keys=True)
     merged[SESSION] = hashlib.sha256(b"spu-llm session\n" + text.encode()).hexdigest()
     return merged
@@ -121,6 +125,13 @@ def _take_nonce(side: Role, manifest: Manifest) -> str:
     if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce):
         raise WireError(f"{side} manifest has no nonce of 32 hex digits")
     return nonce
+
+
+def _take_jobs(side: Role, manifest: Manifest) -> int:
+    jobs = manifest.pop(JOBS, None)
+    if type(jobs) is not int or jobs < 1:  # a bool is an int to isinstance
+        raise WireError(f"{side} manifest has no number of jobs")
+    return min(jobs, MAX_JOBS)
 
 
 def _stated(manifest: Manifest, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import threading
 import time
@@ -62,11 +63,13 @@ class PartySession:
         pool_dir: Path | None = None,
         disk_bytes: int | None = None,
         hints_dir: Path | None = None,
+        jobs: int = 1,
     ) -> None:
         """`pool_dir`: where correlated randomness outlives the session, if the peer has such a
         directory, too; in memory by default. `disk_bytes`: the size up to which that of all peers
         together grows; what is made beyond stays in memory. `hints_dir`: where hints of silent
-        products outlive the session, whatever the peer has.
+        products outlive the session, whatever the peer has. `jobs`: cores that make material, the
+        same number at the peer.
         """
         self.rank: int = link.rank
         self.meter, self.ledger = Meter(), Ledger()
@@ -86,15 +89,18 @@ class PartySession:
             self._agree_on_pool(before)
             if pool_dir is not None and disk_bytes is not None:
                 self.pool.room_bytes = max(0, disk_bytes - file_bytes(pool_dir))
-            self._spu = SpuRuntime(link, config, profile=profile)
+            self._spu = self._maker = SpuRuntime(link, config, profile=profile)
+            if jobs > 1:  # more cores, and messages: not for what others wait for
+                several = dataclasses.replace(config, max_concurrency=jobs)
+                self._maker = SpuRuntime(link.spawn(), several, profile=profile)
             self.products = SilentProducts(
-                self.rank, own, self._channel, self.meter, directory=hints_dir
+                self.rank, own, self._channel, self.meter, directory=hints_dir, jobs=jobs
             )
         except BaseException:
             self.pool.close()
             raise
         self._packed = PackedProducts(
-            self.rank, own, hashlib.sha256(b"packed" + key).digest(), self._material
+            self.rank, own, hashlib.sha256(b"packed" + key).digest(), self._material, jobs
         )
         common = Prg(hashlib.sha256(b"common" + key).digest())
         self.supply = Supply(self.pool, self.products)
@@ -129,7 +135,7 @@ class PartySession:
     def warm_up(self) -> None:
         """Oblivious transfer set-up and encryption contexts, before any secret is used."""
         started = time.perf_counter()
-        traffic = self._spu.warm_up()
+        traffic = self._maker.warm_up()
         self.meter.record(
             "segment", "warm-up", "warm-up", time.perf_counter() - started, traffic
         )
@@ -223,7 +229,7 @@ class PartySession:
                 results = self._packed.make(correlation, masks)
                 traffic = self._material.traffic.since(before)
             else:
-                results, traffic = self._spu.make(correlation, masks)
+                results, traffic = self._maker.make(correlation, masks)
             seconds = time.perf_counter() - started
             self.meter.record("pool", correlation.name, "", seconds, traffic)
         return results

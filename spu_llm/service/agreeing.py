@@ -12,7 +12,14 @@ from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, ROLES
-from spu_llm.net.manifest import CLIENT_PREFIX, PROVIDER_PREFIX, TOKENIZER, Manifest, source_digest
+from spu_llm.net.manifest import (
+    CLIENT_PREFIX,
+    JOBS,
+    PROVIDER_PREFIX,
+    TOKENIZER,
+    Manifest,
+    source_digest,
+)
 from spu_llm.service.watch import WAIT_S
 from spu_llm.service.worker import Task
 from spu_llm.systems.program import Held, Job, Program, read, stated
@@ -22,22 +29,25 @@ _PROGRAM = "program"  # beside the fields of its request
 _LINK_TIMEOUT_MS = int(1000 * (WAIT_S + 60))
 
 
-def of_provider(config: ModelConfig, tokenizer: Tokenizer | None, network: str) -> Manifest:
+def of_provider(
+    config: ModelConfig, tokenizer: Tokenizer | None, network: str, jobs: int
+) -> Manifest:
     """What a provider with this model states."""
     model = {PROVIDER_PREFIX + name: value for name, value in config.asdict().items()}
-    return _of_both(tokenizer, network) | model
+    return _of_both(tokenizer, network, jobs) | model
 
 
 def of_client(
-    program: Program, request: Any, tokenizer: Tokenizer | None, network: str
+    program: Program, request: Any, tokenizer: Tokenizer | None, network: str, jobs: int
 ) -> Manifest:
     """What a client that asks for a program states."""
     asked = {_PROGRAM: program.name, **stated(request)}
-    return _of_both(tokenizer, network) | {CLIENT_PREFIX + k: v for k, v in asked.items()}
+    return _of_both(tokenizer, network, jobs) | {CLIENT_PREFIX + k: v for k, v in asked.items()}
 
 
-def _of_both(tokenizer: Tokenizer | None, network: str) -> Manifest:
+def _of_both(tokenizer: Tokenizer | None, network: str, jobs: int) -> Manifest:
     return {
+        JOBS: jobs,
         "version": version("spu-llm"),
         "sources": source_digest(),
         "jax.version": version("jax"),

@@ -46,6 +46,7 @@ def run_as_client(
     *,
     tokenizer: Tokenizer | None = None,
     pool: Path | None = None,
+    jobs: int = 1,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
     check: Callable[[ModelConfig], None] = lambda config: None,
     look: Look = lambda: None,
@@ -53,8 +54,9 @@ def run_as_client(
     """Run `program` with the provider at `server`; the outcome and the agreed settings.
 
     `request` is told to the provider, `inputs` stay here. `tokenizer`: of the client, where the
-    program has text. `wrap` may put a recorder around the connection, `check` refuse the provider's
-    model with InputError, as the program itself may. `look` is called while the workers are at it.
+    program has text. `jobs`: cores that make material, if the provider gives as many. `wrap` may
+    put a recorder around the connection, `check` refuse the provider's model with InputError, as
+    the program itself may. `look` is called while the workers are at it.
     """
     assert (tokenizer is not None) == program.text
     if pool is not None:
@@ -63,7 +65,7 @@ def run_as_client(
     try:
         stream = wrap(connect(server.host, server.port, CONNECT_S))
         control = Control(Relay(stream, NETWORKS[server.network], "client"))
-        stated = agreeing.of_client(program, request, tokenizer, server.network)
+        stated = agreeing.of_client(program, request, tokenizer, server.network, jobs)
         _await_greeting(control, server)
         agreed = control.open_session(stated, HANDSHAKE_S)
         try:

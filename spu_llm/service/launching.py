@@ -29,6 +29,7 @@ def local_provider(
     studies: bool = False,
     sampling_seed: int | None = None,
     pool: Path | None = None,
+    jobs: int = 1,
 ) -> Iterator[Server]:
     """A provider process on this machine that serves one session.
 
@@ -40,6 +41,7 @@ def local_provider(
     command += ["--studies"] if studies else []
     command += [f"--sampling-seed={sampling_seed}"] if sampling_seed is not None else []
     command += [f"--pool={pool}"] if pool is not None else []
+    command += [f"--jobs={jobs}"]
     readable, writable = os.pipe()
     with open(readable, encoding="utf-8") as reports:
         try:

@@ -34,6 +34,7 @@ class ServeOptions:
     studies: bool  # also take part in measurements, which open more than a completion does
     pool: Path | None  # where material outlives a session
     disk_bytes: int | None  # that it may take there, of all clients together
+    jobs: int  # cores that make material, if the client gives as many
     exit_with_parent: bool  # end when the process that started this one has gone
     sampling_seed: int | None = None  # fixes the provider's joint randomness
 
@@ -50,7 +51,7 @@ def serve(
     config, params = load_model(options.model)
     check_ranges(family_of(config).fold(params, config), config)
     del params  # the worker reads its own
-    stated = agreeing.of_provider(config, _tokenizer(options), options.network)
+    stated = agreeing.of_provider(config, _tokenizer(options), options.network, options.jobs)
     if options.pool is not None:
         open_directory(options.pool)
     with listen(options.host, options.port) as listener:

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from spu_llm.core.errors import InputError, PeerError, PoolError, SpuLlmError
 from spu_llm.core.values import ROLES
-from spu_llm.net.manifest import SESSION
+from spu_llm.net.manifest import JOBS, SESSION
 from spu_llm.systems.program import Job, Program, read
 
 if TYPE_CHECKING:
@@ -169,7 +169,8 @@ def _spu_session(
     hints_dir = _hints_directory(task.role, events) if program.keeps_hints else None
     disk_bytes = None if job.of_provider is None else job.of_provider.disk_bytes
     session = PartySession(
-        link, program.spu, pool_dir=pool_dir, disk_bytes=disk_bytes, hints_dir=hints_dir
+        link, program.spu, pool_dir=pool_dir, disk_bytes=disk_bytes, hints_dir=hints_dir,
+        jobs=task.agreed[JOBS],
     )
     events.finished = lambda: session.finished
     session.on_batch = lambda made, total: events.send("making", made=made, total=total)

@@ -183,7 +183,7 @@ def test_whose_disk_has_no_room_is_told(
     result = {"step_lacks_bytes": 5_000_000, "room_bytes": rooms}
     outcome = Outcome(result, 0, 0), {}
     monkeypatch.setattr(completing, "run_as_client", lambda *given, **more: outcome)
-    away = Provider("local", Server("127.0.0.1", 9, "local"), pair.private, Path("pool"))
+    away = Provider("local", Server("127.0.0.1", 9, "local"), pair.private, Path("pool"), 1)
     with pytest.raises(NoRoom, match=f"a prompt of 5 tokens and one step {said}"):
         request = PrepareRequest(5, 7, 2, 0.5, steps=3)
         completing.prepare(request, pair.public, away, lambda event, relay: None)

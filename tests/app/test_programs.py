@@ -141,7 +141,7 @@ def test_a_job_is_what_both_parties_put_in() -> None:
     """From the client's dataclasses, through manifest and JSON, to those of both workers."""
     program = programs.find("completion")
     request, inputs = Request(5, 7, 2, 0.5, verify="race"), ClientInputs([1, 2], "dir", ["x"], 3)
-    agreed = {**of_client(program, request, TEXT, "local"), **_model()}
+    agreed = {**of_client(program, request, TEXT, "local", 1), **_model()}
     task = dataclasses.replace(
         task_of("client", agreed, inputs, Path("/pool")), addresses=("a:1", "b:2")
     )
@@ -162,7 +162,7 @@ TEXT: Any = Text()
 
 
 def _model() -> dict[str, Any]:
-    stated = of_provider(PRIVATE, TEXT, "local")
+    stated = of_provider(PRIVATE, TEXT, "local", 1)
     return {name: value for name, value in stated.items() if name.startswith("model.")}
 
 
@@ -181,7 +181,7 @@ def _model() -> dict[str, Any]:
 def test_a_malformed_task_is_refused(
     change: dict[str, dict[str, Any]], error: type[Exception], said: str
 ) -> None:
-    agreed = {**of_client(PREPARATION, ASKED, TEXT, "local"), **_model()}
+    agreed = {**of_client(PREPARATION, ASKED, TEXT, "local", 1), **_model()}
     task = task_of("client", agreed, Nothing(), None)
     assert job_of(PREPARATION, task).request == ASKED
     for name, fields in change.items():
@@ -191,7 +191,7 @@ def test_a_malformed_task_is_refused(
 
 
 def test_what_a_program_needs_is_there() -> None:
-    agreed = {**of_client(PREPARATION, ASKED, TEXT, "local"), **_model()}
+    agreed = {**of_client(PREPARATION, ASKED, TEXT, "local", 1), **_model()}
     with pytest.raises(InputError, match="keeps no material"):
         job_of(PREPARATION, task_of("provider", agreed, Held("model"), None))
     del agreed["tokenizer"]

@@ -69,7 +69,9 @@ def deviation(of: Layout) -> float:
 class PackedTwo(Two):
     """A session of two parties."""
 
-    def __init__(self, seed: int | None = None, common: bytes = b"session") -> None:
+    def __init__(
+        self, seed: int | None = None, common: bytes = b"session", jobs: int = 1
+    ) -> None:
         """seed: of both parties' own streams, which are random without."""
         self.wires = [Wire(end) for end in MemoryChannel.pair()]
         self.products: list[Any] = [
@@ -78,6 +80,7 @@ class PackedTwo(Two):
                 Prg.from_os() if seed is None else Prg.from_seed(seed, f"own {rank}"),
                 common,
                 CountingChannel(self.wires[rank]),
+                jobs,
             )
             for rank in RANKS
         ]

@@ -77,13 +77,22 @@ class Wire:
 class Two:
     """A session of two parties."""
 
-    def __init__(self, client: Path | None = None, provider: Path | None = None) -> None:
+    def __init__(
+        self,
+        client: Path | None = None,
+        provider: Path | None = None,
+        *,
+        seed: int | None = None,
+        jobs: int = 1,
+    ) -> None:
+        """seed: of both parties' own streams, which are random without."""
         self.wires = [Wire(end) for end in MemoryChannel.pair()]
         self.meters = [Meter(), Meter()]
         self.products = [
             SilentProducts(
-                rank, Prg.from_os(), CountingChannel(self.wires[rank]), self.meters[rank],
-                directory=(client, provider)[rank],
+                rank, Prg.from_os() if seed is None else Prg.from_seed(seed, f"own {rank}"),
+                CountingChannel(self.wires[rank]), self.meters[rank],
+                directory=(client, provider)[rank], jobs=jobs,
             )
             for rank in RANKS
         ]  # fmt: skip

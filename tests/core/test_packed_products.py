@@ -74,6 +74,16 @@ def test_shapes(units: int, n: int, k: int, m: int) -> None:
     check(c, two.draw(c, units), two)
 
 
+@pytest.mark.parametrize("c", [correlation_of(5, 3, 40), scaled_row(96)], ids=lambda c: c.name)
+def test_on_more_cores_the_same(c: Correlation) -> None:
+    """Word for word, and what is sent."""
+    one, more = PackedTwo(seed=5), PackedTwo(seed=5, jobs=3)
+    masks = one.draw(c, 30)
+    for a, b in zip(one.make(c, masks), more.make(c, masks), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert [w.sent for w in one.wires] == [w.sent for w in more.wires]
+
+
 @pytest.mark.parametrize("c", [row_squares(96), scaled_row(96)], ids=lambda c: c.name)
 def test_correlations_of_rows(c: Correlation) -> None:
     two = PackedTwo()

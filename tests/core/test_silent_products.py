@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -55,6 +57,22 @@ def test_error_is_as_predicted(length: float) -> None:
     noise = 3.24 * 2.0**10 * 2**18 * length
     predicted = np.sqrt(noise**2 + 2.0 ** (2 * 27.42) + 4.0**WIDE_BITS / 12)
     assert abs(found / predicted - 1) < 0.1
+
+
+def test_on_more_cores_the_same(tmp_path: Path) -> None:
+    """Word for word, and what is sent: from the same streams and the same provider's key."""
+    c, w, found = correlation_of(40, 70), matrix(2, 40, 70), []
+    Two(provider=tmp_path)  # its key
+    for jobs in (1, 3):
+        two = Two(provider=tmp_path, seed=5, jobs=jobs)
+        found.append(([x for m in two.take(c, 9, w) for x in (*m.masks, *m.results)],
+                      [wire.sent for wire in two.wires]))  # fmt: skip
+    for a, b in zip(*(words for words, _ in found), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert found[0][1] == found[1][1]
+    own = hint.Secrets(bytes(32), matrix_of(c), "weights")
+    one, more = (hint.make(matrix_of(c), factor_from(w), own, jobs) for jobs in (1, 3))
+    np.testing.assert_array_equal(one, more)
 
 
 def test_masks_differ_and_shares_look_random() -> None:

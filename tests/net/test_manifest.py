@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from spu_llm.core.errors import ManifestMismatch, WireError
 from spu_llm.net.manifest import MAX_FIELDS, Manifest, agree, with_nonce
 
-CLIENT: Manifest = {"nonce": "0" * 32, "spu.frac_bits": 18, "request.max_tokens": 32}
-PROVIDER: Manifest = {"nonce": "1" * 32, "spu.frac_bits": 18, "model.layers": 22}
+CLIENT: Manifest = {"nonce": "0" * 32, "jobs": 1, "spu.frac_bits": 18, "request.max_tokens": 32}
+PROVIDER: Manifest = {"nonce": "1" * 32, "jobs": 1, "spu.frac_bits": 18, "model.layers": 22}
 
+OWN = ("nonce", "session", "jobs")
 names = st.text("abcdefghijklmnopqrstuvwxyz_.", min_size=1, max_size=12).filter(
-    lambda name: not name.startswith(("model.", "request.")) and name not in ("nonce", "session")
+    lambda name: not name.startswith(("model.", "request.")) and name not in OWN
 )
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**62), 2**62),
@@ -24,11 +25,12 @@ scalars = st.one_of(
 def test_merged_settings_and_session_id() -> None:
     merged = agree(CLIENT, PROVIDER)
     assert merged == {
+        "jobs": 1,
         "spu.frac_bits": 18,
         "request.max_tokens": 32,
         "model.layers": 22,
         # sha256 of "spu-llm session\n" and the JSON list of both nonces and the settings.
-        "session": "75d4c18ee329235c56d4e934de51e7d0d079b0fad6e78d94193436ed54157f0c",
+        "session": "0afc2c3a41c963ca6e326b21f46339a6ea039c6062116ae6d8a76544d273f8d5",
     }
 
 
@@ -70,6 +72,8 @@ def test_every_difference_is_named_with_both_values() -> None:
         ({f"f{i}": i for i in range(MAX_FIELDS)}, "fields; at most 200"),
         ({"nonce": "abc"}, "no nonce of 32 hex digits"),
         ({"nonce": "1" * 32}, "the same nonce"),
+        ({"jobs": 0}, "client manifest has no number of jobs"),
+        ({"jobs": True}, "no number of jobs"),
     ],
 )
 def test_malformed_manifests(change: dict[str, object], message: str) -> None:
@@ -95,6 +99,11 @@ def test_equal_fields_agree_and_others_are_named(client: Manifest, provider: Man
             agree(CLIENT | client, PROVIDER | provider)
         assert str(caught.value).count(": client ") == len(different)
         assert all(f"{name}: client " in str(caught.value) for name in different)
+
+
+def test_of_jobs_the_lesser_number_counts() -> None:
+    for client, provider, wanted in ((3, 2, 2), (2, 5, 2), (4, 4, 4), (10**9, 10**9, 48)):
+        assert agree({**CLIENT, "jobs": client}, {**PROVIDER, "jobs": provider})["jobs"] == wanted
 
 
 def test_a_client_alone_may_leave_the_tokenizer_out() -> None:

@@ -62,13 +62,14 @@ Gaps, stated:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from spu_llm.core.channel import CountingChannel, recv_exactly
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import WireError
+from spu_llm.core.parallel import for_each
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.offline import rlwe
@@ -90,10 +91,13 @@ def owners(correlation: Correlation) -> list[int]:
 class PackedProducts:
     """This party's half, for one session. Both parties make the same units at the same time."""
 
-    def __init__(self, rank: int, own: Prg, common: bytes, channel: CountingChannel) -> None:
+    def __init__(
+        self, rank: int, own: Prg, common: bytes, channel: CountingChannel, jobs: int = 1
+    ) -> None:
         """`own`: this party's secret stream, fresh for the session. `common`: of this session, the
-        same at the peer.
+        same at the peer. `jobs`: cores.
         """
+        self._jobs = jobs
         self.rank, self._own, self._channel = rank, own, channel
         self._common = common.hex()
         self._made = 0  # ciphertexts so far, each party's
@@ -167,12 +171,16 @@ class PackedProducts:
         flat = messages.reshape(-1, N)
         found = np.empty((len(flat), 2, N), np.uint64)
         at = 64 - len(layout.switches)
-        for i in range(0, len(flat), _WORKED):
-            some = flat[i : i + _WORKED]
-            a = self._public("a", self.rank, first + i, len(some))
-            noise = rlwe.noise(self._own, some.shape)
-            masked = ring.times_small(a, self._small, noise)
-            found[i : i + _WORKED] = ring.plus_at(masked, some, at)
+
+        def encrypt(drawn: tuple[slice, np.ndarray]) -> None:
+            rows, noise = drawn
+            a = self._public("a", self.rank, first + rows.start, len(noise))
+            found[rows] = ring.plus_at(ring.times_small(a, self._small, noise), flat[rows], at)
+
+        rows_and_noise = (
+            (rows, rlwe.noise(self._own, flat[rows].shape)) for rows in _slices(len(flat))
+        )
+        for_each(self._jobs, encrypt, rows_and_noise)
         return found.reshape(*messages.shape[:2], 2, N)
 
     # ---- the evaluator
@@ -197,13 +205,18 @@ class PackedProducts:
             a = self._public("a", 1 - self.rank, first + group * layout.blocks, layout.blocks)
             right = np.stack([a, theirs[group]])
             factors = None if layout.is_scalar else ring.limbs(right, LIMB, 128)
-            for unit in layout.units_of(group):
+
+            def multiply(
+                unit: int, right: np.ndarray = right, factors: np.ndarray | None = factors
+            ) -> None:
                 if factors is None:
                     made = ring.upper_times(right, left[unit, 0, 0, 0])
                 else:
                     made = self._multiplied(left[unit], factors, layout.blocks_at_once)
                 at = unit * layout.pairs
                 c[:, at : at + layout.pairs] = ring.lowered(made, layout.shift(unit))
+
+            for_each(self._jobs, multiply, layout.units_of(group))
         c = self._pack(c.reshape(2, layout.answers, layout.packed, N), layout.switches)
         # 5.
         assert self._key is not None
@@ -238,8 +251,13 @@ class PackedProducts:
             c = first + second
             c[1] += turned[1]
             flat, sums = turned[0].reshape(-1, N), c.reshape(2, -1, N)
-            for i in range(0, len(flat), _WORKED):
-                sums[:, i : i + _WORKED] += self._switch(flat[i : i + _WORKED], d)
+
+            def switch(
+                rows: slice, flat: np.ndarray = flat, sums: np.ndarray = sums, d: int = d
+            ) -> None:
+                sums[:, rows] += self._switch(flat[rows], d)
+
+            for_each(self._jobs, switch, _slices(len(flat)))
         return c[:, :, 0]
 
     def _switch(self, c0: np.ndarray, d: int) -> np.ndarray:
@@ -271,6 +289,11 @@ class PackedProducts:
     def _received(self, shape: tuple[int, ...]) -> np.ndarray:
         data = recv_exactly(self._channel, 8 * math.prod(shape))
         return np.frombuffer(data, np.uint64).reshape(shape)
+
+
+def _slices(count: int) -> Iterator[slice]:
+    """Rows that are worked on together."""
+    return (slice(i, i + _WORKED) for i in range(0, count, _WORKED))
 
 
 def _products(factors: np.ndarray, right: np.ndarray) -> np.ndarray:

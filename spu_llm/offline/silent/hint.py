@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spu_llm.core.integers import Factor, times_factor
+from spu_llm.core.parallel import for_each
 from spu_llm.core.prg import Prg
 from spu_llm.offline.silent import ring
 from spu_llm.offline.silent.ring import N
@@ -80,8 +81,8 @@ class Secrets:
         return ring.noise(self._prg.child(f"e {rows.start}"), (rows.stop - rows.start, N))
 
 
-def make(matrix: Matrix, factor: Factor, own: Secrets) -> np.ndarray:
-    """The hint: bytes [outputs, N, 5] of A_o + p u_o + e'_o, A = W^T a.
+def make(matrix: Matrix, factor: Factor, own: Secrets, jobs: int = 1) -> np.ndarray:
+    """The hint: bytes [outputs, N, 5] of A_o + p u_o + e'_o, A = W^T a; on `jobs` cores.
 
     p u_o + e'_o is an RLWE sample: one under each u_o, which is uniform ternary and known to nobody
     else.
@@ -89,7 +90,8 @@ def make(matrix: Matrix, factor: Factor, own: Secrets) -> np.ndarray:
     base = public_key_base()[None]
     kept = np.empty((matrix.outputs, N, BYTES), np.uint8)
     half = np.uint64(1) << (_DROPPED - np.uint64(1))
-    for first in range(0, matrix.outputs, _OUTPUTS):
+
+    def work(first: int) -> None:
         hidden = _times_inputs(matrix, factor, slice(first, first + _OUTPUTS))
         for rows in slices(len(hidden)):
             own_rows = slice(first + rows.start, first + rows.stop)
@@ -97,6 +99,8 @@ def make(matrix: Matrix, factor: Factor, own: Secrets) -> np.ndarray:
             masked += ring.exact_product(base, own.small(own_rows))
             rounded = np.ascontiguousarray((masked + half) >> _DROPPED)
             kept[own_rows] = rounded.view(np.uint8).reshape(-1, N, 8)[..., :BYTES]
+
+    for_each(jobs, work, range(0, matrix.outputs, _OUTPUTS))
     return kept
 
 

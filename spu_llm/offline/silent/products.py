@@ -72,6 +72,7 @@ from spu_llm.core.correlation import Correlation, Material, cut, joined
 from spu_llm.core.errors import PoolError, WireError
 from spu_llm.core.integers import Factor, equal
 from spu_llm.core.meter import Meter
+from spu_llm.core.parallel import for_each
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
 from spu_llm.offline import files as pool_files
@@ -121,8 +122,12 @@ class SilentProducts:
         meter: Meter,
         *,
         directory: Path | None = None,
+        jobs: int = 1,
     ) -> None:
-        """`own`: this party's secret stream. `directory`: where hints outlive the session."""
+        """`own`: this party's secret stream. `directory`: where hints outlive the session. `jobs`:
+        cores.
+        """
+        self._jobs = jobs
         self.rank, self._own, self._channel, self._meter = rank, own, channel, meter
         self._directory = directory
         if directory is not None:
@@ -176,7 +181,7 @@ class SilentProducts:
             own = hints.Secrets(self._provider_key, matrix, fixed.digest)
             found = store.load_own(self._directory, own.name, matrix.hint_bytes)
             if found is None:
-                made = hints.make(matrix, fixed, own)
+                made = hints.make(matrix, fixed, own, self._jobs)
                 found = store.save_own(self._directory, own.name, made)
             offered.append((_Use(matrix, _NO_HINT, own, fixed), found))
         self._channel.send(b"".join(hint.digest for _, hint in offered))
@@ -270,19 +275,30 @@ class SilentProducts:
         matrix, count = use.matrix, window.stop - window.start
         masks = np.zeros((count, matrix.inputs), np.uint64)
         share = np.empty((count, matrix.outputs), np.uint64)
-        if self.rank == CLIENT:
-            for rows in slices(matrix.inputs):
-                a = hints.public_inputs(matrix, rows.start, rows.stop - rows.start)
-                hidden = ring.exact_product(a, key)[:, window]
-                hidden += ring.noise(self._own, hidden.shape)
-                masks[:, rows] = (np.uint64(0) - hidden).T
-            for rows in slices(matrix.outputs):
-                product = ring.product(hints.transformed(use.hint[rows]), key)[:, window]
-                share[:, rows] = (np.uint64(0) - product).T
-            return Material([masks], [share])
-        assert use.own is not None
-        for rows in slices(matrix.outputs):
+
+        def mask(drawn: tuple[slice, np.ndarray]) -> None:
+            rows, noise = drawn
+            a = hints.public_inputs(matrix, rows.start, rows.stop - rows.start)
+            hidden = ring.exact_product(a, key)[:, window] + noise
+            masks[:, rows] = (np.uint64(0) - hidden).T
+
+        def own_share(rows: slice) -> None:
+            product = ring.product(hints.transformed(use.hint[rows]), key)[:, window]
+            share[:, rows] = (np.uint64(0) - product).T
+
+        def others_share(rows: slice) -> None:
+            assert use.own is not None
             share[:, rows] = ring.product(key, use.own.small(rows))[:, window].T
+
+        if self.rank == CLIENT:
+            rows_and_noise = (
+                (rows, ring.noise(self._own, (rows.stop - rows.start, count)))
+                for rows in slices(matrix.inputs)
+            )
+            for_each(self._jobs, mask, rows_and_noise)
+            for_each(self._jobs, own_share, slices(matrix.outputs))
+            return Material([masks], [share])
+        for_each(self._jobs, others_share, slices(matrix.outputs))
         wide = self._own.words(share.shape) >> np.uint64(64 - WIDE_BITS)
         share += wide - np.uint64(1 << WIDE_BITS >> 1)
         return Material([masks], [share])
