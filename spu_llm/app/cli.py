@@ -128,7 +128,7 @@ def _parser() -> Parser:
     _request_options(prepare)
     _session_options(prepare)
     _jobs_option(prepare)
-    _insecure_option(prepare)
+    _identity_options(prepare)
     prepare.set_defaults(run=_prepare)
 
     serve = commands.add_parser("serve", help="provider: serve completions with a private model")
@@ -145,19 +145,20 @@ def _parser() -> Parser:
     serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
     _session_options(serve)
     _jobs_option(serve)
-    _insecure_option(serve)
+    _identity_options(serve)
     serve.set_defaults(run=_serve)
 
     generate = commands.add_parser("generate", help="client: complete a prompt")
     generate.add_argument("--server", required=True, metavar="HOST:PORT")
     _client_options(generate)
     _folder(generate, "--pool", "keep what is made ahead of time, if the provider does")
-    _insecure_option(generate)
+    _identity_options(generate)
     generate.set_defaults(run=_complete, model=None)
 
-    from spu_llm.app import calibrating, listing
+    from spu_llm.app import calibrating, keys, listing
     from spu_llm.app.studies import add_commands
 
+    keys.add_command(commands)
     listing.add_command(commands)
     calibrating.add_command(commands)
     add_commands(commands)
@@ -220,7 +221,11 @@ def _jobs(options: argparse.Namespace, parties_here: int) -> int:
     return int(options.jobs)
 
 
-def _insecure_option(parser: argparse.ArgumentParser) -> None:
+def _identity_options(parser: argparse.ArgumentParser) -> None:
+    _folder(parser, "--identity", "this party's certificate and key, as spu-llm keygen makes them")
+    parser.add_argument("--trust", type=Path, metavar="FILE",
+                        help="certificates, in PEM form, of whom is let in: the other party's, or "
+                        "of authorities that sign such ones")  # fmt: skip
     parser.add_argument("--insecure", action="store_true",
                         help="plain sockets, no certificates: for one machine only")  # fmt: skip
 
@@ -240,12 +245,21 @@ def _address(text: str, option: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _require_insecure(options: argparse.Namespace) -> None:
-    if not options.insecure:
+def _identity(options: argparse.Namespace) -> Any:
+    """This party's certificate and whom it trusts, or None with `--insecure`."""
+    given = [option is not None for option in (options.identity, options.trust)]
+    if options.insecure:
+        if any(given):
+            raise InputError("--insecure uses no certificates; leave --identity and --trust out")
+        return None
+    if not all(given):
         raise InputError(
-            "certificates are not supported yet: connections are plain; "
-            "add --insecure to accept that on a machine you trust"
+            "give --identity DIR, which spu-llm keygen makes, and --trust FILE, the other party's "
+            "certificate; or --insecure, for plain connections on a machine you trust"
         )
+    from spu_llm.net import identity
+
+    return identity.load(options.identity, options.trust)
 
 
 def _provider(options: argparse.Namespace) -> Any:
@@ -255,8 +269,9 @@ def _provider(options: argparse.Namespace) -> Any:
 
     server = None
     if options.server is not None:
-        _require_insecure(options)
-        server = Server(*_address(options.server, "--server"), options.network)
+        server = Server(
+            *_address(options.server, "--server"), options.network, _identity(options)
+        )
     jobs = _jobs(options, 1 if server is not None else 2)
     model = options.model or shipped("private")
     return Provider(options.network, server, model, options.pool, jobs)
@@ -316,12 +331,12 @@ def _serve(options: argparse.Namespace) -> None:
     from spu_llm.service.launching import write_report
     from spu_llm.service.provider import ServeOptions, serve
 
-    _require_insecure(options)
     if options.sampling_seed is not None and not options.once:
         raise InputError("--sampling-seed fixes the randomness of one session; add --once")
     if options.disk is not None and options.pool is None:
         raise InputError("--disk bounds what is kept in --pool; give both")
     more = {"disk_bytes": _disk_bytes(options), "jobs": _jobs(options, 1)}
+    more["identity"] = _identity(options)
     host, port = _address(options.listen, "--listen")
 
     def on_port(port: int) -> None:

@@ -130,8 +130,10 @@ def _check_payload(frame: Frame) -> None:
 
 def _check_preamble(start: bytes) -> None:
     """Refuse as soon as a byte differs: a peer of another kind may never send eight."""
-    if start[:2] == b"\x16\x03":
-        raise WireError("the peer is speaking TLS where plain spu-llm was expected")
+    if start[:2] in (b"\x15\x03", b"\x16\x03"):  # an alert, a handshake
+        raise WireError(
+            "the peer is speaking TLS; give --identity and --trust in place of --insecure"
+        )
     if not _MAGIC.startswith(start[: len(_MAGIC)]):
         raise WireError(
             f"the peer does not speak spu-llm wire version {VERSION}; it sent {start!r}"

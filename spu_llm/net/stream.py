@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -48,10 +50,34 @@ class TcpStream:
         with self._in_use() as sock:
             return sock.recv(max_bytes)
 
+    def recv_within(self, max_bytes: int, timeout_s: float) -> bytes:
+        """`recv_some`; PeerError when nothing comes within `timeout_s`."""
+        with self._in_use() as sock:
+            if not select.select([sock], [], [], max(0.0, timeout_s))[0]:
+                raise PeerError("the peer did not answer in time")
+            return sock.recv(max_bytes)
+
     def send_all(self, data: bytes | memoryview) -> None:
         """See `ByteStream.send_all`."""
         with self._in_use() as sock:
             sock.sendall(data)
+
+    def send_last(self, data: bytes) -> None:
+        """What is lost if the peer does not read; never blocks."""
+        with contextlib.suppress(PeerError), self._in_use() as sock:
+            sock.send(data, socket.MSG_DONTWAIT)
+
+    def close_after(self, seconds: float) -> None:
+        """Close it, but let what was sent arrive: what is unread here would make the other end
+        forget it. Waits for the other end, so long at most.
+        """
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(PeerError):
+            with self._in_use() as sock:
+                sock.shutdown(socket.SHUT_WR)
+            while self.recv_within(1 << 16, deadline - time.monotonic()):
+                pass
+        self.close()
 
     def close(self) -> None:
         """See `ByteStream.close`."""

@@ -12,6 +12,7 @@ from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, ROLES
+from spu_llm.net.identity import Certificate
 from spu_llm.net.manifest import (
     CLIENT_PREFIX,
     JOBS,
@@ -55,6 +56,15 @@ def _of_both(tokenizer: Tokenizer | None, network: str, jobs: int) -> Manifest:
         **SpuConfig().manifest(),
         **({} if tokenizer is None else {TOKENIZER: tokenizer.digest}),
     }
+
+
+def certificates(*, client: Certificate, provider: Certificate) -> Manifest:
+    """Both parties' certificates, as either sees its own and the other one's: they differ when
+    somebody stands in between, and the session's id binds them.
+    """
+    return {
+        "certificate.client": client.fingerprint, "certificate.provider": provider.fingerprint,
+    }  # fmt: skip
 
 
 def task_of(role: str, agreed: Manifest, own: Any, pool: Path | None) -> Task:

@@ -11,7 +11,9 @@ from typing import Any
 from models.family import ModelConfig
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError
+from spu_llm.net import tls
 from spu_llm.net.control import Control
+from spu_llm.net.identity import Identity
 from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
@@ -30,11 +32,14 @@ OnEvent = Callable[[dict[str, Any], Relay], None]
 
 @dataclass(frozen=True)
 class Server:
-    """Where a provider listens, and the network to emulate on the way there."""
+    """Where a provider listens, the network to emulate on the way there, and who is trusted there;
+    None: whoever answers, in the clear.
+    """
 
     host: str
     port: int
     network: str
+    identity: Identity | None = None
 
 
 def run_as_client(
@@ -63,9 +68,9 @@ def run_as_client(
         open_directory(pool)
     worker = Worker(program.name)  # its slow imports overlap with the handshake
     try:
-        stream = wrap(connect(server.host, server.port, CONNECT_S))
-        control = Control(Relay(stream, NETWORKS[server.network], "client"))
-        stated = agreeing.of_client(program, request, tokenizer, server.network, jobs)
+        stream, seen = _connected(server)
+        control = Control(Relay(wrap(stream), NETWORKS[server.network], "client"))
+        stated = agreeing.of_client(program, request, tokenizer, server.network, jobs) | seen
         _await_greeting(control, server)
         agreed = control.open_session(stated, HANDSHAKE_S)
         try:
@@ -82,6 +87,16 @@ def run_as_client(
     finally:
         worker.stop()
     return outcome, agreed
+
+
+def _connected(server: Server) -> tuple[ByteStream, Manifest]:
+    """The connection to the provider, and both parties' certificates as the manifest states them.
+    """
+    tcp = connect(server.host, server.port, CONNECT_S)
+    if server.identity is None:
+        return tcp, {}
+    stream = tls.as_client(tcp, server.identity, server.host)
+    return stream, agreeing.certificates(client=server.identity.own, provider=stream.peer)
 
 
 def _await_greeting(control: Control, server: Server) -> None:

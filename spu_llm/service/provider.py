@@ -12,11 +12,13 @@ from models.family import check_ranges, family_of
 from models.hf import load_model
 from models.tokenizer import TOKENIZER_FILE, Tokenizer
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError
+from spu_llm.net import tls
 from spu_llm.net.control import Control
+from spu_llm.net.identity import Identity
 from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
-from spu_llm.net.stream import TcpStream, accept, listen
+from spu_llm.net.stream import ByteStream, TcpStream, accept, listen
 from spu_llm.offline.peer_directories import open_directory
 from spu_llm.service import agreeing, programs
 from spu_llm.service.supervisor import HANDSHAKE_S, Outcome, Worker, run_session
@@ -35,6 +37,7 @@ class ServeOptions:
     pool: Path | None  # where material outlives a session
     disk_bytes: int | None  # that it may take there, of all clients together
     jobs: int  # cores that make material, if the client gives as many
+    identity: Identity | None  # None: any client, in the clear
     exit_with_parent: bool  # end when the process that started this one has gone
     sampling_seed: int | None = None  # fixes the provider's joint randomness
 
@@ -77,9 +80,9 @@ def _tokenizer(options: ServeOptions) -> Tokenizer | None:
 
 
 def _serve_one(options: ServeOptions, listener: socket.socket, stated: Manifest) -> Outcome:
-    stream = _accept(listener, options.exit_with_parent)
+    stream, seen = _known(_accept(listener, options.exit_with_parent), options.identity)
     control = Control(Relay(stream, NETWORKS[options.network], "provider"))
-    agreed = control.open_session(stated, HANDSHAKE_S)
+    agreed = control.open_session(stated | seen, HANDSHAKE_S)
     try:
         own = Held(str(options.model), options.sampling_seed, options.disk_bytes)
         task = agreeing.task_of("provider", agreed, own, options.pool)
@@ -92,6 +95,14 @@ def _serve_one(options: ServeOptions, listener: socket.socket, stated: Manifest)
         return run_session(control, worker, task, lambda event: None)
     finally:
         worker.stop()
+
+
+def _known(tcp: TcpStream, identity: Identity | None) -> tuple[ByteStream, Manifest]:
+    """The connection to a client, and both parties' certificates as the manifest states them."""
+    if identity is None:
+        return tcp, {}
+    stream = tls.as_server(tcp, tls.server_context(identity))
+    return stream, agreeing.certificates(client=stream.peer, provider=identity.own)
 
 
 def _check(task: Task, options: ServeOptions) -> None:

@@ -1,0 +1,232 @@
+"""Who a party is on a network: a certificate and its key, and the certificates of whom it trusts.
+
+An identity is a directory with `cert.pem` and `key.pem`, as `make` writes it (`spu-llm keygen`).
+What is trusted is one PEM file: certificates of peers themselves, which are thereby pinned, or of
+authorities that sign them. The key is ECDSA P-256, which every TLS library takes; certificates are
+good for both ends of a connection.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import stat
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from spu_llm.core.errors import InputError
+
+CERTIFICATE, KEY = "cert.pem", "key.pem"
+MAX_DAYS = 3650
+SOON = timedelta(days=14)  # an end of validity that one is warned of
+_EARLIER = timedelta(minutes=5)  # that clocks may differ by
+_MAX_FILE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What is shown of a certificate. `fingerprint`: SHA-256 of its DER form, in hex; `name`: the
+    first name or address that it is for, or its subject; `until`: UTC.
+    """
+
+    fingerprint: str
+    name: str
+    until: datetime
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.fingerprint[:16]}, valid until {self.until:%Y-%m-%d})"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """This party's certificate, checked against its key, and whom it trusts."""
+
+    directory: Path
+    own: Certificate
+    trust: Path
+    pinned: tuple[Certificate, ...]
+    authorities: tuple[Certificate, ...]
+
+    @property
+    def chain(self) -> Path:
+        return self.directory / CERTIFICATE
+
+    @property
+    def key(self) -> Path:
+        return self.directory / KEY
+
+
+def describe(der: bytes) -> Certificate:
+    """ValueError when it is no certificate."""
+    return _described(x509.load_der_x509_certificate(der))
+
+
+def make(directory: Path, name: str, days: int) -> Certificate:
+    """A new key and a certificate for `name`, a host name or an address, signed by itself.
+
+    InputError when there is one already, or it cannot be written.
+    """
+    if not 1 <= days <= MAX_DAYS:
+        raise InputError(f"--days must be 1 to {MAX_DAYS}, found {days}")
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = datetime.now(timezone.utc)
+    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    usage = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+         "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"), False,
+    )  # fmt: skip
+    purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(own)
+        .issuer_name(own)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _EARLIER)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.KeyUsage(digital_signature=True, **usage), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_general_name(name)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The key first: a certificate without one would be of no use.
+        _write_once(directory / KEY, pem, 0o600)
+        _write_once(
+            directory / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM), 0o644
+        )
+    except FileExistsError as exc:
+        raise InputError(f"{exc.filename} is there already; choose another --out") from None
+    except OSError as exc:
+        raise InputError(f"cannot write to {directory}: {exc.strerror}") from None
+    return _described(certificate)
+
+
+def load(directory: Path, trust: Path) -> Identity:
+    """InputError, which says what to do, when files are missing, unreadable or do not belong
+    together, the key is open to others, or a certificate's time is over.
+    """
+    key_file = directory / KEY
+    chain = _certificates(directory / CERTIFICATE, hint="; spu-llm keygen makes one")
+    key_bytes = _read(key_file, hint="; spu-llm keygen makes one")
+    if stat.S_IMODE(os.stat(key_file).st_mode) & 0o077:
+        raise InputError(f"{key_file} is open to others; run: chmod 600 {key_file}")
+    try:
+        key = serialization.load_pem_private_key(key_bytes, password=None)
+    except (ValueError, TypeError):
+        raise InputError(f"{key_file} is not an unencrypted private key in PEM form") from None
+    if key.public_key() != chain[0].public_key():
+        raise InputError(f"{key_file} is not the key of {directory / CERTIFICATE}")
+    own = _described(chain[0])
+    _check_time(chain[0], directory / CERTIFICATE)
+    others = _certificates(trust, hint="; --trust names the other party's certificate")
+    for one in others:
+        _check_time(one, trust)
+    pinned = tuple(_described(one) for one in others if not _signs_others(one))
+    authorities = tuple(_described(one) for one in others if _signs_others(one))
+    return Identity(directory, own, trust, pinned, authorities)
+
+
+def demanded_name(identity: Identity, host: str) -> str | None:
+    """The name that a client demands of its provider's certificate: the host that was asked for,
+    where an authority answers for it; none of pinned ones, which are known by themselves.
+    InputError when both are trusted.
+    """
+    if identity.authorities and identity.pinned:
+        raise InputError(
+            f"{identity.trust} holds certificates of peers and of authorities; a client trusts "
+            "either"
+        )
+    return host if identity.authorities else None
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    """InputError for what is neither a host name nor an address."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    parts = name.rstrip(".").split(".")
+    if len(name) > 253 or not all(
+        0 < len(part) <= 63 and part.isascii() and part.replace("-", "a").isalnum()
+        and part[0] != "-" != part[-1]
+        for part in parts
+    ):  # fmt: skip
+        raise InputError(f"--name must be a host name or an address, found {name[:80]!a}")
+    return x509.DNSName(name)
+
+
+def _write_once(path: Path, content: bytes, mode: int) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+
+
+def _read(path: Path, hint: str = "") -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE + 1)
+    except FileNotFoundError:
+        raise InputError(f"there is no {path}{hint}") from None
+    except OSError as exc:
+        raise InputError(f"cannot read {path}: {exc.strerror}") from None
+    if len(content) > _MAX_FILE:
+        raise InputError(f"{path} is larger than any certificate")
+    return content
+
+
+def _certificates(path: Path, hint: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(_read(path, hint))
+    except ValueError:
+        raise InputError(f"{path} holds no certificates in PEM form") from None
+
+
+def _check_time(one: x509.Certificate, path: Path) -> None:
+    now = datetime.now(timezone.utc)
+    if now > one.not_valid_after_utc:
+        raise InputError(
+            f"{path}: the certificate of {_described(one).name} expired on "
+            f"{one.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; make another one"
+        )
+    if now < one.not_valid_before_utc:
+        raise InputError(
+            f"{path}: the certificate of {_described(one).name} is not valid before "
+            f"{one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; check this machine's clock"
+        )
+
+
+def _signs_others(one: x509.Certificate) -> bool:
+    try:
+        return one.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
+
+
+def _described(one: x509.Certificate) -> Certificate:
+    fingerprint = one.fingerprint(hashes.SHA256()).hex()
+    return Certificate(fingerprint, _name_of(one), one.not_valid_after_utc)
+
+
+def _name_of(one: x509.Certificate) -> str:
+    try:
+        names = one.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return one.subject.rfc4514_string()
+    for name in names:
+        if isinstance(name, x509.DNSName | x509.IPAddress):
+            return str(name.value)
+    return one.subject.rfc4514_string()

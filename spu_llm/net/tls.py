@@ -1,0 +1,214 @@
+"""The peer's connection under mutual TLS 1.3: both sides are known before a byte of theirs counts.
+
+The TLS engine works on memory, and the socket by itself, so that one thread can send while another
+one receives: OpenSSL's own connection must not be used by two threads at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import threading
+import time
+
+from spu_llm.core.errors import PeerError
+from spu_llm.net.identity import Certificate, Identity, demanded_name, describe
+from spu_llm.net.stream import TcpStream
+
+HANDSHAKE_S = 5.0
+_CHUNK_BYTES = 256 << 10
+_CLOSE_S = 0.3  # for what is on its way when a connection ends
+# Fatal, "protocol version": OpenSSL says nothing to a peer that speaks no TLS; then this end does.
+_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
+_PARTIAL_CHAIN = 0x80000  # X509_V_FLAG_PARTIAL_CHAIN: a pinned certificate need not be self-signed
+
+
+class TlsStream:
+    """A `ByteStream` (`spu_llm.net.stream`) to the party that `peer` describes."""
+
+    def __init__(self, tcp: TcpStream, engine: ssl.SSLObject, memory: Memory, peer: Certificate):
+        self.peer = peer
+        self._tcp, self._engine, self._memory = tcp, engine, memory
+        self._lock = threading.Lock()  # of the engine and its memory
+        self._order = threading.Lock()  # of what is sent
+        self._closed = False
+        self._told: PeerError | None = None  # by the peer, in an alert
+        self._heard = threading.Event()  # that, or that the connection has ended
+
+    def recv_some(self, max_bytes: int) -> bytes:
+        """See `ByteStream.recv_some`."""
+        try:
+            data = self._received(max_bytes)
+        except PeerError as error:
+            self._told = error
+            self._heard.set()
+            raise
+        if not data:
+            self._heard.set()
+        return data
+
+    def _received(self, max_bytes: int) -> bytes:
+        while True:
+            with self._lock:
+                try:
+                    return self._engine.read(max_bytes)
+                except ssl.SSLWantReadError:
+                    pass
+                except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                    return b""
+                except ssl.SSLError as error:
+                    raise PeerError(_complaint(error)) from error
+            data = self._tcp.recv_some(_CHUNK_BYTES)
+            if not data:
+                return b""
+            with self._lock:
+                self._memory.incoming.write(data)
+
+    def send_all(self, data: bytes | memoryview) -> None:
+        """See `ByteStream.send_all`."""
+        view = memoryview(data)
+        with self._order:
+            for start in range(0, len(view), _CHUNK_BYTES):
+                record = self._sealed(view[start : start + _CHUNK_BYTES])
+                try:
+                    self._tcp.send_all(record)
+                except PeerError as error:
+                    # Why it has closed the connection may be on its way.
+                    self._heard.wait(_CLOSE_S)
+                    raise self._told or error from error
+
+    def close(self) -> None:
+        """See `ByteStream.close`. The peer hears that nothing was cut off, if it still reads."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            with contextlib.suppress(ssl.SSLError, ValueError):
+                self._engine.unwrap()
+            last = self._memory.outgoing.read()
+        if self._order.acquire(timeout=_CLOSE_S):
+            try:
+                self._tcp.send_last(last)
+            finally:
+                self._order.release()
+        self._tcp.close()
+
+    def _sealed(self, data: memoryview) -> bytes:
+        with self._lock:
+            if self._closed:
+                raise PeerError("the connection to the peer is closed")
+            try:
+                written = self._engine.write(data)
+            except ssl.SSLError as error:
+                raise PeerError(_complaint(error)) from error
+            assert written == len(data), "memory takes all of it"
+            return self._memory.outgoing.read()
+
+
+class Memory:
+    """What the engine reads and writes in place of a socket."""
+
+    def __init__(self) -> None:
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+
+
+def server_context(identity: Identity) -> ssl.SSLContext:
+    """For a provider: a client must show a certificate that is trusted."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
+    context.num_tickets = 0  # nothing is resumed
+    return context
+
+
+def client_context(identity: Identity, name: str | None) -> ssl.SSLContext:
+    """For a client: the provider's certificate must be trusted, and be for `name` if there is one.
+    """
+    context = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
+    context.check_hostname = name is not None
+    return context
+
+
+def _context(protocol: int, identity: Identity) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= _PARTIAL_CHAIN
+    context.load_cert_chain(identity.chain, identity.key)
+    context.load_verify_locations(identity.trust)
+    return context
+
+
+def as_server(tcp: TcpStream, context: ssl.SSLContext, timeout_s: float = HANDSHAKE_S) -> TlsStream:
+    """Meet a client; PeerError, with the connection closed, unless it is one of those trusted."""
+    memory = Memory()
+    engine = context.wrap_bio(memory.incoming, memory.outgoing, server_side=True)
+    return _met(tcp, engine, memory, timeout_s)
+
+
+def as_client(
+    tcp: TcpStream, identity: Identity, host: str, timeout_s: float = HANDSHAKE_S
+) -> TlsStream:
+    """Meet the provider at `host`; likewise."""
+    memory, name = Memory(), demanded_name(identity, host)
+    engine = client_context(identity, name).wrap_bio(
+        memory.incoming, memory.outgoing, server_hostname=name
+    )
+    return _met(tcp, engine, memory, timeout_s)
+
+
+def _met(tcp: TcpStream, engine: ssl.SSLObject, memory: Memory, timeout_s: float) -> TlsStream:
+    try:
+        _shake_hands(tcp, engine, memory, time.monotonic() + timeout_s)
+        shown = engine.getpeercert(binary_form=True)
+        assert shown is not None, "a certificate is required"
+        return TlsStream(tcp, engine, memory, describe(shown))
+    except BaseException:
+        tcp.close_after(_CLOSE_S)
+        raise
+
+
+def _shake_hands(
+    tcp: TcpStream, engine: ssl.SSLObject, memory: Memory, deadline: float
+) -> None:
+    while True:
+        error: ssl.SSLError | None = None
+        try:
+            engine.do_handshake()
+            done = True
+        except ssl.SSLWantReadError:
+            done = False
+        except ssl.SSLError as exc:
+            error, done = exc, False
+        out = memory.outgoing.read()
+        if error is not None:
+            with contextlib.suppress(PeerError):
+                tcp.send_all(out or _ALERT)  # which tells the peer why
+            raise PeerError(_complaint(error)) from error
+        tcp.send_all(out)
+        if done:
+            return
+        data = tcp.recv_within(_CHUNK_BYTES, deadline - time.monotonic())
+        if not data:
+            raise PeerError("the peer closed the connection before it showed a certificate")
+        memory.incoming.write(data)
+
+
+# What OpenSSL says, and what it means here: of our own judgement, and in the peer's alerts.
+_REASONS = {
+    "WRONG_VERSION_NUMBER": "the peer is not speaking TLS; was it started with --insecure?",
+    "HTTP_REQUEST": "the peer is not speaking TLS, but HTTP",
+    "UNSUPPORTED_PROTOCOL": "the peer does not speak TLS 1.3",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "the peer does not speak TLS 1.3",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer showed no certificate",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the peer demands a certificate; give --identity",
+    "TLSV1_ALERT_UNKNOWN_CA": "the peer does not trust this party's certificate; hand it over",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the peer does not accept this party's certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "this party's certificate has expired, says the peer",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the peer does not accept this party's certificate",
+}
+
+
+def _complaint(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the peer's certificate is refused: {error.verify_message}"
+    reason = error.reason or str(error)
+    return _REASONS.get(reason, f"TLS with the peer failed: {reason.lower().replace('_', ' ')}")

@@ -1,0 +1,111 @@
+"""`serve` and `generate` with certificates: who gets in, what those hear who do not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from spu_llm.net import identity
+from spu_llm.net.identity import CERTIFICATE, KEY
+from tests.app.conftest import Pair
+from tests.app.processes import Command, Start
+
+RUN_S = 120.0
+REFUSED_S = 15.0  # most of it to start a process
+
+
+class Parties(NamedTuple):
+    """Directories of identities; each trusts the other one, and nobody trusts the stranger."""
+
+    client: Path
+    provider: Path
+    stranger: Path
+
+    def options(self, own: str, other: str) -> list[str]:
+        trust = getattr(self, other) / CERTIFICATE
+        return ["--identity", str(getattr(self, own)), "--trust", str(trust)]
+
+
+@pytest.fixture(scope="module")
+def parties(tmp_path_factory: pytest.TempPathFactory, start_shared: Start) -> Parties:
+    root = tmp_path_factory.mktemp("identities")
+    for name in Parties._fields:
+        command = start_shared("keygen", "--name", f"{name}.example", "--out", str(root / name))
+        assert command.wait(30) == 0, command.stderr
+        made = identity.load(root / name, root / name / CERTIFICATE).own
+        assert made.fingerprint in command.stdout
+    return Parties(*(root / name for name in Parties._fields))
+
+
+@pytest.fixture(scope="module")
+def server(start_shared: Start, pair: Pair, parties: Parties) -> tuple[Command, int]:
+    command = start_shared(
+        "serve", "--model", str(pair.private), "--listen", "127.0.0.1:0", "--jobs", "1",
+        *parties.options("provider", "client"),
+    )  # fmt: skip
+    return command, command.until_listening()
+
+
+@pytest.fixture
+def ask(start: Start, pair: Pair, server: tuple[Command, int]) -> Callable[..., Command]:
+    def run(*options: str) -> Command:
+        return start(
+            "generate", "--server", f"127.0.0.1:{server[1]}", "--draft-model", str(pair.public),
+            "--max-new-tokens", "4", "--temperature", "0", *options,
+        )  # fmt: skip
+
+    return run
+
+
+def test_a_key_is_written_once_and_for_its_owner(start: Start, tmp_path: Path) -> None:
+    assert start("keygen", "--name", "10.0.0.1", "--out", "me").wait(30) == 0
+    key = tmp_path / "me" / KEY
+    assert key.stat().st_mode & 0o777 == 0o600 and (tmp_path / "me").stat().st_mode & 0o77 == 0
+    before = key.read_bytes()
+    again = start("keygen", "--name", "10.0.0.1", "--out", "me")
+    assert again.wait(30) == 2 and "is there already" in again.stderr
+    assert key.read_bytes() == before
+    key.chmod(0o640)
+    opened = start(
+        "generate", "--server", "h:1", "--identity", "me", "--trust", f"me/{CERTIFICATE}"
+    )
+    assert opened.wait(30) == 2 and "chmod 600" in opened.stderr
+
+
+def test_whoever_is_not_known_is_refused_and_told(
+    ask: Callable[..., Command], parties: Parties, server: tuple[Command, int]
+) -> None:
+    """By both sides, within seconds, with exit code 1; the provider serves on."""
+    command, _ = server
+    cases = [
+        (parties.options("stranger", "provider"), "does not trust this party's certificate"),
+        (parties.options("client", "stranger"), "the peer's certificate is refused"),
+        (["--insecure"], "the peer is speaking TLS; give --identity"),
+    ]
+    for options, said in cases:
+        started = time.monotonic()
+        client = ask(*options)
+        assert client.wait(REFUSED_S) == 1, client.stderr
+        assert said in client.stderr and len(client.stderr.strip().splitlines()) <= 2
+        assert time.monotonic() - started < REFUSED_S
+    for said in ("certificate is refused", "does not trust", "the peer is not speaking TLS"):
+        command.until("stderr", said)
+
+
+def test_a_completion_with_certificates(
+    ask: Callable[..., Command], parties: Parties, tmp_path: Path
+) -> None:
+    file = tmp_path / "result.json"
+    client = ask(*parties.options("client", "provider"), "--json", str(file))
+    assert client.wait(RUN_S) == 0, client.stderr
+    result = json.loads(file.read_text())
+    assert len(result["token_ids"]) == 4
+    for name in ("client", "provider"):
+        folder = getattr(parties, name)
+        own = identity.load(folder, folder / CERTIFICATE).own
+        assert result["config"][f"certificate.{name}"] == own.fingerprint
