@@ -8,15 +8,12 @@ client without text leaves out.
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import importlib.resources
 import json
 import math
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal
 
 from spu_llm.core.errors import ManifestMismatch, WireError
@@ -43,17 +40,6 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 def with_nonce(fields: Mapping[str, Scalar]) -> Manifest:
     """Return a copy that carries a fresh nonce of 16 random bytes, for one session."""
     return {**fields, NONCE: os.urandom(16).hex()}
-
-
-@functools.cache
-def source_digest() -> str:
-    """Digest of the code that both parties must have alike: protocols keep step by it."""
-    content = hashlib.sha256()
-    for package in ("models", "protocols", "spu_llm"):
-        root = Path(str(importlib.resources.files(package)))
-        for path in sorted(root.rglob("*.py")):
-            content.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return content.hexdigest()[:16]
 
 
 def agree(

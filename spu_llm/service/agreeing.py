@@ -7,11 +7,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import protocols
 from models.family import ModelConfig, config_from
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, ROLES
+from spu_llm.net import frames
 from spu_llm.net.identity import Certificate
 from spu_llm.net.manifest import (
     CLIENT_PREFIX,
@@ -19,7 +21,6 @@ from spu_llm.net.manifest import (
     PROVIDER_PREFIX,
     TOKENIZER,
     Manifest,
-    source_digest,
 )
 from spu_llm.service.watch import WAIT_S
 from spu_llm.service.worker import Task
@@ -49,8 +50,8 @@ def of_client(
 def _of_both(tokenizer: Tokenizer | None, network: str, jobs: int) -> Manifest:
     return {
         JOBS: jobs,
-        "version": version("spu-llm"),
-        "sources": source_digest(),
+        "wire": frames.VERSION,
+        "protocols": protocols.VERSION,
         "jax.version": version("jax"),
         "network": network,
         **SpuConfig().manifest(),

@@ -6,7 +6,7 @@ import argparse
 
 from spu_llm.core.values import CLIENT, PROVIDER
 from tests.vectors.cases import CASES
-from tests.vectors.encoding import path_of, text_of
+from tests.vectors.encoding import VERSION_FILE, path_of, text_of, version_line
 from tests.vectors.recording import record
 from tests.vectors.replay import check_results, replay
 
@@ -27,6 +27,10 @@ def main() -> None:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             print(f"recorded {op}: {len(text):,} bytes")
+    if VERSION_FILE.read_text(encoding="utf-8") != version_line():
+        VERSION_FILE.write_text(version_line(), encoding="utf-8")
+        print("what is recorded has changed: does an earlier installation understand this one?")
+        print("if not, raise VERSION in protocols/__init__.py, and run this again")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+import protocols
 from protocols.arithmetic.cached import Cached
 from protocols.bits.gates import Gate
 from protocols.verification.sampling import Widths
@@ -30,11 +32,20 @@ from spu_llm.core.values import (
 
 FORMAT = 1
 FOLDER = Path(__file__).parent
+VERSION_FILE = FOLDER / "VERSION"
 Json = dict[str, Any]
 
 
 def files() -> list[Path]:
     return sorted(FOLDER.glob("*.json"))
+
+
+def version_line() -> str:
+    """The version of all protocols and the digest of all vectors, as the file VERSION has them."""
+    content = hashlib.sha256()
+    for path in files():
+        content.update(path.name.encode() + b"\0" + path.read_bytes())
+    return f"{protocols.VERSION} {content.hexdigest()}\n"
 
 
 def path_of(op: str) -> Path:

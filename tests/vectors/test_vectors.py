@@ -18,7 +18,18 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from protocols.functions.exponential import FRAC_BITS, REACH, SCALE_BITS
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from tests.vectors.cases import CASES, all_ops
-from tests.vectors.encoding import FOLDER, FORMAT, Json, files, from_hex, load, path_of, text_of
+from tests.vectors.encoding import (
+    FOLDER,
+    FORMAT,
+    VERSION_FILE,
+    Json,
+    files,
+    from_hex,
+    load,
+    path_of,
+    text_of,
+    version_line,
+)
 from tests.vectors.recording import record
 from tests.vectors.replay import check_results, replay
 
@@ -28,6 +39,13 @@ every_op = pytest.mark.parametrize("op", sorted(CASES))
 def test_every_op_has_a_file_and_every_file_an_op() -> None:
     assert set(all_ops()) == set(CASES) == {path.stem for path in files()}
     assert sum(path.stat().st_size for path in files()) < 1_000_000  # room for more ops
+
+
+def test_the_version_of_protocols_was_thought_of() -> None:
+    """Whoever changes what is recorded decides whether VERSION in protocols/__init__.py must rise;
+    `python -m tests.vectors` then writes the file.
+    """
+    assert VERSION_FILE.read_text(encoding="utf-8") == version_line()
 
 
 def test_every_op_under_contract_is_among_them() -> None:
