@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spu_llm.app.defaults import DRAFT_LENGTH, PROMPT, shipped
+from spu_llm.app.defaults import DRAFT_LENGTH, MAX_SESSIONS, PROMPT, SESSIONS, shipped
 from spu_llm.app.output import check_json, write_json
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.parallel import MAX_JOBS, own_cores
@@ -135,6 +135,8 @@ def _parser() -> Parser:
     _folder(serve, "--model", "private model directory", required=True)
     serve.add_argument("--listen", required=True, metavar="HOST:PORT")
     serve.add_argument("--once", action="store_true", help="end after one session")
+    serve.add_argument("--sessions", type=int, default=SESSIONS, metavar="N",
+                       help="at a time, each with a worker process (default: %(default)s)")
     serve.add_argument("--studies", action="store_true",
                        help="also take part in measurements (bench, experiment)")  # fmt: skip
     _folder(serve, "--pool", "keep what is made ahead of time, for each client that does")
@@ -335,6 +337,8 @@ def _serve(options: argparse.Namespace) -> None:
         raise InputError("--sampling-seed fixes the randomness of one session; add --once")
     if options.disk is not None and options.pool is None:
         raise InputError("--disk bounds what is kept in --pool; give both")
+    if not 1 <= options.sessions <= MAX_SESSIONS:
+        raise InputError(f"--sessions must be 1 to {MAX_SESSIONS}, found {options.sessions}")
     more = {"disk_bytes": _disk_bytes(options), "jobs": _jobs(options, 1)}
     more["identity"] = _identity(options)
     host, port = _address(options.listen, "--listen")

@@ -10,6 +10,7 @@ PROMPT = "def read_config(path):"
 # What is made ahead for a position costs as much as the rest of a step without a network, so that a
 # token is cheapest, everything counted, with 3 to 5 drafts (experiments/RESULTS.md).
 DRAFT_LENGTH = 4
+SESSIONS, MAX_SESSIONS = 4, 64  # of a provider at a time: a worker takes 1.3 GiB and more
 
 
 def shipped(name: str) -> Path:

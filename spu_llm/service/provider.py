@@ -1,17 +1,26 @@
-"""The provider: sessions with one client after another, for a private model."""
+"""The provider: sessions with its clients, some of them at the same time, for a private model.
+
+Every session has a thread, which owns its connection and its worker process; who connects while all
+places are taken is told so and may try again. SIGTERM lets sessions come to their end, for a while;
+whatever else ends this process ends them at once, and their clients hear why.
+"""
 
 from __future__ import annotations
 
 import select
 import socket
+import threading
+import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from models.family import check_ranges, family_of
 from models.hf import load_model
 from models.tokenizer import TOKENIZER_FILE, Tokenizer
-from spu_llm.core.errors import InputError, PeerError, SpuLlmError
+from spu_llm.core.errors import InputError, PeerError, SpuLlmError, WantedError
 from spu_llm.net import tls
 from spu_llm.net.control import Control
 from spu_llm.net.identity import Identity
@@ -21,9 +30,13 @@ from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import ByteStream, TcpStream, accept, listen
 from spu_llm.offline.peer_directories import open_directory
 from spu_llm.service import agreeing, programs
-from spu_llm.service.supervisor import HANDSHAKE_S, Outcome, Worker, run_session
+from spu_llm.service.supervisor import HANDSHAKE_S, Look, Outcome, Worker, run_session
 from spu_llm.service.worker import Task
 from spu_llm.systems.program import Held
+
+MAX_HANDSHAKES = 32  # connections that are not sessions yet, or are about to end
+DRAIN_S = 60.0  # for sessions to come to their end
+STOP_S = 10.0  # for them to tell their clients that they do not
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,7 @@ class ServeOptions:
     port: int
     network: str
     once: bool
+    sessions: int  # at a time
     studies: bool  # also take part in measurements, which open more than a completion does
     pool: Path | None  # where material outlives a session
     disk_bytes: int | None  # that it may take there, of all clients together
@@ -45,31 +59,104 @@ class ServeOptions:
 def serve(
     options: ServeOptions, say: Callable[[str], None], on_port: Callable[[int], None]
 ) -> None:
-    """Run what clients ask for with a private model, one session after another.
+    """Run what clients ask for with a private model.
 
     `on_port` hears where it listens. A session that fails is reported through `say`; with `once`
-    its error is raised instead.
+    there is one, and its error is raised instead.
     """
     # The weights too: what is wrong with them is said now, not in the middle of a session.
     config, params = load_model(options.model)
     check_ranges(family_of(config).fold(params, config), config)
-    del params  # the worker reads its own
+    del params  # the workers read their own
     stated = agreeing.of_provider(config, _tokenizer(options), options.network, options.jobs)
     if options.pool is not None:
         open_directory(options.pool)
-    with listen(options.host, options.port) as listener:
+    with listen(options.host, options.port) as listener, _Sessions(options, stated, say) as all_:
         on_port(listener.getsockname()[1])
         while True:
-            try:
-                outcome = _serve_one(options, listener, stated)
-                traffic = outcome.wire_sent + outcome.wire_received
-                say(f"session finished, {traffic / 1e6:.1f} MB on the wire")
-            except SpuLlmError as exc:
-                if options.once:
-                    raise
-                say(f"session failed: {exc}")
+            tcp = _accept(listener, options.exit_with_parent)
             if options.once:
+                all_.run(tcp)
                 return
+            all_.start(tcp)
+
+
+class _Sessions:
+    """Those under way. Left in the end: with patience after SIGTERM, else at once."""
+
+    def __init__(
+        self, options: ServeOptions, stated: Manifest, say: Callable[[str], None]
+    ) -> None:
+        self._options, self._stated, self._print = options, stated, say
+        self._places = threading.BoundedSemaphore(options.sessions)
+        self._lock = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+        self._stop = threading.Event()
+
+    def __enter__(self) -> _Sessions:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, SystemExit):  # SIGTERM; another one ends the waiting
+            self._join(DRAIN_S)
+        self._stop.set()
+        self._join(STOP_S)
+
+    def _join(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            with self._lock:
+                thread = next(iter(self._threads), None)
+            if thread is None:
+                return
+            thread.join(left)
+
+    def start(self, tcp: TcpStream) -> None:
+        """Run a session in a thread of its own; a stranger too many is not even heard."""
+        with self._lock:
+            if len(self._threads) >= self._options.sessions + MAX_HANDSHAKES:
+                tcp.close()
+                return
+            thread = threading.Thread(target=self._run_and_say, args=(tcp,), daemon=True)
+            self._threads.add(thread)
+            thread.start()
+
+    def _run_and_say(self, tcp: TcpStream) -> None:
+        try:
+            self.run(tcp)
+        except SpuLlmError as exc:
+            self._say(f"session failed: {exc}")
+        except Exception as exc:  # of this program; other sessions go on
+            self._say(f"session failed: {type(exc).__name__}: {exc}")
+        finally:
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+    def run(self, tcp: TcpStream) -> None:
+        """One session, to its end; what was wrong with it is raised."""
+        options = self._options
+        stream, seen = _known(tcp, options.identity)
+        with closing(Control(Relay(stream, NETWORKS[options.network], "provider"))) as control:
+            # Nobody gets a place before it has said what it wants.
+            agreed = control.open_session(self._stated | seen, HANDSHAKE_S)
+            if not self._places.acquire(blocking=False):
+                busy = f"the provider is busy with {options.sessions} sessions; try again later"
+                control.bye(busy, ok=False)
+                raise PeerError("one client too many was sent away")
+            try:
+                outcome = _run(options, control, agreed, self._look)
+            finally:
+                self._places.release()
+        traffic = outcome.wire_sent + outcome.wire_received
+        self._say(f"session finished, {traffic / 1e6:.1f} MB on the wire")
+
+    def _say(self, line: str) -> None:
+        with self._lock:
+            self._print(line)
+
+    def _look(self) -> None:
+        if self._stop.is_set():
+            raise WantedError("the provider is shutting down")
 
 
 def _tokenizer(options: ServeOptions) -> Tokenizer | None:
@@ -79,10 +166,7 @@ def _tokenizer(options: ServeOptions) -> Tokenizer | None:
     return Tokenizer.load(options.model)
 
 
-def _serve_one(options: ServeOptions, listener: socket.socket, stated: Manifest) -> Outcome:
-    stream, seen = _known(_accept(listener, options.exit_with_parent), options.identity)
-    control = Control(Relay(stream, NETWORKS[options.network], "provider"))
-    agreed = control.open_session(stated | seen, HANDSHAKE_S)
+def _run(options: ServeOptions, control: Control, agreed: Manifest, look: Look) -> Outcome:
     try:
         own = Held(str(options.model), options.sampling_seed, options.disk_bytes)
         task = agreeing.task_of("provider", agreed, own, options.pool)
@@ -92,7 +176,7 @@ def _serve_one(options: ServeOptions, listener: socket.socket, stated: Manifest)
         raise
     worker = Worker(task.program)
     try:
-        return run_session(control, worker, task, lambda event: None)
+        return run_session(control, worker, task, lambda event: None, look)
     finally:
         worker.stop()
 

@@ -172,7 +172,11 @@ def run_session(
     try:
         _wait_ready(control, worker, look)
         own_port = _free_port()
-        relay_port = control.relay.open_worker_side(own_port)
+        try:
+            relay_port = control.relay.open_worker_side(own_port)
+        except PeerError:
+            control.check()  # the peer's goodbye says more than that it has ended
+            raise
         client = task.role == ROLES[CLIENT]
         ports = (own_port, relay_port) if client else (relay_port, own_port)
         worker.submit(replace(task, addresses=tuple(f"127.0.0.1:{p}" for p in ports)))
