@@ -157,9 +157,10 @@ def _parser() -> Parser:
     _identity_options(generate)
     generate.set_defaults(run=_complete, model=None)
 
-    from spu_llm.app import calibrating, keys, listing
+    from spu_llm.app import calibrating, doctor, keys, listing
     from spu_llm.app.studies import add_commands
 
+    doctor.add_command(commands)
     keys.add_command(commands)
     listing.add_command(commands)
     calibrating.add_command(commands)
@@ -232,7 +233,7 @@ def _identity_options(parser: argparse.ArgumentParser) -> None:
                         help="plain sockets, no certificates: for one machine only")  # fmt: skip
 
 
-def _address(text: str, option: str) -> tuple[str, int]:
+def address(text: str, option: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):  # an IPv6 address
         host = host[1:-1]
@@ -272,7 +273,7 @@ def _provider(options: argparse.Namespace) -> Any:
     server = None
     if options.server is not None:
         server = Server(
-            *_address(options.server, "--server"), options.network, _identity(options)
+            *address(options.server, "--server"), options.network, _identity(options)
         )
     jobs = _jobs(options, 1 if server is not None else 2)
     model = options.model or shipped("private")
@@ -341,7 +342,7 @@ def _serve(options: argparse.Namespace) -> None:
         raise InputError(f"--sessions must be 1 to {MAX_SESSIONS}, found {options.sessions}")
     more = {"disk_bytes": _disk_bytes(options), "jobs": _jobs(options, 1)}
     more["identity"] = _identity(options)
-    host, port = _address(options.listen, "--listen")
+    host, port = address(options.listen, "--listen")
 
     def on_port(port: int) -> None:
         print(f"serving {options.model} on {host}:{port}", flush=True)

@@ -1,0 +1,225 @@
+"""`spu-llm doctor`: whether this machine, and what it is given, is ready for a session."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from spu_llm.app.output import check_json, write_json
+from spu_llm.core.errors import InputError, SpuLlmError
+
+OK, WARNING, FAILURE = "ok", "warning", "failure"
+WORKER_GIB = 1.5  # of a session of the shipped models, at one party
+_DISK_GB = 1.0
+_FLAGS = ("aes", "avx")  # without which SPU does not start
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Of one check: what was looked at, OK, WARNING or FAILURE, and what was found or is to do."""
+
+    what: str
+    level: str
+    said: str
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser(
+        "doctor", help="check this machine, certificates, ports, models and directories",
+        description="Checks this machine, and whatever it is given of a session's options. Ends "
+        "with exit code 1 when something is wrong.",
+    )  # fmt: skip
+    parser.add_argument("--identity", type=Path, metavar="DIR")
+    parser.add_argument("--trust", type=Path, metavar="FILE")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="can a provider listen there?")
+    parser.add_argument("--server", metavar="HOST:PORT", help="does a provider answer there?")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="can it be served?")
+    parser.add_argument("--pool", type=Path, metavar="DIR", help="can material be kept there?")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    parser.set_defaults(run=_run)
+
+
+class Unwell(SpuLlmError):
+    """Something is wrong, as was printed."""
+
+
+def _run(options: argparse.Namespace) -> None:
+    check_json(options.json)
+    if (options.identity is None) != (options.trust is None):
+        raise InputError("--identity and --trust go together")
+    found = []
+    for finding in examine(options):
+        found.append(finding)
+        print(f"{finding.level:<8} {finding.what}: {finding.said}", flush=True)
+    write_json(options.json, {"findings": [asdict(finding) for finding in found]})
+    if wrong := [finding.what for finding in found if finding.level == FAILURE]:
+        raise Unwell(f"not ready: {', '.join(wrong)}")
+
+
+def examine(options: argparse.Namespace) -> Iterator[Finding]:
+    """All checks that the options ask for, one after the other."""
+    yield from _machine()
+    if options.identity is not None:
+        yield from _certificates(options.identity, options.trust)
+    if options.listen is not None:
+        yield _listening(options.listen)
+    if options.server is not None:
+        yield _answering(options)
+    if options.model is not None:
+        yield _tried("model", lambda: _model(options.model))
+    if options.pool is not None:
+        yield _tried("pool", lambda: _pool(options.pool))
+
+
+def _tried(what: str, work: Callable[[], Finding]) -> Finding:
+    try:
+        return work()
+    except SpuLlmError as exc:
+        return Finding(what, FAILURE, str(exc))
+
+
+# ---- this machine
+
+
+def _machine() -> Iterator[Finding]:
+    yield _python(sys.version_info[:2], platform.python_implementation(), sys.platform)
+    yield _processor(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    yield _packages()
+    yield _memory(Path("/proc/meminfo").read_text(encoding="utf-8"))
+    yield _clock(time.time(), _newest_source())
+
+
+def _python(version: tuple[int, ...], implementation: str, system: str) -> Finding:
+    found = f"{implementation} {'.'.join(map(str, version))} on {system}"
+    fits = implementation == "CPython" and version in ((3, 10), (3, 11)) and system == "linux"
+    wanted = "" if fits else "; SPU comes for CPython 3.10 and 3.11 on Linux"
+    return Finding("python", OK if fits else FAILURE, found + wanted)
+
+
+def _processor(cpuinfo: str) -> Finding:
+    lines = [line for line in cpuinfo.splitlines() if line.startswith("flags")]
+    if platform.machine() != "x86_64" or not lines:
+        return Finding("processor", WARNING, f"{platform.machine()}: tried on x86-64 alone")
+    missing = [flag for flag in _FLAGS if flag not in lines[0].split()]
+    cores = len(os.sched_getaffinity(0))
+    if missing:
+        return Finding("processor", FAILURE, f"lacks {', '.join(missing)}")
+    return Finding("processor", OK, f"{cores} cores, with {', '.join(_FLAGS)}")
+
+
+def _packages() -> Finding:
+    try:
+        import jax
+        import spu
+    except Exception as exc:  # whatever a broken installation says
+        return Finding("packages", FAILURE, f"{type(exc).__name__}: {exc}; install again")
+    return Finding("packages", OK, f"spu {spu.__version__}, jax {jax.__version__}")
+
+
+def _memory(meminfo: str) -> Finding:
+    kib = {line.split()[0]: int(line.split()[1]) for line in meminfo.splitlines() if line}
+    gib = kib["MemAvailable:"] / 2**20
+    sessions = int(gib / WORKER_GIB)
+    said = f"{gib:.1f} GiB free: {sessions} sessions of the shipped models"
+    return Finding("memory", OK if sessions else FAILURE, said)
+
+
+def _newest_source() -> float:
+    return max(path.stat().st_mtime for path in Path(__file__).parent.glob("*.py"))
+
+
+def _clock(now: float, installed: float) -> Finding:
+    """Certificates are judged by it."""
+    shown = f"{datetime.fromtimestamp(now, timezone.utc):%Y-%m-%d %H:%M} UTC"
+    if now < installed:
+        return Finding("clock", FAILURE, f"{shown}, before this was installed; set it")
+    return Finding("clock", OK, shown)
+
+
+# ---- what is given
+
+
+def _certificates(directory: Path, trust: Path) -> Iterator[Finding]:
+    from spu_llm.net import identity
+
+    try:
+        known = identity.load(directory, trust)
+    except SpuLlmError as exc:
+        yield Finding("certificates", FAILURE, str(exc))
+        return
+    soon = datetime.now(timezone.utc) + identity.SOON
+    for what, one in [
+        ("own certificate", known.own),
+        *(("trusted peer", one) for one in known.pinned),
+        *(("trusted authority", one) for one in known.authorities),
+    ]:
+        if one.until < soon:
+            yield Finding(what, WARNING, f"{one}; that is soon: make another one")
+        else:
+            yield Finding(what, OK, str(one))
+
+
+def _listening(text: str) -> Finding:
+    from spu_llm.app.cli import address
+    from spu_llm.net.stream import listen
+
+    def work() -> Finding:
+        host, port = address(text, "--listen")
+        listen(host, port).close()
+        return Finding("listen", OK, f"{text} is free")
+
+    return _tried("listen", work)
+
+
+def _answering(options: argparse.Namespace) -> Finding:
+    from spu_llm.app.cli import address
+    from spu_llm.net import identity, tls
+    from spu_llm.net.stream import connect
+    from spu_llm.service.client import CONNECT_S
+
+    def work() -> Finding:
+        host, port = address(options.server, "--server")
+        tcp = connect(host, port, CONNECT_S)
+        if options.identity is None:
+            tcp.close()
+            return Finding("server", WARNING, f"{options.server} listens; who is not known")
+        known = identity.load(options.identity, options.trust)
+        stream = tls.as_client(tcp, known, host)
+        try:
+            # Its first bytes: whether it lets this party in, it decides after the handshake.
+            stream.recv_some(1)
+        finally:
+            stream.close()
+        return Finding("server", OK, f"{options.server} is {stream.peer}, and lets this party in")
+
+    return _tried("server", work)
+
+
+def _model(directory: Path) -> Finding:
+    from models.family import check_ranges, family_of
+    from models.hf import load_model
+    from models.tokenizer import Tokenizer
+
+    config, params = load_model(directory)
+    check_ranges(family_of(config).fold(params, config), config)
+    Tokenizer.load(directory)
+    return Finding("model", OK, f"{directory}: {config.asdict()['family']}, can be served")
+
+
+def _pool(directory: Path) -> Finding:
+    from spu_llm.offline.peer_directories import open_directory
+
+    open_directory(directory)
+    free = shutil.disk_usage(directory).free / 1e9
+    level = OK if free >= _DISK_GB else WARNING
+    return Finding("pool", level, f"{directory}: {free:.1f} GB free")
