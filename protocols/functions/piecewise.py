@@ -5,10 +5,10 @@ quadratics  Few pieces, many values. With T = x^2 unscaled and whole-number coef
                 f(x) = x + sum_j [x < t_j] (p_j - p_{j+1})(x),    the last piece being x.
               1. T (one round), while 2. [x < t_j] for all j (one comparison, narrow).
               3. Bits times differences (`protocols.bits.mux`, one round), of which each party drops
-              the fraction bits that were too many, alone: mod 2^24 where 16 fraction bits leave
-              room for x, else mod 2^30 with 18. 4. `widen`.
+              the fraction bits that were too many, alone: mod 2^24 where three bytes hold x and 14
+              fraction bits or more, else mod 2^30 with 18. 4. `widen`.
             A difference may overflow where its bit is zero: mod 2^24 that is zero all the same.
-            Each dropped fraction may cost a unit of 2^-16, or of 2^-18.
+            Dropping costs a unit in the mean, between none and two; it is added before.
 lines       Few values, many pieces. Thresholds in geometric progression over a public range; slope
             and intercept of a piece from one look-up (`protocols.functions.lookup`).
               1. [x < t_j] for all j, and whether x is in range, while 2. x is truncated to what the
@@ -39,6 +39,7 @@ from protocols.functions.lookup import Table, lookup, spread
 
 UNIT_BITS = 4  # fraction bits of a threshold of `Quadratics`
 COEFFICIENT_BITS = 16
+_THREE_BYTES = 24
 _LARGEST = 60  # bits of a word before a truncation, which takes 62
 
 
@@ -90,24 +91,24 @@ def quadratics(x: Any, function: Quadratics, *, bits: int) -> Any:
     taken = below(top, function.thresholds, bits)
     # 3.
     pieces = function.all_pieces()
+    unit = 1 << spare  # of results, in words; of steps it is 2^drop
     steps = [
-        _piece(x, squared, (a0 - a1, b0 - b1, c0 - c1))
+        _piece(x, squared, (a0 - a1, b0 - b1, c0 - c1)) + float(unit << COEFFICIENT_BITS)
         for (a0, b0, c0), (a1, b1, c1) in itertools.pairwise(pieces)
     ]
     drop = FRAC_BITS + COEFFICIENT_BITS + spare
     chosen = jnp.sum(mux(taken, narrow(jnp.stack(steps), drop=drop, bits=width)), axis=0)
     # 4. The last piece is x itself.
-    return units(widen(narrow(x, drop=spare, bits=width) + chosen) * (1 << spare))
+    rounded = x + unit * 2.0**-FRAC_BITS if spare else x
+    last = narrow(rounded, drop=spare, bits=width)
+    return units(widen(last + chosen) * unit)
 
 
 def _result(bits: int) -> tuple[int, int]:
     """Fraction bits that results lack, and their width: what holds |x| < 2^(bits-5), for `widen`.
     """
-    spare = 2
-    width = FRAC_BITS - spare + bits - 3
-    if width <= 24:  # three bytes
-        return spare, width
-    return 0, 64 - FRAC_BITS - COEFFICIENT_BITS
+    spare = max(0, FRAC_BITS + bits - 3 - _THREE_BYTES)
+    return (spare, _THREE_BYTES) if spare <= 4 else (0, 64 - FRAC_BITS - COEFFICIENT_BITS)
 
 
 def _piece(x: Any, squared: Any, coefficients: tuple[int, int, int]) -> Any:
