@@ -37,8 +37,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def _commands(directory: Path) -> Iterator[Start]:
     commands: list[Command] = []
 
-    def start(*args: str | bytes, stub: str | None = None, **env: str) -> Command:
-        commands.append(Command(args, directory, stub, **env))
+    def start(
+        *args: str | bytes, stub: str | None = None, within: str | None = None, **env: str
+    ) -> Command:
+        commands.append(Command(args, directory, stub, within, **env))
         return commands[-1]
 
     yield start

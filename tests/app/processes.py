@@ -65,9 +65,16 @@ class Command:
     """A running `spu-llm` with its own marker in the environment, session and TMPDIR."""
 
     def __init__(
-        self, args: Sequence[str | bytes], directory: Path, stub: str | None = None, **env: str
+        self,
+        args: Sequence[str | bytes],
+        directory: Path,
+        stub: str | None = None,
+        within: str | None = None,
+        **env: str,
     ) -> None:
-        """`stub`: what its workers do in place of a model (`stub/stub_program.py`)."""
+        """`stub`: what its workers do in place of a model (`stub/stub_program.py`). `within`: a
+        network namespace.
+        """
         self._mark = uuid.uuid4().hex
         self.tmp = directory / f"tmp-{self._mark}"
         self.tmp.mkdir()
@@ -78,8 +85,9 @@ class Command:
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # Tests run as a background job: the command would inherit that Ctrl-C does nothing.
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        place = [] if within is None else ["ip", "netns", "exec", within]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "spu_llm", *args],
+            [*place, sys.executable, "-m", "spu_llm", *args],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
