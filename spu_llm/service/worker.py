@@ -86,7 +86,7 @@ class Events:
 def main() -> None:
     """Run one task; exit code 0 also after a reported error (the event says which)."""
     _die_with_parent()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no secrets in core files
+    _drop_what_is_not_needed()
     os.environ["JAX_PLATFORMS"] = "cpu"
     events = Events()
     preload(sys.argv[1])
@@ -207,6 +207,13 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _drop_what_is_not_needed() -> None:
+    """No secrets in core files, and no program that this one could start gets more rights."""
+    pr_set_no_new_privs = 38
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.CDLL(None).prctl(pr_set_no_new_privs, 1, 0, 0, 0)
 
 
 def _leave_when_stdin_closes() -> None:
