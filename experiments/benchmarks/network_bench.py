@@ -26,6 +26,7 @@ from spu_llm.net.manifest import Role
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import ByteStream, accept, connect, listen
+from spu_llm.net.worker_side import Loopback
 
 SMALL = 64
 LARGE = 64_000_000
@@ -59,7 +60,7 @@ def _answer(port: int, network: str) -> None:
         socket.create_server((_HOST, 0)) as server,
     ):
         server.settimeout(START_S)
-        relay.open_worker_side(server.getsockname()[1])
+        relay.open_worker_side(Loopback(server.getsockname()[1]))
         sock, _ = server.accept()
         with sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -94,9 +95,9 @@ def measure(
         with subprocess.Popen([sys.executable, "-m", __name__, str(port), network]) as other:
             try:
                 with _relay(accept(listener, START_S), network, "client") as relay:
-                    with socket.create_connection(
-                        (_HOST, relay.open_worker_side(_NOBODY))
-                    ) as sock:
+                    side = Loopback(_NOBODY)
+                    relay.open_worker_side(side)
+                    with socket.create_connection((_HOST, side.ports[1])) as sock:
                         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                         _exchange(sock, b"")  # opens the stream
                         small = [_exchange(sock, b"") for _ in range(round_trips)]

@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -96,6 +97,7 @@ def _machine() -> Iterator[Finding]:
     yield _processor(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     yield _packages()
     yield _memory(Path("/proc/meminfo").read_text(encoding="utf-8"))
+    yield _namespace()
     yield _clock(time.time(), _newest_source())
 
 
@@ -132,6 +134,21 @@ def _memory(meminfo: str) -> Finding:
     sessions = int(gib / WORKER_GIB)
     said = f"{gib:.1f} GiB free: {sessions} sessions of the shipped models"
     return Finding("memory", OK if sessions else FAILURE, said)
+
+
+def _namespace() -> Finding:
+    """Of a worker process: tried in one."""
+    work = "from spu_llm.net.worker_side import leave_network; print(leave_network())"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {work}"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    if done.stdout.strip() == "True":
+        return Finding("namespace", OK, "workers have a network of their own")
+    return Finding(
+        "namespace", WARNING,
+        "not allowed: other users of this machine can reach the ports of workers",
+    )  # fmt: skip
 
 
 def _newest_source() -> float:

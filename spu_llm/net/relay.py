@@ -32,6 +32,7 @@ from spu_llm.net.pipe import ByteBudget, WorkerPipe
 from spu_llm.net.shaping import NetworkShape
 from spu_llm.net.stream import ByteStream
 from spu_llm.net.uplink import Counters, Uplink
+from spu_llm.net.worker_side import WorkerSide
 
 CHUNK_BYTES = 256 << 10
 MAX_STREAMS = 64  # open at a time, for each side that opens
@@ -39,7 +40,6 @@ HELD_BYTES = 64 << 20  # for workers slower than the network
 WORKER_CONNECT_S = 10.0
 QUIET_S = 0.2
 
-_LOOPBACK = "127.0.0.1"
 _RETRY_S = 0.05
 _JOIN_S = 5.0
 
@@ -65,9 +65,8 @@ class Relay:
         self._next_own = 1 if role == "client" else 2
         self._parity = self._next_own % 2
         self._last_of_peer = 0
-        self._worker_port = 0  # once it is known
+        self._side: WorkerSide | None = None  # once it is known
         self._worker_known = threading.Event()
-        self._listener: socket.socket | None = None
         self._end_expected = False
 
     def start(self, on_control: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
@@ -81,24 +80,19 @@ class Relay:
         self._spawn("send", self._uplink.run, PREAMBLE)
         self._spawn("receive", self._receive)
 
-    def open_worker_side(self, worker_port: int) -> int:
-        """Name the own worker's port; return the port where it finds its peer.
+    def open_worker_side(self, side: WorkerSide) -> None:
+        """Carry what goes to and from the own worker, which is reached by `side`: owned from here.
 
         The worker need not listen yet: a stream waits `WORKER_CONNECT_S` for it.
         """
-        assert self._listener is None, "the worker side is opened once"
-        listener = socket.create_server((_LOOPBACK, 0), backlog=MAX_STREAMS)
-        listener.settimeout(0.5)  # a bound on close where shutdown does not wake accept
+        assert self._side is None, "the worker side is opened once"
         with self._lock:
             if self.ended.is_set():
-                listener.close()
+                side.close()
                 raise self.failure or PeerError("the session has ended")
-            self._listener = listener
-        self._worker_port = worker_port
+            self._side = side
         self._worker_known.set()
-        self._spawn("accept", self._accept, listener)
-        port: int = listener.getsockname()[1]
-        return port
+        self._spawn("accept", self._accept, side)
 
     def send_control(self, payload: bytes, *, after_data: bool = False) -> None:
         """Queue a CONTROL frame, ahead of waiting data unless `after_data`. Never blocks."""
@@ -249,16 +243,13 @@ class Relay:
 
     # ---- the worker
 
-    def _accept(self, listener: socket.socket) -> None:
-        with listener:
-            while not self.ended.is_set():
-                try:
-                    sock, _ = listener.accept()
-                except TimeoutError:
-                    continue
-                except OSError:
-                    return
-                sock.settimeout(None)
+    def _accept(self, side: WorkerSide) -> None:
+        while not self.ended.is_set():
+            try:
+                sock = side.accept()
+            except OSError:
+                return
+            if sock is not None:
                 self._open_own(sock)
 
     def _open_own(self, sock: socket.socket) -> None:
@@ -306,8 +297,9 @@ class Relay:
         deadline = time.monotonic() + WORKER_CONNECT_S
         while not pipe.aborted and time.monotonic() < deadline:
             if self._worker_known.wait(_RETRY_S):
+                assert self._side is not None
                 with contextlib.suppress(OSError):
-                    return _connect_loopback(self._worker_port)
+                    return self._side.connect()
                 time.sleep(_RETRY_S)
         raise ConnectionError("no worker to connect to")
 
@@ -333,13 +325,12 @@ class Relay:
             self.failure = error
             self.ended.set()
             pipes = list(self._pipes.values())
-            listener = self._listener
+            side = self._side
         self._uplink.close()
         self._held.close()
         self._stream.close()
-        if listener is not None:
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
+        if side is not None:
+            side.close()
         for pipe in pipes:
             if error is None:
                 pipe.end()  # what has arrived still goes to the worker, until close
@@ -367,19 +358,3 @@ class Relay:
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
-
-
-def _connect_loopback(port: int) -> socket.socket:
-    """Connect to a port of this machine; `OSError` when nobody listens."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        # Bound first: a socket that the kernel gave the very port would connect to itself, and
-        # keep the worker from ever binding it.
-        sock.bind((_LOOPBACK, 0))
-        if sock.getsockname()[1] == port:
-            raise ConnectionError(f"port {port} was taken by this connection")
-        sock.connect((_LOOPBACK, port))
-    except OSError:
-        sock.close()
-        raise
-    return sock

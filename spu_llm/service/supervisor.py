@@ -30,6 +30,7 @@ from spu_llm.core.errors import (
 )
 from spu_llm.core.values import CLIENT, ROLES
 from spu_llm.net.control import Control
+from spu_llm.net.worker_side import Apart, Loopback, WorkerSide
 from spu_llm.service.watch import Watch
 from spu_llm.service.worker import Task
 
@@ -59,18 +60,30 @@ class Worker:
     """The worker process for a program, and its events."""
 
     def __init__(self, program: str) -> None:
-        self._process = subprocess.Popen(
-            [*python_command("spu_llm.service.worker"), program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C at the terminal is the supervisor's to handle
-        )
+        self.apart = False  # in a network namespace of its own, as it says when it is ready
+        self._asked = False  # for its side, which then owns the channel
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [*python_command("spu_llm.service.worker"), program, str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a Ctrl-C at the terminal is the supervisor's to handle
+            )
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._stderr = b""
         threading.Thread(target=self._read_events, daemon=True).start()
         self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
         self._stderr_reader.start()
+
+    def side(self) -> WorkerSide:
+        """How it is reached, once it is ready; asked for once."""
+        if not self.apart:
+            return Loopback()
+        self._asked = True
+        return Apart(self._channel)
 
     def submit(self, task: Task) -> None:
         assert self._process.stdin is not None
@@ -118,6 +131,8 @@ class Worker:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
+        if not self._asked:
+            self._channel.close()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -171,14 +186,13 @@ def run_session(
     """
     try:
         _wait_ready(control, worker, look)
-        own_port = _free_port()
+        side = worker.side()
         try:
-            relay_port = control.relay.open_worker_side(own_port)
+            control.relay.open_worker_side(side)
         except PeerError:
             control.check()  # the peer's goodbye says more than that it has ended
             raise
-        client = task.role == ROLES[CLIENT]
-        ports = (own_port, relay_port) if client else (relay_port, own_port)
+        ports = side.ports if task.role == ROLES[CLIENT] else side.ports[::-1]
         worker.submit(replace(task, addresses=tuple(f"127.0.0.1:{p}" for p in ports)))
         result = _follow(control, worker, on_event, look)
         worker.wait(5.0)
@@ -207,6 +221,7 @@ def _wait_ready(control: Control, worker: Worker, look: Look) -> None:
         if time.monotonic() > deadline:
             raise WorkerError(f"the worker process did not start within {WORKER_START_S:g} s")
     assert event["event"] == "ready"
+    worker.apart = event["apart"]
 
 
 def _follow(
@@ -241,9 +256,3 @@ def _follow(
         else:
             on_event(event)
         look()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

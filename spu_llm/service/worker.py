@@ -1,7 +1,8 @@
 """The worker process: SPU and the program of one party and one session.
 
-Started by a supervisor as `python -m spu_llm.service.worker PROGRAM`. Reads one task (a JSON line)
-from standard input and writes events (JSON lines) to standard output. It dies with its supervisor.
+Started by a supervisor as `python -m spu_llm.service.worker PROGRAM FD`. Reads one task (a JSON
+line) from standard input and writes events (JSON lines) to standard output; over descriptor FD it
+hands over its connections (`spu_llm.net.worker_side`). It dies with its supervisor.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -23,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Any
 from spu_llm.core.errors import InputError, PeerError, PoolError, SpuLlmError
 from spu_llm.core.values import ROLES
 from spu_llm.net.manifest import JOBS, SESSION
+from spu_llm.net.worker_side import hand_over, leave_network
 from spu_llm.systems.program import Job, Program, read
 
 if TYPE_CHECKING:
@@ -85,12 +88,16 @@ class Events:
 
 def main() -> None:
     """Run one task; exit code 0 also after a reported error (the event says which)."""
+    apart = leave_network()  # before there is another thread
     _die_with_parent()
     _drop_what_is_not_needed()
     os.environ["JAX_PLATFORMS"] = "cpu"
     events = Events()
     preload(sys.argv[1])
-    events.send("ready")
+    with socket.socket(fileno=int(sys.argv[2])) as channel:
+        if apart:
+            hand_over(channel.dup())
+    events.send("ready", apart=apart)
     line = sys.stdin.readline()
     if not line:
         return

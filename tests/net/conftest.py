@@ -16,6 +16,7 @@ from spu_llm.net.control import Control
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS, NetworkShape
 from spu_llm.net.stream import TcpStream, accept, connect, listen
+from spu_llm.net.worker_side import Loopback
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 2.0) -> bool:
@@ -38,6 +39,13 @@ def read_all(sock: socket.socket, nbytes: int | None = None) -> bytes:
         if nbytes is not None:
             nbytes -= len(data)
     return b"".join(parts)
+
+
+def opened(relay: Relay, worker_port: int) -> int:
+    """Open a relay's side of a worker that listens there; the port where it finds its peer."""
+    side = Loopback(worker_port)
+    relay.open_worker_side(side)
+    return side.ports[1]
 
 
 def echo(sock: socket.socket) -> None:

@@ -13,7 +13,7 @@ from spu_llm.net.frames import PREAMBLE, Frame, Kind, encode
 from spu_llm.net.manifest import Manifest, Scalar
 from spu_llm.net.shaping import NetworkShape
 
-from .conftest import Bench, eventually, read_all
+from .conftest import Bench, eventually, opened, read_all
 
 Outcome = Manifest | SpuLlmError
 
@@ -25,7 +25,7 @@ def open_both(
 
     def one(control: Control, fields: dict[str, Scalar]) -> None:
         try:
-            outcomes[control.relay.role] = control.open_session(fields, 2)
+            outcomes[control.relay.role] = control.open_session({"jobs": 1, **fields}, 2)
         except SpuLlmError as error:
             outcomes[control.relay.role] = error
 
@@ -43,6 +43,7 @@ def test_both_compute_the_same_settings(bench: Bench) -> None:
     assert isinstance(client, dict) and client == provider
     assert {name: client[name] for name in client if name != "session"} == {
         "a": 1,
+        "jobs": 1,
         "request.n": 2,
         "model.layers": 3,
     }
@@ -88,8 +89,8 @@ def test_goodbye_comes_after_the_data(bench: Bench) -> None:
     open_both(pair, {}, {})
     client, provider = pair
     worker = bench.worker(lambda sock: got.append(len(read_all(sock))))
-    provider.relay.open_worker_side(worker.port)
-    sock = bench.dial(client.relay.open_worker_side(1))
+    opened(provider.relay, worker.port)
+    sock = bench.dial(opened(client.relay, 1))
     assert eventually(lambda: bool(client.relay._pipes))  # the stream is open
     sock.sendall(bytes(3_000_000))  # 0.3 s at this rate
     client.bye("done", ok=True)
@@ -104,8 +105,8 @@ def test_goodbye_on_error_does_not_wait_for_the_data(bench: Bench) -> None:
     pair = bench.controls(NetworkShape("slow", 8e6, 0.02))
     open_both(pair, {}, {})
     client, provider = pair
-    provider.relay.open_worker_side(1)
-    sock = bench.dial(client.relay.open_worker_side(1))
+    opened(provider.relay, 1)
+    sock = bench.dial(opened(client.relay, 1))
     sock.sendall(bytes(3_000_000))  # 3 s at this rate
     time.sleep(0.1)
     started = time.monotonic()
@@ -163,8 +164,8 @@ def test_backlog_is_no_stall(bench: Bench) -> None:
     open_both(pair, {}, {})
     client, provider = pair
     worker = bench.worker(lambda sock: read_all(sock))
-    provider.relay.open_worker_side(worker.port)
-    sock = bench.dial(client.relay.open_worker_side(1))
+    opened(provider.relay, worker.port)
+    sock = bench.dial(opened(client.relay, 1))
     sock.sendall(bytes(2_000_000))
     time.sleep(1)
     assert not any(control.ended.is_set() for control in pair)

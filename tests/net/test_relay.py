@@ -16,12 +16,12 @@ from spu_llm.net.control import Control
 from spu_llm.net.frames import PREAMBLE, Frame, Kind, encode
 from spu_llm.net.relay import MAX_STREAMS
 
-from .conftest import Bench, echo, eventually, read_all
+from .conftest import Bench, echo, eventually, opened, read_all
 
 
 def linked(bench: Bench, pair: tuple[Control, Control]) -> tuple[int, int]:
     """Give both sides an echoing worker; return the ports where each finds its peer."""
-    client, provider = (c.relay.open_worker_side(bench.worker(echo).port) for c in pair)
+    client, provider = (opened(c.relay, bench.worker(echo).port) for c in pair)
     return client, provider
 
 
@@ -71,15 +71,15 @@ def test_many_small_messages(bench: Bench) -> None:
 
 def test_answer_after_half_close(bench: Bench) -> None:
     client, provider = bench.controls()
-    port = client.relay.open_worker_side(1)
+    port = opened(client.relay, 1)
     worker = bench.worker(lambda sock: sock.sendall(read_all(sock)[::-1]))
-    provider.relay.open_worker_side(worker.port)
+    opened(provider.relay, worker.port)
     assert exchange(bench.dial(port), b"abc") == b"cba"
 
 
 def test_exact_bytes_on_the_wire(bench: Bench) -> None:
     raw, control = bench.raw_peer()
-    port = control.relay.open_worker_side(bench.worker(echo).port)
+    port = opened(control.relay, bench.worker(echo).port)
     own = bench.dial(port)
     own.sendall(b"hi")
     assert read_all(raw, 28) == (b"spullm\0\1" + b"\1\0\0\0\2\0\0\0\0" + b"\2\0\0\0\2\0\0\0\2hi")
@@ -95,13 +95,13 @@ def test_exact_bytes_on_the_wire(bench: Bench) -> None:
 
 def test_worker_that_comes_up_late(bench: Bench) -> None:
     client, provider = bench.controls()
-    port = client.relay.open_worker_side(1)
+    port = opened(client.relay, 1)
     sock = bench.dial(port)
     sock.sendall(b"early")
     time.sleep(0.1)  # the stream is open before the provider even knows its worker
     with socket.create_server(("127.0.0.1", 0)) as server:
         worker_port = server.getsockname()[1]
-    provider.relay.open_worker_side(worker_port)
+    opened(provider.relay, worker_port)
     time.sleep(0.2)
     bench.worker(echo, worker_port)
     assert read_all(sock, 5) == b"early"
@@ -110,18 +110,18 @@ def test_worker_that_comes_up_late(bench: Bench) -> None:
 def test_worker_that_never_comes_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_module, "WORKER_CONNECT_S", 0.1)
     client, provider = bench.controls()
-    port = client.relay.open_worker_side(1)
+    port = opened(client.relay, 1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = server.getsockname()[1]
-    provider.relay.open_worker_side(nobody)
+    opened(provider.relay, nobody)
     assert read_all(bench.dial(port)) == b""
     assert not client.ended.is_set()
 
 
 def test_worker_that_hangs_up(bench: Bench) -> None:
     client, provider = bench.controls()
-    port = client.relay.open_worker_side(1)
-    provider.relay.open_worker_side(bench.worker(lambda sock: None).port)
+    port = opened(client.relay, 1)
+    opened(provider.relay, bench.worker(lambda sock: None).port)
     sock = bench.dial(port)
     assert sock.recv(1) == b""
 
@@ -148,9 +148,9 @@ def test_slow_worker_does_not_hold_up_other_streams(bench: Bench) -> None:
         else:
             echo(sock)
 
-    provider.relay.open_worker_side(bench.worker(slow_or_echo).port)
+    opened(provider.relay, bench.worker(slow_or_echo).port)
     bench.cleanup.callback(go.set)
-    port = client.relay.open_worker_side(1)
+    port = opened(client.relay, 1)
     slow = bench.dial(port)
     slow.sendall(b"s" + bytes(30 << 20))
     other = bench.dial(port)
@@ -167,11 +167,11 @@ def test_a_worker_that_takes_nothing_holds_back_the_sender(
     monkeypatch.setattr(relay_module, "HELD_BYTES", 1 << 20)
     client, provider = bench.controls(heartbeat_s=0.05)
     stop = threading.Event()
-    provider.relay.open_worker_side(bench.worker(lambda sock: stop.wait(10)).port)
+    opened(provider.relay, bench.worker(lambda sock: stop.wait(10)).port)
     bench.cleanup.callback(stop.set)
     for control in (client, provider):
         control._start_heartbeat()
-    sock = bench.dial(client.relay.open_worker_side(1))
+    sock = bench.dial(opened(client.relay, 1))
     sock.settimeout(0.4)
     with pytest.raises(TimeoutError):
         while True:
@@ -183,8 +183,8 @@ def test_a_worker_that_takes_nothing_holds_back_the_sender(
 
 def test_streams_are_limited(bench: Bench) -> None:
     client, provider = bench.controls()
-    provider.relay.open_worker_side(bench.worker(echo).port)
-    port = client.relay.open_worker_side(1)
+    opened(provider.relay, bench.worker(echo).port)
+    port = opened(client.relay, 1)
     socks = [bench.dial(port) for _ in range(MAX_STREAMS + 1)]
     for sock in socks[:-1]:
         sock.sendall(b"x")
@@ -246,7 +246,7 @@ def test_broken_rules_end_the_connection(bench: Bench, wire: bytes, message: str
 
 def test_peer_dies(bench: Bench) -> None:
     raw, control = bench.raw_peer()
-    own = bench.dial(control.relay.open_worker_side(bench.worker(echo).port))
+    own = bench.dial(opened(control.relay, bench.worker(echo).port))
     raw.sendall(PREAMBLE + encode(Frame(Kind.OPEN, 1)) + encode(Frame(Kind.DATA, 1, b"abc")))
     own.sendall(b"x")
     died = time.monotonic()
@@ -271,7 +271,7 @@ def test_peer_dies_inside_a_frame(bench: Bench) -> None:
 def test_close_with_everything_blocked(bench: Bench) -> None:
     """A peer that stopped reading, a full uplink, a worker that waits: close still returns."""
     raw, control = bench.raw_peer()
-    own = bench.dial(control.relay.open_worker_side(1))
+    own = bench.dial(opened(control.relay, 1))
     own.settimeout(0.3)
     with pytest.raises(TimeoutError):
         while True:
@@ -286,7 +286,7 @@ def test_no_worker_side_after_the_end(bench: Bench) -> None:
     raw.close()
     assert control.ended.wait(1)
     with pytest.raises(PeerError, match="connection to the peer was lost"):
-        control.relay.open_worker_side(1)
+        opened(control.relay, 1)
     control.close()
 
 
@@ -294,7 +294,7 @@ def test_no_worker_side_after_the_end(bench: Bench) -> None:
 def test_random_frames_do_nothing_worse_than_end_it(bench: Bench, seed: int) -> None:
     rng = random.Random(seed)
     raw, control = bench.raw_peer()
-    control.relay.open_worker_side(bench.worker(echo).port)
+    opened(control.relay, bench.worker(echo).port)
     frames = [
         encode(Frame(Kind.OPEN, 2 * i + 1))
         + encode(Frame(Kind.DATA, 2 * i + 1, rng.randbytes(rng.randrange(2000))))

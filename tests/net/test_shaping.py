@@ -10,7 +10,7 @@ import pytest
 
 from spu_llm.net.shaping import NETWORKS, NetworkShape, Shaper
 
-from .conftest import Bench, read_all
+from .conftest import Bench, opened, read_all
 
 
 def test_due_times() -> None:
@@ -33,8 +33,8 @@ def link(bench: Bench, shape: NetworkShape) -> tuple[socket.socket, socket.socke
     client, provider = bench.controls(shape)
     server = socket.create_server(("127.0.0.1", 0))
     bench.cleanup.callback(server.close)
-    provider.relay.open_worker_side(server.getsockname()[1])
-    near = bench.dial(client.relay.open_worker_side(1))
+    opened(provider.relay, server.getsockname()[1])
+    near = bench.dial(opened(client.relay, 1))
     far, _ = server.accept()
     bench.cleanup.callback(far.close)
     return near, far
@@ -80,8 +80,8 @@ def test_streams_share_the_rate(bench: Bench) -> None:
         read_all(sock)
         got.append(time.monotonic() - started)
 
-    provider.relay.open_worker_side(bench.worker(sink).port)
-    port = client.relay.open_worker_side(1)
+    opened(provider.relay, bench.worker(sink).port)
+    port = opened(client.relay, 1)
     socks = [bench.dial(port) for _ in range(4)]
     for sock in socks:
         sock.sendall(bytes(1_000_000))
