@@ -1,10 +1,10 @@
 """SPU's stocks of oblivious transfers, and which batches of material extend them.
 
 SPU has a stock of correlated transfers for each direction. What needs transfers takes as many of
-both (`Correlation.transfers`). A stock that runs out is extended in the middle of a batch, by
-Ferret (CCS'20, figure 9) with the parameters of SPU's YACL_Ferret: n = 10,485,760 transfers from
-t = 1,280 noisy positions, a message each, and k = 452,000 transfers of the stock before. The
-messages go one way and are not awaited.
+both, and where it does not, both count as the larger one (`Correlation.transfers`). A stock that
+runs out is extended in the middle of a batch, by Ferret (CCS'20, figure 9) with the parameters of
+SPU's YACL_Ferret: n = 10,485,760 transfers from t = 1,280 noisy positions, a message each, and
+k = 452,000 transfers of the stock before. The messages go one way and are not awaited.
 """
 
 from __future__ import annotations

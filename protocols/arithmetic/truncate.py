@@ -12,8 +12,8 @@ result is floor(x / 2^shift) plus one with probability frac(x / 2^shift), exactl
 turns zeros into -1.
 
 unbiased  The wrap is removed. With 2^62 added, x is not negative (|x| < 2^62 is required), so
-          wrap = 1 - (1 - top_0)(1 - top_1) for the top bits of the shares: one prepared product of
-          bits (protocols.bits.convert). One round, one bit per value each way. (Cheetah, USENIX
+          wrap = 1 - (1 - top_0)(1 - top_1) for the top bits of the shares: one prepared bit
+          (protocols.bits.convert). One round, one bit per value each way. (Cheetah, USENIX
           Security'22, section 5.1.2, opens the way: one known top bit saves the comparison.)
 local     No message; the wrap is taken for granted: always 1 for x >= 0, 0 for x < 0, which fails
           with probability at most |x| / 2^64 per value (SecureML, S&P'17, Thm. 1) and is then

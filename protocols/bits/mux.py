@@ -39,7 +39,7 @@ _MASKS = (
 )
 
 BIT_TIMES_WORD = Correlation(
-    name="bits times words",
+    name="bits times whole words",
     masks=_MASKS,
     results=(Part((2,), Owner.JOINT, Form.ARITH),),
     # l w and -l.

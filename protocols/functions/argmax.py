@@ -54,4 +54,5 @@ argmax = protocol_op(
 )
 """The index (int32 [rows]) of the largest number of every row of x [rows, n]; the first of equals.
 Differences in a row lie within 2^(bits-1), exclusive, of the ring (a float's encoding). A narrow
-share of at least `bits` bits stays narrow; it must hold n, too."""
+share of at least `bits` bits stays narrow; it must hold n, too, and `mux` of such ones may be off.
+"""

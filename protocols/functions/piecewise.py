@@ -7,7 +7,8 @@ quadratics  Few pieces, many values. With T = x^2 unscaled and whole-number coef
               3. Bits times differences (`protocols.bits.mux`, one round), of which each party drops
               the fraction bits that were too many, alone: mod 2^24 where three bytes hold x and 14
               fraction bits or more, else mod 2^30 with 18. 4. `widen`.
-            A difference may overflow where its bit is zero: mod 2^24 that is zero all the same.
+            A difference may overflow: mod 2^24 it is zero all the same where its bit is zero, and
+            where all bits are set the sum of all differences, -x, has no overflow.
             Dropping costs a unit in the mean, between none and two; it is added before.
 lines       Few values, many pieces. Thresholds in geometric progression over a public range; slope
             and intercept of a piece from one look-up (`protocols.functions.lookup`).

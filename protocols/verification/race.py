@@ -9,6 +9,10 @@ exponential, no normaliser; a tournament over (d + 1) vocab numbers.
 
 Without noise the winner is the likeliest token: greedy decoding.
 
+Numbers and places are chosen between as words of 32 bits, whose products are off by one with
+probability 2^-31 each (`protocols.bits.mux`): over a tournament of 32,000 numbers a place is wrong
+with some 10^-8. It is then a neighbour, or no token at all, which `Race.resolve` refuses.
+
 Simulation. Openings: the bits 0^k 1^(d-k), and the winner of row k, of d + 1 winners the only one
 that is opened. Both follow from the emitted tokens. The client knows the noise: a token also says
 that it beats all others under that noise. Greedy decoding has none to choose.
@@ -32,6 +36,7 @@ from protocols.bits.slices import by_rows
 from protocols.functions.argmax import argmax
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.progress import open_stop, row_at
+from spu_llm.core.errors import WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import Owner
@@ -98,7 +103,10 @@ class Race:
     def resolve(
         self, outcome: Outcome, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
     ) -> tuple[int, int]:
-        return int(outcome.accepted), int(outcome.token)
+        token = int(outcome.token)
+        if not 0 <= token < q.shape[-1]:
+            raise WireError(f"the winner stands at {token}, where there is no token")
+        return int(outcome.accepted), token
 
     def _noise(self, vocab: int, position: int, streams: Streams) -> np.ndarray:
         """Gumbel noise of a position: the same whenever it is asked for."""

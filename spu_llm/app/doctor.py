@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from spu_llm.app.output import check_json, write_json
-from spu_llm.core.errors import InputError, SpuLlmError
+from spu_llm.core.errors import InputError, PeerError, SpuLlmError
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
 WORKER_GIB = 1.5  # of a session of the shipped models, at one party
@@ -201,6 +202,7 @@ def _listening(text: str) -> Finding:
 def _answering(options: argparse.Namespace) -> Finding:
     from spu_llm.app.cli import address
     from spu_llm.net import identity, tls
+    from spu_llm.net.frames import PREAMBLE
     from spu_llm.net.stream import connect
     from spu_llm.service.client import CONNECT_S
 
@@ -212,11 +214,17 @@ def _answering(options: argparse.Namespace) -> Finding:
             return Finding("server", WARNING, f"{options.server} listens; who is not known")
         known = identity.load(options.identity, options.trust)
         stream = tls.as_client(tcp, known, host)
+        # It greets whom it lets in, which it decides after the handshake.
+        greeting, late = b"", threading.Timer(tls.HANDSHAKE_S, stream.close)
+        late.start()
         try:
-            # Its first bytes: whether it lets this party in, it decides after the handshake.
-            stream.recv_some(1)
+            while len(greeting) < len(PREAMBLE) and (data := stream.recv_some(len(PREAMBLE))):
+                greeting += data
         finally:
+            late.cancel()
             stream.close()
+        if greeting != PREAMBLE:
+            raise PeerError(f"{options.server} is {stream.peer}, but no spu-llm provider")
         return Finding("server", OK, f"{options.server} is {stream.peer}, and lets this party in")
 
     return _tried("server", work)

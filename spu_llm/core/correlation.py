@@ -73,7 +73,8 @@ class Correlation:
         of two masks and y of the second, when the one result is x y and may be off by the noise of
         `spu_llm.offline.packed.products`.
     chunk: units made by one call of SPU; bounds its memory.
-    transfers: correlated oblivious transfers, in each direction, that SPU makes a unit of.
+    transfers: correlated oblivious transfers that SPU makes a unit of, in the direction that has
+        more of them; a shared bit needs the other one not at all.
     """
 
     name: str

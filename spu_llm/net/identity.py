@@ -16,6 +16,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -126,7 +127,7 @@ def load(directory: Path, trust: Path) -> Identity:
         raise InputError(f"{key_file} is open to others; run: chmod 600 {key_file}")
     try:
         key = serialization.load_pem_private_key(key_bytes, password=None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         raise InputError(f"{key_file} is not an unencrypted private key in PEM form") from None
     if key.public_key() != chain[0].public_key():
         raise InputError(f"{key_file} is not the key of {directory / CERTIFICATE}")
@@ -135,20 +136,24 @@ def load(directory: Path, trust: Path) -> Identity:
     others = _certificates(trust, hint="; --trust names the other party's certificate")
     for one in others:
         _check_time(one, trust)
-    pinned = tuple(_described(one) for one in others if not _signs_others(one))
-    authorities = tuple(_described(one) for one in others if _signs_others(one))
+    try:
+        pinned = tuple(_described(one) for one in others if not _signs_others(one))
+        authorities = tuple(_described(one) for one in others if _signs_others(one))
+    except ValueError as exc:
+        raise InputError(f"{trust} holds a malformed certificate: {exc}") from None
     return Identity(directory, own, trust, pinned, authorities)
 
 
 def demanded_name(identity: Identity, host: str) -> str | None:
     """The name that a client demands of its provider's certificate: the host that was asked for,
     where an authority answers for it; none of pinned ones, which are known by themselves.
-    InputError when both are trusted.
+    InputError when there are both, or several providers: one could answer in another one's place.
     """
-    if identity.authorities and identity.pinned:
+    if identity.authorities and identity.pinned or len(identity.pinned) > 1:
         raise InputError(
-            f"{identity.trust} holds certificates of peers and of authorities; a client trusts "
-            "either"
+            f"{identity.trust} holds {len(identity.pinned)} certificates of peers and "
+            f"{len(identity.authorities)} of authorities; a client trusts one provider, or "
+            "authorities"
         )
     return host if identity.authorities else None
 
@@ -210,10 +215,11 @@ def _check_time(one: x509.Certificate, path: Path) -> None:
 
 
 def _signs_others(one: x509.Certificate) -> bool:
+    """Unless it says that it does not."""
     try:
         return one.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except x509.ExtensionNotFound:
-        return False
+        return True
 
 
 def _described(one: x509.Certificate) -> Certificate:

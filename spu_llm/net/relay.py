@@ -38,6 +38,7 @@ CHUNK_BYTES = 256 << 10
 MAX_STREAMS = 64  # open at a time, for each side that opens
 HELD_BYTES = 64 << 20  # for workers slower than the network
 WORKER_CONNECT_S = 10.0
+HOLD_S = 15.0
 QUIET_S = 0.2
 
 _RETRY_S = 0.05
@@ -68,6 +69,18 @@ class Relay:
         self._side: WorkerSide | None = None  # once it is known
         self._worker_known = threading.Event()
         self._end_expected = False
+        self._streams_allowed = threading.Event()
+        self._streams_allowed.set()
+
+    def hold_streams(self) -> None:
+        """Until `allow_streams`, take the peer's control messages alone: whoever sends more has to
+        wait, `HOLD_S` at most.
+        """
+        self._streams_allowed.clear()
+
+    def allow_streams(self) -> None:
+        """The peer may open streams, as many as there may be."""
+        self._streams_allowed.set()
 
     def start(self, on_control: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         """Greet the peer and begin.
@@ -180,6 +193,8 @@ class Relay:
         raise PeerError("connection to the peer was lost")
 
     def _dispatch(self, frame: Frame) -> None:
+        if frame.kind != Kind.CONTROL and not self._streams_allowed.wait(HOLD_S):
+            raise WireError("the peer opens streams before there is a session")
         if frame.kind == Kind.DATA:
             self._got_data(frame)
         elif frame.kind == Kind.CONTROL:
@@ -326,6 +341,7 @@ class Relay:
             self.ended.set()
             pipes = list(self._pipes.values())
             side = self._side
+        self._streams_allowed.set()
         self._uplink.close()
         self._held.close()
         self._stream.close()

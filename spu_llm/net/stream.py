@@ -45,6 +45,14 @@ class TcpStream:
         self._calls = 0
         self._closed = False
 
+    @property
+    def host(self) -> str:
+        """The peer's address; "" when the connection has gone."""
+        try:
+            return str(self._sock.getpeername()[0])
+        except OSError:
+            return ""
+
     def recv_some(self, max_bytes: int) -> bytes:
         """See `ByteStream.recv_some`."""
         with self._in_use() as sock:
@@ -53,7 +61,8 @@ class TcpStream:
     def recv_within(self, max_bytes: int, timeout_s: float) -> bytes:
         """`recv_some`; PeerError when nothing comes within `timeout_s`."""
         with self._in_use() as sock:
-            if not select.select([sock], [], [], max(0.0, timeout_s))[0]:
+            # Nobody is listened to after that, however much it has to say.
+            if timeout_s <= 0 or not select.select([sock], [], [], timeout_s)[0]:
                 raise PeerError("the peer did not answer in time")
             return sock.recv(max_bytes)
 

@@ -113,7 +113,7 @@ class Memory:
 
 
 def server_context(identity: Identity) -> ssl.SSLContext:
-    """For a provider: a client must show a certificate that is trusted."""
+    """For a provider, once: a client must show a certificate that is trusted."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
     context.num_tickets = 0  # nothing is resumed
     return context
@@ -124,6 +124,7 @@ def client_context(identity: Identity, name: str | None) -> ssl.SSLContext:
     """
     context = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
     context.check_hostname = name is not None
+    context.hostname_checks_common_name = False
     return context
 
 
@@ -160,7 +161,11 @@ def _met(tcp: TcpStream, engine: ssl.SSLObject, memory: Memory, timeout_s: float
         _shake_hands(tcp, engine, memory, time.monotonic() + timeout_s)
         shown = engine.getpeercert(binary_form=True)
         assert shown is not None, "a certificate is required"
-        return TlsStream(tcp, engine, memory, describe(shown))
+        try:
+            peer = describe(shown)
+        except ValueError as error:
+            raise PeerError(f"the peer's certificate is malformed: {error}") from error
+        return TlsStream(tcp, engine, memory, peer)
     except BaseException:
         tcp.close_after(_CLOSE_S)
         raise

@@ -58,6 +58,7 @@ class Loopback:
 
     def __init__(self, worker_port: int | None = None) -> None:
         """`worker_port`: a free one, unless it is given."""
+        self._drawn = worker_port is None
         own = _free_port() if worker_port is None else worker_port
         self._listener = socket.create_server((_LOOPBACK, 0), backlog=_BACKLOG)
         self._listener.settimeout(_LOOK_S)  # a bound on close where shutdown does not wake accept
@@ -81,6 +82,8 @@ class Loopback:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        if self._drawn:
+            _drawn.discard(self.ports[0])
 
 
 class Apart:
@@ -204,10 +207,19 @@ def _connect(port: int) -> socket.socket:
     return sock
 
 
+_drawn: set[int] = set()  # for workers of this process that may not listen yet
+_drawing = threading.Lock()
+
+
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+    with _drawing:
+        while True:
+            with socket.socket() as probe:
+                probe.bind((_LOOPBACK, 0))
+                port = int(probe.getsockname()[1])
+            if port not in _drawn:
+                _drawn.add(port)
+                return port
 
 
 def _owner_of(port: int, of_peer: int) -> int | None:

@@ -64,18 +64,20 @@ class PartySession:
         disk_bytes: int | None = None,
         hints_dir: Path | None = None,
         jobs: int = 1,
+        session: str = "",
     ) -> None:
         """`pool_dir`: where correlated randomness outlives the session, if the peer has such a
         directory, too; in memory by default. `disk_bytes`: the size up to which that of all peers
         together grows; what is made beyond stays in memory. `hints_dir`: where hints of silent
         products outlive the session, whatever the peer has. `jobs`: cores that make material, the
-        same number at the peer.
+        same number at the peer. `session`: its id, which both supervisors told their workers: who
+        has another one understands nothing.
         """
         self.rank: int = link.rank
         self.meter, self.ledger = Meter(), Ledger()
         self._thread = threading.get_ident()
         wire = LinkChannel(link.spawn())
-        key = agree_on_key(wire)
+        key = hashlib.sha256(agree_on_key(wire) + session.encode()).digest()
         sealed = SealedChannel(wire, key, self.rank)
         self._channel = CountingChannel(sealed)
         # Apart, since an op may make some in its midst: never between its sends and its receives.

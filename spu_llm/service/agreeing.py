@@ -22,6 +22,8 @@ from spu_llm.net.manifest import (
     TOKENIZER,
     Manifest,
 )
+from spu_llm.offline.packed import products
+from spu_llm.offline.silent import hint
 from spu_llm.service.watch import WAIT_S
 from spu_llm.service.worker import Task
 from spu_llm.systems.program import Held, Job, Program, read, stated
@@ -52,6 +54,8 @@ def _of_both(tokenizer: Tokenizer | None, network: str, jobs: int) -> Manifest:
         JOBS: jobs,
         "wire": frames.VERSION,
         "protocols": protocols.VERSION,
+        "silent": hint.VERSION,
+        "packed": products.VERSION,
         "jax.version": version("jax"),
         "network": network,
         **SpuConfig().manifest(),
@@ -60,8 +64,8 @@ def _of_both(tokenizer: Tokenizer | None, network: str, jobs: int) -> Manifest:
 
 
 def certificates(*, client: Certificate, provider: Certificate) -> Manifest:
-    """Both parties' certificates, as either sees its own and the other one's: they differ when
-    somebody stands in between, and the session's id binds them.
+    """Both parties' certificates, as either sees its own and the other one's: what differs is named
+    before anything else is done, and the session's id, and so its keys, follow from them.
     """
     return {
         "certificate.client": client.fingerprint, "certificate.provider": provider.fingerprint,

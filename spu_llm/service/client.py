@@ -24,7 +24,7 @@ from spu_llm.service.supervisor import HANDSHAKE_S, Look, Outcome, Worker, run_s
 from spu_llm.systems.program import Nothing, Program
 
 CONNECT_S = 20.0
-# A provider greets as soon as it accepts; one that is busy leaves the client waiting.
+# A provider greets as soon as it accepts.
 GREETING_S = 6.0
 
 OnEvent = Callable[[dict[str, Any], Relay], None]
@@ -100,14 +100,14 @@ def _connected(server: Server) -> tuple[ByteStream, Manifest]:
 
 
 def _await_greeting(control: Control, server: Server) -> None:
-    """PeerError when the other end is silent: not a provider, or busy."""
+    """PeerError when the other end is silent."""
     deadline = time.monotonic() + GREETING_S
     while not control.relay.signs_of_life and not control.ended.wait(0.05):
         if time.monotonic() > deadline:
             control.close()
             raise PeerError(
                 f"{server.host}:{server.port} accepts the connection but does not answer: "
-                "no spu-llm provider, or one busy with another session; try again later"
+                "no spu-llm provider, or one with too many connections; try again later"
             )
 
 

@@ -1,8 +1,9 @@
 """The provider: sessions with its clients, some of them at the same time, for a private model.
 
 Every session has a thread, which owns its connection and its worker process; who connects while all
-places are taken is told so and may try again. SIGTERM lets sessions come to their end, for a while;
-whatever else ends this process ends them at once, and their clients hear why.
+places are taken is told so and may try again. SIGTERM closes the port and lets sessions come to
+their end, for a while; whatever else ends this process ends them at once, and their clients hear
+why. (With `once`, SIGTERM does, too.)
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import select
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -34,7 +36,9 @@ from spu_llm.service.supervisor import HANDSHAKE_S, Look, Outcome, Worker, run_s
 from spu_llm.service.worker import Task
 from spu_llm.systems.program import Held
 
-MAX_HANDSHAKES = 32  # connections that are not sessions yet, or are about to end
+MAX_HANDSHAKES = 64  # connections that have no place yet, and of one address
+HANDSHAKES_OF_ONE = 8
+ACCEPT_AGAIN_S = 0.1
 DRAIN_S = 60.0  # for sessions to come to their end
 STOP_S = 10.0  # for them to tell their clients that they do not
 
@@ -71,7 +75,7 @@ def serve(
     stated = agreeing.of_provider(config, _tokenizer(options), options.network, options.jobs)
     if options.pool is not None:
         open_directory(options.pool)
-    with listen(options.host, options.port) as listener, _Sessions(options, stated, say) as all_:
+    with _Sessions(options, stated, say) as all_, listen(options.host, options.port) as listener:
         on_port(listener.getsockname()[1])
         while True:
             tcp = _accept(listener, options.exit_with_parent)
@@ -88,19 +92,24 @@ class _Sessions:
         self, options: ServeOptions, stated: Manifest, say: Callable[[str], None]
     ) -> None:
         self._options, self._stated, self._print = options, stated, say
+        identity = options.identity
+        self._context = None if identity is None else tls.server_context(identity)
         self._places = threading.BoundedSemaphore(options.sessions)
-        self._lock = threading.Lock()
+        self._lock, self._printing = threading.Lock(), threading.Lock()
         self._threads: set[threading.Thread] = set()
+        self._waiting: Counter[str] = Counter()  # without a place, by address
         self._stop = threading.Event()
 
     def __enter__(self) -> _Sessions:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, SystemExit):  # SIGTERM; another one ends the waiting
-            self._join(DRAIN_S)
-        self._stop.set()
-        self._join(STOP_S)
+        try:
+            if isinstance(error, SystemExit):  # SIGTERM; another one ends the waiting
+                self._join(DRAIN_S)
+        finally:
+            self._stop.set()
+            self._join(STOP_S)
 
     def _join(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -112,37 +121,63 @@ class _Sessions:
             thread.join(left)
 
     def start(self, tcp: TcpStream) -> None:
-        """Run a session in a thread of its own; a stranger too many is not even heard."""
+        """Run a session in a thread of its own; who comes too often is not even heard."""
+        host = tcp.host
         with self._lock:
-            if len(self._threads) >= self._options.sessions + MAX_HANDSHAKES:
+            if self._waiting.total() >= MAX_HANDSHAKES or self._waiting[host] >= HANDSHAKES_OF_ONE:
                 tcp.close()
                 return
-            thread = threading.Thread(target=self._run_and_say, args=(tcp,), daemon=True)
+            thread = threading.Thread(target=self._run_and_say, args=(tcp, host), daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # as many threads as this process may have
+                tcp.close()
+                return
             self._threads.add(thread)
-            thread.start()
+            self._waiting[host] += 1
 
-    def _run_and_say(self, tcp: TcpStream) -> None:
+    def _run_and_say(self, tcp: TcpStream, host: str) -> None:
+        placed = False
+
+        def on_place() -> None:
+            nonlocal placed
+            placed = True
+            self._left(host)
+
         try:
-            self.run(tcp)
+            self.run(tcp, on_place)
         except SpuLlmError as exc:
             self._say(f"session failed: {exc}")
         except Exception as exc:  # of this program; other sessions go on
             self._say(f"session failed: {type(exc).__name__}: {exc}")
         finally:
+            if not placed:
+                self._left(host)
             with self._lock:
                 self._threads.discard(threading.current_thread())
 
-    def run(self, tcp: TcpStream) -> None:
-        """One session, to its end; what was wrong with it is raised."""
+    def _left(self, host: str) -> None:
+        """Of those that wait, to a place or for good."""
+        with self._lock:
+            self._waiting[host] -= 1
+            if not self._waiting[host]:
+                del self._waiting[host]
+
+    def run(self, tcp: TcpStream, on_place: Callable[[], None] = lambda: None) -> None:
+        """One session, to its end; what was wrong with it is raised. `on_place`: when it begins."""
         options = self._options
-        stream, seen = _known(tcp, options.identity)
-        with closing(Control(Relay(stream, NETWORKS[options.network], "provider"))) as control:
+        stream, seen = self._known(tcp)
+        relay = Relay(stream, NETWORKS[options.network], "provider")
+        relay.hold_streams()
+        with closing(Control(relay)) as control:
             # Nobody gets a place before it has said what it wants.
             agreed = control.open_session(self._stated | seen, HANDSHAKE_S)
             if not self._places.acquire(blocking=False):
                 busy = f"the provider is busy with {options.sessions} sessions; try again later"
                 control.bye(busy, ok=False)
                 raise PeerError("one client too many was sent away")
+            on_place()
+            relay.allow_streams()
             try:
                 outcome = _run(options, control, agreed, self._look)
             finally:
@@ -150,8 +185,17 @@ class _Sessions:
         traffic = outcome.wire_sent + outcome.wire_received
         self._say(f"session finished, {traffic / 1e6:.1f} MB on the wire")
 
+    def _known(self, tcp: TcpStream) -> tuple[ByteStream, Manifest]:
+        """The connection to a client, and both parties' certificates as the manifest states them.
+        """
+        identity = self._options.identity
+        if identity is None or self._context is None:
+            return tcp, {}
+        stream = tls.as_server(tcp, self._context)
+        return stream, agreeing.certificates(client=stream.peer, provider=identity.own)
+
     def _say(self, line: str) -> None:
-        with self._lock:
+        with self._printing:
             self._print(line)
 
     def _look(self) -> None:
@@ -181,14 +225,6 @@ def _run(options: ServeOptions, control: Control, agreed: Manifest, look: Look) 
         worker.stop()
 
 
-def _known(tcp: TcpStream, identity: Identity | None) -> tuple[ByteStream, Manifest]:
-    """The connection to a client, and both parties' certificates as the manifest states them."""
-    if identity is None:
-        return tcp, {}
-    stream = tls.as_server(tcp, tls.server_context(identity))
-    return stream, agreeing.certificates(client=stream.peer, provider=identity.own)
-
-
 def _check(task: Task, options: ServeOptions) -> None:
     """InputError when this provider does not run what the client asks for; of a study its worker
     says so: to import it takes seconds.
@@ -207,3 +243,5 @@ def _accept(listener: socket.socket, exit_with_parent: bool) -> TcpStream:
             # Standard input is a pipe whose other end the parent holds and never writes to.
             if exit_with_parent and select.select([0], [], [], 0)[0]:
                 raise PeerError("the process that started this provider has gone") from None
+        except OSError:  # a caller that has gone, or as many files as this process may have
+            time.sleep(ACCEPT_AGAIN_S)

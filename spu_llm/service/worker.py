@@ -177,8 +177,8 @@ def _spu_session(
     disk_bytes = None if job.of_provider is None else job.of_provider.disk_bytes
     session = PartySession(
         link, program.spu, pool_dir=pool_dir, disk_bytes=disk_bytes, hints_dir=hints_dir,
-        jobs=task.agreed[JOBS],
-    )
+        jobs=task.agreed[JOBS], session=task.agreed[SESSION],
+    )  # fmt: skip
     events.finished = lambda: session.finished
     session.on_batch = lambda made, total: events.send("making", made=made, total=total)
     session.products.on_hint = lambda done, total: events.send("hint", done=done, total=total)

@@ -7,6 +7,7 @@ import signal
 import socket
 from pathlib import Path
 
+from spu_llm.service.provider import HANDSHAKES_OF_ONE
 from tests.app.conftest import Pair
 from tests.app.processes import Start
 
@@ -62,8 +63,14 @@ def test_whoever_is_cut_off_hears_why(start: Start, pair: Pair) -> None:
 def test_a_client_that_only_connects_takes_no_place(start: Start, pair: Pair) -> None:
     server = start(*pair.serve("--sessions", "1"), stub="client:decoding:holds")
     port = server.until_listening()
-    with socket.create_connection(("127.0.0.1", port)):
-        client = start(*pair.generate(port), stub="client:decoding:holds")
-        client.until_phase("decoding")
-        client.send(signal.SIGINT)
-        assert client.wait(END_S) == 130
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(HANDSHAKES_OF_ONE - 1)]
+    client = start(*pair.generate(port), stub="client:decoding:holds")
+    client.until_phase("decoding")
+    # One address has so many that wait, and no more: the next one is not even greeted.
+    more = [socket.create_connection(("127.0.0.1", port)) for _ in range(HANDSHAKES_OF_ONE)]
+    more[-1].settimeout(END_S)
+    assert more[-1].recv(1) == b""
+    client.send(signal.SIGINT)
+    assert client.wait(END_S) == 130
+    for sock in (*idle, *more):
+        sock.close()

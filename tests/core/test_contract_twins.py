@@ -239,7 +239,7 @@ def test_a_correlation_that_hides_nothing_is_found() -> None:
 
     case = Case((np.array([True, False]), np.arange(2)), ("bool1", "arith"))
     contract = contract_of(mux.mux, wasteful, case)
-    with pytest.raises(AssertionError, match="may use .*dropped masks of 'bits times words'"):
+    with pytest.raises(AssertionError, match="may use .*dropped masks of 'bits times whole words'"):
         contract.test_each_broken_correlation_is_caught()
 
 

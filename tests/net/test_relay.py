@@ -107,6 +107,32 @@ def test_worker_that_comes_up_late(bench: Bench) -> None:
     assert read_all(sock, 5) == b"early"
 
 
+def test_streams_wait_until_they_are_allowed(bench: Bench) -> None:
+    """Control messages do not: they say whether there is a session."""
+    client, provider = bench.controls()
+    provider.relay.hold_streams()
+    port = opened(client.relay, 1)
+    opened(provider.relay, bench.worker(echo).port)
+    sock = bench.dial(port)
+    sock.sendall(b"early")
+    time.sleep(0.1)
+    assert not provider.relay._pipes
+    provider.relay.allow_streams()
+    assert read_all(sock, 5) == b"early"
+
+
+def test_streams_that_are_never_allowed_end_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "HOLD_S", 0.1)
+    raw, control = bench.raw_peer()
+    control.relay.hold_streams()
+    raw.sendall(b"spullm\0\1" + b"\1\0\0\0\1\0\0\0\0")
+    assert control.ended.wait(2)
+    with pytest.raises(PeerError, match="streams before there is a session"):
+        control.check()
+
+
 def test_worker_that_never_comes_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_module, "WORKER_CONNECT_S", 0.1)
     client, provider = bench.controls()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 
 import pytest
 
@@ -73,3 +74,32 @@ def test_close_wakes_a_blocked_receive(bench: Bench) -> None:
     with pytest.raises(PeerError, match="closed"):
         client.recv_some(1)
     provider.close()
+
+
+def test_nobody_is_listened_to_after_the_deadline(bench: Bench) -> None:
+    """However much there is to hear: a peer that goes on talking holds nothing up."""
+    ours, theirs = bench.streams()
+    assert ours.host == "127.0.0.1"
+    theirs.send_all(b"more")
+    assert ours.recv_within(2, 1.0) == b"mo"
+    with pytest.raises(PeerError, match="in time"):
+        ours.recv_within(2, 0.0)
+    talking = threading.Event()
+
+    def talk() -> None:
+        try:
+            while True:
+                theirs.send_all(bytes(1 << 16))
+                talking.set()
+        except PeerError:
+            pass
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    talking.wait(5.0)
+    started = time.monotonic()
+    ours.close_after(0.2)
+    assert time.monotonic() - started < 2.0
+    thread.join(5.0)
+    assert not thread.is_alive()
+    theirs.close()

@@ -142,6 +142,13 @@ def test_pinned_parties_know_each_other(folders: dict[str, Path]) -> None:
     close(found)
 
 
+def test_a_client_trusts_one_provider_or_authorities(folders: dict[str, Path]) -> None:
+    for others in (("provider", "stranger"), ("provider", "authority")):
+        known = trusting(folders["client"], *(folders[other] for other in others))
+        with pytest.raises(InputError, match="a client trusts one provider, or authorities"):
+            identities.demanded_name(known, "provider.example")
+
+
 def test_an_authority_answers_for_names(folders: dict[str, Path]) -> None:
     client = trusting(folders["client of authority"], folders["authority"])
     provider = trusting(folders["provider of authority"], folders["authority"])

@@ -14,7 +14,9 @@ from tests.vectors.replay import check_results, replay
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.vectors", description=__doc__)
     parser.add_argument("ops", nargs="*", metavar="OP", help="an op by its name")
-    ops = parser.parse_args().ops or list(CASES)
+    parser.add_argument("--same-version", action="store_true", help="protocols are as they were")
+    options = parser.parse_args()
+    ops = options.ops or list(CASES)
     if unknown := [op for op in ops if op not in CASES]:
         parser.error(f"no cases of {', '.join(unknown)}; tests/vectors/cases.py has them")
     for op in ops:
@@ -27,10 +29,15 @@ def main() -> None:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             print(f"recorded {op}: {len(text):,} bytes")
-    if VERSION_FILE.read_text(encoding="utf-8") != version_line():
-        VERSION_FILE.write_text(version_line(), encoding="utf-8")
-        print("what is recorded has changed: does an earlier installation understand this one?")
-        print("if not, raise VERSION in protocols/__init__.py, and run this again")
+    before = VERSION_FILE.read_text(encoding="utf-8")
+    if before == version_line():
+        return
+    if before.split()[0] == version_line().split()[0] and not options.same_version:
+        parser.error(
+            "what is recorded has changed: raise VERSION in protocols/__init__.py, or, if an "
+            "earlier installation still understands this one, say --same-version"
+        )
+    VERSION_FILE.write_text(version_line(), encoding="utf-8")
 
 
 if __name__ == "__main__":

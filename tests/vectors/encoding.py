@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import protocols
+from experiments.common import saved
 from protocols.arithmetic.cached import Cached
 from protocols.bits.gates import Gate
 from protocols.verification.sampling import Widths
@@ -29,6 +30,8 @@ from spu_llm.core.values import (
     Value,
     as_words,
 )
+from spu_llm.offline.packed import products
+from spu_llm.offline.silent import hint
 
 FORMAT = 1
 FOLDER = Path(__file__).parent
@@ -41,8 +44,11 @@ def files() -> list[Path]:
 
 
 def version_line() -> str:
-    """The version of all protocols and the digest of all vectors, as the file VERSION has them."""
-    content = hashlib.sha256()
+    """The version of all protocols, and a digest of all vectors, of the exact figures of steps and
+    of the versions of what is prepared without SPU, as the file VERSION has them.
+    """
+    content = hashlib.sha256(f"{hint.VERSION}, {products.VERSION}".encode())
+    content.update(json.dumps(saved.load("exact"), sort_keys=True).encode())
     for path in files():
         content.update(path.name.encode() + b"\0" + path.read_bytes())
     return f"{protocols.VERSION} {content.hexdigest()}\n"
