@@ -157,7 +157,6 @@ TABLES: dict[str, Tables] = {
     "completions": Tables(("completions",), completions),
     "completions_lan": Tables(("completions_lan",), further_completions),
     "completions_wan": Tables(("completions_wan",), further_completions),
-    "completions_packed": Tables(("completions_packed",), further_completions),
     "demo": single("demo", shipped.demo_in_results),
     "latency": Tables(("latency",), measured_tables.latency),
     "stock_options": printed("stock_options", options.table, seconds=False),

@@ -16,7 +16,8 @@ PARTY = [*CORE, "spu_llm.compiler", "spu_llm.offline", "spu_llm.runtime"]
 PROTOCOLS = ["protocols.bits", "protocols.ot", "protocols.arithmetic", "protocols.functions"]
 PROTOCOLS = [*PROTOCOLS, "protocols.verification"]
 SYSTEM = [*PARTY, *PROTOCOLS, "models"]
-SERVICE = [*SYSTEM, "spu_llm.net", "spu_llm.systems", "spu_llm.systems.decoding"]
+# The version of all protocols lies in their package's own folder.
+SERVICE = [*SYSTEM, "protocols", "spu_llm.net", "spu_llm.systems", "spu_llm.systems.decoding"]
 APP = [*SERVICE, "spu_llm.service", "models.training"]
 STUDY = [*APP, "spu_llm.app", "experiments.common"]
 ALLOWED: dict[str, list[str]] = {

@@ -16,6 +16,7 @@ import numpy as np
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.sampling import Widths
 from protocols.verification.variants import Verifier
+from spu_llm.core.errors import WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, Arith, as_words, encode
@@ -109,9 +110,12 @@ def provider_stream(run: int) -> Prg:
 def mistakes(step: Step, outcome: Any) -> list[str]:
     """What an outcome at the client contradicts."""
     uniform = Prg.from_seed(step.run, "resolving")
-    k, chosen = step.verifier.resolve(
-        outcome, step.drafts, step.q, lambda: float(uniform.uniform(()))
-    )
+    try:
+        k, chosen = step.verifier.resolve(
+            outcome, step.drafts, step.q, lambda: float(uniform.uniform(()))
+        )
+    except WireError as exc:
+        return [str(exc)]
     count, vocab = len(step.drafts), step.logits.shape[1]
     if not (0 <= k <= count and 0 <= chosen < vocab):
         return [f"{k} of {count} drafts accepted, then token {chosen} of {vocab}"]

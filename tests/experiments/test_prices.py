@@ -119,7 +119,7 @@ def test_an_extension_is_priced_apart() -> None:
 def _alike(config: GPT2Config, tile: int) -> dict[str, Correlation]:
     """A correlation of every kind of material in the records of complete generations."""
     return {
-        "product of": BITS,  # of bits: what a shared bit was made as
+        "shared bit": BITS,
         "square pair": SQUARE,
         "gate leaf": LEAF,
         "gate node": correlation(node(4, root=False)),
@@ -158,7 +158,7 @@ def _predicted(record: dict[str, Any], found: Prices) -> dict[str, float]:
 
 def _ratios(system: str, found: Prices) -> Iterator[tuple[str, float]]:
     """What is predicted of all generations of a system, by what was measured."""
-    runs = saved.load("completions_packed")["runs"]
+    runs = saved.load("completions")["runs"]
     records = [r for r in runs if r["asked"]["system"] == system]
     assert len(records) >= 4
     predicted = [_predicted(r, found) for r in records]
