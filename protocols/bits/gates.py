@@ -257,12 +257,12 @@ def correlation(gate: Gate) -> Correlation:
             return functools.reduce(lambda a, b: a ^ b, [known[p] for p in polynomials])
 
         for level in made.levels:
-            left = _stack([total(step.left) for step in level])
-            right = _stack([total(step.right) for step in level])
+            left = stack([total(step.left) for step in level])
+            right = stack([total(step.right) for step in level])
             both = left & right
             known.update({step.made: both[:, i] for i, step in enumerate(level)})
             known.update({s.made: total((s.made, *s.rest)) for s in level if s.rest})
-        return [_stack([total(polynomials) for polynomials in made.totals])]
+        return [stack([total(polynomials) for polynomials in made.totals])]
 
     def bits(count: int, holder: Owner) -> Part:
         return Part((count,), holder, Form.BOOL)
@@ -287,7 +287,8 @@ def correlation(gate: Gate) -> Correlation:
     )
 
 
-def _stack(columns: Sequence[Any]) -> Any:
+def stack(columns: Sequence[Any]) -> Any:
+    """Arrays side by side in a new last axis, in NumPy or in JAX."""
     return (jnp if isinstance(columns[0], jax.Array) else np).stack(columns, axis=-1)
 
 

@@ -13,13 +13,11 @@ one prepared word stands for both products at half the price: l (2^32 w + 1).
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from protocols.bits.convert import arith_cost, as_arith, minus, public_share
+from protocols.bits.gates import stack
 from protocols.bits.logic import as_bool
 from protocols.bits.planes import bytes_for, pack, unpack
 from spu_llm.core.correlation import Correlation, Form, Material, Part
@@ -45,7 +43,7 @@ BIT_TIMES_WORD = Correlation(
     # l w and -l.
     derive=lambda c, p, w: [c ^ p, w],
     inputs=(Part((), Owner.JOINT, Form.BIT), Part((), Owner.JOINT, Form.ARITH)),
-    secure=lambda bit, word: [_pair(bit.astype(word.dtype) * word, minus(bit))],
+    secure=lambda bit, word: [stack([bit.astype(word.dtype) * word, minus(bit)])],
     chunk=1 << 14,
     transfers=2,
 )
@@ -60,10 +58,6 @@ BIT_TIMES_NARROW_WORD = Correlation(
     chunk=1 << 15,
     transfers=1,
 )
-
-
-def _pair(x: Any, y: Any) -> Any:
-    return (jnp if isinstance(x, jax.Array) else np).stack([x, y], axis=-1)
 
 
 def correlation_for(bits: int) -> Correlation:

@@ -12,7 +12,6 @@ import select
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -97,7 +96,7 @@ class _Sessions:
         self._places = threading.BoundedSemaphore(options.sessions)
         self._lock, self._printing = threading.Lock(), threading.Lock()
         self._threads: set[threading.Thread] = set()
-        self._waiting: Counter[str] = Counter()  # without a place, by address
+        self._waiting: dict[threading.Thread, str] = {}  # without a place: their clients' addresses
         self._stop = threading.Event()
 
     def __enter__(self) -> _Sessions:
@@ -124,47 +123,37 @@ class _Sessions:
         """Run a session in a thread of its own; who comes too often is not even heard."""
         host = tcp.host
         with self._lock:
-            if self._waiting.total() >= MAX_HANDSHAKES or self._waiting[host] >= HANDSHAKES_OF_ONE:
+            alike = sum(other == host for other in self._waiting.values())
+            if len(self._waiting) >= MAX_HANDSHAKES or alike >= HANDSHAKES_OF_ONE:
                 tcp.close()
                 return
-            thread = threading.Thread(target=self._run_and_say, args=(tcp, host), daemon=True)
+            thread = threading.Thread(target=self._run_and_say, args=(tcp,), daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # as many threads as this process may have
                 tcp.close()
                 return
             self._threads.add(thread)
-            self._waiting[host] += 1
+            self._waiting[thread] = host
 
-    def _run_and_say(self, tcp: TcpStream, host: str) -> None:
-        placed = False
-
-        def on_place() -> None:
-            nonlocal placed
-            placed = True
-            self._left(host)
-
+    def _run_and_say(self, tcp: TcpStream) -> None:
         try:
-            self.run(tcp, on_place)
+            self.run(tcp)
         except SpuLlmError as exc:
             self._say(f"session failed: {exc}")
         except Exception as exc:  # of this program; other sessions go on
             self._say(f"session failed: {type(exc).__name__}: {exc}")
         finally:
-            if not placed:
-                self._left(host)
+            self._wait_no_more()
             with self._lock:
                 self._threads.discard(threading.current_thread())
 
-    def _left(self, host: str) -> None:
-        """Of those that wait, to a place or for good."""
+    def _wait_no_more(self) -> None:
         with self._lock:
-            self._waiting[host] -= 1
-            if not self._waiting[host]:
-                del self._waiting[host]
+            self._waiting.pop(threading.current_thread(), None)
 
-    def run(self, tcp: TcpStream, on_place: Callable[[], None] = lambda: None) -> None:
-        """One session, to its end; what was wrong with it is raised. `on_place`: when it begins."""
+    def run(self, tcp: TcpStream) -> None:
+        """One session, to its end; what was wrong with it is raised."""
         options = self._options
         stream, seen = self._known(tcp)
         relay = Relay(stream, NETWORKS[options.network], "provider")
@@ -176,7 +165,7 @@ class _Sessions:
                 busy = f"the provider is busy with {options.sessions} sessions; try again later"
                 control.bye(busy, ok=False)
                 raise PeerError("one client too many was sent away")
-            on_place()
+            self._wait_no_more()
             relay.allow_streams()
             try:
                 outcome = _run(options, control, agreed, self._look)
