@@ -22,8 +22,7 @@ from spu_llm.net.manifest import (
     TOKENIZER,
     Manifest,
 )
-from spu_llm.offline.packed import products
-from spu_llm.offline.silent import hint
+from spu_llm.offline import versions
 from spu_llm.service.watch import WAIT_S
 from spu_llm.service.worker import Task
 from spu_llm.systems.program import Held, Job, Program, read, stated
@@ -54,8 +53,8 @@ def _of_both(tokenizer: Tokenizer | None, network: str, jobs: int) -> Manifest:
         JOBS: jobs,
         "wire": frames.VERSION,
         "protocols": protocols.VERSION,
-        "silent": hint.VERSION,
-        "packed": products.VERSION,
+        "silent": versions.SILENT,
+        "packed": versions.PACKED,
         "jax.version": version("jax"),
         "network": network,
         **SpuConfig().manifest(),

@@ -30,8 +30,7 @@ from spu_llm.core.values import (
     Value,
     as_words,
 )
-from spu_llm.offline.packed import products
-from spu_llm.offline.silent import hint
+from spu_llm.offline import versions
 
 FORMAT = 1
 FOLDER = Path(__file__).parent
@@ -47,7 +46,7 @@ def version_line() -> str:
     """The version of all protocols, and a digest of all vectors, of the exact figures of steps and
     of the versions of what is prepared without SPU, as the file VERSION has them.
     """
-    content = hashlib.sha256(f"{hint.VERSION}, {products.VERSION}".encode())
+    content = hashlib.sha256(f"{versions.SILENT}, {versions.PACKED}".encode())
     content.update(json.dumps(saved.load("exact"), sort_keys=True).encode())
     for path in files():
         content.update(path.name.encode() + b"\0" + path.read_bytes())

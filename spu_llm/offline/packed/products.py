@@ -72,12 +72,12 @@ from spu_llm.core.errors import WireError
 from spu_llm.core.parallel import for_each
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
-from spu_llm.offline import rlwe
+from spu_llm.offline import rlwe, versions
 from spu_llm.offline.packed import ring
 from spu_llm.offline.packed.layout import Layout
 from spu_llm.offline.packed.ring import KEY_BITS, KEY_DROP, KEY_LIMB, LIMB, N
 
-VERSION = "spu-llm packed product 1"
+VERSION = versions.PACKED
 _WORD_LIMBS, _WIDE_LIMBS = ring.limbs_of(64), ring.limbs_of(128)
 _WORKED = 4  # polynomials worked on together: they fit the cache
 

@@ -21,12 +21,13 @@ import numpy as np
 from spu_llm.core.integers import Factor, times_factor
 from spu_llm.core.parallel import for_each
 from spu_llm.core.prg import Prg
+from spu_llm.offline import versions
 from spu_llm.offline.silent import ring
 from spu_llm.offline.silent.ring import N
 
 # Separates the domains of all strings. Another number whenever a hint would come out otherwise: two
 # hints of one name and one u must be equal.
-VERSION = "spu-llm silent product 1"
+VERSION = versions.SILENT
 BYTES = 5  # of a coefficient that are kept
 ROW_BYTES = BYTES * N
 ROWS = 64  # polynomials worked on together: they fit the cache

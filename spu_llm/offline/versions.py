@@ -1,0 +1,7 @@
+"""Versions of what is prepared without SPU: in the labels of its public strings, and in manifests.
+
+Apart from the protocols, so that whoever only states them need not load what they compute with.
+"""
+
+SILENT = "spu-llm silent product 1"
+PACKED = "spu-llm packed product 1"
