@@ -142,8 +142,19 @@ class Apart:
 
 def leave_network() -> bool:
     """Move this process, which has one thread, to a network namespace of its own with a loopback
-    interface alone; False, with nothing changed, where that is not allowed.
+    interface alone; False, with nothing changed, where that is not allowed: a child has tried.
     """
+    trial = os.fork()
+    if trial == 0:
+        left = False
+        try:
+            left = _left()
+        finally:
+            os._exit(0 if left else 1)
+    return os.waitpid(trial, 0)[1] == 0 and _left()
+
+
+def _left() -> bool:
     new_user, new_network = 0x10000000, 0x40000000
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()

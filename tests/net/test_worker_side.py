@@ -102,6 +102,18 @@ def test_a_worker_apart_is_reached_and_reaches_its_peer_alone(worker: Worker) ->
         _accepted(side)
 
 
+def test_what_fails_halfway_changes_nothing() -> None:
+    """A namespace whose loopback interface does not come up is not entered at all."""
+    work = (
+        "import os; from spu_llm.net import worker_side\n"
+        "before = os.readlink('/proc/self/ns/net')\n"
+        "worker_side.fcntl = None\n"
+        "print(worker_side.leave_network(), before == os.readlink('/proc/self/ns/net'))"
+    )
+    done = subprocess.run([sys.executable, "-c", work], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["False", "True"], done.stderr
+
+
 def test_a_worker_that_dies_ends_the_waiting(worker: Worker) -> None:
     if worker.hear().startswith("False"):
         pytest.skip("no network namespaces here")
