@@ -6,7 +6,7 @@
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help demo test test-slow test-all check venv lock clean
+.PHONY: help demo test test-slow test-all check venv proto lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -25,6 +25,7 @@ help:
 	@echo 'make test-all  every test'
 	@echo 'make check     ruff and mypy'
 	@echo 'make venv      only make .venv from requirements.lock (PYTHON=... to choose CPython 3.10 or 3.11)'
+	@echo 'make proto     the control plane'"'"'s messages from their description again'
 	@echo 'make lock      resolve pyproject.toml into requirements.lock again'
 	@echo 'make clean     remove .venv, builds and caches'
 
@@ -56,6 +57,10 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 	@echo 'Ready: .venv'
+
+# Of the same folder as its source, so that it is imported by the same name.
+proto: $(STAMP)
+	@$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. spu_llm/net/control.proto
 
 # Keeps present pins where they still fit; remove requirements.lock first to move all of them.
 lock:

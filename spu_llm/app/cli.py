@@ -137,6 +137,8 @@ def _parser() -> Parser:
     serve.add_argument("--once", action="store_true", help="end after one session")
     serve.add_argument("--sessions", type=int, default=SESSIONS, metavar="N",
                        help="at a time, each with a worker process (default: %(default)s)")
+    serve.add_argument("--client-sessions", type=int, metavar="N",
+                       help="at a time, of one certificate (default: as many as there are)")
     serve.add_argument("--studies", action="store_true",
                        help="also take part in measurements (bench, experiment)")  # fmt: skip
     _folder(serve, "--pool", "keep what is made ahead of time, for each client that does")
@@ -340,8 +342,11 @@ def _serve(options: argparse.Namespace) -> None:
         raise InputError("--disk bounds what is kept in --pool; give both")
     if not 1 <= options.sessions <= MAX_SESSIONS:
         raise InputError(f"--sessions must be 1 to {MAX_SESSIONS}, found {options.sessions}")
+    of_one = options.client_sessions or options.sessions
+    if not 1 <= of_one <= options.sessions:
+        raise InputError(f"--client-sessions must be 1 to --sessions, found {of_one}")
     more = {"disk_bytes": _disk_bytes(options), "jobs": _jobs(options, 1)}
-    more["identity"] = _identity(options)
+    more |= {"identity": _identity(options), "sessions_of_one": of_one}
     host, port = address(options.listen, "--listen")
 
     def on_port(port: int) -> None:

@@ -8,7 +8,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spu_llm.app.output import check_json, write_json
-from spu_llm.core.errors import InputError, PeerError, SpuLlmError
+from spu_llm.core.errors import InputError, SpuLlmError
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
 WORKER_GIB = 1.5  # of a session of the shipped models, at one party
@@ -202,30 +201,21 @@ def _listening(text: str) -> Finding:
 def _answering(options: argparse.Namespace) -> Finding:
     from spu_llm.app.cli import address
     from spu_llm.net import identity, tls
-    from spu_llm.net.frames import PREAMBLE
-    from spu_llm.net.stream import connect
-    from spu_llm.service.client import CONNECT_S
+    from spu_llm.net.control_plane import check_health
+    from spu_llm.service.client import OPEN_S, Server, connected
 
     def work() -> Finding:
         host, port = address(options.server, "--server")
-        tcp = connect(host, port, CONNECT_S)
-        if options.identity is None:
-            tcp.close()
-            return Finding("server", WARNING, f"{options.server} listens; who is not known")
-        known = identity.load(options.identity, options.trust)
-        stream = tls.as_client(tcp, known, host)
-        # It greets whom it lets in, which it decides after the handshake.
-        greeting, late = b"", threading.Timer(tls.HANDSHAKE_S, stream.close)
-        late.start()
-        try:
-            while len(greeting) < len(PREAMBLE) and (data := stream.recv_some(len(PREAMBLE))):
-                greeting += data
-        finally:
-            late.cancel()
-            stream.close()
-        if greeting != PREAMBLE:
-            raise PeerError(f"{options.server} is {stream.peer}, but no spu-llm provider")
-        return Finding("server", OK, f"{options.server} is {stream.peer}, and lets this party in")
+        known = None
+        if options.identity is not None:
+            known = identity.load(options.identity, options.trust)
+        stream, peer = connected(Server(host, port, "local", known), tls.CONTROL)
+        if not check_health(stream, OPEN_S):
+            return Finding("server", FAILURE, f"{options.server} takes no sessions")
+        if peer is None:
+            said = f"{options.server} takes sessions, in the clear: who it is, is not known"
+            return Finding("server", WARNING, said)
+        return Finding("server", OK, f"{options.server} is {peer}, and lets this party in")
 
     return _tried("server", work)
 

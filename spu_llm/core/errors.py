@@ -33,6 +33,14 @@ class WireError(PeerError):
     """Bytes from the peer do not follow the wire format."""
 
 
+class NoAnswerError(PeerError):
+    """Whoever accepts the connection says nothing of use."""
+
+
+class BusyError(PeerError):
+    """The provider has no place for another session, or for this client; try again later."""
+
+
 class WorkerError(SpuLlmError):
     """This party's own worker process died or could not start."""
 

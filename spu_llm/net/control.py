@@ -1,4 +1,6 @@
-"""What the two supervisors say to each other: the manifest, signs of life, and goodbye."""
+"""What the two supervisors say to each other during a session: the ticket that it was opened with
+(`control_plane`), signs of life, and goodbye.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from spu_llm.core.errors import ManifestMismatch, PeerError, WireError
-from spu_llm.net.manifest import Manifest, Scalar, agree, with_nonce
+from spu_llm.core.errors import PeerError, WireError
 from spu_llm.net.relay import Relay
 
 HEARTBEAT_S = 2.0
@@ -17,7 +18,7 @@ MISSES = 3
 BYE_WAIT_S = 5.0
 
 _LOOKS_PER_BEAT = 4
-_MAX_MESSAGE = 512 << 10  # bytes; the largest manifest allowed fits
+_MAX_MESSAGE = 16 << 10  # bytes
 _MAX_REASON = 2000
 
 
@@ -43,38 +44,28 @@ class Control:
         self.peer_bye: Bye | None = None
         self.progress = self.peer_progress = 0
         self._heartbeat_s = heartbeat_s
-        self._peer_fields: dict[str, object] | None = None
-        self._heard = threading.Event()  # their manifest, or the end
+        self._ticket: bytes | None = None
+        self._heard = threading.Event()  # their ticket, or the end
         self._bye_answered = threading.Event()
         self._heartbeat: threading.Thread | None = None
         relay.start(self._receive, self._relay_ended)
 
-    def exchange_manifest(self, own: Mapping[str, Scalar], timeout_s: float) -> dict[str, object]:
-        """Send `own` and return the peer's, not looked at yet; start the heartbeat.
+    def show_ticket(self, ticket: bytes) -> None:
+        """Begin the session that the provider gave this ticket for, and the heartbeat."""
+        self._send({"type": "ticket", "ticket": ticket.hex()})
+        self._start_heartbeat()
+
+    def take_ticket(self, timeout_s: float) -> bytes:
+        """The client's ticket, not looked at yet; start the heartbeat.
 
         `PeerError` when none comes within `timeout_s` or the session ends first.
         """
-        self._send({"type": "manifest", "fields": dict(own)})
         self._heard.wait(timeout_s)
-        if self._peer_fields is None:
+        if self._ticket is None:
             self.check()
-            raise PeerError(f"the peer sent no settings within {timeout_s:g} s")
+            raise PeerError(f"the peer showed no ticket within {timeout_s:g} s")
         self._start_heartbeat()
-        return self._peer_fields
-
-    def open_session(self, fields: Mapping[str, Scalar], timeout_s: float) -> Manifest:
-        """Exchange manifests and return the settings agreed on (see `manifest.agree`).
-
-        Both sides compare. A refusal is told to the peer, the relay is closed, and
-        `ManifestMismatch` or `PeerError` is raised.
-        """
-        own = with_nonce(fields)
-        try:
-            peers = self.exchange_manifest(own, timeout_s)
-            return agree(own, peers) if self.relay.role == "client" else agree(peers, own)
-        except (ManifestMismatch, PeerError) as error:
-            self.bye(str(error), ok=False)
-            raise
+        return self._ticket
 
     def check(self) -> None:
         """Raise the `PeerError` that ended the session, a peer's unhappy goodbye included."""
@@ -82,7 +73,7 @@ class Control:
             raise PeerError(f"the peer ended the session: {self.peer_bye.reason}")
         if self.relay.failure is not None:
             raise self.relay.failure
-        if self.peer_bye is not None and self._peer_fields is None:
+        if self.peer_bye is not None and self._heartbeat is None:
             raise PeerError(f"the peer ended the session early: {self.peer_bye.reason}")
 
     def bye(self, reason: str, ok: bool) -> None:
@@ -118,8 +109,8 @@ class Control:
         match message.get("type"):
             case "ping":
                 self._got_ping(message.get("progress"))
-            case "manifest":
-                self._got_manifest(message.get("fields"))
+            case "ticket":
+                self._got_ticket(message.get("ticket"))
             case "bye":
                 self._got_bye(message)
             case "bye-answer":
@@ -134,10 +125,13 @@ class Control:
             raise WireError("control message with a heartbeat that is malformed")
         self.peer_progress = progress
 
-    def _got_manifest(self, fields: object) -> None:
-        if not isinstance(fields, dict) or self._peer_fields is not None:
-            raise WireError("control message with a manifest that is malformed or repeated")
-        self._peer_fields = fields
+    def _got_ticket(self, ticket: object) -> None:
+        if not isinstance(ticket, str) or self._ticket is not None or self.relay.role == "client":
+            raise WireError("control message with a ticket that is malformed or repeated")
+        try:
+            self._ticket = bytes.fromhex(ticket)
+        except ValueError:
+            raise WireError("control message with a ticket that is not in hex") from None
         self._heard.set()
 
     def _got_bye(self, message: Mapping[str, object]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from spu_llm.core.errors import WireError
 
-VERSION = 1
+VERSION = 2
 MAX_PAYLOAD = 1 << 20
 MAX_STREAM = (1 << 32) - 1
 
@@ -69,7 +69,7 @@ class FrameParser:
         rest = self._rest
         if not self._greeted:
             rest += data
-            _check_preamble(bytes(rest[: len(PREAMBLE)]))
+            check_preamble(bytes(rest[: len(PREAMBLE)]))
             if len(rest) < len(PREAMBLE):
                 return []
             self._greeted = True
@@ -128,7 +128,7 @@ def _check_payload(frame: Frame) -> None:
         raise WireError("CLOSE frame without a known mode")
 
 
-def _check_preamble(start: bytes) -> None:
+def check_preamble(start: bytes) -> None:
     """Refuse as soon as a byte differs: a peer of another kind may never send eight."""
     if start[:2] in (b"\x15\x03", b"\x16\x03"):  # an alert, a handshake
         raise WireError(

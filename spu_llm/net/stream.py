@@ -66,6 +66,13 @@ class TcpStream:
                 raise PeerError("the peer did not answer in time")
             return sock.recv(max_bytes)
 
+    def look(self, timeout_s: float) -> bytes:
+        """The first byte, which stays to be read; PeerError when none comes within `timeout_s`."""
+        with self._in_use() as sock:
+            if not select.select([sock], [], [], timeout_s)[0]:
+                raise PeerError("the peer did not say anything in time")
+            return sock.recv(1, socket.MSG_PEEK)
+
     def send_all(self, data: bytes | memoryview) -> None:
         """See `ByteStream.send_all`."""
         with self._in_use() as sock:

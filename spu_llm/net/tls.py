@@ -16,6 +16,7 @@ from spu_llm.net.identity import Certificate, Identity, demanded_name, describe
 from spu_llm.net.stream import TcpStream
 
 HANDSHAKE_S = 5.0
+CONTROL, DATA = "h2", "spu-llm"  # protocols that a connection is for: gRPC, or a session
 _CHUNK_BYTES = 256 << 10
 _CLOSE_S = 0.3  # for what is on its way when a connection ends
 # Fatal, "protocol version": OpenSSL says nothing to a peer that speaks no TLS; then this end does.
@@ -24,10 +25,13 @@ _PARTIAL_CHAIN = 0x80000  # X509_V_FLAG_PARTIAL_CHAIN: a pinned certificate need
 
 
 class TlsStream:
-    """A `ByteStream` (`spu_llm.net.stream`) to the party that `peer` describes."""
+    """A `ByteStream` (`spu_llm.net.stream`) to the party that `peer` describes.
+
+    `protocol`: what it is for, CONTROL or DATA; None when the peer did not say.
+    """
 
     def __init__(self, tcp: TcpStream, engine: ssl.SSLObject, memory: Memory, peer: Certificate):
-        self.peer = peer
+        self.peer, self.protocol = peer, engine.selected_alpn_protocol()
         self._tcp, self._engine, self._memory = tcp, engine, memory
         self._lock = threading.Lock()  # of the engine and its memory
         self._order = threading.Lock()  # of what is sent
@@ -116,13 +120,15 @@ def server_context(identity: Identity) -> ssl.SSLContext:
     """For a provider, once: a client must show a certificate that is trusted."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
     context.num_tickets = 0  # nothing is resumed
+    context.set_alpn_protocols([CONTROL, DATA])
     return context
 
 
-def client_context(identity: Identity, name: str | None) -> ssl.SSLContext:
+def client_context(identity: Identity, name: str | None, protocol: str = DATA) -> ssl.SSLContext:
     """For a client: the provider's certificate must be trusted, and be for `name` if there is one.
     """
     context = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
+    context.set_alpn_protocols([protocol])
     context.check_hostname = name is not None
     context.hostname_checks_common_name = False
     return context
@@ -146,11 +152,12 @@ def as_server(tcp: TcpStream, context: ssl.SSLContext, timeout_s: float = HANDSH
 
 
 def as_client(
-    tcp: TcpStream, identity: Identity, host: str, timeout_s: float = HANDSHAKE_S
-) -> TlsStream:
+    tcp: TcpStream, identity: Identity, host: str, protocol: str = DATA,
+    timeout_s: float = HANDSHAKE_S,
+) -> TlsStream:  # fmt: skip
     """Meet the provider at `host`; likewise."""
     memory, name = Memory(), demanded_name(identity, host)
-    engine = client_context(identity, name).wrap_bio(
+    engine = client_context(identity, name, protocol).wrap_bio(
         memory.incoming, memory.outgoing, server_hostname=name
     )
     return _met(tcp, engine, memory, timeout_s)

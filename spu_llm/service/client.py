@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,22 +9,22 @@ from typing import Any
 
 from models.family import ModelConfig
 from models.tokenizer import Tokenizer
-from spu_llm.core.errors import InputError, PeerError, SpuLlmError
+from spu_llm.core.errors import InputError, NoAnswerError, PeerError, SpuLlmError
 from spu_llm.net import tls
 from spu_llm.net.control import Control
-from spu_llm.net.identity import Identity
-from spu_llm.net.manifest import Manifest
+from spu_llm.net.control_plane import ask_to_open
+from spu_llm.net.identity import Certificate, Identity
+from spu_llm.net.manifest import Manifest, agree, with_nonce
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import ByteStream, connect
 from spu_llm.offline.peer_directories import open_directory
 from spu_llm.service import agreeing
-from spu_llm.service.supervisor import HANDSHAKE_S, Look, Outcome, Worker, run_session
+from spu_llm.service.supervisor import Look, Outcome, Worker, run_session
 from spu_llm.systems.program import Nothing, Program
 
 CONNECT_S = 20.0
-# A provider greets as soon as it accepts.
-GREETING_S = 6.0
+OPEN_S = 6.0
 
 OnEvent = Callable[[dict[str, Any], Relay], None]
 
@@ -68,12 +67,13 @@ def run_as_client(
         open_directory(pool)
     worker = Worker(program.name)  # its slow imports overlap with the handshake
     try:
-        stream, seen = _connected(server)
+        stated = agreeing.of_client(program, request, tokenizer, server.network, jobs)
+        agreed, ticket = _opened(server, stated)
+        stream, provider = connected(server, tls.DATA)
         control = Control(Relay(wrap(stream), NETWORKS[server.network], "client"))
-        stated = agreeing.of_client(program, request, tokenizer, server.network, jobs) | seen
-        _await_greeting(control, server)
-        agreed = control.open_session(stated, HANDSHAKE_S)
+        control.show_ticket(ticket)
         try:
+            _check_same(agreed, provider)
             config = agreeing.stated_model(agreed)
             program.check(request, config)
             if tokenizer is not None:
@@ -89,26 +89,37 @@ def run_as_client(
     return outcome, agreed
 
 
-def _connected(server: Server) -> tuple[ByteStream, Manifest]:
-    """The connection to the provider, and both parties' certificates as the manifest states them.
+def connected(server: Server, protocol: str) -> tuple[ByteStream, Certificate | None]:
+    """A connection to the provider, for calls or for data (`tls.CONTROL`, `tls.DATA`), and its
+    certificate. PeerError when there is none, or not with whom this party trusts.
     """
     tcp = connect(server.host, server.port, CONNECT_S)
     if server.identity is None:
-        return tcp, {}
-    stream = tls.as_client(tcp, server.identity, server.host)
-    return stream, agreeing.certificates(client=server.identity.own, provider=stream.peer)
+        return tcp, None
+    stream = tls.as_client(tcp, server.identity, server.host, protocol)
+    return stream, stream.peer
 
 
-def _await_greeting(control: Control, server: Server) -> None:
-    """PeerError when the other end is silent."""
-    deadline = time.monotonic() + GREETING_S
-    while not control.relay.signs_of_life and not control.ended.wait(0.05):
-        if time.monotonic() > deadline:
-            control.close()
-            raise PeerError(
-                f"{server.host}:{server.port} accepts the connection but does not answer: "
-                "no spu-llm provider, or one with too many connections; try again later"
-            )
+def _opened(server: Server, stated: Manifest) -> tuple[Manifest, bytes]:
+    """The settings agreed on, and the ticket for the session's data."""
+    stream, provider = connected(server, tls.CONTROL)
+    if provider is not None and server.identity is not None:
+        stated = stated | agreeing.certificates(client=server.identity.own, provider=provider)
+    stated = with_nonce(stated)
+    try:
+        theirs, ticket = ask_to_open(stream, stated, OPEN_S)
+    except NoAnswerError as exc:
+        raise PeerError(
+            f"{server.host}:{server.port} accepts the connection but does not answer: "
+            "no spu-llm provider, or one with too many connections; try again later"
+        ) from exc
+    return agree(stated, theirs), ticket
+
+
+def _check_same(agreed: Manifest, provider: Certificate | None) -> None:
+    """PeerError when another party answers than that which gave the ticket."""
+    if provider is not None and agreed["certificate.provider"] != provider.fingerprint:
+        raise PeerError(f"another provider answers now: {provider}")
 
 
 def _check_vocabulary(tokenizer: Tokenizer, config: ModelConfig) -> None:

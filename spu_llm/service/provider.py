@@ -12,7 +12,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,22 +21,25 @@ from typing import Any
 from models.family import check_ranges, family_of
 from models.hf import load_model
 from models.tokenizer import TOKENIZER_FILE, Tokenizer
-from spu_llm.core.errors import InputError, PeerError, SpuLlmError, WantedError
+from spu_llm.core.errors import BusyError, InputError, PeerError, SpuLlmError, WantedError
 from spu_llm.net import tls
 from spu_llm.net.control import Control
-from spu_llm.net.identity import Identity
-from spu_llm.net.manifest import Manifest
+from spu_llm.net.control_plane import FIRST_BYTE, ControlServer
+from spu_llm.net.identity import Certificate, Identity
+from spu_llm.net.manifest import Manifest, agree, with_nonce
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import ByteStream, TcpStream, accept, listen
 from spu_llm.offline.peer_directories import open_directory
 from spu_llm.service import agreeing, programs
+from spu_llm.service.places import Places
 from spu_llm.service.supervisor import HANDSHAKE_S, Look, Outcome, Worker, run_session
 from spu_llm.service.worker import Task
 from spu_llm.systems.program import Held
 
 MAX_HANDSHAKES = 64  # connections that have no place yet, and of one address
 HANDSHAKES_OF_ONE = 8
+ACCEPT_S = 0.25
 ACCEPT_AGAIN_S = 0.1
 DRAIN_S = 60.0  # for sessions to come to their end
 STOP_S = 10.0  # for them to tell their clients that they do not
@@ -50,6 +53,7 @@ class ServeOptions:
     network: str
     once: bool
     sessions: int  # at a time
+    sessions_of_one: int  # of one certificate
     studies: bool  # also take part in measurements, which open more than a completion does
     pool: Path | None  # where material outlives a session
     disk_bytes: int | None  # that it may take there, of all clients together
@@ -76,16 +80,18 @@ def serve(
         open_directory(options.pool)
     with _Sessions(options, stated, say) as all_, listen(options.host, options.port) as listener:
         on_port(listener.getsockname()[1])
-        while True:
-            tcp = _accept(listener, options.exit_with_parent)
-            if options.once:
-                all_.run(tcp)
-                return
-            all_.start(tcp)
+        while not (options.once and all_.over):
+            if (tcp := _accept(listener, options.exit_with_parent)) is not None:
+                all_.start(tcp)
+    if options.once and all_.error is not None:
+        raise all_.error
 
 
 class _Sessions:
-    """Those under way. Left in the end: with patience after SIGTERM, else at once."""
+    """Those under way. Left in the end: with patience after SIGTERM, else at once.
+
+    `over`: that the first one has ended, or was refused, with `error` unless all was well.
+    """
 
     def __init__(
         self, options: ServeOptions, stated: Manifest, say: Callable[[str], None]
@@ -93,22 +99,29 @@ class _Sessions:
         self._options, self._stated, self._print = options, stated, say
         identity = options.identity
         self._context = None if identity is None else tls.server_context(identity)
-        self._places = threading.BoundedSemaphore(options.sessions)
+        places = 1 if options.once else options.sessions
+        self._places = Places(places, options.sessions_of_one)
+        self._control = ControlServer(self._admit)
         self._lock, self._printing = threading.Lock(), threading.Lock()
         self._threads: set[threading.Thread] = set()
         self._waiting: dict[threading.Thread, str] = {}  # without a place: their clients' addresses
         self._stop = threading.Event()
+        self.over = False
+        self.error: SpuLlmError | None = None
 
     def __enter__(self) -> _Sessions:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
-            if isinstance(error, SystemExit):  # SIGTERM; another one ends the waiting
+            # SIGTERM; another one ends the waiting.
+            if isinstance(error, SystemExit) and not self._options.once:
+                self._control.drain()
                 self._join(DRAIN_S)
         finally:
             self._stop.set()
             self._join(STOP_S)
+            self._control.close()
 
     def _join(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -138,50 +151,81 @@ class _Sessions:
 
     def _run_and_say(self, tcp: TcpStream) -> None:
         try:
-            self.run(tcp)
+            if self._run(tcp):
+                self.over = True
         except SpuLlmError as exc:
-            self._say(f"session failed: {exc}")
+            self._failed(exc)
         except Exception as exc:  # of this program; other sessions go on
-            self._say(f"session failed: {type(exc).__name__}: {exc}")
+            self._failed(SpuLlmError(f"{type(exc).__name__}: {exc}"))
         finally:
             self._wait_no_more()
             with self._lock:
                 self._threads.discard(threading.current_thread())
 
+    def _failed(self, exc: SpuLlmError) -> None:
+        if not (self.over or self._places.taken):
+            self.error, self.over = exc, True
+        if not self._options.once:
+            busy = isinstance(exc, BusyError)
+            self._say("one client too many was sent away" if busy else f"session failed: {exc}")
+
     def _wait_no_more(self) -> None:
         with self._lock:
             self._waiting.pop(threading.current_thread(), None)
 
-    def run(self, tcp: TcpStream) -> None:
-        """One session, to its end; what was wrong with it is raised."""
-        options = self._options
-        stream, seen = self._known(tcp)
-        relay = Relay(stream, NETWORKS[options.network], "provider")
+    def _run(self, tcp: TcpStream) -> bool:
+        """All that a connection is for; whether that was a session. What was wrong is raised."""
+        stream, peer, calls = self._known(tcp)
+        if calls:
+            self._control.serve(stream, peer)
+            return False
+        relay = Relay(stream, NETWORKS[self._options.network], "provider")
         relay.hold_streams()
         with closing(Control(relay)) as control:
             # Nobody gets a place before it has said what it wants.
-            agreed = control.open_session(self._stated | seen, HANDSHAKE_S)
-            if not self._places.acquire(blocking=False):
-                busy = f"the provider is busy with {options.sessions} sessions; try again later"
-                control.bye(busy, ok=False)
-                raise PeerError("one client too many was sent away")
-            self._wait_no_more()
-            relay.allow_streams()
+            shown = control.take_ticket(HANDSHAKE_S)
             try:
-                outcome = _run(options, control, agreed, self._look)
+                admitted = self._places.enter(shown, peer)
+            except PeerError as exc:
+                control.bye(str(exc), ok=False)
+                raise
+            try:
+                self._wait_no_more()
+                relay.allow_streams()
+                outcome = _run(control, admitted.task, self._look)
             finally:
-                self._places.release()
+                self._places.leave(admitted)
         traffic = outcome.wire_sent + outcome.wire_received
         self._say(f"session finished, {traffic / 1e6:.1f} MB on the wire")
+        return True
 
-    def _known(self, tcp: TcpStream) -> tuple[ByteStream, Manifest]:
-        """The connection to a client, and both parties' certificates as the manifest states them.
-        """
-        identity = self._options.identity
-        if identity is None or self._context is None:
-            return tcp, {}
+    def _known(self, tcp: TcpStream) -> tuple[ByteStream, Certificate | None, bool]:
+        """The connection, the client's certificate, and whether it is for calls."""
+        if self._context is None:
+            return tcp, None, tcp.look(HANDSHAKE_S) == FIRST_BYTE
         stream = tls.as_server(tcp, self._context)
-        return stream, agreeing.certificates(client=stream.peer, provider=identity.own)
+        return stream, stream.peer, stream.protocol == tls.CONTROL
+
+    def _admit(
+        self, asked: Mapping[str, object], client: Certificate | None
+    ) -> tuple[Manifest, bytes]:
+        """What a client states is compared with what this provider does. On a thread of the control
+        plane's; what is raised is told to the client.
+        """
+        options, identity = self._options, self._options.identity
+        try:
+            self._look()
+            seen = {}
+            if client is not None and identity is not None:
+                seen = agreeing.certificates(client=client, provider=identity.own)
+            stated = with_nonce(self._stated | seen)
+            own = Held(str(options.model), options.sampling_seed, options.disk_bytes)
+            task = agreeing.task_of("provider", agree(asked, stated), own, options.pool)
+            _check(task, options)
+            return stated, self._places.admit(task, client)
+        except SpuLlmError as exc:
+            self._failed(exc)
+            raise
 
     def _say(self, line: str) -> None:
         with self._printing:
@@ -199,14 +243,7 @@ def _tokenizer(options: ServeOptions) -> Tokenizer | None:
     return Tokenizer.load(options.model)
 
 
-def _run(options: ServeOptions, control: Control, agreed: Manifest, look: Look) -> Outcome:
-    try:
-        own = Held(str(options.model), options.sampling_seed, options.disk_bytes)
-        task = agreeing.task_of("provider", agreed, own, options.pool)
-        _check(task, options)
-    except InputError as exc:
-        control.bye(str(exc), ok=False)
-        raise
+def _run(control: Control, task: Task, look: Look) -> Outcome:
     worker = Worker(task.program)
     try:
         return run_session(control, worker, task, lambda event: None, look)
@@ -224,13 +261,14 @@ def _check(task: Task, options: ServeOptions) -> None:
         raise InputError(f"{task.program} is a study; the provider must be started with --studies")
 
 
-def _accept(listener: socket.socket, exit_with_parent: bool) -> TcpStream:
-    while True:
-        try:
-            return accept(listener, timeout_s=1.0)
-        except TimeoutError:
-            # Standard input is a pipe whose other end the parent holds and never writes to.
-            if exit_with_parent and select.select([0], [], [], 0)[0]:
-                raise PeerError("the process that started this provider has gone") from None
-        except OSError:  # a caller that has gone, or as many files as this process may have
-            time.sleep(ACCEPT_AGAIN_S)
+def _accept(listener: socket.socket, exit_with_parent: bool) -> TcpStream | None:
+    """The next connection; None when there was none for a moment."""
+    try:
+        return accept(listener, ACCEPT_S)
+    except TimeoutError:
+        # Standard input is a pipe whose other end the parent holds and never writes to.
+        if exit_with_parent and select.select([0], [], [], 0)[0]:
+            raise PeerError("the process that started this provider has gone") from None
+    except OSError:  # a caller that has gone, or as many files as this process may have
+        time.sleep(ACCEPT_AGAIN_S)
+    return None

@@ -1,4 +1,4 @@
-"""A proxy on the connection between two parties: records every byte, and can spoil them."""
+"""A proxy on the connections between two parties: records every byte, and can spoil them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 
+from spu_llm.net.control_plane import FIRST_BYTE
 from spu_llm.net.frames import PREAMBLE, FrameParser, Kind, encode
 
 Spoil = Callable[[bytes], bytes]
@@ -15,12 +16,13 @@ Spoil = Callable[[bytes], bytes]
 class Tap:
     """Listens on `port` for one client after another and connects each to the provider.
 
-    `wire` has all bytes so far by the side that sent them. With `mute`, frames of workers are not
-    passed on.
+    `wire` has all bytes of sessions so far by the side that sent them, `calls` those of the control
+    plane, which are passed on as they are. With `mute`, frames of workers are not passed on.
     """
 
     def __init__(self, provider_port: int) -> None:
         self.wire = {"client": bytearray(), "provider": bytearray()}
+        self.calls = {"client": bytearray(), "provider": bytearray()}
         self.mute = False
         self._spoil: dict[str, Spoil] = {}
         self._provider_port = provider_port
@@ -62,10 +64,25 @@ class Tap:
         with contextlib.suppress(OSError):
             while True:
                 client = self._server.accept()[0]
-                provider = socket.create_connection(("127.0.0.1", self._provider_port))
-                self._socks += [client, provider]
-                self._run(self._carry, "client", client, provider)
-                self._run(self._carry, "provider", provider, client)
+                self._socks.append(client)
+                self._run(self._meet, client)
+
+    def _meet(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            calls = client.recv(1, socket.MSG_PEEK) == FIRST_BYTE
+            provider = socket.create_connection(("127.0.0.1", self._provider_port))
+            self._socks.append(provider)
+            carry = self._call if calls else self._carry
+            self._run(carry, "client", client, provider)
+            self._run(carry, "provider", provider, client)
+
+    def _call(self, side: str, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.calls[side] += data
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
 
     def _carry(self, side: str, source: socket.socket, sink: socket.socket) -> None:
         parser, greeted = FrameParser(), False

@@ -63,7 +63,7 @@ def test_whoever_is_cut_off_hears_why(start: Start, pair: Pair) -> None:
 def test_a_client_that_only_connects_takes_no_place(start: Start, pair: Pair) -> None:
     server = start(*pair.serve("--sessions", "1"), stub="client:decoding:holds")
     port = server.until_listening()
-    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(HANDSHAKES_OF_ONE - 1)]
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(HANDSHAKES_OF_ONE - 2)]
     client = start(*pair.generate(port), stub="client:decoding:holds")
     client.until_phase("decoding")
     # One address has so many that wait, and no more: the next one is not even greeted.

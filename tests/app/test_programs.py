@@ -64,7 +64,7 @@ def test_a_program_without_text_and_spu_runs_between_two_processes(pair: Pair, s
 
 
 def test_what_a_provider_does_not_serve_is_told(pair: Pair, study: Any) -> None:
-    with pytest.raises(PeerError, match="sum is a study; the provider must be started with --st"):
+    with pytest.raises(InputError, match="sum is a study; the provider must be started with --st"):
         with local_provider(pair.private, "local") as server:
             run_as_client(server, study.PROGRAM, study.Asked(1, ()), study.ClientInputs([]))
     with pytest.raises(InputError, match="at most 64 times, found 65"):

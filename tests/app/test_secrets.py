@@ -34,7 +34,9 @@ def weights(pair: Pair) -> Needles:
 
 def on_wire(tap: Tap) -> list[bytes]:
     """All bytes of both directions, whole again where frames had cut them."""
-    return [data for side in tap.wire for data in tap.streams(side)]
+    return [bytes(tap.calls[side]) for side in tap.calls] + [
+        data for side in tap.wire for data in tap.streams(side)
+    ]
 
 
 def held_by(command: Command) -> list[bytes]:

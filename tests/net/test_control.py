@@ -1,4 +1,4 @@
-"""Opening, keeping and ending a session."""
+"""Keeping and ending a session."""
 
 from __future__ import annotations
 
@@ -7,86 +7,66 @@ import time
 
 import pytest
 
-from spu_llm.core.errors import ManifestMismatch, PeerError, SpuLlmError, WireError
+from spu_llm.core.errors import PeerError, WireError
 from spu_llm.net.control import Bye, Control
 from spu_llm.net.frames import PREAMBLE, Frame, Kind, encode
-from spu_llm.net.manifest import Manifest, Scalar
 from spu_llm.net.shaping import NetworkShape
 
 from .conftest import Bench, eventually, opened, read_all
 
-Outcome = Manifest | SpuLlmError
+TICKET = bytes(range(32))
 
 
-def open_both(
-    pair: tuple[Control, Control], client: dict[str, Scalar], provider: dict[str, Scalar]
-) -> tuple[Outcome, Outcome]:
-    outcomes: dict[str, Outcome] = {}
-
-    def one(control: Control, fields: dict[str, Scalar]) -> None:
-        try:
-            outcomes[control.relay.role] = control.open_session({"jobs": 1, **fields}, 2)
-        except SpuLlmError as error:
-            outcomes[control.relay.role] = error
-
-    thread = threading.Thread(target=one, args=(pair[1], provider))
-    thread.start()
-    one(pair[0], client)
-    thread.join(10)
-    return outcomes["client"], outcomes["provider"]
-
-
-def test_both_compute_the_same_settings(bench: Bench) -> None:
-    client, provider = open_both(
-        bench.controls(), {"a": 1, "request.n": 2}, {"a": 1, "model.layers": 3}
-    )
-    assert isinstance(client, dict) and client == provider
-    assert {name: client[name] for name in client if name != "session"} == {
-        "a": 1,
-        "jobs": 1,
-        "request.n": 2,
-        "model.layers": 3,
-    }
-
-
-def test_both_refuse_a_difference(bench: Bench) -> None:
-    for outcome in open_both(bench.controls(), {"a": 1, "b": 1}, {"a": 2}):
-        assert isinstance(outcome, ManifestMismatch)
-        assert str(outcome) == (
-            "settings differ: a: client has 1, provider has 2; "
-            "b: client has 1, provider has no value"
-        )
-
-
-def test_field_of_the_wrong_side(bench: Bench) -> None:
-    client, provider = open_both(bench.controls(), {"model.layers": 1}, {})
-    assert isinstance(provider, WireError) and "client manifest states model.layers" in str(
-        provider
-    )
-    assert isinstance(client, PeerError)
+def open_both(pair: tuple[Control, Control]) -> None:
+    client, provider = pair
+    client.show_ticket(TICKET)
+    assert provider.take_ticket(2) == TICKET
 
 
 def test_peer_that_says_nothing(bench: Bench) -> None:
     raw, control = bench.raw_peer()
     started = time.monotonic()
-    with pytest.raises(PeerError, match="sent no settings within 0.2 s"):
-        control.exchange_manifest({}, 0.2)
+    with pytest.raises(PeerError, match="showed no ticket within 0.2 s"):
+        control.take_ticket(0.2)
     assert time.monotonic() - started < 1
     control.close()
 
 
-def test_peer_that_refuses_without_a_manifest(bench: Bench) -> None:
+@pytest.mark.parametrize("said", ["1", "null", '"0g"', '"00", "ticket": "00"'])
+def test_a_ticket_that_is_none(bench: Bench, said: str) -> None:
+    raw, control = bench.raw_peer()
+    message = f'{{"type": "ticket", "ticket": {said}}}'.encode()
+    raw.sendall(PREAMBLE + encode(Frame(Kind.CONTROL, 0, message)))
+    with pytest.raises(WireError):
+        control.take_ticket(2)
+
+
+def test_a_ticket_is_shown_once_and_by_the_client(bench: Bench) -> None:
+    pair = bench.controls()
+    open_both(pair)
+    pair[0].show_ticket(TICKET)
+    assert pair[1].ended.wait(1)
+    with pytest.raises(WireError, match="malformed or repeated"):
+        pair[1].check()
+    client, provider = bench.controls()
+    provider.show_ticket(TICKET)
+    assert client.ended.wait(1)
+    with pytest.raises(WireError, match="malformed or repeated"):
+        client.check()
+
+
+def test_peer_that_refuses_without_a_ticket(bench: Bench) -> None:
     raw, control = bench.raw_peer()
     bye = b'{"type": "bye", "reason": "busy\\u001b[2J", "ok": false}'
     raw.sendall(PREAMBLE + encode(Frame(Kind.CONTROL, 0, bye)))
     with pytest.raises(PeerError, match=r"the peer ended the session: busy\?\[2J"):
-        control.exchange_manifest({}, 2)
+        control.take_ticket(2)
 
 
 def test_goodbye_comes_after_the_data(bench: Bench) -> None:
     got: list[int] = []
     pair = bench.controls(NetworkShape("slow", 80e6, 0.02))
-    open_both(pair, {}, {})
+    open_both(pair)
     client, provider = pair
     worker = bench.worker(lambda sock: got.append(len(read_all(sock))))
     opened(provider.relay, worker.port)
@@ -103,7 +83,7 @@ def test_goodbye_comes_after_the_data(bench: Bench) -> None:
 
 def test_goodbye_on_error_does_not_wait_for_the_data(bench: Bench) -> None:
     pair = bench.controls(NetworkShape("slow", 8e6, 0.02))
-    open_both(pair, {}, {})
+    open_both(pair)
     client, provider = pair
     opened(provider.relay, 1)
     sock = bench.dial(opened(client.relay, 1))
@@ -119,7 +99,7 @@ def test_goodbye_on_error_does_not_wait_for_the_data(bench: Bench) -> None:
 
 def test_both_say_goodbye_at_once(bench: Bench) -> None:
     pair = bench.controls()
-    open_both(pair, {}, {})
+    open_both(pair)
     started = time.monotonic()
     thread = threading.Thread(target=pair[1].bye, args=("p", True))
     thread.start()
@@ -131,9 +111,9 @@ def test_both_say_goodbye_at_once(bench: Bench) -> None:
 
 def test_silent_peer_is_a_stall(bench: Bench) -> None:
     raw, control = bench.raw_peer(heartbeat_s=0.1)
-    manifest = encode(Frame(Kind.CONTROL, 0, b'{"type": "manifest", "fields": {}}'))
-    raw.sendall(PREAMBLE + manifest)
-    control.exchange_manifest({}, 1)
+    ticket = encode(Frame(Kind.CONTROL, 0, b'{"type": "ticket", "ticket": "00"}'))
+    raw.sendall(PREAMBLE + ticket)
+    control.take_ticket(1)
     started = time.monotonic()
     assert control.ended.wait(1)
     assert 0.25 < time.monotonic() - started < 1
@@ -143,14 +123,14 @@ def test_silent_peer_is_a_stall(bench: Bench) -> None:
 
 def test_heartbeats_keep_an_idle_session(bench: Bench) -> None:
     pair = bench.controls(heartbeat_s=0.1)
-    open_both(pair, {}, {})
+    open_both(pair)
     time.sleep(0.8)
     assert not any(control.ended.is_set() for control in pair)
 
 
 def test_heartbeats_tell_the_peer_s_progress(bench: Bench) -> None:
     pair = bench.controls(heartbeat_s=0.1)
-    open_both(pair, {}, {})
+    open_both(pair)
     client, provider = pair
     assert client.peer_progress == provider.peer_progress == 0
     client.progress = 7
@@ -161,7 +141,7 @@ def test_heartbeats_tell_the_peer_s_progress(bench: Bench) -> None:
 def test_backlog_is_no_stall(bench: Bench) -> None:
     """Two seconds of waiting data on a slow link, with a limit of 0.3 s of silence."""
     pair = bench.controls(NetworkShape("slow", 8e6, 0.02), heartbeat_s=0.1)
-    open_both(pair, {}, {})
+    open_both(pair)
     client, provider = pair
     worker = bench.worker(lambda sock: read_all(sock))
     opened(provider.relay, worker.port)
@@ -175,7 +155,7 @@ def test_backlog_is_no_stall(bench: Bench) -> None:
 
 def test_closing_without_a_word_is_a_loss(bench: Bench) -> None:
     pair = bench.controls()
-    open_both(pair, {}, {})
+    open_both(pair)
     pair[0].close()
     assert pair[1].ended.wait(1)
     with pytest.raises(PeerError, match="connection to the peer was lost"):

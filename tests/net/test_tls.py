@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.net import identity as identities
 from spu_llm.net import tls
+from spu_llm.net.frames import PREAMBLE
 from spu_llm.net.identity import CERTIFICATE, KEY, Identity
 from spu_llm.net.stream import TcpStream
 
@@ -212,7 +213,7 @@ def test_no_certificate_no_tls_and_older_tls(folders: dict[str, Path]) -> None:
     assert "not speaking TLS, but HTTP" in str(meet(plain, serve)[1])
 
     def ours(tcp: TcpStream) -> None:
-        tcp.send_all(b"spullm\x00\x01" + bytes(30))
+        tcp.send_all(PREAMBLE + bytes(30))
 
     assert "not speaking TLS; was it started with --insecure" in str(meet(ours, serve)[1])
 

@@ -1,0 +1,285 @@
+"""How a session is opened: both manifests compared, over gRPC, before there is one.
+
+gRPC runs on connections of ours (`carry`), so that who may connect is judged in one place (`tls`)
+and one port is open: its calls and a session's data come to the same one and are told apart by the
+protocol that TLS negotiates, or in the clear by their first byte. The provider answers a client
+whose settings agree with its own by a ticket, good for one connection for data, for a while, under
+the same certificate; what happens there is `control`'s and the relay's.
+
+The standard health service (grpc.health.v1) answers beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+# The library prints its own complaints; ours go to the caller.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc  # noqa: E402
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # noqa: E402
+
+from spu_llm.core.errors import (  # noqa: E402
+    BusyError,
+    InputError,
+    ManifestMismatch,
+    NoAnswerError,
+    PeerError,
+    SpuLlmError,
+    WireError,
+)
+from spu_llm.net.carry import PrivateFolder, carry  # noqa: E402
+from spu_llm.net.control_pb2 import Opened, OpenRequest, Value  # noqa: E402
+from spu_llm.net.frames import check_preamble  # noqa: E402
+from spu_llm.net.identity import Certificate  # noqa: E402
+from spu_llm.net.manifest import Manifest, Scalar  # noqa: E402
+from spu_llm.net.stream import ByteStream  # noqa: E402
+
+SERVICE = "spu_llm.v1.Provider"
+TICKET_BYTES = 32
+FIRST_BYTE = b"P"  # of a connection for gRPC, in the clear: HTTP/2 begins with "PRI"
+
+_OPEN = f"/{SERVICE}/Open"
+_HEALTH = "/grpc.health.v1.Health/Check"
+_MAX_MESSAGE = 512 << 10  # bytes; the largest manifest allowed fits
+_CALLS = 8  # at a time; none takes long
+_WORD_S = 1.0  # for why a connection has broken, where gRPC says that it has
+_OPTIONS = [
+    ("grpc.max_receive_message_length", _MAX_MESSAGE),
+    ("grpc.max_send_message_length", _MAX_MESSAGE),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.enable_http_proxy", 0),
+]
+_OF_SERVER = [
+    # Who only connects is not waited for, and who stays has to come again.
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.max_connection_idle_ms", 10_000),
+    ("grpc.max_connection_age_ms", 60_000),
+    ("grpc.max_connection_age_grace_ms", 5_000),
+    ("grpc.max_concurrent_streams", 16),
+]
+
+# A client's manifest and certificate (None in the clear): the provider's manifest and a ticket.
+Admit = Callable[[Mapping[str, object], Certificate | None], tuple[Manifest, bytes]]
+
+_STATUS = {
+    ManifestMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    InputError: grpc.StatusCode.INVALID_ARGUMENT,
+}
+
+
+# ---- the provider
+
+
+class _Health(health.HealthServicer):
+    def Watch(self, request: object, context: grpc.ServicerContext) -> None:
+        """Would keep a place among the calls for as long as the peer likes."""
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "call Check again")
+
+
+@dataclass
+class _Caller:
+    peer: Certificate | None
+    answered: bool = False
+
+
+class ControlServer:
+    """Answers clients whose connections are handed to `serve`; `admit` may raise any of `_STATUS`,
+    whose words the client gets.
+    """
+
+    def __init__(self, admit: Admit) -> None:
+        self._admit = admit
+        self._folder = PrivateFolder()
+        self._lock = threading.Lock()
+        self._callers: dict[str, _Caller] = {}  # by the names of their sockets
+        self._names = map(str, itertools.count(1))
+        self._health = _Health()
+        self._threads = ThreadPoolExecutor(_CALLS, thread_name_prefix="control")
+        self._server = grpc.server(
+            self._threads, options=[*_OPTIONS, *_OF_SERVER], maximum_concurrent_rpcs=_CALLS
+        )
+        call = grpc.unary_unary_rpc_method_handler(
+            self._open, OpenRequest.FromString, Opened.SerializeToString
+        )
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Open": call}),)
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._server.add_insecure_port(f"unix:{self._folder.path('server')}")
+        self._server.start()
+        for name in ("", SERVICE):
+            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    def serve(self, stream: ByteStream, peer: Certificate | None) -> None:
+        """All calls that come over a connection, which is closed afterwards. PeerError when it
+        breaks before one is answered.
+        """
+        sock = socket.socket(socket.AF_UNIX)
+        with self._lock:
+            name = next(self._names)
+            self._callers[name] = caller = _Caller(peer)
+        try:
+            # A name of its own, by which a call tells whose it is.
+            sock.bind(self._folder.path(name))
+            sock.connect(self._folder.path("server"))
+            carry(stream, sock)
+        except PeerError:
+            if not caller.answered:  # else it may go as it likes
+                raise
+        finally:
+            sock.close()
+            with self._lock:
+                del self._callers[name]
+            self._folder.remove(name)
+
+    def drain(self) -> None:
+        """Who asks after its health hears that this provider takes no more."""
+        self._health.enter_graceful_shutdown()
+
+    def close(self) -> None:
+        """End what is still being answered."""
+        self._server.stop(0).wait()
+        self._threads.shutdown()
+        self._folder.close()
+
+    def _open(self, request: OpenRequest, context: grpc.ServicerContext) -> Opened:
+        name = unquote(context.peer()).rpartition("/")[2]
+        try:
+            caller = self._callers[name]
+            caller.answered = True
+            own, ticket = self._admit(_manifest(request.manifest), caller.peer)
+        except SpuLlmError as error:
+            status = _STATUS.get(type(error), grpc.StatusCode.ABORTED)
+            context.abort(status, str(error))
+        return Opened(manifest=_values(own), ticket=ticket)
+
+
+# ---- the client
+
+
+def ask_to_open(
+    stream: ByteStream, own: Mapping[str, Scalar], timeout_s: float
+) -> tuple[dict[str, object], bytes]:
+    """The provider's manifest, not looked at yet, and a ticket; `stream` is closed then.
+
+    ManifestMismatch when the provider sees a difference, InputError when it does not serve what is
+    asked for, BusyError, and PeerError for all else that fails.
+    """
+    with _channel(stream) as channel:
+        call = channel.unary_unary(_OPEN, OpenRequest.SerializeToString, Opened.FromString)
+        opened: Opened = call(OpenRequest(manifest=_values(own)), timeout=timeout_s)
+    if len(opened.ticket) != TICKET_BYTES:
+        raise WireError(f"the peer gave a ticket of {len(opened.ticket)} bytes")
+    return _manifest(opened.manifest), opened.ticket
+
+
+def check_health(stream: ByteStream, timeout_s: float) -> bool:
+    """Whether the provider takes sessions, as it says itself; PeerError when it does not answer."""
+    with _channel(stream) as channel:
+        call = channel.unary_unary(
+            _HEALTH, health_pb2.HealthCheckRequest.SerializeToString,
+            health_pb2.HealthCheckResponse.FromString,
+        )  # fmt: skip
+        answer = call(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout_s)
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+@contextmanager
+def _channel(stream: ByteStream) -> Iterator[grpc.Channel]:
+    """gRPC over `stream`; what broke the stream is raised in place of what gRPC says of it."""
+    broken: list[PeerError] = []
+
+    def run(listener: socket.socket) -> None:
+        try:
+            with listener:  # one connection: gRPC is not to try another one
+                sock = listener.accept()[0]
+            carry(stream, sock, _check_first)
+        except PeerError as error:
+            broken.append(error)
+        except OSError:
+            pass  # nobody came
+
+    with closing(PrivateFolder()) as folder, closing(stream):
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(folder.path("client"))
+        listener.listen(1)
+        thread = threading.Thread(target=run, args=(listener,), name="control", daemon=True)
+        thread.start()
+        try:
+            with grpc.insecure_channel(f"unix:{folder.path('client')}", _OPTIONS) as channel:
+                yield channel
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                thread.join(_WORD_S)
+                raise (broken[0] if broken else _translated(error)) from error
+            raise _translated(error) from error
+        finally:
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            stream.close()
+            thread.join()
+
+
+def _check_first(data: bytes) -> None:
+    """WireError when a peer does not answer as gRPC does, with a frame of settings."""
+    if data[:1] != b"\0":
+        check_preamble(data[:8])
+        raise WireError("the peer sent a session's data before there was a session")
+
+
+def _translated(error: grpc.RpcError) -> SpuLlmError:
+    code, said = error.code(), _printable(error.details() or "")
+    if code == grpc.StatusCode.FAILED_PRECONDITION:
+        return ManifestMismatch(said)
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return BusyError(said)
+    if code == grpc.StatusCode.INVALID_ARGUMENT:
+        return InputError(f"the provider refused: {said}")
+    if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
+        return NoAnswerError("the peer accepts the connection but does not answer")
+    return PeerError(f"the provider refused: {said}")
+
+
+# ---- manifests
+
+
+def _values(manifest: Mapping[str, Scalar]) -> dict[str, Value]:
+    return {name: _value(scalar) for name, scalar in manifest.items()}
+
+
+def _value(scalar: Scalar) -> Value:
+    match scalar:
+        case None:
+            return Value()
+        case bool():
+            return Value(flag=scalar)
+        case int():
+            return Value(integer=scalar)
+        case float():
+            return Value(real=scalar)
+        case _:
+            return Value(text=scalar)
+
+
+def _manifest(values: Mapping[str, Value]) -> dict[str, object]:
+    """What a peer stated; `manifest.agree` judges it."""
+    return {name: _scalar(value) for name, value in values.items()}
+
+
+def _scalar(value: Value) -> object:
+    kind = value.WhichOneof("kind")
+    return None if kind is None else getattr(value, kind)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text[:2000])

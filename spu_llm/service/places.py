@@ -1,0 +1,89 @@
+"""Who may have a session with a provider: places, and the tickets that stand for them."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+from spu_llm.core.errors import BusyError, PeerError
+from spu_llm.net.control_plane import TICKET_BYTES
+from spu_llm.net.identity import Certificate
+from spu_llm.service.worker import Task
+
+TICKET_S = 10.0  # from a ticket to the connection that shows it
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A session that both parties have agreed on, and the client that it is with."""
+
+    task: Task
+    client: Certificate | None
+    until: float  # by the monotonic clock
+
+
+class Places:
+    """So many sessions at a time, and of one certificate."""
+
+    def __init__(self, places: int, of_one: int) -> None:
+        self._places, self._of_one = places, of_one
+        self._lock = threading.Lock()
+        self._expected: dict[bytes, Admitted] = {}  # by their tickets
+        self._running: list[Admitted] = []
+
+    @property
+    def taken(self) -> bool:
+        """Whether there is a session, or one is expected."""
+        with self._lock:
+            return bool(self._running or self._unexpired())
+
+    def admit(self, task: Task, client: Certificate | None) -> bytes:
+        """A ticket for this session; BusyError when there is no place for it."""
+        with self._lock:
+            self._expected = self._unexpired()
+            taken = [*self._running, *self._expected.values()]
+            if len(taken) >= self._places:
+                raise BusyError(
+                    f"the provider is busy with {self._places} sessions; try again later"
+                )
+            alike = sum(_same(one.client, client) for one in taken)
+            if client is not None and alike >= self._of_one:
+                raise BusyError(
+                    f"this certificate has {alike} sessions, as many as it may; try again later"
+                )
+            ticket = os.urandom(TICKET_BYTES)
+            until = time.monotonic() + TICKET_S
+            self._expected[ticket] = Admitted(task, client, until)
+        return ticket
+
+    def enter(self, shown: bytes, client: Certificate | None) -> Admitted:
+        """The session of a ticket, which is used up by that; PeerError when there is none, or not
+        for this client.
+        """
+        with self._lock:
+            # Each of them is compared: how long that takes tells nothing of those there are.
+            self._expected = self._unexpired()
+            known = [ticket for ticket in self._expected if hmac.compare_digest(ticket, shown)]
+            if not known:
+                raise PeerError("the ticket is not known, was used, or has expired; connect anew")
+            admitted = self._expected.pop(known[0])
+            if not _same(admitted.client, client):
+                raise PeerError("the ticket was given to another certificate")
+            self._running.append(admitted)
+        return admitted
+
+    def leave(self, admitted: Admitted) -> None:
+        """Its place is free again."""
+        with self._lock:
+            self._running.remove(admitted)
+
+    def _unexpired(self) -> dict[bytes, Admitted]:
+        now = time.monotonic()
+        return {ticket: one for ticket, one in self._expected.items() if one.until > now}
+
+
+def _same(one: Certificate | None, other: Certificate | None) -> bool:
+    return (one and one.fingerprint) == (other and other.fingerprint)

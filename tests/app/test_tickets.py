@@ -1,0 +1,117 @@
+"""A place with a provider: given for a ticket, which is good once, for a while, for one party."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from datetime import datetime, timezone
+
+import pytest
+
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import BusyError, PeerError
+from spu_llm.net import tls
+from spu_llm.net.control import Control
+from spu_llm.net.control_plane import ask_to_open
+from spu_llm.net.identity import Certificate
+from spu_llm.net.manifest import with_nonce
+from spu_llm.net.relay import Relay
+from spu_llm.net.shaping import NETWORKS
+from spu_llm.service import agreeing, places
+from spu_llm.service.client import Server, connected
+from spu_llm.service.places import Places
+from spu_llm.service.worker import Task
+from spu_llm.systems.decoding.records import COMPLETION
+from spu_llm.systems.decoding.request import Request
+from tests.app.conftest import Pair
+from tests.app.processes import Start
+
+TASK = Task("provider", "completion", {}, {}, 1)
+ONE, OTHER = (Certificate(f * 64, f, datetime.now(timezone.utc)) for f in "ab")
+END_S = 15.0
+
+
+def test_a_ticket_is_good_once() -> None:
+    held = Places(2, 2)
+    ticket = held.admit(TASK, ONE)
+    with pytest.raises(PeerError, match="not known"):
+        held.enter(bytes(32), ONE)
+    session = held.enter(ticket, ONE)
+    assert session.task is TASK and session.client == ONE
+    with pytest.raises(PeerError, match="not known, was used"):
+        held.enter(ticket, ONE)
+
+
+def test_a_ticket_is_for_one_certificate_and_gone_when_another_one_shows_it() -> None:
+    held = Places(2, 2)
+    ticket = held.admit(TASK, ONE)
+    with pytest.raises(PeerError, match="given to another certificate"):
+        held.enter(ticket, OTHER)
+    with pytest.raises(PeerError, match="not known"):
+        held.enter(ticket, ONE)
+    assert not held.taken
+
+
+def test_a_ticket_expires_and_its_place_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Places(1, 1)
+    late = held.admit(TASK, None)
+    with pytest.raises(BusyError, match="busy with 1 sessions"):
+        held.admit(TASK, None)
+    now = places.time.monotonic()
+    monkeypatch.setattr(places.time, "monotonic", lambda: now + places.TICKET_S + 1)
+    assert not held.taken
+    held.admit(TASK, None)
+    with pytest.raises(PeerError, match="has expired"):
+        held.enter(late, None)
+
+
+def test_so_many_sessions_and_so_many_of_one_certificate() -> None:
+    held = Places(3, 2)
+    first = held.enter(held.admit(TASK, ONE), ONE)
+    held.admit(TASK, ONE)
+    with pytest.raises(BusyError, match="this certificate has 2 sessions"):
+        held.admit(TASK, ONE)
+    held.admit(TASK, OTHER)
+    with pytest.raises(BusyError, match="busy with 3"):
+        held.admit(TASK, OTHER)
+    held.leave(first)
+    held.admit(TASK, ONE)
+
+
+@pytest.fixture
+def shown(pair: Pair) -> Callable[[int, bytes], Control]:
+    """Shows a ticket to the provider on a port, as a client does."""
+
+    def show(port: int, ticket: bytes) -> Control:
+        stream, _ = connected(Server("127.0.0.1", port, "local"), tls.DATA)
+        control = Control(Relay(stream, NETWORKS["local"], "client"))
+        control.show_ticket(ticket)
+        return control
+
+    return show
+
+
+def test_a_ticket_used_again_is_refused_also_after_a_restart(
+    start: Start, pair: Pair, shown: Callable[[int, bytes], Control]
+) -> None:
+    server = start(*pair.serve(), stub="client:decoding:holds")
+    port = server.until_listening()
+    stated = agreeing.of_client(
+        COMPLETION, Request(5, 5, 1, 0.7), Tokenizer.load(pair.public), "local", 1
+    )
+    stream, _ = connected(Server("127.0.0.1", port, "local"), tls.CONTROL)
+    _, ticket = ask_to_open(stream, with_nonce(stated), END_S)
+
+    def assert_refused(port: int, shown_again: bytes) -> None:
+        with closing(shown(port, shown_again)) as control:
+            assert control.ended.wait(END_S)
+            with pytest.raises(PeerError, match="the ticket is not known, was used"):
+                control.check()
+
+    assert_refused(port, bytes(32))
+    with closing(shown(port, ticket)) as session:
+        assert_refused(port, ticket)
+        assert not session.ended.is_set()  # the one that it was for goes on
+    server.until("stderr", "session failed: connection to the peer was lost")
+    again = start(*pair.serve(), stub="")
+    assert_refused(again.until_listening(), ticket)
