@@ -15,7 +15,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spu_llm.app.defaults import DRAFT_LENGTH, MAX_SESSIONS, PROMPT, SESSIONS, shipped
+from spu_llm.app import config
+from spu_llm.app.defaults import (
+    DRAFT_LENGTH,
+    MAX_SESSIONS,
+    PROMPT,
+    SESSION_MINUTES,
+    SESSIONS,
+    shipped,
+)
 from spu_llm.app.output import check_json, write_json
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.parallel import MAX_JOBS, own_cores
@@ -34,6 +42,9 @@ class Parser(argparse.ArgumentParser):
         if self._fill is not None:
             fill, self._fill = self._fill, None
             fill(self)
+        if config.OPTION in self._option_string_actions:
+            command = self.prog.rpartition(" ")[2]
+            args = config.with_file(command, args or [], self._actions)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -139,11 +150,19 @@ def _parser() -> Parser:
                        help="at a time, each with a worker process (default: %(default)s)")
     serve.add_argument("--client-sessions", type=int, metavar="N",
                        help="at a time, of one certificate (default: as many as there are)")
+    serve.add_argument("--session-minutes", type=int, default=SESSION_MINUTES, metavar="N",
+                       help="end a session after that (default: %(default)s)")
+    serve.add_argument("--session-traffic", type=int, metavar="MB",
+                       help="end one that moves more than that, both ways (default: never)")
+    serve.add_argument("--session-memory", type=int, metavar="MB",
+                       help="end one whose worker takes more than that (default: never)")
     serve.add_argument("--studies", action="store_true",
                        help="also take part in measurements (bench, experiment)")  # fmt: skip
     _folder(serve, "--pool", "keep what is made ahead of time, for each client that does")
     serve.add_argument("--disk", type=int, metavar="MB",
                        help="keep no more than that in --pool, for all clients together")
+    serve.add_argument("--client-disk", type=int, metavar="MB",
+                       help="keep no more than that for one certificate")
     serve.add_argument("--sampling-seed", type=int, help=argparse.SUPPRESS)
     serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
@@ -177,6 +196,8 @@ def _folder(parser: Any, option: str, words: str, *, required: bool = False) -> 
 def _session_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--network", choices=("local", "lan", "wan"), default="local",
                         help="emulate a network (default: local, none)")  # fmt: skip
+    parser.add_argument(config.OPTION, type=Path, metavar="FILE",
+                        help="options from a TOML file, in a table named after the command")
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
 
 
@@ -325,28 +346,46 @@ def _complete(options: argparse.Namespace) -> None:
     write_json(options.json, result)
 
 
-def _disk_bytes(options: argparse.Namespace) -> int | None:
-    """InputError unless `--disk` is a size, or not given."""
-    if options.disk is not None and options.disk < 1:
-        raise InputError(f"--disk must be 1 or more, in MB, found {options.disk}")
-    return None if options.disk is None else options.disk * 10**6
+def _megabytes(options: argparse.Namespace, name: str) -> int | None:
+    """An option in bytes; InputError unless it is a size, or not given."""
+    found = getattr(options, name)
+    if found is not None and found < 1:
+        raise InputError(f"--{name.replace('_', '-')} must be 1 or more, in MB, found {found}")
+    return None if found is None else found * 10**6
 
 
 def _serve(options: argparse.Namespace) -> None:
     from spu_llm.service.launching import write_report
+    from spu_llm.service.limits import Limits
     from spu_llm.service.provider import ServeOptions, serve
 
     if options.sampling_seed is not None and not options.once:
         raise InputError("--sampling-seed fixes the randomness of one session; add --once")
-    if options.disk is not None and options.pool is None:
-        raise InputError("--disk bounds what is kept in --pool; give both")
+    for name in ("disk", "client_disk"):
+        if getattr(options, name) is not None and options.pool is None:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} bounds what is kept in --pool; give both")
+    if options.client_disk is not None and options.insecure:
+        raise InputError("--client-disk is of one certificate, and with --insecure there is none")
+    if options.session_minutes < 1:
+        raise InputError(f"--session-minutes must be 1 or more, found {options.session_minutes}")
     if not 1 <= options.sessions <= MAX_SESSIONS:
         raise InputError(f"--sessions must be 1 to {MAX_SESSIONS}, found {options.sessions}")
     of_one = options.client_sessions or options.sessions
     if not 1 <= of_one <= options.sessions:
         raise InputError(f"--client-sessions must be 1 to --sessions, found {of_one}")
-    more = {"disk_bytes": _disk_bytes(options), "jobs": _jobs(options, 1)}
-    more |= {"identity": _identity(options), "sessions_of_one": of_one}
+    more = {
+        "disk_bytes": _megabytes(options, "disk"),
+        "disk_bytes_of_one": _megabytes(options, "client_disk"),
+        "jobs": _jobs(options, 1),
+        "identity": _identity(options),
+        "sessions_of_one": of_one,
+        "limits": Limits(
+            options.session_minutes,
+            _megabytes(options, "session_traffic"),
+            _megabytes(options, "session_memory"),
+        ),
+    }
     host, port = address(options.listen, "--listen")
 
     def on_port(port: int) -> None:
@@ -378,7 +417,7 @@ def _prepare(options: argparse.Namespace) -> None:
 
     provider = _provider(options)
     check_json(options.json)
-    disk_bytes = _disk_bytes(options)
+    disk_bytes = _megabytes(options, "disk")
     directory = options.draft_model or shipped("public")
     _settle_draft_length(options)
     new, tokens = options.max_new_tokens, options.prompt_tokens

@@ -53,6 +53,10 @@ class WantedError(SpuLlmError):
     """What this session uses is wanted by one that goes first; it has ended for that."""
 
 
+class LimitError(SpuLlmError):
+    """The session has had all of what the provider gives to one."""
+
+
 class LeakError(SpuLlmError):
     """A secret was about to leave the secure region outside the ledger; nothing was sent."""
 

@@ -2,6 +2,8 @@
 
     <directory>/id             32 hex digits, drawn once: who this party is to its peers
     <directory>/<peer's id>/   the pool that it shares with that peer (spu_llm.offline.files)
+    <directory>/certificate-<32 hex digits of its fingerprint>/   a directory like this one, of a
+                               provider for one certificate
     <directory>/wanted, making a client's locks: who goes first (spu_llm.offline.giving_way)
 
 Material serves the two parties that made it, nobody else, and a session that meets other batches at
@@ -24,6 +26,7 @@ from spu_llm.offline.access import check, failures
 from spu_llm.offline.files import drawn_once, open_folder
 
 MAX_PEERS = 64  # parties that one directory has material for
+_CERTIFIED = "certificate-"
 _ID = re.compile(rb"[0-9a-f]{32}")
 
 
@@ -44,10 +47,20 @@ def open_directory(directory: Path) -> bytes:
 
 def party_directories(directory: Path) -> list[Path]:
     """The parties' directories in what a user calls a pool: itself, and, where both parties are on
-    one machine, a folder of each in it. Empty for any other path. Changes nothing.
+    one machine, a folder of each in it, or a provider's of its certified clients. Empty for any
+    other path. Changes nothing.
     """
-    candidates = (directory, *(directory / role for role in ROLES))
+    with failures(directory):
+        certified = sorted(directory.glob(f"{_CERTIFIED}*")) if directory.is_dir() else []
+    candidates = (directory, *(directory / role for role in ROLES), *certified)
     return [path for path in candidates if _has_id(path)]
+
+
+def directory_of(directory: Path, fingerprint: str) -> Path:
+    """A provider's party directory for all that one certificate's owner comes with: what it takes
+    is counted apart, and nobody else can fill its places.
+    """
+    return directory / f"{_CERTIFIED}{fingerprint[:32]}"
 
 
 def peer_folders(directory: Path) -> list[Path]:

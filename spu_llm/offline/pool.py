@@ -31,7 +31,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -85,9 +85,9 @@ class Pool:
         self._batches: dict[str, list[_Batch]] = {}
         self._empty: list[_Batch] = []  # to be removed when nobody waits
         self._closed = False
-        # By how much files may grow; None: by any number. What is beyond is lost with this process,
-        # as after a crash: batches are kept in memory, units are not put back.
-        self.room_bytes: int | None = None
+        # By how much files may grow now; None: by any number. What is beyond is lost with this
+        # process, as after a crash: batches are kept in memory, units are not put back.
+        self.room: Callable[[], int | None] = lambda: None
         self._directory = PoolDirectory(directory, rank) if directory is not None else None
         self._found = [_Batch(*kept) for kept in self._directory.found] if self._directory else []
 
@@ -185,7 +185,7 @@ class Pool:
             self._remove_empty()
             for batches in self._batches.values():
                 for batch in batches:
-                    self._grow(batch.put_back(self.room_bytes))
+                    batch.put_back(self.room())
         finally:
             self._batches, self._found = {}, []
             if self._directory is not None:
@@ -203,13 +203,7 @@ class Pool:
     def _remove_empty(self) -> None:
         """Batches of which all is handed out; a session that dies leaves them to the next one."""
         while self._empty:
-            store = self._empty.pop().store
-            self._grow(-store.size())
-            store.remove()
-
-    def _grow(self, size: int) -> None:
-        if self.room_bytes is not None:
-            self.room_bytes -= size
+            self._empty.pop().store.remove()
 
     def _new_batch(self, correlation: Correlation) -> _Batch:
         self._remove_empty()
@@ -236,9 +230,9 @@ class Pool:
             tuple(checksum(results[start:stop]) for start, stop in slices),
         )  # fmt: skip
         state, size = State(0, 0, key), _batch_bytes(correlation)
-        if self._directory is None or (self.room_bytes is not None and self.room_bytes < size):
+        room = None if self._directory is None else self.room()
+        if self._directory is None or (room is not None and room < size):
             return _Batch(label, state, _Memory(label, results))
-        self._grow(size)
         return _Batch(label, state, self._directory.add(label, results, state))
 
 
@@ -334,19 +328,15 @@ class _Batch:
                 key = _next_key(key)
             self._advance(State(used, index, key))
 
-    def put_back(self, room_bytes: int | None) -> int:
-        """Units in memory return to the store, if it may grow by so much; by how much it did."""
-        grown = 0
+    def put_back(self, room_bytes: int | None) -> None:
+        """Units in memory return to the store, if it may grow by so much."""
         if self.held is not None and self.used < self.state.used:
             count = self.state.used - self.used
             held = self._in_memory(count)
             rest = _pack([*held.masks, *held.results], count)
             if room_bytes is None or rest.nbytes + _LABEL_BYTES <= room_bytes:
-                before = self.store.size()
                 self.store.put_back(rest, replace(self.state, used=self.used, rest=checksum(rest)))
-                grown = self.store.size() - before
         self.held = None
-        return grown
 
     def _in_memory(self, count: int) -> Material:
         """The units that are used up on record and not handed out. PoolError unless all of them are

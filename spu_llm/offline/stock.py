@@ -8,6 +8,7 @@ looked at is left out. What a session has in memory counts as used, until it put
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,21 @@ def file_bytes(directory: Path) -> int:
             with suppress(FileNotFoundError):
                 total += os.lstat(os.path.join(folder, name)).st_size
     return total
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes that files below a directory may take in all."""
+
+    directory: Path
+    limit: int
+
+
+def room_in(budgets: Sequence[Budget]) -> int | None:
+    """By how many bytes files that lie in all of these may grow now; None without budgets."""
+    return min(
+        (max(0, one.limit - file_bytes(one.directory)) for one in budgets), default=None
+    )
 
 
 def in_use(directory: Path) -> bool:

@@ -37,7 +37,7 @@ from spu_llm.offline import peer_directories
 from spu_llm.offline.packed.products import PackedProducts
 from spu_llm.offline.pool import Pool
 from spu_llm.offline.silent.products import SilentProducts
-from spu_llm.offline.stock import file_bytes
+from spu_llm.offline.stock import Budget, room_in
 from spu_llm.offline.supply import Supply
 from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.executor import Executor, check_owner
@@ -61,14 +61,14 @@ class PartySession:
         own: Prg | None = None,
         profile: bool = True,
         pool_dir: Path | None = None,
-        disk_bytes: int | None = None,
+        budgets: Sequence[Budget] = (),
         hints_dir: Path | None = None,
         jobs: int = 1,
         session: str = "",
     ) -> None:
         """`pool_dir`: where correlated randomness outlives the session, if the peer has such a
-        directory, too; in memory by default. `disk_bytes`: the size up to which that of all peers
-        together grows; what is made beyond stays in memory. `hints_dir`: where hints of silent
+        directory, too; in memory by default. `budgets`: what its files, and those beside them, may
+        take; what is made beyond stays in memory. `hints_dir`: where hints of silent
         products outlive the session, whatever the peer has. `jobs`: cores that make material, the
         same number at the peer. `session`: its id, which both supervisors told their workers: who
         has another one understands nothing.
@@ -89,8 +89,7 @@ class PartySession:
         self.pool = Pool(self.rank, own, self._make, session=name, directory=self.pool_folder)
         try:
             self._agree_on_pool(before)
-            if pool_dir is not None and disk_bytes is not None:
-                self.pool.room_bytes = max(0, disk_bytes - file_bytes(pool_dir))
+            self.pool.room = lambda: room_in(budgets)
             self._spu = self._maker = SpuRuntime(link, config, profile=profile)
             if jobs > 1:  # more cores, and messages: not for what others wait for
                 several = dataclasses.replace(config, max_concurrency=jobs)

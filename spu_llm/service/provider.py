@@ -30,10 +30,11 @@ from spu_llm.net.manifest import Manifest, agree, with_nonce
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import ByteStream, TcpStream, accept, listen
-from spu_llm.offline.peer_directories import open_directory
+from spu_llm.offline.peer_directories import directory_of, open_directory
 from spu_llm.service import agreeing, programs
+from spu_llm.service.limits import Guard, Limits
 from spu_llm.service.places import Places
-from spu_llm.service.supervisor import HANDSHAKE_S, Look, Outcome, Worker, run_session
+from spu_llm.service.supervisor import HANDSHAKE_S, Outcome, Worker, run_session
 from spu_llm.service.worker import Task
 from spu_llm.systems.program import Held
 
@@ -54,9 +55,11 @@ class ServeOptions:
     once: bool
     sessions: int  # at a time
     sessions_of_one: int  # of one certificate
+    limits: Limits  # of each of them
     studies: bool  # also take part in measurements, which open more than a completion does
     pool: Path | None  # where material outlives a session
     disk_bytes: int | None  # that it may take there, of all clients together
+    disk_bytes_of_one: int | None  # of one certificate
     jobs: int  # cores that make material, if the client gives as many
     identity: Identity | None  # None: any client, in the clear
     exit_with_parent: bool  # end when the process that started this one has gone
@@ -192,12 +195,25 @@ class _Sessions:
             try:
                 self._wait_no_more()
                 relay.allow_streams()
-                outcome = _run(control, admitted.task, self._look)
+                outcome = self._worked(control, admitted.task)
             finally:
                 self._places.leave(admitted)
         traffic = outcome.wire_sent + outcome.wire_received
         self._say(f"session finished, {traffic / 1e6:.1f} MB on the wire")
         return True
+
+    def _worked(self, control: Control, task: Task) -> Outcome:
+        worker = Worker(task.program)
+        guard = Guard(self._options.limits, control.relay, worker)
+
+        def look() -> None:
+            self._look()
+            guard.look()
+
+        try:
+            return run_session(control, worker, task, lambda event: None, look)
+        finally:
+            worker.stop()
 
     def _known(self, tcp: TcpStream) -> tuple[ByteStream, Certificate | None, bool]:
         """The connection, the client's certificate, and whether it is for calls."""
@@ -219,13 +235,26 @@ class _Sessions:
             if client is not None and identity is not None:
                 seen = agreeing.certificates(client=client, provider=identity.own)
             stated = with_nonce(self._stated | seen)
-            own = Held(str(options.model), options.sampling_seed, options.disk_bytes)
-            task = agreeing.task_of("provider", agree(asked, stated), own, options.pool)
+            pool, budgets = self._disk(client)
+            own = Held(str(options.model), options.sampling_seed, budgets)
+            task = agreeing.task_of("provider", agree(asked, stated), own, pool)
             _check(task, options)
             return stated, self._places.admit(task, client)
         except SpuLlmError as exc:
             self._failed(exc)
             raise
+
+    def _disk(self, client: Certificate | None) -> tuple[Path | None, dict[str, int]]:
+        """Where material of this client is kept, and what it may take there, and with all others'.
+        """
+        options, root = self._options, self._options.pool
+        if root is None:
+            return None, {}
+        own = root if client is None else directory_of(root, client.fingerprint)
+        limits = {root: options.disk_bytes}
+        if client is not None:
+            limits[own] = options.disk_bytes_of_one
+        return own, {str(at): limit for at, limit in limits.items() if limit is not None}
 
     def _say(self, line: str) -> None:
         with self._printing:
@@ -241,14 +270,6 @@ def _tokenizer(options: ServeOptions) -> Tokenizer | None:
     if options.studies and not (options.model / TOKENIZER_FILE).exists():
         return None
     return Tokenizer.load(options.model)
-
-
-def _run(control: Control, task: Task, look: Look) -> Outcome:
-    worker = Worker(task.program)
-    try:
-        return run_session(control, worker, task, lambda event: None, look)
-    finally:
-        worker.stop()
 
 
 def _check(task: Task, options: ServeOptions) -> None:

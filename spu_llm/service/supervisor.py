@@ -22,6 +22,7 @@ from typing import Any
 
 from spu_llm.core.errors import (
     InputError,
+    LimitError,
     PeerError,
     SpuLlmError,
     StalledError,
@@ -111,6 +112,14 @@ class Worker:
         except OSError:
             return 0.0
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    def memory_bytes(self) -> int:
+        """Memory that the worker has in use; 0 once it has gone."""
+        try:
+            with open(f"/proc/{self._process.pid}/statm") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except OSError:
+            return 0
 
     @property
     def killed(self) -> bool:
@@ -204,7 +213,7 @@ def run_session(
         match exc:
             case PeerError():
                 control.close()
-            case StalledError() | WantedError():
+            case StalledError() | WantedError() | LimitError():
                 control.bye(str(exc), ok=False)
             case SpuLlmError():
                 control.bye(f"the {task.role}'s worker failed", ok=False)

@@ -167,6 +167,7 @@ def _run_on_spu(program: Program, job: Job[Any, Any], task: Task, events: Events
 def _spu_session(
     program: Program, job: Job[Any, Any], task: Task, events: Events
 ) -> PartySession:
+    from spu_llm.offline.stock import Budget
     from spu_llm.runtime.party_session import PartySession
     from spu_llm.runtime.spu_runtime import create_link
 
@@ -174,9 +175,10 @@ def _spu_session(
     link = create_link(ROLES.index(task.role), task.addresses, timeout_ms=task.timeout_ms)
     pool_dir = None if task.pool_dir is None else Path(task.pool_dir)
     hints_dir = _hints_directory(task.role, events) if program.keeps_hints else None
-    disk_bytes = None if job.of_provider is None else job.of_provider.disk_bytes
+    held = {} if job.of_provider is None else job.of_provider.disk_bytes
+    budgets = [Budget(Path(directory), limit) for directory, limit in held.items()]
     session = PartySession(
-        link, program.spu, pool_dir=pool_dir, disk_bytes=disk_bytes, hints_dir=hints_dir,
+        link, program.spu, pool_dir=pool_dir, budgets=budgets, hints_dir=hints_dir,
         jobs=task.agreed[JOBS], session=task.agreed[SESSION],
     )  # fmt: skip
     events.finished = lambda: session.finished

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
@@ -35,13 +35,13 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Held:
-    """What every provider brings: its model, a seed where its randomness is repeatable, and the
-    disk that the material of all its clients may take together.
+    """What every provider brings: its model, a seed where its randomness is repeatable, and how much
+    material may take, in bytes by directory.
     """
 
     model_dir: str
     sampling_seed: int | None = None
-    disk_bytes: int | None = None
+    disk_bytes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -267,9 +267,9 @@ def test_a_peer_that_went_back_cannot_bring_units_back(parties: Parties) -> None
 def test_what_a_disk_has_no_room_for_ends_with_the_session(parties: Parties) -> None:
     """At one party; the other one's half goes when they meet next. No unit comes twice."""
     batch = parties.pools[PROVIDER].growth_bytes(TRIPLE, 1)
-    parties.pools[PROVIDER].room_bytes = 2 * batch
+    limit(parties, PROVIDER, 2 * batch)
     parties.prepare(TRIPLE, 64)
-    assert parties.pools[PROVIDER].room_bytes == 0
+    assert parties.pools[PROVIDER].room() < batch
     assert [kept(parties, rank) for rank in RANKS] == [4, 2]
     parties.both(lambda rank, pool: pool.lease(TRIPLE, 50))
     parties.take(TRIPLE, 40)
@@ -277,7 +277,7 @@ def test_what_a_disk_has_no_room_for_ends_with_the_session(parties: Parties) -> 
     parties.open()
     assert parties.available(TRIPLE) == 0  # the two on disk are used up
     assert [kept(parties, rank) for rank in RANKS] == [0, 0]
-    parties.pools[CLIENT].room_bytes = batch - 1
+    limit(parties, CLIENT, batch - 1)
     parties.prepare(TRIPLE, 16)
     parties.take(TRIPLE, 16)
     parties.end(False, True)
@@ -293,7 +293,7 @@ def test_units_that_there_is_no_room_for_are_not_put_back(
     parties.prepare(TRIPLE, 16)
     parties.both(lambda rank, pool: pool.lease(TRIPLE, 6))
     parties.take(TRIPLE, 3)
-    parties.pools[PROVIDER].room_bytes = room
+    parties.pools[PROVIDER].room = lambda: room
     parties.end()
     parties.open()
     assert parties.available(TRIPLE) == left
@@ -303,12 +303,32 @@ def test_units_that_there_is_no_room_for_are_not_put_back(
 
 def test_what_is_used_up_leaves_room(parties: Parties) -> None:
     pool, batch = parties.pools[PROVIDER], parties.pools[PROVIDER].growth_bytes(TRIPLE, 1)
-    pool.room_bytes = 2 * batch
+    limit(parties, PROVIDER, 2 * batch)
     parties.prepare(TRIPLE, 32)
     parties.take(TRIPLE, 32)
     parties.prepare(TRIPLE, 16)
-    assert kept(parties, PROVIDER) == 1 and 0 < pool.room_bytes < 2 * batch
+    assert kept(parties, PROVIDER) == 1 and batch / 2 < pool.room() < 2 * batch
     parties.end()
+
+
+def limit(parties: Parties, rank: int, size: int) -> None:
+    """What this party's material may take from now on, beside what it does."""
+    directory = parties.directories[rank]
+    assert directory is not None
+    budget = stock.Budget(directory, stock.file_bytes(directory) + size)
+    parties.pools[rank].room = lambda: stock.room_in([budget])
+
+
+def test_files_grow_within_every_budget(tmp_path: Path) -> None:
+    """Whoever wrote them: other sessions at the same time, too."""
+    inner = tmp_path / "of one"
+    inner.mkdir()
+    budgets = [stock.Budget(tmp_path, 100), stock.Budget(inner, 30)]
+    assert stock.room_in([]) is None and stock.room_in(budgets) == 30
+    (tmp_path / "of another").write_bytes(bytes(80))
+    assert stock.room_in(budgets) == 20
+    (inner / "a").write_bytes(bytes(25))
+    assert stock.room_in(budgets) == 0 and stock.room_in(budgets[1:]) == 5
 
 
 def kept(parties: Parties, rank: int) -> int:
@@ -325,19 +345,20 @@ def test_sessions_resume(tmp_path: Path) -> None:
     made = Made()
     told: list[int | None] = []
 
-    def run(name: str, directories: list[Path | None], disk_bytes: int | None = None) -> list[int]:
+    def run(name: str, directories: list[Path | None], limit: int | None = None) -> list[int]:
         ends = MemoryChannel.pair()
         found: queue.Queue[tuple[int, int]] = queue.Queue()
+        budgets = [] if limit is None else [stock.Budget(tmp_path / "provider", limit)]
 
         def party(rank: int) -> None:
             link = create_memory_link(rank, name)
             session = PartySession(
                 link, SpuConfig(), profile=False, pool_dir=directories[rank],
-                disk_bytes=disk_bytes if rank == PROVIDER else None,
+                budgets=budgets if rank == PROVIDER else (),
             )  # fmt: skip
             session.pool._make = dealer(rank, ends[rank], made)
             found.put((rank, session.supply.available(TRIPLE)))
-            told.append(session.tell(PROVIDER, session.pool.room_bytes))
+            told.append(session.tell(PROVIDER, session.pool.room()))
             session.party.take(TRIPLE, 3)
             session.close()
 

@@ -38,7 +38,7 @@ def run(session: PartySession, job: Job[PrepareRequest, Nothing], send: Send) ->
     if session.pool_folder is None:
         raise PoolError("one of the parties keeps no material; both need a pool directory")
     config, rooms = job.model, {CLIENT: job.request.room_bytes}
-    rooms[PROVIDER] = session.tell(PROVIDER, session.pool.room_bytes)
+    rooms[PROVIDER] = session.tell(PROVIDER, session.pool.room())
     if rooms[CLIENT] is not None:
         session.ledger.declare(PROVIDER, "how much disk the client gives to material")
     if rooms[PROVIDER] is not None:

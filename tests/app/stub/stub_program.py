@@ -6,6 +6,7 @@ preparation then makes worthless units of one kind in the parties' pools, NEEDED
 or provider)
 
     holds       goes on exchanging bytes for ever (the client)
+    floods      the same, half a megabyte at a time
     deadlocks   waits for a lock that it holds, while its other threads live
     computes    COMPUTE_S seconds without a message, then goes on
     sends FILE  sends the file as it is, in clear; the other one keeps it, and both go on for ever
@@ -89,8 +90,8 @@ def run_task(task: Any, events: Any) -> dict[str, Any]:
             HELD.append(peer.recv())
         if name == phase and mine:
             _do(mine, peer)
-        while name == phase and (mine == "holds" or deed.startswith("sends ")):
-            peer.send(name.encode())
+        while name == phase and (mine in ("holds", "floods") or deed.startswith("sends ")):
+            peer.send(bytes(500_000) if mine == "floods" else name.encode())
             peer.recv()
             time.sleep(0.05)
     peer.send(b"end")

@@ -1,0 +1,85 @@
+"""Options from a file, as TOML: a table for each command, its options' names as keys.
+
+    [serve]
+    model = "model"            # a path is relative to the file
+    listen = "0.0.0.0:9000"
+    sessions = 4
+
+What stands on the command line as well counts; of options that may be given again, both do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from spu_llm.core.errors import InputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+OPTION = "--config"
+
+
+def with_file(
+    command: str, arguments: Sequence[str], actions: Sequence[argparse.Action]
+) -> list[str]:
+    """The arguments of `command`, with those of a file before them if there is one. InputError for
+    a file that cannot be read, or names what is no option.
+    """
+    path = _named(arguments)
+    if path is None:
+        return list(arguments)
+    tables = _read(path)
+    # One file may do for both parties, or for several commands.
+    unknown = [name for name, table in tables.items() if not isinstance(table, dict)]
+    if unknown:
+        raise InputError(f"{path}: {unknown[0]!a} stands in no table; put it below [{command}]")
+    known = {string: action for action in actions for string in action.option_strings}
+    found: list[str] = []
+    for name, value in tables.get(command, {}).items():
+        option = f"--{name}"
+        if option not in known or option == OPTION:
+            raise InputError(f"{path}: [{command}] has {name!a}, which is no option of {command}")
+        found += _given(path, option, known[option], value)
+    return found + list(arguments)
+
+
+def _named(arguments: Sequence[str]) -> Path | None:
+    for i, argument in enumerate(arguments):
+        if argument == OPTION and i + 1 < len(arguments):
+            return Path(arguments[i + 1])
+        if argument.startswith(f"{OPTION}="):
+            return Path(argument.removeprefix(f"{OPTION}="))
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as exc:
+        raise InputError(f"cannot read {path}: {exc.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise InputError(f"{path} is no TOML file: {exc}") from None
+
+
+def _given(path: Path, option: str, action: argparse.Action, value: Any) -> Iterator[str]:
+    """As it would stand on the command line."""
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise InputError(f"{path}: {option[2:]} must be true or false, found {value!r:.80}")
+        if value:
+            yield option
+        return
+    several = isinstance(value, list) and isinstance(action.default, list)
+    for one in value if several else [value]:
+        if isinstance(one, bool) or not isinstance(one, str | int | float):
+            raise InputError(f"{path}: {option[2:]} cannot be {one!r:.80}")
+        text = str(path.parent / one) if action.type is Path and isinstance(one, str) else str(one)
+        yield f"{option}={text}"
