@@ -130,6 +130,11 @@ class Command:
         assert eventually(seen, START_S), f"no {text!r} on {stream}:\n{self.stderr}"
         assert text.encode() in self._output[stream], f"ended before {text!r}:\n{self.stderr}"
 
+    def until_count(self, stream: str, text: str, count: int) -> None:
+        """Wait until `text` appears so many times in the output."""
+        seen = eventually(lambda: self._output[stream].count(text.encode()) >= count, START_S)
+        assert seen, f"no {count} times {text!r} on {stream}:\n{self.stderr}"
+
     def until_phase(self, phase: str) -> None:
         """Wait until the phase has begun; 'decoding' begins with the first streamed text."""
         if phase == "decoding":

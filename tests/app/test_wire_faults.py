@@ -1,0 +1,162 @@
+"""`serve` and `generate` with certificates, and a wire between them that does what wires do.
+
+Both parties end within seconds and say why; the provider serves on, its only place free again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spu_llm.net import identity
+from spu_llm.net.identity import CERTIFICATE
+from spu_llm.service.places import TICKET_S
+from tests.app.conftest import Pair
+from tests.app.processes import Command, Start
+from tests.wire import FATAL, SIDES, Fault, FaultyWire
+
+END_S = 15.0
+RUN_S = 240.0
+slow = pytest.mark.slow
+STUB = "client:decoding:holds"
+
+
+class Known:
+    """Options of both parties, who trust each other."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        for name in SIDES:
+            identity.make(root / name, f"{name}.example", 30)
+
+    def options(self, own: str) -> list[str]:
+        (other,) = set(SIDES) - {own}
+        trust = self._root / other / CERTIFICATE
+        return ["--identity", str(self._root / own), "--trust", str(trust)]
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
+    return Known(tmp_path_factory.mktemp("identities"))
+
+
+Ask = Callable[..., Command]
+
+
+@pytest.fixture(scope="module")
+def server(start_shared: Start, pair: Pair, known: Known) -> tuple[Command, int]:
+    """With one place, and stubs in its workers."""
+    command = start_shared(
+        "serve", "--model", str(pair.private), "--listen", "127.0.0.1:0", "--sessions", "1",
+        *known.options("provider"), stub=STUB,
+    )  # fmt: skip
+    return command, command.until_listening()
+
+
+@pytest.fixture
+def ask(start: Start, pair: Pair, known: Known) -> Ask:
+    def run(port: int, *options: str, stub: str | None = STUB) -> Command:
+        return start(
+            "generate", "--server", f"127.0.0.1:{port}", "--draft-model", str(pair.public),
+            *options, *known.options("client"), stub=stub,
+        )  # fmt: skip
+
+    return run
+
+
+def assert_both_end(
+    server: tuple[Command, int], ask: Ask, fault: Fault, within_s: float = END_S
+) -> None:
+    command, port = server
+    told = command.stderr.count("session failed")
+    with FaultyWire(port, fault) as wire:
+        client = ask(wire.port)
+        if fault.at > 10:
+            client.until_phase("decoding")
+        client.assert_failed(1, "peer", within_s=within_s + (10 if fault.at <= 10 else 0))
+        assert wire.hit is not None
+    if fault.connection == 1:
+        command.until_count("stderr", "session failed", told + 1)
+    assert command.errors == [] and "Traceback" not in command.stderr
+    # Its place is free, at once or when its ticket has expired: another client gets it.
+    deadline = time.monotonic() + TICKET_S + END_S
+    while (again := ask(port, stub="")).wait(END_S) != 0:
+        assert "busy with 1 sessions" in again.stderr and time.monotonic() < deadline, again.stderr
+
+
+@pytest.mark.parametrize(
+    ("deed", "side"),
+    [
+        pytest.param(deed, side, marks=[] if (i + j) % 2 else [slow])
+        for i, deed in enumerate(FATAL)
+        for j, side in enumerate(SIDES)
+    ],
+)
+def test_a_fault_in_the_midst(
+    server: tuple[Command, int], ask: Ask, deed: str, side: str
+) -> None:
+    assert_both_end(server, ask, Fault(deed, side, 60))
+
+
+@pytest.mark.parametrize("connection", [0, 1])
+@pytest.mark.parametrize(
+    ("deed", "side", "at"),
+    [
+        ("drop-before", "client", 0), ("truncate", "provider", 0),
+        pytest.param("corrupt", "client", 2, marks=slow),
+        pytest.param("drop-after", "provider", 1, marks=slow),
+        pytest.param("half-close", "client", 1, marks=slow),
+        pytest.param("black-hole", "provider", 1, marks=slow),
+    ],
+)  # fmt: skip
+def test_a_fault_before_there_is_a_session(
+    server: tuple[Command, int], ask: Ask, deed: str, side: str, at: int, connection: int
+) -> None:
+    assert_both_end(server, ask, Fault(deed, side, at, connection))
+
+
+def test_a_delay_is_waited_for(server: tuple[Command, int], ask: Ask) -> None:
+    _, port = server
+    with FaultyWire(port, Fault("delay", "provider", 12)) as wire:
+        client = ask(wire.port, stub="")
+        assert client.wait(END_S) == 0, client.stderr
+        assert wire.hit is not None
+
+
+def test_other_sessions_go_on(
+    start: Start, pair: Pair, known: Known, ask: Ask
+) -> None:
+    command = start(
+        "serve", "--model", str(pair.private), "--listen", "127.0.0.1:0",
+        *known.options("provider"), stub=STUB,
+    )  # fmt: skip
+    port = command.until_listening()
+    good = ask(port)
+    good.until_phase("decoding")
+    with FaultyWire(port, Fault("corrupt", "client", 60)) as wire:
+        ask(wire.port).assert_failed(1, "peer", within_s=2 * END_S)
+    shown = len(good.stdout)
+    command.until("stderr", "session failed")
+    assert good.errors == [] and command.errors == [] and shown
+
+
+@slow
+@pytest.mark.parametrize("deed", ["corrupt", "half-close", "drop-after"])
+def test_a_fault_in_the_midst_of_real_decoding(
+    start: Start, pair: Pair, known: Known, ask: Ask, deed: str
+) -> None:
+    command = start(
+        "serve", "--model", str(pair.private), "--listen", "127.0.0.1:0", "--sessions", "1",
+        *known.options("provider"),
+    )  # fmt: skip
+    port = command.until_listening()
+    with FaultyWire(port, Fault(deed, "provider", 500)) as wire:
+        client = ask(wire.port, "--max-new-tokens", "8", stub=None)
+        assert client.wait(RUN_S) == 1, client.stderr
+        assert wire.hit is not None and len(client.errors) == 1 and "peer" in client.errors[0]
+    command.until("stderr", "session failed")
+    again = ask(port, "--max-new-tokens", "2", stub=None)
+    assert again.wait(RUN_S) == 0, again.stderr
