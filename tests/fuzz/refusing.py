@@ -1,0 +1,43 @@
+"""Parsers that raise what is wrong with their input, for the recorded vectors of bad ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from spu_llm.net import control, control_plane
+from spu_llm.net.control_pb2 import OpenRequest
+from spu_llm.net.frames import FrameParser
+from spu_llm.net.manifest import agree
+from spu_llm.offline.pool import _read_inventory
+from tests.fuzz.targets import _Once, _Relay
+
+
+def _frames(data: bytes) -> None:
+    parser = FrameParser()
+    parser.feed(data)
+    parser.finish()
+
+
+def _control(data: bytes) -> None:
+    relay = _Relay()
+    control.Control(relay)  # type: ignore[arg-type]
+    for message in data.split(b"\n"):
+        relay.on_control(message)
+
+
+def _manifest(data: bytes) -> None:
+    own = {"jobs": 1, "wire": 2, "nonce": "f" * 32}
+    agree(control_plane._manifest(OpenRequest.FromString(data).manifest), own)
+
+
+def _sealed(data: bytes) -> None:
+    from spu_llm.core.channel import SealedChannel
+
+    SealedChannel(_Once(data), bytes(32), 0).recv()
+
+
+PARSERS: dict[str, Callable[[bytes], Any]] = {
+    "frames": _frames, "control": _control, "manifest": _manifest, "inventory": _read_inventory,
+    "sealed": _sealed,
+}  # fmt: skip

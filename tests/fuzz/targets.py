@@ -1,0 +1,295 @@
+"""Parsers of what a peer, or whoever gives one a file, may have made: one function of bytes each.
+
+A target says whether the bytes were taken, not refused as they should be, and lets any other error
+out. `SEEDS` are bytes that are taken, to start from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from models.gpt2 import GPT2Config
+from models.hf import load_model, save_model
+from models.tokenizer import Tokenizer
+from spu_llm.app import config
+from spu_llm.core.channel import MemoryChannel, SealedChannel
+from spu_llm.core.errors import (
+    InputError,
+    ManifestMismatch,
+    PeerError,
+    PoolError,
+    WireError,
+)
+from spu_llm.net import control, control_plane, identity
+from spu_llm.net.control_pb2 import OpenRequest
+from spu_llm.net.frames import PREAMBLE, Frame, FrameParser, Kind, encode
+from spu_llm.net.manifest import agree, with_nonce
+from spu_llm.offline import files
+from spu_llm.offline.files import Label, State
+from spu_llm.offline.peer_directories import agree as agree_on_folder
+from spu_llm.offline.pool import _read_inventory
+from spu_llm.systems.decoding.records import COMPLETION
+from tests.tiny import PRIVATE, VOCAB, save_tokenizer, tiny_params
+
+_OWN = {"jobs": 1, "wire": 2}
+_FOLDER = Path(tempfile.mkdtemp(prefix="spu-llm-fuzz-"))
+
+
+def frames(data: bytes) -> bool:
+    """The relay's frames: cut anywhere, they are the same, and back in bytes what they were."""
+    with contextlib.suppress(WireError):
+        whole = FrameParser().feed(data)
+        parser, cut = FrameParser(), len(data) // 3
+        assert parser.feed(data[:cut]) + parser.feed(data[cut:]) == whole
+        assert data.startswith(PREAMBLE) or not whole
+        taken = data[len(PREAMBLE) :] if data.startswith(PREAMBLE) else b""
+        assert taken.startswith(b"".join(map(encode, whole)))
+        parser.finish()
+        return True
+    return False
+
+
+class _Relay:
+    """Takes what a control side says of a session."""
+
+    role = "provider"
+
+    def start(self, on_control: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        self.on_control = on_control
+
+    def send_control(self, payload: bytes, *, after_data: bool = False) -> None:
+        pass
+
+    def expect_end(self) -> None:
+        pass
+
+
+def control_messages(data: bytes) -> bool:
+    """Lines of the supervisors' messages during a session, one after the other."""
+    relay = _Relay()
+    side = control.Control(relay)  # type: ignore[arg-type]
+    with contextlib.suppress(WireError):
+        for message in data.split(b"\n"):
+            relay.on_control(message)
+        return True
+    assert side.peer_bye is None or side.peer_bye.reason.isprintable()
+    return False
+
+
+def manifest(data: bytes) -> bool:
+    """A client's request to open a session, and what a worker would be told of it."""
+    with contextlib.suppress(DecodeError, WireError, ManifestMismatch):
+        asked = control_plane._manifest(OpenRequest.FromString(data).manifest)
+        agree(asked, with_nonce(_OWN))
+        agree({**_OWN, **asked}, with_nonce(_OWN))
+        return True
+    return False
+
+
+def request(data: bytes) -> bool:
+    """A completion's request, as fields of a manifest."""
+    with contextlib.suppress(ValueError, RecursionError, InputError):
+        fields = json.loads(data)
+        if isinstance(fields, dict):
+            COMPLETION.check(COMPLETION.asked(fields), PRIVATE)
+            return True
+    return False
+
+
+class _Once:
+    """A channel that has one message."""
+
+    def __init__(self, message: bytes) -> None:
+        self._message = message
+
+    def send(self, data: bytes) -> None:
+        pass
+
+    def recv(self) -> bytes:
+        return self._message
+
+
+def sealed(data: bytes) -> bool:
+    """A message between workers; nobody who lacks the key makes one."""
+    try:
+        SealedChannel(_Once(data), bytes(32), 0).recv()
+    except WireError:
+        return False
+    raise AssertionError("a message without the key's tag was taken")
+
+
+def inventory(data: bytes) -> bool:
+    """What the other party says of its pool."""
+    with contextlib.suppress(WireError):
+        found = _read_inventory(data)
+        assert all(type(used) is int and used >= 0 for used in found.values())
+        return True
+    return False
+
+
+def peer_id(data: bytes) -> bool:
+    """By what the other party names itself."""
+    with contextlib.suppress(WireError, PoolError):
+        folder = agree_on_folder(_Once(data), _FOLDER / "pool")
+        assert folder is None or folder.parent == _FOLDER / "pool"
+        return folder is not None
+    return False
+
+
+def batch(data: bytes) -> bool:
+    """A batch on disk: two lines, fields of its label and of its state, under right seals."""
+    folder = _FOLDER / "batches"
+    first, _, second = data.partition(b"\n")
+    with contextlib.suppress(PoolError):
+        path = folder / files._folder_name(_LABEL.name) / _LABEL.id
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for at, text, owner in (("meta.json", first, ""), ("state.json", second, _LABEL.id)):
+            with contextlib.suppress(ValueError, RecursionError):
+                if isinstance(fields := json.loads(text), dict):
+                    text = files._sealed(fields, owner)
+            (path / at).write_bytes(text)
+            (path / at).chmod(0o600)
+        if not (results := path / "results.npy").exists():
+            np.save(results, np.zeros((_LABEL.units, _LABEL.words), np.uint64))
+            results.chmod(0o600)
+        files.load(path)
+        return True
+    return False
+
+
+def safetensors(data: bytes) -> bool:
+    """The file of a model's weights."""
+    directory = _model("weights")
+    (directory / "model.safetensors").write_bytes(data)
+    with contextlib.suppress(InputError):
+        load_model(directory)
+        return True
+    return False
+
+
+def model_config(data: bytes) -> bool:
+    """The file that declares a model's shape."""
+    directory = _model("config")
+    (directory / "config.json").write_bytes(data)
+    with contextlib.suppress(InputError):
+        load_model(directory)
+        return True
+    return False
+
+
+def tokenizer(data: bytes) -> bool:
+    """A tokenizer's file."""
+    directory = _model("tokenizer")
+    (directory / "tokenizer.json").write_bytes(data)
+    with contextlib.suppress(InputError):
+        Tokenizer.load(directory)
+        return True
+    return False
+
+
+def certificates(data: bytes) -> bool:
+    """The file of `--trust`."""
+    own, trust = _FOLDER / "identity", _FOLDER / "trust.pem"
+    if not own.exists():
+        identity.make(own, "fuzz.example", 30)
+    trust.write_bytes(data)
+    with contextlib.suppress(InputError):
+        identity.load(own, trust)
+        return True
+    return False
+
+
+def options(data: bytes) -> bool:
+    """The file of `--config`."""
+    path = _FOLDER / "options.toml"
+    path.write_bytes(data)
+    with contextlib.suppress(InputError):
+        config.with_file("serve", ["--config", str(path)], _OPTIONS)
+        return True
+    return False
+
+
+def _model(name: str) -> Path:
+    """A directory with a model and its tokenizer, for one target."""
+    directory = _FOLDER / name
+    if not directory.exists():
+        save_model(directory, _SMALL, tiny_params(_SMALL, 1))
+        save_tokenizer(directory)
+    return directory
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--listen")
+    parser.add_argument("--sessions", type=int)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--stop", action="append", default=[])
+    parser.add_argument("--once", action="store_true")
+    return parser
+
+
+_OPTIONS = _parser()._actions
+_LABEL = Label("0" * 32, "triple", 0, 4, 3, ("0" * 64,))
+_STATE = State(0, 0, bytes(32))
+_SMALL = GPT2Config(VOCAB, n_positions=8, n_embd=4, n_layer=1, n_head=1)
+TARGETS: dict[str, Callable[[bytes], bool]] = {
+    target.__name__: target
+    for target in (
+        frames, control_messages, manifest, request, sealed, inventory, peer_id, batch, safetensors,
+        model_config, tokenizer, certificates, options,
+    )
+}  # fmt: skip
+
+
+def _label_and_state() -> bytes:
+    from dataclasses import asdict
+
+    label = json.dumps({"format": files.FORMAT, **asdict(_LABEL)})
+    return (label + "\n" + json.dumps({**asdict(_STATE), "key": _STATE.key.hex()})).encode()
+
+
+def _sealed_message() -> bytes:
+    ends = MemoryChannel.pair()
+    SealedChannel(ends[0], bytes([1]) * 32, 1).send(b"words")
+    return ends[1].recv()
+
+
+def _pem() -> bytes:
+    own = _FOLDER / "seed-identity"
+    if not own.exists():
+        identity.make(own, "seed.example", 30)
+    return (own / identity.CERTIFICATE).read_bytes()
+
+
+SEEDS: dict[str, Callable[[], bytes]] = {
+    "frames": lambda: PREAMBLE + b"".join(
+        map(encode, (Frame(Kind.OPEN, 1), Frame(Kind.DATA, 1, b"abc"), Frame(Kind.CLOSE, 1, b"\0")))
+    ),
+    "control_messages": lambda: b'{"type":"ticket","ticket":"00"}\n{"type":"ping","progress":3}\n'
+    b'{"type":"bye","reason":"done","ok":true}',
+    "manifest": lambda: OpenRequest(
+        manifest=control_plane._values({**with_nonce(_OWN), "request.q": None, "request.t": 0.5})
+    ).SerializeToString(),
+    "request": lambda: b'{"prompt_tokens":5,"max_new_tokens":5,"draft_length":1,"temperature":0.7,'
+    b'"verify":"token","top_k":0,"top_p":1.0,"show_progress":false}',
+    "sealed": _sealed_message,
+    "inventory": lambda: json.dumps({"0" * 32: 3}).encode(),
+    "peer_id": lambda: b"0" * 32,
+    "batch": _label_and_state,
+    "safetensors": lambda: (_model("seed") / "model.safetensors").read_bytes(),
+    "model_config": lambda: (_model("seed") / "config.json").read_bytes(),
+    "tokenizer": lambda: (_model("seed") / "tokenizer.json").read_bytes(),
+    "certificates": _pem,
+    "options": lambda: b'[serve]\nlisten = "h:1"\nsessions = 4\nstop = ["a"]\nonce = true\n',
+}  # fmt: skip
+
+
+PEER_ERRORS = (PeerError, PoolError, InputError, ManifestMismatch)
