@@ -8,6 +8,7 @@ why. (With `once`, SIGTERM does, too.)
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -18,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.family import check_ranges, family_of
+from models.family import ModelConfig
 from models.hf import load_model
+from models.resident import place
 from models.tokenizer import TOKENIZER_FILE, Tokenizer
 from spu_llm.core.errors import BusyError, InputError, PeerError, SpuLlmError, WantedError
 from spu_llm.net import tls
@@ -74,14 +76,25 @@ def serve(
     `on_port` hears where it listens. A session that fails is reported through `say`; with `once`
     there is one, and its error is raised instead.
     """
-    # The weights too: what is wrong with them is said now, not in the middle of a session.
+    # What is wrong with the weights is said now, not in the middle of a session.
     config, params = load_model(options.model)
-    check_ranges(family_of(config).fold(params, config), config)
-    del params  # the workers read their own
+    weights = place(params, config)
+    del params  # all workers use those in one place
+    try:
+        _serve(options, config, weights, say, on_port)
+    finally:
+        os.close(weights)
+
+
+def _serve(
+    options: ServeOptions, config: ModelConfig, weights: int, say: Callable[[str], None],
+    on_port: Callable[[int], None],
+) -> None:  # fmt: skip
     stated = agreeing.of_provider(config, _tokenizer(options), options.network, options.jobs)
     if options.pool is not None:
         open_directory(options.pool)
-    with _Sessions(options, stated, say) as all_, listen(options.host, options.port) as listener:
+    sessions = _Sessions(options, stated, weights, say)
+    with sessions as all_, listen(options.host, options.port) as listener:
         on_port(listener.getsockname()[1])
         while not (options.once and all_.over):
             if (tcp := _accept(listener, options.exit_with_parent)) is not None:
@@ -97,9 +110,10 @@ class _Sessions:
     """
 
     def __init__(
-        self, options: ServeOptions, stated: Manifest, say: Callable[[str], None]
+        self, options: ServeOptions, stated: Manifest, weights: int, say: Callable[[str], None]
     ) -> None:
         self._options, self._stated, self._print = options, stated, say
+        self._weights = weights
         identity = options.identity
         self._context = None if identity is None else tls.server_context(identity)
         places = 1 if options.once else options.sessions
@@ -203,7 +217,7 @@ class _Sessions:
         return True
 
     def _worked(self, control: Control, task: Task) -> Outcome:
-        worker = Worker(task.program)
+        worker = Worker(task.program, [self._weights])
         guard = Guard(self._options.limits, control.relay, worker)
 
         def look() -> None:
@@ -236,7 +250,7 @@ class _Sessions:
                 seen = agreeing.certificates(client=client, provider=identity.own)
             stated = with_nonce(self._stated | seen)
             pool, budgets = self._disk(client)
-            own = Held(str(options.model), options.sampling_seed, budgets)
+            own = Held(str(options.model), options.sampling_seed, budgets, self._weights)
             task = agreeing.task_of("provider", agree(asked, stated), own, pool)
             _check(task, options)
             return stated, self._places.admit(task, client)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,7 +60,8 @@ def python_command(module: str) -> list[str]:
 class Worker:
     """The worker process for a program, and its events."""
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, program: str, inherits: Sequence[int] = ()) -> None:
+        """`inherits`: descriptors that it gets, under the same numbers."""
         self.apart = False  # in a network namespace of its own, as it says when it is ready
         self._asked = False  # for its side, which then owns the channel
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -70,7 +71,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *inherits],
                 start_new_session=True,  # a Ctrl-C at the terminal is the supervisor's to handle
             )
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()

@@ -35,13 +35,15 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Held:
-    """What every provider brings: its model, a seed where its randomness is repeatable, and how much
-    material may take, in bytes by directory.
+    """What every provider brings: its model, a seed where its randomness is repeatable, how much
+    material may take, in bytes by directory, and a descriptor of its weights in memory
+    (`models.resident`).
     """
 
     model_dir: str
     sampling_seed: int | None = None
     disk_bytes: dict[str, int] = field(default_factory=dict)
+    weights: int | None = None
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from models.draft import Drafter
-from models.family import ModelConfig
+from models.family import ModelConfig, weight_shapes
 from models.hf import load_model
+from models.resident import mapped
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from spu_llm.core.channel import Traffic
 from spu_llm.core.meter import Entry
 from spu_llm.core.prg import Prg
-from spu_llm.core.values import CLIENT
+from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.session import private_tree
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, Report, announce, announce_end, generate
 from spu_llm.systems.decoding.records import ClientInputs
@@ -54,8 +56,14 @@ def run(session: PartySession, job: Job[Request, ClientInputs], send: Send) -> d
 
 
 def held_weights(session: PartySession, config: ModelConfig, job: Job[Any, Any]) -> Any:
-    """The private model's weights as values of the session; the provider reads them."""
-    params = load_model(Path(job.provider.model_dir))[1] if session.rank != CLIENT else None
+    """The private model's weights as values of the session; the provider has them in memory, or
+    reads them.
+    """
+    provider = job.of_provider
+    if provider is not None and provider.weights is not None:
+        shapes = weight_shapes(config)
+        return private_tree(session, PROVIDER, mapped, shapes, provider.weights, config)
+    params = None if provider is None else load_model(Path(provider.model_dir))[1]
     return share_weights(session, config, params)
 
 

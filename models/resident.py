@@ -1,0 +1,52 @@
+"""Folded weights once in memory, for all processes that a provider starts.
+
+They lie one after the other in a file without a name, which exists as long as somebody has it open
+and can no longer be changed by anybody; a process that inherits its descriptor maps it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+from models.family import ModelConfig, Params, check_ranges, family_of, weight_shapes
+
+_ALIGNED = 64  # bytes
+_ADD_SEALS = 1033
+_SEALS = 0x1 | 0x2 | 0x4 | 0x8  # against more seals, shrinking, growing, writing
+
+
+def place(params: Params, config: ModelConfig) -> int:
+    """A descriptor of the folded weights. InputError when activations may leave their ranges."""
+    weights = family_of(config).fold(params, config)
+    check_ranges(weights, config)
+    descriptor = os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            for leaf in jax.tree.leaves(weights):
+                file.write(np.ascontiguousarray(leaf).data)
+                file.write(bytes(-file.tell() % _ALIGNED))
+        fcntl.fcntl(descriptor, _ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def mapped(descriptor: int, config: ModelConfig) -> Any:
+    """The folded weights in it, which nobody can write to."""
+    shapes, tree = jax.tree.flatten(weight_shapes(config))
+    # Private, since a shared mapping could be made writable: older kernels refuse it.
+    memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+    leaves, at = [], 0
+    for shape in shapes:
+        array = np.frombuffer(memory, shape.dtype, shape.size, at).reshape(shape.shape)
+        leaves.append(array)
+        at += -(-array.nbytes // _ALIGNED) * _ALIGNED
+    assert at == len(memory), "the weights of another model"
+    return jax.tree.unflatten(tree, leaves)
