@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -216,67 +218,105 @@ def _cut(
     closed: ClosedJaxpr, owned: Environment[Owner], only_segments: bool
 ) -> Iterable[Step]:
     """Group equations into steps: at each point everything that is ready for one owner runs."""
-    waiting = list(closed.jaxpr.eqns)
-    known = {*closed.jaxpr.invars, *closed.jaxpr.constvars}
-    ops = {id(e): op for e in waiting if (op := op_of(e.primitive)) is not None}
-    consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    kind_of = _kinds(closed, owned, consts, only_segments)
+    jaxpr = closed.jaxpr
+    consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    kinds = _kinds(closed, owned, consts, only_segments)
+    queue = _Ready(jaxpr, kinds)
     group = 0
-    while waiting:
+    while queue.left:
         for owner, local in _ORDER:
-            kinds = (owner, local), (owner, True)  # a segment takes local work, too
-            chosen = _run_of([e for e in waiting if kind_of.get(id(e)) in kinds], known)
-            if chosen:
+            # A segment takes local work, too.
+            if chosen := queue.take_all((owner, local), (owner, True)):
+                yield _as_run(chosen, owner, local, consts, queue.needed)
                 break
         else:
             group += 1
-            chosen = [e for e in waiting if _ready(e, known)]
-            chosen = [e for e in chosen if ops[id(e)].non_interactive] or chosen
-        taken = set(map(id, chosen))
-        waiting = [e for e in waiting if id(e) not in taken]
-        known |= {v for e in chosen for v in e.outvars}
-        if taken <= ops.keys():
-            for e in chosen:
+            for e, op in queue.take_ops():
                 inputs, outputs = tuple(e.invars), tuple(e.outvars)
-                yield OpCall(ops[id(e)], dict(e.params), inputs, outputs, scope_of(e), group)
-        else:
-            later = [*closed.jaxpr.outvars, *(v for e in waiting for v in e.invars)]
-            yield _as_run(chosen, owner, local, consts, later)
+                yield OpCall(op, dict(e.params), inputs, outputs, scope_of(e), group)
+
+
+_Kind = tuple[Owner, bool]
+
+
+class _Ready:
+    """Equations that are left, in order, and those of each kind (None: ops) whose inputs are known.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, kinds: Sequence[_Kind | None]) -> None:
+        self._eqns, self._kinds = jaxpr.eqns, kinds
+        self.left = len(jaxpr.eqns)
+        self._ready: dict[_Kind | None, list[int]] = {kind: [] for kind in kinds}  # heaps
+        self._waits = []  # for so many inputs
+        self._users: dict[Var, list[int]] = {}
+        self._reads = Counter(v for v in jaxpr.outvars if isinstance(v, Var))  # still to come
+        known = {*jaxpr.invars, *jaxpr.constvars}
+        for i, eqn in enumerate(jaxpr.eqns):
+            inputs = {v for v in eqn.invars if isinstance(v, Var)}
+            self._reads.update(inputs)
+            for v in inputs - known:
+                self._users.setdefault(v, []).append(i)
+            self._waits.append(len(inputs - known))
+            if not self._waits[i]:
+                heapq.heappush(self._ready[kinds[i]], i)
+
+    def take_all(self, *kinds: _Kind) -> list[JaxprEqn]:
+        """Those of these kinds that can run now, one after the other."""
+        heaps = [self._ready[kind] for kind in dict.fromkeys(kinds) if kind in self._ready]
+        taken = []
+        while heap := min(filter(None, heaps), key=lambda heap: heap[0], default=None):
+            taken.append(self._take(heapq.heappop(heap)))
+        return taken
+
+    def take_ops(self) -> list[tuple[JaxprEqn, ProtocolOp]]:
+        """Ops that can run now, which do not depend on each other; first those without messages."""
+        ready, ops = sorted(self._ready[None]), []
+        for i in ready:
+            op = op_of(self._eqns[i].primitive)
+            assert op is not None
+            ops.append((i, op))
+        ops = [(i, op) for i, op in ops if op.non_interactive] or ops
+        taken = {i for i, _ in ops}
+        self._ready[None] = [i for i in ready if i not in taken]
+        return [(self._take(i), op) for i, op in ops]
+
+    def needed(self, v: Var) -> bool:
+        """Whether something that is left, or the result, reads `v`."""
+        return self._reads[v] > 0
+
+    def _take(self, i: int) -> JaxprEqn:
+        eqn = self._eqns[i]
+        self.left -= 1
+        self._reads.subtract({v for v in eqn.invars if isinstance(v, Var)})
+        for v in eqn.outvars:
+            for user in self._users.pop(v, ()):
+                self._waits[user] -= 1
+                if not self._waits[user]:
+                    heapq.heappush(self._ready[self._kinds[user]], user)
+        return eqn
 
 
 def _kinds(
     closed: ClosedJaxpr, owned: Environment[Owner], consts: dict[Var, Any], only_segments: bool
-) -> dict[int, tuple[Owner, bool]]:
-    """Of equations other than ops, by id: who computes them, and whether they need no message, as
-    plaintext ones and linear ones on shares.
+) -> list[_Kind | None]:
+    """Of each equation: who computes it, and whether it needs no message, as plaintext ones and
+    linear ones on shares. None for an op.
     """
 
     def is_public(atom: Var | Literal) -> bool:
         return owned.read([atom]) == [Owner.PUBLIC]
 
-    kinds = {}
+    kinds: list[_Kind | None] = []
     for eqn in closed.jaxpr.eqns:
-        if op_of(eqn.primitive) is None:
-            worker = join(owned.read(eqn.invars))
-            local = worker is not Owner.JOINT or (
-                not only_segments and is_local(eqn, is_public, consts)
-            )
-            kinds[id(eqn)] = worker, local
+        if op_of(eqn.primitive) is not None:
+            kinds.append(None)
+            continue
+        worker = join(owned.read(eqn.invars))
+        local = worker is not Owner.JOINT or (
+            not only_segments and is_local(eqn, is_public, consts)
+        )
+        kinds.append((worker, local))
     return kinds
-
-
-def _run_of(eqns: list[JaxprEqn], known: set[Var]) -> list[JaxprEqn]:
-    """The equations of these that can run now, one after the other."""
-    run, inside = [], set(known)
-    for eqn in eqns:  # jaxpr order is topological, so one pass is enough
-        if _ready(eqn, inside):
-            run.append(eqn)
-            inside |= set(eqn.outvars)
-    return run
-
-
-def _ready(eqn: JaxprEqn, known: set[Var]) -> bool:
-    return all(isinstance(v, Literal) or v in known for v in eqn.invars)
 
 
 def _as_run(
@@ -284,15 +324,14 @@ def _as_run(
     owner: Owner,
     local: bool,
     consts: dict[Var, Any],
-    later: list[Var | Literal],
+    needed: Callable[[Var], bool],
 ) -> Run:
-    """`later`: what is read after it."""
+    """`needed`: whether a variable is read after it."""
     made = {v for e in eqns for v in e.outvars}
     used = dict.fromkeys(v for e in eqns for v in e.invars if isinstance(v, Var) and v not in made)
-    needed = {v for v in later if isinstance(v, Var)}
     inputs = tuple(v for v in used if v not in consts)
     constvars = [v for v in used if v in consts]
-    outputs = tuple(v for e in eqns for v in e.outvars if v in needed)
+    outputs = tuple(v for e in eqns for v in e.outvars if needed(v))
     jaxpr = Jaxpr(constvars, inputs, outputs, eqns)
     closed_run = ClosedJaxpr(jaxpr, [consts[v] for v in constvars])
     return Run(owner, closed_run, inputs, outputs, local)
