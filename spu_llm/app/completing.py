@@ -120,8 +120,8 @@ def generate(
     with _first(provider, say), provider.reached(inputs.sampling_seed) as (server, pool):
         outcome, agreed = run_as_client(
             server, COMPLETION, options.request, inputs, watch,
-            tokenizer=Tokenizer.load(Path(inputs.draft_dir)), pool=pool, jobs=provider.jobs,
-            check=check,
+            tokenizer=Tokenizer.load(Path(inputs.draft_dir)), reads=[Path(inputs.draft_dir)],
+            pool=pool, jobs=provider.jobs, check=check,
         )  # fmt: skip
         return _summary(options, pool, outcome, agreed, first_token[0])
 

@@ -98,6 +98,7 @@ def _machine() -> Iterator[Finding]:
     yield _packages()
     yield _memory(Path("/proc/meminfo").read_text(encoding="utf-8"))
     yield _namespace()
+    yield _confined()
     yield _clock(time.time(), _newest_source())
 
 
@@ -149,6 +150,28 @@ def _namespace() -> Finding:
         "namespace", WARNING,
         "not allowed: other users of this machine can reach the ports of workers",
     )  # fmt: skip
+
+
+def _confined() -> Finding:
+    """Of a worker process: tried in one."""
+    work = (
+        "import ctypes; ctypes.CDLL(None).prctl(38, 1, 0, 0, 0); "
+        "from spu_llm.service.confine import confine_calls, confine_files; "
+        "print(confine_files([], []), confine_calls())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {work}"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    lacking = [
+        name for name, found in zip(("Landlock", "seccomp"), done.stdout.split(), strict=False)
+        if found != "True"
+    ]  # fmt: skip
+    if done.returncode == 0 and not lacking:
+        return Finding("confined", OK, "workers give up files, programs and calls of others")
+    without = " and no ".join(lacking or ["Landlock"])
+    said = f"this kernel has no {without}: workers keep this user's rights"
+    return Finding("confined", WARNING, said)
 
 
 def _newest_source() -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import ByteStream, connect
 from spu_llm.offline.peer_directories import open_directory
-from spu_llm.service import agreeing
-from spu_llm.service.supervisor import Look, Outcome, Worker, run_session
+from spu_llm.service import agreeing, programs
+from spu_llm.service.supervisor import Look, Outcome, Worker, kept_folders, run_session
 from spu_llm.systems.program import Nothing, Program
 
 CONNECT_S = 20.0
@@ -49,6 +49,7 @@ def run_as_client(
     on_event: OnEvent = lambda event, relay: None,
     *,
     tokenizer: Tokenizer | None = None,
+    reads: Sequence[Path] = (),
     pool: Path | None = None,
     jobs: int = 1,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
@@ -58,14 +59,19 @@ def run_as_client(
     """Run `program` with the provider at `server`; the outcome and the agreed settings.
 
     `request` is told to the provider, `inputs` stay here. `tokenizer`: of the client, where the
-    program has text. `jobs`: cores that make material, if the provider gives as many. `wrap` may
-    put a recorder around the connection, `check` refuse the provider's model with InputError, as
-    the program itself may. `look` is called while the workers are at it.
+    program has text. `reads`: files of its worker. `jobs`: cores that make material, if the
+    provider gives as many. `wrap` may put a recorder around the connection, `check` refuse the
+    provider's model with InputError, as the program itself may. `look` is called while the workers
+    are at it.
     """
     assert (tokenizer is not None) == program.text
     if pool is not None:
         open_directory(pool)
-    worker = Worker(program.name)  # its slow imports overlap with the handshake
+    # Its slow imports overlap with the handshake.
+    worker = Worker(
+        program.name, reads=reads, writes=kept_folders("client", pool),
+        confined=program.name not in programs.STUDIES,
+    )  # fmt: skip
     try:
         stated = agreeing.of_client(program, request, tokenizer, server.network, jobs)
         agreed, ticket = _opened(server, stated)

@@ -36,7 +36,13 @@ from spu_llm.offline.peer_directories import directory_of, open_directory
 from spu_llm.service import agreeing, programs
 from spu_llm.service.limits import Guard, Limits
 from spu_llm.service.places import Places
-from spu_llm.service.supervisor import HANDSHAKE_S, Outcome, Worker, run_session
+from spu_llm.service.supervisor import (
+    HANDSHAKE_S,
+    Outcome,
+    Worker,
+    kept_folders,
+    run_session,
+)
 from spu_llm.service.worker import Task
 from spu_llm.systems.program import Held
 
@@ -217,7 +223,10 @@ class _Sessions:
         return True
 
     def _worked(self, control: Control, task: Task) -> Outcome:
-        worker = Worker(task.program, [self._weights])
+        worker = Worker(
+            task.program, [self._weights], writes=kept_folders("provider", self._options.pool),
+            confined=task.program not in programs.STUDIES,
+        )  # fmt: skip
         guard = Guard(self._options.limits, control.relay, worker)
 
         def look() -> None:

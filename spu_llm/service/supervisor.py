@@ -18,12 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from spu_llm.core.errors import (
     InputError,
     LimitError,
     PeerError,
+    PoolError,
     SpuLlmError,
     StalledError,
     WantedError,
@@ -32,8 +34,10 @@ from spu_llm.core.errors import (
 from spu_llm.core.values import CLIENT, ROLES
 from spu_llm.net.control import Control
 from spu_llm.net.worker_side import Apart, Loopback, WorkerSide
+from spu_llm.offline.files import open_folder
+from spu_llm.offline.silent.store import default_directory
 from spu_llm.service.watch import Watch
-from spu_llm.service.worker import Task
+from spu_llm.service.worker import Start, Task
 
 HANDSHAKE_S = 10.0
 WORKER_START_S = 120.0
@@ -57,17 +61,32 @@ def python_command(module: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+def kept_folders(role: str, pool: Path | None) -> list[Path]:
+    """Where a worker of this role keeps what outlives a session; made if they can be."""
+    hints = default_directory(role)
+    with contextlib.suppress(PoolError):  # the worker says so
+        open_folder(hints)
+    return [hints] if pool is None else [hints, pool]
+
+
 class Worker:
     """The worker process for a program, and its events."""
 
-    def __init__(self, program: str, inherits: Sequence[int] = ()) -> None:
-        """`inherits`: descriptors that it gets, under the same numbers."""
+    def __init__(
+        self, program: str, inherits: Sequence[int] = (), *, reads: Sequence[Path] = (),
+        writes: Sequence[Path] = (), confined: bool = True,
+    ) -> None:  # fmt: skip
+        """`inherits`: descriptors that it gets, under the same numbers. `reads`, `writes`: files
+        and directories that it needs, beside the system's and Python's; unless it is `confined` it
+        has all that this user has.
+        """
         self.apart = False  # in a network namespace of its own, as it says when it is ready
         self._asked = False  # for its side, which then owns the channel
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        start = Start(program, theirs.fileno(), _names(reads), _names(writes), confined)
         with theirs:
             self._process = subprocess.Popen(
-                [*python_command("spu_llm.service.worker"), program, str(theirs.fileno())],
+                [*python_command("spu_llm.service.worker"), start.argument()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -170,6 +189,10 @@ class Worker:
                 self._stderr = (self._stderr + data)[-STDERR_KEPT:]
         except ValueError:
             pass
+
+
+def _names(paths: Sequence[Path]) -> tuple[str, ...]:
+    return tuple(str(path.absolute()) for path in paths)
 
 
 @dataclass(frozen=True)

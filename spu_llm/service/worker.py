@@ -1,8 +1,8 @@
 """The worker process: SPU and the program of one party and one session.
 
-Started by a supervisor as `python -m spu_llm.service.worker PROGRAM FD`. Reads one task (a JSON
-line) from standard input and writes events (JSON lines) to standard output; over descriptor FD it
-hands over its connections (`spu_llm.net.worker_side`). It dies with its supervisor.
+Started by a supervisor as `python -m spu_llm.service.worker START`, a `Start` in JSON. Reads one
+task (a JSON line) from standard input and writes events (JSON lines) to standard output; over a
+descriptor it hands over its connections (`spu_llm.net.worker_side`). It dies with its supervisor.
 """
 
 from __future__ import annotations
@@ -26,12 +26,33 @@ from spu_llm.core.errors import InputError, PeerError, PoolError, SpuLlmError
 from spu_llm.core.values import ROLES
 from spu_llm.net.manifest import JOBS, SESSION
 from spu_llm.net.worker_side import hand_over, leave_network
+from spu_llm.service.confine import confine_calls, confine_files
 from spu_llm.systems.program import Job, Program, read
 
 if TYPE_CHECKING:
     from spu_llm.runtime.party_session import PartySession
 
 ALIVE_S = 2.0  # between signs of life
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a worker is told before there is a session. `channel`: a descriptor; `reads`, `writes`:
+    files and directories that it may; `confined`: whether it gives up all others, and much else.
+    """
+
+    program: str
+    channel: int
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    confined: bool = True
+
+    def argument(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def of(argument: str) -> Start:
+        return read(Start, json.loads(argument), "the worker's start is malformed")
 
 
 @dataclass(frozen=True)
@@ -92,11 +113,16 @@ def main() -> None:
     _die_with_parent()
     _drop_what_is_not_needed()
     os.environ["JAX_PLATFORMS"] = "cpu"
+    start = Start.of(sys.argv[1])
+    if start.confined:
+        confine_files(map(Path, start.reads), map(Path, start.writes))
     events = Events()
-    preload(sys.argv[1])
-    with socket.socket(fileno=int(sys.argv[2])) as channel:
+    preload(start.program)
+    with socket.socket(fileno=start.channel) as channel:
         if apart:
             hand_over(channel.dup())
+    if start.confined:
+        confine_calls()
     events.send("ready", apart=apart)
     line = sys.stdin.readline()
     if not line:

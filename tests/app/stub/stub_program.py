@@ -34,6 +34,7 @@ def install() -> None:
 
     worker.preload = lambda program: None  # slow, and not needed
     worker.run_task = run_task
+    worker.confine_files = lambda reads, writes: False  # its deeds are on any files
 
 
 class Peer:

@@ -1,0 +1,143 @@
+"""What a worker cannot do any more; tried in processes that give the same up."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spu_llm.service import confine
+from tests.app.conftest import Pair
+from tests.app.processes import ROOT, Start
+
+TRIES = """
+import ctypes, errno, json, os, subprocess, sys, threading
+from pathlib import Path
+from spu_llm.service.confine import confine_calls, confine_files
+
+reads, writes, other = map(Path, sys.argv[1:4])
+late, started = [], threading.Event()
+
+
+def outcome(deed, *args):
+    try:
+        deed(*args)
+    except (OSError, subprocess.SubprocessError) as exc:
+        return errno.errorcode.get(exc.errno, "?")
+    return "done"
+
+
+def reach():
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(16, os.getppid(), 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "ptrace")
+
+
+waiting = threading.Thread(target=lambda: (started.wait(), late.append(outcome(reach))))
+ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
+files = confine_files([reads], [writes])
+waiting.start()
+calls = confine_calls()
+started.set()
+waiting.join()
+print(json.dumps({
+    "files": files,
+    "calls": calls,
+    "read own": outcome((reads / "file").read_bytes),
+    "write own": outcome((writes / "new").write_bytes, b"x"),
+    "remove own": outcome((writes / "new").unlink),
+    "read what a link leads to": outcome((reads / "link").read_bytes),
+    "read other": outcome((other / "file").read_bytes),
+    "list other": outcome(os.listdir, other),
+    "write other": outcome((other / "new").write_bytes, b"x"),
+    "write what it reads": outcome((reads / "file").write_bytes, b"x"),
+    "remove what it reads": outcome((reads / "file").unlink),
+    "run": outcome(subprocess.run, ["/bin/true"]),
+    "reach another process": outcome(reach),
+    "reach from an older thread": late[0],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    root = Path(os.environ.get("HOME", "/root")) / f".spu-llm-test-{os.getpid()}"
+    folders = [root / name for name in ("reads", "writes", "other")]
+    try:
+        for folder in folders:
+            folder.mkdir(parents=True)
+            (folder / "file").write_bytes(b"x")
+        (root / "blob").write_bytes(b"x")
+        (folders[0] / "link").symlink_to(root / "blob")
+        done = subprocess.run(
+            [sys.executable, "-c", TRIES, *map(str, folders)], capture_output=True, text=True,
+            cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found: dict[str, object] = json.loads(done.stdout)
+        return found
+    finally:
+        subprocess.run(["rm", "-rf", str(root)], check=True)
+
+
+def test_files_that_are_not_its_own(tried: dict[str, object]) -> None:
+    if not tried["files"]:
+        pytest.skip("this kernel has no Landlock")
+    for deed in ("read own", "write own", "remove own", "read what a link leads to"):
+        assert tried[deed] == "done", deed
+    for deed in (
+        "read other", "list other", "write other", "write what it reads", "remove what it reads",
+    ):  # fmt: skip
+        assert tried[deed] == "EACCES", deed
+
+
+def test_calls_that_reach_further(tried: dict[str, object]) -> None:
+    if not tried["calls"]:
+        pytest.skip("this kernel, or this processor, has no such filter")
+    assert tried["run"] in ("EPERM", "EACCES")
+    assert tried["reach another process"] == "EPERM"
+    assert tried["reach from an older thread"] == "EPERM"
+
+
+def test_the_filter_lets_all_else_pass() -> None:
+    """By hand: what each number is answered."""
+    code = confine._filter([59, 101])
+
+    def answer(number: int, architecture: int = 0xC000003E) -> int:
+        at, loaded = 0, 0
+        while True:
+            kind, then, otherwise, value = confine.struct.unpack_from("HBBI", code, 8 * at)
+            at += 1
+            if kind == 0x20:
+                loaded = number if value == 0 else architecture
+            elif kind == 0x06:
+                return int(value)
+            else:
+                holds = loaded == value if kind == 0x15 else loaded >= value
+                at += then if holds else otherwise
+
+    allow, refuse, kill = 0x7FFF0000, 0x00050001, 0x80000000
+    assert [answer(n) for n in (0, 58, 59, 60, 101, 435)] == [
+        allow, allow, refuse, allow, refuse, allow
+    ]  # fmt: skip
+    assert answer(0x40000000) == answer(0x40000000 + 59) == refuse
+    assert answer(0, 0x40000003) == kill
+
+
+def test_workers_give_it_up(start: Start, pair: Pair) -> None:
+    """Both parties', while they are at work: as the kernel says it."""
+    if ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) < 1:
+        pytest.skip("this kernel has no Landlock")
+    command = start(*pair.demo, "--prompt", "a", "--max-new-tokens", "50", "--draft-length", "1")
+    command.until_phase("preparing")
+    workers = [p for p in command.processes() if p.is_worker]
+    assert len(workers) == 2
+    for worker in workers:
+        status = Path(f"/proc/{worker.pid}/status").read_text()
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        assert fields["Seccomp"].strip() == "2" and fields["NoNewPrivs"].strip() == "1"
