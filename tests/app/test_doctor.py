@@ -33,13 +33,13 @@ def test_a_healthy_machine(start: Start, pair: Pair, tmp_path: Path) -> None:
     assert command.wait(RUN_S) == 0, command.stderr
     found = {f["what"]: f for f in json.loads(file.read_text())["findings"]}
     assert list(found) == [
-        "python", "processor", "packages", "memory", "namespace", "clock", "own certificate",
-        "trusted peer", "listen", "model", "pool",
+        "python", "processor", "packages", "memory", "namespace", "confined", "clock",
+        "own certificate", "trusted peer", "listen", "model", "pool",
     ]  # fmt: skip
     assert found.pop("trusted peer")["level"] == WARNING  # in three days
-    assert found.pop("namespace")["level"] in (OK, WARNING)
+    assert {found.pop(what)["level"] for what in ("namespace", "confined")} <= {OK, WARNING}
     assert all(f["level"] == OK for f in found.values()), found
-    assert len(command.stdout.splitlines()) == 11 and "me.example" in command.stdout
+    assert len(command.stdout.splitlines()) == 12 and "me.example" in command.stdout
 
 
 def test_whatever_is_wrong_is_said_and_ends_with_one(start: Start, tmp_path: Path) -> None:
