@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -50,6 +51,14 @@ def _look(pid: int) -> Process | None:
     except OSError:
         return None
     return None if state in "ZX" else Process(pid, int(parent), argv, environ)
+
+
+def _observe(seconds: float) -> None:
+    """Of a command's end: for the table of faults (`tests.faults`)."""
+    if (file := os.environ.get("SPU_LLM_OBSERVED")) is not None:
+        test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0].removeprefix("tests/")
+        with open(file, "a", encoding="utf-8") as lines:
+            lines.write(json.dumps([test, seconds]) + "\n")
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -183,7 +192,9 @@ class Command:
 
     def assert_failed(self, code: int, *words: str, within_s: float) -> None:
         """It ends in time, with this code and one error line that has all `words`."""
+        started = time.monotonic()
         assert self.wait(within_s) == code, self.stderr
+        _observe(time.monotonic() - started)
         assert len(self.errors) == 1, self.stderr
         for word in words:
             assert word in self.errors[0], self.errors[0]

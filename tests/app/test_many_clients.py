@@ -60,6 +60,18 @@ def test_whoever_is_cut_off_hears_why(start: Start, pair: Pair) -> None:
     server.assert_failed(130, "interrupted", within_s=END_S)
 
 
+def test_a_provider_with_all_places_taken_is_well(start: Start, pair: Pair) -> None:
+    server = start(*pair.serve("--sessions", "1"), stub="client:decoding:holds")
+    port = server.until_listening()
+    client = start(*pair.generate(port), stub="client:decoding:holds")
+    client.until_phase("decoding")
+    asked = start("doctor", "--server", f"127.0.0.1:{port}")
+    assert asked.wait(RUN_S) == 0 and f"127.0.0.1:{port} takes sessions" in asked.stdout
+    server.send(signal.SIGTERM)
+    second = start(*pair.generate(port), stub="")
+    second.assert_failed(1, "cannot reach provider", within_s=END_S)
+
+
 def test_a_client_that_only_connects_takes_no_place(start: Start, pair: Pair) -> None:
     server = start(*pair.serve("--sessions", "1"), stub="client:decoding:holds")
     port = server.until_listening()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime, timezone
@@ -9,12 +11,13 @@ from datetime import datetime, timezone
 import pytest
 
 from models.tokenizer import Tokenizer
-from spu_llm.core.errors import BusyError, PeerError
+from spu_llm.core.errors import BusyError, ManifestMismatch, PeerError
+from spu_llm.core.settings import SpuConfig
 from spu_llm.net import tls
 from spu_llm.net.control import Control
 from spu_llm.net.control_plane import ask_to_open
 from spu_llm.net.identity import Certificate
-from spu_llm.net.manifest import with_nonce
+from spu_llm.net.manifest import agree, with_nonce
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.service import agreeing, places
@@ -25,6 +28,8 @@ from spu_llm.systems.decoding.records import COMPLETION
 from spu_llm.systems.decoding.request import Request
 from tests.app.conftest import Pair
 from tests.app.processes import Start
+from tests.app.tap import Tap
+from tests.tiny import PRIVATE
 
 TASK = Task("provider", "completion", {}, {}, 1)
 ONE, OTHER = (Certificate(f * 64, f, datetime.now(timezone.utc)) for f in "ab")
@@ -115,3 +120,46 @@ def test_a_ticket_used_again_is_refused_also_after_a_restart(
     server.until("stderr", "session failed: connection to the peer was lost")
     again = start(*pair.serve(), stub="")
     assert_refused(again.until_listening(), ticket)
+
+
+def test_a_session_played_back_is_refused(start: Start, pair: Pair) -> None:
+    """Every byte that a client has sent, to the provider that it was for, in the clear."""
+    server = start(*pair.serve(), stub="client:decoding:holds")
+    port = server.until_listening()
+    with Tap(port) as tap:
+        client = start(*pair.generate(tap.port), stub="client:decoding:holds")
+        client.until_phase("decoding")
+        client.send(signal.SIGINT)
+        client.wait(END_S)
+        calls, data = (bytes(seen["client"]) for seen in (tap.calls, tap.wire))
+    assert b"PRI" in calls and b"ticket" in data
+    answers = []
+    for replayed in (calls, data):
+        with socket.create_connection(("127.0.0.1", port), END_S) as sock:
+            sock.settimeout(END_S)
+            sock.sendall(replayed)
+            answers.append(b"".join(iter(lambda: _received(sock), b"")))
+    assert b"the ticket is not known, was used" in answers[1]
+    server.until("stderr", "the ticket is not known")
+    assert not [p for p in server.processes() if p.is_worker]
+
+
+def _received(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(1 << 16)
+    except ConnectionError:
+        return b""
+
+
+def test_what_sessions_run_on_is_compared() -> None:
+    """Field by field: ring, fixed point, protocol, oblivious transfer, versions."""
+    tokenizer = None
+    provider = agreeing.of_provider(PRIVATE, tokenizer, "local", 1)
+    fields = SpuConfig().manifest()
+    versions = {"wire", "protocols", "silent", "packed", "jax.version"}
+    assert {*versions, *fields} <= provider.keys() and len(fields) >= 5
+    for name in (*fields, *versions):
+        client = agreeing.of_client(COMPLETION, Request(5, 5, 1, 0.7), tokenizer, "local", 1)
+        client[name] = "another"
+        with pytest.raises(ManifestMismatch, match=f'differ: {name}: client has "another", prov'):
+            agree(with_nonce(client), with_nonce(provider))

@@ -1,0 +1,188 @@
+"""`python -m tests.faults`: meet every fault, and write docs/FAULTS.md with how long each took.
+
+A fault's tests say what both parties do. Its seconds are the longest that a command took to end
+after the fault (`Command.assert_failed`), or, where no command is started, that the test took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+
+from spu_llm.core.machine import machine
+
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "docs" / "FAULTS.md"
+OBSERVED = "SPU_LLM_OBSERVED"  # names a file for what commands took
+LIMIT_S = 15.0
+
+
+@dataclass(frozen=True)
+class Met:
+    """A fault, what users see of it, and the tests that meet it (FILE::NAME)."""
+
+    fault: str
+    expected: str
+    tests: tuple[str, ...]
+
+
+FAULTS = (
+    Met("the peer never starts", "`cannot reach provider at HOST:PORT`, exit code 1",
+        ("app/test_bad_input.py::test_a_port_where_nobody_listens",)),
+    Met("the peer is killed in the midst", "each side says so and why; streamed text stays",
+        ("app/test_faults.py::test_a_killed_provider_ends_the_client",
+         "app/test_faults.py::test_a_killed_client_ends_serve_once",
+         "app/test_faults.py::test_the_client_s_worker_killed_ends_both")),
+    Met("the peer is frozen, or packets vanish", "`peer stalled: no heartbeat for 6 s`",
+        ("app/test_faults.py::test_a_frozen_provider_ends_the_client",
+         "app/test_faults.py::test_a_frozen_client_ends_serve_once",
+         "app/test_wire_faults.py::test_a_fault_in_the_midst[black-hole-provider]")),
+    Met("the peer is slow but lives", "it is waited for",
+        ("app/test_faults.py::test_a_slow_worker_is_waited_for",
+         "app/test_wire_faults.py::test_a_delay_is_waited_for")),
+    Met("the connection is cut, or anything in it lost, doubled or turned",
+        "both end, nothing is resumed; the place is free for a session with fresh randomness",
+        ("app/test_wire_faults.py::test_a_fault_in_the_midst",
+         "app/test_wire_faults.py::test_a_fault_before_there_is_a_session",
+         "app/test_faults.py::test_a_spoilt_connection_ends_both")),
+    Met("another program or model", "the setting is named with both values, exit code 2",
+        ("app/test_bad_input.py::test_settings_that_differ_are_named_on_both_sides",
+         "app/test_bad_input.py::test_models_with_different_tokenizers_do_not_work_together",
+         "core/test_secure.py::test_parties_with_different_programs_stop")),
+    Met("other fixed-point bits", "likewise",
+        ("app/test_tickets.py::test_what_sessions_run_on_is_compared",)),
+    Met("another ring, protocol, oblivious transfer, wire format or version of SPU", "likewise",
+        ("app/test_tickets.py::test_what_sessions_run_on_is_compared",
+         "net/test_control_plane.py::test_a_peer_that_is_no_provider")),
+    Met("a stale peer, another session's id", "refused: the id follows from both nonces and "
+        "certificates, and is in every key",
+        ("app/test_programs.py::test_a_worker_s_peer_knows_the_session",
+         "app/test_tickets.py::test_a_ticket_expires_and_its_place_is_free")),
+    Met("a message or a transcript is played back", "refused, also after a restart",
+        ("app/test_tickets.py::test_a_ticket_used_again_is_refused_also_after_a_restart",
+         "app/test_tickets.py::test_a_session_played_back_is_refused")),
+    Met("a stranger comes to the data port", "never reaches SPU, which nobody else can connect to",
+        ("app/test_sockets.py::test_only_the_provider_s_port_can_be_reached",
+         "net/test_tls.py::test_no_certificate_no_tls_and_older_tls",
+         "net/test_worker_side.py::test_on_loopback_another_user_is_turned_away")),
+    Met("an expired, unknown or wrong-name certificate", "refused, and told at both ends",
+        ("net/test_tls.py::test_a_certificate_out_of_its_time",
+         "net/test_tls.py::test_strangers_are_refused_and_told",
+         "net/test_tls.py::test_an_authority_answers_for_names",
+         "app/test_certificates.py::test_whoever_is_not_known_is_refused_and_told")),
+    Met("TLS on one side only", "`the peer is (not) speaking TLS`, with the options to give",
+        ("app/test_certificates.py::test_whoever_is_not_known_is_refused_and_told",)),
+    Met("a known peer sends huge or malformed lengths, or too much",
+        "that session ends; so many bytes, minutes and MB of memory for one",
+        ("net/test_relay.py::test_broken_rules_end_the_connection",
+         "app/test_limits.py::test_a_session_that_takes_too_much_ends_alone")),
+    Met("malformed protobuf, JSON, share or checkpoint", "refused; there is no pickle",
+        ("fuzz/test_fuzz.py::test_changed_bytes_are_taken_or_refused",
+         "fuzz/test_fuzz.py::test_recorded_bytes_are_refused",
+         "models/test_hf.py::test_weights_truncated")),
+    Met("a message too long for gRPC", "refused; others are answered",
+        ("net/test_control_plane.py::test_a_manifest_too_large_is_refused",)),
+    Met("the client goes in the midst", "both workers end, none is left",
+        ("app/test_faults.py::test_the_server_outlives_clients_that_fail",)),
+    Met("a flood of connections, half-open ones", "so many wait, the next one is closed; whoever "
+        "is known still gets in, and health is answered",
+        ("app/test_many_clients.py::test_a_client_that_only_connects_takes_no_place",
+         "app/test_many_clients.py::test_a_provider_with_all_places_taken_is_well",
+         "app/test_faults.py::test_a_busy_provider_turns_a_client_away_and_goes_on")),
+    Met("a client's library tries again by itself", "(comes with the HTTP gateway)", ()),
+    Met("a prompt too long", "refused before a session, with the numbers, exit code 2",
+        ("app/test_bad_input.py::test_a_prompt_too_long_for_the_provider_is_refused_by_generate",)),
+    Met("a worker runs out of memory", "that session ends, with what it took and what it may",
+        ("app/test_limits.py::test_a_session_that_takes_too_much_ends_alone",)),
+    Met("a bad model directory", "refused with its path before the provider listens",
+        ("app/test_bad_input.py::test_a_damaged_model_is_named",
+         "app/test_bad_input.py::test_serve_refuses_a_damaged_model_before_it_listens")),
+    Met("NaN, infinite or out-of-range weights and activations",
+        "refused at load; a range that is left ends the session before anything is opened",
+        ("app/test_bad_input.py::test_serve_refuses_a_model_that_may_leave_its_ranges",
+         "models/test_resident.py::"
+         "test_weights_whose_activations_may_leave_their_ranges_are_refused")),
+    Met("SIGTERM, Ctrl-C, a restart", "sessions drain, or hear why; nothing is left running",
+        ("app/test_faults.py::test_ctrl_c",
+         "app/test_faults.py::test_a_killed_demo_leaves_nothing",
+         "app/test_many_clients.py::test_whoever_is_cut_off_hears_why")),
+    Met("secrets in logs, on the wire, in another process, in files", "none is found",
+        ("app/test_secrets.py::test_no_secret_crosses_the_wire",
+         "app/test_secrets.py::test_the_provider_never_holds_the_prompt",
+         "app/test_secrets.py::test_the_client_never_holds_the_weights",
+         "app/test_runs.py::test_the_prompt_is_in_no_argument_and_no_output_of_the_provider",
+         "app/test_runs.py::test_no_temporary_file_is_left")),
+)  # fmt: skip
+
+
+def seconds_of(tests: tuple[str, ...], took: dict[str, float]) -> float | None:
+    """The longest of these tests and their cases; None where none of them has run."""
+    found = [
+        seconds for name, seconds in took.items()
+        if any(name == test or name.startswith(f"{test}[") for test in tests)
+    ]  # fmt: skip
+    return max(found, default=None)
+
+
+def table(took: dict[str, float], line: str) -> str:
+    rows = [
+        f"| {i} | {met.fault} | {met.expected} | {_shown(seconds_of(met.tests, took))} |"
+        for i, met in enumerate(FAULTS, 1)
+    ]
+    return "\n".join([
+        "# Faults",
+        "",
+        "What a session meets, what both parties do, and how long that took: the longest of the",
+        "tests that `tests/faults.py` names, from the fault on where a command was run, else the",
+        f"whole test. Each must end within {LIMIT_S:g} s of when it can be known (a party that is",
+        "frozen: after 6 s without a heartbeat; a ticket that nobody shows: after 10 s).",
+        "",
+        f"{line} Written by `python -m tests.faults`.",
+        "",
+        "| | fault | what both parties do | seconds |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+    ])  # fmt: skip
+
+
+def _shown(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f}"
+
+
+def main() -> int:
+    names = list(dict.fromkeys(test for met in FAULTS for test in met.tests))
+    with tempfile.TemporaryDirectory() as folder:
+        observed, report = Path(folder) / "observed", Path(folder) / "report.xml"
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "pytest", "-q", "-m", "", f"--junitxml={report}",
+                *(f"tests/{name}" for name in names),
+            ],
+            cwd=ROOT, env=os.environ | {OBSERVED: str(observed)},
+        )  # fmt: skip
+        took = {
+            f"{case.get('classname', '').removeprefix('tests.').replace('.', '/')}.py"
+            f"::{case.get('name')}": float(case.get("time", 0))
+            for case in ElementTree.parse(report).iter("testcase")
+        }
+        waited: dict[str, float] = {}
+        for line in observed.read_text().splitlines():
+            test, seconds = json.loads(line)
+            waited[test] = max(seconds, waited.get(test, 0.0))
+    if done.returncode == 0:
+        here = machine()
+        TABLE.parent.mkdir(exist_ok=True)
+        where = f"Measured on {here['date'][:10]} at {here['commit']}, {here['processor']}, "
+        TABLE.write_text(table(took | waited, f"{where}{here['cores']} cores."))
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
