@@ -29,6 +29,9 @@ STUDIES = {
         "experiments.benchmarks.network_bench",
         "what emulated networks give: round trips, throughput",
     ),
+    "bench connection": (
+        "experiments.benchmarks.connection", "what relay and TLS add to a decode step"
+    ),
     "bench verify": (
         "experiments.benchmarks.verify_bench",
         "secure verification beside a decoder block of SPU's",

@@ -74,7 +74,7 @@ def run_as_client(
     )  # fmt: skip
     try:
         stated = agreeing.of_client(program, request, tokenizer, server.network, jobs)
-        agreed, ticket = _opened(server, stated)
+        agreed, ticket = open_session(server, stated)
         stream, provider = connected(server, tls.DATA)
         control = Control(Relay(wrap(stream), NETWORKS[server.network], "client"))
         control.show_ticket(ticket)
@@ -106,8 +106,10 @@ def connected(server: Server, protocol: str) -> tuple[ByteStream, Certificate | 
     return stream, stream.peer
 
 
-def _opened(server: Server, stated: Manifest) -> tuple[Manifest, bytes]:
-    """The settings agreed on, and the ticket for the session's data."""
+def open_session(server: Server, stated: Manifest) -> tuple[Manifest, bytes]:
+    """The settings agreed on with the provider, and the ticket for the session's data.
+    ManifestMismatch, InputError or PeerError when there is none.
+    """
     stream, provider = connected(server, tls.CONTROL)
     if provider is not None and server.identity is not None:
         stated = stated | agreeing.certificates(client=server.identity.own, provider=provider)

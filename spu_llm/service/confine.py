@@ -8,6 +8,7 @@ called before there are others. Calls by seccomp, on x86-64.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import platform
 import struct
@@ -44,7 +45,7 @@ def confine_files(reads: Iterable[Path], writes: Iterable[Path]) -> bool:
     if rules < 0:
         return False
     try:
-        python = [sys.prefix, sys.base_prefix, *sys.path]
+        python = [sys.prefix, sys.base_prefix, *sys.path, *_own_packages()]
         for path in {Path(p) for p in (*_SYSTEM, *python) if p}.union(*map(_with_targets, reads)):
             _allow(libc, rules, path, read)
         for path in (Path(tempfile.gettempdir()), *writes):
@@ -53,6 +54,15 @@ def confine_files(reads: Iterable[Path], writes: Iterable[Path]) -> bool:
         return bool(libc.syscall(_RESTRICT, rules, 0) == 0)
     finally:
         os.close(rules)
+
+
+def _own_packages() -> list[str]:
+    """Where they lie, which an editable installation does not add to the path."""
+    specs = map(importlib.util.find_spec, ("spu_llm", "protocols", "models"))
+    return [
+        place for spec in specs if spec is not None
+        for place in spec.submodule_search_locations or ()
+    ]  # fmt: skip
 
 
 def _with_targets(path: Path) -> set[Path]:

@@ -30,14 +30,20 @@ def local_provider(
     sampling_seed: int | None = None,
     pool: Path | None = None,
     jobs: int = 1,
+    credentials: tuple[Path, Path] | None = None,
 ) -> Iterator[Server]:
-    """A provider process on this machine that serves one session.
+    """A provider process on this machine that serves one session. `credentials`: its identity and
+    whom it trusts; None: in the clear.
 
     When the session fails because of the provider, the error says what the provider reported.
     """
     command = [*python_command("spu_llm.app.cli"), "serve", "--model", str(model)]
     command += ["--listen", "127.0.0.1:0", "--network", network]
-    command += ["--once", "--insecure", "--exit-with-parent"]
+    command += ["--once", "--exit-with-parent"]
+    if credentials is None:
+        command += ["--insecure"]
+    else:
+        command += [f"--identity={credentials[0]}", f"--trust={credentials[1]}"]
     command += ["--studies"] if studies else []
     command += [f"--sampling-seed={sampling_seed}"] if sampling_seed is not None else []
     command += [f"--pool={pool}"] if pool is not None else []

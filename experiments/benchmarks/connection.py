@@ -1,0 +1,211 @@
+"""What the connection adds to a completion: relay, TLS, and the control plane before it.
+
+The same greedy completion between two processes, in turn
+
+    direct     SPU's link goes from worker to worker, on this machine's loopback interface: no
+               supervisors, no relay, no certificates
+    insecure   as `serve` and `generate` with --insecure: supervisors, gRPC, relays
+    tls        the same with certificates
+
+Seconds of a decode step are compared; that of a mode is the median of its runs. Beside it what a
+session takes to start: from the client's call to the beginning of prefill, after one session that
+has kept what outlives it (the hint), and of that until there is a connection for data: what gRPC, a
+second handshake and the start of a worker's process take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.common import commands, report
+from models.hf import load_config
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import SpuLlmError
+from spu_llm.core.machine import machine
+from spu_llm.core.values import ROLES
+from spu_llm.net import identity
+from spu_llm.net.identity import CERTIFICATE
+from spu_llm.net.manifest import agree, with_nonce
+from spu_llm.net.stream import ByteStream
+from spu_llm.service import agreeing
+from spu_llm.service.client import run_as_client
+from spu_llm.service.launching import local_provider
+from spu_llm.service.supervisor import python_command
+from spu_llm.service.worker import Events, Task, run_task
+from spu_llm.systems.decoding.records import COMPLETION, ClientInputs
+from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.program import Held
+
+MODES = ("direct", "insecure", "tls")
+MOST = 1.05  # of a step without a connection of ours
+START_S = 3.0  # of a session
+_RUN_S = 600.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    commands.add_common(parser)
+    commands.add_number(parser, "--repeat", 5, "runs of each, in turn")
+    commands.add_number(parser, "--tokens", 17, "of each completion, one a step")
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    commands.check_range("--repeat", options.repeat, 1)
+    commands.check_range("--tokens", options.tokens, 2)
+    result = measure(commands.private_model(options), options.repeat, options.tokens)
+    commands.conclude(options, result, table(result))
+
+
+def measure(model: Path, repeat: int, tokens: int) -> dict[str, Any]:
+    """All runs, `repeat` of each mode in turn after one of each that is not counted."""
+    tokenizer, prompt = Tokenizer.load(model), "def f(x):"
+    ids = tokenizer.encode(prompt)
+    request = Request(len(ids), tokens, 0, 0.0)
+    # No drafts are made: the tokenizer is all that this directory is for.
+    inputs = ClientInputs(ids, str(model))
+    runs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        ways: dict[str, Callable[[], dict[str, Any]]] = {
+            "direct": lambda: _direct(model, request, inputs, tokenizer),
+            "insecure": lambda: _served(model, request, inputs, tokenizer, None),
+            "tls": lambda: _served(model, request, inputs, tokenizer, Path(folder)),
+        }
+        _make_identities(Path(folder))
+        for i in range(repeat + 1):
+            for mode in MODES:
+                run = {"mode": mode, **ways[mode]()}
+                print(f"{i} of {repeat}: {json.dumps(run)}", file=sys.stderr, flush=True)
+                runs += [run] if i else []
+    if len({tuple(run.pop("token_ids")) for run in runs}) != 1:
+        raise SpuLlmError("the runs differ in their text; a near-tie has flipped")
+    steps = {m: statistics.median(r["step_s"] for r in runs if r["mode"] == m) for m in MODES}
+    starts = {
+        m: statistics.median(r["start_s"] for r in runs if r["mode"] == m) for m in MODES[1:]
+    }
+    added = {m: steps[m] / steps["direct"] for m in MODES[1:]}
+    failed = [f"{m} adds too much to a step" for m, ratio in added.items() if ratio > MOST]
+    failed += [f"{m}: a session starts too late" for m, s in starts.items() if s > START_S]
+    return {
+        "step_s": steps, "added": added, "start_s": starts, "runs": runs, "failed": failed,
+        "machine": asdict(machine()), "config": {"model": str(model), "tokens": tokens},
+    }  # fmt: skip
+
+
+def table(result: dict[str, Any]) -> str:
+    rows = []
+    for mode in MODES:
+        runs = [run for run in result["runs"] if run["mode"] == mode]
+        spread = f"{min(r['step_s'] for r in runs):.3f} to {max(r['step_s'] for r in runs):.3f}"
+        beside = [report.three(result["added"][mode]), report.three(result["start_s"][mode]),
+                  f"{1e3 * statistics.median(r['open_s'] for r in runs):.0f} ms",
+                  ] if mode in result["added"] else ["1", "-", "-"]  # fmt: skip
+        rows.append([mode, f"{result['step_s'][mode]:.3f} s ({spread})", *beside])
+    heads = ("connection", "decode step", "ratio", "start of a session (s)", "until connected")
+    return "\n".join(report.table(heads, rows))
+
+
+def _record(result: dict[str, Any]) -> dict[str, Any]:
+    steps = result["report"]["steps"] - 1  # the first one is the prefill's
+    return {"step_s": result["seconds"]["decode"] / steps, "token_ids": result["token_ids"]}
+
+
+# ---- through a connection of ours
+
+
+def _make_identities(folder: Path) -> None:
+    for role in ROLES:
+        identity.make(folder / role, f"{role}.example", 1)
+
+
+def _served(
+    model: Path, request: Request, inputs: ClientInputs, tokenizer: Tokenizer, folder: Path | None
+) -> dict[str, Any]:
+    began: list[float] = []
+    opened: list[float] = []
+
+    def connected(stream: ByteStream) -> ByteStream:
+        opened.append(time.monotonic())
+        return stream
+
+    def on_event(event: dict[str, Any], relay: object) -> None:
+        if event["event"] == "stage" and event["name"].startswith("prefilling") and not began:
+            began.append(time.monotonic())
+
+    credentials = None
+    if folder is not None:
+        credentials = folder / "provider", folder / "client" / CERTIFICATE
+    with local_provider(model, "local", credentials=credentials) as server:
+        if folder is not None:
+            known = identity.load(folder / "client", folder / "provider" / CERTIFICATE)
+            server = replace(server, identity=known)
+        started = time.monotonic()
+        outcome, _ = run_as_client(
+            server, COMPLETION, request, inputs, on_event, tokenizer=tokenizer, reads=[model],
+            wrap=connected,
+        )  # fmt: skip
+    return {
+        **_record(outcome.result), "start_s": began[0] - started, "open_s": opened[0] - started,
+    }  # fmt: skip
+
+
+# ---- without
+
+
+def _direct(
+    model: Path, request: Request, inputs: ClientInputs, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    agreed = agree(
+        with_nonce(agreeing.of_client(COMPLETION, request, tokenizer, "local", 1)),
+        with_nonce(agreeing.of_provider(load_config(model), tokenizer, "local", 1)),
+    )
+    addresses = tuple(f"127.0.0.1:{port}" for port in _free_ports(2))
+    tasks = [
+        replace(agreeing.task_of(role, agreed, own, None), addresses=addresses)
+        for role, own in zip(ROLES, (inputs, Held(str(model))), strict=True)
+    ]
+    parties = [
+        subprocess.Popen(
+            python_command(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        for _ in tasks
+    ]  # fmt: skip
+    try:
+        for party, task in zip(parties, tasks, strict=True):
+            assert party.stdin is not None
+            party.stdin.write(task.line())
+            party.stdin.flush()
+        said = [party.communicate(timeout=_RUN_S)[0] for party in parties]
+    finally:
+        for party in parties:
+            party.kill()
+            party.wait()
+    events = [json.loads(line) for line in said[0].splitlines()]
+    if not events or events[-1]["event"] != "result":
+        raise SpuLlmError(f"the direct run failed: {events[-1:]}")
+    return _record(events[-1])
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in socks]
+    for sock in socks:
+        sock.close()
+    return ports
+
+
+def main() -> None:
+    """A party of a direct run."""
+    events = Events()
+    events.send("result", **run_task(Task.of_line(sys.stdin.readline()), events))
