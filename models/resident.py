@@ -17,12 +17,13 @@ import numpy as np
 from models.family import ModelConfig, Params, check_ranges, family_of, weight_shapes
 
 _ALIGNED = 64  # bytes
-_ADD_SEALS = 1033
-_SEALS = 0x1 | 0x2 | 0x4 | 0x8  # against more seals, shrinking, growing, writing
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 def place(params: Params, config: ModelConfig) -> int:
-    """A descriptor of the folded weights. InputError when activations may leave their ranges."""
+    """A descriptor of the folded weights, which the caller closes. InputError when activations may
+    leave their ranges, OSError when there is not enough memory.
+    """
     weights = family_of(config).fold(params, config)
     check_ranges(weights, config)
     descriptor = os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -31,7 +32,7 @@ def place(params: Params, config: ModelConfig) -> int:
             for leaf in jax.tree.leaves(weights):
                 file.write(np.ascontiguousarray(leaf).data)
                 file.write(bytes(-file.tell() % _ALIGNED))
-        fcntl.fcntl(descriptor, _ADD_SEALS, _SEALS)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(descriptor)
         raise

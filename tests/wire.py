@@ -106,7 +106,7 @@ class FaultyWire:
                             break
                         if fault.deed == "half-close":
                             sink.shutdown(socket.SHUT_WR)
-                            hole.wait()  # until this wire is taken away
+                            self._closed.wait()
                             return
                         if fault.deed == "reorder":
                             late, message = message, b""

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import io
 import os
+import resource
 import signal
 import sys
 import time
@@ -64,6 +65,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     arguments = sys.argv[1:] if argv is None else argv
     debug = "--debug" in arguments
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # prompts, weights and keys are in memory
     try:
         options = _parser().parse_args(arguments, argparse.Namespace(started=started))
         options.run(options)
@@ -155,7 +157,8 @@ def _parser() -> Parser:
     serve.add_argument("--session-traffic", type=int, metavar="MB",
                        help="end one that moves more than that, both ways (default: never)")
     serve.add_argument("--session-memory", type=int, metavar="MB",
-                       help="end one whose worker takes more than that (default: never)")
+                       help="end one whose worker takes more than that, the weights that all "
+                       "workers share included (default: never)")
     serve.add_argument("--studies", action="store_true",
                        help="also take part in measurements (bench, experiment)")  # fmt: skip
     _folder(serve, "--pool", "keep what is made ahead of time, for each client that does")
@@ -366,12 +369,14 @@ def _serve(options: argparse.Namespace) -> None:
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{option} bounds what is kept in --pool; give both")
     if options.client_disk is not None and options.insecure:
-        raise InputError("--client-disk is of one certificate, and with --insecure there is none")
+        raise InputError("--client-disk is of one certificate: there is none with --insecure")
     if options.session_minutes < 1:
         raise InputError(f"--session-minutes must be 1 or more, found {options.session_minutes}")
     if not 1 <= options.sessions <= MAX_SESSIONS:
         raise InputError(f"--sessions must be 1 to {MAX_SESSIONS}, found {options.sessions}")
-    of_one = options.client_sessions or options.sessions
+    of_one = options.sessions if options.client_sessions is None else options.client_sessions
+    if options.client_sessions is not None and options.insecure:
+        raise InputError("--client-sessions is of one certificate: there is none with --insecure")
     if not 1 <= of_one <= options.sessions:
         raise InputError(f"--client-sessions must be 1 to --sessions, found {of_one}")
     more = {

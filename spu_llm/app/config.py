@@ -5,7 +5,8 @@
     listen = "0.0.0.0:9000"
     sessions = 4
 
-What stands on the command line as well counts; of options that may be given again, both do.
+What stands on the command line goes before; of options that may be given again, all count. What is
+true in a file stays so: there is no option for the contrary.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ else:
     import tomli as tomllib
 
 OPTION = "--config"
+_NOT_HERE = (OPTION, "--help", "--debug")
 
 
 def with_file(
@@ -44,7 +46,7 @@ def with_file(
     found: list[str] = []
     for name, value in tables.get(command, {}).items():
         option = f"--{name}"
-        if option not in known or option == OPTION:
+        if option not in known or option in _NOT_HERE or known[option].help == argparse.SUPPRESS:
             raise InputError(f"{path}: [{command}] has {name!a}, which is no option of {command}")
         found += _given(path, option, known[option], value)
     return found + list(arguments)

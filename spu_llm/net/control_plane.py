@@ -34,6 +34,7 @@ from spu_llm.core.errors import (  # noqa: E402
     NoAnswerError,
     PeerError,
     SpuLlmError,
+    WantedError,
     WireError,
 )
 from spu_llm.net.carry import PrivateFolder, carry  # noqa: E402
@@ -70,11 +71,15 @@ _OF_SERVER = [
 # A client's manifest and certificate (None in the clear): the provider's manifest and a ticket.
 Admit = Callable[[Mapping[str, object], Certificate | None], tuple[Manifest, bytes]]
 
-_STATUS = {
+# Errors whose words are the peer's to hear; their names go along, since a status may be gRPC's own.
+_TOLD: dict[type[SpuLlmError], grpc.StatusCode] = {
     ManifestMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     InputError: grpc.StatusCode.INVALID_ARGUMENT,
+    WireError: grpc.StatusCode.ABORTED,
+    WantedError: grpc.StatusCode.ABORTED,
 }
+_ERROR = "spu-llm-error"
 
 
 # ---- the provider
@@ -93,8 +98,8 @@ class _Caller:
 
 
 class ControlServer:
-    """Answers clients whose connections are handed to `serve`; `admit` may raise any of `_STATUS`,
-    whose words the client gets.
+    """Answers clients whose connections are handed to `serve`. Of what `admit` raises a client gets
+    the words where they are meant for it (`_TOLD`), else only that there was something.
     """
 
     def __init__(self, admit: Admit) -> None:
@@ -158,8 +163,10 @@ class ControlServer:
             caller = self._callers[name]
             caller.answered = True
             own, ticket = self._admit(_manifest(request.manifest), caller.peer)
-        except SpuLlmError as error:
-            status = _STATUS.get(type(error), grpc.StatusCode.ABORTED)
+        except Exception as error:
+            if (status := _TOLD.get(type(error))) is None:  # type: ignore[arg-type]
+                context.abort(grpc.StatusCode.INTERNAL, "the provider failed")
+            context.set_trailing_metadata(((_ERROR, type(error).__name__),))
             context.abort(status, str(error))
         return Opened(manifest=_values(own), ticket=ticket)
 
@@ -239,12 +246,13 @@ def _check_first(data: bytes) -> None:
 
 def _translated(error: grpc.RpcError) -> SpuLlmError:
     code, said = error.code(), _printable(error.details() or "")
-    if code == grpc.StatusCode.FAILED_PRECONDITION:
-        return ManifestMismatch(said)
-    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return BusyError(said)
-    if code == grpc.StatusCode.INVALID_ARGUMENT:
-        return InputError(f"the provider refused: {said}")
+    match dict(error.trailing_metadata() or ()).get(_ERROR):
+        case ManifestMismatch.__name__:
+            return ManifestMismatch(said)
+        case BusyError.__name__:
+            return BusyError(said)
+        case InputError.__name__:
+            return InputError(f"the provider refused: {said}")
     if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
         return NoAnswerError("the peer accepts the connection but does not answer")
     return PeerError(f"the provider refused: {said}")

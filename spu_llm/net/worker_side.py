@@ -69,7 +69,7 @@ class Loopback:
             sock, address = self._listener.accept()
         except TimeoutError:
             return None
-        if _owner_of(address[1], self.ports[1]) not in (os.getuid(), None):
+        if _owner_of(address[1], self.ports[1]) != os.getuid():
             sock.close()
             return None
         sock.settimeout(None)

@@ -1,5 +1,5 @@
-"""What a worker gives up before it knows a secret: files that are not its own, other programs, and
-calls of the system by which it could reach other processes or more rights.
+"""What a worker gives up before it knows a secret: core files, files that are not its own, other
+programs, and calls of the system by which it could reach other processes or more rights.
 
 Files by Landlock (Linux 5.13), which binds the thread that asks and those that it starts: to be
 called before there are others. Calls by seccomp, on x86-64.
@@ -11,11 +11,19 @@ import ctypes
 import importlib.util
 import os
 import platform
+import resource
 import struct
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+
+def drop_rights() -> None:
+    """No secrets in core files, and no program that this one could start gets more rights."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+
 
 # ---- files
 
@@ -29,10 +37,13 @@ _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE  # that a rule for a single fi
 _SYSTEM = ("/usr", "/lib", "/lib64", "/etc", "/opt", "/proc", "/sys", "/dev", "/run")
 
 
-def confine_files(reads: Iterable[Path], writes: Iterable[Path]) -> bool:
+def confine_files(
+    reads: Iterable[Path], writes: Iterable[Path], lists: Iterable[Path] = ()
+) -> bool:
     """From now on this thread reads nothing but the system, Python, and what lies below `reads` and
-    `writes`, changes nothing but what lies below `writes` and where temporary files go, and runs no
-    program. False, with nothing changed, where the kernel does not have this.
+    `writes`, changes nothing but what lies below `writes` and in its directory for temporary files,
+    and runs no program; of `lists` it sees what files there are. False, with nothing changed, where
+    the kernel does not have this.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_CREATE, None, ctypes.c_size_t(0), 1)
@@ -45,11 +56,15 @@ def confine_files(reads: Iterable[Path], writes: Iterable[Path]) -> bool:
     if rules < 0:
         return False
     try:
-        python = [sys.prefix, sys.base_prefix, *sys.path, *_own_packages()]
-        for path in {Path(p) for p in (*_SYSTEM, *python) if p}.union(*map(_with_targets, reads)):
+        python = {Path(p) for p in (sys.prefix, sys.base_prefix, *sys.path, *_SYSTEM) if p}
+        python -= {Path.cwd()}  # on the path of `python -m`, whatever is there
+        python |= set(map(Path, _own_packages()))
+        for path in python.union(*map(_with_targets, reads)):
             _allow(libc, rules, path, read)
         for path in (Path(tempfile.gettempdir()), *writes):
             _allow(libc, rules, path, read | change)
+        for path in lists:
+            _allow(libc, rules, path, _READ_DIR)
         _allow(libc, rules, Path("/dev"), read | _WRITE)
         return bool(libc.syscall(_RESTRICT, rules, 0) == 0)
     finally:

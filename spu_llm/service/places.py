@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 import threading
 import time
@@ -64,12 +63,10 @@ class Places:
         for this client.
         """
         with self._lock:
-            # Each of them is compared: how long that takes tells nothing of those there are.
             self._expected = self._unexpired()
-            known = [ticket for ticket in self._expected if hmac.compare_digest(ticket, shown)]
-            if not known:
+            admitted = self._expected.pop(shown, None)
+            if admitted is None:
                 raise PeerError("the ticket is not known, was used, or has expired; connect anew")
-            admitted = self._expected.pop(known[0])
             if not _same(admitted.client, client):
                 raise PeerError("the ticket was given to another certificate")
             self._running.append(admitted)

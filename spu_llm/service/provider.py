@@ -223,8 +223,11 @@ class _Sessions:
         return True
 
     def _worked(self, control: Control, task: Task) -> Outcome:
+        pool, root = task.pool_dir, self._options.pool
         worker = Worker(
-            task.program, [self._weights], writes=kept_folders("provider", self._options.pool),
+            task.program, [self._weights],
+            writes=kept_folders("provider", None if pool is None else Path(pool)),
+            lists=[] if root is None else [root],  # to see how large it is
             confined=task.program not in programs.STUDIES,
         )  # fmt: skip
         guard = Guard(self._options.limits, control.relay, worker)
@@ -266,6 +269,9 @@ class _Sessions:
         except SpuLlmError as exc:
             self._failed(exc)
             raise
+        except Exception as exc:
+            self._failed(SpuLlmError(f"{type(exc).__name__}: {exc}"))
+            raise
 
     def _disk(self, client: Certificate | None) -> tuple[Path | None, dict[str, int]]:
         """Where material of this client is kept, and what it may take there, and with all others'.
@@ -274,6 +280,7 @@ class _Sessions:
         if root is None:
             return None, {}
         own = root if client is None else directory_of(root, client.fingerprint)
+        open_directory(own)
         limits = {root: options.disk_bytes}
         if client is not None:
             limits[own] = options.disk_bytes_of_one

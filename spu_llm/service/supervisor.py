@@ -1,6 +1,6 @@
 """One party's side of a session: handshake, worker process, relay, and who tells whom what failed.
 
-The supervisor runs neither SPU nor JAX. It owns the connection to the peer and the worker; whatever
+The supervisor does not run SPU. It owns the connection to the peer and the worker; whatever
 ends first, it stops the rest within seconds and says why.
 """
 
@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -74,16 +75,19 @@ class Worker:
 
     def __init__(
         self, program: str, inherits: Sequence[int] = (), *, reads: Sequence[Path] = (),
-        writes: Sequence[Path] = (), confined: bool = True,
+        writes: Sequence[Path] = (), lists: Sequence[Path] = (), confined: bool = True,
     ) -> None:  # fmt: skip
-        """`inherits`: descriptors that it gets, under the same numbers. `reads`, `writes`: files
-        and directories that it needs, beside the system's and Python's; unless it is `confined` it
-        has all that this user has.
+        """`inherits`: descriptors that it gets, under the same numbers. `reads`, `writes`, `lists`:
+        files and directories that it needs (`confine`), beside the system's and Python's; unless it
+        is `confined` it has all that this user has.
         """
+        self._folder = tempfile.TemporaryDirectory(prefix="spu-llm-", ignore_cleanup_errors=True)
         self.apart = False  # in a network namespace of its own, as it says when it is ready
         self._asked = False  # for its side, which then owns the channel
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        start = Start(program, theirs.fileno(), _names(reads), _names(writes), confined)
+        start = Start(
+            program, theirs.fileno(), _names(reads), _names(writes), _names(lists), confined
+        )
         with theirs:
             self._process = subprocess.Popen(
                 [*python_command("spu_llm.service.worker"), start.argument()],
@@ -91,6 +95,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=[theirs.fileno(), *inherits],
+                env=os.environ | {"TMPDIR": self._folder.name},
                 start_new_session=True,  # a Ctrl-C at the terminal is the supervisor's to handle
             )
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -160,6 +165,7 @@ class Worker:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
+        self._folder.cleanup()
         if not self._asked:
             self._channel.close()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import json
 import os
-import resource
 import signal
 import socket
 import sys
@@ -26,7 +25,7 @@ from spu_llm.core.errors import InputError, PeerError, PoolError, SpuLlmError
 from spu_llm.core.values import ROLES
 from spu_llm.net.manifest import JOBS, SESSION
 from spu_llm.net.worker_side import hand_over, leave_network
-from spu_llm.service.confine import confine_calls, confine_files
+from spu_llm.service.confine import confine_calls, confine_files, drop_rights
 from spu_llm.systems.program import Job, Program, read
 
 if TYPE_CHECKING:
@@ -37,14 +36,16 @@ ALIVE_S = 2.0  # between signs of life
 
 @dataclass(frozen=True)
 class Start:
-    """What a worker is told before there is a session. `channel`: a descriptor; `reads`, `writes`:
-    files and directories that it may; `confined`: whether it gives up all others, and much else.
+    """What a worker is told before there is a session. `channel`: a descriptor; `reads`, `writes`,
+    `lists`: files and directories that it may; `confined`: whether it gives up all others, and much
+    else.
     """
 
     program: str
     channel: int
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
     confined: bool = True
 
     def argument(self) -> str:
@@ -111,11 +112,11 @@ def main() -> None:
     """Run one task; exit code 0 also after a reported error (the event says which)."""
     apart = leave_network()  # before there is another thread
     _die_with_parent()
-    _drop_what_is_not_needed()
+    drop_rights()
     os.environ["JAX_PLATFORMS"] = "cpu"
     start = Start.of(sys.argv[1])
     if start.confined:
-        confine_files(map(Path, start.reads), map(Path, start.writes))
+        confine_files(*(map(Path, paths) for paths in (start.reads, start.writes, start.lists)))
     events = Events()
     preload(start.program)
     with socket.socket(fileno=start.channel) as channel:
@@ -242,13 +243,6 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-
-
-def _drop_what_is_not_needed() -> None:
-    """No secrets in core files, and no program that this one could start gets more rights."""
-    pr_set_no_new_privs = 38
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ctypes.CDLL(None).prctl(pr_set_no_new_privs, 1, 0, 0, 0)
 
 
 def _leave_when_stdin_closes() -> None:

@@ -38,9 +38,10 @@ def _commands(directory: Path) -> Iterator[Start]:
     commands: list[Command] = []
 
     def start(
-        *args: str | bytes, stub: str | None = None, within: str | None = None, **env: str
-    ) -> Command:
-        commands.append(Command(args, directory, stub, within, **env))
+        *args: str | bytes, stub: str | None = None, within: str | None = None,
+        installed: bool = False, **env: str,
+    ) -> Command:  # fmt: skip
+        commands.append(Command(args, directory, stub, within, installed, **env))
         return commands[-1]
 
     yield start

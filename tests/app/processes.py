@@ -79,17 +79,18 @@ class Command:
         directory: Path,
         stub: str | None = None,
         within: str | None = None,
+        installed: bool = False,
         **env: str,
     ) -> None:
         """`stub`: what its workers do in place of a model (`stub/stub_program.py`). `within`: a
-        network namespace.
+        network namespace. `installed`: without a path to these sources.
         """
         self._mark = uuid.uuid4().hex
         self.tmp = directory / f"tmp-{self._mark}"
         self.tmp.mkdir()
         paths = [str(STUB), str(ROOT), os.environ.get("PYTHONPATH")]
         env |= {MARKER: self._mark, "TMPDIR": str(self.tmp)}
-        env |= {"PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+        env |= {} if installed else {"PYTHONPATH": os.pathsep.join(p for p in paths if p)}
         env |= {} if stub is None else {"SPU_LLM_STUB": stub}
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # Tests run as a background job: the command would inherit that Ctrl-C does nothing.

@@ -133,11 +133,36 @@ def test_workers_give_it_up(start: Start, pair: Pair) -> None:
     """Both parties', while they are at work: as the kernel says it."""
     if ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) < 1:
         pytest.skip("this kernel has no Landlock")
-    command = start(*pair.demo, "--prompt", "a", "--max-new-tokens", "50", "--draft-length", "1")
-    command.until_phase("preparing")
+    command = start(
+        *pair.demo, "--prompt", "a", "--max-new-tokens", "50", "--draft-length", "1",
+        installed=True,  # as users have it, whose packages are found another way
+    )  # fmt: skip
+    command.until_phase("prefilling")
     workers = [p for p in command.processes() if p.is_worker]
     assert len(workers) == 2
     for worker in workers:
         status = Path(f"/proc/{worker.pid}/status").read_text()
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         assert fields["Seccomp"].strip() == "2" and fields["NoNewPrivs"].strip() == "1"
+    for process in command.processes():
+        limits = Path(f"/proc/{process.pid}/limits").read_text()
+        (line,) = (line for line in limits.splitlines() if line.startswith("Max core file size"))
+        assert line.split()[4:6] == ["0", "0"]
+
+
+def test_a_worker_reads_its_own_files_alone(start: Start, pair: Pair, tmp_path: Path) -> None:
+    """A model that it was given; nothing else of its user's."""
+    if ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) < 1:
+        pytest.skip("this kernel has no Landlock")
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"12345")
+    own = pair.public / "config.json"
+    found = []
+    for path in (secret, own):
+        stub = f"client:prefilling:tries {path}"
+        server = start(*pair.serve("--once"), stub="")
+        client = start(*pair.generate(server.until_listening()), stub=stub)
+        assert client.wait(60) == 0, client.stderr
+        found.append(client.stderr)
+    assert "cannot read: Permission denied" in found[0]
+    assert f"read {own.stat().st_size} bytes" in found[1]

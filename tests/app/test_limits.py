@@ -50,9 +50,9 @@ def test_a_session_has_an_end(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--client-sessions", "9"], "--client-sessions must be 1 to --sessions"),
+        (["--client-sessions", "2"], "there is none with --insecure"),
         (["--client-disk", "9"], "--client-disk bounds what is kept in --pool"),
-        (["--client-disk", "9", "--pool", "p"], "with --insecure there is none"),
+        (["--client-disk", "9", "--pool", "p"], "there is none with --insecure"),
         (["--session-minutes", "0"], "--session-minutes must be 1 or more"),
         (["--session-memory", "0"], "--session-memory must be 1 or more, in MB"),
     ],

@@ -284,7 +284,7 @@ def test_a_provider_without_a_pool_prepares_nothing(
 ) -> None:
     server = start(*pair.serve("--once"))
     client = start(*prepare(pair, server.until_listening(), tmp_path / "pool"))
-    client.assert_failed(1, "keeps no material", "--pool", within_s=END_S)
+    client.assert_failed(2, "keeps no material", "--pool", within_s=END_S)
     server.assert_failed(2, "keeps no material", within_s=END_S)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,10 +35,10 @@ class Held:
     @staticmethod
     def by(pid: int) -> Held:
         proc = Path(f"/proc/{pid}")
-        children = sum(
-            1 for thread in (proc / "task").iterdir()
-            for _ in (thread / "children").read_text().split()
-        )  # fmt: skip
+        children = 0
+        for thread in (proc / "task").iterdir():
+            with suppress(OSError):  # it has ended meanwhile
+                children += len((thread / "children").read_text().split())
         pages = int((proc / "statm").read_text().split()[1])
         return Held(
             len(list((proc / "fd").iterdir())), len(list((proc / "task").iterdir())), children,

@@ -37,6 +37,8 @@ def listening(process: Process) -> set[tuple[str, int]]:
 
 
 def test_only_the_provider_s_port_can_be_reached(start: Start, pair: Pair) -> None:
+    table = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    others = {int(line.split()[1].rpartition(":")[2], 16) for line in table}
     server = start(*pair.serve())
     port = server.until_listening()
     client = start(*pair.generate(port, "--prompt", "a", "--max-new-tokens", "30"))
@@ -53,5 +55,6 @@ def test_only_the_provider_s_port_can_be_reached(start: Start, pair: Pair) -> No
     apart = [listening(worker) for worker in workers]
     assert all(apart) and not {at for own in apart for at in own if at[0] == here}
     for at in set().union(*apart):
-        with pytest.raises(OSError):
-            socket.create_connection(("127.0.0.1", at[1]), 1)
+        if at[1] not in others:
+            with pytest.raises(OSError):
+                socket.create_connection(("127.0.0.1", at[1]), 1)

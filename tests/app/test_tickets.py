@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 from collections.abc import Callable
@@ -123,7 +124,9 @@ def test_a_ticket_used_again_is_refused_also_after_a_restart(
 
 
 def test_a_session_played_back_is_refused(start: Start, pair: Pair) -> None:
-    """Every byte that a client has sent, to the provider that it was for, in the clear."""
+    """Every byte that a client has sent, to the provider that it was for, in the clear. What it has
+    called earns another ticket, for another session: with another nonce of the provider's.
+    """
     server = start(*pair.serve(), stub="client:decoding:holds")
     port = server.until_listening()
     with Tap(port) as tap:
@@ -139,6 +142,8 @@ def test_a_session_played_back_is_refused(start: Start, pair: Pair) -> None:
             sock.settimeout(END_S)
             sock.sendall(replayed)
             answers.append(b"".join(iter(lambda: _received(sock), b"")))
+    (ticket,) = re.findall(rb'"ticket": "([0-9a-f]{64})"', data)
+    assert bytes.fromhex(ticket.decode()) not in answers[0] and b"nonce" in answers[0]
     assert b"the ticket is not known, was used" in answers[1]
     server.until("stderr", "the ticket is not known")
     assert not [p for p in server.processes() if p.is_worker]
@@ -147,7 +152,7 @@ def test_a_session_played_back_is_refused(start: Start, pair: Pair) -> None:
 def _received(sock: socket.socket) -> bytes:
     try:
         return sock.recv(1 << 16)
-    except ConnectionError:
+    except (ConnectionError, TimeoutError):
         return b""
 
 

@@ -1,14 +1,15 @@
 """`python -m tests.fuzz [--minutes M] [TARGET ...]`: fuzz parsers, each for so long.
 
 With `atheris` (pip install atheris==3.0.0, CPython 3.11) by coverage, in a process for each target;
-else with hypothesis, which changes seeds blindly. Ends with exit code 1 when a target let an error
-out; the bytes lie in crash-* then.
+else blindly, by changes of a seed. Ends with exit code 1 when a target let an error out, and prints
+its bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import random
 import subprocess
 import sys
@@ -56,18 +57,20 @@ def _guided(name: str, minutes: float) -> bool:
         corpus = Path(folder) / "corpus"
         corpus.mkdir()
         (corpus / "seed").write_bytes(SEEDS[name]())
+        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
             [
                 sys.executable, "-c", _GUIDED, name, str(corpus), "-verbosity=0", "-max_len=4096",
                 f"-max_total_time={round(60 * minutes)}", "-print_final_stats=1",
             ],
-            cwd=_ROOT, capture_output=True, text=True,
+            cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True,
         )  # fmt: skip
+        crashes = [f"by {crash.read_bytes().hex()}" for crash in Path(folder).glob("crash-*")]
     runs = [line for line in done.stderr.splitlines() if "number_of_executed_units" in line]
     count = int(runs[0].split()[-1]) if runs else 0
     print(f"{name}: {count:,} inputs in {minutes:g} min, exit code {done.returncode}", flush=True)
     if done.returncode:
-        print(done.stderr[-3000:], flush=True)
+        print(done.stderr[-3000:], *crashes, sep="\n", flush=True)
     return done.returncode == 0
 
 
@@ -75,7 +78,7 @@ def _blind(name: str, minutes: float) -> bool:
     from tests.fuzz.changing import changed
     from tests.fuzz.targets import SEEDS, TARGETS
 
-    source, seed = random.Random(name), SEEDS[name]()
+    source, seed = random.Random(), SEEDS[name]()
     count, until = 0, time.monotonic() + 60 * minutes
     while time.monotonic() < until:
         data = changed(seed, source)
@@ -83,8 +86,7 @@ def _blind(name: str, minutes: float) -> bool:
         try:
             TARGETS[name](data)
         except Exception as exc:
-            Path(f"crash-{name}").write_bytes(data)
-            print(f"{name}: {type(exc).__name__}: {exc}; see crash-{name}", flush=True)
+            print(f"{name}: {type(exc).__name__}: {exc}, by {data.hex()}", flush=True)
             return False
     print(f"{name}: {count:,} inputs in {minutes:g} min, blindly", flush=True)
     return True

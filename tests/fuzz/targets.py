@@ -24,7 +24,6 @@ from spu_llm.core.channel import MemoryChannel, SealedChannel
 from spu_llm.core.errors import (
     InputError,
     ManifestMismatch,
-    PeerError,
     PoolError,
     WireError,
 )
@@ -40,7 +39,8 @@ from spu_llm.systems.decoding.records import COMPLETION
 from tests.tiny import PRIVATE, VOCAB, save_tokenizer, tiny_params
 
 _OWN = {"jobs": 1, "wire": 2}
-_FOLDER = Path(tempfile.mkdtemp(prefix="spu-llm-fuzz-"))
+_KEPT = tempfile.TemporaryDirectory(prefix="spu-llm-fuzz-")  # until this process ends
+_FOLDER = Path(_KEPT.name)
 
 
 def frames(data: bytes) -> bool:
@@ -290,6 +290,3 @@ SEEDS: dict[str, Callable[[], bytes]] = {
     "certificates": _pem,
     "options": lambda: b'[serve]\nlisten = "h:1"\nsessions = 4\nstop = ["a"]\nonce = true\n',
 }  # fmt: skip
-
-
-PEER_ERRORS = (PeerError, PoolError, InputError, ManifestMismatch)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spu_llm.core.errors import ManifestMismatch, PeerError, PoolError
 from tests.fuzz.changing import changed
-from tests.fuzz.targets import PEER_ERRORS, SEEDS, TARGETS
+from tests.fuzz.targets import SEEDS, TARGETS
 
 REFUSED = Path(__file__).parents[1] / "vectors" / "refused" / "wire.json"
 ROUNDS = 300
@@ -26,8 +27,9 @@ def test_every_target_takes_its_seed() -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_changed_bytes_are_taken_or_refused(name: str) -> None:
     source, seed = random.Random(name), SEEDS[name]()
-    for data in [seed, b"", *(changed(seed, source) for _ in range(ROUNDS))]:
-        TARGETS[name](data)
+    inputs = [seed, b"", *(changed(seed, source) for _ in range(ROUNDS))]
+    taken = sum(map(TARGETS[name], inputs))
+    assert taken < ROUNDS / 2, "it refuses next to nothing"
 
 
 @settings(max_examples=100)
@@ -41,5 +43,5 @@ def test_recorded_bytes_are_refused(vector: dict[str, str]) -> None:
     """For implementations in other languages, too: what each of these must not take, and why."""
     from tests.fuzz import refusing
 
-    with pytest.raises(PEER_ERRORS, match=vector["why"]):
+    with pytest.raises((PeerError, PoolError, ManifestMismatch), match=vector["why"]):
         refusing.PARSERS[vector["parser"]](bytes.fromhex(vector["bytes"]))

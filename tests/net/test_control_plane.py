@@ -22,6 +22,7 @@ from spu_llm.core.errors import (
     ManifestMismatch,
     NoAnswerError,
     PeerError,
+    PoolError,
     SpuLlmError,
     WantedError,
     WireError,
@@ -132,7 +133,8 @@ def test_a_difference_is_named_with_both_values(
         (InputError("no such study"), InputError, "^the provider refused: no such study$"),
         (WireError("no nonce"), PeerError, "^the provider refused: no nonce$"),
         (WantedError("shutting down"), PeerError, "^the provider refused: shutting down$"),
-        (PeerError("a\x1b[2Jb"), PeerError, r"^the provider refused: a\?\[2Jb$"),
+        (WireError("a\x1b[2Jb"), PeerError, r"^the provider refused: a\?\[2Jb$"),
+        (PoolError("/srv/pool is full"), PeerError, "^the provider refused: the provider failed$"),
     ],
 )
 def test_a_refusal_says_why(
@@ -251,8 +253,9 @@ def test_a_manifest_comes_back_as_it_was(manifest: Manifest) -> None:
 
 def test_a_manifest_too_large_is_refused(provider: Provider) -> None:
     fields = {f"request.{i}": "x" * 1000 for i in range(600)}
-    with pytest.raises(PeerError):
+    with pytest.raises(PeerError, match="larger than max|message too|refused") as error:
         asked(provider, **fields)
+    assert not isinstance(error.value, BusyError)
     assert asked(provider)["jobs"] == 1
 
 

@@ -10,6 +10,7 @@ or provider)
     deadlocks   waits for a lock that it holds, while its other threads live
     computes    COMPUTE_S seconds without a message, then goes on
     sends FILE  sends the file as it is, in clear; the other one keeps it, and both go on for ever
+    tries FILE  says whether it can read the file (the client)
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def install() -> None:
 
     worker.preload = lambda program: None  # slow, and not needed
     worker.run_task = run_task
-    worker.confine_files = lambda reads, writes: False  # its deeds are on any files
+    if "tries" not in os.environ["SPU_LLM_STUB"]:  # else its deeds are on any files
+        worker.confine_files = lambda *paths: False
 
 
 class Peer:
@@ -89,7 +91,9 @@ def run_task(task: Any, events: Any) -> dict[str, Any]:
                 events.send("text", text="x")
             peer.send(name.encode())
             HELD.append(peer.recv())
-        if name == phase and mine:
+        if name == phase and mine.startswith("tries "):
+            events.send("note", text=_tried(Path(mine.removeprefix("tries "))))
+        elif name == phase and mine:
             _do(mine, peer)
         while name == phase and (mine in ("holds", "floods") or deed.startswith("sends ")):
             peer.send(bytes(500_000) if mine == "floods" else name.encode())
@@ -151,6 +155,13 @@ def _meet(role: str, address: str) -> socket.socket:
         with socket.create_server((host, int(port))) as server:
             return server.accept()[0]
     return socket.create_connection((host, int(port)))
+
+
+def _tried(path: Path) -> str:
+    try:
+        return f"read {len(path.read_bytes())} bytes"
+    except OSError as exc:
+        return f"cannot read: {exc.strerror}"
 
 
 def _do(deed: str, peer: Peer) -> None:
