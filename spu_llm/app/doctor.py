@@ -155,9 +155,8 @@ def _namespace() -> Finding:
 def _confined() -> Finding:
     """Of a worker process: tried in one."""
     work = (
-        "import ctypes; ctypes.CDLL(None).prctl(38, 1, 0, 0, 0); "
-        "from spu_llm.service.confine import confine_calls, confine_files; "
-        "print(confine_files([], []), confine_calls())"
+        "from spu_llm.service.confine import confine_calls, confine_files, drop_rights; "
+        "drop_rights(); print(confine_files([], []), confine_calls())"
     )
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {work}"],

@@ -37,7 +37,10 @@ class PrivateFolder:
                     os.unlink(name, dir_fd=self._descriptor)
 
     def close(self) -> None:
+        """Safe to call again."""
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
             os.close(self._descriptor)
         self._folder.cleanup()

@@ -12,6 +12,7 @@ The standard health service (grpc.health.v1) answers beside it.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import socket
 import threading
@@ -44,6 +45,8 @@ from spu_llm.net.identity import Certificate  # noqa: E402
 from spu_llm.net.manifest import Manifest, Scalar  # noqa: E402
 from spu_llm.net.stream import ByteStream  # noqa: E402
 
+logging.getLogger("grpc").addHandler(logging.NullHandler())
+
 SERVICE = "spu_llm.v1.Provider"
 TICKET_BYTES = 32
 FIRST_BYTE = b"P"  # of a connection for gRPC, in the clear: HTTP/2 begins with "PRI"
@@ -51,7 +54,8 @@ FIRST_BYTE = b"P"  # of a connection for gRPC, in the clear: HTTP/2 begins with 
 _OPEN = f"/{SERVICE}/Open"
 _HEALTH = "/grpc.health.v1.Health/Check"
 _MAX_MESSAGE = 512 << 10  # bytes; the largest manifest allowed fits
-_CALLS = 8  # at a time; none takes long
+_CALLS = 64  # at a time, one of a connection; a call waits for its request in a thread
+_LIFE_S = 15.0  # of a connection, whatever the peer does or does not
 _WORD_S = 1.0  # for why a connection has broken, where gRPC says that it has
 _OPTIONS = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
@@ -60,12 +64,8 @@ _OPTIONS = [
     ("grpc.enable_http_proxy", 0),
 ]
 _OF_SERVER = [
-    # Who only connects is not waited for, and who stays has to come again.
     ("grpc.server_handshake_timeout_ms", 5_000),
-    ("grpc.max_connection_idle_ms", 10_000),
-    ("grpc.max_connection_age_ms", 60_000),
-    ("grpc.max_connection_age_grace_ms", 5_000),
-    ("grpc.max_concurrent_streams", 16),
+    ("grpc.max_concurrent_streams", 1),
 ]
 
 # A client's manifest and certificate (None in the clear): the provider's manifest and a ticket.
@@ -126,8 +126,8 @@ class ControlServer:
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     def serve(self, stream: ByteStream, peer: Certificate | None) -> None:
-        """All calls that come over a connection, which is closed afterwards. PeerError when it
-        breaks before one is answered.
+        """All calls that come over a connection, which is closed afterwards, or after _LIFE_S.
+        PeerError when it breaks before one is answered.
         """
         sock = socket.socket(socket.AF_UNIX)
         with self._lock:
@@ -137,7 +137,13 @@ class ControlServer:
             # A name of its own, by which a call tells whose it is.
             sock.bind(self._folder.path(name))
             sock.connect(self._folder.path("server"))
-            carry(stream, sock)
+            late = threading.Timer(_LIFE_S, stream.close)
+            late.daemon = True
+            late.start()
+            try:
+                carry(stream, sock)
+            finally:
+                late.cancel()
         except PeerError:
             if not caller.answered:  # else it may go as it likes
                 raise

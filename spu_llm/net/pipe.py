@@ -7,6 +7,8 @@ import socket
 import threading
 from collections import deque
 
+_OVERHEAD_BYTES = 64
+
 
 class ByteBudget:
     """A bound on bytes held for slow workers, shared by the pipes of one connection."""
@@ -42,6 +44,11 @@ class ByteBudget:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+
+def _held(payload: bytes) -> int:
+    """What it takes to keep it: many small ones take more than their bytes."""
+    return len(payload) + _OVERHEAD_BYTES
 
 
 class WorkerPipe:
@@ -92,7 +99,7 @@ class WorkerPipe:
             if sent < len(payload):
                 rest = payload[sent:] if sent else payload
                 self._waiting.append(rest)
-                self._budget.take(len(rest))
+                self._budget.take(_held(rest))
                 self._changed.notify_all()
 
     def end(self) -> None:
@@ -105,7 +112,7 @@ class WorkerPipe:
         """Drop what waits and break the worker's connection."""
         with self._changed:
             self.aborted = True
-            self._budget.give(sum(map(len, self._waiting)))
+            self._budget.give(sum(map(_held, self._waiting)))
             self._waiting.clear()
             if self._sock is not None:
                 with contextlib.suppress(OSError):
@@ -130,7 +137,7 @@ class WorkerPipe:
             with self._changed:
                 if not self.aborted:
                     self._waiting.popleft()
-                    self._budget.give(len(payload))
+                    self._budget.give(_held(payload))
 
     def release(self) -> None:
         """One of the two threads is done with the socket."""

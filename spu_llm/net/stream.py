@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import select
 import socket
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from spu_llm.core.errors import InputError, PeerError
+from spu_llm.net import loopback
 
 
 class ByteStream(Protocol):
@@ -53,6 +55,18 @@ class TcpStream:
         except OSError:
             return ""
 
+    def of_own_user(self) -> bool:
+        """Whether it comes from this user, on this machine's loopback interface; else it is closed.
+        """
+        try:
+            peer, own = self._sock.getpeername(), self._sock.getsockname()
+        except OSError:
+            peer, own = ("", 0), ("", 0)
+        if loopback.owner_of(peer[1], own[1]) == os.getuid():
+            return True
+        self.close()
+        return False
+
     def recv_some(self, max_bytes: int) -> bytes:
         """See `ByteStream.recv_some`."""
         with self._in_use() as sock:
@@ -62,14 +76,14 @@ class TcpStream:
         """`recv_some`; PeerError when nothing comes within `timeout_s`."""
         with self._in_use() as sock:
             # Nobody is listened to after that, however much it has to say.
-            if timeout_s <= 0 or not select.select([sock], [], [], timeout_s)[0]:
+            if timeout_s <= 0 or not _readable(sock, timeout_s):
                 raise PeerError("the peer did not answer in time")
             return sock.recv(max_bytes)
 
     def look(self, timeout_s: float) -> bytes:
         """The first byte, which stays to be read; PeerError when none comes within `timeout_s`."""
         with self._in_use() as sock:
-            if not select.select([sock], [], [], timeout_s)[0]:
+            if not _readable(sock, timeout_s):
                 raise PeerError("the peer did not say anything in time")
             return sock.recv(1, socket.MSG_PEEK)
 
@@ -163,6 +177,13 @@ def accept(listener: socket.socket, timeout_s: float) -> TcpStream:
     """Wait for one connection; `TimeoutError` after `timeout_s`."""
     listener.settimeout(timeout_s)
     return TcpStream(listener.accept()[0])
+
+
+def _readable(sock: socket.socket, timeout_s: float) -> bool:
+    """By poll, which takes descriptors of any number."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(1000 * timeout_s))
 
 
 def _reason(error: OSError) -> str:

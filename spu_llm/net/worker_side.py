@@ -26,6 +26,8 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
+from spu_llm.net.loopback import owner_of
+
 _LOOPBACK = "127.0.0.1"
 _APART = (9001, 9002)  # of the worker, and in the peer's place; nobody else is there
 _LOOK_S = 0.5
@@ -69,7 +71,7 @@ class Loopback:
             sock, address = self._listener.accept()
         except TimeoutError:
             return None
-        if _owner_of(address[1], self.ports[1]) != os.getuid():
+        if owner_of(address[1], self.ports[1]) != os.getuid():
             sock.close()
             return None
         sock.settimeout(None)
@@ -231,19 +233,3 @@ def _free_port() -> int:
             if port not in _drawn:
                 _drawn.add(port)
                 return port
-
-
-def _owner_of(port: int, of_peer: int) -> int | None:
-    """The user whose socket on loopback has this port and is connected to that one; None when the
-    kernel does not say.
-    """
-    wanted = [f"0100007F:{number:04X}" for number in (port, of_peer)]
-    try:
-        table = Path("/proc/net/tcp").read_text(encoding="ascii")
-    except OSError:
-        return None
-    for line in table.splitlines()[1:]:
-        fields = line.split()
-        if fields[1:3] == wanted:
-            return int(fields[7])
-    return None

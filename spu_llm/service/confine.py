@@ -18,23 +18,39 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from spu_llm.core.errors import WorkerError
+
 
 def drop_rights() -> None:
-    """No secrets in core files, and no program that this one could start gets more rights."""
+    """No secrets in core files; no capabilities, not even of root or in an own namespace; and no
+    program that this one could start gets more.
+    """
+    libc = ctypes.CDLL(None)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    _check(libc.prctl(38, 1, 0, 0, 0) == 0, "privileges")  # PR_SET_NO_NEW_PRIVS
+    header = struct.pack("Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this thread
+    _check(libc.capset(header, bytes(24)) == 0, "capabilities")
 
 
 # ---- files
 
 _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
 _EXECUTE, _WRITE, _READ, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-_CHANGE = _WRITE | sum(1 << bit for bit in range(4, 13))  # remove and make whatever there is
+# Remove files and directories, make these and links; no devices, pipes or sockets.
+_CHANGE = _WRITE | sum(1 << bit for bit in (4, 5, 7, 8, 12))
+_MAKE_OTHERS = sum(1 << bit for bit in (6, 9, 10, 11))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14  # since versions 2 and 3 of the interface
 _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE  # that a rule for a single file may name
 
+_SCOPED = 1 << 0 | 1 << 1  # abstract sockets and signals of others, since version 6
+
 # What Python, its packages and the system's libraries look up.
-_SYSTEM = ("/usr", "/lib", "/lib64", "/etc", "/opt", "/proc", "/sys", "/dev", "/run")
+_SYSTEM = (
+    "/usr", "/lib", "/lib64", "/nix/store", "/proc", "/sys", "/dev/null", "/dev/zero",
+    "/dev/urandom", "/dev/random", "/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf",
+    "/etc/hosts", "/etc/host.conf", "/etc/resolv.conf", "/etc/gai.conf", "/etc/passwd",
+    "/etc/group", "/etc/protocols", "/etc/services", "/etc/ssl/openssl.cnf", "/etc/ssl/certs",
+)  # fmt: skip
 
 
 def confine_files(
@@ -51,12 +67,15 @@ def confine_files(
         return False
     change = _CHANGE | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
     read = _READ | _READ_DIR
-    handled = struct.pack("Q", _EXECUTE | read | change)
+    handled = struct.pack("Q", _EXECUTE | read | change | _MAKE_OTHERS)
+    if version >= 6:
+        handled += struct.pack("QQ", 0, _SCOPED)
     rules = libc.syscall(_CREATE, handled, ctypes.c_size_t(len(handled)), 0)
-    if rules < 0:
-        return False
+    _check(rules >= 0 and len(os.listdir("/proc/self/task")) == 1, "files")
     try:
-        python = {Path(p) for p in (sys.prefix, sys.base_prefix, *sys.path, *_SYSTEM) if p}
+        libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+        found = (sys.prefix, sys.base_prefix, *sys.path, *libraries, *_SYSTEM)
+        python = {Path(p) for p in found if p}
         python -= {Path.cwd()}  # on the path of `python -m`, whatever is there
         python |= set(map(Path, _own_packages()))
         for path in python.union(*map(_with_targets, reads)):
@@ -65,10 +84,17 @@ def confine_files(
             _allow(libc, rules, path, read | change)
         for path in lists:
             _allow(libc, rules, path, _READ_DIR)
-        _allow(libc, rules, Path("/dev"), read | _WRITE)
-        return bool(libc.syscall(_RESTRICT, rules, 0) == 0)
+        _allow(libc, rules, Path("/dev/null"), _READ | _WRITE)
+        _check(libc.syscall(_RESTRICT, rules, 0) == 0, "files")
     finally:
         os.close(rules)
+    return True
+
+
+def _check(done: bool, what: str) -> None:
+    """Where the kernel has it, but it did not work, there is no session."""
+    if not done:
+        raise WorkerError(f"the worker could not be confined: {what}")
 
 
 def _own_packages() -> list[str]:
@@ -112,26 +138,34 @@ _REFUSED = {
     "swapon": 167, "swapoff": 168, "acct": 163, "settimeofday": 164, "clock_settime": 227,
     "syslog": 103, "personality": 135,
 }  # fmt: skip
+_SECCOMP, _SOCKET, _CLONE, _CLONE3 = 317, 41, 56, 435
+_OF_FILE_SYSTEM = 1  # AF_UNIX
+_NEW_NAMESPACES = 0x7E020000
 _ARCHITECTURE = 0xC000003E
 _FIRST_OF_X32 = 0x40000000
-_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000  # with EPERM
+_ALLOW, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38  # EPERM, ENOSYS
+_KILL = 0x80000000
 
 
 def confine_calls() -> bool:
-    """From now on no thread of this process may make the calls above: they fail with EPERM. False,
-    with nothing changed, where that cannot be. Needs no_new_privs.
+    """From now on no thread of this process may make the calls above, or sockets of the file
+    system, or namespaces: they fail with EPERM. False, with nothing changed, where the kernel does
+    not have this. Needs no_new_privs.
     """
-    if platform.machine() != "x86_64":
+    libc = ctypes.CDLL(None, use_errno=True)
+    get_action, errno_action = 2, struct.pack("I", _REFUSE & 0xFFFF0000)
+    if platform.machine() != "x86_64" or libc.syscall(_SECCOMP, get_action, 0, errno_action) != 0:
         return False
     code = _filter(sorted(_REFUSED.values()))
     content = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(content))
-    seccomp, set_filter, all_threads = 317, 1, 1
-    return bool(ctypes.CDLL(None).syscall(seccomp, set_filter, all_threads, program) == 0)
+    set_filter, all_threads = 1, 1
+    _check(libc.syscall(_SECCOMP, set_filter, all_threads, program) == 0, "calls")
+    return True
 
 
 def _filter(refused: Sequence[int]) -> bytes:
-    """In the kernel's BPF: by architecture, then by number."""
+    """In the kernel's BPF: by architecture, then by number, and some by their first argument."""
 
     def load(offset: int) -> bytes:
         return struct.pack("HBBI", 0x20, 0, 0, offset)
@@ -145,8 +179,18 @@ def _filter(refused: Sequence[int]) -> bytes:
     def answer(value: int) -> bytes:
         return struct.pack("HBBI", 0x06, 0, 0, value)
 
+    def jump_if_any(bits: int, then: int, otherwise: int) -> bytes:
+        return struct.pack("HBBI", 0x45, then, otherwise, bits)
+
+    first_argument = 16  # its lower half
     code = [load(4), jump_if_equal(_ARCHITECTURE, 1, 0), answer(_KILL), load(0)]
-    code.append(jump_if_at_least(_FIRST_OF_X32, len(refused) + 1, 0))
-    for i, number in enumerate(refused):
-        code.append(jump_if_equal(number, len(refused) - i, 0))
-    return b"".join([*code, answer(_ALLOW), answer(_REFUSE)])
+    code += [jump_if_at_least(_FIRST_OF_X32, 0, 1), answer(_REFUSE)]
+    for number in refused:
+        code += [jump_if_equal(number, 0, 1), answer(_REFUSE)]
+    # The C library then uses clone, whose flags can be seen.
+    code += [jump_if_equal(_CLONE3, 0, 1), answer(_UNKNOWN)]
+    code += [jump_if_equal(_CLONE, 0, 4), load(first_argument)]
+    code += [jump_if_any(_NEW_NAMESPACES, 0, 1), answer(_REFUSE), load(0)]
+    code += [jump_if_equal(_SOCKET, 0, 3), load(first_argument)]
+    code += [jump_if_equal(_OF_FILE_SYSTEM, 0, 1), answer(_REFUSE)]
+    return b"".join([*code, answer(_ALLOW)])

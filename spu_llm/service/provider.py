@@ -51,6 +51,7 @@ HANDSHAKES_OF_ONE = 8
 ACCEPT_S = 0.25
 ACCEPT_AGAIN_S = 0.1
 DRAIN_S = 60.0  # for sessions to come to their end
+MAX_LINE = 2000
 STOP_S = 10.0  # for them to tell their clients that they do not
 
 
@@ -103,7 +104,8 @@ def _serve(
     with sessions as all_, listen(options.host, options.port) as listener:
         on_port(listener.getsockname()[1])
         while not (options.once and all_.over):
-            if (tcp := _accept(listener, options.exit_with_parent)) is not None:
+            tcp = _accept(listener, options.exit_with_parent)
+            if tcp is not None and (not options.exit_with_parent or tcp.of_own_user()):
                 all_.start(tcp)
     if options.once and all_.error is not None:
         raise all_.error
@@ -128,7 +130,7 @@ class _Sessions:
         self._lock, self._printing = threading.Lock(), threading.Lock()
         self._threads: set[threading.Thread] = set()
         self._waiting: dict[threading.Thread, str] = {}  # without a place: their clients' addresses
-        self._stop = threading.Event()
+        self._stop, self._closing = threading.Event(), False
         self.over = False
         self.error: SpuLlmError | None = None
 
@@ -139,6 +141,7 @@ class _Sessions:
         try:
             # SIGTERM; another one ends the waiting.
             if isinstance(error, SystemExit) and not self._options.once:
+                self._closing = True
                 self._control.drain()
                 self._join(DRAIN_S)
         finally:
@@ -174,34 +177,38 @@ class _Sessions:
 
     def _run_and_say(self, tcp: TcpStream) -> None:
         try:
-            if self._run(tcp):
-                self.over = True
+            self._run(tcp)
         except SpuLlmError as exc:
-            self._failed(exc)
+            self._say_failed(exc)
         except Exception as exc:  # of this program; other sessions go on
-            self._failed(SpuLlmError(f"{type(exc).__name__}: {exc}"))
+            self._say_failed(_unforeseen(exc))
         finally:
             self._wait_no_more()
             with self._lock:
                 self._threads.discard(threading.current_thread())
 
-    def _failed(self, exc: SpuLlmError) -> None:
-        if not (self.over or self._places.taken):
-            self.error, self.over = exc, True
+    def _say_failed(self, exc: SpuLlmError) -> None:
         if not self._options.once:
             busy = isinstance(exc, BusyError)
-            self._say("one client too many was sent away" if busy else f"session failed: {exc}")
+            line = "one client too many was sent away" if busy else f"session failed: {exc}"
+            self._say(line[:MAX_LINE])
+
+    def _end_once(self, error: SpuLlmError | None) -> None:
+        """A session has ended, or was refused, which no stranger brings about."""
+        with self._lock:
+            if not (self.over or isinstance(error, BusyError)):
+                self.error, self.over = error, True
 
     def _wait_no_more(self) -> None:
         with self._lock:
             self._waiting.pop(threading.current_thread(), None)
 
-    def _run(self, tcp: TcpStream) -> bool:
-        """All that a connection is for; whether that was a session. What was wrong is raised."""
+    def _run(self, tcp: TcpStream) -> None:
+        """All that a connection is for; what was wrong is raised."""
         stream, peer, calls = self._known(tcp)
         if calls:
             self._control.serve(stream, peer)
-            return False
+            return
         relay = Relay(stream, NETWORKS[self._options.network], "provider")
         relay.hold_streams()
         with closing(Control(relay)) as control:
@@ -212,15 +219,22 @@ class _Sessions:
             except PeerError as exc:
                 control.bye(str(exc), ok=False)
                 raise
+            error: SpuLlmError | None = None
             try:
                 self._wait_no_more()
                 relay.allow_streams()
                 outcome = self._worked(control, admitted.task)
+            except SpuLlmError as exc:
+                error = exc
+                raise
+            except Exception as exc:
+                error = _unforeseen(exc)
+                raise
             finally:
+                self._end_once(error)
                 self._places.leave(admitted)
         traffic = outcome.wire_sent + outcome.wire_received
         self._say(f"session finished, {traffic / 1e6:.1f} MB on the wire")
-        return True
 
     def _worked(self, control: Control, task: Task) -> Outcome:
         pool, root = task.pool_dir, self._options.pool
@@ -256,7 +270,8 @@ class _Sessions:
         """
         options, identity = self._options, self._options.identity
         try:
-            self._look()
+            if self._closing or (self._options.once and self._places.taken):
+                raise BusyError("the provider takes no more sessions")
             seen = {}
             if client is not None and identity is not None:
                 seen = agreeing.certificates(client=client, provider=identity.own)
@@ -266,11 +281,10 @@ class _Sessions:
             task = agreeing.task_of("provider", agree(asked, stated), own, pool)
             _check(task, options)
             return stated, self._places.admit(task, client)
-        except SpuLlmError as exc:
-            self._failed(exc)
-            raise
         except Exception as exc:
-            self._failed(SpuLlmError(f"{type(exc).__name__}: {exc}"))
+            error = exc if isinstance(exc, SpuLlmError) else _unforeseen(exc)
+            self._say_failed(error)
+            self._end_once(error)
             raise
 
     def _disk(self, client: Certificate | None) -> tuple[Path | None, dict[str, int]]:
@@ -293,6 +307,10 @@ class _Sessions:
     def _look(self) -> None:
         if self._stop.is_set():
             raise WantedError("the provider is shutting down")
+
+
+def _unforeseen(exc: Exception) -> SpuLlmError:
+    return SpuLlmError(f"{type(exc).__name__}: {exc}")
 
 
 def _tokenizer(options: ServeOptions) -> Tokenizer | None:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -81,7 +82,7 @@ class Worker:
         files and directories that it needs (`confine`), beside the system's and Python's; unless it
         is `confined` it has all that this user has.
         """
-        self._folder = tempfile.TemporaryDirectory(prefix="spu-llm-", ignore_cleanup_errors=True)
+        self._folder = tempfile.mkdtemp(prefix="spu-llm-")
         self.apart = False  # in a network namespace of its own, as it says when it is ready
         self._asked = False  # for its side, which then owns the channel
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -95,7 +96,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=[theirs.fileno(), *inherits],
-                env=os.environ | {"TMPDIR": self._folder.name},
+                env=os.environ | {"TMPDIR": self._folder},
                 start_new_session=True,  # a Ctrl-C at the terminal is the supervisor's to handle
             )
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -165,7 +166,7 @@ class Worker:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
-        self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)  # which follows no link of the worker's
         if not self._asked:
             self._channel.close()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):

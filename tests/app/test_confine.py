@@ -16,9 +16,9 @@ from tests.app.conftest import Pair
 from tests.app.processes import ROOT, Start
 
 TRIES = """
-import ctypes, errno, json, os, subprocess, sys, threading
+import ctypes, errno, json, os, socket, subprocess, sys, threading
 from pathlib import Path
-from spu_llm.service.confine import confine_calls, confine_files
+from spu_llm.service.confine import confine_calls, confine_files, drop_rights
 
 reads, writes, other = map(Path, sys.argv[1:4])
 late, started = [], threading.Event()
@@ -39,7 +39,7 @@ def reach():
 
 
 waiting = threading.Thread(target=lambda: (started.wait(), late.append(outcome(reach))))
-ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
+drop_rights()
 files = confine_files([reads], [writes])
 waiting.start()
 calls = confine_calls()
@@ -57,6 +57,12 @@ print(json.dumps({
     "write other": outcome((other / "new").write_bytes, b"x"),
     "write what it reads": outcome((reads / "file").write_bytes, b"x"),
     "remove what it reads": outcome((reads / "file").unlink),
+    "make a pipe": outcome(os.mkfifo, writes / "pipe"),
+    "make a socket": outcome(socket.socket, socket.AF_UNIX),
+    "reach the network": outcome(lambda: socket.socket().close()),
+    "signal its parent": outcome(os.kill, os.getppid(), 0),
+    "take a capability": outcome(os.chroot, "/"),
+    "start a thread": outcome(lambda: threading.Thread(target=print).start()),
     "run": outcome(subprocess.run, ["/bin/true"]),
     "reach another process": outcome(reach),
     "reach from an older thread": late[0],
@@ -92,6 +98,7 @@ def test_files_that_are_not_its_own(tried: dict[str, object]) -> None:
         assert tried[deed] == "done", deed
     for deed in (
         "read other", "list other", "write other", "write what it reads", "remove what it reads",
+        "make a pipe",
     ):  # fmt: skip
         assert tried[deed] == "EACCES", deed
 
@@ -100,7 +107,9 @@ def test_calls_that_reach_further(tried: dict[str, object]) -> None:
     if not tried["calls"]:
         pytest.skip("this kernel, or this processor, has no such filter")
     assert tried["run"] in ("EPERM", "EACCES")
-    assert tried["reach another process"] == "EPERM"
+    for deed in ("make a socket", "reach another process", "take a capability"):
+        assert tried[deed] == "EPERM", deed
+    assert tried["reach the network"] == tried["start a thread"] == "done"
     assert tried["reach from an older thread"] == "EPERM"
 
 
@@ -108,25 +117,32 @@ def test_the_filter_lets_all_else_pass() -> None:
     """By hand: what each number is answered."""
     code = confine._filter([59, 101])
 
-    def answer(number: int, architecture: int = 0xC000003E) -> int:
-        at, loaded = 0, 0
+    def answer(number: int, argument: int = 0, architecture: int = 0xC000003E) -> int:
+        data, at, loaded = {0: number, 4: architecture, 16: argument}, 0, 0
         while True:
             kind, then, otherwise, value = confine.struct.unpack_from("HBBI", code, 8 * at)
             at += 1
             if kind == 0x20:
-                loaded = number if value == 0 else architecture
+                loaded = data[value]
             elif kind == 0x06:
                 return int(value)
             else:
-                holds = loaded == value if kind == 0x15 else loaded >= value
+                holds = {
+                    0x15: loaded == value, 0x35: loaded >= value, 0x45: loaded & value != 0
+                }[kind]  # fmt: skip
                 at += then if holds else otherwise
 
-    allow, refuse, kill = 0x7FFF0000, 0x00050001, 0x80000000
-    assert [answer(n) for n in (0, 58, 59, 60, 101, 435)] == [
-        allow, allow, refuse, allow, refuse, allow
+    allow, refuse, unknown, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+    assert [answer(n) for n in (0, 58, 59, 60, 101, 435, 436)] == [
+        allow, allow, refuse, allow, refuse, unknown, allow
     ]  # fmt: skip
     assert answer(0x40000000) == answer(0x40000000 + 59) == refuse
-    assert answer(0, 0x40000003) == kill
+    assert answer(0, architecture=0x40000003) == kill
+    unix, internet, new_user, thread = 1, 2, 0x10000000, 0x003D0F00
+    assert [answer(41, family) for family in (unix, internet)] == [refuse, allow]
+    assert [answer(56, flags) for flags in (new_user, thread, new_user | thread)] == [
+        refuse, allow, refuse
+    ]  # fmt: skip
 
 
 def test_workers_give_it_up(start: Start, pair: Pair) -> None:

@@ -184,6 +184,6 @@ def test_the_owner_of_a_connection_is_read_from_the_kernel() -> None:
         port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as sock:
             own = sock.getsockname()[1]
-            assert worker_side._owner_of(own, port) == os.getuid()
-            assert worker_side._owner_of(1, port) is None
+            assert worker_side.owner_of(own, port) == os.getuid()
+            assert worker_side.owner_of(1, port) is None
             assert Path("/proc/net/tcp").exists()
