@@ -7,6 +7,8 @@ import socket
 import threading
 from collections import deque
 
+from spu_llm.net.link_frames import LinkFrames
+
 _OVERHEAD_BYTES = 64
 
 
@@ -61,6 +63,7 @@ class WorkerPipe:
 
     def __init__(self, stream: int, budget: ByteBudget) -> None:
         self.stream = stream
+        self.frames = LinkFrames()  # of what comes from the peer
         self.sent_close = False  # the protocol's state, kept by the relay
         self.got_close = False
         self.aborted = False  # by `abort`

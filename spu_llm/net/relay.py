@@ -71,6 +71,7 @@ class Relay:
         self._end_expected = False
         self._streams_allowed = threading.Event()
         self._streams_allowed.set()
+        self._of_link = False
 
     def hold_streams(self) -> None:
         """Until `allow_streams`, take the peer's control messages alone: whoever sends more has to
@@ -78,8 +79,11 @@ class Relay:
         """
         self._streams_allowed.clear()
 
-    def allow_streams(self) -> None:
-        """The peer may open streams, as many as there may be."""
+    def allow_streams(self, *, of_link: bool = False) -> None:
+        """The peer may open streams, as many as there may be. `of_link`: what comes on them must be
+        framed as SPU's link is.
+        """
+        self._of_link = of_link
         self._streams_allowed.set()
 
     def start(self, on_control: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
@@ -210,6 +214,8 @@ class Relay:
             return  # crossed our ABORT
         if pipe.got_close:
             raise WireError(f"data after the end of stream {frame.stream}")
+        if self._of_link:
+            pipe.frames.look(frame.payload)
         try:
             pipe.deliver(frame.payload)
         except OSError:

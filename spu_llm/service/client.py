@@ -76,7 +76,9 @@ def run_as_client(
         stated = agreeing.of_client(program, request, tokenizer, server.network, jobs)
         agreed, ticket = open_session(server, stated)
         stream, provider = connected(server, tls.DATA)
-        control = Control(Relay(wrap(stream), NETWORKS[server.network], "client"))
+        relay = Relay(wrap(stream), NETWORKS[server.network], "client")
+        relay.allow_streams(of_link=program.spu is not None)
+        control = Control(relay)
         control.show_ticket(ticket)
         try:
             _check_same(agreed, provider)

@@ -222,7 +222,7 @@ class _Sessions:
             error: SpuLlmError | None = None
             try:
                 self._wait_no_more()
-                relay.allow_streams()
+                relay.allow_streams(of_link=programs.find(admitted.task.program).spu is not None)
                 outcome = self._worked(control, admitted.task)
             except SpuLlmError as exc:
                 error = exc

@@ -47,7 +47,9 @@ class Peer:
         self.messages = 0
 
     def send(self, data: bytes) -> None:
-        self._file.write(len(data).to_bytes(4, "big") + data)
+        # Framed as SPU's link is, by "PRPC" and lengths; the first byte stands for a header.
+        size = (1 + len(data)).to_bytes(4, "big")
+        self._file.write(b"PRPC" + size + bytes([0, 0, 0, 1, 0]) + data)
         self._file.flush()
         self.messages += 1
 
@@ -58,11 +60,11 @@ class Peer:
         from spu_llm.core.errors import PeerError
 
         try:
-            size = self._file.read(4)
-            data = self._file.read(int.from_bytes(size, "big"))
+            size = self._file.read(12)
+            data = self._file.read(int.from_bytes(size[4:8], "big"))[1:]
         except OSError as exc:
             raise PeerError("no message from the other party") from exc
-        if len(size) < 4:
+        if len(size) < 12:
             raise PeerError("no message from the other party")
         self.messages += 1
         return data
