@@ -105,10 +105,12 @@ def _hash(words: np.ndarray) -> np.ndarray:
 
 
 def memory(pid: int) -> bytes:
-    """What a process can write, as it is now, less blocks that are all zeros."""
+    """What a process can write, and files without a name that it shares, as they are now, less
+    blocks that are all zeros.
+    """
     held = bytearray()
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
-        for start, end in _writable(pid):
+        for start, end in _held(pid):
             for at in range(start, end, BLOCK):
                 file.seek(at)
                 try:
@@ -120,9 +122,9 @@ def memory(pid: int) -> bytes:
     return bytes(held)
 
 
-def _writable(pid: int) -> Iterator[tuple[int, int]]:
+def _held(pid: int) -> Iterator[tuple[int, int]]:
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         span, rights = line.split()[:2]
-        if rights.startswith("rw"):
+        if rights.startswith("rw") or "/memfd:" in line:
             start, _, end = span.partition("-")
             yield int(start, 16), int(end, 16)
