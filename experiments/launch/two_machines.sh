@@ -12,6 +12,13 @@ set -eu
 [ $# -ge 3 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 role=$1 dir=$2 host=$3
 shift 3
+case $role in
+provider | client) ;;
+*)
+    echo "the role is provider or client, found '$role'" >&2
+    exit 2
+    ;;
+esac
 
 if [ ! -e "$dir/key.pem" ]; then
     name=$host
@@ -34,9 +41,5 @@ provider)
 client)
     exec spu-llm generate --server "$host:${PORT:-9000}" \
         --identity "$dir" --trust "$dir/peer.pem" "$@"
-    ;;
-*)
-    echo "the role is provider or client, found '$role'" >&2
-    exit 2
     ;;
 esac

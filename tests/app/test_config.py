@@ -9,7 +9,7 @@ import pytest
 
 from spu_llm.app.cli import _parser, main
 from tests.app.conftest import Pair
-from tests.app.processes import Start
+from tests.app.processes import ROOT, Start
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
@@ -73,6 +73,14 @@ def test_what_is_no_option_is_refused(
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+def test_the_example_is_one() -> None:
+    example = ROOT / "experiments" / "launch" / "spu-llm.toml"
+    serve = parsed("serve", f"--config={example}")
+    assert (serve.sessions, serve.client_sessions) == (4, 2) and not serve.insecure
+    assert serve.trust == example.parent / "clients.pem"
+    assert parsed("generate", f"--config={example}").server == "provider.example:9000"
 
 
 def test_both_parties_by_one_file(start: Start, pair: Pair, file: Path, tmp_path: Path) -> None:
