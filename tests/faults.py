@@ -1,7 +1,7 @@
 """`python -m tests.faults`: meet every fault, and write docs/FAULTS.md with how long each took.
 
-A fault's tests say what both parties do. Its seconds are the longest that a command took to end after
-the fault (`Command.assert_failed`), and, since not all of them end one, that a whole test took.
+A fault's tests say what both parties do. Its seconds are the longest that a command took to end
+after the fault (`Command.assert_failed`), and, since not all of them end one, that a whole test took.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ FAULTS = (
     Met("a client's library tries again by itself", "(comes with the HTTP gateway)", ()),
     Met("a prompt too long", "refused before a session, with the numbers, exit code 2",
         ("app/test_bad_input.py::test_a_prompt_too_long_for_the_provider_is_refused_by_generate",)),
-    Met("a worker runs out of memory", "that session ends, with what it took and what it may (`--session-memory`)",
+    Met("a worker runs out of memory",
+        "that session ends, with what it took and what it may (`--session-memory`)",
         ("app/test_limits.py::test_a_session_that_takes_too_much_ends_alone",)),
     Met("a bad model directory", "refused with its path before the provider listens",
         ("app/test_bad_input.py::test_a_damaged_model_is_named",
@@ -145,10 +146,11 @@ def table(took: dict[str, float], after: dict[str, float], line: str) -> str:
     return "\n".join([
         "# Faults",
         "",
-        "What a session meets, what both parties do, and how long that took: seconds from the fault",
-        "on until a party's command had ended, the longest of the tests that `tests/faults.py` names;",
-        f"beside it the longest whole test, processes' starts included. The limit is {LIMIT_S:g} s from",
-        "when a fault can be known (a frozen party: after 6 s without a heartbeat).",
+        "What a session meets, what both parties do, and how long that took: seconds from the",
+        "fault on until a party's command had ended, the longest of the tests that",
+        "`tests/faults.py` names; beside it the longest whole test, with processes' starts. The",
+        f"limit is {LIMIT_S:g} s from when a fault can be known (a frozen party: after 6 s without a",
+        "heartbeat).",
         "",
         f"{line} Written by `python -m tests.faults`.",
         "",
