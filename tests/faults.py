@@ -1,7 +1,7 @@
 """`python -m tests.faults`: meet every fault, and write docs/FAULTS.md with how long each took.
 
 A fault's tests say what both parties do. Its seconds are the longest that a command took to end
-after the fault (`Command.assert_failed`), and, since not all of them end one, that a whole test took.
+after the fault (`Command.assert_failed`) and, since not all of them end one, that a test took.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def table(took: dict[str, float], after: dict[str, float], line: str) -> str:
         "What a session meets, what both parties do, and how long that took: seconds from the",
         "fault on until a party's command had ended, the longest of the tests that",
         "`tests/faults.py` names; beside it the longest whole test, with processes' starts. The",
-        f"limit is {LIMIT_S:g} s from when a fault can be known (a frozen party: after 6 s without a",
-        "heartbeat).",
+        f"limit is {LIMIT_S:g} s from when a fault can be known (a frozen party: after 6 s",
+        "without a heartbeat).",
         "",
         f"{line} Written by `python -m tests.faults`.",
         "",
