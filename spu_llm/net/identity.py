@@ -46,11 +46,14 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Identity:
-    """This party's certificate, checked against its key, and whom it trusts."""
+    """This party's certificate, checked against its key, and whom it trusts. `anchors`: the
+    latter's certificates as they were judged, in PEM form, whatever `trust` holds by now.
+    """
 
     directory: Path
     own: Certificate
     trust: Path
+    anchors: str
     pinned: tuple[Certificate, ...]
     authorities: tuple[Certificate, ...]
 
@@ -141,7 +144,8 @@ def load(directory: Path, trust: Path) -> Identity:
         authorities = tuple(_described(one) for one in others if _signs_others(one))
     except ValueError as exc:
         raise InputError(f"{trust} holds a malformed certificate: {exc}") from None
-    return Identity(directory, own, trust, pinned, authorities)
+    pem = b"".join(one.public_bytes(serialization.Encoding.PEM) for one in others)
+    return Identity(directory, own, trust, pem.decode(), pinned, authorities)
 
 
 def demanded_name(identity: Identity, host: str) -> str | None:

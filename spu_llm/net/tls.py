@@ -140,7 +140,7 @@ def _context(protocol: int, identity: Identity) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= _PARTIAL_CHAIN
     context.load_cert_chain(identity.chain, identity.key)
-    context.load_verify_locations(identity.trust)
+    context.load_verify_locations(cadata=identity.anchors)
     return context
 
 

@@ -196,7 +196,7 @@ def test_a_certificate_out_of_its_time(
     own = identities._described(
         x509.load_pem_x509_certificate((late / CERTIFICATE).read_bytes())
     )
-    provider = Identity(late, own, trust, (), (own,))
+    provider = Identity(late, own, trust, trust.read_text(), (), (own,))
     found = both(trusting(folders["client of authority"], folders["authority"]), provider)
     assert said in str(found[0]) and isinstance(found[1], PeerError)
 
