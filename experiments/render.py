@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks import network_bench, products_bench
+from experiments.benchmarks import connection, network_bench, products_bench
 from experiments.claims import (
     completions_report,
     headline,
@@ -167,6 +167,7 @@ TABLES: dict[str, Tables] = {
     "ops": Tables(_OPS, measured_tables.ops),
     "transcript": single("transcript", transcript.in_results, seconds=False),
     "network": printed("network", network_bench.table),
+    "connection": printed("connection", connection.table),
 }
 
 
