@@ -1,4 +1,5 @@
-"""`python -m tests.faults`: meet every fault, and write docs/FAULTS.md with how long each took.
+"""`python -m tests.faults [PYTEST'S OPTIONS]`: meet every fault, and write docs/FAULTS.md with how
+long each took. `-m "not slow"` leaves out those that `make test` does, too.
 
 A fault's tests say what both parties do. Its seconds are the longest that a command took to end
 after the fault (`Command.assert_failed`) and, since not all of them end one, that a test took.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -152,7 +154,7 @@ def table(took: dict[str, float], after: dict[str, float], line: str) -> str:
         f"limit is {LIMIT_S:g} s from when a fault can be known (a frozen party: after 6 s",
         "without a heartbeat).",
         "",
-        f"{line} Written by `python -m tests.faults`.",
+        line,
         "",
         "| | fault | what both parties do | after it (s) | whole test (s) |",
         "|---|---|---|---|---|",
@@ -172,7 +174,7 @@ def main() -> int:
         done = subprocess.run(
             [
                 sys.executable, "-m", "pytest", "-q", "-m", "", f"--junitxml={report}",
-                *(f"tests/{name}" for name in names),
+                *sys.argv[1:], *(f"tests/{name}" for name in names),
             ],
             cwd=ROOT, env=os.environ | {OBSERVED: str(observed)},
         )  # fmt: skip
@@ -196,7 +198,8 @@ def main() -> int:
         here = machine()
         TABLE.parent.mkdir(exist_ok=True)
         where = f"Measured on {here['date'][:10]} at {here['commit']}, {here['processor']}, "
-        TABLE.write_text(table(took, waited, f"{where}{here['cores']} cores."))
+        command = shlex.join(["python", "-m", "tests.faults", *sys.argv[1:]])
+        TABLE.write_text(table(took, waited, f"{where}{here['cores']} cores, by `{command}`."))
     return done.returncode
 
 
