@@ -197,9 +197,9 @@ def main() -> int:
     if done.returncode == 0:
         here = machine()
         TABLE.parent.mkdir(exist_ok=True)
-        where = f"Measured on {here['date'][:10]} at {here['commit']}, {here['processor']}, "
+        where = f"Measured on {here.date[:10]} at {here.commit}, {here.processor}, "
         command = shlex.join(["python", "-m", "tests.faults", *sys.argv[1:]])
-        TABLE.write_text(table(took, waited, f"{where}{here['cores']} cores, by `{command}`."))
+        TABLE.write_text(table(took, waited, f"{where}{here.cores} cores, by `{command}`."))
     return done.returncode
 
 
