@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from models.family import ModelConfig, Params, check_ranges, family_of, weight_shapes
+from models.family import ModelConfig, Params, check_ranges, family_of
 
 _ALIGNED = 64  # bytes
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -39,9 +39,11 @@ def place(params: Params, config: ModelConfig) -> int:
     return descriptor
 
 
-def mapped(descriptor: int, config: ModelConfig) -> Any:
-    """The folded weights in it, which nobody can write to."""
-    shapes, tree = jax.tree.flatten(weight_shapes(config))
+def mapped(descriptor: int, weights: Any) -> Any:
+    """The folded weights in it, which nobody can write to. `weights`: their shapes, by
+    `family.weight_shapes`.
+    """
+    shapes, tree = jax.tree.flatten(weights)
     # Private, since a shared mapping could be made writable: older kernels refuse it.
     memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
     leaves, at = [], 0

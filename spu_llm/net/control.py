@@ -138,7 +138,7 @@ class Control:
         reason, ok = message.get("reason"), message.get("ok")
         if not isinstance(reason, str) or not isinstance(ok, bool) or self.peer_bye is not None:
             raise WireError("control message with a goodbye that is malformed or repeated")
-        self.peer_bye = Bye(_printable(reason), ok)
+        self.peer_bye = Bye(printable(reason), ok)
         # The peer closes only once it has this, so its goodbye cannot be lost to a reset.
         self.relay.expect_end()
         self._send({"type": "bye-answer"})
@@ -206,6 +206,6 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return result
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Bound and defuse text that the peer wrote and a terminal may show."""
     return "".join(c if c.isprintable() else "?" for c in text[:_MAX_REASON])

@@ -39,6 +39,7 @@ from spu_llm.core.errors import (  # noqa: E402
     WireError,
 )
 from spu_llm.net.carry import PrivateFolder, carry  # noqa: E402
+from spu_llm.net.control import printable  # noqa: E402
 from spu_llm.net.control_pb2 import Opened, OpenRequest, Value  # noqa: E402
 from spu_llm.net.frames import check_preamble  # noqa: E402
 from spu_llm.net.identity import Certificate  # noqa: E402
@@ -251,7 +252,7 @@ def _check_first(data: bytes) -> None:
 
 
 def _translated(error: grpc.RpcError) -> SpuLlmError:
-    code, said = error.code(), _printable(error.details() or "")
+    code, said = error.code(), printable(error.details() or "")
     match dict(error.trailing_metadata() or ()).get(_ERROR):
         case ManifestMismatch.__name__:
             return ManifestMismatch(said)
@@ -293,7 +294,3 @@ def _manifest(values: Mapping[str, Value]) -> dict[str, object]:
 def _scalar(value: Value) -> object:
     kind = value.WhichOneof("kind")
     return None if kind is None else getattr(value, kind)
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text[:2000])

@@ -178,10 +178,8 @@ class _Sessions:
     def _run_and_say(self, tcp: TcpStream) -> None:
         try:
             self._run(tcp)
-        except SpuLlmError as exc:
-            self._say_failed(exc)
-        except Exception as exc:  # of this program; other sessions go on
-            self._say_failed(_unforeseen(exc))
+        except Exception as exc:  # also one of this program's own; other sessions go on
+            self._say_failed(_as_ours(exc))
         finally:
             self._wait_no_more()
             with self._lock:
@@ -224,11 +222,8 @@ class _Sessions:
                 self._wait_no_more()
                 relay.allow_streams(of_link=programs.find(admitted.task.program).spu is not None)
                 outcome = self._worked(control, admitted.task)
-            except SpuLlmError as exc:
-                error = exc
-                raise
             except Exception as exc:
-                error = _unforeseen(exc)
+                error = _as_ours(exc)
                 raise
             finally:
                 self._end_once(error)
@@ -282,7 +277,7 @@ class _Sessions:
             _check(task, options)
             return stated, self._places.admit(task, client)
         except Exception as exc:
-            error = exc if isinstance(exc, SpuLlmError) else _unforeseen(exc)
+            error = _as_ours(exc)
             self._say_failed(error)
             self._end_once(error)
             raise
@@ -309,8 +304,8 @@ class _Sessions:
             raise WantedError("the provider is shutting down")
 
 
-def _unforeseen(exc: Exception) -> SpuLlmError:
-    return SpuLlmError(f"{type(exc).__name__}: {exc}")
+def _as_ours(exc: Exception) -> SpuLlmError:
+    return exc if isinstance(exc, SpuLlmError) else SpuLlmError(f"{type(exc).__name__}: {exc}")
 
 
 def _tokenizer(options: ServeOptions) -> Tokenizer | None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from spu_llm.net.identity import CERTIFICATE
+
 ROOT = Path(__file__).parents[2]
 STUB = Path(__file__).parent / "stub"
 MARKER = "SPU_LLM_TEST_COMMAND"
@@ -210,3 +212,8 @@ class Command:
 
 
 Start = Callable[..., Command]
+
+
+def credentials(own: Path, other: Path) -> list[str]:
+    """Options of a party whose identity is one directory, and that trusts the one in another."""
+    return ["--identity", str(own), "--trust", str(other / CERTIFICATE)]

@@ -13,7 +13,7 @@ import pytest
 from spu_llm.net import identity
 from spu_llm.net.identity import CERTIFICATE, KEY
 from tests.app.conftest import Pair
-from tests.app.processes import Command, Start
+from tests.app.processes import Command, Start, credentials
 
 RUN_S = 120.0
 REFUSED_S = 15.0  # most of it to start a process
@@ -27,8 +27,7 @@ class Parties(NamedTuple):
     stranger: Path
 
     def options(self, own: str, other: str) -> list[str]:
-        trust = getattr(self, other) / CERTIFICATE
-        return ["--identity", str(getattr(self, own)), "--trust", str(trust)]
+        return credentials(getattr(self, own), getattr(self, other))
 
 
 @pytest.fixture(scope="module")

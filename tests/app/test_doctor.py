@@ -16,7 +16,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.net import identity
 from spu_llm.net.identity import CERTIFICATE
 from tests.app.conftest import Pair
-from tests.app.processes import Start
+from tests.app.processes import Start, credentials
 
 RUN_S = 60.0
 
@@ -26,9 +26,8 @@ def test_a_healthy_machine(start: Start, pair: Pair, tmp_path: Path) -> None:
     identity.make(tmp_path / "you", "you.example", 3)
     file = tmp_path / "found.json"
     command = start(
-        "doctor", "--identity", str(tmp_path / "me"), "--trust",
-        str(tmp_path / "you" / CERTIFICATE), "--listen", "127.0.0.1:0", "--model",
-        str(pair.private), "--pool", str(tmp_path / "pool"), "--json", str(file),
+        "doctor", *credentials(tmp_path / "me", tmp_path / "you"), "--listen", "127.0.0.1:0",
+        "--model", str(pair.private), "--pool", str(tmp_path / "pool"), "--json", str(file),
     )  # fmt: skip
     assert command.wait(RUN_S) == 0, command.stderr
     found = {f["what"]: f for f in json.loads(file.read_text())["findings"]}
@@ -62,7 +61,7 @@ def test_whether_a_provider_lets_one_in(start: Start, pair: Pair, tmp_path: Path
         identity.make(folder, f"{name}.example", 30)
 
     def known(own: str, other: str) -> list[str]:
-        return ["--identity", str(folders[own]), "--trust", str(folders[other] / CERTIFICATE)]
+        return credentials(folders[own], folders[other])
 
     server = start(
         "serve", "--model", str(pair.private), "--listen", "127.0.0.1:0",

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from spu_llm.net import identity
-from spu_llm.net.identity import CERTIFICATE
 from tests.app.conftest import Pair
-from tests.app.processes import Start
+from tests.app.processes import Start, credentials
 
 slow = pytest.mark.slow
 RUN_S = 400.0
@@ -62,8 +61,7 @@ def test_completions_between_two_namespaces(
         identity.make(tmp_path / name, address, 30)
 
     def known(own: str, other: str) -> list[str]:
-        trust = str(tmp_path / other / CERTIFICATE)
-        return ["--identity", str(tmp_path / own), "--trust", trust]
+        return credentials(tmp_path / own, tmp_path / other)
 
     server = start(
         "serve", "--model", str(pair.private), "--listen", f"{PROVIDER}:0", "--jobs", "1",

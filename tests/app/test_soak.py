@@ -17,7 +17,7 @@ from spu_llm.service.client import Server, run_as_client
 from spu_llm.systems.decoding.records import COMPLETION, ClientInputs
 from spu_llm.systems.decoding.request import Request
 from tests.app.conftest import Pair
-from tests.app.processes import STUB, Start, eventually
+from tests.app.processes import STUB, Start, credentials, eventually
 
 SESSIONS, SETTLED = 200, 20
 MORE_BYTES = 16 << 20  # that memory may differ by, of 150 MiB and more
@@ -65,8 +65,7 @@ def test_two_hundred_sessions_leave_nothing(
     monkeypatch.setenv("PYTHONPATH", str(STUB))
     provider = start(
         "serve", "--model", str(pair.private), "--listen", "127.0.0.1:0", "--jobs", "1",
-        "--identity", str(tmp_path / "provider"),
-        "--trust", str(tmp_path / "client" / CERTIFICATE), stub="",
+        *credentials(tmp_path / "provider", tmp_path / "client"), stub="",
     )  # fmt: skip
     known = identity.load(tmp_path / "client", tmp_path / "provider" / CERTIFICATE)
     server = Server("127.0.0.1", provider.until_listening(), "local", known)

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from spu_llm.net import identity
-from spu_llm.net.identity import CERTIFICATE
 from spu_llm.service.places import TICKET_S
 from tests.app.conftest import Pair
-from tests.app.processes import Command, Start
+from tests.app.processes import Command, Start, credentials
 from tests.wire import FATAL, SIDES, Fault, FaultyWire
 
 END_S = 15.0
@@ -34,8 +33,7 @@ class Known:
 
     def options(self, own: str) -> list[str]:
         (other,) = set(SIDES) - {own}
-        trust = self._root / other / CERTIFICATE
-        return ["--identity", str(self._root / own), "--trust", str(trust)]
+        return credentials(self._root / own, self._root / other)
 
 
 @pytest.fixture(scope="module")

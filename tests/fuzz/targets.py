@@ -167,30 +167,24 @@ def batch(data: bytes) -> bool:
 
 def safetensors(data: bytes) -> bool:
     """The file of a model's weights."""
-    directory = _model("weights")
-    (directory / "model.safetensors").write_bytes(data)
-    with contextlib.suppress(InputError):
-        load_model(directory)
-        return True
-    return False
+    return _loads(load_model, "weights", "model.safetensors", data)
 
 
 def model_config(data: bytes) -> bool:
     """The file that declares a model's shape."""
-    directory = _model("config")
-    (directory / "config.json").write_bytes(data)
-    with contextlib.suppress(InputError):
-        load_model(directory)
-        return True
-    return False
+    return _loads(load_model, "config", "config.json", data)
 
 
 def tokenizer(data: bytes) -> bool:
     """A tokenizer's file."""
-    directory = _model("tokenizer")
-    (directory / "tokenizer.json").write_bytes(data)
+    return _loads(Tokenizer.load, "tokenizer", "tokenizer.json", data)
+
+
+def _loads(load: Callable[[Path], object], target: str, file: str, data: bytes) -> bool:
+    directory = _model(target)
+    (directory / file).write_bytes(data)
     with contextlib.suppress(InputError):
-        Tokenizer.load(directory)
+        load(directory)
         return True
     return False
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from models.family import ModelConfig, family_of
+from models.family import ModelConfig, family_of, weight_shapes
 from models.resident import mapped, place
 from spu_llm.core.errors import InputError
 from tests.tiny import LLAMA, PRIVATE, tiny_params
@@ -29,7 +29,7 @@ def placed(request: pytest.FixtureRequest) -> Iterator[tuple[ModelConfig, int]]:
 def test_they_are_the_folded_weights(placed: tuple[ModelConfig, int]) -> None:
     config, descriptor = placed
     folded = family_of(config).fold(tiny_params(config, 1), config)
-    found = mapped(descriptor, config)
+    found = mapped(descriptor, weight_shapes(config))
     assert jax.tree.structure(found) == jax.tree.structure(folded)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(folded), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -46,7 +46,7 @@ def test_another_process_maps_them_and_nobody_changes_them(
         os.ftruncate(descriptor, 1)
     with pytest.raises(PermissionError):
         mmap.mmap(descriptor, 0, prot=mmap.PROT_WRITE | mmap.PROT_READ)
-    first = jax.tree.leaves(mapped(descriptor, config))[0]
+    first = jax.tree.leaves(mapped(descriptor, weight_shapes(config)))[0]
     code = f"import os; print(os.pread({descriptor}, 4, 0).hex())"
     done = subprocess.run(
         [sys.executable, "-c", code], pass_fds=[descriptor], capture_output=True, text=True

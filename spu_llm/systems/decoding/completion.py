@@ -62,7 +62,7 @@ def held_weights(session: PartySession, config: ModelConfig, job: Job[Any, Any])
     provider = job.of_provider
     if provider is not None and provider.weights is not None:
         shapes = weight_shapes(config)
-        return private_tree(session, PROVIDER, mapped, shapes, provider.weights, config)
+        return private_tree(session, PROVIDER, mapped, shapes, provider.weights, shapes)
     params = None if provider is None else load_model(Path(provider.model_dir))[1]
     return share_weights(session, config, params)
 
