@@ -103,7 +103,7 @@ FAULTS = (
     Met("a prompt too long", "refused before a session, with the numbers, exit code 2",
         ("app/test_bad_input.py::test_a_prompt_too_long_for_the_provider_is_refused_by_generate",)),
     Met("a worker runs out of memory",
-        "that session ends, with what it took and what it may (`--session-memory`)",
+        "that session ends, with what it took and what it may (`--client-memory`)",
         ("app/test_limits.py::test_a_session_that_takes_too_much_ends_alone",)),
     Met("a bad model directory", "refused with its path before the provider listens",
         ("app/test_bad_input.py::test_a_damaged_model_is_named",

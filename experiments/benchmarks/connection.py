@@ -11,6 +11,9 @@ Seconds of a decode step are compared; that of a mode is the median of its runs.
 session takes to start: from the client's call to the beginning of prefill, after one session that
 has kept what outlives it (the hint), and of that until there is a connection for data: what gRPC, a
 second handshake and the start of a worker's process take.
+
+On `lan` all three go through the same cable (`experiments.common.cable`), whose delay is the
+network's: relays emulate nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common import commands, report
+from experiments.common.cable import cable
 from models.hf import load_config
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import SpuLlmError
@@ -57,17 +61,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     commands.add_common(parser)
     commands.add_number(parser, "--repeat", 5, "runs of each, in turn")
     commands.add_number(parser, "--tokens", 17, "of each completion, one a step")
+    commands.add_network(parser, "local")
 
 
 def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     commands.check_range("--repeat", options.repeat, 1)
     commands.check_range("--tokens", options.tokens, 2)
-    result = measure(commands.private_model(options), options.repeat, options.tokens)
+    model = commands.private_model(options)
+    results = {
+        network: measure(model, network, options.repeat, options.tokens)
+        for network in options.network
+    }
+    result = {
+        "networks": results,
+        "failed": [f"{name}: {f}" for name, r in results.items() for f in r["failed"]],
+        "machine": asdict(machine()), "config": {"model": str(model), "tokens": options.tokens},
+    }  # fmt: skip
     commands.conclude(options, result, table(result))
 
 
-def measure(model: Path, repeat: int, tokens: int) -> dict[str, Any]:
+def measure(model: Path, network: str, repeat: int, tokens: int) -> dict[str, Any]:
     """All runs, `repeat` of each mode in turn after one of each that is not counted."""
     tokenizer, prompt = Tokenizer.load(model), "def f(x):"
     ids = tokenizer.encode(prompt)
@@ -77,15 +91,15 @@ def measure(model: Path, repeat: int, tokens: int) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         ways: dict[str, Callable[[], dict[str, Any]]] = {
-            "direct": lambda: _direct(model, request, inputs, tokenizer),
-            "insecure": lambda: _served(model, request, inputs, tokenizer, None),
-            "tls": lambda: _served(model, request, inputs, tokenizer, Path(folder)),
+            "direct": lambda: _direct(model, network, request, inputs, tokenizer),
+            "insecure": lambda: _served(model, network, request, inputs, tokenizer, None),
+            "tls": lambda: _served(model, network, request, inputs, tokenizer, Path(folder)),
         }
         _make_identities(Path(folder))
         for i in range(repeat + 1):
             for mode in MODES:
                 run = {"mode": mode, **ways[mode]()}
-                print(f"{i} of {repeat}: {json.dumps(run)}", file=sys.stderr, flush=True)
+                print(f"{network}, {i} of {repeat}: {json.dumps(run)}", file=sys.stderr, flush=True)
                 runs += [run] if i else []
     if len({tuple(run.pop("token_ids")) for run in runs}) != 1:
         raise SpuLlmError("the runs differ in their text; a near-tie has flipped")
@@ -98,21 +112,28 @@ def measure(model: Path, repeat: int, tokens: int) -> dict[str, Any]:
     failed += [f"{m}: a session starts too late" for m, s in starts.items() if s > START_S]
     return {
         "step_s": steps, "added": added, "start_s": starts, "runs": runs, "failed": failed,
-        "machine": asdict(machine()), "config": {"model": str(model), "tokens": tokens},
     }  # fmt: skip
 
 
 def table(result: dict[str, Any]) -> str:
+    rows = [
+        [network, *row] for network, found in result["networks"].items() for row in _rows(found)
+    ]
+    heads = ("network", "connection", "decode step", "ratio", "start of a session (s)",
+             "until connected")  # fmt: skip
+    return "\n".join(report.table(heads, rows))
+
+
+def _rows(found: dict[str, Any]) -> list[list[str]]:
     rows = []
     for mode in MODES:
-        runs = [run for run in result["runs"] if run["mode"] == mode]
+        runs = [run for run in found["runs"] if run["mode"] == mode]
         spread = f"{min(r['step_s'] for r in runs):.3f} to {max(r['step_s'] for r in runs):.3f}"
-        beside = [report.three(result["added"][mode]), report.three(result["start_s"][mode]),
+        beside = [report.three(found["added"][mode]), report.three(found["start_s"][mode]),
                   f"{1e3 * statistics.median(r['open_s'] for r in runs):.0f} ms",
-                  ] if mode in result["added"] else ["1", "-", "-"]  # fmt: skip
-        rows.append([mode, f"{result['step_s'][mode]:.3f} s ({spread})", *beside])
-    heads = ("connection", "decode step", "ratio", "start of a session (s)", "until connected")
-    return "\n".join(report.table(heads, rows))
+                  ] if mode in found["added"] else ["1", "-", "-"]  # fmt: skip
+        rows.append([mode, f"{found['step_s'][mode]:.3f} s ({spread})", *beside])
+    return rows
 
 
 def _record(result: dict[str, Any]) -> dict[str, Any]:
@@ -129,8 +150,9 @@ def _make_identities(folder: Path) -> None:
 
 
 def _served(
-    model: Path, request: Request, inputs: ClientInputs, tokenizer: Tokenizer, folder: Path | None
-) -> dict[str, Any]:
+    model: Path, network: str, request: Request, inputs: ClientInputs, tokenizer: Tokenizer,
+    folder: Path | None,
+) -> dict[str, Any]:  # fmt: skip
     began: list[float] = []
     opened: list[float] = []
 
@@ -145,7 +167,11 @@ def _served(
     credentials = None
     if folder is not None:
         credentials = folder / "provider", folder / "client" / CERTIFICATE
-    with local_provider(model, "local", credentials=credentials) as server:
+    with (
+        local_provider(model, "local", credentials=credentials) as server,
+        cable(network, [server.port]) as (port,),
+    ):
+        server = replace(server, port=port)
         if folder is not None:
             known = identity.load(folder / "client", folder / "provider" / CERTIFICATE)
             server = replace(server, identity=known)
@@ -163,17 +189,25 @@ def _served(
 
 
 def _direct(
-    model: Path, request: Request, inputs: ClientInputs, tokenizer: Tokenizer
+    model: Path, network: str, request: Request, inputs: ClientInputs, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     agreed = agree(
         with_nonce(agreeing.of_client(COMPLETION, request, tokenizer, "local", 1)),
         with_nonce(agreeing.of_provider(load_config(model), tokenizer, "local", 1)),
     )
-    addresses = tuple(f"127.0.0.1:{port}" for port in _free_ports(2))
-    tasks = [
-        replace(agreeing.task_of(role, agreed, own, None), addresses=addresses)
-        for role, own in zip(ROLES, (inputs, Held(str(model))), strict=True)
-    ]
+    own = _free_ports(2)
+    with cable(network, own) as far:
+        tasks = []
+        for rank, held in enumerate((inputs, Held(str(model)))):
+            # Each party listens at its own port, and reaches the other through the cable.
+            ports = [own[i] if i == rank else far[i] for i in range(2)]
+            task = agreeing.task_of(ROLES[rank], agreed, held, None)
+            tasks.append(replace(task, addresses=tuple(f"127.0.0.1:{port}" for port in ports)))
+        return _record(_result(tasks))
+
+
+def _result(tasks: Sequence[Task]) -> dict[str, Any]:
+    """The client's, of a run without supervisors."""
     parties = [
         subprocess.Popen(
             python_command(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -194,7 +228,8 @@ def _direct(
     events = [json.loads(line) for line in said[0].splitlines()]
     if not events or events[-1]["event"] != "result":
         raise SpuLlmError(f"the direct run failed: {events[-1:]}")
-    return _record(events[-1])
+    result: dict[str, Any] = events[-1]
+    return result
 
 
 def _free_ports(count: int) -> Sequence[int]:

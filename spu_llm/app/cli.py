@@ -154,11 +154,12 @@ def _parser() -> Parser:
                        help="at a time, of one certificate (default: as many as there are)")
     serve.add_argument("--session-minutes", type=int, default=SESSION_MINUTES, metavar="N",
                        help="end a session after that (default: %(default)s)")
-    serve.add_argument("--session-traffic", type=int, metavar="MB",
-                       help="end one that moves more than that, both ways (default: never)")
-    serve.add_argument("--session-memory", type=int, metavar="MB",
-                       help="end one whose worker takes more than that, the weights that all "
-                       "workers share included (default: never)")
+    serve.add_argument("--client-traffic", type=int, metavar="MB",
+                       help="let one certificate move no more than that within an hour, both ways, "
+                       "in all its sessions; with --insecure all clients are one")
+    serve.add_argument("--client-memory", type=int, metavar="MB",
+                       help="let one certificate's workers take no more than that, beside the "
+                       "weights; likewise")
     serve.add_argument("--studies", action="store_true",
                        help="also take part in measurements (bench, experiment)")  # fmt: skip
     _folder(serve, "--pool", "keep what is made ahead of time, for each client that does")
@@ -387,8 +388,8 @@ def _serve(options: argparse.Namespace) -> None:
         "sessions_of_one": of_one,
         "limits": Limits(
             options.session_minutes,
-            _megabytes(options, "session_traffic"),
-            _megabytes(options, "session_memory"),
+            _megabytes(options, "client_traffic"),
+            _megabytes(options, "client_memory"),
         ),
     }
     host, port = address(options.listen, "--listen")

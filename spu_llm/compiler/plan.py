@@ -133,7 +133,7 @@ def _on_shares(closed: ClosedJaxpr, owners: Sequence[Owner]) -> ClosedJaxpr:
     """`closed` with every approximation in its form on shares, where it works on such."""
     owned = _assign_owners(closed, owners)
 
-    def form(eqn: JaxprEqn) -> Any:
+    def form(eqn: JaxprEqn) -> ClosedJaxpr | None:
         return form_on_shares(eqn) if join(owned.read(eqn.invars)) is Owner.JOINT else None
 
     spelt_out = expanded(closed, form)

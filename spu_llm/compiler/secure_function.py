@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from spu_llm.compiler.plan import Plan, make_plan
+from spu_llm.core._jax import shape_of
 from spu_llm.core.values import Owner
 
 
@@ -30,15 +31,21 @@ class SecureFunction:
             counts = [len(jax.tree.leaves(a)) for a in args]
             owners = [o for o, n in zip(self.owners, counts, strict=True) for _ in range(n)]
 
-            def result(*xs: Any) -> Any:
-                return self.fn(*jax.tree.unflatten(tree, xs))
+            out_trees = []
 
             def flat(*xs: Any) -> list[Any]:
-                return jax.tree.leaves(result(*xs))
+                leaves, out_tree = jax.tree.flatten(self.fn(*jax.tree.unflatten(tree, xs)))
+                out_trees.append(out_tree)
+                return leaves
 
-            out_tree = jax.tree.structure(jax.eval_shape(result, *shapes))
-            self._plans[key] = self._make_plan(flat, shapes, owners), out_tree
+            plan = self._make_plan(flat, shapes, owners)
+            self._plans[key] = plan, out_trees[0]
         return self._plans[key]
+
+    def results(self, *args: Any) -> Any:
+        """Shapes and dtypes of what a call with such arguments gives."""
+        plan, out_tree = self.plan(*args)
+        return jax.tree.unflatten(out_tree, [shape_of(v) for v in plan.outputs])
 
     def _make_plan(
         self, flat: Callable[..., list[Any]], shapes: Sequence[Any], owners: Sequence[Owner]

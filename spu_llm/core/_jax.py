@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
 import jax.extend.core as jex
 import numpy as np
-from jax._src import source_info_util
 from jax.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, ShapedArray, Var, jaxprs_in_params
 from jax.interpreters import ad, batching, mlir
 
@@ -47,7 +46,6 @@ def make_primitive(name: str, reference: Callable[..., Any]) -> Any:
         return jax.eval_shape(lambda *xs: as_list(*xs, **dict(static)), *shapes)
 
     def abstract(*avals: Any, **static: Any) -> list[ShapedArray]:
-        # A program is traced again for every form that an approximation of it is given.
         out = results(tuple((a.shape, a.dtype) for a in avals), tuple(static.items()))
         return [ShapedArray(s.shape, s.dtype) for s in out]
 
@@ -81,49 +79,63 @@ def make_differentiable(primitive: Any, reference: Callable[..., Any]) -> None:
     batching.primitive_batchers[primitive] = batched
 
 
-def flat_jaxpr(fn: Callable[..., Any], shapes: Sequence[jax.ShapeDtypeStruct]) -> ClosedJaxpr:
+def flat_jaxpr(fn: Callable[..., Any], shapes: Sequence[Any]) -> ClosedJaxpr:
     """The jaxpr of `fn(*arrays) -> list of arrays` with calls inlined."""
     return _inline(jax.make_jaxpr(fn)(*shapes))
 
 
 def _inline(closed: ClosedJaxpr) -> ClosedJaxpr:
-    def body_of(eqn: JaxprEqn) -> Callable[..., list[Any]] | None:
+    known: dict[int, ClosedJaxpr] = {}  # by the id of a body that `closed` holds
+
+    def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
         if eqn.primitive.name not in _INLINED:
             return None
         body = eqn.params[_INLINED[eqn.primitive.name]]
-        return as_function(_inline(ClosedJaxpr(body, ()) if isinstance(body, Jaxpr) else body))
+        if id(body) not in known:
+            known[id(body)] = _inline(ClosedJaxpr(body, ()) if isinstance(body, Jaxpr) else body)
+        return known[id(body)]
 
     return expanded(closed, body_of)
 
 
 def expanded(
-    closed: ClosedJaxpr, form_of: Callable[[JaxprEqn], Callable[..., Any] | None]
+    closed: ClosedJaxpr, body_of: Callable[[JaxprEqn], ClosedJaxpr | None]
 ) -> ClosedJaxpr:
-    """`closed` with equations replaced by functions of their operands, where `form_of` gives one,
-    and calls inside these inlined.
+    """`closed` with the equations of a body in place of each equation that `body_of` gives one, in
+    its name scope. Nothing is traced again.
     """
-    forms = {id(e): form for e in closed.jaxpr.eqns if (form := form_of(e)) is not None}
-    if not forms:
+    bodies = [(eqn, body_of(eqn)) for eqn in closed.jaxpr.eqns]
+    if not any(body is not None for _, body in bodies):
         return closed
+    consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    eqns: list[JaxprEqn] = []
+    stands_for: dict[Var, Var | Literal] = {}  # results of what is replaced
+    for eqn, body in bodies:
+        invars = _renamed(eqn.invars, stands_for)
+        if body is None:
+            eqns.append(eqn.replace(invars=invars))
+            continue
+        consts.update(zip(body.jaxpr.constvars, body.consts, strict=True))
+        inside = dict(zip(body.jaxpr.invars, invars, strict=True))
+        for inner in body.jaxpr.eqns:
+            outvars = [Var("", v.aval) for v in inner.outvars]
+            scope = eqn.source_info.name_stack + inner.source_info.name_stack
+            eqns.append(
+                inner.replace(
+                    invars=_renamed(inner.invars, inside), outvars=outvars,
+                    source_info=inner.source_info.replace(name_stack=scope),
+                )
+            )  # fmt: skip
+            inside.update(zip(inner.outvars, outvars, strict=True))
+        results = _renamed(body.jaxpr.outvars, inside)
+        stands_for.update(zip(eqn.outvars, results, strict=True))
+    outvars = _renamed(closed.jaxpr.outvars, stands_for)
+    jaxpr = Jaxpr(list(consts), closed.jaxpr.invars, outvars, eqns)
+    return ClosedJaxpr(jaxpr, list(consts.values()))
 
-    def bind(eqn: JaxprEqn, values: list[Any]) -> Sequence[Any]:
-        with _same_scope(eqn):
-            if id(eqn) in forms:
-                return _returning_list(forms[id(eqn)])(*values)
-            sub, params = eqn.primitive.get_bind_params(eqn.params)
-            out = eqn.primitive.bind(*sub, *values, **params)
-            return out if eqn.primitive.multiple_results else [out]
 
-    def replay(*args: Any) -> list[Any]:
-        return walk(closed, args, lambda x: x, bind).read(closed.jaxpr.outvars)
-
-    return _inline(jax.make_jaxpr(replay)(*[shape_of(v) for v in closed.jaxpr.invars]))
-
-
-def _same_scope(eqn: JaxprEqn) -> Any:
-    """Equations traced inside get the name scope of `eqn` within the current one."""
-    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    return source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
+def _renamed(atoms: Iterable[Any], stands_for: Mapping[Var, Var | Literal]) -> list[Any]:
+    return [atom if isinstance(atom, Literal) else stands_for.get(atom, atom) for atom in atoms]
 
 
 def scope_of(eqn: JaxprEqn) -> str:
@@ -131,8 +143,8 @@ def scope_of(eqn: JaxprEqn) -> str:
     return str(eqn.source_info.name_stack)
 
 
-def shape_of(atom: Var) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a variable."""
+def shape_of(atom: Var | Literal) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a variable or a literal."""
     aval = atom.aval
     assert isinstance(aval, ShapedArray)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

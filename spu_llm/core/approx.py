@@ -12,8 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
-from spu_llm.core._jax import JaxprEqn, make_differentiable, make_primitive
+from spu_llm.core._jax import (
+    ClosedJaxpr,
+    JaxprEqn,
+    flat_jaxpr,
+    make_differentiable,
+    make_primitive,
+    shape_of,
+)
 
 _ON_SHARES: dict[Any, Callable[..., Any]] = {}  # by primitive
 
@@ -40,11 +48,24 @@ def approximation(
     return apply
 
 
-def form_on_shares(eqn: JaxprEqn) -> Callable[..., Any] | None:
+def form_on_shares(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """What an approximation's equation becomes where shares come in, in a name scope of the
     approximation's name; None for other equations.
     """
-    form = _ON_SHARES.get(eqn.primitive)
-    if form is None:
+    if eqn.primitive not in _ON_SHARES:
         return None
-    return jax.named_scope(eqn.primitive.name)(functools.partial(form, **eqn.params))
+    shapes = tuple(shape_of(v) for v in eqn.invars)
+    return _form(eqn.primitive, shapes, tuple(eqn.params.items()), _integers())
+
+
+def _integers() -> Any:
+    return jax.dtypes.canonicalize_dtype(np.int64)
+
+
+@functools.lru_cache(maxsize=1 << 10)  # every block of a model has the same ones
+def _form(
+    primitive: Any, shapes: tuple[Any, ...], static: tuple[tuple[str, Any], ...], integers: Any
+) -> ClosedJaxpr:
+    """`integers`: the widest there are, which depends on JAX's settings, as tracing does."""
+    form = functools.partial(_ON_SHARES[primitive], **dict(static))
+    return flat_jaxpr(jax.named_scope(primitive.name)(form), shapes)

@@ -139,11 +139,8 @@ def load(directory: Path, trust: Path) -> Identity:
     others = _certificates(trust, hint="; --trust names the other party's certificate")
     for one in others:
         _check_time(one, trust)
-    try:
-        pinned = tuple(_described(one) for one in others if not _signs_others(one))
-        authorities = tuple(_described(one) for one in others if _signs_others(one))
-    except ValueError as exc:
-        raise InputError(f"{trust} holds a malformed certificate: {exc}") from None
+    pinned = tuple(_described(one) for one in others if not _signs_others(one))
+    authorities = tuple(_described(one) for one in others if _signs_others(one))
     pem = b"".join(one.public_bytes(serialization.Encoding.PEM) for one in others)
     return Identity(directory, own, trust, pem.decode(), pinned, authorities)
 
@@ -198,10 +195,17 @@ def _read(path: Path, hint: str = "") -> bytes:
 
 
 def _certificates(path: Path, hint: str) -> list[x509.Certificate]:
+    """All that is in a file, each of which can be read to its end."""
     try:
-        return x509.load_pem_x509_certificates(_read(path, hint))
+        found = x509.load_pem_x509_certificates(_read(path, hint))
     except ValueError:
         raise InputError(f"{path} holds no certificates in PEM form") from None
+    try:
+        for one in found:
+            _described(one), _signs_others(one), one.public_key()
+    except (ValueError, UnsupportedAlgorithm) as exc:
+        raise InputError(f"{path} holds a malformed certificate: {exc}") from None
+    return found
 
 
 def _check_time(one: x509.Certificate, path: Path) -> None:

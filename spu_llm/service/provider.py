@@ -34,8 +34,8 @@ from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import ByteStream, TcpStream, accept, listen
 from spu_llm.offline.peer_directories import directory_of, open_directory
 from spu_llm.service import agreeing, programs
-from spu_llm.service.limits import Guard, Limits
-from spu_llm.service.places import Places
+from spu_llm.service.limits import Accounts, Limits
+from spu_llm.service.places import Admitted, Places
 from spu_llm.service.supervisor import (
     HANDSHAKE_S,
     Outcome,
@@ -64,7 +64,7 @@ class ServeOptions:
     once: bool
     sessions: int  # at a time
     sessions_of_one: int  # of one certificate
-    limits: Limits  # of each of them
+    limits: Limits
     studies: bool  # also take part in measurements, which open more than a completion does
     pool: Path | None  # where material outlives a session
     disk_bytes: int | None  # that it may take there, of all clients together
@@ -126,6 +126,7 @@ class _Sessions:
         self._context = None if identity is None else tls.server_context(identity)
         places = 1 if options.once else options.sessions
         self._places = Places(places, options.sessions_of_one)
+        self._accounts = Accounts(options.limits)
         self._control = ControlServer(self._admit)
         self._lock, self._printing = threading.Lock(), threading.Lock()
         self._threads: set[threading.Thread] = set()
@@ -221,7 +222,7 @@ class _Sessions:
             try:
                 self._wait_no_more()
                 relay.allow_streams(of_link=programs.find(admitted.task.program).spu is not None)
-                outcome = self._worked(control, admitted.task)
+                outcome = self._worked(control, admitted)
             except Exception as exc:
                 error = _as_ours(exc)
                 raise
@@ -231,22 +232,23 @@ class _Sessions:
         traffic = outcome.wire_sent + outcome.wire_received
         self._say(f"session finished, {traffic / 1e6:.1f} MB on the wire")
 
-    def _worked(self, control: Control, task: Task) -> Outcome:
-        pool, root = task.pool_dir, self._options.pool
+    def _worked(self, control: Control, admitted: Admitted) -> Outcome:
+        task, root = admitted.task, self._options.pool
+        pool = task.pool_dir
         worker = Worker(
             task.program, [self._weights],
             writes=kept_folders("provider", None if pool is None else Path(pool)),
             lists=[] if root is None else [root],  # to see how large it is
             confined=task.program not in programs.STUDIES,
         )  # fmt: skip
-        guard = Guard(self._options.limits, control.relay, worker)
-
-        def look() -> None:
-            self._look()
-            guard.look()
-
         try:
-            return run_session(control, worker, task, lambda event: None, look)
+            with self._accounts.watching(admitted.client, control.relay, worker) as guard:
+
+                def look() -> None:
+                    self._look()
+                    guard.look()
+
+                return run_session(control, worker, task, lambda event: None, look)
         finally:
             worker.stop()
 
@@ -267,6 +269,7 @@ class _Sessions:
         try:
             if self._closing or (self._options.once and self._places.taken):
                 raise BusyError("the provider takes no more sessions")
+            self._accounts.check(client)
             seen = {}
             if client is not None and identity is not None:
                 seen = agreeing.certificates(client=client, provider=identity.own)

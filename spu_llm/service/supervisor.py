@@ -140,10 +140,11 @@ class Worker:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def memory_bytes(self) -> int:
-        """Memory that the worker has in use; 0 once it has gone."""
+        """Memory that the worker has for itself; 0 once it has gone."""
         try:
             with open(f"/proc/{self._process.pid}/statm") as file:
-                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+                _, resident, shared, *_ = map(int, file.read().split())
+                return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
         except OSError:
             return 0
 

@@ -1,9 +1,17 @@
-"""What a provider gives to one session, and what both hear when it has had all of it."""
+"""What a provider gives to one client, and what both hear when it has had all of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from spu_llm.core.errors import LimitError
+from spu_llm.net.uplink import Counters
+from spu_llm.service import limits
+from spu_llm.service.limits import Accounts, Limits
 from tests.app.conftest import Pair
 from tests.app.processes import Start
 
@@ -13,14 +21,14 @@ END_S = 15.0
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        (["--session-memory", "20"], "the provider gives a session 20 MB of memory"),
-        (["--session-traffic", "1"], "ends a session that moves more than 1 MB"),
+        (["--client-memory", "20"], "the provider gives a client 20 MB of memory"),
+        (["--client-traffic", "1"], "lets a client move 1 MB within an hour"),
     ],
 )
 def test_a_session_that_takes_too_much_ends_alone(
     start: Start, pair: Pair, option: list[str], said: str
 ) -> None:
-    stub = "client:prefilling:floods" if "--session-traffic" in option else "client:decoding:holds"
+    stub = "client:prefilling:floods" if "--client-traffic" in option else "client:decoding:holds"
     server = start(*pair.serve(*option), stub=stub)
     port = server.until_listening()
     client = start(*pair.generate(port), stub=stub)
@@ -29,22 +37,97 @@ def test_a_session_that_takes_too_much_ends_alone(
     assert not [p for p in server.processes() if p.is_worker]
 
 
-def test_a_session_has_an_end(
-    start: Start, pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from spu_llm.core.errors import LimitError
-    from spu_llm.service import limits
+class Relay:
+    """Has moved so much."""
 
-    class Still:
-        def snapshot(self) -> object:
-            return type("Counters", (), {"wire_bytes_sent": 0, "wire_bytes_received": 0})
+    def __init__(self, moved: int = 0) -> None:
+        self.moved = moved
 
-    guard = limits.Guard(limits.Limits(minutes=5), Still(), None)  # type: ignore[arg-type]
-    guard.look()
-    now = limits.time.monotonic()
-    monkeypatch.setattr(limits.time, "monotonic", lambda: now + 5 * 60)
-    with pytest.raises(LimitError, match="after 5 minutes"):
+    def snapshot(self) -> Counters:
+        return Counters(wire_bytes_sent=self.moved // 2, wire_bytes_received=self.moved // 2)
+
+
+class Worker:
+    """Has so much memory."""
+
+    def __init__(self, memory: int = 0) -> None:
+        self.memory = memory
+
+    def memory_bytes(self) -> int:
+        return self.memory
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    start, passed = limits.time.monotonic(), [0.0]
+    monkeypatch.setattr(limits.time, "monotonic", lambda: start + passed[0])
+
+    def wait(seconds: float) -> None:
+        passed[0] += seconds
+
+    return wait
+
+
+def watching(
+    accounts: Accounts, client: Any, relay: Relay | None = None, worker: Worker | None = None
+) -> Any:
+    return accounts.watching(client, relay or Relay(), worker or Worker())  # type: ignore[arg-type]
+
+
+ONE, OTHER = (SimpleNamespace(fingerprint=name) for name in ("one", "other"))
+
+
+def test_a_session_has_an_end(later: Callable[[float], None]) -> None:
+    with watching(Accounts(Limits(minutes=5)), ONE) as guard:
         guard.look()
+        later(5 * 60)
+        with pytest.raises(LimitError, match="after 5 minutes"):
+            guard.look()
+
+
+def test_traffic_counts_over_a_clients_sessions_for_an_hour(
+    later: Callable[[float], None]
+) -> None:
+    accounts = Accounts(Limits(traffic_bytes=10_000_000))
+    with watching(accounts, ONE, Relay(6_000_000)), watching(accounts, ONE) as second:
+        second.look()
+    relay = Relay()
+    with watching(accounts, ONE, relay) as third, watching(accounts, OTHER, Relay(9_000_000)):
+        relay.moved = 5_000_000
+        with pytest.raises(LimitError, match="move 10 MB within an hour, and this one moved 11 MB"):
+            third.look()
+    with pytest.raises(LimitError, match="try again later"):
+        accounts.check(ONE)
+    accounts.check(OTHER)
+    accounts.check(None)
+    later(limits.HOUR_S)
+    accounts.check(ONE)
+
+
+def test_memory_counts_over_a_clients_workers_and_who_came_last_goes() -> None:
+    accounts = Accounts(Limits(memory_bytes=10_000_000))
+    worker = Worker(6_000_000)
+    with (
+        watching(accounts, ONE, worker=worker) as first,
+        watching(accounts, OTHER, worker=Worker(9_000_000)) as stranger,
+    ):
+        with watching(accounts, ONE, worker=Worker(5_000_000)) as second:
+            first.look()
+            with pytest.raises(LimitError, match="10 MB of memory, and this one took 11 MB"):
+                second.look()
+        first.look()
+        worker.memory = 11_000_000
+        with pytest.raises(LimitError):
+            first.look()
+        stranger.look()
+
+
+def test_clients_with_nothing_to_count_are_forgotten(later: Callable[[float], None]) -> None:
+    accounts = Accounts(Limits())
+    for i in range(50):
+        with watching(accounts, SimpleNamespace(fingerprint=str(i)), Relay(1000)):
+            later(limits.HOUR_S / 10)
+    assert len(accounts._of) <= 11
 
 
 @pytest.mark.parametrize(
@@ -54,7 +137,7 @@ def test_a_session_has_an_end(
         (["--client-disk", "9"], "--client-disk bounds what is kept in --pool"),
         (["--client-disk", "9", "--pool", "p"], "there is none with --insecure"),
         (["--session-minutes", "0"], "--session-minutes must be 1 or more"),
-        (["--session-memory", "0"], "--session-memory must be 1 or more, in MB"),
+        (["--client-memory", "0"], "--client-memory must be 1 or more, in MB"),
     ],
 )
 def test_limits_that_make_no_sense(

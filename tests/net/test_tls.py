@@ -201,6 +201,24 @@ def test_a_certificate_out_of_its_time(
     assert said in str(found[0]) and isinstance(found[1], PeerError)
 
 
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("since", [NOW - DAY, NOW + DAY])
+def test_a_certificate_whose_names_cannot_be_read(
+    folders: dict[str, Path], tmp_path: Path, since: Any, own: bool
+) -> None:
+    """Also where it would be refused for its time."""
+    spoilt = party(tmp_path / "spoilt", "a.example", since=since, until=NOW + 2 * DAY)
+    whole = x509.load_pem_x509_certificate((spoilt / CERTIFICATE).read_bytes())
+    names = b"\x06\x03\x55\x1d\x11\x04"  # that of the extension, and a string
+    der = whole.public_bytes(serialization.Encoding.DER)
+    at = der.index(names) + len(names) + 2  # in the string: a sequence of names, and its length
+    der = der[:at] + bytes([der[at + 1] + 60]) + der[at + 1 :]
+    pem = ssl.DER_cert_to_PEM_cert(der)
+    (spoilt / CERTIFICATE).write_text(pem)
+    with pytest.raises(InputError, match="holds a malformed certificate"):
+        trusting(*(spoilt, folders["client"]) if own else (folders["client"], spoilt))
+
+
 def test_no_certificate_no_tls_and_older_tls(folders: dict[str, Path]) -> None:
     context = tls.server_context(trusting(folders["provider"], folders["client"]))
 
