@@ -28,6 +28,10 @@ MAX_DAYS = 3650
 SOON = timedelta(days=14)  # an end of validity that one is warned of
 _EARLIER = timedelta(minutes=5)  # that clocks may differ by
 _MAX_FILE = 1 << 20
+_MALFORMED = (
+    ValueError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,10 @@ class Identity:
 
 def describe(der: bytes) -> Certificate:
     """ValueError when it is no certificate."""
-    return _described(x509.load_der_x509_certificate(der))
+    try:
+        return _described(x509.load_der_x509_certificate(der))
+    except _MALFORMED as exc:
+        raise ValueError(str(exc)) from None
 
 
 def make(directory: Path, name: str, days: int) -> Certificate:
@@ -196,14 +203,14 @@ def _read(path: Path, hint: str = "") -> bytes:
 
 def _certificates(path: Path, hint: str) -> list[x509.Certificate]:
     """All that is in a file, each of which can be read to its end."""
+    content = _read(path, hint)
+    if b"-----BEGIN CERTIFICATE-----" not in content:
+        raise InputError(f"{path} holds no certificates in PEM form")
     try:
-        found = x509.load_pem_x509_certificates(_read(path, hint))
-    except ValueError:
-        raise InputError(f"{path} holds no certificates in PEM form") from None
-    try:
+        found = x509.load_pem_x509_certificates(content)
         for one in found:
             _described(one), _signs_others(one), one.public_key()
-    except (ValueError, UnsupportedAlgorithm) as exc:
+    except _MALFORMED as exc:
         raise InputError(f"{path} holds a malformed certificate: {exc}") from None
     return found
 
