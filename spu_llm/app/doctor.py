@@ -125,7 +125,8 @@ def _packages() -> Finding:
         import jax
         import spu
     except Exception as exc:  # whatever a broken installation says
-        return Finding("packages", FAILURE, f"{type(exc).__name__}: {exc}; install again")
+        what = "that library (libgomp1 of Debian)" if "libgomp" in str(exc) else "again"
+        return Finding("packages", FAILURE, f"{type(exc).__name__}: {exc}; install {what}")
     return Finding("packages", OK, f"spu {spu.__version__}, jax {jax.__version__}")
 
 
