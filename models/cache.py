@@ -1,10 +1,10 @@
 """Key/value cache as owned blocks, and attention over them.
 
-A cache is a list of blocks in position order: a *prefix* that the provider knows in the clear
-(a public prompt prefix run through its own weights) and the *shared* block: prompt, accepted tokens
-and, past them, the positions of the current step (chain or tree, as the mask says). Attention
-visits each block by itself; sums over blocks add up (`protocols.functions.aggregation`). Rolling
-back rejected drafts is moving the public length of the shared block: rows at or past it are
+A cache is a list of blocks in position order: a *prefix* whose text the provider knows (its own, or
+what both know: it runs it in the clear) and the *shared* block: prompt, accepted tokens and, past
+them, the positions of the current step (chain or tree, as the mask says).
+Attention visits each block by itself; sums over blocks add up (`protocols.functions.aggregation`).
+Rolling back rejected drafts is moving the public length of the shared block: rows at or past it are
 invisible and overwritten by the next step. Where the provider may not know how many drafts stayed,
 the length only grows, the client hides the rows of rejected drafts, and a block that is full is
 packed. Blocks start short and are lengthened as rows are written, since attention costs the same
@@ -27,7 +27,7 @@ from spu_llm.core.approx import approximation
 
 # Below every score a trained model produces.
 SCORE_FLOOR = -1.0e30
-# Says of a position that only the client knows to be hidden.
+# Says that a position is hidden, where only one party knows.
 HIDDEN = -1.0
 
 
@@ -42,6 +42,30 @@ class Block(NamedTuple):
     @property
     def positions(self) -> int:
         return int(self.keys[0].shape[1])
+
+
+class Prefix(NamedTuple):
+    """Rows before those of a cache, the same in every lane, whose text the provider knows. The
+    first of them may hold none, so that how many do is the provider's secret.
+    """
+
+    block: Block  # of all lanes
+    hidden: Array  # float [m], of the first m rows, the provider's: HIDDEN where there is no text
+
+    @property
+    def positions(self) -> int:
+        """Rows, of text or not."""
+        return self.block.positions
+
+    @property
+    def tokens(self) -> Array:
+        """int32: rows of text, and so the position of the first one after them."""
+        return self.positions - padding(self.hidden)
+
+
+def padding(hidden: Array) -> Array:
+    """int32: rows that hold no text."""
+    return jnp.sum(hidden < 0, dtype=jnp.int32)
 
 
 class Rows(NamedTuple):
@@ -87,10 +111,10 @@ def packed(block: Block, kept: Array, positions: int) -> Block:
 
 
 def layer_blocks(
-    prefix: Block | None, layer: int, keys: Array, values: Array, visible: Array, groups: int
+    prefix: Prefix | None, layer: int, keys: Array, values: Array, visible: Array, groups: int
 ) -> list[OwnedBlock]:
-    """What attention of one layer goes over: the prefix, if there is one, all of it visible to all
-    lanes, and the cache's rows `keys`, `values` [lane * head, row, head_dim].
+    """What attention of one layer goes over: the prefix, if there is one, all its text visible to
+    all lanes, and the cache's rows `keys`, `values` [lane * head, row, head_dim].
 
     visible: [lane, n, row]. Queries are [lane * head, groups * n, head_dim]: `groups` query heads
     share each head of keys and values.
@@ -101,9 +125,9 @@ def layer_blocks(
     blocks = [OwnedBlock(keys, values, seen.reshape(lanes * heads, groups * n, rows))]
     if prefix is None:
         return blocks
-    k, v = (jnp.tile(part[layer], (lanes, 1, 1)) for part in prefix)
-    shown = jnp.ones((lanes * heads, groups * n, prefix.positions), bool)
-    return [OwnedBlock(k, v, shown), *blocks]
+    k, v = (part[layer] for part in prefix.block)
+    some = jnp.broadcast_to(prefix.hidden, (lanes * heads, groups * n, len(prefix.hidden)))
+    return [OwnedBlock(k, v, some), *blocks]
 
 
 def split_heads(x: Array, lanes: int, heads: int) -> Array:
@@ -138,7 +162,7 @@ def see(length: Array | int, queries: int, positions: int) -> Array:
 def _attend(query: Array, *blocks: Array, largest_score: float) -> tuple[Array, Array]:
     """Block by block with one shift, the maximum visible score: masses and numerators add up."""
     owned = [OwnedBlock(*blocks[i : i + 3]) for i in range(0, len(blocks), 3)]
-    shown = [b.visible if b.visible.dtype == jnp.bool_ else b.visible > HIDDEN for b in owned]
+    shown = [_shown(b) for b in owned]
     scores = [
         jnp.where(s, query @ b.keys.transpose(0, 2, 1), SCORE_FLOOR)
         for s, b in zip(shown, owned, strict=True)
@@ -152,6 +176,13 @@ def _attend(query: Array, *blocks: Array, largest_score: float) -> tuple[Array, 
     return _total(numerators) / _total(masses), jnp.int32(0)
 
 
+def _shown(block: OwnedBlock) -> Array:
+    """bool [head, n, t]"""
+    some = block.visible if block.visible.dtype == jnp.bool_ else block.visible > HIDDEN
+    others = jnp.ones((*some.shape[:2], block.keys.shape[1] - some.shape[2]), bool)
+    return jnp.concatenate([some, others], axis=-1)
+
+
 def _total(terms: Sequence[Array]) -> Array:
     return functools.reduce(jnp.add, terms)
 
@@ -160,8 +191,8 @@ _attention = approximation("attention", reference=_attend, on_shares=attention_o
 
 
 def attend(query: Array, blocks: Sequence[OwnedBlock], largest_score: float) -> Any:
-    """Attention of `query` [head, query, head_dim] (already scaled) over `blocks`, the cache that
-    grows last: [head, query, head_dim], and an int32 that is positive if something left its range.
-    No visible score is larger than `largest_score`.
+    """Attention of `query` [head, query, head_dim] (already scaled) over `blocks`: [head, query,
+    head_dim], and an int32 that is positive if something left its range. No visible score is larger
+    than `largest_score`.
     """
     return _attention(query, *(x for b in blocks for x in b), largest_score=largest_score)

@@ -26,7 +26,7 @@ import numpy as np
 from jax import Array
 
 from models import ranges
-from models.cache import Block, Rows, attend, join_heads, layer_blocks, rows_after
+from models.cache import Block, Prefix, Rows, attend, join_heads, layer_blocks, rows_after
 from models.ranges import Bounds, Linear, Ranges
 from protocols.functions.layers import append_rows, dense
 from protocols.functions.nonlinear import check_norm, norm_high, rms_norm
@@ -136,7 +136,7 @@ class Layer:
     config: Any
     rows: Rows
     angles: Any  # of the rows, as `Family.angles` gave them
-    prefix: Block | None
+    prefix: Prefix | None
     keys: Array  # [L head, row of the cache, head_dim]
     values: Array
     outside: Array | int = 0  # what left a range in `attend`
@@ -190,10 +190,11 @@ class Family:
                             every input whatever (`models.ranges`).
     embeddings(weights)     -> tables of tokens [vocab, d] and of positions [m, d], whose sums go
                             into the first block; one row of zeros where positions enter later.
-    embed(weights, config, tokens, positions, *, hidden)
+    embed(weights, config, tokens, positions, *, start, hidden)
         -> rows [n, d]. tokens: ids [n] known in the clear, or one-hot rows [n, vocab]. positions:
-        int32 [n]; `hidden` says that they are the client's secret. `forward` has them again, in
-        `rows`.
+        int32 [n], counted from `start`, which is public or the provider's; `hidden` says that they
+        are the client's secret. `forward` has positions again, in `rows`: there it is enough that
+        they differ as those in the text do.
     attention(x, layer), mlp(x, layer)
         -> what a block adds to the residual stream, [L n, d], of its normalised rows x [L n, d].
     angles(config, rows)    -> what attention needs of positions that enter in every block.
@@ -221,7 +222,7 @@ class Family:
         x: Array,
         rows: Rows,
         cache: Block,
-        prefix: Block | None = None,
+        prefix: Prefix | None = None,
         scale: float = 1.0,
         normalise: Callable[..., tuple[Array, Array]] = rms_norm,
     ) -> tuple[Array, Block, Array]:
@@ -229,9 +230,9 @@ class Family:
         values of the rows written; and a count (int32) of what left the range of a function on
         shares (`protocols.functions.in_range`).
 
-        x [L n, d] is the embedding of the rows, which `rows` says the place of; all of `prefix`
-        (one lane's, for all) is visible. `normalise` stands in for the norm of the ranges, in
-        plaintext. A caller takes rows back by writing over them and not showing them.
+        x [L n, d] is the embedding of the rows, which `rows` says the place of; all text of
+        `prefix` is visible. `normalise` stands in for the norm of the ranges,
+        in plaintext. A caller takes rows back by writing over them and not showing them.
         """
         outside = jnp.int32(0)
         angles = self.angles(config, rows)

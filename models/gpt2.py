@@ -132,15 +132,18 @@ def fold(params: Params, config: GPT2Config) -> Params:
 
 
 def embed(
-    weights: Params, config: GPT2Config, tokens: Array, positions: Array, *, hidden: bool = False
-) -> Array:
+    weights: Params, config: GPT2Config, tokens: Array, positions: Array, *,
+    start: Array | int = 0, hidden: bool = False,
+) -> Array:  # fmt: skip
     """See `Family`. Tokens and positions that are both secret take one product."""
     if tokens.ndim == 1:
-        return weights["wte"][tokens] + weights["wpe"][positions]
+        return weights["wte"][tokens] + weights["wpe"][positions + start]
     if not hidden:
-        return look_up(tokens, weights["wte"], label="wte") + weights["wpe"][positions]
+        return look_up(tokens, weights["wte"], label="wte") + weights["wpe"][positions + start]
     one_hot = jax.nn.one_hot(positions, config.n_positions, dtype=jnp.float32)
-    table = jnp.concatenate([weights["wte"], weights["wpe"]])
+    nowhere = isinstance(start, int) and not start
+    from_start = weights["wpe"] if nowhere else jnp.roll(weights["wpe"], -start, axis=0)
+    table = jnp.concatenate([weights["wte"], from_start])
     return look_up(jnp.concatenate([tokens, one_hot], axis=-1), table, label="wte, wpe")
 
 

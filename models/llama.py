@@ -154,8 +154,9 @@ def turns(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
 
 
 def embed(
-    weights: Params, config: LlamaConfig, tokens: Array, positions: Array, *, hidden: bool = False
-) -> Array:
+    weights: Params, config: LlamaConfig, tokens: Array, positions: Array, *,
+    start: Array | int = 0, hidden: bool = False,
+) -> Array:  # fmt: skip
     """See `Family`. Positions enter in every block instead."""
     if tokens.ndim == 1:
         return weights["embed"][tokens]

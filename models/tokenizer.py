@@ -73,11 +73,12 @@ class Tokenizer:
             ),
         )
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, goes_on: bool = False) -> list[int]:
         """Token ids of `text`, with what the tokenizer puts before any text (LLaMA's first token,
-        nothing of GPT-2's); what it may put after one would end the text that goes on.
+        nothing of GPT-2's) unless it `goes_on` after another one; what it may put after one would
+        end the text that goes on.
         """
-        found = self._bpe.encode(text)
+        found = self._bpe.encode(text, add_special_tokens=not goes_on)
         of_text = [i for i, added in enumerate(found.special_tokens_mask) if not added]
         return list(found.ids[: of_text[-1] + 1] if of_text else found.ids)
 

@@ -46,11 +46,13 @@ from protocols.functions.maximum import maximum
 from protocols.functions.nonlinear import score_bits
 from protocols.ot.select import select
 from protocols.verification.sampling import Widths, locate, reject, residual
+from spu_llm.app.defaults import DRAFT_LENGTH, PREFIX_PAD
 from spu_llm.app.output import write_json
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.values import Arith, Bool, Owner
 from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.program import Before
 
 FILE = DATA / "exact.json"
 PROMPT_TOKENS = 7  # of the prompt of demo
@@ -65,6 +67,7 @@ VERIFIED = (
 )  # fmt: skip
 ATTENTION = ((4, 1, 32, 96), (4, 8, 32, 96), (12, 8, 256, 512))  # heads, queries, prefix, cache
 HEAD_DIM = 64
+OWN_TEXT, OWN_STEPS = (32, 128, 200), 13  # tokens; steps that the mean is of
 COMPARED = (9, 12, 24, 32, 64)  # bits
 TOGETHER = (1_024, 102_400)  # values compared at once
 MANY = 6400  # values: a multiple of 64, to which bits are packed
@@ -78,6 +81,7 @@ def figures(model: Path) -> dict[str, Any]:
         protocols = _protocols()
     return {
         "steps": [*_shipped_steps(load_config(model)), *_small_steps()],
+        "own text": _own_text(load_config(model)),
         "attention": _attention(),
         "verification": _verification(),
         "ops": ops,
@@ -136,8 +140,28 @@ def _counts(work: Workload) -> dict[str, int]:
     return {name: round(work.counts[name]) for name in names}
 
 
+def _own_text(config: ModelConfig) -> list[dict[str, Any]]:
+    """A drafted completion after text of the provider's own, and after as much of the client's: the
+    prefill, and the mean of the first steps.
+    """
+    found = []
+    for tokens in (0, *OWN_TEXT):
+        ways = {"the prompt alone": (0, Before())}
+        if tokens:
+            rows = -(-tokens // PREFIX_PAD) * PREFIX_PAD
+            ways = {
+                "a system prompt": (0, Before(rows, PREFIX_PAD - 1)),
+                "in the prompt": (tokens, Before()),
+            }
+        for way, (more, before) in ways.items():
+            request = Request(PROMPT_TOKENS + more, 16, DRAFT_LENGTH, 0.0)
+            prefill, step = map(_counts, of_completion(config, request, [], OWN_STEPS, before))
+            found.append({"tokens": tokens, "way": way, "prefill": prefill, "step": step})
+    return found
+
+
 def _attention() -> list[dict[str, Any]]:
-    """One layer's attention over a prefix in the provider's clear and the cache, both ways."""
+    """One layer's attention over a prefix and a cache, whose rows it opens, both ways."""
     found = []
     for heads, queries, prefix, rows in ATTENTION:
         sizes = (queries, prefix, prefix, rows, rows)
@@ -157,7 +181,7 @@ def _aggregation(way: Callable[..., Any]) -> SecureFunction:
         ]
         return way(query, owned, score_bits(511))
 
-    return SecureFunction(attention, (J, P, P, J, J), way.__name__)
+    return SecureFunction(attention, (J, J, J, J, J), way.__name__)
 
 
 # ---- ops, functions made of ops, verification

@@ -50,6 +50,14 @@ def cells(figures: Mapping[str, Any]) -> Cells:
     assert both_ways(costs["reciprocal", 256]) == both_ways(costs["rsqrt", 256])  # share a row
     return {
         "steps": {_name(step): _of_step(step) for step in figures["steps"]},
+        "own text": {
+            f"{row['tokens']}, {row['way']}": {
+                f"{what}, {part}": text
+                for part in ("prefill", "step")
+                for what, text in _counts(row[part], "messages", "bytes").items()
+            }
+            for row in figures["own text"]
+        },
         "attention": {
             f"{row['heads']} heads, {row['queries']} queries, prefix {row['prefix']}, cache "
             f"{row['cache']}, {WAYS[row['way']]}": _counts(row, "messages", "rounds", "bytes")

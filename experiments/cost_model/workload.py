@@ -31,6 +31,7 @@ from spu_llm.runtime.dry_session import Noted
 from spu_llm.systems.decoding.generate import Completion, announce, announce_end
 from spu_llm.systems.decoding.preparation import dry_course
 from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.program import Before
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,13 @@ COMPUTE = ("messages", "words", "weight_products")
 
 
 def of_completion(
-    config: ModelConfig, request: Request, networks: Sequence[NetworkShape], steps: int = 1
-) -> list[Workload]:
+    config: ModelConfig, request: Request, networks: Sequence[NetworkShape], steps: int = 1,
+    before: Before = Before(),  # noqa: B008 - frozen
+) -> list[Workload]:  # fmt: skip
     """Of the prefill, and the mean of the first `steps` decode steps, whose drafts all stay. Steps
     differ in what they take for the cache, whose masks serve some positions and are then replaced.
     """
-    prefill, *some = of_steps(config, request, networks, [request.draft_length] * steps)
+    prefill, *some = of_steps(config, request, networks, [request.draft_length] * steps, before)
     whole = together(some)
     return [prefill, whole.combined(whole, 1.0 / steps, 0.0)]
 
@@ -84,11 +86,14 @@ def of_steps(
     request: Request,
     networks: Sequence[NetworkShape],
     accepted: Sequence[int],
+    before: Before = Before(),  # noqa: B008 - frozen
 ) -> list[Workload]:
     """Of the prefill, and of every step of a course: so many drafts stay in each."""
     if config.layers <= 2:
-        return _whole(config, request, networks, accepted)
-    one, two = (_whole(config.with_layers(n), request, networks, accepted) for n in (1, 2))
+        return _whole(config, request, networks, accepted, before)
+    one, two = (
+        _whole(config.with_layers(n), request, networks, accepted, before) for n in (1, 2)
+    )
     return [of_layers(a, b, config.layers) for a, b in zip(one, two, strict=True)]
 
 
@@ -107,18 +112,22 @@ def _whole(
     request: Request,
     networks: Sequence[NetworkShape],
     accepted: Sequence[int],
+    before: Before,
 ) -> list[Workload]:
-    completion, weights = Completion.of(config, request), weight_shapes(config)
+    completion, weights = Completion.of(config, request, before), weight_shapes(config)
     parties = dry_parties()
     announcement = announce_end if request.hide_progress else announce
     said = jax.ShapeDtypeStruct(completion.announced, np.int32)
-    courses = [dry_course(party, completion, weights, accepted) for party in parties]
+    courses = [
+        dry_course(party, completion, weights, accepted, completion.text(party))
+        for party in parties
+    ]
     works = []
     for _ in zip(*courses, strict=True):
         for party in parties:
             party.call(announcement, said)
-        *before, step, told = zip(*(party.taken() for party in parties), strict=True)
-        calls = [[step, told], *([call] for call in before)]
+        *others, step, told = zip(*(party.taken() for party in parties), strict=True)
+        calls = [[step, told], *([call] for call in others)]
         works.append(together([_of_calls(some, networks) for some in calls]))
     return works
 

@@ -6,9 +6,9 @@ N_b = sum exp(z - m_b) v, of a block's scores z and values v,
 
     A = (sum_b exp(m_b - m) N_b) / (sum_b exp(m_b - m) s_b),    m = max_b m_b.
 
-Queries are shared. A block's keys and values are shares that grow (a cache, the last block), or
-what one party knows: a provider's prefix, or plain shares. Nobody learns anything beyond what the
-ops give.
+Queries are shared, and so are keys and values, as rows of caches (`protocols.arithmetic.cached`):
+one that grows, and before it, say, one that the provider has made in the clear. Nobody learns
+anything beyond what the ops give.
 
 with_one_maximum   m_b = m for all blocks: their scores stand side by side, one comparison finds the
                    maximum and one pass the exponentials, then numerators and masses add up.
@@ -21,6 +21,7 @@ Both give the same numbers. One maximum takes fewer messages and bytes for block
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ import numpy as np
 
 from protocols.arithmetic.cached import times_columns, times_rows
 from protocols.arithmetic.narrow import FRAC_BITS
-from protocols.arithmetic.product import matmul, multiply, scale_rows
+from protocols.arithmetic.product import multiply, scale_rows
 from protocols.functions.maximum import maximum
 from protocols.functions.nonlinear import (
     RECIPROCAL_BITS,
@@ -41,8 +42,8 @@ from protocols.functions.nonlinear import (
 
 
 class OwnedBlock(NamedTuple):
-    """Keys and values [head, t, d], and what each query sees of them: bool [head, n, t], public; or
-    float, the client's, negative where hidden.
+    """Keys and values [head, t, d], and what each query sees of the first m of them, [head, n, m]:
+    bool and public; or float and one party's secret, negative where hidden. All see the others.
     """
 
     keys: Any
@@ -66,9 +67,9 @@ def tile_for(positions: int) -> int:
 
 
 def attention_on_shares(query: Any, *blocks: Any, largest_score: float) -> tuple[Any, Any]:
-    """Attention of shared queries [head, n, d] over `OwnedBlock`s, given field by field, the cache
-    that grows last: [head, n, d], and an int32 that is positive if a sum left its range. No visible
-    score is larger than the public `largest_score`.
+    """Attention of shared queries [head, n, d] over `OwnedBlock`s, given field by field: [head, n,
+    d], and an int32 that is positive if a sum left its range. No visible score is larger than the
+    public `largest_score`.
     """
     owned = [OwnedBlock(*blocks[i : i + 3]) for i in range(0, len(blocks), 3)]
     return with_one_maximum(query, owned, score_bits(largest_score))
@@ -79,20 +80,17 @@ def with_one_maximum(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tup
     their sum. 3. Numerators, added up over blocks, while the inverse is under way. 4. Normalised.
     """
     heads, n, d = query.shape
-    last = len(blocks) - 1
     # 1.
-    scores = [_scores(query, b, cache=i == last) for i, b in enumerate(blocks)]
+    scores = [_scores(query, block) for block in blocks]
     rows = jnp.concatenate(scores, axis=-1).reshape(heads * n, -1)
     # 2.
-    visible = jnp.concatenate(_seen(blocks), axis=-1).reshape(heads * n, -1)
-    weights, _ = softmax_weights(rows, visible, bits)
+    weights, _ = softmax_weights(rows, _seen(blocks), bits)
     inverse, outside = reciprocal_of_sums(jnp.sum(weights, axis=-1), rows.shape[1])
     # 3.
     ends = np.cumsum([b.values.shape[1] for b in blocks])[:-1].tolist()
     parts = jnp.split(weights.reshape(heads, n, -1), ends, axis=-1)
-    total = _numerator(parts[last], blocks[last], cache=True)
-    for part, block in zip(parts[:last], blocks, strict=False):
-        total = total + _numerator(part, block, cache=False)
+    numerators = [_numerator(part, block) for part, block in zip(parts, blocks, strict=True)]
+    total = functools.reduce(jnp.add, numerators)
     # 4.
     out = scale_rows(total.reshape(heads * n, d), inverse, shift=RECIPROCAL_BITS)
     return out.reshape(heads, n, d), outside
@@ -100,21 +98,17 @@ def with_one_maximum(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tup
 
 def with_own_maxima(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tuple[Any, Any]:
     """Each block's partial by itself, then `merge`."""
-    last = len(blocks) - 1
-    found = [partial(query, b, bits, cache=i == last) for i, b in enumerate(blocks)]
+    found = [partial(query, block, bits) for block in blocks]
     out, outside = merge(found, bits, sum(b.values.shape[1] for b in blocks))
     return out.reshape(query.shape), outside
 
 
-def partial(query: Any, block: OwnedBlock, bits: int, *, cache: bool) -> SharedPartial:
-    """One block's part of the attention of shared queries [head, n, d]. `cache`: whether its rows
-    are those of a cache that grows.
-    """
+def partial(query: Any, block: OwnedBlock, bits: int) -> SharedPartial:
+    """One block's part of the attention of shared queries [head, n, d]."""
     heads, n, d = query.shape
-    scores = _scores(query, block, cache=cache).reshape(heads * n, -1)
-    (visible,) = _seen([block])
-    weights, shift = softmax_weights(scores, visible.reshape(heads * n, -1), bits)
-    numerator = _numerator(weights.reshape(heads, n, -1), block, cache=cache)
+    scores = _scores(query, block).reshape(heads * n, -1)
+    weights, shift = softmax_weights(scores, _seen([block]), bits)
+    numerator = _numerator(weights.reshape(heads, n, -1), block)
     return SharedPartial(shift, jnp.sum(weights, axis=-1), numerator.reshape(heads * n, d))
 
 
@@ -142,23 +136,26 @@ def merge(partials: Sequence[SharedPartial], bits: int, positions: int) -> tuple
     return sum(parts[1:], parts[0]), outside
 
 
-def _scores(query: Any, block: OwnedBlock, *, cache: bool) -> Any:
+def _scores(query: Any, block: OwnedBlock) -> Any:
     """[head, n, t], not truncated."""
-    if cache:
-        return times_rows(query, block.keys, tile=tile_for(block.keys.shape[1]), shift=0)
-    return matmul(query, block.keys.transpose(0, 2, 1), shift=0)
+    return times_rows(query, block.keys, tile=tile_for(block.keys.shape[1]), shift=0)
 
 
-def _numerator(weights: Any, block: OwnedBlock, *, cache: bool) -> Any:
+def _numerator(weights: Any, block: OwnedBlock) -> Any:
     """[head, n, d] of weights [head, n, t]."""
-    if cache:
-        return times_columns(weights, block.values, tile=tile_for(block.values.shape[1]))
-    return matmul(weights, block.values)
+    return times_columns(weights, block.values, tile=tile_for(block.values.shape[1]))
 
 
-def _seen(blocks: Sequence[OwnedBlock]) -> list[Any]:
-    """Visibility of all blocks in one form: the client's, where one of them is."""
-    seen = [b.visible for b in blocks]
-    if all(v.dtype == jnp.bool_ for v in seen):
-        return seen
-    return [v if v.dtype != jnp.bool_ else jnp.where(v, 0.0, -1.0) for v in seen]
+def _seen(blocks: Sequence[OwnedBlock]) -> Any:
+    """What the rows see of all columns: one array where one will do, else in parts."""
+    parts = [part for b in blocks for part in _parts(b)]
+    parts = [part.reshape(-1, part.shape[-1]) for part in parts]
+    if len(parts) == 1 or all(part.dtype == jnp.bool_ for part in parts):
+        return jnp.concatenate(parts, axis=-1)
+    return parts
+
+
+def _parts(block: OwnedBlock) -> list[Any]:
+    heads, n, some = block.visible.shape
+    others = jnp.ones((heads, n, block.keys.shape[1] - some), bool)
+    return [part for part in (block.visible, others) if part.shape[-1]]

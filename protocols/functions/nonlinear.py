@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -271,23 +271,21 @@ def softmax_weights(
 
     scores: [rows, n] shared product words (36 fraction bits; as floats z 2^18); `bits`, from
     `score_bits`, holds |z| where visible. visible: [rows, n], bool and public, or float and one
-    party's secret: negative where hidden. Hidden scores weigh exactly nothing.
+    party's secret: negative where hidden; or several of them for columns next to each other. Hidden
+    scores weigh exactly nothing.
 
     m is an upper bound of the row's maximum, 3/16 above it at most: the maximum of coarse scores;
     far below all scores where a row sees none.
     """
     # Half the way to a softmax is free: narrow words need no truncation.
     fine = narrow(scores, drop=FRAC_BITS, bits=_FINE_BITS)
-    coarse = _hide(narrow(scores, drop=FRAC_BITS + _COARSE, bits=bits), visible, bits)
+    coarse = narrow(scores, drop=FRAC_BITS + _COARSE, bits=bits)
+    coarse = _by_columns(functools.partial(_hide, bits=bits), coarse, visible)
     # Either narrow word may be one too low: coarse ones count for two more.
     shift = maximum(coarse, bits=bits) + 2
     bound = jnp.broadcast_to(shift[:, None], coarse.shape)
     weights = _exponentials(fine - bound * (1 << _COARSE), coarse - bound, bits)
-    if visible is not None and visible.dtype == jnp.bool_:
-        weights = jnp.where(visible, weights, 0.0)
-    elif visible is not None:
-        weights = mux(visible >= 0, weights)
-    return weights, shift
+    return _by_columns(_of_visible, weights, visible), shift
 
 
 def exponentials_below(coarse: Any, bits: int) -> Any:
@@ -307,10 +305,26 @@ def reciprocal_of_sums(sums: Any, n: int) -> tuple[Any, Any]:
     return evaluate(sums, _sum_lines(n))
 
 
-def _hide(rows: Any, visible: Any, bits: int) -> Any:
-    """Scores of `bits` bits with hidden ones below all others."""
+def _by_columns(work: Callable[[Any, Any], Any], rows: Any, visible: Any) -> Any:
+    """`work(rows, visible)`, side by side for columns that are hidden by different parties."""
     if visible is None:
         return rows
+    if not isinstance(visible, Sequence):
+        return work(rows, visible)
+    ends = np.cumsum([part.shape[-1] for part in visible])[:-1].tolist()
+    parts = jnp.split(rows, ends, axis=-1)
+    return jnp.concatenate([work(*pair) for pair in zip(parts, visible, strict=True)], axis=-1)
+
+
+def _of_visible(weights: Any, visible: Any) -> Any:
+    """Nothing of hidden ones."""
+    if visible.dtype == jnp.bool_:
+        return jnp.where(visible, weights, 0.0)
+    return mux(visible >= 0, weights)
+
+
+def _hide(rows: Any, visible: Any, bits: int) -> Any:
+    """Scores of `bits` bits with hidden ones below all others."""
     if visible.dtype == jnp.bool_:
         return jnp.where(visible, rows, -(1 << (bits - 2)))
     return rows + jnp.where(visible >= 0, 0, -(1 << (bits - 2))).astype(rows.dtype)

@@ -19,7 +19,9 @@ from typing import Any, NoReturn
 from spu_llm.app import config
 from spu_llm.app.defaults import (
     DRAFT_LENGTH,
+    MAX_PREFIX_PAD,
     MAX_SESSIONS,
+    PREFIX_PAD,
     PROMPT,
     SESSION_MINUTES,
     SESSIONS,
@@ -147,6 +149,11 @@ def _parser() -> Parser:
     serve = commands.add_parser("serve", help="provider: serve completions with a private model")
     _folder(serve, "--model", "private model directory", required=True)
     serve.add_argument("--listen", required=True, metavar="HOST:PORT")
+    serve.add_argument("--system-prompt", type=Path, metavar="FILE",
+                       help="text before every prompt, which no client gets to know")
+    serve.add_argument("--prefix-pad", type=int, metavar="N",
+                       help="clients see its length rounded up to a multiple of that, in tokens "
+                       f"(default: {PREFIX_PAD})")
     serve.add_argument("--once", action="store_true", help="end after one session")
     serve.add_argument("--sessions", type=int, default=SESSIONS, metavar="N",
                        help="at a time, each with a worker process (default: %(default)s)")
@@ -156,10 +163,10 @@ def _parser() -> Parser:
                        help="end a session after that (default: %(default)s)")
     serve.add_argument("--client-traffic", type=int, metavar="MB",
                        help="let one certificate move no more than that within an hour, both ways, "
-                       "in all its sessions; with --insecure all clients are one")
+                       "in all its sessions (with --insecure: one session)")
     serve.add_argument("--client-memory", type=int, metavar="MB",
                        help="let one certificate's workers take no more than that, beside the "
-                       "weights; likewise")
+                       "weights (likewise)")
     serve.add_argument("--studies", action="store_true",
                        help="also take part in measurements (bench, experiment)")  # fmt: skip
     _folder(serve, "--pool", "keep what is made ahead of time, for each client that does")
@@ -232,6 +239,9 @@ def _request_options(parser: argparse.ArgumentParser) -> None:
                         help="draw among the K likeliest tokens (with --verify post)")  # fmt: skip
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P",
                         help="draw among the likeliest that hold mass P (likewise)")  # fmt: skip
+    parser.add_argument("--public-prefix", default="", metavar="TEXT",
+                        help="text before the prompt that the provider may know; it costs no "
+                        "secure prefill")  # fmt: skip
     _folder(parser, "--draft-model", "public model directory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
 
@@ -336,10 +346,12 @@ def _complete(options: argparse.Namespace) -> None:
     check_json(options.json)
     with closing(Screen(options.prompt)) as screen:
         directory = options.draft_model or shipped("public")
-        prompt = encoded(options.prompt, directory)
+        prefix, prompt = encoded(options.public_prefix, options.prompt, directory)
         own_seed = options.seed if provider.server is None else None
         asked = GenerateOptions(
-            request=_record(Request, options, prompt_tokens=len(prompt)),
+            request=_record(
+                Request, options, prompt_tokens=len(prompt), public_prefix=tuple(prefix)
+            ),
             inputs=ClientInputs(prompt, str(directory), options.stop, options.seed, own_seed),
             provider=provider,
             started=options.started,
@@ -348,6 +360,20 @@ def _complete(options: argparse.Namespace) -> None:
         screen.finish()
     screen.summary(result)
     write_json(options.json, result)
+
+
+def _text_of(path: Path | None, option: str) -> str:
+    """All of a file; InputError when it holds no text."""
+    if path is None:
+        return ""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+        raise InputError(f"cannot read {path}, of {option}: {reason}") from None
+    if not text:
+        raise InputError(f"{path}, of {option}, is empty")
+    return text
 
 
 def _megabytes(options: argparse.Namespace, name: str) -> int | None:
@@ -380,7 +406,14 @@ def _serve(options: argparse.Namespace) -> None:
         raise InputError("--client-sessions is of one certificate: there is none with --insecure")
     if not 1 <= of_one <= options.sessions:
         raise InputError(f"--client-sessions must be 1 to --sessions, found {of_one}")
+    pad = PREFIX_PAD if options.prefix_pad is None else options.prefix_pad
+    if not 1 <= pad <= MAX_PREFIX_PAD:
+        raise InputError(f"--prefix-pad must be 1 to {MAX_PREFIX_PAD}, found {pad}")
+    if options.prefix_pad is not None and options.system_prompt is None:
+        raise InputError("--prefix-pad is of a --system-prompt; give both")
     more = {
+        "prefix_pad": pad,
+        "system_prompt": _text_of(options.system_prompt, "--system-prompt"),
         "disk_bytes": _megabytes(options, "disk"),
         "disk_bytes_of_one": _megabytes(options, "client_disk"),
         "jobs": _jobs(options, 1),
@@ -427,11 +460,15 @@ def _prepare(options: argparse.Namespace) -> None:
     directory = options.draft_model or shipped("public")
     _settle_draft_length(options)
     new, tokens = options.max_new_tokens, options.prompt_tokens
+    prefix, prompt = encoded(options.public_prefix, options.prompt, directory)
     if tokens is None:
-        tokens = len(encoded(options.prompt, directory))
+        tokens = len(prompt)
     likely = -(-(new - 1) // 3) if options.draft_length else new - 1
     steps = likely if options.steps is None else options.steps
-    request = _record(PrepareRequest, options, prompt_tokens=tokens, steps=steps, room_bytes=None)
+    request = _record(
+        PrepareRequest, options, prompt_tokens=tokens, public_prefix=tuple(prefix), steps=steps,
+        room_bytes=None,
+    )  # fmt: skip
 
     def make(look: Look) -> dict[str, Any]:
         # Who watches for days wants a line for what happens, not for how far it is.

@@ -85,10 +85,16 @@ class GenerateOptions:
     started: float
 
 
-def encoded(prompt: str, directory: Path) -> list[int]:
-    """The tokens of a prompt from the command line, by the tokenizer in `directory`."""
+def encoded(prefix: str, prompt: str, directory: Path) -> tuple[list[int], list[int]]:
+    """The tokens of a public prefix, "" for none, and of the prompt after it, by the tokenizer in
+    `directory`.
+    """
     _check_text(prompt, "the prompt")
-    return Tokenizer.load(directory).encode(prompt)
+    tokenizer = Tokenizer.load(directory)
+    if not prefix:
+        return [], tokenizer.encode(prompt)
+    _check_text(prefix, "the public prefix")
+    return tokenizer.encode(prefix), tokenizer.encode(prompt, goes_on=True)
 
 
 def generate(

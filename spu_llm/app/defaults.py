@@ -12,6 +12,7 @@ PROMPT = "def read_config(path):"
 DRAFT_LENGTH = 4
 SESSIONS, MAX_SESSIONS = 4, 64  # of a provider at a time: a worker takes 1.3 GiB and more
 
+PREFIX_PAD, MAX_PREFIX_PAD = 32, 4096  # tokens
 SESSION_MINUTES = 24 * 60  # until a provider ends one: nobody waits for it any more
 
 

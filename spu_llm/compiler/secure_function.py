@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,9 @@ import jax
 from spu_llm.compiler.plan import Plan, make_plan
 from spu_llm.core._jax import shape_of
 from spu_llm.core.values import Owner
+
+# Both parties may be threads of one process: there is one plan for both.
+_planning = threading.RLock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +31,12 @@ class SecureFunction:
         leaves, tree = jax.tree.flatten(args)
         shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in leaves]
         key = (tree, tuple((s.shape, s.dtype) for s in shapes))
+        with _planning:
+            return self._planned(key, tree, shapes, args)
+
+    def _planned(
+        self, key: Any, tree: Any, shapes: Sequence[Any], args: Sequence[Any]
+    ) -> tuple[Plan, Any]:
         if key not in self._plans:
             counts = [len(jax.tree.leaves(a)) for a in args]
             owners = [o for o, n in zip(self.owners, counts, strict=True) for _ in range(n)]

@@ -41,17 +41,25 @@ def make_primitive(name: str, reference: Callable[..., Any]) -> Any:
     primitive.def_impl(as_list)
 
     @functools.lru_cache(maxsize=1 << 12)
-    def results(avals: tuple[Any, ...], static: tuple[tuple[str, Any], ...]) -> list[Any]:
+    def results(
+        avals: tuple[Any, ...], static: tuple[tuple[str, Any], ...], integers: Any
+    ) -> list[Any]:
         shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in avals]
         return jax.eval_shape(lambda *xs: as_list(*xs, **dict(static)), *shapes)
 
     def abstract(*avals: Any, **static: Any) -> list[ShapedArray]:
-        out = results(tuple((a.shape, a.dtype) for a in avals), tuple(static.items()))
+        shapes = tuple((a.shape, a.dtype) for a in avals)
+        out = results(shapes, tuple(static.items()), widest_integers())
         return [ShapedArray(s.shape, s.dtype) for s in out]
 
     primitive.def_abstract_eval(abstract)
     mlir.register_lowering(primitive, mlir.lower_fun(as_list, multiple_results=True))
     return primitive
+
+
+def widest_integers() -> Any:
+    """By JAX's settings, on which it depends what tracing gives."""
+    return jax.dtypes.canonicalize_dtype(np.int64)
 
 
 def _returning_list(fn: Callable[..., Any]) -> Callable[..., list[Any]]:
@@ -128,6 +136,8 @@ def expanded(
             )  # fmt: skip
             inside.update(zip(inner.outvars, outvars, strict=True))
         results = _renamed(body.jaxpr.outvars, inside)
+        given, wanted = ([shape_of(v) for v in atoms] for atoms in (results, eqn.outvars))
+        assert given == wanted, f"{eqn.primitive.name} gives {wanted}, what replaces it {given}"
         stands_for.update(zip(eqn.outvars, results, strict=True))
     outvars = _renamed(closed.jaxpr.outvars, stands_for)
     jaxpr = Jaxpr(list(consts), closed.jaxpr.invars, outvars, eqns)

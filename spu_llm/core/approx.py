@@ -8,11 +8,11 @@ function. Nobody learns anything from it beyond what its ops give.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from spu_llm.core._jax import (
     ClosedJaxpr,
@@ -21,6 +21,7 @@ from spu_llm.core._jax import (
     make_differentiable,
     make_primitive,
     shape_of,
+    widest_integers,
 )
 
 _ON_SHARES: dict[Any, Callable[..., Any]] = {}  # by primitive
@@ -55,17 +56,18 @@ def form_on_shares(eqn: JaxprEqn) -> ClosedJaxpr | None:
     if eqn.primitive not in _ON_SHARES:
         return None
     shapes = tuple(shape_of(v) for v in eqn.invars)
-    return _form(eqn.primitive, shapes, tuple(eqn.params.items()), _integers())
+    with _forming:
+        return _form(eqn.primitive, shapes, tuple(eqn.params.items()), widest_integers())
 
 
-def _integers() -> Any:
-    return jax.dtypes.canonicalize_dtype(np.int64)
+# Both parties may be threads of one process, and must come to the same program.
+_forming = threading.Lock()
 
 
 @functools.lru_cache(maxsize=1 << 10)  # every block of a model has the same ones
 def _form(
     primitive: Any, shapes: tuple[Any, ...], static: tuple[tuple[str, Any], ...], integers: Any
 ) -> ClosedJaxpr:
-    """`integers`: the widest there are, which depends on JAX's settings, as tracing does."""
+    """`integers`: the widest there are."""
     form = functools.partial(_ON_SHARES[primitive], **dict(static))
     return flat_jaxpr(jax.named_scope(primitive.name)(form), shapes)

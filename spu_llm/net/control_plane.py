@@ -31,6 +31,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # noqa: E402
 from spu_llm.core.errors import (  # noqa: E402
     BusyError,
     InputError,
+    LimitError,
     ManifestMismatch,
     NoAnswerError,
     PeerError,
@@ -54,7 +55,7 @@ FIRST_BYTE = b"P"  # of a connection for gRPC, in the clear: HTTP/2 begins with 
 
 _OPEN = f"/{SERVICE}/Open"
 _HEALTH = "/grpc.health.v1.Health/Check"
-_MAX_MESSAGE = 512 << 10  # bytes; the largest manifest allowed fits
+_MAX_MESSAGE = 2 << 20  # bytes; the largest manifest in ASCII fits
 _CALLS = 64  # at a time, one of a connection; a call waits for its request in a thread
 _LIFE_S = 15.0  # of a connection, whatever the peer does or does not
 _WORD_S = 1.0  # for why a connection has broken, where gRPC says that it has
@@ -76,6 +77,7 @@ Admit = Callable[[Mapping[str, object], Certificate | None], tuple[Manifest, byt
 _TOLD: dict[type[SpuLlmError], grpc.StatusCode] = {
     ManifestMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    LimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     InputError: grpc.StatusCode.INVALID_ARGUMENT,
     WireError: grpc.StatusCode.ABORTED,
     WantedError: grpc.StatusCode.ABORTED,

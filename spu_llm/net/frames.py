@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from spu_llm.core.errors import WireError
 
-VERSION = 2
+VERSION = 3
 MAX_PAYLOAD = 1 << 20
 MAX_STREAM = (1 << 32) - 1
 

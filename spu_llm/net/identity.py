@@ -29,7 +29,7 @@ SOON = timedelta(days=14)  # an end of validity that one is warned of
 _EARLIER = timedelta(minutes=5)  # that clocks may differ by
 _MAX_FILE = 1 << 20
 _MALFORMED = (
-    ValueError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension,
+    ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension,
     x509.UnsupportedGeneralNameType,
 )  # fmt: skip
 
@@ -204,12 +204,12 @@ def _read(path: Path, hint: str = "") -> bytes:
 def _certificates(path: Path, hint: str) -> list[x509.Certificate]:
     """All that is in a file, each of which can be read to its end."""
     content = _read(path, hint)
-    if b"-----BEGIN CERTIFICATE-----" not in content:
+    if b"CERTIFICATE-----" not in content:
         raise InputError(f"{path} holds no certificates in PEM form")
     try:
         found = x509.load_pem_x509_certificates(content)
         for one in found:
-            _described(one), _signs_others(one), one.public_key()
+            _described(one), _signs_others(one), one.public_key(), one.not_valid_before_utc
     except _MALFORMED as exc:
         raise InputError(f"{path} holds a malformed certificate: {exc}") from None
     return found

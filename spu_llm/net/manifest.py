@@ -31,7 +31,7 @@ SESSION = "session"
 JOBS = "jobs"
 
 MAX_FIELDS = 200
-MAX_STRING = 1000
+MAX_STRING = 8000
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,80}")
 _NONCE = re.compile(r"[0-9a-f]{32}")

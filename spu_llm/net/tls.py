@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 
-from spu_llm.core.errors import PeerError
+from spu_llm.core.errors import InputError, PeerError
 from spu_llm.net.identity import Certificate, Identity, demanded_name, describe
 from spu_llm.net.stream import TcpStream
 
@@ -139,8 +139,15 @@ def _context(protocol: int, identity: Identity) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= _PARTIAL_CHAIN
-    context.load_cert_chain(identity.chain, identity.key)
-    context.load_verify_locations(cadata=identity.anchors)
+    try:
+        context.load_cert_chain(identity.chain, identity.key)
+        context.load_verify_locations(cadata=identity.anchors)
+    except ssl.SSLError as error:  # a key too short, a digest too old
+        reason = (error.reason or str(error)).lower().replace("_", " ")
+        raise InputError(
+            f"{identity.chain} or {identity.trust} cannot be used: {reason}; spu-llm keygen makes "
+            "another certificate"
+        ) from None
     return context
 
 

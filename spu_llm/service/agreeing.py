@@ -25,19 +25,22 @@ from spu_llm.net.manifest import (
 from spu_llm.offline import versions
 from spu_llm.service.watch import WAIT_S
 from spu_llm.service.worker import Task
-from spu_llm.systems.program import Held, Job, Program, read, stated
+from spu_llm.systems.program import Before, Held, Job, Program, read, stated
 
 _PROGRAM = "program"  # beside the fields of its request
+_BEFORE = "before."  # beside the model's fields
 # How long SPU waits for one message: the supervisors judge first, and say why.
 _LINK_TIMEOUT_MS = int(1000 * (WAIT_S + 60))
 
 
 def of_provider(
-    config: ModelConfig, tokenizer: Tokenizer | None, network: str, jobs: int
-) -> Manifest:
+    config: ModelConfig, tokenizer: Tokenizer | None, network: str, jobs: int,
+    before: Before = Before(),  # noqa: B008 - frozen
+) -> Manifest:  # fmt: skip
     """What a provider with this model states."""
-    model = {PROVIDER_PREFIX + name: value for name, value in config.asdict().items()}
-    return _of_both(tokenizer, network, jobs) | model
+    model = config.asdict() | {_BEFORE + name: rows for name, rows in asdict(before).items()}
+    of_provider = {PROVIDER_PREFIX + name: value for name, value in model.items()}
+    return _of_both(tokenizer, network, jobs) | of_provider
 
 
 def of_client(
@@ -94,19 +97,39 @@ def job_of(program: Program, task: Task) -> Job[Any, Any]:
         )
     asked = _part(task.agreed, CLIENT_PREFIX)
     del asked[_PROGRAM]
-    model, request = stated_model(task.agreed), program.asked(asked)
-    program.check(request, model)
+    model, before = stated_model(task.agreed)
+    request = program.asked(asked)
+    check_request(program, request, model, before)
     kind: type = program.inputs if client else Held
     own: Any = read(kind, task.own, f"the {task.role}'s inputs are malformed")
-    return Job(request, model, own, None) if client else Job(request, model, None, own)
+    if client:
+        return Job(request, model, own, None, before)
+    return Job(request, model, None, own, before)
 
 
-def stated_model(agreed: Manifest) -> ModelConfig:
-    """The model's shape as the provider states it; PeerError when it is none."""
+def stated_model(agreed: Manifest) -> tuple[ModelConfig, Before]:
+    """The model's shape as the provider states it, and what its own text takes of the context;
+    PeerError when they are none.
+    """
+    fields = _part(agreed, PROVIDER_PREFIX)
+    rows = {k: fields.pop(k) for k in list(fields) if k.startswith(_BEFORE)}
     try:
-        return config_from(_part(agreed, PROVIDER_PREFIX))
-    except ValueError as exc:
+        config = config_from(fields)
+        before = read(Before, _part(rows, _BEFORE), "of its own text")
+    except (ValueError, InputError) as exc:
         raise PeerError(f"the provider's model description is wrong: {exc}") from None
+    if not 0 <= before.padded <= before.rows < config.context:
+        raise PeerError(
+            f"the provider's own text cannot take {before.rows} of {config.context} positions"
+        )
+    return config, before
+
+
+def check_request(
+    program: Program, request: Any, model: ModelConfig, before: Before
+) -> None:
+    """InputError for what cannot be run with this model, or not after the provider's own text."""
+    program.check(request, model.with_context(model.context - before.rows))
 
 
 def _part(agreed: Manifest, prefix: str) -> dict[str, Any]:

@@ -82,8 +82,8 @@ def run_as_client(
         control.show_ticket(ticket)
         try:
             _check_same(agreed, provider)
-            config = agreeing.stated_model(agreed)
-            program.check(request, config)
+            config, before = agreeing.stated_model(agreed)
+            agreeing.check_request(program, request, config, before)
             if tokenizer is not None:
                 _check_vocabulary(tokenizer, config)
             check(config)

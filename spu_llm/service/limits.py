@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,13 +13,13 @@ from spu_llm.net.identity import Certificate
 from spu_llm.net.relay import Relay
 from spu_llm.service.supervisor import Worker
 
-HOUR_S = 3600.0
+MINUTES = 60  # that traffic counts for
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Each of them: None for as much as there is. Those of a client are those of a certificate;
-    clients without any count as one.
+    """Each of them: None for as much as there is. A client is a certificate, with all its sessions;
+    without certificates, a session.
     """
 
     minutes: int | None = None  # of a session
@@ -28,30 +27,38 @@ class Limits:
     memory_bytes: int | None = None  # of a client: of its workers, beside what they share
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Session:
-    started: float
     relay: Relay
     worker: Worker
-
-    @property
-    def traffic_bytes(self) -> int:
-        moved = self.relay.snapshot()
-        return moved.wire_bytes_sent + moved.wire_bytes_received
+    started: float
+    counted: int = 0  # bytes of its traffic that its account has
 
 
 @dataclass
 class _Account:
-    """What one client takes: by its sessions, and by those that have ended (when, how much)."""
+    """What one client takes: its sessions, the latest one last, and bytes moved, by the minute."""
 
     sessions: list[_Session] = field(default_factory=list)
-    ended: deque[tuple[float, int]] = field(default_factory=deque)
+    moved: dict[int, int] = field(default_factory=dict)
+
+    def count(self, session: _Session, now: float) -> None:
+        """Enter what the session has moved since it was last looked at."""
+        seen = session.relay.snapshot()
+        total, minute = seen.wire_bytes_sent + seen.wire_bytes_received, int(now // 60)
+        self.moved[minute] = self.moved.get(minute, 0) + total - session.counted
+        session.counted = total
 
     def traffic_bytes(self, now: float) -> int:
-        while self.ended and self.ended[0][0] <= now - HOUR_S:
-            self.ended.popleft()
-        running = sum(session.traffic_bytes for session in self.sessions)
-        return running + sum(moved for _, moved in self.ended)
+        """Within the hour before."""
+        first = int(now // 60) - MINUTES + 1
+        self.moved = {minute: n for minute, n in self.moved.items() if minute >= first and n}
+        return sum(self.moved.values())
+
+    def memory(self) -> list[tuple[_Session, int]]:
+        """Of each session whose worker is alive."""
+        found = [(session, session.worker.memory_bytes()) for session in self.sessions]
+        return [(session, memory) for session, memory in found if memory]
 
 
 class Accounts:
@@ -60,46 +67,49 @@ class Accounts:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
-        self._of: dict[str | None, _Account] = {}
+        self._of: dict[str, _Account] = {}
 
     def check(self, client: Certificate | None) -> None:
         """LimitError when this client has had all that it gets for now."""
         with self._lock:
-            if account := self._of.get(_name(client)):
+            if client is not None and (account := self._of.get(client.fingerprint)):
                 self._check_traffic(account, time.monotonic())
+                self._check_memory(account.memory())
 
     @contextmanager
     def watching(
         self, client: Certificate | None, relay: Relay, worker: Worker
-    ) -> Iterator[Guard]:
-        """A session counts to its client's account from here to the end."""
-        session = _Session(time.monotonic(), relay, worker)
+    ) -> Iterator[Callable[[], None]]:
+        """A session counts to its client's account from here to the end. What this gives is to be
+        called all the while: LimitError once the session, or its client, has had all that it gets.
+        """
+        session = _Session(relay, worker, time.monotonic())
         with self._lock:
-            account = self._of.setdefault(_name(client), _Account())
+            account = _Account()
+            if client is not None:
+                account = self._of.setdefault(client.fingerprint, account)
             account.sessions.append(session)
         try:
-            yield Guard(self, account, session)
+            yield lambda: self._look(account, session)
         finally:
             with self._lock:
+                account.count(session, time.monotonic())
                 account.sessions.remove(session)
-                account.ended.append((time.monotonic(), session.traffic_bytes))
                 self._forget()
 
-    def look(self, account: _Account, session: _Session) -> None:
-        """LimitError once the session, or its client, has had all that it gets."""
+    def _look(self, account: _Account, session: _Session) -> None:
         limits, now = self._limits, time.monotonic()
         if limits.minutes is not None and now - session.started >= 60 * limits.minutes:
             raise LimitError(f"the provider ends a session after {limits.minutes} minutes")
         with self._lock:
+            account.count(session, now)
             self._check_traffic(account, now)
+            if limits.memory_bytes is None:
+                return
+            memory = account.memory()
             # Who came last goes first: the others may have enough then.
-            last = account.sessions[-1] is session
-            memory = sum(one.worker.memory_bytes() for one in account.sessions) if last else 0
-        if limits.memory_bytes is not None and memory > limits.memory_bytes:
-            raise LimitError(
-                f"the provider gives a client {_mb(limits.memory_bytes)} of memory, and this one "
-                f"took {_mb(memory)}; ask for less at a time"
-            )
+            if memory and memory[-1][0] is session:
+                self._check_memory(memory)
 
     def _check_traffic(self, account: _Account, now: float) -> None:
         limit, moved = self._limits.traffic_bytes, account.traffic_bytes(now)
@@ -109,29 +119,20 @@ class Accounts:
                 f"{_mb(moved)}; try again later"
             )
 
+    def _check_memory(self, memory: list[tuple[_Session, int]]) -> None:
+        limit, taken = self._limits.memory_bytes, sum(n for _, n in memory)
+        if limit is not None and taken > limit:
+            raise LimitError(
+                f"the provider gives a client {_mb(limit)} of memory, and this one took "
+                f"{_mb(taken)}; ask for less at a time"
+            )
+
     def _forget(self) -> None:
         """Clients that have nothing left to count."""
         now = time.monotonic()
         for name, account in list(self._of.items()):
             if not account.sessions and not account.traffic_bytes(now):
                 del self._of[name]
-
-
-@dataclass(frozen=True)
-class Guard:
-    """Watches one session."""
-
-    _accounts: Accounts
-    _account: _Account
-    _session: _Session
-
-    def look(self) -> None:
-        """LimitError once it has had all that it gets."""
-        self._accounts.look(self._account, self._session)
-
-
-def _name(client: Certificate | None) -> str | None:
-    return None if client is None else client.fingerprint
 
 
 def _mb(count: int) -> str:

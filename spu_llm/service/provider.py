@@ -44,7 +44,7 @@ from spu_llm.service.supervisor import (
     run_session,
 )
 from spu_llm.service.worker import Task
-from spu_llm.systems.program import Held
+from spu_llm.systems.program import Before, Held
 
 MAX_HANDSHAKES = 64  # connections that have no place yet, and of one address
 HANDSHAKES_OF_ONE = 8
@@ -73,6 +73,8 @@ class ServeOptions:
     identity: Identity | None  # None: any client, in the clear
     exit_with_parent: bool  # end when the process that started this one has gone
     sampling_seed: int | None = None  # fixes the provider's joint randomness
+    system_prompt: str = ""  # before every prompt, and never the client's to know
+    prefix_pad: int = 1  # so many rows, or a multiple, it takes in the client's eyes
 
 
 def serve(
@@ -97,10 +99,12 @@ def _serve(
     options: ServeOptions, config: ModelConfig, weights: int, say: Callable[[str], None],
     on_port: Callable[[int], None],
 ) -> None:  # fmt: skip
-    stated = agreeing.of_provider(config, _tokenizer(options), options.network, options.jobs)
+    tokenizer = _tokenizer(options)
+    before, own_text = _own_text(options, tokenizer, config)
+    stated = agreeing.of_provider(config, tokenizer, options.network, options.jobs, before)
     if options.pool is not None:
         open_directory(options.pool)
-    sessions = _Sessions(options, stated, weights, say)
+    sessions = _Sessions(options, stated, weights, own_text, say)
     with sessions as all_, listen(options.host, options.port) as listener:
         on_port(listener.getsockname()[1])
         while not (options.once and all_.over):
@@ -118,10 +122,11 @@ class _Sessions:
     """
 
     def __init__(
-        self, options: ServeOptions, stated: Manifest, weights: int, say: Callable[[str], None]
-    ) -> None:
+        self, options: ServeOptions, stated: Manifest, weights: int, own_text: list[int],
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self._options, self._stated, self._print = options, stated, say
-        self._weights = weights
+        self._weights, self._own_text = weights, own_text
         identity = options.identity
         self._context = None if identity is None else tls.server_context(identity)
         places = 1 if options.once else options.sessions
@@ -242,11 +247,11 @@ class _Sessions:
             confined=task.program not in programs.STUDIES,
         )  # fmt: skip
         try:
-            with self._accounts.watching(admitted.client, control.relay, worker) as guard:
+            with self._accounts.watching(admitted.client, control.relay, worker) as watch:
 
                 def look() -> None:
                     self._look()
-                    guard.look()
+                    watch()
 
                 return run_session(control, worker, task, lambda event: None, look)
         finally:
@@ -275,7 +280,9 @@ class _Sessions:
                 seen = agreeing.certificates(client=client, provider=identity.own)
             stated = with_nonce(self._stated | seen)
             pool, budgets = self._disk(client)
-            own = Held(str(options.model), options.sampling_seed, budgets, self._weights)
+            own = Held(
+                str(options.model), options.sampling_seed, budgets, self._weights, self._own_text
+            )
             task = agreeing.task_of("provider", agree(asked, stated), own, pool)
             _check(task, options)
             return stated, self._places.admit(task, client)
@@ -316,6 +323,30 @@ def _tokenizer(options: ServeOptions) -> Tokenizer | None:
     if options.studies and not (options.model / TOKENIZER_FILE).exists():
         return None
     return Tokenizer.load(options.model)
+
+
+def _own_text(
+    options: ServeOptions, tokenizer: Tokenizer | None, config: ModelConfig
+) -> tuple[Before, list[int]]:
+    """Rows of the text before every prompt, as clients hear of them, and its tokens. InputError
+    when nothing fits after it.
+    """
+    if not options.system_prompt:
+        return Before(), []
+    if options.studies:
+        raise InputError("studies run the model alone; leave --studies or --system-prompt out")
+    if tokenizer is None:
+        raise InputError(f"{options.model} has no tokenizer for --system-prompt")
+    tokens, pad = tokenizer.encode(options.system_prompt), options.prefix_pad
+    if not tokens:
+        raise InputError("the system prompt has no tokens")
+    rows = -(-len(tokens) // pad) * pad
+    if rows > config.context - 2:  # a prompt and a token of text
+        raise InputError(
+            f"the system prompt has {len(tokens)} tokens and takes {rows} positions, but the "
+            f"model's context is {config.context}; shorten it, or give a smaller --prefix-pad"
+        )
+    return Before(rows, pad - 1), tokens
 
 
 def _check(task: Task, options: ServeOptions) -> None:

@@ -34,16 +34,27 @@ class Nothing:
 
 
 @dataclass(frozen=True)
+class Before:
+    """Rows that a text of the provider's own takes before every prompt: both know so much. padded:
+    how many of them, the first ones, may hold nothing.
+    """
+
+    rows: int = 0
+    padded: int = 0
+
+
+@dataclass(frozen=True)
 class Held:
     """What every provider brings: its model, a seed where its randomness is repeatable, how much
-    material may take, in bytes by directory, and a descriptor of its weights in memory
-    (`models.resident`).
+    material may take, in bytes by directory, a descriptor of its weights in memory
+    (`models.resident`), and the tokens of its text before every prompt.
     """
 
     model_dir: str
     sampling_seed: int | None = None
     disk_bytes: dict[str, int] = field(default_factory=dict)
     weights: int | None = None
+    system_prompt: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ class Job(Generic[Q, C]):
     model: ModelConfig  # as the provider states it
     of_client: C | None = None
     of_provider: Held | None = None
+    before: Before = Before()  # as the provider states it
 
     @property
     def client(self) -> C:

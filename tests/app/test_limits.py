@@ -79,10 +79,10 @@ ONE, OTHER = (SimpleNamespace(fingerprint=name) for name in ("one", "other"))
 
 def test_a_session_has_an_end(later: Callable[[float], None]) -> None:
     with watching(Accounts(Limits(minutes=5)), ONE) as guard:
-        guard.look()
+        guard()
         later(5 * 60)
         with pytest.raises(LimitError, match="after 5 minutes"):
-            guard.look()
+            guard()
 
 
 def test_traffic_counts_over_a_clients_sessions_for_an_hour(
@@ -90,17 +90,17 @@ def test_traffic_counts_over_a_clients_sessions_for_an_hour(
 ) -> None:
     accounts = Accounts(Limits(traffic_bytes=10_000_000))
     with watching(accounts, ONE, Relay(6_000_000)), watching(accounts, ONE) as second:
-        second.look()
+        second()
     relay = Relay()
     with watching(accounts, ONE, relay) as third, watching(accounts, OTHER, Relay(9_000_000)):
         relay.moved = 5_000_000
         with pytest.raises(LimitError, match="move 10 MB within an hour, and this one moved 11 MB"):
-            third.look()
+            third()
     with pytest.raises(LimitError, match="try again later"):
         accounts.check(ONE)
     accounts.check(OTHER)
     accounts.check(None)
-    later(limits.HOUR_S)
+    later(60 * 60)
     accounts.check(ONE)
 
 
@@ -112,21 +112,46 @@ def test_memory_counts_over_a_clients_workers_and_who_came_last_goes() -> None:
         watching(accounts, OTHER, worker=Worker(9_000_000)) as stranger,
     ):
         with watching(accounts, ONE, worker=Worker(5_000_000)) as second:
-            first.look()
+            first()
             with pytest.raises(LimitError, match="10 MB of memory, and this one took 11 MB"):
-                second.look()
-        first.look()
+                second()
+        first()
         worker.memory = 11_000_000
         with pytest.raises(LimitError):
-            first.look()
-        stranger.look()
+            accounts.check(ONE)
+        with watching(accounts, ONE, worker=Worker(0)), pytest.raises(LimitError):
+            first()  # though one came later whose worker has gone by now
+        with pytest.raises(LimitError):
+            first()
+        stranger()
+
+
+def test_a_steady_session_is_counted_by_the_hour(later: Callable[[float], None]) -> None:
+    relay = Relay()
+    with watching(Accounts(Limits(traffic_bytes=10_000_000)), ONE, relay) as guard:
+        for _ in range(300):
+            relay.moved += 160_000
+            guard()
+            later(60)
+        relay.moved += 1_000_000
+        with pytest.raises(LimitError, match="and this one moved 10 MB"):
+            guard()
+
+
+def test_without_certificates_sessions_do_not_know_each_other() -> None:
+    accounts = Accounts(Limits(traffic_bytes=10, memory_bytes=10))
+    with watching(accounts, None, Relay(100), Worker(100)) as greedy:
+        with watching(accounts, None) as other, pytest.raises(LimitError):
+            other()
+            greedy()
+        accounts.check(None)
 
 
 def test_clients_with_nothing_to_count_are_forgotten(later: Callable[[float], None]) -> None:
     accounts = Accounts(Limits())
     for i in range(50):
         with watching(accounts, SimpleNamespace(fingerprint=str(i)), Relay(1000)):
-            later(limits.HOUR_S / 10)
+            later(6 * 60)
     assert len(accounts._of) <= 11
 
 

@@ -25,7 +25,7 @@ from spu_llm.service.plain_session import PlainSession
 from spu_llm.service.worker import Task
 from spu_llm.systems.decoding.records import PREPARATION, ClientInputs, PrepareRequest
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.program import Held, Job, Nothing, Program, read, stated
+from spu_llm.systems.program import Before, Held, Job, Nothing, Program, read, stated
 from tests.app.conftest import Pair
 from tests.app.processes import ROOT, STUB
 from tests.tiny import PRIVATE
@@ -176,6 +176,14 @@ def _model() -> dict[str, Any]:
         ({"own": {"more": 1}}, InputError, "the client's inputs are malformed: 'more' is not"),
         ({"agreed": {"model.n_embd": 15}}, PeerError, "n_embd must be a multiple of n_head"),
         ({"agreed": {"model.n_embd": "16"}}, PeerError, "it has other fields than such a model's"),
+        ({"agreed": {"model.before.rows": 64}}, PeerError, "cannot take 64 of 64 positions"),
+        ({"agreed": {"model.before.rows": -1}}, PeerError, "cannot take -1 of 64 positions"),
+        ({"agreed": {"model.before.padded": 3}}, PeerError, "cannot take 0 of 64 positions"),
+        ({"agreed": {"model.before.rows": "9"}}, PeerError, "rows is '9', not of type int"),
+        ({"agreed": {"model.before.more": 1}}, PeerError, "'more' is not known"),
+        ({"agreed": {"model.before.rows": 62}}, InputError, "context is 2"),
+        ({"agreed": {"request.public_prefix": "1,288"}}, InputError, "tokens that the model lacks"),
+        ({"agreed": {"request.public_prefix": "1,x"}}, InputError, "public_prefix is '1,x'"),
     ],
 )
 def test_a_malformed_task_is_refused(
@@ -188,6 +196,17 @@ def test_a_malformed_task_is_refused(
         task = dataclasses.replace(task, **{name: getattr(task, name) | fields})
     with pytest.raises(error, match=said):
         job_of(PREPARATION, task)
+
+
+def test_both_workers_know_what_the_providers_text_takes() -> None:
+    request, own = Request(5, 7, 2, 0.5, public_prefix=(7, 8)), Held("model", system_prompt=[1, 2])
+    before = Before(16, 15)
+    stated = of_provider(PRIVATE, TEXT, "local", 1, before)
+    agreed = {**stated, **of_client(programs.find("completion"), request, TEXT, "local", 1)}
+    for role, held in (("client", ClientInputs([1], "dir")), ("provider", own)):
+        job = job_of(programs.find("completion"), task_of(role, agreed, held, None))
+        assert (job.request, job.model, job.before) == (request, PRIVATE, before)
+        assert held in (job.of_client, job.of_provider)
 
 
 def test_what_a_program_needs_is_there() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from spu_llm.core._jax import as_function, digest_of, expanded, flat_jaxpr, scope_of
 from spu_llm.core.approx import approximation, form_on_shares
@@ -28,7 +29,7 @@ def _outer(x: Any, y: Any) -> tuple[Any, Any]:
     return inner(x) + y, x  # one result is an operand
 
 
-outer = approximation("toy outer", reference=lambda x, y: (x, y), on_shares=_outer)
+outer = approximation("toy outer", reference=lambda x, y: (x + y, x), on_shares=_outer)
 
 
 def spelt_out(fn: Any) -> Any:
@@ -94,3 +95,11 @@ def test_types_of_64_bits_have_a_form_of_their_own() -> None:
         (result,) = as_function(expanded(closed, form_on_shares))(X.astype(np.float64))
     assert result.dtype == np.float64
     assert as_function(flat)(X)[0].dtype == np.float32
+
+
+def test_a_form_of_another_shape_is_refused() -> None:
+    longer = approximation(
+        "toy longer", reference=lambda x: x, on_shares=lambda x: jnp.concatenate([x, x])
+    )
+    with pytest.raises(AssertionError, match="toy longer gives"):
+        spelt_out(lambda x: [longer(x)])

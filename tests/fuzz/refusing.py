@@ -27,7 +27,7 @@ def _control(data: bytes) -> None:
 
 
 def _manifest(data: bytes) -> None:
-    own = {"jobs": 1, "wire": 2, "nonce": "f" * 32}
+    own = {"jobs": 1, "wire": 3, "nonce": "f" * 32}
     agree(control_plane._manifest(OpenRequest.FromString(data).manifest), own)
 
 

@@ -38,7 +38,7 @@ from spu_llm.offline.pool import _read_inventory
 from spu_llm.systems.decoding.records import COMPLETION
 from tests.tiny import PRIVATE, VOCAB, save_tokenizer, tiny_params
 
-_OWN = {"jobs": 1, "wire": 2}
+_OWN = {"jobs": 1, "wire": 3}
 _KEPT = tempfile.TemporaryDirectory(prefix="spu-llm-fuzz-")  # until this process ends
 _FOLDER = Path(_KEPT.name)
 
@@ -273,7 +273,8 @@ SEEDS: dict[str, Callable[[], bytes]] = {
         manifest=control_plane._values({**with_nonce(_OWN), "request.q": None, "request.t": 0.5})
     ).SerializeToString(),
     "request": lambda: b'{"prompt_tokens":5,"max_new_tokens":5,"draft_length":1,"temperature":0.7,'
-    b'"verify":"token","top_k":0,"top_p":1.0,"show_progress":false}',
+    b'"verify":"token","top_k":0,"top_p":1.0,"show_progress":false,'
+    b'"public_prefix":"7,8"}',
     "sealed": _sealed_message,
     "inventory": lambda: json.dumps({"0" * 32: 3}).encode(),
     "peer_id": lambda: b"0" * 32,

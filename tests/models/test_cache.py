@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import Array
 
-from models.cache import HIDDEN, Block, attend, rows_after
+from models.cache import HIDDEN, Block, Prefix, attend, rows_after
 from models.family import logits
 from models.gpt2 import FAMILY, GPT2Config, fold, init_params
 from protocols.functions.aggregation import OwnedBlock
@@ -49,16 +49,17 @@ def shared_block(positions: int = LENGTH + 4) -> Block:
     return CONFIG.empty_cache(positions)
 
 
-def prefix_block(length: int) -> Block | None:
+def prefix_block(length: int) -> Prefix | None:
     """The first `length` positions as a block of their own."""
     if length == 0:
         return None
     x, room = embed(0, length), shared_block(length)
-    return FAMILY.forward(WEIGHTS, CONFIG, x, rows_after(0, length, length), room)[1]
+    block = FAMILY.forward(WEIGHTS, CONFIG, x, rows_after(0, length, length), room)[1]
+    return Prefix(block, jnp.zeros(0))
 
 
 def forward(
-    x: Array, shared: Block, length: int, prefix: Block | None = None
+    x: Array, shared: Block, length: int, prefix: Prefix | None = None
 ) -> tuple[Array, Block]:
     """Logits of the positions with embedding `x`, and the shared block with them."""
     at = rows_after(length, x.shape[0], shared.positions)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.post import Post
 from protocols.verification.variants import verifier
 from spu_llm.compiler.demand import Demand
+from spu_llm.compiler.plan import OpCall, Run
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
@@ -31,7 +34,8 @@ from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
 from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.preparation import demand_of
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.decoding.secure_model import Layout, build, share_weights
+from spu_llm.systems.decoding.secure_model import Layout, build, share_text, share_weights
+from spu_llm.systems.program import Before
 from tests.models.watching import Watched
 from tests.tiny import PRIVATE, PUBLIC, save_tokenizer, tiny_params
 
@@ -72,22 +76,26 @@ def run_plaintext(tokenizer: Tokenizer, request: Request, seed: int = SEED) -> A
     return client, generate(session, completion, decoder, client, provider_stream(seed))
 
 
-def run_two_parties(simulation: Simulation, tokenizer: Tokenizer, request: Request) -> Any:
+def run_two_parties(
+    simulation: Simulation, tokenizer: Tokenizer, request: Request,
+    before: Before = Before(), system: Sequence[int] = (),  # noqa: B008 - frozen
+) -> Any:  # fmt: skip
     """Per party: the client's side (None at the provider), report, openings. Every step finds all
     that it takes made ahead, and all steps take what `prepare` would make for them.
     """
 
     def program(session: PartySession) -> Any:
         session.ledger.openings.clear()
-        completion = Completion.of(PRIVATE, request)
+        completion = Completion.of(PRIVATE, request, before)
         client = session.local(CLIENT, client_side, tokenizer, completion)
         provider = session.local(PROVIDER, provider_stream)
         params = None if session.rank == CLIENT else PARAMS
         weights = share_weights(session, PRIVATE, params)
         watched: Any = Watched(session)
-        decoder = completion.decoder(watched, weights)
+        text = completion.text(session, () if session.rank == CLIENT else system)
+        decoder = completion.decoder(watched, weights, text)
         report = generate(watched, completion, decoder, client, provider)
-        course = demand_of(session.dry(), completion, weights, report.steps)
+        course = demand_of(session.dry(), completion, weights, report.steps, text)
         for name, need in sum(course, Demand()).material.items():
             assert watched.units[name] == need.units, name
         return client, report, list(session.ledger.openings)
@@ -178,19 +186,23 @@ def test_two_parties_write_the_plaintext_text(
         assert found[: len(IN_RANGE)] == IN_RANGE and found.count(IN_RANGE[0]) == report.steps + 1
 
 
-def test_two_party_rows_after_rollback_and_prefix(simulation: Simulation) -> None:
-    """Prefix block (provider's plaintext), prefill, a rejected draft, then another step: the
-    weights that `post` opens are those of a fresh forward over the accepted tokens.
+@pytest.mark.parametrize("padded", [0, 4])
+def test_two_party_rows_after_rollback_and_prefix(simulation: Simulation, padded: int) -> None:
+    """Prefix block (provider's plaintext, of which two of seven rows hold no text where they may),
+    prefill, a rejected draft, then another step: the weights that `post` opens are those of a fresh
+    forward over the accepted tokens.
     """
     verifier = Post(Sampling())
-    prefix, prompt = [10, 11, 12], [40, 41, 42]
+    prefix, prompt = [10, 11, 12, 13, 14], [40, 41, 42]
     first, second = [43, 50, 51], [44, 60, 61]  # of the first step only token 43 is kept
-    layout = Layout(PRIVATE, (len(prompt),), (24,))
+    rows = len(prefix) + padded // 2
+    layout = Layout(PRIVATE, (len(prompt),), (24,), prefix=rows, padded=padded)
 
     def program(session: PartySession) -> Any:
         params = None if session.rank == CLIENT else PARAMS
         weights = share_weights(session, PRIVATE, params)
-        decoder = Decoder(session, layout, verifier, weights, prefix)
+        text = share_text(session, layout, [] if session.rank == CLIENT else prefix)
+        decoder = Decoder(session, layout, verifier, weights, text)
 
         def tokens(ids: list[int]) -> Any:
             return session.private(CLIENT, np.array, (1, len(ids)), np.int32, [ids])
@@ -210,8 +222,11 @@ def test_two_party_rows_after_rollback_and_prefix(simulation: Simulation) -> Non
     client, provider = simulation.run(program)
     assert provider[0].row is None
     function = build(layout, verifier).prefix
-    plan = function.plan(fold(PARAMS, PRIVATE), np.zeros(3, np.int32))[0]
-    assert {s.owner for s in plan.steps} <= {Owner.PROVIDER, Owner.PUBLIC}  # type: ignore[union-attr]
+    hidden = np.zeros(padded, np.float32)
+    plan = function.plan(fold(PARAMS, PRIVATE), np.zeros(rows, np.int32), hidden)[0]
+    runs = [s for s in plan.steps if isinstance(s, Run)]
+    assert {s.owner for s in runs} <= {Owner.PROVIDER, Owner.PUBLIC}
+    assert {s.op.name for s in plan.steps if isinstance(s, OpCall)} == {"append"}
     tokens = prefix + prompt
     _close_row(client[0].row[0], tokens)
     for outcome, ids in zip(client[1:], (first, second), strict=True):
@@ -284,35 +299,70 @@ def test_context_limits_the_text(tokenizer: Tokenizer) -> None:
     assert len(client.tokens) <= PRIVATE.n_positions - len(PROMPT)
 
 
-PREFIX = [30, 31, 32]
+SYSTEM, PREFIX = [50, 51, 52, 53, 54], (30, 31, 32)
 
 
 @pytest.mark.parametrize("show", [True, False], ids=["shown", "hidden"])
-def test_a_public_prefix_is_part_of_the_text(
-    tokenizer: Tokenizer, small_blocks: None, show: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("system", "before", "prefix"),
+    [
+        ([], Before(), PREFIX),
+        (SYSTEM, Before(5, 0), ()),
+        (SYSTEM, Before(8, 7), PREFIX),
+        (SYSTEM[:1], Before(8, 7), ()),
+    ],
+    ids=["public", "the provider's", "padded, and public", "nearly empty"],
+)
+def test_text_before_the_prompt_is_part_of_the_text(
+    tokenizer: Tokenizer, small_blocks: None, system: list[int], before: Before,
+    prefix: tuple[int, ...], show: bool,
+) -> None:  # fmt: skip
     """Its keys and values are the provider's own; the tokens are those of one long prompt."""
-    whole = Completion.of(
-        PRIVATE, Request(len(PREFIX) + len(PROMPT), 12, 3, 0.8, show_progress=show)
-    )
+    long = [*system, *prefix, *PROMPT]
+    whole = Completion.of(PRIVATE, Request(len(long), 12, 3, 0.0, show_progress=show))
     parted = Completion.of(
-        PRIVATE, Request(len(PROMPT), 12, 3, 0.8, show_progress=show), PREFIX
+        PRIVATE, replace(request_for(12, 3, 0.0), show_progress=show, public_prefix=prefix), before
     )
     texts = []
-    for completion, prefix, prompt in ((whole, [], PREFIX + PROMPT), (parted, PREFIX, PROMPT)):
+    for completion, own, public, prompt in (
+        (whole, [], [], long), (parted, system, list(prefix), PROMPT)
+    ):  # fmt: skip
         client = client_side(tokenizer, completion)
-        client.prefix, client.prompt = prefix, list(prompt)
+        client.prefix, client.prompt = public, list(prompt)
         session = PlaintextSession()
-        decoder = completion.decoder(session, share_weights(session, PRIVATE, PARAMS))
+        weights = share_weights(session, PRIVATE, PARAMS)
+        decoder = completion.decoder(session, weights, completion.text(session, own))
         generate(session, completion, decoder, client, provider_stream())
         texts.append(client.tokens)
     assert texts[0] == texts[1] and len(texts[0]) == 12
 
 
-def test_a_prefix_takes_its_place_in_the_context() -> None:
-    long = list(range(PRIVATE.context - 6))
-    assert Completion.of(PRIVATE, request_for(9, 0, 0.0), long).limit == 2
+def test_two_parties_go_on_after_the_providers_text(
+    simulation: Simulation, tokenizer: Tokenizer
+) -> None:
+    """Progress hidden and the text padded: the table of positions is the provider's secret. The
+    dry run takes what the steps do, those in which the prefix's rows move to other masks included.
+    """
+    request = replace(request_for(12, 3, 0.0), public_prefix=PREFIX)
+    before = Before(8, 7)
+    client, provider = run_two_parties(simulation, tokenizer, request, before, SYSTEM)
+    text = [*SYSTEM, *PREFIX, *PROMPT]
+    assert len(client[0].tokens) == 12
+    for token in client[0].tokens:
+        row = np.asarray(whole_logits(PARAMS, PRIVATE, jnp.asarray(text))[-1])
+        assert row[token] > row.max() - 0.05
+        text.append(token)
+
+
+def test_text_before_the_prompt_takes_its_place_in_the_context() -> None:
+    left = Before(PRIVATE.context - 6)
+    assert Completion.of(PRIVATE, request_for(9, 0, 0.0), left).limit == 2
     with pytest.raises(InputError, match="context is 6"):
-        Completion.of(PRIVATE, Request(6, 1, 0, 0.0), long)
-    with pytest.raises(InputError, match="the prefix has 64"):
-        Completion.of(PRIVATE, request_for(1, 0, 0.0), list(range(64)))
+        Completion.of(PRIVATE, Request(6, 1, 0, 0.0), left)
+    long = tuple(range(PRIVATE.context - 6))
+    of_both = replace(request_for(9, 0, 0.0), public_prefix=long)
+    assert Completion.of(PRIVATE, of_both).limit == 2
+    with pytest.raises(InputError, match="58 of which the public prefix takes; shorten it to 5"):
+        Completion.of(PRIVATE, replace(of_both, prompt_tokens=6))
+    with pytest.raises(InputError, match="tokens that the model lacks"):
+        Completion.of(PRIVATE, replace(request_for(1, 0, 0.0), public_prefix=(-1,)))

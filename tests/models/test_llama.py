@@ -38,6 +38,7 @@ from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.preparation import demand_of
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import Layout, share_weights
+from spu_llm.systems.program import Before
 from tests.models.test_hf import assert_same, change_config, change_tensors, fault
 from tests.models.watching import Watched
 from tests.tiny import LLAMA, save_tokenizer, tiny_params
@@ -465,3 +466,22 @@ def test_greedy_drafts_do_not_change_the_text(tokenizer: Tokenizer) -> None:
     for _ in client.tokens:
         text.append(int(np.argmax(whole(text)[-1])))
     assert client.tokens == text[len(PROMPT) :] and report.accepted > 0
+
+
+@pytest.mark.parametrize("show", [True, False], ids=["shown", "hidden"])
+def test_text_before_the_prompt_is_part_of_the_text(tokenizer: Tokenizer, show: bool) -> None:
+    """The provider's own, of which the client knows no more than a rounded length, and a public
+    one: distances between positions are those of one long text.
+    """
+    system, prefix = [50, 51, 52, 53, 54], (30, 31)
+    request = Request(len(PROMPT), 10, 3, 0.0, show_progress=show, public_prefix=prefix)
+    completion = Completion.of(LLAMA, request, Before(8, 7))
+    session, client = PlaintextSession(), client_side(tokenizer, completion)
+    client.prefix = list(prefix)
+    weights = share_weights(session, LLAMA, PARAMS)
+    decoder = completion.decoder(session, weights, completion.text(session, system))
+    generate(session, completion, decoder, client, provider_stream())
+    text = [*system, *prefix, *PROMPT]
+    for _ in client.tokens:
+        text.append(int(np.argmax(whole(text)[-1])))
+    assert client.tokens == text[-len(client.tokens) :] and len(client.tokens) == 10

@@ -226,7 +226,7 @@ def test_streams_are_limited(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("wire", "message"),
     [
-        (b"spullm\0\1", "peer speaks wire version 1, this side speaks 2"),
+        (b"spullm\0\1", "peer speaks wire version 1, this side speaks 3"),
         (b"GET / HTTP/1.1\r\n\r\n", "does not speak spu-llm"),
         (PREAMBLE + b"\2\0\0\0\1\xff\0\0\0", "frame of 4278190080 bytes"),
         (PREAMBLE + b"\7\0\0\0\1\0\0\0\0", "unknown kind 7"),

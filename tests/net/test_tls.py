@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,10 +31,10 @@ DAY = datetime.timedelta(days=1)
 
 def party(
     folder: Path, name: str, *, issuer: Path | None = None, ca: bool = False,
-    since: datetime.datetime = NOW - DAY, until: datetime.datetime = NOW + DAY,
+    since: datetime.datetime = NOW - DAY, until: datetime.datetime = NOW + DAY, key: Any = None,
 ) -> Path:  # fmt: skip
     """A directory like that of `identities.make`, of any validity, signed by `issuer` or itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = key or ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     signer: Any = key
     signed_by = subject
@@ -217,6 +217,12 @@ def test_a_certificate_whose_names_cannot_be_read(
     (spoilt / CERTIFICATE).write_text(pem)
     with pytest.raises(InputError, match="holds a malformed certificate"):
         trusting(*(spoilt, folders["client"]) if own else (folders["client"], spoilt))
+
+
+def test_a_key_that_tls_does_not_take(folders: dict[str, Path], tmp_path: Path) -> None:
+    weak = party(tmp_path / "weak", "a.example", key=rsa.generate_private_key(65537, 1024))
+    with pytest.raises(InputError, match="cannot be used: .*; spu-llm keygen makes another"):
+        tls.server_context(trusting(weak, folders["client"]))
 
 
 def test_no_certificate_no_tls_and_older_tls(folders: dict[str, Path]) -> None:

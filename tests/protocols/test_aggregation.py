@@ -96,3 +96,43 @@ def test_a_row_that_sees_nothing_is_counted(simulation: Simulation, way: Any) ->
     blind = VISIBLE.copy()
     blind[1, 2] = False
     assert attended(simulation, way, True, blind)[1] > 0
+
+
+@WAYS
+def test_each_party_hides_columns_of_its_own(simulation: Simulation, way: Any) -> None:
+    """The provider the first two of its block, the client some of the shared one; no row sees the
+    former, all see the provider's others.
+    """
+    seen = VISIBLE.copy()
+    seen[..., :2], seen[..., 2 : SIZES[0]] = False, True
+    cut, bits = SIZES[0], score_bits(LARGEST)
+
+    def attention(
+        query: Any, keys: Any, values: Any, k: Any, v: Any, empty: Any, shown: Any
+    ) -> Any:
+        blocks = [
+            OwnedBlock(k, v, jnp.broadcast_to(empty, (HEADS, QUERIES, 2))),
+            OwnedBlock(keys, values, jnp.where(shown, 0.0, HIDDEN)),
+        ]
+        out, outside = way(query, blocks, bits)
+        counted = jnp.broadcast_to(outside.astype(jnp.float32), (1,))
+        return reveal(jnp.concatenate([out.reshape(-1), counted]), to=C, label="attention (test)")
+
+    function = SecureFunction(attention, (C, J, J, P, P, P, C), f"{way.__name__}, of each")
+
+    def program(session: Any) -> Any:
+        def own(owner: int, x: Any) -> Any:
+            return session.private(owner, np.asarray, x.shape, x.dtype, x)
+
+        query, keys, values = (own(CLIENT, x) for x in (QUERY, KEYS[:, cut:], VALUES[:, cut:]))
+        k, v = own(PROVIDER, KEYS[:, :cut]), own(PROVIDER, VALUES[:, :cut])
+        empty = own(PROVIDER, np.full(2, HIDDEN, np.float32))
+        last = own(CLIENT, seen[..., cut:])
+        return session.get(session.call(function, query, keys, values, k, v, empty, last))
+
+    found, _ = simulation.run(program)
+    scores = np.where(seen, np.einsum("hnd,htd->hnt", QUERY, KEYS, dtype=np.float64), -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    wanted = np.einsum("hnt,htd->hnd", weights / weights.sum(axis=-1, keepdims=True), VALUES)
+    np.testing.assert_allclose(found[:-1].reshape(QUERY.shape), wanted, atol=0.02)
+    assert not found[-1]

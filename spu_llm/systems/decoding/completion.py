@@ -31,9 +31,11 @@ PHASES = ("offline", "prefill", "decode")
 def run(session: PartySession, job: Job[Request, ClientInputs], send: Send) -> dict[str, Any]:
     """Prepare, prefill and decode; the client's result also has the text."""
     config = job.model
-    completion = Completion.of(config, job.request)
+    completion = Completion.of(config, job.request, job.before)
+    own_text = [] if job.of_provider is None else job.of_provider.system_prompt
     with session.meter.in_phase("offline"):
-        decoder = completion.decoder(session, held_weights(session, config, job))
+        text = completion.text(session, own_text)
+        decoder = completion.decoder(session, held_weights(session, config, job), text)
         completion.prepare(session, decoder)
     client = _client_side(job.client, completion, send) if session.rank == CLIENT else None
     provider = stream("joint randomness", job.provider.sampling_seed) if client is None else None
@@ -77,7 +79,7 @@ def _client_side(inputs: ClientInputs, completion: Completion, send: Send) -> Cl
     directory = Path(inputs.draft_dir)
     if drafts := completion.request.draft_length:
         config, params = load_model(directory)
-        rows = len(completion.prefix) + completion.layout.live_rows + drafts
+        rows = len(completion.request.public_prefix) + completion.layout.live_rows + drafts
         drafter = Drafter(config, params, rows)
     return ClientSide(
         prompt=inputs.prompt,
@@ -89,6 +91,7 @@ def _client_side(inputs: ClientInputs, completion: Completion, send: Send) -> Cl
         ),
         stop=inputs.stop,
         on_text=lambda text: send("text", text=text),
+        prefix=list(completion.request.public_prefix),
     )
 
 

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from models.cache import Block
 from protocols.verification.variants import Verifier, side_by_side
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, public
 from spu_llm.runtime.session import Session, private_tree
-from spu_llm.systems.decoding.secure_model import Layout, Place, build, lengthen, pack
+from spu_llm.systems.decoding.secure_model import Layout, Place, Text, build, lengthen, pack
 from spu_llm.systems.decoding.text_rows import TextRows
 
 # Which rows of a step stay in the text: bool [lane, n]; any, not only the first ones. None at the
@@ -55,9 +54,9 @@ class Decoder:
         layout: Layout,
         judge: Verifier,
         weights: Any,
-        prefix: Sequence[int] | None = None,
+        text: Text | None = None,
     ) -> None:
-        """`prefix`: tokens that both know, before every lane's prompt."""
+        """`text`: what stands before every lane's prompt, where the layout has rows for it."""
         if layout.hidden and not judge.hide_progress:
             raise ValueError(f"`{judge.name}` opens how many drafts stay: rows cannot be hidden")
         self._session, self._layout, self._judge, self._weights = session, layout, judge, weights
@@ -65,10 +64,12 @@ class Decoder:
         self._rows = TextRows(layout.prompts)
         self._written = self._rows.written  # as both know it
         self._shared: Any = None
-        self._prefix: Block | None = None
-        if prefix is not None:
-            tokens = public(np.asarray(prefix, np.int32))
-            self._prefix = session.call(self._programs.prefix, weights, tokens)
+        self._prefix: Any = None
+        self._hidden: Any = None  # which rows of the prefix hold no text
+        assert (text is None) == (layout.prefix == 0)
+        if text is not None:
+            self._prefix = session.call(self._programs.prefix, weights, *text)
+            self._hidden = text.hidden
         self._last_count = 0  # rows of the last step
         # Of the last forward, and of what came before it: what it took, and the secure function
         # with its arguments.
@@ -80,7 +81,7 @@ class Decoder:
         values become shares, and their last rows are judged.
         """
         self.demand = Demand()
-        return self._forward(self._programs.prefill, prompts, *inputs, self._prefix)
+        return self._forward(self._programs.prefill, prompts, *inputs, self._prefix, self._hidden)
 
     def step(self, tokens: Any, inputs: JudgeInputs, retained: Retained) -> Judged:
         """`tokens` [lane, n], int32 of the client's, after what the lanes retain of the last step
@@ -93,8 +94,9 @@ class Decoder:
         place = self._place(count)
         at = public(np.int32(self._written))
         judged = self._forward(
-            self._programs.decode, tokens, place, *inputs, self._shared, at, self._prefix
-        )
+            self._programs.decode, tokens, place, *inputs, self._shared, at, self._prefix,
+            self._hidden,
+        )  # fmt: skip
         self._last_count = count
         return judged
 
@@ -112,7 +114,8 @@ class Decoder:
             return shape((layout.lanes, count), np.int32)
 
         prompts, inputs = tokens(max(layout.prompts)), self.judge_shapes(1)
-        _, _, shared = run(programs.prefill, self._weights, prompts, *inputs, self._prefix)
+        prefix = self._prefix, self._hidden
+        _, _, shared, _ = run(programs.prefill, self._weights, prompts, *inputs, *prefix)
         for size in layout.sizes:
             if size > shared.positions:
                 shared = run(lengthen(size), shared)
@@ -120,7 +123,7 @@ class Decoder:
                 place = Place(*_place_shapes(layout, count, size))
                 run(
                     programs.decode, self._weights, tokens(count), place,
-                    *self.judge_shapes(count), shared, shape((), np.int32), self._prefix,
+                    *self.judge_shapes(count), shared, shape((), np.int32), *prefix,
                 )  # fmt: skip
         if layout.packs:
             run(pack(layout.sizes[-1]), tokens(layout.live_rows), shared)
@@ -186,8 +189,7 @@ class Decoder:
 
     def _place(self, count: int) -> Place:
         capacity, context = self._shared.positions, self._layout.config.context
-        if self._prefix is not None:
-            context -= self._prefix.positions
+        context -= self._layout.prefix
         if not self._layout.hidden:
             return Place(*map(public, self._rows.place(count, capacity, context)))
         shapes = _place_shapes(self._layout, count, capacity)
@@ -197,7 +199,7 @@ class Decoder:
         return Place(*placed)
 
     def _forward(self, function: SecureFunction, *args: Any) -> Judged:
-        outcome, accepted, self._shared = self._call(function, self._weights, *args)
+        outcome, accepted, self._shared, self._prefix = self._call(function, self._weights, *args)
         return Judged(outcome, accepted)
 
     def _call(self, function: SecureFunction, *args: Any) -> Any:

@@ -19,7 +19,7 @@ from models.family import ModelConfig
 from protocols.verification import variants
 from protocols.verification.variants import Verifier
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.errors import InputError, WireError
+from spu_llm.core.errors import WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, Public
@@ -27,7 +27,8 @@ from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder, Judged, Retained
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.decoding.secure_model import Layout
+from spu_llm.systems.decoding.secure_model import Layout, Text, share_text
+from spu_llm.systems.program import Before
 
 
 @dataclass
@@ -43,40 +44,39 @@ class Report:
 
 @dataclass(frozen=True)
 class Completion:
-    """A request to a model: the verifier that it asks for, the most tokens, public sizes, and the
-    tokens of a public prefix before the prompt.
-    """
+    """A request to a model: the verifier that it asks for, the most tokens, and public sizes."""
 
     request: Request
     verifier: Verifier
     limit: int
     layout: Layout
-    prefix: tuple[int, ...] = ()
 
     @staticmethod
     def of(
-        config: ModelConfig, request: Request, prefix: Sequence[int] = ()
+        config: ModelConfig, request: Request, before: Before = Before()  # noqa: B008 - frozen
     ) -> Completion:
-        """InputError when the request does not fit the model."""
-        whole = config
-        if prefix:
-            if len(prefix) >= config.context:
-                raise InputError(
-                    f"the prefix has {len(prefix)} tokens, but the model's context is "
-                    f"{config.context}; shorten it"
-                )
-            config = config.with_context(config.context - len(prefix))
-        request.check(config)
+        """InputError when the request does not fit the model, after the provider's own text."""
+        left = config.with_context(config.context - before.rows)
+        request.check(left)
         sampling = replace(request.sampling, logit_spread=config.logit_spread)
         verifier = variants.verifier(
             request.verify, sampling, hide_progress=request.hide_progress
         )
-        layout = replace(layout_of(config, request), config=whole)
-        return Completion(request, verifier, request.limit(config), layout, tuple(prefix))
+        layout = replace(
+            layout_of(left, request), config=config,
+            prefix=before.rows + len(request.public_prefix), padded=before.padded,
+            public=len(request.public_prefix),
+        )  # fmt: skip
+        return Completion(request, verifier, request.limit(left), layout)
 
-    def decoder(self, session: Session, weights: Any) -> Decoder:
-        """One that decodes in `session`."""
-        return Decoder(session, self.layout, self.verifier, weights, self.prefix or None)
+    def text(self, session: Session, system_prompt: Sequence[int] = ()) -> Text | None:
+        """What stands before the prompt, as values of `session`; the provider has `system_prompt`.
+        """
+        return share_text(session, self.layout, [*system_prompt, *self.request.public_prefix])
+
+    def decoder(self, session: Session, weights: Any, text: Text | None = None) -> Decoder:
+        """One that decodes in `session`, after what `text` gave."""
+        return Decoder(session, self.layout, self.verifier, weights, text)
 
     def prepare(self, session: Session, decoder: Decoder) -> None:
         """Compile everything and agree with the peer on every program, before the first secret."""
@@ -129,7 +129,8 @@ def generate(
 
     `client` and `provider` are what each party alone has: its plaintext half, and its stream of
     secrets for joint randomness; None at the other one. What the parties learn is the verifier's
-    functionality, the prompt's length, the request's public fields and when the text ended.
+    functionality, the prompt's length, the request's public fields, the length of the provider's
+    own text before the prompt, rounded up, and when the text ended.
     """
     request, report = completion.request, Report()
     drafts = request.draft_length
@@ -215,8 +216,14 @@ def _declare(session: Session, completion: Completion) -> None:
     )
     for learner in (CLIENT, PROVIDER):
         session.ledger.declare(learner, "model shape, vocabulary and context length")
-        if completion.prefix:
-            session.ledger.declare(learner, f"{len(completion.prefix)} tokens of a prefix")
+    layout = completion.layout
+    if own := layout.prefix - layout.public:
+        session.ledger.declare(CLIENT, f"length of the provider's own text, padded: {own} tokens")
+    if layout.padded and layout.hidden:
+        # A hint of a table of positions is of one length (`models.gpt2.embed`).
+        session.ledger.declare(CLIENT, "whether that text is as long as in an earlier session")
+    if layout.public:
+        session.ledger.declare(PROVIDER, f"the public prefix, {layout.public} tokens")
     name = f"functionality {request.verify}"
     session.ledger.declare(CLIENT, f"{name}: {functionality.client}")
     session.ledger.declare(PROVIDER, f"{name}: {functionality.provider}")

@@ -26,6 +26,7 @@ from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Retained
 from spu_llm.systems.decoding.generate import Completion
 from spu_llm.systems.decoding.records import PrepareRequest
+from spu_llm.systems.decoding.secure_model import Text
 from spu_llm.systems.program import Job, Nothing, Send
 
 
@@ -43,12 +44,14 @@ def run(session: PartySession, job: Job[PrepareRequest, Nothing], send: Send) ->
         session.ledger.declare(PROVIDER, "how much disk the client gives to material")
     if rooms[PROVIDER] is not None:
         session.ledger.declare(CLIENT, "how much disk the provider has left for material")
-    completion = Completion.of(config, job.request)
+    completion = Completion.of(config, job.request, job.before)
     with session.meter.in_phase("offline"):
         weights = held_weights(session, config, job)
-        completion.prepare(session, completion.decoder(session, weights))
+        own_text = [] if job.of_provider is None else job.of_provider.system_prompt
+        text = completion.text(session, own_text)
+        completion.prepare(session, completion.decoder(session, weights, text))
         send("stage", name="finding out what is needed")
-        course = demand_of(session.dry(), completion, weights, job.request.steps)
+        course = demand_of(session.dry(), completion, weights, job.request.steps, text)
         send("stage", name="making material")
         session.set_up(sum(course, Demand()))
         course = [demand.unbound for demand in course]
@@ -69,21 +72,23 @@ def run(session: PartySession, job: Job[PrepareRequest, Nothing], send: Send) ->
 
 
 def demand_of(
-    session: DrySession, completion: Completion, weights: Any, steps: int
+    session: DrySession, completion: Completion, weights: Any, steps: int, text: Text | None = None
 ) -> list[Demand]:
     """Of the prefill, and of each of `steps` decode steps, as if no draft were accepted: then there
-    are the most steps.
+    are the most steps. Hints are of matrices that may follow from `text`, as from the weights.
     """
-    return [session.demand() for _ in dry_course(session, completion, weights, [0] * steps)]
+    course = dry_course(session, completion, weights, [0] * steps, text)
+    return [session.demand() for _ in course]
 
 
 def dry_course(
-    session: DrySession, completion: Completion, weights: Any, accepted: Sequence[int]
-) -> Iterator[None]:
+    session: DrySession, completion: Completion, weights: Any, accepted: Sequence[int],
+    text: Text | None = None,
+) -> Iterator[None]:  # fmt: skip
     """Go through the prefill and then a step for each of `accepted`, in which so many drafts stay;
     yields after each.
     """
-    decoder, request = completion.decoder(session, weights), completion.request
+    decoder, request = completion.decoder(session, weights, text), completion.request
     shape, count = jax.ShapeDtypeStruct, request.draft_length + 1
     prompt = shape((1, request.prompt_tokens), np.int32)
     decoder.prefill(prompt, decoder.judge_shapes(1))

@@ -11,6 +11,7 @@ from protocols.verification.distribution import Sampling
 from spu_llm.core.errors import InputError
 
 MAX_NEW_TOKENS = 1_000_000  # any model's context ends before
+MAX_PREFIX_TOKENS = 1_000  # which a setting of a session holds
 
 # Rows that steps write before a full block is packed again: packing takes as long to prepare as
 # several steps, and a text of 64 tokens ends before it, at 2.5 tokens a step of 8 rows.
@@ -35,6 +36,7 @@ class Request:
     top_k: int = 0
     top_p: float = 1.0
     show_progress: bool = False  # to the provider: how many drafts stay
+    public_prefix: tuple[int, ...] = ()  # tokens before the prompt, which the provider may know
 
     @property
     def hide_progress(self) -> bool:
@@ -63,16 +65,24 @@ class Request:
                 f"over {config.logit_spread:g}; give 0 (greedy) or "
                 f"{config.logit_spread / 2 / LARGEST_LINEAR:.3g} or more"
             )
-        if self.prompt_tokens >= config.context:
+        if any(not 0 <= token < config.vocab_size for token in self.public_prefix):
+            raise InputError("the public prefix has tokens that the model lacks")
+        room = self._room(config)
+        if self.prompt_tokens >= room:
             raise InputError(
                 f"the prompt has {self.prompt_tokens} tokens, but the model's context is "
-                f"{config.context}; shorten it to {config.context - 1} or fewer"
+                f"{config.context}{self._taken()}; shorten it to {max(0, room - 1)} or fewer"
             )
 
     def check_options(self) -> None:
         """InputError when no model could serve the request."""
         if self.prompt_tokens < 1:
             raise InputError("the prompt is empty; give at least one character of text")
+        if len(self.public_prefix) > MAX_PREFIX_TOKENS:
+            raise InputError(
+                f"--public-prefix has {len(self.public_prefix)} tokens; at most "
+                f"{MAX_PREFIX_TOKENS} are allowed"
+            )
         if not 1 <= self.max_new_tokens <= MAX_NEW_TOKENS:
             raise InputError(
                 f"--max-new-tokens must be 1 to {MAX_NEW_TOKENS}, found {self.max_new_tokens}"
@@ -128,4 +138,12 @@ class Request:
 
     def limit(self, config: ModelConfig) -> int:
         """Tokens that can be generated: as asked, and within the model's context."""
-        return min(self.max_new_tokens, config.context - self.prompt_tokens)
+        return min(self.max_new_tokens, self._room(config) - self.prompt_tokens)
+
+    def _room(self, config: ModelConfig) -> int:
+        """Positions for prompt and completion."""
+        return config.context - len(self.public_prefix)
+
+    def _taken(self) -> str:
+        count = len(self.public_prefix)
+        return f", {count} of which the public prefix takes" if count else ""

@@ -8,15 +8,18 @@ or the provider's own plaintext work, follows from the owners of the inputs.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from models.cache import HIDDEN, Block, Rows, lengthened, packed, rows_after, see
+from models.cache import HIDDEN, Block, Prefix, Rows, lengthened, packed, padding, see
 from models.family import ModelConfig, Params, check_ranges, family_of, weight_shapes
+from protocols.arithmetic.cached import append
 from protocols.functions.in_range import when_in_range
 from protocols.verification.variants import Verifier
 from spu_llm.compiler.secure_function import SecureFunction
@@ -31,7 +34,9 @@ class Layout:
     prompts: tokens of every lane. sizes: rows that the shared block has, one after the other; it
     starts with the first of them. live_rows: that hold the text at most. hidden: whether only the
     client knows which they are; packs: whether the block may be full then before the text ends, and
-    is packed. scale: what logits are multiplied by.
+    is packed. scale: what logits are multiplied by. prefix: rows before every lane's prompt that
+    the provider knows in the clear; of them, padded: how many, the first ones, may hold no text;
+    public: how many, the last ones, hold tokens that the client knows, too.
     """
 
     config: ModelConfig
@@ -41,10 +46,20 @@ class Layout:
     hidden: bool = False
     packs: bool = False
     scale: float = 1.0
+    prefix: int = 0
+    padded: int = 0
+    public: int = 0
 
     @property
     def lanes(self) -> int:
         return len(self.prompts)
+
+
+class Text(NamedTuple):
+    """What stands before every lane's prompt: private values of the provider."""
+
+    tokens: Any  # int32 [n], of all rows, text last
+    hidden: Any  # float32 [m], of the first rows: HIDDEN where there is no text
 
 
 class Place(NamedTuple):
@@ -60,13 +75,16 @@ class SecureModel(NamedTuple):
     activation left the range that functions on shares hold for; if so, prefill and decode end with
     a RangeError.
 
-    prefix(weights, tokens [n], public)
-        -> the public tokens' block, the provider's own plaintext work.
-    prefill(weights, tokens [lane, n], client, provider, prefix)
-        -> outcome to the client, accepted counts (0), shared block. The last row of every lane is
-        judged.
-    decode(weights, tokens [lane, n], place, client, provider, shared, at, prefix)
-        -> outcome to the client, accepted counts, shared block with the rows written from `at` on.
+    prefix(weights, tokens [n], hidden [m])
+        -> keys and values of text that the provider knows, its own plaintext work, then shared: a
+        cache, whose rows are opened under masks once for so many queries (a tile's). tokens: int32,
+        of all rows; hidden: float, of the first m, HIDDEN where they hold no text.
+    prefill(weights, tokens [lane, n], client, provider, prefix, hidden)
+        -> outcome to the client, accepted counts (0), shared block, and the prefix, which is opened
+        by now. The last row of every lane is judged.
+    decode(weights, tokens [lane, n], place, client, provider, shared, at, prefix, hidden)
+        -> outcome to the client, accepted counts, shared block with the rows written from `at` on,
+        and the prefix.
     """
 
     prefix: SecureFunction
@@ -103,48 +121,72 @@ def build(layout: Layout, judge: Verifier) -> SecureModel:
     """
     config, family = layout.config, family_of(layout.config)
 
-    def embed(weights: Any, tokens: Array, positions: Array, hidden: bool = False) -> Array:
+    def embed(
+        weights: Any, tokens: Array, positions: Array, prefix: Prefix | None, hidden: bool = False
+    ) -> Array:
+        # A table of positions that is the provider's secret has a hint of its own: it may follow
+        # from that secret alone, not from what the client chooses.
+        own: Any = layout.prefix - layout.public
+        if prefix is not None and layout.padded:
+            own = prefix.tokens - layout.public
         with jax.named_scope("embedding"):
             one_hot = jax.nn.one_hot(tokens.reshape(-1), config.vocab_size, dtype=jnp.float32)
-            return family.embed(weights, config, one_hot, positions.reshape(-1), hidden=hidden)
+            at = moved(positions, layout.public).reshape(-1)
+            return family.embed(weights, config, one_hot, at, start=own, hidden=hidden)
 
-    def prefix(weights: Any, tokens: Array) -> Block:
-        n = tokens.shape[0]
-        x = family.embed(weights, config, tokens, jnp.arange(n))
-        cache = config.empty_cache(n)
-        return family.forward(weights, config, x, rows_after(0, n, n), cache)[1]
+    def prefix(weights: Any, tokens: Array, hidden: Array) -> Block:
+        n, m = len(tokens), len(hidden)
+        rows = jnp.arange(n, dtype=jnp.int32)
+        x = family.embed(weights, config, tokens, jnp.maximum(rows - padding(hidden), 0))
+        # Rows without text see each other, so that their keys and values are numbers, too.
+        empty = jnp.concatenate([hidden < 0, jnp.zeros(n - m, bool)])
+        visible = see(0, n, n) & (~empty[None, :] | empty[:, None])
+        at = Rows(rows[None], visible[None], 0)
+        block = family.forward(weights, config, x, at, config.empty_cache(n))[1]
+        room = config.empty_cache(n, layout.lanes)
+        return jax.tree.map(
+            lambda empty, rows: append(empty, jnp.tile(rows, (layout.lanes, 1, 1)), 0), room, block
+        )
+
+    def moved(positions: Array, by: int) -> Array:
+        return positions + by if by else positions
+
+    def after(prefix: Block | None, hidden: Array | None) -> Prefix | None:
+        return None if prefix is None or hidden is None else Prefix(prefix, hidden)
 
     def prefill(
-        weights: Any, tokens: Array, client: Any, provider: Any, prefix: Block | None
-    ) -> tuple[Any, Any, Block]:
+        weights: Any, tokens: Array, client: Any, provider: Any, prefix: Block | None,
+        hidden: Array | None,
+    ) -> tuple[Any, Any, Block, Block | None]:  # fmt: skip
         lanes, n = tokens.shape
         capacity = layout.sizes[0]
         # Padding comes last, so that no row of the text sees it.
         visible = jnp.broadcast_to(see(0, n, capacity), (lanes, n, capacity))
-        start = prefix.positions if prefix is not None else 0
-        positions = jnp.broadcast_to(start + jnp.arange(n, dtype=jnp.int32), (lanes, n))
-        x = embed(weights, tokens, positions)
+        positions = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), (lanes, n))
+        before = after(prefix, hidden)
+        x = embed(weights, tokens, positions, before)
         cache = config.empty_cache(capacity, lanes)
+        at = Rows(moved(positions, layout.prefix), visible, 0)
         rows, shared, outside = family.forward(
-            weights, config, x, Rows(positions, visible, 0), cache, prefix, layout.scale
+            weights, config, x, at, cache, before, layout.scale
         )
         ends = [lane * n + length - 1 for lane, length in enumerate(layout.prompts)]
         last = jnp.concatenate([rows[end : end + 1] for end in ends])
-        return *judged(weights, last, outside, client, provider), shared
+        return *judged(weights, last, outside, client, provider), shared, prefix
 
     def decode(
         weights: Any, tokens: Array, place: Place, client: Any, provider: Any,
-        shared: Block, at: Array, prefix: Block | None,
-    ) -> tuple[Any, Any, Block]:  # fmt: skip
-        start = prefix.positions if prefix is not None else 0
-        positions, visible = place.positions + start, place.visible
+        shared: Block, at: Array, prefix: Block | None, hidden: Array | None,
+    ) -> tuple[Any, Any, Block, Block | None]:  # fmt: skip
+        (positions, visible), before = place, after(prefix, hidden)
         if layout.hidden:
             visible = jnp.where(visible, 0.0, HIDDEN)
-        x = embed(weights, tokens, positions, layout.hidden)
+        x = embed(weights, tokens, positions, before, layout.hidden)
+        written = Rows(moved(positions, layout.prefix), visible, at)
         rows, shared, outside = family.forward(
-            weights, config, x, Rows(positions, visible, at), shared, prefix, layout.scale
+            weights, config, x, written, shared, before, layout.scale
         )
-        return *judged(weights, rows, outside, client, provider), shared
+        return *judged(weights, rows, outside, client, provider), shared, prefix
 
     def judged(
         weights: Any, rows: Array, outside: Array, client: Any, provider: Any
@@ -157,9 +199,9 @@ def build(layout: Layout, judge: Verifier) -> SecureModel:
     C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC  # noqa: N806
     placed = C if layout.hidden else X
     return SecureModel(
-        SecureFunction(prefix, (P, X), "prefix"),
-        SecureFunction(prefill, (P, C, C, P, P), "prefill"),
-        SecureFunction(decode, (P, C, placed, C, P, J, X, P), "decode"),
+        SecureFunction(prefix, (P, P, P), "prefix"),
+        SecureFunction(prefill, (P, C, C, P, J, P), "prefill"),
+        SecureFunction(decode, (P, C, placed, C, P, J, X, J, P), "decode"),
     )
 
 
@@ -168,6 +210,26 @@ def share_weights(session: Session, config: ModelConfig, params: Params | None) 
     InputError at the provider when activations may leave their ranges.
     """
     return private_tree(session, PROVIDER, _folded, weight_shapes(config), params, config)
+
+
+def share_text(session: Session, layout: Layout, tokens: Sequence[int]) -> Text | None:
+    """`tokens` before every prompt, which only the provider has to bring, as private values; None
+    where the layout has no rows for them.
+    """
+    if not layout.prefix:
+        return None
+    shape = jax.ShapeDtypeStruct
+    shapes = Text(shape((layout.prefix,), np.int32), shape((layout.padded,), np.float32))
+    text: Text = private_tree(session, PROVIDER, _padded, shapes, layout, tokens)
+    return text
+
+
+def _padded(layout: Layout, tokens: Sequence[int]) -> Text:
+    empty = layout.prefix - len(tokens)
+    if not 0 <= empty <= layout.padded:
+        raise ValueError(f"{len(tokens)} tokens do not fill {layout.prefix} rows of a prefix")
+    hidden = np.where(np.arange(layout.padded) < empty, HIDDEN, 0.0)
+    return Text(np.array([0] * empty + list(tokens), np.int32), hidden.astype(np.float32))
 
 
 def _folded(params: Params, config: ModelConfig) -> Any:
