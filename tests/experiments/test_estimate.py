@@ -28,7 +28,7 @@ from spu_llm.net.shaping import NETWORKS, NetworkShape
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.program import Job
+from spu_llm.systems.program import Before, Job
 
 Priced = tuple[list[workload.Workload], Prices]
 TINY = Shape(1, 8, 2, vocab=24, context=16, prompt_tokens=4, new_tokens=2)
@@ -71,7 +71,7 @@ def test_blocks_are_alike() -> None:
     networks = [NETWORKS["lan"]]
 
     def of(layers: int) -> list[workload.Workload]:
-        return workload._whole(GPT2Config(20, 16, 8, layers, 2), request, networks, [0])
+        return workload._whole(GPT2Config(20, 16, 8, layers, 2), request, networks, [0], Before())
 
     for one, two, three in zip(of(1), of(2), of(3), strict=True):
         found = workload.of_layers(one, two, 3)

@@ -19,6 +19,7 @@ from models.tokenizer import Tokenizer
 from models.training.snippets import SHIPPED
 from protocols.functions.nonlinear import GELU, activation_bits
 from protocols.functions.piecewise import quadratics
+from spu_llm.core._jax import ClosedJaxpr, flat_jaxpr, shape_of
 from spu_llm.core.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -106,8 +107,10 @@ def _with_another(
     """By pieces, but for the function of this name: in another form, or the exact one."""
     form_on_shares = logits.form_on_shares
 
-    def chosen(eqn: Any) -> Callable[..., Any] | None:
-        return form if eqn.primitive.name == name else form_on_shares(eqn)
+    def chosen(eqn: Any) -> ClosedJaxpr | None:
+        if eqn.primitive.name != name:
+            return form_on_shares(eqn)
+        return None if form is None else flat_jaxpr(form, [shape_of(v) for v in eqn.invars])
 
     monkeypatch.setattr(logits, "form_on_shares", chosen)
     return logits.compare_pieces(SHIPPED / "private", SHIPPED / "held_out.jsonl", 400)

@@ -82,8 +82,8 @@ def test_exact_bytes_on_the_wire(bench: Bench) -> None:
     port = opened(control.relay, bench.worker(echo).port)
     own = bench.dial(port)
     own.sendall(b"hi")
-    assert read_all(raw, 28) == (b"spullm\0\2" + b"\1\0\0\0\2\0\0\0\0" + b"\2\0\0\0\2\0\0\0\2hi")
-    raw.sendall(b"spullm\0\2" + b"\1\0\0\0\1\0\0\0\0" + b"\2\0\0\0\1\0\0\0\3abc")
+    assert read_all(raw, 28) == (b"spullm\0\3" + b"\1\0\0\0\2\0\0\0\0" + b"\2\0\0\0\2\0\0\0\2hi")
+    raw.sendall(b"spullm\0\3" + b"\1\0\0\0\1\0\0\0\0" + b"\2\0\0\0\1\0\0\0\3abc")
     assert read_all(raw, 12) == b"\2\0\0\0\1\0\0\0\3abc"
     raw.sendall(b"\3\0\0\0\2\0\0\0\1\0" + b"\3\0\0\0\1\0\0\0\1\0")
     assert read_all(own) == b""
@@ -127,7 +127,7 @@ def test_streams_that_are_never_allowed_end_it(
     monkeypatch.setattr(relay_module, "HOLD_S", 0.1)
     raw, control = bench.raw_peer()
     control.relay.hold_streams()
-    raw.sendall(b"spullm\0\2" + b"\1\0\0\0\1\0\0\0\0")
+    raw.sendall(b"spullm\0\3" + b"\1\0\0\0\1\0\0\0\0")
     assert control.ended.wait(2)
     with pytest.raises(PeerError, match="streams before there is a session"):
         control.check()
