@@ -141,10 +141,11 @@ def embed(
     if not hidden:
         return look_up(tokens, weights["wte"], label="wte") + weights["wpe"][positions + start]
     one_hot = jax.nn.one_hot(positions, config.n_positions, dtype=jnp.float32)
-    nowhere = isinstance(start, int) and not start
-    from_start = weights["wpe"] if nowhere else jnp.roll(weights["wpe"], -start, axis=0)
+    label, from_start = "wte, wpe", weights["wpe"]
+    if not isinstance(start, int) or start:
+        label, from_start = "wte, wpe from a start", jnp.roll(from_start, -start, axis=0)
     table = jnp.concatenate([weights["wte"], from_start])
-    return look_up(jnp.concatenate([tokens, one_hot], axis=-1), table, label="wte, wpe")
+    return look_up(jnp.concatenate([tokens, one_hot], axis=-1), table, label=label)
 
 
 def _embeddings(weights: Params) -> tuple[Any, Any]:

@@ -81,6 +81,7 @@ def test_a_prompt_too_long_after_the_providers_text_is_refused(
     client.assert_failed(2, "model's context is 32; shorten it to 31", within_s=20.0)
 
 
+@pytest.mark.slow
 def test_material_is_made_ahead_for_it(start: Start, pair: Pair, tmp_path: Path) -> None:
     """Its table of positions has a hint of its own, which a dry run asks for, too."""
     own = tmp_path / "system.txt"
