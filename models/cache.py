@@ -2,13 +2,13 @@
 
 A cache is a list of blocks in position order: a *prefix* whose text the provider knows (its own, or
 what both know: it runs it in the clear) and the *shared* block: prompt, accepted tokens and, past
-them, the positions of the current step (chain or tree, as the mask says).
-Attention visits each block by itself; sums over blocks add up (`protocols.functions.aggregation`).
-Rolling back rejected drafts is moving the public length of the shared block: rows at or past it are
-invisible and overwritten by the next step. Where the provider may not know how many drafts stayed,
-the length only grows, the client hides the rows of rejected drafts, and a block that is full is
-packed. Blocks start short and are lengthened as rows are written, since attention costs the same
-for every row it has.
+them, the positions of the current step (chain or tree, as the mask says). Attention visits each
+block by itself; sums over blocks add up (`protocols.functions.aggregation`). Rolling back rejected
+drafts is moving the public length of the shared block: rows at or past it are invisible and
+overwritten by the next step. Where the provider may not know how many drafts stayed, the length
+only grows, the client hides the rows of rejected drafts, and a block that is full is packed. Blocks
+start short and are lengthened as rows are written, since attention costs the same for every row it
+has.
 """
 
 from __future__ import annotations
@@ -51,16 +51,6 @@ class Prefix(NamedTuple):
 
     block: Block  # of all lanes
     hidden: Array  # float [m], of the first m rows, the provider's: HIDDEN where there is no text
-
-    @property
-    def positions(self) -> int:
-        """Rows, of text or not."""
-        return self.block.positions
-
-    @property
-    def tokens(self) -> Array:
-        """int32: rows of text, and so the position of the first one after them."""
-        return self.positions - padding(self.hidden)
 
 
 def padding(hidden: Array) -> Array:

@@ -231,8 +231,8 @@ class Family:
         shares (`protocols.functions.in_range`).
 
         x [L n, d] is the embedding of the rows, which `rows` says the place of; all text of
-        `prefix` is visible. `normalise` stands in for the norm of the ranges,
-        in plaintext. A caller takes rows back by writing over them and not showing them.
+        `prefix` is visible. `normalise` stands in for the norm of the ranges, in plaintext. A
+        caller takes rows back by writing over them and not showing them.
         """
         outside = jnp.int32(0)
         angles = self.angles(config, rows)

@@ -113,7 +113,3 @@ def _write(sink: socket.socket, way: _Way, waiting: queue.Queue[tuple[float, byt
                 sink.shutdown(socket.SHUT_WR)
                 return
             sink.sendall(data)
-
-
-if __name__ == "__main__":
-    main()

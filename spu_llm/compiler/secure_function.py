@@ -32,25 +32,19 @@ class SecureFunction:
         shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in leaves]
         key = (tree, tuple((s.shape, s.dtype) for s in shapes))
         with _planning:
-            return self._planned(key, tree, shapes, args)
+            if key not in self._plans:
+                counts = [len(jax.tree.leaves(a)) for a in args]
+                owners = [o for o, n in zip(self.owners, counts, strict=True) for _ in range(n)]
+                out_trees = []
 
-    def _planned(
-        self, key: Any, tree: Any, shapes: Sequence[Any], args: Sequence[Any]
-    ) -> tuple[Plan, Any]:
-        if key not in self._plans:
-            counts = [len(jax.tree.leaves(a)) for a in args]
-            owners = [o for o, n in zip(self.owners, counts, strict=True) for _ in range(n)]
+                def flat(*xs: Any) -> list[Any]:
+                    leaves, out_tree = jax.tree.flatten(self.fn(*jax.tree.unflatten(tree, xs)))
+                    out_trees.append(out_tree)
+                    return leaves
 
-            out_trees = []
-
-            def flat(*xs: Any) -> list[Any]:
-                leaves, out_tree = jax.tree.flatten(self.fn(*jax.tree.unflatten(tree, xs)))
-                out_trees.append(out_tree)
-                return leaves
-
-            plan = self._make_plan(flat, shapes, owners)
-            self._plans[key] = plan, out_trees[0]
-        return self._plans[key]
+                plan = self._make_plan(flat, shapes, owners)
+                self._plans[key] = plan, out_trees[0]
+            return self._plans[key]
 
     def results(self, *args: Any) -> Any:
         """Shapes and dtypes of what a call with such arguments gives."""

@@ -50,7 +50,7 @@ class StalledError(SpuLlmError):
 
 
 class WantedError(SpuLlmError):
-    """What this session uses is wanted by one that goes first; it has ended for that."""
+    """What is in use here is wanted by another run, which goes first: this one ended for it."""
 
 
 class LimitError(SpuLlmError):

@@ -40,7 +40,7 @@ class Places:
             return bool(self._running or self._unexpired())
 
     def admit(self, task: Task, client: Certificate | None) -> bytes:
-        """A ticket for this session; BusyError when there is no place for it."""
+        """A ticket for what `task` is; BusyError when there is no place for it."""
         with self._lock:
             self._expected = self._unexpired()
             taken = [*self._running, *self._expected.values()]

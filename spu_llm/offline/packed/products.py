@@ -94,8 +94,8 @@ class PackedProducts:
     def __init__(
         self, rank: int, own: Prg, common: bytes, channel: CountingChannel, jobs: int = 1
     ) -> None:
-        """`own`: this party's secret stream, fresh for the session. `common`: of this session, the
-        same at the peer. `jobs`: cores.
+        """`own`: this party's secret stream, fresh. `common`: fresh, too, and the same at the peer.
+        `jobs`: cores.
         """
         self._jobs = jobs
         self.rank, self._own, self._channel = rank, own, channel
@@ -274,7 +274,7 @@ class PackedProducts:
     # ---- what both know
 
     def _public(self, what: str, rank: int, start: int, count: int) -> np.ndarray:
-        """Wide polynomials [count, 2, N] of one party's, of this session."""
+        """Wide polynomials [count, 2, N] that one party sent."""
         label = f"{VERSION}: {what}, {self._common}, {ROLES[rank]},"
         return rlwe.public(label, start, count, 2 * N).reshape(count, 2, N)
 

@@ -22,7 +22,7 @@ from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, Report, announce, announce_end, generate
 from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.decoding.secure_model import share_weights
+from spu_llm.systems.decoding.secure_model import Text, share_weights
 from spu_llm.systems.program import Job, Send
 
 PHASES = ("offline", "prefill", "decode")
@@ -32,9 +32,8 @@ def run(session: PartySession, job: Job[Request, ClientInputs], send: Send) -> d
     """Prepare, prefill and decode; the client's result also has the text."""
     config = job.model
     completion = Completion.of(config, job.request, job.before)
-    own_text = [] if job.of_provider is None else job.of_provider.system_prompt
     with session.meter.in_phase("offline"):
-        text = completion.text(session, own_text)
+        text = held_text(session, completion, job)
         decoder = completion.decoder(session, held_weights(session, config, job), text)
         completion.prepare(session, decoder)
     client = _client_side(job.client, completion, send) if session.rank == CLIENT else None
@@ -67,6 +66,12 @@ def held_weights(session: PartySession, config: ModelConfig, job: Job[Any, Any])
         return private_tree(session, PROVIDER, mapped, shapes, provider.weights, shapes)
     params = None if provider is None else load_model(Path(provider.model_dir))[1]
     return share_weights(session, config, params)
+
+
+def held_text(session: PartySession, completion: Completion, job: Job[Any, Any]) -> Text | None:
+    """What stands before the prompt, likewise."""
+    provider = job.of_provider
+    return completion.text(session, () if provider is None else provider.system_prompt)
 
 
 def stream(label: str, seed: int | None) -> Prg:

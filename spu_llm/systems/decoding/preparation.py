@@ -22,7 +22,7 @@ from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.offline.pool import Pool
 from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.systems.decoding.completion import held_weights
+from spu_llm.systems.decoding.completion import held_text, held_weights
 from spu_llm.systems.decoding.decoder import Retained
 from spu_llm.systems.decoding.generate import Completion
 from spu_llm.systems.decoding.records import PrepareRequest
@@ -47,8 +47,7 @@ def run(session: PartySession, job: Job[PrepareRequest, Nothing], send: Send) ->
     completion = Completion.of(config, job.request, job.before)
     with session.meter.in_phase("offline"):
         weights = held_weights(session, config, job)
-        own_text = [] if job.of_provider is None else job.of_provider.system_prompt
-        text = completion.text(session, own_text)
+        text = held_text(session, completion, job)
         completion.prepare(session, completion.decoder(session, weights, text))
         send("stage", name="finding out what is needed")
         course = demand_of(session.dry(), completion, weights, job.request.steps, text)

@@ -122,13 +122,13 @@ def build(layout: Layout, judge: Verifier) -> SecureModel:
     config, family = layout.config, family_of(layout.config)
 
     def embed(
-        weights: Any, tokens: Array, positions: Array, prefix: Prefix | None, hidden: bool = False
+        weights: Any, tokens: Array, positions: Array, before: Prefix | None, hidden: bool = False
     ) -> Array:
         # A table of positions that is the provider's secret has a hint of its own: it may follow
         # from that secret alone, not from what the client chooses.
         own: Any = layout.prefix - layout.public
-        if prefix is not None and layout.padded:
-            own = prefix.tokens - layout.public
+        if before is not None and layout.padded:
+            own = own - padding(before.hidden)
         with jax.named_scope("embedding"):
             one_hot = jax.nn.one_hot(tokens.reshape(-1), config.vocab_size, dtype=jnp.float32)
             at = moved(positions, layout.public).reshape(-1)
