@@ -28,7 +28,7 @@ from spu_llm.service.worker import Task
 from spu_llm.systems.decoding.records import COMPLETION
 from spu_llm.systems.decoding.request import Request
 from tests.app.conftest import Pair
-from tests.app.processes import Start
+from tests.app.processes import Start, eventually
 from tests.app.tap import Tap
 from tests.tiny import PRIVATE
 
@@ -116,6 +116,8 @@ def test_a_ticket_used_again_is_refused_also_after_a_restart(
 
     assert_refused(port, bytes(32))
     with closing(shown(port, ticket)) as session:
+        # The provider hears its connections side by side: this one has to be in first.
+        assert eventually(lambda: any(p.is_worker for p in server.processes()), END_S)
         assert_refused(port, ticket)
         assert not session.ended.is_set()  # the one that it was for goes on
     server.until("stderr", "session failed: connection to the peer was lost")
