@@ -98,6 +98,18 @@ class ModelConfig(Ranges):
     def head_dim(self) -> int:
         raise NotImplementedError
 
+    def normalised(
+        self, x: Array, gain: float = 1.0, normalise: Callable[..., Any] = rms_norm
+    ) -> tuple[Array, Array]:
+        """Rows x [n, d] of the residual stream, normalised and times `gain`; and what left the
+        range (int32).
+        """
+        high = min(self.norm_high, norm_high(self.width))
+        normed, outside = normalise(
+            x, epsilon=self.norm_epsilon, gain=gain, low=self.norm_low, high=high
+        )
+        return normed, outside
+
     def with_layers(self, count: int) -> Any:
         """The same shape with another number of blocks."""
         return replace(self, **{self.layers_name: count})
@@ -239,10 +251,7 @@ class Family:
 
         def norm(x: Array, gain: float = 1.0) -> Array:
             nonlocal outside
-            normed, out = normalise(
-                x, epsilon=config.norm_epsilon, gain=gain,
-                low=config.norm_low, high=min(config.norm_high, norm_high(config.width)),
-            )  # fmt: skip
+            normed, out = config.normalised(x, gain, normalise)
             outside = outside + out
             return normed
 

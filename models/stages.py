@@ -1,0 +1,129 @@
+"""A model taken apart where attention leaves it, for plaintext parties that each have a part of the
+keys and values, or a part of the blocks. The arithmetic is that of `models.family`, in float32.
+
+A token's way through a block: `ask` gives its query, and its key and value for whoever keeps them;
+attention is made elsewhere (`models.partials`); `answer` goes on from its result.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from models.cache import Rows, join_heads
+from models.family import Layer, ModelConfig, Params, family_of
+
+
+class Asked(NamedTuple):
+    """What attention of one row a lane is made of; query heads of a group share keys."""
+
+    query: Array  # [L, kv head, group, head_dim], scaled
+    key: Array  # [L, kv head, head_dim]
+    value: Array
+
+
+class Filled(NamedTuple):
+    """A block over whole texts."""
+
+    x: Array  # [L n, d]
+    keys: Array  # [L, kv head, n, head_dim]
+    values: Array
+
+
+class Stages(NamedTuple):
+    """Compiled pieces of a model. `weights` are folded, `block` is one of its blocks; L lanes.
+
+    embed(weights, tokens [n], positions [n])   -> x [n, d]
+    fill(block, x [L n, d], positions [L, n], visible [L, n, n])     -> Filled
+    ask(block, x [L, d], positions [L])         -> Asked
+    answer(block, x [L, d], attended [L, kv head, group, head_dim])  -> x [L, d]
+    head(weights, x [n, d])                     -> logits [n, vocab]
+    """
+
+    embed: Callable[[Params, Array, Array], Array]
+    fill: Callable[[Params, Array, Array, Array], Filled]
+    ask: Callable[[Params, Array, Array], Asked]
+    answer: Callable[[Params, Array, Array], Array]
+    head: Callable[[Params, Array], Array]
+
+
+@dataclass
+class _Asking(Layer):
+    """Notes what attention is made of; its answer is not used."""
+
+    asked: Any = None
+    _written: Any = None
+
+    def write(self, key: Array, value: Array) -> None:
+        self._written = key, value
+
+    def attend(self, query: Array) -> Array:
+        self.asked = query, *self._written
+        return join_heads(jnp.zeros_like(query), self.lanes)
+
+
+@dataclass
+class _Answered(Layer):
+    """Has attention's result."""
+
+    attended: Any = None
+
+    def write(self, key: Array, value: Array) -> None:
+        pass
+
+    def attend(self, query: Array) -> Array:
+        return join_heads(self.attended.reshape(query.shape), self.lanes)
+
+
+@functools.lru_cache(maxsize=8)
+def stages_of(config: ModelConfig) -> Stages:
+    """The pieces of a model of this shape, compiled once."""
+    family, heads = family_of(config), config.kv_heads
+
+    def norm(x: Array) -> Array:
+        return config.normalised(x)[0]
+
+    def layer(kind: Any, block: Params, rows: Rows, *cache: Array) -> Any:
+        keys, values = cache or (jnp.zeros(0), jnp.zeros(0))
+        return kind(0, block, config, rows, family.angles(config, rows), None, keys, values)
+
+    def one_row(positions: Array) -> Rows:
+        lanes = positions.shape[0]
+        return Rows(positions[:, None], jnp.ones((lanes, 1, 0), bool), 0)
+
+    def embed(weights: Params, tokens: Array, positions: Array) -> Array:
+        return family.embed(weights, config, tokens, positions)
+
+    def fill(block: Params, x: Array, positions: Array, visible: Array) -> Filled:
+        lanes, n = positions.shape
+        empty = config.empty_cache(n, lanes)
+        at = layer(Layer, block, Rows(positions, visible, 0), empty.keys[0], empty.values[0])
+        x = x + family.attention(norm(x), at)
+        x = x + family.mlp(norm(x), at)
+        shape = lanes, heads, n, config.head_dim
+        return Filled(x, at.keys.reshape(shape), at.values.reshape(shape))
+
+    def ask(block: Params, x: Array, positions: Array) -> Asked:
+        at = layer(_Asking, block, one_row(positions))
+        family.attention(norm(x), at)
+        query, key, value = at.asked
+        lanes, size = len(x), config.head_dim
+        key, value = (a.reshape(lanes, heads, size) for a in (key, value))
+        return Asked(query.reshape(lanes, heads, -1, size), key, value)
+
+    def answer(block: Params, x: Array, attended: Array) -> Array:
+        at = layer(_Answered, block, one_row(jnp.zeros(len(x), jnp.int32)))
+        at.attended = attended
+        x = x + family.attention(norm(x), at)
+        return x + family.mlp(norm(x), at)
+
+    def head(weights: Params, x: Array) -> Array:
+        return family.head(weights, norm(x))
+
+    return Stages(*map(jax.jit, (embed, fill, ask, answer, head)))
