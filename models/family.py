@@ -98,6 +98,11 @@ class ModelConfig(Ranges):
     def head_dim(self) -> int:
         raise NotImplementedError
 
+    @property
+    def query_groups(self) -> int:
+        """Query heads that share one of keys and values."""
+        return 1
+
     def normalised(
         self, x: Array, gain: float = 1.0, normalise: Callable[..., Any] = rms_norm
     ) -> tuple[Array, Array]:

@@ -79,6 +79,10 @@ class LlamaConfig(ModelConfig):
         return self.num_key_value_heads
 
     @property
+    def query_groups(self) -> int:
+        return self.num_attention_heads // self.num_key_value_heads
+
+    @property
     def head_widths(self) -> tuple[int, int]:
         """Columns of queries of all heads; of keys, or of values."""
         return self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim

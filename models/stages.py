@@ -46,11 +46,11 @@ class Stages(NamedTuple):
     head(weights, x [n, d])                     -> logits [n, vocab]
     """
 
-    embed: Callable[[Params, Array, Array], Array]
-    fill: Callable[[Params, Array, Array, Array], Filled]
-    ask: Callable[[Params, Array, Array], Asked]
-    answer: Callable[[Params, Array, Array], Array]
-    head: Callable[[Params, Array], Array]
+    embed: Callable[[Params, Any, Any], Array]
+    fill: Callable[[Params, Any, Any, Any], Filled]
+    ask: Callable[[Params, Any, Any], Asked]
+    answer: Callable[[Params, Any, Any], Array]
+    head: Callable[[Params, Any], Array]
 
 
 @dataclass
@@ -126,4 +126,4 @@ def stages_of(config: ModelConfig) -> Stages:
     def head(weights: Params, x: Array) -> Array:
         return family.head(weights, norm(x))
 
-    return Stages(*map(jax.jit, (embed, fill, ask, answer, head)))
+    return Stages(*(jax.jit(piece) for piece in (embed, fill, ask, answer, head)))

@@ -17,7 +17,8 @@ PROTOCOLS = ["protocols.bits", "protocols.ot", "protocols.arithmetic", "protocol
 PROTOCOLS = [*PROTOCOLS, "protocols.verification"]
 SYSTEM = [*PARTY, *PROTOCOLS, "models"]
 # The version of all protocols lies in their package's own folder.
-SERVICE = [*SYSTEM, "protocols", "spu_llm.net", "spu_llm.systems", "spu_llm.systems.decoding"]
+SYSTEMS = ["spu_llm.systems.decoding", "spu_llm.systems.confidential"]
+SERVICE = [*SYSTEM, "protocols", "spu_llm.net", "spu_llm.systems", *SYSTEMS]
 APP = [*SERVICE, "spu_llm.service", "models.training"]
 STUDY = [*APP, "spu_llm.app", "experiments.common"]
 ALLOWED: dict[str, list[str]] = {
@@ -36,6 +37,7 @@ ALLOWED: dict[str, list[str]] = {
     "models.training": [*CORE, *PROTOCOLS, "models"],
     "spu_llm.systems": SYSTEM,
     "spu_llm.systems.decoding": [*SYSTEM, "spu_llm.systems"],
+    "spu_llm.systems.confidential": [*SYSTEM, "spu_llm.systems"],
     "spu_llm.service": SERVICE,
     "spu_llm.app": APP,
     "experiments.common": STUDY,

@@ -189,13 +189,14 @@ def _parser() -> Parser:
     _identity_options(generate)
     generate.set_defaults(run=_complete, model=None)
 
-    from spu_llm.app import calibrating, doctor, keys, listing
+    from spu_llm.app import calibrating, doctor, keys, listing, vaults
     from spu_llm.app.studies import add_commands
 
     doctor.add_command(commands)
     keys.add_command(commands)
     listing.add_command(commands)
     calibrating.add_command(commands)
+    vaults.add_command(commands)
     add_commands(commands)
     return parser
 

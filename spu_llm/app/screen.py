@@ -16,6 +16,12 @@ _HARMLESS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"}
 _HARMLESS |= {c: 0xFFFD for c in range(0x7F, 0xA0)}
 
 
+def write_text(text: str) -> None:
+    """Generated text, to stdout at once."""
+    sys.stdout.write(text.translate(_HARMLESS) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
 class Stages:
     """Shows how far a session has come; `lines`: also where there is no terminal."""
 
@@ -112,11 +118,7 @@ class Screen(Stages):
 
     def summary(self, result: dict[str, Any]) -> None:
         """What each party learned, and what it took."""
-        lines = []
-        for role, facts in result["learned"].items():
-            lines.append(f"{role} learned:")
-            lines += [f"  - {fact}" for fact in facts]
-        print("\n".join([*lines, *_figures(result)]), file=sys.stderr)
+        print("\n".join([*learned_lines(result["learned"]), *_figures(result)]), file=sys.stderr)
 
     def _show_prompt(self) -> None:
         if not self._texted:
@@ -125,8 +127,15 @@ class Screen(Stages):
             self._progress.below = sys.stdout.isatty()
 
     def _write(self, text: str) -> None:
-        sys.stdout.write(text.translate(_HARMLESS) if sys.stdout.isatty() else text)
-        sys.stdout.flush()
+        write_text(text)
+
+
+def learned_lines(learned: dict[str, list[str]]) -> list[str]:
+    """What each process learned, for people."""
+    lines = []
+    for role, facts in learned.items():
+        lines += [f"{role} learned:", *(f"  - {fact}" for fact in facts)]
+    return lines
 
 
 def _figures(result: dict[str, Any]) -> list[str]:

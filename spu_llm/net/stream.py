@@ -139,16 +139,16 @@ class TcpStream:
                     self._sock.close()
 
 
-def connect(host: str, port: int, timeout_s: float) -> TcpStream:
-    """Connect to the provider; `PeerError` when that takes longer than `timeout_s` or fails."""
+def connect(host: str, port: int, timeout_s: float, peer: str = "provider") -> TcpStream:
+    """Connect to `peer`; `PeerError` when that takes longer than `timeout_s` or fails."""
     try:
         return TcpStream(socket.create_connection((host, port), timeout_s))
     except TimeoutError as error:
         raise PeerError(
-            f"cannot reach provider at {host}:{port}: no answer within {timeout_s:g} s"
+            f"cannot reach {peer} at {host}:{port}: no answer within {timeout_s:g} s"
         ) from error
     except OSError as error:
-        raise PeerError(f"cannot reach provider at {host}:{port}: {_reason(error)}") from error
+        raise PeerError(f"cannot reach {peer} at {host}:{port}: {_reason(error)}") from error
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -10,6 +10,7 @@ import contextlib
 import ssl
 import threading
 import time
+from collections.abc import Callable
 
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.net.identity import Certificate, Identity, demanded_name, describe
@@ -41,8 +42,20 @@ class TlsStream:
 
     def recv_some(self, max_bytes: int) -> bytes:
         """See `ByteStream.recv_some`."""
+        return self._heard_from(lambda: self._received(max_bytes, self._tcp.recv_some))
+
+    def recv_within(self, max_bytes: int, timeout_s: float) -> bytes:
+        """`recv_some`; PeerError when nothing comes within `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+
+        def more(at_most: int) -> bytes:
+            return self._tcp.recv_within(at_most, deadline - time.monotonic())
+
+        return self._heard_from(lambda: self._received(max_bytes, more))
+
+    def _heard_from(self, receive: Callable[[], bytes]) -> bytes:
         try:
-            data = self._received(max_bytes)
+            data = receive()
         except PeerError as error:
             self._told = error
             self._heard.set()
@@ -51,7 +64,7 @@ class TlsStream:
             self._heard.set()
         return data
 
-    def _received(self, max_bytes: int) -> bytes:
+    def _received(self, max_bytes: int, more: Callable[[int], bytes]) -> bytes:
         while True:
             with self._lock:
                 try:
@@ -62,7 +75,7 @@ class TlsStream:
                     return b""
                 except ssl.SSLError as error:
                     raise PeerError(_complaint(error)) from error
-            data = self._tcp.recv_some(_CHUNK_BYTES)
+            data = more(_CHUNK_BYTES)
             if not data:
                 return b""
             with self._lock:

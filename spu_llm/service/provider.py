@@ -9,8 +9,6 @@ why. (With `once`, SIGTERM does, too.)
 from __future__ import annotations
 
 import os
-import select
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -31,10 +29,11 @@ from spu_llm.net.identity import Certificate, Identity
 from spu_llm.net.manifest import Manifest, agree, with_nonce
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
-from spu_llm.net.stream import ByteStream, TcpStream, accept, listen
+from spu_llm.net.stream import ByteStream, TcpStream, listen
 from spu_llm.offline.peer_directories import directory_of, open_directory
 from spu_llm.service import agreeing, programs
 from spu_llm.service.limits import Accounts, Limits
+from spu_llm.service.listening import accepted
 from spu_llm.service.places import Admitted, Places
 from spu_llm.service.supervisor import (
     HANDSHAKE_S,
@@ -48,8 +47,6 @@ from spu_llm.systems.program import Before, Held
 
 MAX_HANDSHAKES = 64  # connections that have no place yet, and of one address
 HANDSHAKES_OF_ONE = 8
-ACCEPT_S = 0.25
-ACCEPT_AGAIN_S = 0.1
 DRAIN_S = 60.0  # for sessions to come to their end
 MAX_LINE = 2000
 STOP_S = 10.0  # for them to tell their clients that they do not
@@ -108,7 +105,7 @@ def _serve(
     with sessions as all_, listen(options.host, options.port) as listener:
         on_port(listener.getsockname()[1])
         while not (options.once and all_.over):
-            tcp = _accept(listener, options.exit_with_parent)
+            tcp = accepted(listener, options.exit_with_parent)
             if tcp is not None and (not options.exit_with_parent or tcp.of_own_user()):
                 all_.start(tcp)
     if options.once and all_.error is not None:
@@ -357,16 +354,3 @@ def _check(task: Task, options: ServeOptions) -> None:
         agreeing.job_of(programs.find(task.program), task)
     elif not options.studies:
         raise InputError(f"{task.program} is a study; the provider must be started with --studies")
-
-
-def _accept(listener: socket.socket, exit_with_parent: bool) -> TcpStream | None:
-    """The next connection; None when there was none for a moment."""
-    try:
-        return accept(listener, ACCEPT_S)
-    except TimeoutError:
-        # Standard input is a pipe whose other end the parent holds and never writes to.
-        if exit_with_parent and select.select([0], [], [], 0)[0]:
-            raise PeerError("the process that started this provider has gone") from None
-    except OSError:  # a caller that has gone, or as many files as this process may have
-        time.sleep(ACCEPT_AGAIN_S)
-    return None

@@ -1,0 +1,147 @@
+"""Typed messages between two processes that work in the clear: objects of JSON, and arrays whose
+sizes both ends know. The frames are those of `spu_llm.net.frames`.
+
+One thread at a time uses a connection; `close` may come from any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from spu_llm.core.errors import PeerError, WireError
+from spu_llm.net.control import printable
+from spu_llm.net.frames import MAX_PAYLOAD, PREAMBLE, Frame, FrameParser, Kind, encode
+from spu_llm.net.stream import ByteStream
+
+ANSWER_S = 20.0  # for the next message, or the next part of a large one
+_AT_ONCE = 256 << 10
+_ARRAYS = 1  # the stream that they come on
+_MAX_REASON = 2000
+_BLOCKS = 64 << 10  # bytes that a connection takes without being read, surely
+
+
+class TimedStream(ByteStream, Protocol):
+    def recv_within(self, max_bytes: int, timeout_s: float) -> bytes:
+        """`recv_some`; PeerError when nothing comes within `timeout_s`."""
+        ...
+
+
+class Messages:
+    """A connection to `peer` ("the engine"). Every call raises PeerError, which names it, when the
+    peer ends, says that it has failed, or does not come within `answer_s`.
+    """
+
+    def __init__(self, stream: TimedStream, peer: str, answer_s: float = ANSWER_S) -> None:
+        self._stream, self._peer, self.answer_s = stream, peer, answer_s
+        self._parser, self._frames = FrameParser(), deque[Frame]()
+        self.array_bytes = {"sent": 0, "received": 0}
+        self._send(PREAMBLE)
+
+    def say(self, kind: str, **fields: Any) -> None:
+        """A message of this kind; it may not be larger than a frame."""
+        self._send(encode(Frame(Kind.CONTROL, 0, json.dumps({"type": kind, **fields}).encode())))
+
+    def hear(self, *kinds: str) -> dict[str, Any]:
+        """The next message, which is of one of these kinds."""
+        frame = self._next()
+        if frame.kind is not Kind.CONTROL:
+            raise WireError(f"{self._peer} sent an array in place of {' or '.join(kinds)}")
+        message = self._decoded(frame.payload)
+        if message["type"] not in kinds:
+            raise WireError(
+                f"{self._peer} sent {printable(message['type'])[:80]!a} in place of "
+                f"{' or '.join(kinds)}"
+            )
+        return message
+
+    def send(self, *arrays: np.ndarray) -> None:
+        """Arrays one after the other, as little-endian words."""
+        data = b"".join(np.ascontiguousarray(a, a.dtype.newbyteorder("<")).data for a in arrays)
+        self.array_bytes["sent"] += len(data)
+        for start in range(0, len(data), MAX_PAYLOAD):
+            self._send(encode(Frame(Kind.DATA, _ARRAYS, data[start : start + MAX_PAYLOAD])))
+
+    def take(self, *shapes: tuple[int, ...], dtype: Any = np.float32) -> list[np.ndarray]:
+        """Arrays of these shapes, which the peer gave to one `send`."""
+        kind = np.dtype(dtype).newbyteorder("<")
+        left = size = kind.itemsize * sum(math.prod(shape) for shape in shapes)
+        parts: list[bytes] = []
+        while left:
+            frame = self._next()
+            if frame.kind is Kind.CONTROL:
+                message = self._decoded(frame.payload)
+                raise WireError(f"{self._peer} sent {message['type'][:80]!a} in place of an array")
+            if frame.kind is not Kind.DATA or not 0 < len(frame.payload) <= left:
+                raise WireError(f"{self._peer} sent an array of another size")
+            parts.append(frame.payload)
+            left -= len(frame.payload)
+        self.array_bytes["received"] += size
+        flat, arrays, at = np.frombuffer(b"".join(parts), kind), [], 0
+        for shape in shapes:
+            count = math.prod(shape)
+            arrays.append(flat[at : at + count].reshape(shape).astype(dtype, copy=False))
+            at += count
+        return arrays
+
+    def fail(self, reason: str) -> None:
+        """Tell the peer why this end gives up, if it still reads, and close."""
+        with contextlib.suppress(PeerError):
+            self.say("error", reason=reason[:_MAX_REASON])
+        self.close()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _send(self, data: bytes) -> None:
+        if len(data) <= _BLOCKS:
+            with self._named():
+                self._stream.send_all(data)
+            return
+        # A peer that does not read would hold this thread for ever.
+        alarm = threading.Timer(self.answer_s, self._stream.close)
+        alarm.start()
+        try:
+            with self._named():
+                self._stream.send_all(data)
+        finally:
+            alarm.cancel()
+
+    def _next(self) -> Frame:
+        deadline = time.monotonic() + self.answer_s
+        while not self._frames:
+            with self._named():
+                data = self._stream.recv_within(_AT_ONCE, deadline - time.monotonic())
+                if not data:
+                    self._parser.finish()
+                    raise PeerError("it has ended the connection")
+                self._frames.extend(self._parser.feed(data))
+        return self._frames.popleft()
+
+    def _decoded(self, payload: bytes) -> dict[str, Any]:
+        """A message; PeerError when the peer says in it that it has failed."""
+        try:
+            message = json.loads(payload)
+        except (ValueError, RecursionError):
+            raise WireError(f"{self._peer} sent a message that is not JSON") from None
+        if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+            raise WireError(f"{self._peer} sent a message without a type")
+        if message["type"] == "error":
+            raise PeerError(f"{self._peer} says: {printable(str(message.get('reason')))}")
+        return message
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors say which peer it was."""
+        try:
+            yield
+        except PeerError as exc:
+            raise type(exc)(f"{self._peer} is lost: {exc}") from exc

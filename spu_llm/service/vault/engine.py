@@ -1,0 +1,277 @@
+"""The process of the model's owner: streams weights to vaults, generates for all of them at a time.
+
+A thread for each vault, which opens its session; one thread steps all lanes of all sessions
+together. A vault that fails, or does not answer in time, leaves; the others go on.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from models.family import ModelConfig, family_of
+from models.hf import load_model
+from models.partials import Partial
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import BusyError, PeerError, SpuLlmError, WireError
+from spu_llm.net import tls
+from spu_llm.net.identity import Identity
+from spu_llm.net.messages import Messages
+from spu_llm.net.stream import TcpStream, listen
+from spu_llm.service.listening import accepted
+from spu_llm.service.vault import told
+from spu_llm.systems.confidential.engine import Engine
+
+T = TypeVar("T")
+
+MAX_SESSIONS = 64
+_START_S = 60.0  # for a prefill, when all weights are there
+_ROUND_S = 10.0  # for all that a vault does in a step; less than what a vault waits for another one
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    model: Path
+    host: str
+    port: int
+    lanes: int  # at a time, of all vaults
+    identity: Identity | None
+    exit_with_parent: bool = False
+
+
+@dataclass
+class _Session:
+    """The lanes of one vault that go on, each with its last token."""
+
+    messages: Messages
+    lanes: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+    error: SpuLlmError | None = None
+
+    def tried(self, action: Callable[[], T]) -> T | None:
+        """What `action` gives; None when it, or one before it, has failed."""
+        if self.error is None:
+            try:
+                return action()
+            except SpuLlmError as exc:
+                self.error = exc
+        return None
+
+
+def serve(
+    options: EngineOptions, say: Callable[[str], None], on_port: Callable[[int], None]
+) -> None:
+    """Until interrupted. `on_port` hears where it listens."""
+    config, params = load_model(options.model)
+    weights = family_of(config).fold(params, config)
+    tokenizer = Tokenizer.load(options.model)
+    digest = told.digest_of(list(told.parts_of(weights)))
+    model = told.Model(config.asdict(), sorted(tokenizer.eos_ids), digest, tokenizer.digest)
+    del params
+    context = None if options.identity is None else tls.server_context(options.identity)
+    sessions = _Sessions(Engine(config, weights, options.lanes), model, say)
+    with sessions, listen(options.host, options.port) as listener:
+        on_port(listener.getsockname()[1])
+        _listen(listener, context, sessions, options.exit_with_parent)
+
+
+def _listen(
+    listener: socket.socket, context: Any, sessions: _Sessions, exit_with_parent: bool
+) -> None:
+    while True:
+        tcp = accepted(listener, exit_with_parent)
+        if tcp is not None:
+            sessions.start(tcp, context)
+
+
+class _Sessions:
+    """All vaults' sessions, and the thread that steps them."""
+
+    def __init__(self, engine: Engine, model: told.Model, say: Callable[[str], None]) -> None:
+        self._engine, self._model, self._say = engine, model, say
+        self._changed = threading.Condition()
+        self._going: list[_Session] = []
+        self._threads = 0
+        self._stopped = False
+        self._stepping = threading.Thread(target=self._run, name="steps", daemon=True)
+
+    def __enter__(self) -> _Sessions:
+        self._stepping.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self._changed:
+            self._stopped = True
+            going = list(self._going)
+            self._changed.notify_all()
+        for session in going:
+            session.messages.fail("the engine is shutting down")
+
+    def start(self, tcp: TcpStream, context: Any) -> None:
+        """A session in a thread of its own."""
+        with self._changed:
+            if self._threads >= MAX_SESSIONS:
+                tcp.close()
+                return
+            self._threads += 1
+        threading.Thread(target=self._serve, args=(tcp, context), daemon=True).start()
+
+    def _serve(self, tcp: TcpStream, context: Any) -> None:
+        try:
+            messages = told.met(tcp, context, "the vault")
+            try:
+                self._session(messages)
+            except SpuLlmError as exc:
+                messages.fail(str(exc))
+                raise
+            finally:
+                messages.close()
+        except SpuLlmError as exc:
+            self._say(f"session failed: {exc}")
+        except Exception as exc:  # also one of this program's own; other sessions go on
+            tcp.close()
+            self._say(f"session failed: {type(exc).__name__}: {exc}")
+        finally:
+            with self._changed:
+                self._threads -= 1
+
+    # ---- a vault's thread
+
+    def _session(self, messages: Messages) -> None:
+        messages.hear("hello")
+        told.say_record(messages, "model", self._model)
+        try:
+            asked = messages.hear("open")
+        except PeerError as exc:
+            if "ended the connection" in str(exc):  # it only wanted to see the model
+                return
+            raise
+        count = asked.get("lanes")
+        if not isinstance(count, int) or not 1 <= count <= told.MAX_LANES:
+            raise WireError("the vault asks for lanes that cannot be")
+        with self._changed:
+            if count > self._engine.free:
+                raise BusyError(f"the engine has no room for {count} more texts; try later")
+            lanes = [self._engine.join() for _ in range(count)]
+        try:
+            self._run_lanes(_Session(messages, lanes=list(lanes)))
+        finally:
+            with self._changed:
+                for lane in lanes:
+                    self._engine.leave(lane)
+
+    def _run_lanes(self, session: _Session) -> None:
+        messages = session.messages
+        messages.say("room")
+        messages.hear("weights")
+        for part in told.parts_of(self._engine.weights):
+            messages.send(*(np.asarray(leaf) for leaf in jax.tree.leaves(part)))
+        messages.answer_s = _START_S
+        self._begin(session)
+        messages.answer_s = _ROUND_S
+        with self._changed:
+            if self._stopped:
+                raise PeerError("the engine is shutting down")
+            self._going.append(session)
+            self._changed.notify_all()
+        session.over.wait()
+        if session.error is not None:
+            raise session.error
+
+    def _begin(self, session: _Session) -> None:
+        """Lengths of prompts, what of them is public, the first tokens."""
+        messages, config = session.messages, self._engine.config
+        start = messages.hear("start")
+        lengths, public = start.get("lengths"), start.get("public")
+        if (
+            not isinstance(lengths, list)
+            or len(lengths) != len(session.lanes)
+            or not all(type(n) is int and 1 <= n < config.context for n in lengths)
+        ):
+            raise WireError("the vault states lengths that cannot be")
+        if type(public) is not int or not 0 <= public < min(lengths):
+            raise WireError("the vault states a number of public rows that cannot be")
+        for lane, length in zip(session.lanes, lengths, strict=True):
+            self._engine.place(lane, length)
+        shape = len(lengths), config.kv_heads, public, config.head_dim
+        for layer in range(config.layers if public else 0):
+            keys, values = messages.take(shape, shape)
+            for i, lane in enumerate(session.lanes):
+                self._engine.give(lane, layer, keys[i], values[i])
+        self._hear_tokens(session)
+
+    # ---- the stepping thread
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._going) or self._stopped)
+                if self._stopped:
+                    return
+                going = list(self._going)
+            self._step(going)
+            ended = [s for s in going if s.error is not None or not s.lanes]
+            with self._changed:
+                self._going = [s for s in self._going if s not in ended]
+            for session in ended:
+                session.over.set()
+
+    def _step(self, going: list[_Session]) -> None:
+        lanes = [lane for s in going for lane in s.lanes]
+        tokens = [token for s in going for token in s.tokens]
+        try:
+            logits = self._engine.step(lanes, tokens, _Vaults(self._engine.config, going))
+        except Exception as exc:  # of this program's own: all of them hear of it
+            for session in going:
+                session.error = session.error or SpuLlmError(f"{type(exc).__name__}: {exc}")
+            return
+        ends = np.cumsum([len(s.lanes) for s in going])[:-1]
+        for session, rows in zip(going, np.split(logits, ends), strict=True):
+            session.tried(functools.partial(session.messages.send, rows))
+        for session in going:
+            session.tried(functools.partial(self._hear_tokens, session))
+
+    def _hear_tokens(self, session: _Session) -> None:
+        """The next token of each lane, or its end."""
+        count, vocab = len(session.lanes), self._engine.config.vocab_size
+        (tokens,) = session.messages.take((count,), dtype=np.int32)
+        if not ((tokens >= told.END) & (tokens < vocab)).all():
+            raise WireError("the vault sent tokens that do not exist")
+        kept = [i for i in range(count) if tokens[i] != told.END]
+        if any(self._engine.is_full(session.lanes[i]) for i in kept):
+            raise WireError("the vault goes on past the model's context")
+        session.lanes = [session.lanes[i] for i in kept]
+        session.tokens = [int(tokens[i]) for i in kept]
+
+
+class _Vaults:
+    """The lanes' other keys and values, of several vaults."""
+
+    def __init__(self, config: ModelConfig, sessions: list[_Session]) -> None:
+        self._config, self._sessions = config, sessions
+
+    def ask(self, layer: int, query: np.ndarray) -> None:
+        self._shape = query.shape
+        ends = np.cumsum([len(s.lanes) for s in self._sessions])[:-1]
+        for session, rows in zip(self._sessions, np.split(query, ends), strict=True):
+            session.tried(functools.partial(session.messages.send, rows))
+
+    def answer(self, layer: int) -> Partial:
+        found = [self._answer(session) for session in self._sessions]
+        return Partial(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+    def _answer(self, session: _Session) -> Partial:
+        """Of a session that has failed: no rows at all."""
+        out = len(session.lanes), *self._shape[1:]
+        shapes = out, out[:-1], out[:-1]
+        found = session.tried(functools.partial(session.messages.take, *shapes))
+        return Partial(*(found or (np.zeros(shape, np.float32) for shape in shapes)))

@@ -1,0 +1,211 @@
+"""A user's vault: keeps the prompt's keys and values, answers the engine, draws the tokens.
+
+It belongs into a confidential virtual machine, whose attestation is the operator's part: what is
+trusted with the prompt and, for the time of a prefill, with the weights, is this process. One user
+at a time; for each of its requests a session with the engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from models.family import ModelConfig
+from protocols.verification.distribution import Sampling, draw
+from spu_llm.core.errors import InputError, PeerError, SpuLlmError
+from spu_llm.core.prg import Prg
+from spu_llm.net import tls
+from spu_llm.net.messages import Messages
+from spu_llm.net.stream import TcpStream, listen
+from spu_llm.service.listening import accepted
+from spu_llm.service.vault import told
+from spu_llm.systems.confidential.held import Held
+
+# An engine may compile, and wait for another vault, before it comes to this one.
+_ENGINE_S = 30.0
+_STAGE_S = 1.0  # between two lines about a prefill
+ENGINE = "the engine"
+
+
+@dataclass(frozen=True)
+class VaultOptions:
+    engine: told.Place
+    listen: told.Place
+    exit_with_parent: bool = False
+
+
+def keep(
+    options: VaultOptions, say: Callable[[str], None], on_port: Callable[[int], None]
+) -> None:
+    """Serve this vault's user until interrupted. The engine is met at once, and its model may not
+    change later.
+    """
+    engine = _called(options.engine)
+    pinned = _model_of(engine)
+    engine.close()
+    identity = options.listen.identity
+    context = None if identity is None else tls.server_context(identity)
+    with listen(options.listen.host, options.listen.port) as listener:
+        on_port(listener.getsockname()[1])
+        while True:
+            tcp = accepted(listener, options.exit_with_parent)
+            if tcp is not None:
+                _serve(tcp, context, options.engine, pinned, say)
+
+
+def _serve(
+    tcp: TcpStream, context: Any, place: told.Place, pinned: told.Model, say: Callable[[str], None]
+) -> None:
+    """One request; what fails is told to the user, and the next one may come."""
+    try:
+        user = told.met(tcp, context, "the user")
+        try:
+            _request(user, place, pinned)
+        except SpuLlmError as exc:
+            user.fail(str(exc))
+            raise
+        finally:
+            user.close()
+    except SpuLlmError as exc:
+        say(f"request failed: {exc}")
+    except Exception as exc:  # one of this program's own; the vault stays
+        tcp.close()
+        say(f"request failed: {type(exc).__name__}: {exc}")
+
+
+def _called(place: told.Place) -> Messages:
+    engine = told.call(place, ENGINE)
+    engine.answer_s = _ENGINE_S
+    return engine
+
+
+def _model_of(engine: Messages) -> told.Model:
+    engine.say("hello")
+    model: told.Model = told.told(told.Model, engine.hear("model"), ENGINE)
+    return model
+
+
+def _request(user: Messages, place: told.Place, pinned: told.Model) -> None:
+    user.hear("hello")
+    engine = _called(place)
+    try:
+        if _model_of(engine) != pinned:
+            raise InputError(
+                "the engine's model is another one than when this vault was opened; open it anew "
+                "if that is meant"
+            )
+        told.say_record(user, "model", pinned)
+        asked: told.Asked = told.told(told.Asked, user.hear("prompts"), "the user")
+        told.check_asked(asked, pinned.shape)
+        (tokens,) = user.take((sum(asked.lengths),), dtype=np.int32)
+        if not ((tokens >= 0) & (tokens < pinned.shape.vocab_size)).all():
+            raise InputError("the prompt has tokens that the model lacks")
+        ends = np.cumsum(asked.lengths)[:-1]
+        prompts = [part.tolist() for part in np.split(tokens, ends)]
+        Session(user, engine, pinned, asked, prompts).run()
+    finally:
+        engine.close()
+
+
+class Session:
+    """One request's work between user and engine."""
+
+    def __init__(
+        self, user: Messages, engine: Messages, model: told.Model, asked: told.Asked,
+        prompts: list[list[int]],
+    ) -> None:  # fmt: skip
+        self._user, self._engine, self._model, self._asked = user, engine, model, asked
+        self._config: ModelConfig = model.shape
+        self._prompts, self._public = prompts, asked.public
+        self._sampling = Sampling(asked.temperature)
+        seed = asked.seed
+        self._prg = Prg.from_os() if seed is None else Prg.from_seed(seed, "vault sampling")
+        self._left = [asked.max_new_tokens] * len(prompts)
+        self._eos = frozenset(model.eos)
+
+    def run(self) -> None:
+        """Prefill, then token by token; the user sees each as it is drawn."""
+        engine, started = self._engine, time.monotonic()
+        engine.say("open", lanes=len(self._prompts))
+        engine.hear("room")
+        held, logits = self._filled()
+        engine.say("start", lengths=[len(p) for p in self._prompts], public=len(self._public))
+        if self._public:
+            for layer in range(self._config.layers):
+                engine.send(*held.migrated(layer))
+        streamed = dict(engine.array_bytes)
+        filled = time.monotonic()
+        lanes = self._emit(list(range(len(self._prompts))), logits)
+        first = time.monotonic()
+        while lanes:
+            for layer in range(self._config.layers):
+                (query,) = engine.take(self._query(lanes))
+                engine.send(*held.reply(layer, lanes, query))
+            (logits,) = engine.take((len(lanes), self._config.vocab_size))
+            lanes = self._emit(lanes, logits)
+        now = engine.array_bytes
+        self._user.say(
+            "end",
+            seconds={"prefill": filled - started, "decode": time.monotonic() - first},
+            bytes={
+                "prefill": {"to_vault": streamed["received"], "to_engine": streamed["sent"]},
+                "decode": {
+                    "to_vault": now["received"] - streamed["received"],
+                    "to_engine": now["sent"] - streamed["sent"],
+                },
+            },
+        )
+
+    def _query(self, lanes: list[int]) -> tuple[int, ...]:
+        config = self._config
+        return len(lanes), config.kv_heads, config.query_groups, config.head_dim
+
+    def _filled(self) -> tuple[Held, np.ndarray]:
+        """The prompts' keys and values, and logits after them, from weights that pass through."""
+        held = Held(self._config, self._prompts, self._public)
+        digest, last = hashlib.sha256(), time.monotonic()
+        self._engine.say("weights")
+        shapes = list(told.part_shapes(self._config))
+        for i, shape in enumerate(shapes):
+            if time.monotonic() - last > _STAGE_S or i == 0:
+                last = time.monotonic()
+                self._user.say("stage", name=f"prefill, layer {i} of {len(shapes) - 2}")
+            part = self._part(shape)
+            told.update(digest, part)
+            if i == 0:
+                held.begin(part)
+            elif i < len(shapes) - 1:
+                held.block(part)
+            else:
+                logits = held.end(part)
+        if digest.hexdigest() != self._model.weights:
+            raise PeerError("the engine sent other weights than those that it stands for")
+        return held, logits
+
+    def _part(self, shape: Any) -> Any:
+        leaves, tree = jax.tree.flatten(shape)
+        return jax.tree.unflatten(tree, self._engine.take(*(leaf.shape for leaf in leaves)))
+
+    def _emit(self, lanes: list[int], logits: np.ndarray) -> list[int]:
+        """Draw a token for each of these lanes, tell engine and user, and return those that go on.
+        """
+        tokens = [
+            draw(self._sampling.distribution(row), float(self._prg.uniform(())))
+            for row in logits
+        ]
+        for lane in lanes:
+            self._left[lane] -= 1
+        on = [
+            self._left[lane] > 0 and token not in self._eos
+            for lane, token in zip(lanes, tokens, strict=True)
+        ]
+        told_on = [token if goes else told.END for token, goes in zip(tokens, on, strict=True)]
+        self._engine.send(np.array(told_on, np.int32))
+        self._user.say("tokens", lanes=lanes, tokens=tokens)
+        return [lane for lane, goes in zip(lanes, on, strict=True) if goes]

@@ -1,0 +1,155 @@
+"""What the three processes of vault mode tell each other, in the order they do.
+
+    vault -> engine    hello                          engine -> vault   model (`Model`)
+    vault -> engine    open (lanes)                   engine -> vault   room
+    vault -> engine    weights                        engine -> vault   all leaves, in tree order:
+                                                      the embedding, each block, the head
+    vault -> engine    start (lengths, public)        keys and values of public positions, by layer;
+                                                      then the first tokens, int32 [lane]
+    then for every token, of the lanes that go on:
+      in every layer   engine -> vault  q             [lane, kv head, group, head_dim]
+                       vault -> engine  A, m, gamma   the same, and twice without head_dim
+      engine -> vault  logits [lane, vocab]           vault -> engine   tokens, int32; -1: no more
+
+    user -> vault      hello                          vault -> user     model
+    user -> vault      prompts (`Asked`), all tokens  vault -> user     stage, tokens ..., end
+    as int32 [sum]
+
+Arrays are float32 but where it says otherwise. Whoever gives up sends `error` with the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from models.family import ModelConfig, config_from, weight_shapes
+from spu_llm.core.errors import InputError, WireError
+from spu_llm.net import tls
+from spu_llm.net.identity import Identity
+from spu_llm.net.messages import Messages
+from spu_llm.net.stream import TcpStream, connect
+from spu_llm.systems.program import read
+
+CONNECT_S = 20.0
+END = -1  # in place of a token: a lane that does not go on
+MAX_LANES = 256
+
+
+@dataclass(frozen=True)
+class Model:
+    """What an engine says of its model: shape, what ends a text, and digests (SHA-256, hex) of its
+    folded weights and of its tokenizer.
+    """
+
+    config: dict[str, Any]
+    eos: list[int]
+    weights: str
+    tokenizer: str
+
+    @property
+    def shape(self) -> ModelConfig:
+        try:
+            return config_from(self.config)
+        except ValueError as exc:
+            raise WireError(f"the engine's model cannot be used: {exc}") from None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A user's wish: so many tokens after each of some prompts. public: positions, the same in
+    every prompt, that the engine may compute on by itself. seed: fixes sampling.
+    """
+
+    lengths: list[int]
+    public: list[int]
+    max_new_tokens: int
+    temperature: float
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process listens, and who is trusted there; None: whoever answers, in the clear."""
+
+    host: str
+    port: int
+    identity: Identity | None
+
+
+def call(place: Place, peer: str) -> Messages:
+    """A connection to `peer`, which listens there."""
+    tcp = connect(place.host, place.port, CONNECT_S, peer)
+    if place.identity is None:
+        return Messages(tcp, peer)
+    return Messages(tls.as_client(tcp, place.identity, place.host), peer)
+
+
+def met(tcp: TcpStream, context: Any, peer: str) -> Messages:
+    """The same, at the end that was called; `context` of `tls.server_context`, or None."""
+    return Messages(tcp if context is None else tls.as_server(tcp, context), peer)
+
+
+def told(kind: Any, message: Mapping[str, Any], peer: str) -> Any:
+    """The record in a message."""
+    fields = {name: value for name, value in message.items() if name != "type"}
+    try:
+        return read(kind, fields, f"{peer} sent what cannot be read")
+    except InputError as exc:
+        raise WireError(str(exc)) from None
+
+
+def say_record(messages: Messages, kind: str, record: Any) -> None:
+    messages.say(kind, **asdict(record))
+
+
+def parts_of(weights: Any) -> Iterator[Any]:
+    """Folded weights as they are streamed: embedding, blocks, head."""
+    yield {name: w for name, w in weights.items() if name not in ("blocks", "head")}
+    yield from weights["blocks"]
+    yield weights["head"]
+
+
+def part_shapes(config: ModelConfig) -> Iterator[Any]:
+    yield from parts_of(weight_shapes(config))
+
+
+def digest_of(parts: Sequence[Any]) -> str:
+    """Of streamed parts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        update(digest, part)
+    return digest.hexdigest()
+
+
+def update(digest: Any, part: Any) -> None:
+    for leaf in jax.tree.leaves(part):
+        digest.update(np.ascontiguousarray(leaf).data)
+
+
+def check_asked(asked: Asked, config: ModelConfig) -> None:
+    """InputError for what a model of this shape cannot do."""
+    lengths, new = asked.lengths, asked.max_new_tokens
+    if not 1 <= len(lengths) <= MAX_LANES:
+        raise InputError(f"1 to {MAX_LANES} prompts go together, found {len(lengths)}")
+    if min(lengths) < 1:
+        raise InputError("the prompt has no tokens")
+    if new < 1:
+        raise InputError(f"--max-new-tokens must be 1 or more, found {new}")
+    if max(lengths) + new > config.context:
+        raise InputError(
+            f"{max(lengths)} prompt tokens and {new} new ones do not fit the model's context of "
+            f"{config.context}; shorten the prompt or lower --max-new-tokens"
+        )
+    if not 0 <= asked.temperature <= 100:
+        raise InputError(f"--temperature must be 0 to 100, found {asked.temperature:g}")
+    if any(not 0 <= p < min(lengths) for p in asked.public):
+        raise InputError("a public position lies outside of a prompt")
+    if len(set(asked.public)) == max(lengths):
+        raise InputError("all of the prompt is public: there is nothing for a vault to keep")
+

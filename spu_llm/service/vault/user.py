@@ -1,0 +1,87 @@
+"""A user's end of vault mode: prompts to the vault, tokens back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spu_llm.core.errors import WireError
+from spu_llm.service.vault import told
+
+_VAULT_S = 45.0  # a vault may wait for its engine, and for the engine's weights
+VAULT = "the vault"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user asks for, of prompts that go together."""
+
+    prompts: Sequence[Sequence[int]]
+    public: Sequence[int]
+    max_new_tokens: int
+    temperature: float
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Tokens of every lane; seconds and bytes (payload of arrays between vault and engine) by
+    phase, as the vault counted them.
+    """
+
+    tokens: list[list[int]]
+    seconds: dict[str, float]
+    bytes: dict[str, dict[str, int]]
+
+
+OnTokens = Callable[[Sequence[int], Sequence[int]], None]  # lanes, and a token of each
+
+
+def generate(
+    place: told.Place,
+    wish: Callable[[told.Model], Wish],
+    on_stage: Callable[[str], None] = lambda name: None,
+    on_tokens: OnTokens = lambda lanes, tokens: None,
+) -> Answered:
+    """Ask the vault at `place`. `wish` is told the engine's model first, and may refuse it."""
+    vault = told.call(place, VAULT)
+    vault.answer_s = _VAULT_S
+    try:
+        vault.say("hello")
+        model: told.Model = told.told(told.Model, vault.hear("model"), VAULT)
+        wanted = wish(model)
+        asked = told.Asked(
+            [len(p) for p in wanted.prompts], list(wanted.public), wanted.max_new_tokens,
+            float(wanted.temperature), wanted.seed,
+        )  # fmt: skip
+        told.check_asked(asked, model.shape)
+        told.say_record(vault, "prompts", asked)
+        vault.send(np.concatenate([np.asarray(p, np.int32) for p in wanted.prompts]))
+        texts: list[list[int]] = [[] for _ in wanted.prompts]
+        while (message := vault.hear("stage", "tokens", "end"))["type"] != "end":
+            if message["type"] == "stage":
+                on_stage(str(message.get("name"))[:200])
+                continue
+            lanes, tokens = _of_lanes(message, len(texts), model.shape.vocab_size)
+            for lane, token in zip(lanes, tokens, strict=True):
+                texts[lane].append(token)
+            on_tokens(lanes, tokens)
+        return Answered(texts, message["seconds"], message["bytes"])
+    finally:
+        vault.close()
+
+
+def _of_lanes(message: dict[str, Any], lanes: int, vocab: int) -> tuple[list[int], list[int]]:
+    found, tokens = message.get("lanes"), message.get("tokens")
+    for numbers, below in ((found, lanes), (tokens, vocab)):
+        if not isinstance(numbers, list) or not all(
+            type(n) is int and 0 <= n < below for n in numbers
+        ):
+            raise WireError("the vault sent tokens that do not exist")
+    assert isinstance(found, list) and isinstance(tokens, list)
+    if len(found) != len(tokens):
+        raise WireError("the vault sent tokens of no lane")
+    return found, tokens

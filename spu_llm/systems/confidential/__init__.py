@@ -1,0 +1,1 @@
+"""Confidential prompting: a prompt's keys and values at a vault, all else at the model's owner."""
