@@ -5,9 +5,10 @@ s_b = sum exp(z - m_b) of a block's scores z, and means A_b of its values under 
 
     A = sum_b u_b A_b,    u_b = exp(lse_b - lse),    lse_b = m_b + log s_b.
 
-Two blocks merge as A = A_1 + w (A_2 - A_1) with w = sigmoid(lse_2 - lse_1): the printed form has
-alpha = exp(m_1 - m_2) and its inverse, which overflow. Any number merges in any order. Of shared
-blocks, where nobody sees a partial: `protocols.functions.aggregation`.
+Two blocks merge as A = A_1 + w (A_2 - A_1), where w = sigmoid(lse_2 - lse_1) is the second one's
+part of the mass: the printed form has alpha = exp(m_1 - m_2) and its inverse, which overflow. Any
+number merges in any order. Of shared blocks, where nobody sees a partial:
+`protocols.functions.aggregation`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,6 @@ class Partial(NamedTuple):
     out: np.ndarray  # [..., n, d]: A_b, the mean of values under softmax weights
     shift: np.ndarray  # [..., n]: m_b, the largest visible score
     mass: np.ndarray  # [..., n]: s_b
-
-    @property
-    def lse(self) -> np.ndarray:
-        with np.errstate(divide="ignore"):
-            return self.shift + np.log(self.mass)
 
 
 def partial(
@@ -50,17 +46,11 @@ def partial(
 
 def merged(one: Partial, other: Partial) -> Partial:
     """The partial of both blocks together."""
-    shift = np.maximum(
-        np.where(one.mass > 0, one.shift, -np.inf), np.where(other.mass > 0, other.shift, -np.inf)
-    )
+    present = [np.where(p.mass > 0, p.shift, -np.inf) for p in (one, other)]
+    shift = np.maximum(*present)
     shift = np.where(np.isneginf(shift), 0, shift).astype(one.shift.dtype)
-    with np.errstate(over="ignore"):  # only where the mass is 0
-        masses = [
-            np.where(p.mass > 0, p.mass * np.exp(p.shift - shift), 0).astype(p.mass.dtype)
-            for p in (one, other)
-        ]
-    with np.errstate(invalid="ignore"):  # both empty
-        difference = other.lse - one.lse
-    share = 0.5 + 0.5 * np.tanh(difference / 2)
-    share = np.where(np.isnan(share), 0, share).astype(one.out.dtype)[..., None]
-    return Partial(one.out + share * (other.out - one.out), shift, masses[0] + masses[1])
+    # Each e^(m_b - m) is at most 1. Through lse_b, what is lost grows with the scores.
+    masses = [p.mass * np.exp(at - shift) for p, at in zip((one, other), present, strict=True)]
+    mass = (masses[0] + masses[1]).astype(one.mass.dtype)
+    share = (masses[1] / np.where(mass > 0, mass, 1)).astype(one.out.dtype)[..., None]
+    return Partial(one.out + share * (other.out - one.out), shift, mass)

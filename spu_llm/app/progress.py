@@ -23,11 +23,12 @@ class Progress:
     """A line that says what is going on; it never shares a terminal line with streamed text.
 
     With `below` set, text stands on the cursor's line of this terminal: the line goes below it.
-    Where there is no terminal, every look at it is a line, or with `lines` unset none.
+    Where there is no terminal, every look at it is a line, or with `lines` unset none. `traffic`:
+    wire bytes so far.
     """
 
-    def __init__(self, traffic: Callable[[], int], *, lines: bool = True) -> None:
-        self._traffic = traffic  # wire bytes so far
+    def __init__(self, traffic: Callable[[], int] | None = None, *, lines: bool = True) -> None:
+        self._traffic = traffic
         self.below = False
         self._tty = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._silent = not (self._tty or lines)
@@ -75,7 +76,8 @@ class Progress:
         if self._silent:
             return
         elapsed = time.monotonic() - self._started
-        line = f"[{self._stage}: {elapsed:.0f} s, {mb(self._traffic())} on the wire]"
+        traffic = f", {mb(self._traffic())} on the wire" if self._traffic else ""
+        line = f"[{self._stage}: {elapsed:.0f} s{traffic}]"
         # A line that wrapped could not be taken away again.
         width = shutil.get_terminal_size().columns - 1
         if not self._tty:

@@ -163,7 +163,7 @@ def _generate(options: argparse.Namespace) -> None:
 
     decoder = StreamDecoder(tokenizer)
     text: list[str] = []
-    progress = Progress(lambda: 0)
+    progress = Progress()
 
     def show(part: str) -> None:
         if part:
