@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spu_llm.app import obfuscating
 from spu_llm.app.defaults import PROMPT, shipped
 from spu_llm.app.output import check_json, mb, write_json
 from spu_llm.core.errors import InputError
@@ -66,6 +67,7 @@ def add_command(commands: Any) -> None:
                           help="directory with the model's tokenizer (default: the shipped one)"
                           )  # fmt: skip
     generate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    obfuscating.add_options(generate)
     _identity(generate, "--trust", "the vault")
     _common(generate)
     generate.set_defaults(run=_generate)
@@ -152,18 +154,29 @@ def _generate(options: argparse.Namespace) -> None:
     check_json(options.json)
     place = _place(options, options.vault, "--vault", options.trust)
     tokenizer = Tokenizer.load(options.tokenizer or shipped("public"))
-    prompt = tokenizer.encode(options.prompt)
+    progress = Progress()
+    try:
+        progress.stage("reading the prompt")
+        prompt = obfuscating.marked_prompt(options, tokenizer)
+        if prompt.targets:
+            progress.stage("finding fakes")
+        out = obfuscating.outgoing(options, prompt, tokenizer)
+    except BaseException:
+        progress.close()
+        raise
     met: list[Model] = []
 
     def wish(model: Model) -> Wish:
         if model.tokenizer != tokenizer.digest:
             raise InputError("the model has another tokenizer; give its directory as --tokenizer")
         met.append(model)
-        return Wish([prompt], [], options.max_new_tokens, options.temperature, options.seed)
+        return Wish(
+            out.rows, out.public, options.max_new_tokens, options.temperature, options.seed,
+            out.compact, out.own,
+        )  # fmt: skip
 
     decoder = StreamDecoder(tokenizer)
     text: list[str] = []
-    progress = Progress()
 
     def show(part: str) -> None:
         if part:
@@ -172,7 +185,8 @@ def _generate(options: argparse.Namespace) -> None:
             write_text(part)
 
     def on_tokens(lanes: Any, tokens: Any) -> None:
-        show(decoder.push(t for t in tokens if t not in tokenizer.eos_ids))
+        own = [t for lane, t in zip(lanes, tokens, strict=True) if lane == out.own]
+        show(decoder.push(t for t in own if t not in tokenizer.eos_ids))
 
     started = time.monotonic()
     try:
@@ -182,8 +196,9 @@ def _generate(options: argparse.Namespace) -> None:
     finally:
         progress.close()
         print(flush=True)
-    shape, (tokens,) = met[0].shape, answered.tokens
-    facts = learned(shape, [len(prompt)], answered.tokens)
+    shape, tokens = met[0].shape, answered.tokens[out.own]
+    facts = learned(shape, [len(row) for row in out.rows], answered.tokens)
+    facts["engine"] += out.learned()
     seconds, sent = answered.seconds, answered.bytes
     figures = (
         f"{len(tokens)} tokens in {time.monotonic() - started:.1f} s: prefill "
@@ -194,6 +209,7 @@ def _generate(options: argparse.Namespace) -> None:
     result = {
         "text": "".join(text), "token_ids": tokens, "seconds": answered.seconds,
         "bytes": answered.bytes, "learned": facts,
+        "obfuscation": {name: fact for name, fact in out.facts.items() if name != "says"},
         "config": {"model": met[0].config, "temperature": options.temperature},
     }  # fmt: skip
     write_json(options.json, result)

@@ -25,6 +25,7 @@ from spu_llm.net.messages import Messages
 from spu_llm.net.stream import TcpStream, listen
 from spu_llm.service.listening import accepted
 from spu_llm.service.vault import told
+from spu_llm.systems.confidential.compact import Compact
 from spu_llm.systems.confidential.held import Held
 
 # An engine may compile, and wait for another vault, before it comes to this one.
@@ -168,7 +169,7 @@ class Session:
 
     def _filled(self) -> tuple[Held, np.ndarray]:
         """The prompts' keys and values, and logits after them, from weights that pass through."""
-        held = Held(self._config, self._prompts, self._public)
+        held = self._empty()
         digest, last = hashlib.sha256(), time.monotonic()
         self._engine.say("weights")
         shapes = list(told.part_shapes(self._config))
@@ -187,6 +188,12 @@ class Session:
         if digest.hexdigest() != self._model.weights:
             raise PeerError("the engine sent other weights than those that it stands for")
         return held, logits
+
+    def _empty(self) -> Held:
+        asked = self._asked
+        if not asked.fakes:
+            return Held(self._config, self._prompts, self._public)
+        return Compact(self._config, self._prompts, self._public, asked.fakes, asked.own)
 
     def _part(self, shape: Any) -> Any:
         leaves, tree = jax.tree.flatten(shape)

@@ -63,13 +63,17 @@ class Model:
 @dataclass(frozen=True)
 class Asked:
     """A user's wish: so many tokens after each of some prompts. public: positions, the same in
-    every prompt, that the engine may compute on by itself. seed: fixes sampling.
+    every prompt, that the engine may compute on by itself. fakes: positions that fake prompts have
+    for themselves, if they are to share what is around them (`compact`); own: which prompt is none.
+    seed: fixes sampling.
     """
 
     lengths: list[int]
     public: list[int]
     max_new_tokens: int
     temperature: float
+    fakes: list[int]
+    own: int
     seed: int | None = None
 
 
@@ -152,4 +156,11 @@ def check_asked(asked: Asked, config: ModelConfig) -> None:
         raise InputError("a public position lies outside of a prompt")
     if len(set(asked.public)) == max(lengths):
         raise InputError("all of the prompt is public: there is nothing for a vault to keep")
-
+    if asked.fakes:
+        inside = sorted(set(asked.fakes)) == asked.fakes and 0 <= asked.fakes[0]
+        if len(set(lengths)) > 1 or len(lengths) < 2 or not 0 <= asked.own < len(lengths):
+            raise InputError("compact prompts are two or more of equal length, one of them the own")
+        if not inside or asked.fakes[-1] >= lengths[0] or set(asked.fakes) & set(asked.public):
+            raise InputError("positions of fakes lie inside the prompts, in order, none public")
+        if len(asked.fakes) == lengths[0]:
+            raise InputError("compact prompts share nothing; leave --as-published out")

@@ -17,13 +17,15 @@ VAULT = "the vault"
 
 @dataclass(frozen=True)
 class Wish:
-    """What a user asks for, of prompts that go together."""
+    """What a user asks for, of prompts that go together (`told.Asked`)."""
 
     prompts: Sequence[Sequence[int]]
     public: Sequence[int]
     max_new_tokens: int
     temperature: float
     seed: int | None = None
+    fakes: Sequence[int] = ()
+    own: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def generate(
         wanted = wish(model)
         asked = told.Asked(
             [len(p) for p in wanted.prompts], list(wanted.public), wanted.max_new_tokens,
-            float(wanted.temperature), wanted.seed,
+            float(wanted.temperature), list(wanted.fakes), wanted.own, wanted.seed,
         )  # fmt: skip
         told.check_asked(asked, model.shape)
         told.say_record(vault, "prompts", asked)

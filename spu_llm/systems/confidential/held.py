@@ -62,14 +62,22 @@ class Held:
         for i, x in enumerate(self._x):
             lanes = x.shape[0] // n
             positions = np.tile(np.arange(n, dtype=np.int32), (lanes, 1))
-            visible = np.broadcast_to(np.tril(np.ones((n, n), bool)), (lanes, n, n))
-            filled = self._stages.fill(weights, x, positions, visible)
+            filled = self._stages.fill(weights, x, positions, self._seen(_LANES * i, lanes))
             self._x[i] = filled.x
             keys.append(np.asarray(filled.keys))
             values.append(np.asarray(filled.values))
-        kept = len(self._prompts), slice(None), self._longest
-        self._keys.append(np.concatenate(keys)[: kept[0], :, : kept[2]].copy())
-        self._values.append(np.concatenate(values)[: kept[0], :, : kept[2]].copy())
+        lanes = len(self._prompts)
+        self._keep(*(np.concatenate(part)[:lanes, :, : self._longest] for part in (keys, values)))
+
+    def _seen(self, first: int, lanes: int) -> np.ndarray:
+        """bool [lane, n, n]: what rows see of others within a block, of lanes from `first` on."""
+        n = self._n
+        return np.broadcast_to(np.tril(np.ones((n, n), bool)), (lanes, n, n))
+
+    def _keep(self, keys: np.ndarray, values: np.ndarray) -> None:
+        """A block's, [lane, kv head, n, head_dim]."""
+        self._keys.append(keys.copy())
+        self._values.append(values.copy())
 
     def end(self, head: Any) -> np.ndarray:
         """Logits float32 [lane, vocab] after the prompts."""

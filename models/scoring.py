@@ -1,0 +1,127 @@
+"""Log-probabilities of many texts that begin alike, in the clear, with one cache for all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.cache import Block, Rows
+from models.family import ModelConfig, Params, family_of
+
+_AT_ONCE = 64  # texts whose distributions over the vocabulary are in memory at a time
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Texts of the same length under a model."""
+
+    tokens: np.ndarray  # int32 [m, n]
+    total: np.ndarray  # float64 [m]: log-probability of what was added to the context
+    next: np.ndarray  # float32 [m, vocab]: log-probabilities of the next token
+    _cache: Any  # Block, of m lanes filled up to a power of two
+
+
+class Scorer:
+    """A model that scores texts. `room`: positions of a text at most."""
+
+    def __init__(self, config: ModelConfig, params: Params, room: int | None = None) -> None:
+        self._config, self._room = config, min(room or config.context, config.context)
+        self._weights = jax.device_put(family_of(config).fold(params, config))
+        self._run = jax.jit(functools.partial(_run, config))
+        self._chosen = jax.jit(functools.partial(_chosen, config.kv_heads))
+
+    @property
+    def vocab_size(self) -> int:
+        return self._config.vocab_size
+
+    def begin(self, context: Sequence[int]) -> Scored:
+        """One text, the context (one token or more), of log-probability 0."""
+        empty = Scored(
+            np.zeros((1, 0), np.int32), np.zeros(1), np.zeros((1, self.vocab_size), np.float32),
+            self._config.empty_cache(self._room),
+        )  # fmt: skip
+        begun = self.extended(empty, np.zeros(1, int), np.asarray(context, np.int32)[None])
+        return Scored(begun.tokens, np.zeros(1), begun.next, begun._cache)
+
+    def extended(self, texts: Scored, parents: np.ndarray, tokens: np.ndarray) -> Scored:
+        """The texts number `parents` [m] (which may repeat) with `tokens` [m, k] after each.
+        ValueError when that is longer than there is room for.
+        """
+        m, k = tokens.shape
+        at = texts.tokens.shape[1]
+        if at + k > self._room:
+            raise ValueError(f"{at + k} tokens do not fit the {self._room} positions there are")
+        # Few shapes: each is compiled once. Rows that only fill up come last, and are written over.
+        lanes, width = _power(m), min(_power(k), self._room - at)
+        cache = self._chosen(texts._cache, np.pad(parents, (0, lanes - m)))
+        rows = np.pad(tokens.astype(np.int32), [(0, lanes - m), (0, width - k)])
+        step = min(lanes, _AT_ONCE)
+        parts = [
+            self._run(self._weights, rows[i : i + step], _lanes(cache, i, i + step, lanes), at,
+                      np.int32(k - 1))
+            for i in range(0, lanes, step)
+        ]  # fmt: skip
+        inside = np.concatenate([np.asarray(found) for found, _, _ in parts])[:m, : k - 1]
+        after = np.concatenate([np.asarray(last) for _, last, _ in parts])[:m]
+        first = texts.next[parents, tokens[:, 0]].astype(np.float64)
+        total = texts.total[parents] + first + inside.astype(np.float64).sum(axis=1)
+        joined = jax.tree.map(lambda *a: jnp.concatenate(a), *(block for _, _, block in parts))
+        whole = np.concatenate([texts.tokens[parents], tokens.astype(np.int32)], axis=1)
+        return Scored(whole, total, after, joined)
+
+    def chosen(self, texts: Scored, numbers: np.ndarray) -> Scored:
+        """The texts of these numbers [m]."""
+        lanes = np.pad(numbers, (0, _power(len(numbers)) - len(numbers)))
+        return Scored(
+            texts.tokens[numbers], texts.total[numbers], texts.next[numbers],
+            self._chosen(texts._cache, lanes),
+        )  # fmt: skip
+
+    def log_probability(self, context: Sequence[int], rest: np.ndarray) -> np.ndarray:
+        """float64 [m]: of the tokens `rest` [m, k] after the context."""
+        return self.extended(self.begin(context), np.zeros(len(rest), int), rest).total
+
+
+def _power(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def _lanes(cache: Block, first: int, stop: int, lanes: int) -> Block:
+    heads = cache.keys[0].shape[0] // lanes
+    return jax.tree.map(lambda a: a[heads * first : heads * stop], cache)  # type: ignore[no-any-return]
+
+
+def _chosen(heads: int, cache: Block, parents: jax.Array) -> Block:
+    """The lanes of these numbers."""
+
+    def of(rows: jax.Array) -> jax.Array:
+        by_lane = rows.reshape(-1, heads, *rows.shape[1:])
+        return by_lane[parents].reshape(-1, *rows.shape[1:])
+
+    return jax.tree.map(of, cache)  # type: ignore[no-any-return]
+
+
+def _run(
+    config: ModelConfig, weights: Params, tokens: jax.Array, cache: Block, at: jax.Array,
+    last: jax.Array,
+) -> tuple[jax.Array, jax.Array, Block]:  # fmt: skip
+    """Of tokens [m, k] after `at` others: log-probabilities of all but the first, [m, k - 1], and
+    of what comes after number `last`, [m, vocab]; the cache with their rows.
+    """
+    family, (m, k) = family_of(config), tokens.shape
+    columns = jnp.arange(cache.positions)
+    seen = columns[None] <= at + jnp.arange(k)[:, None]
+    positions = jnp.minimum(at + jnp.arange(k, dtype=jnp.int32), config.context - 1)
+    rows = Rows(jnp.tile(positions, (m, 1)), jnp.broadcast_to(seen, (m, *seen.shape)), at)
+    x = family.embed(weights, config, tokens.reshape(-1), rows.positions.reshape(-1))
+    out, written, _ = family.forward(weights, config, x, rows, cache)
+    logs = jax.nn.log_softmax(family.head(weights, out).reshape(m, k, -1), axis=-1)
+    chosen = jax.nn.one_hot(tokens[:, 1:], config.vocab_size, dtype=bool)
+    inside = jnp.sum(jnp.where(chosen, logs[:, :-1], 0.0), axis=-1)
+    return inside, jax.lax.dynamic_index_in_dim(logs, last, 1, keepdims=False), written

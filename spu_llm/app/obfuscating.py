@@ -1,0 +1,147 @@
+"""Options of `vault generate` about spans, and the prompts that go out for them."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spu_llm.app.defaults import shipped
+from spu_llm.core.errors import InputError
+
+if TYPE_CHECKING:
+    from models.tokenizer import Tokenizer
+    from spu_llm.systems.confidential.obfuscation import Public
+    from spu_llm.systems.confidential.spans import Prompt
+
+FAKES, FEWEST, ETA, EPSILON = 8, 4, 0.5, 1 / 32
+_PUBLISHED = ("printed", "program")
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """Prompts that go out together; number `own` is the user's. public and compact: positions."""
+
+    rows: list[list[int]]
+    own: int
+    public: list[int]
+    compact: list[int]
+    facts: dict[str, Any]  # of the obfuscation, for people; empty without any
+
+    def learned(self) -> list[str]:
+        """What the engine learns of which one it is."""
+        if not self.facts:
+            return []
+        words = f"{len(self.rows)} prompts, one of them the user's; {self.facts['says']}"
+        return [words, "all text outside of <redacted> spans, and the length of each"]
+
+
+def add_options(parser: Any) -> None:
+    group = parser.add_argument_group(
+        "spans",
+        "A prompt may mark what stays with the vault, <confidential>...</confidential> (by default "
+        "all of it), and in that what not even the engine's computing is to give away, "
+        "<redacted>...</redacted>: fake prompts go out beside it, with other text there.",
+    )
+    group.add_argument("--redact", choices=("patterns", "presidio"),
+                       help="find what to redact in a prompt without tags")  # fmt: skip
+    group.add_argument("--fakes", type=int, default=FAKES, metavar="N",
+                       help="fake prompts at most (default: %(default)s)")  # fmt: skip
+    group.add_argument("--min-fakes", type=int, default=FEWEST, metavar="N",
+                       help="send nothing with fewer (default: %(default)s)")  # fmt: skip
+    group.add_argument("--eta", type=float, default=ETA, metavar="E",
+                       help="fakes are at most e^E times as likely as the prompt, or as unlikely: "
+                       "a guess reaches 1 / (1 + N e^-E) (default: %(default)s)")  # fmt: skip
+    group.add_argument("--secrets", type=Path, metavar="DIR",
+                       help="a folder that keeps account of what was redacted before; without "
+                       "one, repeating a secret gives it away by and by")  # fmt: skip
+    group.add_argument("--draft-model", type=Path, metavar="DIR",
+                       help="public model that makes fakes (default: the shipped one)")  # fmt: skip
+    group.add_argument("--as-published", nargs="?", const="printed", choices=_PUBLISHED,
+                       help="make fakes as the paper prints it, or as its authors' program does, "
+                       "share their keys and values, and give the engine those of all public "
+                       "text: broken, for study ('spu-llm attack')")  # fmt: skip
+    group.add_argument("--epsilon", type=float, default=EPSILON, metavar="E",
+                       help="with --as-published (default: %(default)s)")  # fmt: skip
+
+
+def marked_prompt(options: argparse.Namespace, tokenizer: Tokenizer) -> Prompt:
+    """The prompt with its spans; InputError where these cannot be read."""
+    from spu_llm.systems.confidential import spans, taggers
+
+    if options.redact is not None:
+        marked = spans.tagged(options.prompt, taggers.TAGGERS[options.redact])
+        if not marked.redacted:
+            raise InputError("--redact finds nothing in this prompt; mark it with <redacted>")
+    else:
+        marked = spans.parse(options.prompt)
+    return spans.tokenised(marked, tokenizer)
+
+
+def outgoing(options: argparse.Namespace, prompt: Prompt, tokenizer: Tokenizer) -> Outgoing:
+    """What to send for it. InputError where nothing may be."""
+    published = options.as_published is not None
+    public = prompt.public if published else prompt.leading
+    if not prompt.targets:
+        return Outgoing([prompt.tokens], 0, public, [], {})
+    from models.hf import load_model
+    from models.scoring import Scorer
+    from models.tokenizer import Tokenizer
+    from spu_llm.systems.confidential.obfuscation import Public
+
+    directory = options.draft_model or shipped("public")
+    if Tokenizer.load(directory).digest != tokenizer.digest:
+        raise InputError(f"{directory} has another tokenizer than the model; see --draft-model")
+    # One more for what the model reads before a prompt that begins with a span.
+    known = Public(Scorer(*load_model(directory), len(prompt.tokens) + 1), tokenizer)
+    if published:
+        return _as_published(options, known, prompt, public)
+    return _repaired(options, known, prompt, public)
+
+
+def _repaired(
+    options: argparse.Namespace, known: Public, prompt: Prompt, public: list[int]
+) -> Outgoing:
+    from spu_llm.systems.confidential.book import Book
+    from spu_llm.systems.confidential.obfuscation import Limits
+
+    limits = Limits(options.fakes, options.min_fakes, options.eta)
+    rows, own = Book(options.secrets).rows(known, prompt, limits)
+    fakes = len(rows) - 1
+    says = (
+        f"a guess reaches at most {limits.bound(fakes):.3f} by this prompt, if prompts are as "
+        "likely as the public model says"
+    )
+    if options.secrets is None:
+        says += "; repeats are not accounted (--secrets)"
+    facts = {"fakes": fakes, "eta": options.eta, "bound": limits.bound(fakes), "says": says}
+    return Outgoing([row.tolist() for row in rows], own, public, [], facts)
+
+
+def _as_published(
+    options: argparse.Namespace, known: Public, prompt: Prompt, public: list[int]
+) -> Outgoing:
+    from spu_llm.core.prg import Prg
+    from spu_llm.systems.confidential import published
+    from spu_llm.systems.confidential.obfuscation import TooFewError, shuffled
+
+    if not 0 < options.epsilon < 1:
+        raise InputError(f"--epsilon must be between 0 and 1, found {options.epsilon:g}")
+    sample = published.sampler(
+        options.as_published, known, prompt, options.epsilon, options.fakes, Prg.from_os()
+    )
+    found = published.rows(prompt, sample)
+    fakes = len(found) - 1
+    if fakes < options.min_fakes:
+        raise TooFewError(fakes, options.min_fakes)
+    rows, own = shuffled(found, Prg.from_os())
+    bound = published.claimed_bound(options.epsilon, len(prompt.targets), fakes)
+    says = f"as published, where a guess is claimed to reach {bound:.3f} at most, which is wrong"
+    compact = sorted({i for target in prompt.targets for i in target})
+    if len({len(row) for row in rows}) > 1 or len(compact) == len(prompt.tokens):
+        compact = []  # nothing lines up, or nothing is shared
+    if len({len(row) for row in rows}) > 1:
+        public = prompt.leading
+    facts = {"fakes": fakes, "epsilon": options.epsilon, "claimed": bound, "says": says}
+    return Outgoing(rows, own, public, compact, facts)

@@ -1,0 +1,153 @@
+"""Greedy quantized sampling, as published: what it claims does not hold (`attacks`).
+
+"Confidential Prompting" (Gim, Li, Zhong), section 5 and algorithm 1, GQS(S, S_target, eps, lambda).
+Its bins are additive, eps' = eps / n wide for a target of n tokens; theorem 5.1 concludes that a
+fake's probability is within eps of the target's, and the paper from that, that a guess succeeds
+with probability at most 1 / (lambda + 1) + eps + 2 Delta. But closeness of small probabilities says
+nothing of their ratio. Every target is sampled by itself, given the original text before it.
+
+`as_printed`  The algorithm, with two corrections without which it does nothing or betrays itself:
+              S_fake starts with the empty string, not empty; the target itself is taken out. Top
+              lambda of a step, whose criterion is not stated: by joint probability. Deterministic.
+`as_programmed`  What the authors' program does: bins [floor(rho N) / N + 0.001, + 1 / N), N =
+              1 / eps'; a random lambda of those in the bin; a fake ends early at a full stop or a
+              new line; the result is sorted by |probability - the target's|.
+
+The prompt for infilling, which shows a model the text after the target too, needs a model that was
+trained for it: here the model reads what is before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from spu_llm.core.prg import Prg
+from spu_llm.systems.confidential.obfuscation import Public
+from spu_llm.systems.confidential.spans import Prompt
+
+PROGRAM_MARGIN = 1e-3
+
+
+@dataclass(frozen=True)
+class Found:
+    """Fakes of one target: token rows, which `as_programmed` may leave shorter, with the joint
+    probability of each given what is before; and the target's.
+    """
+
+    fakes: list[list[int]]
+    probabilities: np.ndarray
+    target: float
+
+
+def as_printed(public: Public, prompt: Prompt, target: range, eps: float, fakes: int) -> Found:
+    """Algorithm 1."""
+    own = prompt.tokens[target.start : target.stop]
+    before = public.before(prompt.tokens, target.start)
+    step = eps / len(own)  # eps'
+    texts = public.scorer.begin(before)  # S_fake, the empty string
+    start = texts.tokens.shape[1]
+    for i, rho in enumerate(_probabilities(public, before, own)):
+        # floor(rho / eps') eps' < P(x) <= (floor(rho / eps') + 1) eps'
+        low = np.floor(rho / step) * step
+        chances = np.exp(texts.next.astype(np.float64))
+        parents, tokens = np.nonzero((low < chances) & (chances <= low + step))
+        if not len(parents):
+            return Found([], np.zeros(0), _joint(public, before, own))
+        joint = texts.total[parents] + texts.next[parents, tokens]
+        # The target is one too many while it may be among them.
+        best = np.argsort(-joint, kind="stable")[: fakes + 1]
+        texts = public.scorer.extended(texts, parents[best], tokens[best, None])
+        assert texts.tokens.shape[1] == start + i + 1
+    found = texts.tokens[:, start:].tolist()
+    others = [i for i, fake in enumerate(found) if fake != own][:fakes]
+    return Found(
+        [found[i] for i in others], np.exp(texts.total[others]), _joint(public, before, own)
+    )
+
+
+def as_programmed(
+    public: Public, prompt: Prompt, target: range, eps: float, fakes: int, prg: Prg
+) -> Found:
+    """The authors' program."""
+    own = prompt.tokens[target.start : target.stop]
+    before = public.before(prompt.tokens, target.start)
+    bins = len(own) / eps  # N
+    texts = public.scorer.begin(before)
+    start = texts.tokens.shape[1]
+    ended: list[tuple[list[int], float]] = []
+    for rho in _probabilities(public, before, own):
+        low = np.floor(rho * bins) / bins + PROGRAM_MARGIN
+        chances = np.exp(texts.next.astype(np.float64))
+        parents, tokens = np.nonzero((low <= chances) & (chances < low + 1 / bins))
+        drawn = np.argsort(prg.uniform((len(parents),)))[: fakes + 1]
+        if not len(drawn):
+            break
+        texts = public.scorer.extended(texts, parents[drawn], tokens[drawn, None])
+        going = []
+        for i, row in enumerate(texts.tokens[:, start:].tolist()):
+            if public.tokenizer.decode(row[-1:]).rstrip(" ").endswith((".", "\n")):
+                ended.append((row, float(np.exp(texts.total[i]))))
+            else:
+                going.append(i)
+        if not going:
+            break
+        texts = public.scorer.chosen(texts, np.array(going))
+    else:
+        ended += [
+            (row, float(np.exp(total)))
+            for row, total in zip(texts.tokens[:, start:].tolist(), texts.total, strict=True)
+        ]
+    joint = _joint(public, before, own)
+    others = {tuple(row): chance for row, chance in ended if row != own}
+    ordered = sorted(others, key=lambda row: abs(others[row] - joint))[:fakes]
+    return Found([list(row) for row in ordered], np.array([others[r] for r in ordered]), joint)
+
+
+# Of one target, its fakes.
+Sample = Callable[[range], Found]
+
+
+def sampler(
+    variant: str, public: Public, prompt: Prompt, eps: float, fakes: int, prg: Prg
+) -> Sample:
+    """`printed` or `program`, with targets sampled one by one, eps each."""
+    if variant == "printed":
+        return lambda target: as_printed(public, prompt, target, eps, fakes)
+    return lambda target: as_programmed(public, prompt, target, eps, fakes, prg)
+
+
+def rows(prompt: Prompt, sample: Sample) -> list[list[int]]:
+    """The prompt's tokens, then those of fakes: number j of every target together, as many as the
+    target with the fewest has.
+    """
+    found = [sample(target).fakes for target in prompt.targets]
+    out = [list(prompt.tokens)]
+    for together in zip(*found, strict=False):
+        row, end = [], 0
+        for target, fake in zip(prompt.targets, together, strict=True):
+            row += [*prompt.tokens[end : target.start], *fake]
+            end = target.stop
+        out.append([*row, *prompt.tokens[end:]])
+    return out
+
+
+def claimed_bound(eps: float, targets: int, fakes: int) -> float:
+    """What the paper says a guess reaches at most, with Delta = 0; eps adds up over targets."""
+    return 1 / (fakes + 1) + targets * eps
+
+
+def _probabilities(public: Public, before: list[int], own: list[int]) -> list[float]:
+    """rho of every step: of the target's next token, given what is before it."""
+    texts, found = public.scorer.begin(before), []
+    for token in own:
+        found.append(float(np.exp(texts.next[0, token].astype(np.float64))))
+        texts = public.scorer.extended(texts, np.zeros(1, int), np.array([[token]]))
+    return found
+
+
+def _joint(public: Public, before: list[int], own: list[int]) -> float:
+    return float(np.exp(public.scorer.log_probability(before, np.array([own]))[0]))
+

@@ -1,0 +1,156 @@
+"""Prompts with spans: what stays with the vault, and what fake prompts differ in.
+
+"Confidential Prompting" (Gim, Li, Zhong), section 3: `<confidential>` spans stay with the vault,
+`<redacted>` ones inside them are what obfuscation hides. Here a `<redacted>` span is confidential
+wherever it stands, and so is a prompt without any tag, whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import InputError
+
+CONFIDENTIAL, REDACTED = "confidential", "redacted"
+_TAG = re.compile(rf"<(/?)({CONFIDENTIAL}|{REDACTED})>")
+
+
+class Span(NamedTuple):
+    """Characters [start, stop) of a text."""
+
+    start: int
+    stop: int
+
+
+# Finds what to redact in a text without tags: spans in order, that do not overlap.
+Tagger = Callable[[str], Sequence[Span]]
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A text without its tags."""
+
+    text: str
+    confidential: list[Span]  # in order, apart from each other; redacted ones are within
+    redacted: list[Span]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens of a marked text. A token that overlaps a span belongs to it."""
+
+    marked: Marked
+    tokens: list[int]
+    targets: list[range]  # of the redacted spans: tokens; apart from each other
+    edges: list[tuple[bytes, bytes]]  # of each target: what its tokens hold before and after it
+    public: list[int]  # tokens of no confidential span
+
+    @property
+    def leading(self) -> list[int]:
+        """Public tokens before all others: their keys and values depend on nothing else."""
+        found = []
+        for expected, position in enumerate(self.public):
+            if position != expected:
+                break
+            found.append(position)
+        return found
+
+
+def parse(text: str) -> Marked:
+    """InputError for tags that are unclosed, closed without being open, or nested in their own kind
+    or the wrong way round; and for an empty span.
+    """
+    spans: dict[str, list[Span]] = {CONFIDENTIAL: [], REDACTED: []}
+    parts: list[str] = []
+    opened: list[tuple[str, int]] = []
+    end = length = 0
+    for tag in _TAG.finditer(text):
+        parts.append(text[end : tag.start()])
+        length += len(parts[-1])
+        end = tag.end()
+        closes, name = bool(tag[1]), tag[2]
+        if not closes:
+            if opened and (name == CONFIDENTIAL or opened[-1][0] == name):
+                raise InputError(
+                    f"<{name}> opens inside <{opened[-1][0]}>; close that one first (only "
+                    f"<{REDACTED}> may stand inside <{CONFIDENTIAL}>)"
+                )
+            opened.append((name, length))
+            continue
+        if not opened or opened[-1][0] != name:
+            inner = f"<{opened[-1][0]}> is still open" if opened else "none is open"
+            raise InputError(f"</{name}> closes nothing: {inner}")
+        start = opened.pop()[1]
+        if start == length:
+            raise InputError(f"<{name}></{name}> is empty; put text into it or leave it out")
+        spans[name].append(Span(start, length))
+    if opened:
+        raise InputError(f"<{opened[-1][0]}> is not closed; add </{opened[-1][0]}>")
+    whole = "".join([*parts, text[end:]])
+    confidential, redacted = spans[CONFIDENTIAL], spans[REDACTED]
+    alone = [s for s in redacted if not any(c.start <= s.start < c.stop for c in confidential)]
+    if not confidential and not redacted:
+        confidential = [Span(0, len(whole))]
+    return Marked(whole, sorted([*confidential, *alone]), redacted)
+
+
+def tagged(text: str, tagger: Tagger) -> Marked:
+    """A text without tags, whole confidential, with what the tagger finds redacted. InputError for
+    one with tags.
+    """
+    marked = parse(text)
+    if marked.text != text:
+        raise InputError("the prompt has tags already; leave --redact out, or the tags")
+    found = sorted(span for span in tagger(text) if span.start < span.stop)
+    apart: list[Span] = []
+    for span in found:
+        if apart and span.start < apart[-1].stop:  # two kinds of the same words
+            apart[-1] = Span(apart[-1].start, max(span.stop, apart[-1].stop))
+        else:
+            apart.append(span)
+    return Marked(text, marked.confidential, apart)
+
+
+def tokenised(marked: Marked, tokenizer: Tokenizer) -> Prompt:
+    """The tokens of a marked text. InputError when the tokenizer does not give the text back, or
+    two redacted spans share a token.
+    """
+    tokens = tokenizer.encode(marked.text)
+    ends = _byte_ends(tokens, marked.text, tokenizer)
+    starts = [0, *ends[:-1]]
+
+    def within(span: Span) -> tuple[range, int, int]:
+        start, stop = (len(marked.text[:at].encode()) for at in span)
+        inside = [i for i in range(len(tokens)) if starts[i] < stop and ends[i] > start]
+        return range(inside[0], inside[-1] + 1), start, stop
+
+    data = marked.text.encode()
+    private = {i for span in marked.confidential for i in within(span)[0]}
+    targets: list[range] = []
+    edges: list[tuple[bytes, bytes]] = []
+    for span in marked.redacted:
+        where, start, stop = within(span)
+        if targets and where.start < targets[-1].stop:
+            raise InputError("two redacted spans touch; put them into one")
+        targets.append(where)
+        edges.append((data[starts[where.start] : start], data[stop : ends[where.stop - 1]]))
+    public = [i for i in range(len(tokens)) if i not in private]
+    return Prompt(marked, tokens, targets, edges, public)
+
+
+def _byte_ends(tokens: Sequence[int], text: str, tokenizer: Tokenizer) -> list[int]:
+    """Where each token ends in the text's bytes."""
+    whole, data = tokenizer.token_bytes(tokens), text.encode()
+    # SentencePiece puts a space before a text.
+    more = len(whole) - len(data)
+    if whole != b" " * more + data:
+        raise InputError("the tokenizer does not give this prompt back; use plain text")
+    ends, at = [], -more
+    for token in tokens:
+        at += len(tokenizer.token_bytes([token]))
+        ends.append(max(at, 0))
+    return ends
