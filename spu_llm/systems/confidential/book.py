@@ -2,13 +2,14 @@
 
 The same prompt twice must bring the same fakes, or their sets intersect in the own one. The same
 secret in *another* prompt must bring the same candidates too; then whoever sees both weighs each
-candidate c by both texts. If these are texts of the public model P that only share the secret, the
-posterior after prompts t_1, ..., t_k is
+candidate c by both texts. If these are texts of the public model P that share the secret and
+nothing else, the posterior after prompts t_1, ..., t_k is, up to factors below e^eta
+(`spu_llm.systems.confidential.obfuscation`: the first draw has made it even),
 
-    Pr[c] ~ P(t_1(c)) P(t_2(c)) ... P(t_k(c)),
+    Pr[c] ~ P(t_2(c)) ... P(t_k(c)),
 
 which the book keeps, a factor for each different prompt. Where the *largest* of it over all
-candidates passes the limit, which no longer depends on which one is the own, nothing is sent. A
+candidates passes the limit, which does not depend on which one is the own, nothing is sent. A
 candidate that would change the number of tokens in the next prompt is no candidate from then on.
 
 A book is a folder that its owner alone can read: a key, from which all draws follow, and a JSON
@@ -21,6 +22,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,8 +99,8 @@ class Book:
             )
         rows = alike(public, prompt, prg, limits)
         candidates = [typed(public.tokenizer, prompt, row) for row in rows]
-        log = log_probabilities(public, prompt, rows).tolist()
-        self._secrets.append(Secret([c for c in candidates if c is not None], log, [context]))
+        even: list[float | None] = [0.0] * len(rows)
+        self._secrets.append(Secret([c for c in candidates if c is not None], even, [context]))
         return rows
 
     def _again(
@@ -118,8 +120,9 @@ class Book:
             log = log + log_probabilities(public, prompt, rows)
         if len(left) - 1 < limits.fewest:
             raise TooFewError(len(left) - 1, limits.fewest)
-        weights = np.exp(log - log.max())
-        most, limit = weights.max() / weights.sum(), limits.bound(limits.fewest)
+        weights = np.exp(log - log.max())  # the largest: 1
+        others = (weights.sum() - 1) * math.exp(-limits.eta)
+        most, limit = 1 / (1 + others), limits.bound(limits.fewest)
         if most > limit:
             raise InputError(
                 f"this secret was sent before; together with this prompt a guess would reach "

@@ -5,31 +5,40 @@ prompts that differ in the redacted spans alone, and knows how they were made, b
 key. They are drawn like this, with a public model P (`alike`):
 
 1. A beam walks through the prompt from the first span to the end of the last one. At a position of
-   a span each kept beginning is extended by every token; of those whose log-probability is in the
-   same bin as the user's own beginning's (bins of public edges) the own one stays, and `beam` - 1
-   others, drawn uniformly. At a position between spans all are extended by its token.
-2. Of what is left, prompts count whose log-probability, from the first span to the end of the
-   *whole* prompt, is in the user's own bin of width eta, [k eta, (k + 1) eta), and that a person
-   could have typed: their text has these tokens, and is the prompt's outside of spans.
+   a span each beginning that was kept is extended by every token; candidates are those of the own
+   beginning's bin, [k width, (k + 1) width) in log P, so that what is odd is hidden among what is
+   odd. The own one stays; any other one, c, with probability p(c), apart from each other. p(c) is
+   a function of all candidates: min(1, e^(W(c) - const)), such that some `beam` stay, where W is
+   log P less the log p of the draws that were stood before. So a beginning counts for as many as
+   it stands for. At a position between spans all are extended by its token.
+2. Of what is left, prompts count that a person could have typed (their text has these tokens, and
+   is the prompt's outside of spans), and whose W = log P(from the first span to the end of the
+   *whole* prompt) - sum of log p is in the own one's bin of width eta, [k eta, (k + 1) eta).
 3. The set is the own prompt and up to lambda others of these, drawn uniformly; fewer than
    lambda_min are refused. Its order is uniform.
 
-**Claim.** If prompts are distributed like P (given what is public), whoever sees the set guesses
-the user's own with probability at most 1 / (1 + lambda e^-eta).
+**Claim.** If prompts are distributed like P, given what is public, whoever sees the set guesses the
+user's own with probability at most 1 / (1 + lambda e^-eta).
 
-*Proof.* Fix the sets K_1, ..., K_n that the beam kept and the final set R. Let r, r' be in R.
-All of R descends from each K_i and ends in one bin, so r and r' have beginnings in each K_i, those
-of K_i lie in one bin, and the candidates to draw from in step i, a function of K_(i-1) and that
-bin, are the same set E_i for both. Each draw is uniform given that the own beginning stays:
-probability 1 / C(|E_i| - 1, |K_i| - 1), and 1 / C(|F| - 1, |R| - 1) at the end, for r and r'
-alike. So Pr[K_1..K_n, R | own = r] = Pr[K_1..K_n, R | own = r'], for every history, and
-summed over histories Pr[R | r] = Pr[R | r']. The posterior of r in R is therefore
-P(r) / sum over R of P, where all ratios are below e^eta: at most 1 / (1 + lambda e^-eta).  QED
+*Proof.* Fix what the beam kept, K_1, ..., K_n, and the final set R, and let r be in R. All of R
+descends from each K_i, whose candidates E_i lie in one bin and are a function of K_(i-1) and that
+bin: the same for every own prompt in R. With r_i for the beginning of r in K_i,
 
-If the true distribution D is another one, |log D - log P| <= delta on R, eta + 2 delta takes the
-place of eta: a prompt that the public model finds odd for a reason that its fakes lack is not
-hidden by it. Log-probabilities are float32: a prompt within some 1e-5 of an edge may be binned
-otherwise in another batch.
+    Pr[K_i | K_(i-1), own = r] = (product over K_i of p) (product over E_i - K_i of 1 - p) / p(r_i),
+
+and the last draw is uniform: 1 / C(|F| - 1, |R| - 1) for all of F, which is in one bin of W. So for
+every history H = (K_1..K_n)
+
+    P(r) Pr[H, R | own = r] = P(r) / prod p(r_i) * const(H, R) = e^W(r) const(H, R),
+
+which for r, r' in R differs by a factor below e^eta. So does its sum over histories, which is the
+posterior of r in R up to a constant. The largest of 1 + lambda numbers with all ratios below e^eta
+is at most 1 / (1 + lambda e^-eta) of their sum.  QED
+
+If the true distribution D is another one, |log D - log P - const| <= delta on R, eta + 2 delta
+takes the place of eta: a prompt that P finds odd for a reason that its fakes lack is not hidden by
+it. Log-probabilities are float32: a prompt within some 1e-5 of an edge may be binned otherwise in
+another batch.
 
 What it does not hide: all text outside of spans, the number of tokens in a span, that the public
 model could make enough fakes at all. One response per prompt comes back, and how the user goes on
@@ -41,7 +50,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,15 +63,15 @@ from spu_llm.systems.confidential.spans import Prompt
 
 @dataclass(frozen=True)
 class Limits:
-    """lambda, lambda_min, eta; and what the search costs: beginnings kept, and the width of their
-    bins, which no bound depends on.
+    """lambda, lambda_min and eta; some `beam` beginnings are kept, of bins of `width`, which the
+    bound does not depend on.
     """
 
     fakes: int = 8
     fewest: int = 4
     eta: float = 0.5
-    beam: int = 256
-    width: float = 2.0
+    beam: int = 512
+    width: float = 4.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.fewest <= self.fakes < self.beam:
@@ -84,9 +93,9 @@ class TooFewError(InputError):
 
     def __init__(self, found: int, fewest: int) -> None:
         super().__init__(
-            f"only {found} fake prompts are as likely as this one, fewer than the {fewest} that "
-            "must be (--min-fakes): what is redacted stands out, and nothing was sent; redact more "
-            "of it, say it otherwise, or use 'spu-llm generate'"
+            f"found {found} of the {fewest} fake prompts that must be (--min-fakes), as likely as "
+            "this one: what is redacted stands out, and nothing was sent; redact more of the text, "
+            "say it otherwise, or use 'spu-llm generate'"
         )
 
 
@@ -107,39 +116,83 @@ def alike(public: Public, prompt: Prompt, prg: Prg, limits: Limits) -> np.ndarra
     with fewer than `limits.fewest`.
     """
     own, targets = np.asarray(prompt.tokens, np.int32), prompt.targets
+    if typed(public.tokenizer, prompt, own) is None:
+        raise InputError("this tokenizer cannot redact what a prompt begins with; put text before")
     first, last = targets[0].start, targets[-1].stop
-    # 1.
-    texts = public.scorer.begin(public.before(prompt.tokens, first))
-    kept = 0  # the own beginning among them
     inside = {position for target in targets for position in target}
     starts = _starts(public, prompt)
+    # 1. The own beginning comes first.
+    beam = _Beam(public.scorer.begin(public.before(prompt.tokens, first)), np.zeros(1))
     for position in range(first, last):
         token = int(own[position])
-        if position not in inside:
-            everyone = np.arange(len(texts.total))
-            texts = public.scorer.extended(texts, everyone, np.full((len(everyone), 1), token))
-            continue
-        width = limits.eta if position + 1 == len(own) else limits.width
-        texts = _extended(public, texts, kept, token, starts.get(position), width, limits, prg)
-        kept = 0
+        if position in inside:
+            beam = _pruned(public, beam, token, starts.get(position), limits, prg)
+        else:
+            beam = _followed(public, beam, own[position : position + 1])
     # 2.
-    rest = np.tile(own[last:], (len(texts.total), 1))
-    if rest.shape[1]:
-        texts = public.scorer.extended(texts, np.arange(len(rest)), rest)
-    bins = np.floor(texts.total / limits.eta)
-    before = np.tile(own[:first], (len(rest), 1))
+    if last < len(own):
+        beam = _followed(public, beam, own[last:])
+    bins = np.floor((beam.texts.total - beam.drawn) / limits.eta)
+    before = np.tile(own[:first], (len(bins), 1))
     # The scored context may be another one, where the prompt begins with a span.
-    rows = np.concatenate([before, texts.tokens[:, -(len(own) - first) :]], axis=1)
+    rows = np.concatenate([before, beam.texts.tokens[:, first - len(own) :]], axis=1)
     others = [
-        row for i, row in enumerate(rows)
-        if i != kept and bins[i] == bins[kept] and typed(public.tokenizer, prompt, row) is not None
+        row for row, found in zip(rows[1:], bins[1:], strict=True)
+        if found == bins[0] and typed(public.tokenizer, prompt, row) is not None
     ]  # fmt: skip
     # 3.
     found = min(limits.fakes, len(others))
     if found < limits.fewest:
         raise TooFewError(found, limits.fewest)
-    drawn = _drawn(prg, len(others), found)
+    drawn = np.argsort(prg.uniform((len(others),)), kind="stable")[:found]
     return np.stack([own, *(others[i] for i in drawn)])
+
+
+class _Beam(NamedTuple):
+    """Beginnings that are kept; drawn: sum of log p over the draws that each has stood (W is their
+    log-probability less that).
+    """
+
+    texts: Scored
+    drawn: np.ndarray
+
+
+def _followed(public: Public, beam: _Beam, tokens: np.ndarray) -> _Beam:
+    """All of them, with the same tokens after each."""
+    count = len(beam.drawn)
+    rows = np.tile(tokens, (count, 1))
+    return _Beam(public.scorer.extended(beam.texts, np.arange(count), rows), beam.drawn)
+
+
+def _pruned(
+    public: Public, beam: _Beam, own: int, allowed: np.ndarray | None, limits: Limits, prg: Prg
+) -> _Beam:
+    """Step 1 at one position of a span; `own`: the prompt's token there."""
+    logs = beam.texts.total[:, None] + beam.texts.next  # log P of every candidate
+    same = np.floor(logs / limits.width) == np.floor(logs[0, own] / limits.width)
+    if allowed is not None:
+        same &= allowed
+    parents, tokens = np.nonzero(same)
+    weights = logs[parents, tokens] - beam.drawn[parents]
+    log_p = np.minimum(weights - _threshold(weights, limits.beam), 0.0)
+    mine = (parents == 0) & (tokens == own)
+    stays = (prg.uniform(log_p.shape) < np.exp(log_p)) & ~mine
+    chosen = np.concatenate([np.flatnonzero(mine), np.flatnonzero(stays)])
+    texts = public.scorer.extended(beam.texts, parents[chosen], tokens[chosen, None])
+    return _Beam(texts, beam.drawn[parents[chosen]] + log_p[chosen])
+
+
+def _threshold(weights: np.ndarray, count: int) -> float:
+    """c such that the sum of p = min(1, e^(w - c)) is `count`; -inf where there are no more."""
+    if len(weights) <= count:
+        return -math.inf
+    ordered = np.sort(weights)[::-1]
+    top = ordered[0]
+    # The k largest are certain to stay, the others share what is left of the count.
+    rest = np.cumsum(np.exp(ordered[::-1] - top))[::-1]  # of those from k on
+    k = np.arange(count)
+    shared = np.log(rest[:count] / (count - k)) + top
+    return float(shared[np.flatnonzero(ordered[:count] <= shared)[0]])
 
 
 def shuffled(rows: Sequence[Any], prg: Prg) -> tuple[list[Any], int]:
@@ -185,35 +238,6 @@ def _starts(public: Public, prompt: Prompt) -> dict[int, np.ndarray]:
                 [tokenizer.token_bytes([i]).startswith(left) for i in range(tokenizer.vocab_size)]
             )
     return found
-
-
-def _extended(
-    public: Public, texts: Scored, kept: int, token: int, allowed: np.ndarray | None, width: float,
-    limits: Limits, prg: Prg,
-) -> Scored:  # fmt: skip
-    """Step 1 at one position of a span; the own beginning comes first."""
-    totals = texts.total[:, None] + texts.next
-    same = np.floor(totals / width) == np.floor(totals[kept, token] / width)
-    if allowed is not None:
-        same &= allowed
-    same[kept, token] = False
-    parents, tokens = np.nonzero(same)
-    drawn = _drawn(prg, len(parents), min(limits.beam - 1, len(parents)))
-    parents = np.concatenate([[kept], parents[drawn]])
-    tokens = np.concatenate([[token], tokens[drawn]])
-    return public.scorer.extended(texts, parents, tokens[:, None])
-
-
-def _drawn(prg: Prg, among: int, count: int) -> np.ndarray:
-    """So many different numbers below `among`, uniformly, in a random order."""
-    return np.argsort(prg.uniform((among,)), kind="stable")[:count]
-
-
-def posterior(public: Public, prompt: Prompt, rows: np.ndarray) -> np.ndarray:
-    """float64 [row]: how likely each is the user's own, to whoever has the public model."""
-    logs = log_probabilities(public, prompt, rows)
-    weights: np.ndarray = np.exp(logs - logs.max())
-    return weights / weights.sum()
 
 
 def log_probabilities(public: Public, prompt: Prompt, rows: np.ndarray) -> np.ndarray:

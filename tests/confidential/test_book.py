@@ -1,0 +1,124 @@
+"""The book of secrets: repeats bring the same fakes, and end when they give too much away."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spu_llm.core.errors import InputError
+from spu_llm.systems.confidential.book import Book
+from spu_llm.systems.confidential.obfuscation import Limits, TooFewError, log_probabilities, typed
+from tests.confidential.toys import prompt_of, public_of, shipped
+
+PUBLIC = shipped()
+FIRST = "# Written by <redacted>Guido</redacted> in 1999.\nimport os"
+SECOND = "# Mail <redacted>Guido</redacted> about this.\nimport sys"
+LIMITS = Limits(fakes=8, fewest=2)
+
+
+def texts_of(prompt: str, rows: list[np.ndarray]) -> set[str]:
+    of = prompt_of(PUBLIC, prompt)
+    found = [typed(PUBLIC.tokenizer, of, row) for row in rows]
+    return {words[0] for words in found if words}
+
+
+def test_the_same_prompt_brings_the_same_rows(tmp_path: Path) -> None:
+    """In the same order, in another process too: there is nothing to intersect."""
+    prompt = prompt_of(PUBLIC, FIRST)
+    rows, own = Book(tmp_path / "book").rows(PUBLIC, prompt, LIMITS)
+    assert rows[own].tolist() == prompt.tokens
+    again, at = Book(tmp_path / "book").rows(PUBLIC, prompt, LIMITS)
+    assert at == own and np.array_equal(rows, again)
+
+
+def test_without_a_folder_books_know_nothing_of_each_other() -> None:
+    prompt = prompt_of(PUBLIC, FIRST)
+    one, other = (Book(None).rows(PUBLIC, prompt, LIMITS)[0] for _ in range(2))
+    assert len(texts_of(FIRST, one) & texts_of(FIRST, other)) < 5
+
+
+def test_the_same_secret_elsewhere_brings_the_same_candidates(tmp_path: Path) -> None:
+    book = Book(tmp_path / "book")
+    first = "# Return the <redacted>name</redacted> of the"
+    second = "# Read the <redacted>name</redacted> of the"
+    rows, _ = book.rows(PUBLIC, prompt_of(PUBLIC, first), Limits(fakes=8, fewest=2, eta=3.0))
+    prompt = prompt_of(PUBLIC, second)
+    more, own = book.rows(PUBLIC, prompt, Limits(fakes=8, fewest=1, eta=9.0))  # nearly all goes
+    assert more[own].tolist() == prompt.tokens
+    assert texts_of(second, more) <= texts_of(first, rows)
+    secrets = json.loads((tmp_path / "book" / "secrets.json").read_text())
+    assert len(secrets) == 1 and len(secrets[0]["prompts"]) == 2
+    logs = [log for log in secrets[0]["log"] if log is not None]
+    assert sorted(logs) == pytest.approx(sorted(log_probabilities(PUBLIC, prompt, np.array(more))))
+
+
+def test_the_limit_is_kept_whichever_candidate_is_the_own(tmp_path: Path) -> None:
+    """A toy where one candidate is much likelier in the second text: refused for all of them."""
+    public = public_of(0, 2.0)
+    chances = np.exp(public.scorer._logs)  # type: ignore[attr-defined]
+    wide, tight = (Limits(fakes=3, fewest=3, eta=eta, beam=40, width=20.0) for eta in (4.0, 0.5))
+    refused = []
+    for letter in "abcdefghij":
+        book = Book(tmp_path / letter)
+        try:
+            rows, _ = book.rows(public, prompt_of(public, f"c<redacted>{letter}</redacted>d"), wide)
+        except TooFewError:
+            continue
+        tokens = [int(row[1]) for row in rows]
+        second = [chances[9, t] * chances[t, 10] for t in tokens]
+        others = (sum(second) / max(second) - 1) * np.exp(-tight.eta)
+        again = prompt_of(public, f"i<redacted>{letter}</redacted>j")
+        if 1 / (1 + others) > tight.bound(tight.fewest):
+            with pytest.raises(InputError, match="sent before; .* nothing was sent"):
+                book.rows(public, again, tight)
+            refused.append(letter)
+        else:
+            assert len(book.rows(public, again, tight)[0]) == 4
+    assert refused
+
+
+def test_what_is_refused_is_not_entered(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    os.chmod(tmp_path, 0o700)
+    book.rows(PUBLIC, prompt_of(PUBLIC, FIRST), LIMITS)
+    before = (tmp_path / "secrets.json").read_bytes()
+    with pytest.raises(InputError):
+        book.rows(PUBLIC, prompt_of(PUBLIC, SECOND), Limits(fakes=8, fewest=8, eta=1e-6))
+    assert (tmp_path / "secrets.json").read_bytes() == before
+
+
+def test_a_secret_in_other_company_is_refused(tmp_path: Path) -> None:
+    book = Book(tmp_path / "book")
+    book.rows(PUBLIC, prompt_of(PUBLIC, FIRST), LIMITS)
+    text = "# <redacted>Guido</redacted> and <redacted>Tim</redacted> wrote this.\n"
+    with pytest.raises(InputError, match="was sent before, with other spans"):
+        book.rows(PUBLIC, prompt_of(PUBLIC, text), LIMITS)
+
+
+def test_a_folder_is_for_its_owner_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "book"
+    Book(folder).rows(PUBLIC, prompt_of(PUBLIC, FIRST), LIMITS)
+    assert {oct(p.stat().st_mode & 0o777) for p in folder.iterdir()} == {"0o600"}
+    folder.chmod(0o755)
+    with pytest.raises(InputError, match="others can read"):
+        Book(folder)
+
+
+@pytest.mark.parametrize("name, content", [("key", b"short"), ("secrets.json", b"[{}]")])
+def test_a_damaged_book_is_not_ignored(tmp_path: Path, name: str, content: bytes) -> None:
+    folder = tmp_path / "book"
+    Book(folder)
+    (folder / name).write_bytes(content)
+    with pytest.raises(InputError, match=re.escape(str(folder))):
+        Book(folder).rows(PUBLIC, prompt_of(PUBLIC, FIRST), LIMITS)
+
+
+def test_a_file_in_the_way_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "book").write_text("")
+    with pytest.raises(InputError, match="cannot be used for secrets"):
+        Book(tmp_path / "book")

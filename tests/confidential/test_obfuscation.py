@@ -1,0 +1,163 @@
+"""Fakes and their bound: on tables where everything is exact, and with the shipped public model."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spu_llm.core.errors import InputError
+from spu_llm.core.prg import Prg
+from spu_llm.systems.confidential import obfuscation
+from spu_llm.systems.confidential.obfuscation import (
+    Limits,
+    Public,
+    TooFewError,
+    alike,
+    filled,
+    log_probabilities,
+    shuffled,
+    typed,
+)
+from tests.confidential.toys import LETTERS, prompt_of, public_of, shipped
+
+TRIES = 3000
+SIGMAS = 4.5  # a false alarm of 3e-6 for each guess
+TOY = Limits(fakes=2, fewest=2, eta=0.15, beam=40, width=6.0)
+# Text that everybody knows stands before, between and after the spans.
+SHAPE = "cab<redacted>{}{}</redacted>f<redacted>{}</redacted>hed"
+
+
+def secrets_of(public: Public) -> tuple[list[str], np.ndarray]:
+    """All prompts of this shape, and how likely each is: exactly, by enumeration."""
+    texts = [SHAPE.format(*three) for three in itertools.product(LETTERS, repeat=3)]
+    one = prompt_of(public, texts[0])
+    rows = np.array([prompt_of(public, text).tokens for text in texts])
+    chances = np.exp(log_probabilities(public, one, rows))
+    return texts, chances / chances.sum()
+
+
+def guesses(public: Public, prompt: Any, rows: np.ndarray) -> dict[str, int]:
+    """What somebody with the public model may go by: the row each strategy points at."""
+    logs = log_probabilities(public, prompt, rows)
+    ends = [target.stop for target in prompt.targets]
+    first = public.scorer.log_probability(public.before(prompt.tokens, 3), rows[:, 3 : ends[0]])
+    after = logs - first
+    return {
+        "likeliest": int(logs.argmax()), "least likely": int(logs.argmin()),
+        "likeliest first span": int(first.argmax()), "oddest first span": int(first.argmin()),
+        "likeliest after it": int(after.argmax()), "least likely after it": int(after.argmin()),
+        "order": 0,
+    }  # fmt: skip
+
+
+def success(public: Public, limits: Limits) -> dict[str, float]:
+    """How often each strategy finds the own prompt, of prompts that get their fakes."""
+    source, (texts, chances) = np.random.default_rng(0), secrets_of(public)
+    hits: dict[str, list[bool]] = {}
+    for i in source.choice(len(texts), p=chances, size=TRIES):
+        prompt = prompt_of(public, texts[i])
+        try:
+            rows, own = shuffled(list(alike(public, prompt, Prg.from_os(), limits)), Prg.from_os())
+        except TooFewError:
+            continue
+        for name, guess in guesses(public, prompt, np.array(rows)).items():
+            hits.setdefault(name, []).append(guess == own)
+    assert len(hits["order"]) > TRIES // 8
+    return {name: float(np.mean(found)) for name, found in hits.items()} | {
+        "tries": float(len(hits["order"]))
+    }
+
+
+def excess(found: dict[str, float], bound: float) -> float:
+    """Of the best strategy above the bound, in standard deviations."""
+    best = max(rate for name, rate in found.items() if name != "tries")
+    return float((best - bound) / np.sqrt(bound * (1 - bound) / found["tries"]))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_strategy_beats_the_bound(seed: int) -> None:
+    """Secrets of the public model's own law, where the bound holds for whatever guess."""
+    found = success(public_of(seed), TOY)
+    assert excess(found, TOY.bound(TOY.fakes)) < SIGMAS, found
+
+
+def test_forgotten_draws_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last bin is of P, as if likely beginnings had not been drawn more often."""
+    pruned = obfuscation._pruned
+
+    def forgetful(*args: Any) -> Any:
+        beam = pruned(*args)
+        return beam._replace(drawn=np.zeros_like(beam.drawn))
+
+    monkeypatch.setattr(obfuscation, "_pruned", forgetful)
+    assert excess(success(public_of(0), TOY), TOY.bound(TOY.fakes)) > SIGMAS
+
+
+def test_wide_bins_are_found_out() -> None:
+    wide = dataclasses.replace(TOY, eta=10.0)
+    assert excess(success(public_of(0), wide), TOY.bound(TOY.fakes)) > SIGMAS
+
+
+def test_the_bound_is_the_formula() -> None:
+    """Oracle 7's sound replacement."""
+    assert Limits(eta=0.5).bound(8) == pytest.approx(1 / (1 + 8 * 0.6065306597))
+    assert Limits(eta=1e-9).bound(9) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("count", [1, 5, 40, 100, 200])
+def test_as_many_stay_as_there_is_room_for(count: int) -> None:
+    weights = np.random.default_rng(count).normal(size=100) * 5
+    p = np.minimum(1, np.exp(weights - obfuscation._threshold(weights, count)))
+    assert p.sum() == pytest.approx(min(count, 100))
+
+
+PUBLIC = shipped()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# Written by <redacted>Guido</redacted> in 1999.\nimport os",
+        "import os\nfrom <redacted>socket</redacted> import <redacted>timeout</redacted>\n\ndef",
+        "<redacted>Alice</redacted> said: hello",
+    ],
+)
+def test_fakes_differ_in_the_spans_alone_and_could_have_been_typed(text: str) -> None:
+    prompt = prompt_of(PUBLIC, text)
+    rows = alike(PUBLIC, prompt, Prg.from_seed(1, "fakes"), Limits())
+    assert rows[0].tolist() == prompt.tokens and rows.shape == (9, len(prompt.tokens))
+    assert len({row.tobytes() for row in rows}) == len(rows)
+    inside = [i for target in prompt.targets for i in target]
+    outside = np.setdiff1d(np.arange(rows.shape[1]), inside)
+    assert (rows[:, outside] == rows[0, outside]).all()
+    for row in rows:
+        words = typed(PUBLIC.tokenizer, prompt, row)
+        assert words is not None
+        assert PUBLIC.tokenizer.encode(filled(prompt, words)) == row.tolist()
+
+
+def test_a_key_gives_the_same_fakes_and_another_one_others() -> None:
+    prompt = prompt_of(PUBLIC, "# Written by <redacted>Guido</redacted> in 1999.\n")
+    first, same, other = (
+        alike(PUBLIC, prompt, Prg.from_seed(seed, "fakes"), Limits()) for seed in (1, 1, 2)
+    )
+    assert (first == same).all() and (first != other).any()
+
+
+def test_what_the_text_gives_away_is_refused() -> None:
+    """λ < λ_min: nothing is as likely as this."""
+    prompt = prompt_of(PUBLIC, "def read(self):\n    <redacted>return</redacted> self._read()\n")
+    with pytest.raises(TooFewError, match="found . of the 4 fake prompts that must be"):
+        alike(PUBLIC, prompt, Prg.from_os(), Limits())
+
+
+@pytest.mark.parametrize(
+    "change", [{"fakes": 0}, {"fewest": 9}, {"eta": 0.0}, {"eta": float("nan")}, {"fakes": 600}]
+)
+def test_limits_that_cannot_be_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        Limits(**change)
