@@ -189,7 +189,7 @@ def _parser() -> Parser:
     _identity_options(generate)
     generate.set_defaults(run=_complete, model=None)
 
-    from spu_llm.app import calibrating, doctor, keys, listing, vaults
+    from spu_llm.app import attacking, calibrating, doctor, keys, listing, vaults
     from spu_llm.app.studies import add_commands
 
     doctor.add_command(commands)
@@ -197,6 +197,7 @@ def _parser() -> Parser:
     listing.add_command(commands)
     calibrating.add_command(commands)
     vaults.add_command(commands)
+    attacking.add_command(commands)
     add_commands(commands)
     return parser
 

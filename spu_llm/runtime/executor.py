@@ -40,6 +40,8 @@ class Executor:
         self._dry_run, self._make = dry_run, make
         self._merged = itertools.count()  # calls in merged rounds so far
         self._ready = False  # whether all that a call takes is there
+        # Hears of every call of an op, with its operands and results at this party.
+        self.on_op: Callable[[OpCall, Sequence[Value], Sequence[Value]], None] = lambda *call: None
 
     def run(self, name: str, plan: Plan, inputs: Sequence[Value], ready: bool) -> list[Value]:
         """The plan's outputs; `name` is the secure function's, for the meter. `ready`: what a dry
@@ -52,7 +54,8 @@ class Executor:
 
         def ops(group: list[tuple[OpCall, list[Value]]]) -> list[list[Value]]:
             made = self._ops(name, group)
-            for (call, _), results in zip(group, made, strict=True):
+            for (call, operands), results in zip(group, made, strict=True):
+                self.on_op(call, operands, results)
                 for variable, result in zip(call.outputs, results, strict=True):
                     check_owner(f"result of {call.op.name}", result, plan.owner_of[variable])
             return made

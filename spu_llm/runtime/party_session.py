@@ -111,7 +111,7 @@ class PartySession:
         self._agreed: set[str] = set()
         self._ready: list[Any] = []  # plan and arguments of a call that was made ready
         self._dry_run = DryRun(self.rank, config.frac_bits)
-        self._executor = Executor(
+        self.executor = Executor(
             self.party, self._channel, self._spu, self.meter, self._dry_run, self._make_all
         )
         self.on_batch: Callable[[int, int], None] = lambda made, total: None
@@ -154,7 +154,7 @@ class PartySession:
             check_owner(f"{function.name}, argument {i}", value, owner)
         ready = list(map(id, self._ready)) == list(map(id, [plan, *leaves]))
         self._ready = []
-        results = self._executor.run(function.name, plan, leaves, ready)
+        results = self.executor.run(function.name, plan, leaves, ready)
         return jax.tree.unflatten(out_tree, results)
 
     def demand(self, function: SecureFunction, *args: Any) -> tuple[Demand, Any]:

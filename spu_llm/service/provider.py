@@ -75,33 +75,36 @@ class ServeOptions:
 
 
 def serve(
-    options: ServeOptions, say: Callable[[str], None], on_port: Callable[[int], None]
+    options: ServeOptions,
+    say: Callable[[str], None],
+    on_port: Callable[[int], None],
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> None:
     """Run what clients ask for with a private model.
 
-    `on_port` hears where it listens. A session that fails is reported through `say`; with `once`
-    there is one, and its error is raised instead.
+    `on_port` hears where it listens, `on_event` what workers of this provider tell it. A session
+    that fails is reported through `say`; with `once` there is one, and its error is raised instead.
     """
     # What is wrong with the weights is said now, not in the middle of a session.
     config, params = load_model(options.model)
     weights = place(params, config)
     del params  # all workers use those in one place
     try:
-        _serve(options, config, weights, say, on_port)
+        _serve(options, config, weights, say, on_port, on_event)
     finally:
         os.close(weights)
 
 
 def _serve(
     options: ServeOptions, config: ModelConfig, weights: int, say: Callable[[str], None],
-    on_port: Callable[[int], None],
+    on_port: Callable[[int], None], on_event: Callable[[dict[str, Any]], None],
 ) -> None:  # fmt: skip
     tokenizer = _tokenizer(options)
     before, own_text = _own_text(options, tokenizer, config)
     stated = agreeing.of_provider(config, tokenizer, options.network, options.jobs, before)
     if options.pool is not None:
         open_directory(options.pool)
-    sessions = _Sessions(options, stated, weights, own_text, say)
+    sessions = _Sessions(options, stated, weights, own_text, say, on_event)
     with sessions as all_, listen(options.host, options.port) as listener:
         on_port(listener.getsockname()[1])
         while not (options.once and all_.over):
@@ -120,9 +123,10 @@ class _Sessions:
 
     def __init__(
         self, options: ServeOptions, stated: Manifest, weights: int, own_text: list[int],
-        say: Callable[[str], None],
+        say: Callable[[str], None], on_event: Callable[[dict[str, Any]], None],
     ) -> None:  # fmt: skip
         self._options, self._stated, self._print = options, stated, say
+        self._on_event = on_event
         self._weights, self._own_text = weights, own_text
         identity = options.identity
         self._context = None if identity is None else tls.server_context(identity)
@@ -250,7 +254,7 @@ class _Sessions:
                     self._look()
                     watch()
 
-                return run_session(control, worker, task, lambda event: None, look)
+                return run_session(control, worker, task, self._on_event, look)
         finally:
             worker.stop()
 

@@ -68,9 +68,14 @@ class _Session:
 
 
 def serve(
-    options: EngineOptions, say: Callable[[str], None], on_port: Callable[[int], None]
+    options: EngineOptions,
+    say: Callable[[str], None],
+    on_port: Callable[[int], None],
+    make: Callable[[ModelConfig, Any, int], Engine] = Engine,
 ) -> None:
-    """Until interrupted. `on_port` hears where it listens."""
+    """Until interrupted. `on_port` hears where it listens. make: the engine, of a model's shape and
+    folded weights with so many lanes; a curious owner's notes what it sees.
+    """
     config, params = load_model(options.model)
     weights = family_of(config).fold(params, config)
     tokenizer = Tokenizer.load(options.model)
@@ -78,7 +83,7 @@ def serve(
     model = told.Model(config.asdict(), sorted(tokenizer.eos_ids), digest, tokenizer.digest)
     del params
     context = None if options.identity is None else tls.server_context(options.identity)
-    sessions = _Sessions(Engine(config, weights, options.lanes), model, say)
+    sessions = _Sessions(make(config, weights, options.lanes), model, say)
     with sessions, listen(options.host, options.port) as listener:
         on_port(listener.getsockname()[1])
         _listen(listener, context, sessions, options.exit_with_parent)

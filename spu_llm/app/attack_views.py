@@ -1,0 +1,95 @@
+"""Real runs, as the model's owner sees them: this process is hers, and the other party's, or a
+vault's, are processes of their own on this machine.
+"""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from spu_llm.core.errors import PeerError, SpuLlmError
+from spu_llm.service.supervisor import python_command
+from spu_llm.service.vault import engine, told, user
+from spu_llm.systems.confidential.attacks.views import Seen, WatchingEngine
+
+HOST = "127.0.0.1"
+_LANES = 16  # prompts that go together
+_START_S = 60.0
+_EXIT_S = 5.0
+
+
+def of_vault(
+    model: Path,
+    prompts: Sequence[Sequence[int]],
+    steps: int,
+    temperature: float,
+    seed: int,
+    on_stage: Callable[[str], None],
+) -> list[Seen]:
+    """What the engine sees of these prompts, in their order, with at most so many generated tokens
+    each: engine here, a vault process, and its user's requests from here.
+    """
+    engines: list[WatchingEngine] = []
+
+    def make(*args: Any) -> WatchingEngine:
+        engines.append(WatchingEngine(*args))
+        return engines[0]
+
+    options = engine.EngineOptions(model, HOST, 0, _LANES, None)
+    port = _started(lambda on_port: engine.serve(options, on_stage, on_port, make))
+    with _vault(port) as place:
+        for start in range(0, len(prompts), _LANES):
+            part = prompts[start : start + _LANES]
+            on_stage(f"prompts {start + 1} to {start + len(part)} of {len(prompts)}")
+            # The last token goes to nobody.
+            wish = user.Wish(part, [], steps + 1, temperature, seed + start)
+            user.generate(place, lambda model, wish=wish: wish)  # type: ignore[misc]
+    return engines[0].seen
+
+
+def _started(serve: Callable[[Callable[[int], None]], None]) -> int:
+    """Run `serve(on_port)` in a thread; where it listens."""
+    said: queue.Queue[int | SpuLlmError] = queue.Queue()
+
+    def run() -> None:
+        try:
+            serve(said.put)
+        except SpuLlmError as exc:
+            said.put(exc)
+
+    threading.Thread(target=run, daemon=True).start()
+    port = said.get(timeout=_START_S)
+    if isinstance(port, SpuLlmError):
+        raise port
+    return port
+
+
+@contextmanager
+def _vault(port: int) -> Iterator[told.Place]:
+    """A vault process of the engine that listens there; where its user finds it."""
+    command = [*python_command("spu_llm.app.cli"), "vault", "open", "--insecure"]
+    command += ["--server", f"{HOST}:{port}", "--listen", f"{HOST}:0", "--exit-with-parent"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        if not line:
+            raise PeerError("the vault did not start")
+        yield told.Place(HOST, int(line.rpartition(":")[2]), None)
+    finally:
+        process.terminate()
+        try:
+            process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdin.close()
+        process.stdout.close()

@@ -1,0 +1,134 @@
+"""`spu-llm attack`: what the model's owner finds out in each mode, on real runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+from spu_llm.app.defaults import shipped
+from spu_llm.app.output import check_json, write_json
+from spu_llm.core.errors import InputError
+
+if TYPE_CHECKING:
+    from spu_llm.systems.confidential.attacks.outcome import Outcome
+
+# Vault mode; prompt obfuscation in it as published, and repaired; both parties on shares.
+MODES = ("vault", "published", "repaired", "two-party")
+PROMPTS = 20
+MAX_PROMPTS = 1000
+_RUNS = "spu_llm.app.attack_runs:"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an attack is run on. `on_stage` hears of progress."""
+
+    model: Path
+    prompts: int
+    seed: int
+    on_stage: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """`runs`: by mode, the place of a function of `Wanted` that yields outcomes, which is imported
+    when it is chosen.
+    """
+
+    about: str
+    runs: dict[str, str]
+
+
+ATTACKS = {
+    "layer0": Attack(
+        "the first layer's keys and values follow from token and position alone: solves the "
+        "linear equations of its answers for the prompt's tokens",
+        {"vault": _RUNS + "layer0_vault"},
+    ),
+    "recompute": Attack(
+        "recomputes what each of some candidate prompts would have shown, and takes the nearest",
+        {"vault": _RUNS + "recompute_vault"},
+    ),
+    "length": Attack(
+        "tells candidate prompts apart by their lengths, and when their texts end",
+        {"vault": _RUNS + "length_vault"},
+    ),
+}
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser(
+        "attack", help="what a curious model owner finds out about prompts",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Runs an attack of the model's owner on real runs on this machine, with "
+        "held-out text as prompts,\nand prints how often it succeeds, with 95 % intervals, beside "
+        "what guessing gives.",
+        epilog="attacks:\n" + "\n".join(
+            f"  {name:<10} {attack.about}\n{'':<13}(--mode {', '.join(attack.runs)})"
+            for name, attack in ATTACKS.items()
+        ),
+    )  # fmt: skip
+    parser.add_argument("name", metavar="NAME", help=", ".join(ATTACKS))
+    parser.add_argument("--mode", required=True, metavar="MODE", help=", ".join(MODES))
+    parser.add_argument("--prompts", type=int, default=PROMPTS, metavar="N",
+                        help="default: %(default)s")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, metavar="S",
+                        help="of the choice of prompts and of sampling (default: %(default)s)"
+                        )  # fmt: skip
+    parser.add_argument("--model", type=Path, metavar="DIR",
+                        help="the owner's model directory (default: the shipped one)"
+                        )  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes as JSON")
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    parser.set_defaults(run=_run)
+
+
+def place_of(name: str, mode: str) -> str:
+    """Of the function that runs this attack; InputError when there is none."""
+    if name not in ATTACKS:
+        raise InputError(f"there is no attack {name!r}; choose from {', '.join(ATTACKS)}")
+    if mode not in MODES:
+        raise InputError(f"--mode must be one of {', '.join(MODES)}, found {mode!r}")
+    if mode not in ATTACKS[name].runs:
+        others = ", ".join(other for other, attack in ATTACKS.items() if mode in attack.runs)
+        raise InputError(
+            f"{name} is an attack on {', '.join(ATTACKS[name].runs)}; on {mode} there is "
+            f"{others or 'none'}"
+        )
+    return ATTACKS[name].runs[mode]
+
+
+def _run(options: argparse.Namespace) -> None:
+    check_json(options.json)
+    place = place_of(options.name, options.mode)
+    if not 2 <= options.prompts <= MAX_PROMPTS:
+        raise InputError(f"--prompts must be 2 to {MAX_PROMPTS}, found {options.prompts}")
+    if options.seed < 0:
+        raise InputError(f"--seed must be 0 or more, found {options.seed}")
+    from spu_llm.app.progress import Progress
+    from spu_llm.core.machine import machine
+
+    progress = Progress()
+    wanted = Wanted(
+        options.model or shipped("private"), options.prompts, options.seed, progress.stage
+    )
+    run: Callable[[Wanted], Iterator[Outcome]] = resolve_name(place)
+    outcomes = []
+    try:
+        for outcome in run(wanted):
+            progress.pause()
+            print(outcome.line(), flush=True)
+            outcomes.append(outcome)
+    finally:
+        progress.close()
+    shown = [
+        {**asdict(o), "rate": o.rate, "interval": o.interval, "at_chance": o.at_chance}
+        for o in outcomes
+    ]
+    config = {"model": wanted.model.name, "prompts": wanted.prompts, "seed": wanted.seed}
+    result = {"outcomes": shown, "machine": asdict(machine()), "config": config}
+    write_json(options.json, result)

@@ -1,0 +1,74 @@
+"""Checking candidates: whoever has the weights recomputes what a prompt would have shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from models.family import ModelConfig
+from models.partials import Partial
+from spu_llm.systems.confidential.attacks.views import Seen
+from spu_llm.systems.confidential.engine import Engine
+from spu_llm.systems.confidential.held import Held
+
+
+def filled(config: ModelConfig, weights: Any, prompts: Sequence[Sequence[int]]) -> Held:
+    """Prompts' keys and values, as a vault has them; `weights` are folded."""
+    held = Held(config, prompts)
+    held.begin(weights)
+    for block in weights["blocks"]:
+        held.block(block)
+    return held
+
+
+def by_answers(candidates: Held, seen: Seen, count: int, steps: int) -> np.ndarray:
+    """How far the answers to the engine's queries would have been from those that came, for each of
+    `count` candidates: float64, a mean over layers and the first `steps` tokens.
+    """
+    total = np.zeros(count)
+    for step in seen.steps[:steps]:
+        for layer, (query, answer) in enumerate(zip(step.queries, step.answers, strict=True)):
+            asked = np.broadcast_to(query, (count, *query.shape))
+            would = candidates.reply(layer, range(count), asked)
+            total += _squares(would.out - answer.out) / np.square(answer.out).mean()
+            total += _squares(_lse(would) - _lse(answer))
+    return total / max(1, len(seen.steps[:steps]))
+
+
+def by_states(
+    config: ModelConfig, weights: Any, candidates: Held, seen: Seen, count: int, steps: int
+) -> np.ndarray:
+    """The same from the engine's own states alone, the logits after generated tokens: as if answers
+    had been hidden.
+    """
+    engine = Engine(config, weights, count)
+    lanes = [engine.join() for _ in range(count)]
+    for lane in lanes:
+        engine.place(lane, seen.length)
+    total = np.zeros(count)
+    for step in seen.steps[:steps]:
+        rows = engine.step(lanes, [step.token] * count, _Replies(candidates))
+        total += _squares(rows - step.logits)
+    return total / max(1, len(seen.steps[:steps]))
+
+
+class _Replies:
+    def __init__(self, held: Held) -> None:
+        self._held = held
+
+    def ask(self, layer: int, query: np.ndarray) -> None:
+        self._query = query
+
+    def answer(self, layer: int) -> Partial:
+        return self._held.reply(layer, range(len(self._query)), self._query)
+
+
+def _lse(of: Partial) -> np.ndarray:
+    return np.asarray(of.shift + np.log(of.mass))
+
+
+def _squares(rows: np.ndarray) -> np.ndarray:
+    """Their mean, over all axes but the first."""
+    return np.square(rows.reshape(len(rows), -1), dtype=np.float64).mean(axis=1)
