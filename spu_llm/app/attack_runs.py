@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,13 +16,15 @@ from spu_llm.app.attacking import Wanted
 from spu_llm.core.errors import InputError
 from spu_llm.systems.confidential.attacks import layer0, length, recompute
 from spu_llm.systems.confidential.attacks.outcome import Outcome
-from spu_llm.systems.confidential.attacks.views import Seen
+from spu_llm.systems.confidential.attacks.views import Asked, Shares, asked_of
 
 PROMPT_TOKENS = 16
 STEPS = (1, 2, 4, 8)  # generated tokens that the layer-0 attack is given
+SHARED_STEPS = 2  # of the two-party mode, besides the prompt's last row
+ON_SHARES = 1e-3  # relative error of answers there
 TEMPERATURE = 0.7
 CANDIDATES = 256  # for a secret of one token
-SHORTEST, LONGEST = 8, 64  # tokens of prompts whose lengths are looked at
+SHORTEST, LONGEST = 4, 32  # tokens of prompts whose lengths are looked at
 GENERATED = 48  # tokens after those, if nothing ends a text
 
 
@@ -65,40 +67,97 @@ def _others(prompts: np.ndarray, i: int) -> np.ndarray:
 
 
 def layer0_vault(wanted: Wanted) -> Iterator[Outcome]:
-    """Tokens in their places, and prompts as bags of tokens, by how many generated tokens."""
+    """By how many generated tokens."""
     model, prompts = _model(wanted), _prompts(wanted)
     asked = prompts[: wanted.prompts].tolist()
     seen = attack_views.of_vault(
         wanted.model, asked, max(STEPS), TEMPERATURE, wanted.seed, wanted.on_stage
     )
-    wanted.on_stage("keys and values of all tokens")
     made = layer0.dictionary(*model, PROMPT_TOKENS)
     for steps in STEPS:
-        wanted.on_stage(f"solving with {steps} generated tokens")
-        found = [
-            (i, layer0.recover(made, text.asked(0, steps)))
-            for i, text in enumerate(seen)
-            if len(text.steps) >= steps
-        ]
-        right = sum(int((f.tokens == prompts[i]).sum()) for i, f in found)
-        alike = sum(_common(f.tokens, prompts[i]) for i, f in found)
-        whole = sum(bool((f.tokens == prompts[i]).all()) for i, f in found)
-        chance = [layer0.other_prompts_rate(f.tokens, _others(prompts, i)) for i, f in found]
-        bags = [
-            np.mean([_common(f.tokens, other) for other in _others(prompts, i)]) / PROMPT_TOKENS
-            for i, f in found
+        wanted.on_stage(f"solving, generated tokens: {steps}")
+        views = [
+            (i, text.asked(0, steps)) for i, text in enumerate(seen) if len(text.steps) >= steps
         ]
         after = f"after {steps} generated token{'s' if steps > 1 else ''}"
-        residual = max(f.residual for _, f in found)
-        yield Outcome(
-            "layer0", "vault", f"the right token at the right position, {after}",
-            PROMPT_TOKENS * len(found), right, float(np.mean(chance)),
-            notes=f"{whole} of {len(found)} prompts whole; largest residual {residual:.0e}",
-        )  # fmt: skip
-        yield Outcome(
-            "layer0", "vault", f"a token of the prompt, wherever it stands, {after}",
-            PROMPT_TOKENS * len(found), alike, float(np.mean(bags)),
-        )  # fmt: skip
+        yield from _solved("vault", made, prompts, views, after)
+
+
+def layer0_two_party(wanted: Wanted) -> Iterator[Outcome]:
+    """The provider's words; and, so that it is seen that these are the right ones, hers and the
+    client's together, which nobody has.
+    """
+    model, prompts = _model(wanted), _prompts(wanted)
+    shares = _two_parties(wanted, prompts)
+    made = layer0.dictionary(*model, PROMPT_TOKENS + SHARED_STEPS)
+    groups = model.config.query_groups
+    own = [asked_of(provider, groups) for _, provider in shares]
+    both = [
+        asked_of([a + b for a, b in zip(*of_both, strict=True)], groups) for of_both in shares
+    ]
+    told = [view._replace(query=true.query) for view, true in zip(own, both, strict=True)]
+    ones = np.mean(np.unpackbits(np.concatenate([_bytes(provider) for _, provider in shares])))
+    yield from _solved(
+        "two-party", made, prompts, list(enumerate(own)), "from the provider's words",
+        f"ones among their bits: {ones:.3%}",
+    )  # fmt: skip
+    yield from _solved(
+        "two-party", made, prompts, list(enumerate(told)), "from these and the true queries"
+    )
+    yield from _solved(
+        "two-party", made, prompts, list(enumerate(both)),
+        "from both parties' words, which nobody has", error=ON_SHARES,
+    )  # fmt: skip
+
+
+def _two_parties(
+    wanted: Wanted, prompts: np.ndarray
+) -> list[tuple[list[Shares], list[Shares]]]:
+    """Shares of as many prompts as are asked for, each with some text after it."""
+    asked, more = prompts[: wanted.prompts], np.roll(prompts, 1, axis=0)[: wanted.prompts]
+    tokens = more[:, :SHARED_STEPS].tolist()
+    return attack_views.of_two_parties(wanted.model, asked.tolist(), tokens, wanted.on_stage)
+
+
+def _bytes(shares: list[Shares]) -> np.ndarray:
+    """Of all words of a party's but the short ones."""
+    words = [part.words[name] for part in shares for name in ("query", "mass", "out")]
+    return np.concatenate([w.ravel() for w in words]).view(np.uint8)
+
+
+def _solved(
+    mode: str,
+    made: layer0.Dictionary,
+    prompts: np.ndarray,
+    views: list[tuple[int, Asked]],
+    how: str,
+    notes: str = "",
+    error: float = layer0.FLOAT32,
+) -> Iterator[Outcome]:
+    """Tokens in their places, and prompts as bags of tokens; views by their prompt's number."""
+    found = []
+    for i, view in views:
+        solved = layer0.recover(made, view, error)
+        found.append((i, solved._replace(tokens=solved.tokens[:PROMPT_TOKENS])))
+    right = sum(int((f.tokens == prompts[i]).sum()) for i, f in found)
+    alike = sum(_common(f.tokens, prompts[i]) for i, f in found)
+    whole = sum(bool((f.tokens == prompts[i]).all()) for i, f in found)
+    chance = [layer0.other_prompts_rate(f.tokens, _others(prompts, i)) for i, f in found]
+    bags = [
+        np.mean([_common(f.tokens, other) for other in _others(prompts, i)]) / PROMPT_TOKENS
+        for i, f in found
+    ]
+    residual = max(f.residual for _, f in found)
+    said = f"{whole} of {len(found)} prompts whole; largest residual {residual:.0e}"
+    yield Outcome(
+        "layer0", mode, f"the right token at the right position, {how}",
+        PROMPT_TOKENS * len(found), right, float(np.mean(chance)),
+        notes=f"{said}; {notes}" if notes else said,
+    )  # fmt: skip
+    yield Outcome(
+        "layer0", mode, f"a token of the prompt, wherever it stands, {how}",
+        PROMPT_TOKENS * len(found), alike, float(np.mean(bags)),
+    )  # fmt: skip
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:
@@ -117,21 +176,11 @@ def recompute_vault(wanted: Wanted) -> Iterator[Outcome]:
     seen = attack_views.of_vault(
         wanted.model, asked, max(STEPS), TEMPERATURE, wanted.seed, wanted.on_stage
     )
-    some = prompts[: max(CANDIDATES, wanted.prompts)]
     source = np.random.default_rng([wanted.seed, 1])
-    hits: dict[tuple[str, str], list[bool]] = {}
+    hits: Hits = {}
     for i, text in enumerate(seen):
         wanted.on_stage(f"candidates of prompt {i + 1} of {len(seen)}")
-        vocab = model.config.vocab_size
-        place = int(source.integers(PROMPT_TOKENS))
-        spelt = np.tile(prompts[i], (min(CANDIDATES, vocab), 1))
-        wrong = np.delete(np.arange(vocab), prompts[i][place])
-        at = int(source.integers(len(spelt)))  # of the right one: a tie gains nothing
-        spelt[np.arange(len(spelt)) != at, place] = source.choice(
-            wrong, len(spelt) - 1, replace=False
-        )
-        lists = [("other prompts", some, i), ("one token replaced", spelt, at)]
-        for name, candidates, right in lists:
+        for name, candidates, right in _candidates(prompts, i, model.config.vocab_size, source):
             held = recompute.filled(*model, candidates.tolist())
             count = len(candidates)
             away = {
@@ -143,12 +192,69 @@ def recompute_vault(wanted: Wanted) -> Iterator[Outcome]:
                     *model, held, text, count, max(STEPS)
                 ),
             }
-            for how, distances in away.items():
-                hits.setdefault((name, how), []).append(int(distances.argmin()) == right)
-    for (name, how), found in hits.items():
-        count = len(some) if name == "other prompts" else min(CANDIDATES, model.config.vocab_size)
+            _judge(hits, name, candidates, right, away)
+    yield from _judged("vault", hits)
+
+
+def recompute_two_party(wanted: Wanted) -> Iterator[Outcome]:
+    """From the provider's words of the first layer; and from both parties' together."""
+    model, prompts = _model(wanted), _prompts(wanted)
+    shares = _two_parties(wanted, prompts)
+    made = layer0.dictionary(*model, PROMPT_TOKENS)
+    source, groups = np.random.default_rng([wanted.seed, 1]), model.config.query_groups
+    hits: Hits = {}
+    for i, (client, provider) in enumerate(shares):
+        wanted.on_stage(f"candidates of prompt {i + 1} of {len(shares)}")
+        own = asked_of(provider[:1], groups)
+        both = asked_of([client[0] + provider[0]], groups)
+        for name, candidates, right in _candidates(prompts, i, model.config.vocab_size, source):
+            away = {
+                "by the provider's words": own,
+                "by these and the true queries": own._replace(query=both.query),
+                "by both parties' words, which nobody has": both,
+            }
+            distances = {
+                how: recompute.by_first_layer(made, view, candidates)
+                for how, view in away.items()
+            }
+            _judge(hits, name, candidates, right, distances)
+    yield from _judged("two-party", hits)
+
+
+Hits = dict[tuple[str, int, str], list[bool]]  # by candidates, their number, how they were judged
+
+
+def _candidates(
+    prompts: np.ndarray, i: int, vocab: int, source: np.random.Generator
+) -> Iterator[tuple[str, np.ndarray, int]]:
+    """For prompt i: other prompts, and the prompt with other tokens at one place; which is right
+    was drawn, so that a tie gains nothing.
+    """
+    place = int(source.integers(PROMPT_TOKENS))
+    spelt = np.tile(prompts[i], (min(CANDIDATES, vocab), 1))
+    wrong = np.delete(np.arange(vocab), prompts[i][place])
+    at = int(source.integers(len(spelt)))
+    others = source.choice(_others(prompts, i), min(CANDIDATES, len(prompts)) - 1, replace=False)
+    where = int(source.integers(len(others) + 1))
+    yield "other prompts", np.insert(others, where, prompts[i], axis=0), where
+    spelt[np.arange(len(spelt)) != at, place] = source.choice(
+        wrong, len(spelt) - 1, replace=False
+    )
+    yield "one token replaced", spelt, at
+
+
+def _judge(
+    hits: Hits, name: str, candidates: np.ndarray, right: int, away: Mapping[str, np.ndarray]
+) -> None:
+    for how, distances in away.items():
+        key = name, len(candidates), how
+        hits.setdefault(key, []).append(int(distances.argmin()) == right)
+
+
+def _judged(mode: str, hits: Hits) -> Iterator[Outcome]:
+    for (name, count, how), found in hits.items():
         yield Outcome(
-            "recompute", "vault", f"the right one of {count} candidates ({name}), {how}",
+            "recompute", mode, f"the right one of {count} candidates ({name}), {how}",
             len(found), sum(found), 1 / count,
         )  # fmt: skip
 
@@ -161,7 +267,20 @@ def length_vault(wanted: Wanted) -> Iterator[Outcome]:
     seen = attack_views.of_vault(
         wanted.model, prompts, GENERATED, TEMPERATURE, wanted.seed, wanted.on_stage
     )
-    yield from _by_length("vault", wanted, prompts, [(text.length, text) for text in seen])
+    ended = sum(len(text.steps) < GENERATED for text in seen)
+    yield _by_length(
+        "vault", wanted, prompts, [text.length for text in seen],
+        f"{ended} texts ended before the {GENERATED + 1} tokens that were asked for",
+    )  # fmt: skip
+
+
+def length_two_party(wanted: Wanted) -> Iterator[Outcome]:
+    """The prompt's length is public in this mode, too."""
+    prompts = _of_all_lengths(wanted)
+    shares = attack_views.of_two_parties(
+        wanted.model, prompts, [[] for _ in prompts], wanted.on_stage
+    )
+    yield _by_length("two-party", wanted, prompts, [provider[0].rows for _, provider in shares])
 
 
 def _of_all_lengths(wanted: Wanted) -> list[list[int]]:
@@ -175,18 +294,16 @@ def _of_all_lengths(wanted: Wanted) -> list[list[int]]:
 
 
 def _by_length(
-    mode: str, wanted: Wanted, prompts: list[list[int]], seen: list[tuple[int, Seen]]
-) -> Iterator[Outcome]:
+    mode: str, wanted: Wanted, prompts: list[list[int]], seen: list[int], notes: str = ""
+) -> Outcome:
     source = np.random.default_rng([wanted.seed, 1])
     candidates = [length.Lengths(len(prompt)) for prompt in prompts]
     right = sum(
         length.guess(length.Lengths(found), candidates, source) == i
-        for i, (found, _) in enumerate(seen)
+        for i, found in enumerate(seen)
     )
-    ended = sum(len(text.steps) < GENERATED for _, text in seen)
-    yield Outcome(
+    said = f"{len(set(map(len, prompts)))} lengths"
+    return Outcome(
         "length", mode, f"the right one of {len(prompts)} prompts, by its length alone",
-        len(seen), right, 1 / len(prompts),
-        notes=f"{len(set(map(len, prompts)))} lengths; {ended} texts ended before the "
-        f"{GENERATED + 1} tokens that were asked for",
+        len(seen), right, 1 / len(prompts), notes=f"{said}; {notes}" if notes else said,
     )  # fmt: skip

@@ -12,10 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from models.tokenizer import Tokenizer
+from spu_llm.app.defaults import SESSION_MINUTES
 from spu_llm.core.errors import PeerError, SpuLlmError
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.service import provider
+from spu_llm.service.client import Server, run_as_client
+from spu_llm.service.limits import Limits
 from spu_llm.service.supervisor import python_command
 from spu_llm.service.vault import engine, told, user
-from spu_llm.systems.confidential.attacks.views import Seen, WatchingEngine
+from spu_llm.systems.confidential.attacks.views import Seen, Shares, WatchingEngine
+from spu_llm.systems.decoding import viewed
 
 HOST = "127.0.0.1"
 _LANES = 16  # prompts that go together
@@ -50,6 +57,48 @@ def of_vault(
             wish = user.Wish(part, [], steps + 1, temperature, seed + start)
             user.generate(place, lambda model, wish=wish: wish)  # type: ignore[misc]
     return engines[0].seen
+
+
+def of_two_parties(
+    model: Path,
+    prompts: Sequence[Sequence[int]],
+    tokens: Sequence[Sequence[int]],
+    on_stage: Callable[[str], None],
+) -> list[tuple[list[Shares], list[Shares]]]:
+    """Shares of the first layer's attention, of client and provider: of each prompt those of its
+    prefill, and of a step for each of its `tokens`, as many for all. The provider is this process
+    and its worker, the client's worker another one.
+    """
+    told: tuple[list[Shares], list[Shares]] = [], []
+
+    def note(rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "seen":
+            told[rank].append(Shares.of_event(event))
+        elif event["event"] == "stage" and rank == CLIENT:
+            on_stage(event["name"])
+
+    asked = viewed.Asked(tuple(map(len, prompts)), len(tokens[0]))
+    options = provider.ServeOptions(
+        model, HOST, 0, "local", once=True, sessions=1, sessions_of_one=1,
+        limits=Limits(SESSION_MINUTES, None, None), studies=True, pool=None, disk_bytes=None,
+        disk_bytes_of_one=None, jobs=1, identity=None, exit_with_parent=False,
+    )  # fmt: skip
+    port = _started(
+        lambda on_port: provider.serve(options, on_stage, on_port, lambda e: note(PROVIDER, e))
+    )
+    run_as_client(
+        Server(HOST, port, "local"),
+        viewed.PROGRAM,
+        asked,
+        viewed.ClientInputs([list(p) for p in prompts], [list(t) for t in tokens]),
+        lambda event, relay: note(CLIENT, event),
+        tokenizer=Tokenizer.load(model),
+    )
+    each = 1 + asked.steps
+    return [
+        (told[CLIENT][at : at + each], told[PROVIDER][at : at + each])
+        for at in range(0, each * len(prompts), each)
+    ]
 
 
 def _started(serve: Callable[[Callable[[int], None]], None]) -> int:

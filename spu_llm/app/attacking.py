@@ -47,15 +47,15 @@ ATTACKS = {
     "layer0": Attack(
         "the first layer's keys and values follow from token and position alone: solves the "
         "linear equations of its answers for the prompt's tokens",
-        {"vault": _RUNS + "layer0_vault"},
+        {"vault": _RUNS + "layer0_vault", "two-party": _RUNS + "layer0_two_party"},
     ),
     "recompute": Attack(
         "recomputes what each of some candidate prompts would have shown, and takes the nearest",
-        {"vault": _RUNS + "recompute_vault"},
+        {"vault": _RUNS + "recompute_vault", "two-party": _RUNS + "recompute_two_party"},
     ),
     "length": Attack(
         "tells candidate prompts apart by their lengths, and when their texts end",
-        {"vault": _RUNS + "length_vault"},
+        {"vault": _RUNS + "length_vault", "two-party": _RUNS + "length_two_party"},
     ),
 }
 

@@ -24,6 +24,7 @@ STUDIES = {
     "spu-baseline": "experiments.spu_baseline.whole:PROGRAM",
     "spu-baseline-layers": "experiments.spu_baseline.layers:PROGRAM",
     "scale": "experiments.benchmarks.scale:PROGRAM",
+    "viewed": "spu_llm.systems.decoding.viewed:PROGRAM",
     "completion-study": "experiments.claims.completions:PROGRAM",
 }
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from models.family import ModelConfig
-from models.partials import Partial
-from spu_llm.systems.confidential.attacks.views import Seen
+from models.partials import Partial, partial
+from spu_llm.systems.confidential.attacks.layer0 import Dictionary
+from spu_llm.systems.confidential.attacks.views import Asked, Seen
 from spu_llm.systems.confidential.engine import Engine
 from spu_llm.systems.confidential.held import Held
 
@@ -35,6 +36,19 @@ def by_answers(candidates: Held, seen: Seen, count: int, steps: int) -> np.ndarr
             total += _squares(would.out - answer.out) / np.square(answer.out).mean()
             total += _squares(_lse(would) - _lse(answer))
     return total / max(1, len(seen.steps[:steps]))
+
+
+def by_first_layer(made: Dictionary, asked: Asked, candidates: np.ndarray) -> np.ndarray:
+    """The same of the first layer alone, from its keys and values, for candidates [c, n]."""
+    at = np.arange(candidates.shape[1])
+    total = np.zeros(len(candidates))
+    for i, tokens in enumerate(candidates):
+        # [kv head, n, head_dim]
+        keys, values = (table[at, tokens].swapaxes(0, 1) for table in made)
+        would = partial(asked.query, keys, values, asked.visible[:, None, None, :])
+        away = _squares((would.out - asked.answer.out)[None]) / np.square(asked.answer.out).mean()
+        total[i] = (away + _squares((_lse(would) - _lse(asked.answer))[None])).item()
+    return total
 
 
 def by_states(
@@ -66,7 +80,8 @@ class _Replies:
 
 
 def _lse(of: Partial) -> np.ndarray:
-    return np.asarray(of.shift + np.log(of.mass))
+    # Of shares a mass may be anything.
+    return np.asarray(of.shift + np.log(np.maximum(np.abs(of.mass), 1e-30)))
 
 
 def _squares(rows: np.ndarray) -> np.ndarray:

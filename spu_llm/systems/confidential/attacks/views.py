@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from models.partials import Partial
+from protocols.arithmetic.narrow import FRAC_BITS
+from spu_llm.core.values import decode, sign_extended
 from spu_llm.systems.confidential.engine import Engine, Private
 
 
@@ -47,6 +50,58 @@ class Seen:
             Partial(*(np.stack(parts) for parts in zip(*answers, strict=True))),
             np.ones((len(taken), self.length), bool),
         )
+
+
+@dataclass(frozen=True)
+class Shares:
+    """One party's words (uint64) of the first attention in a forward: see
+    `spu_llm.systems.decoding.viewed`. rows: of the text, that it computes.
+    """
+
+    words: dict[str, np.ndarray]
+    shift_bits: int
+    rows: int
+
+    @staticmethod
+    def of_event(event: Mapping[str, Any]) -> Shares:
+        """As a worker tells of them."""
+        words = {
+            name: np.frombuffer(base64.b64decode(text), np.uint64).reshape(event["shapes"][name])
+            for name, text in event["words"].items()
+        }
+        return Shares(words, event["shift_bits"], event["rows"])
+
+    def __add__(self, other: Shares) -> Shares:
+        """Both parties' together: what is shared."""
+        words = {name: words + other.words[name] for name, words in self.words.items()}
+        return Shares(words, self.shift_bits, self.rows)
+
+    def decoded(self, groups: int) -> tuple[np.ndarray, Partial]:
+        """Query and attention of the last row, [kv head, group, ...], read as fixed point."""
+        heads, _, size = self.words["query"].shape
+
+        def last(name: str, *more: int) -> np.ndarray:
+            of_all = self.words[name].reshape(heads, groups, self.rows, *more)
+            return np.ascontiguousarray(of_all[:, :, -1])
+
+        float64 = np.dtype(np.float64)
+        query, out = (decode(last(name, size), float64, FRAC_BITS) for name in ("query", "out"))
+        mass = decode(last("mass"), float64, FRAC_BITS)
+        # Of `softmax_weights`: coarse scores, the largest of which is rounded up.
+        coarse = sign_extended(last("shift"), self.shift_bits).view(np.int64)
+        return query, Partial(out, (coarse + 2) / 16, mass)
+
+
+def asked_of(shares: Sequence[Shares], groups: int) -> Asked:
+    """Of the last row of the prompt, and of each step after it; a row sees itself, too."""
+    rows = np.cumsum([part.rows for part in shares])
+    found = [part.decoded(groups) for part in shares]
+    queries, answers = zip(*found, strict=True)
+    return Asked(
+        np.stack(queries),
+        Partial(*(np.stack(parts) for parts in zip(*answers, strict=True))),
+        np.arange(rows[-1]) < rows[:, None],
+    )
 
 
 class WatchingEngine(Engine):
