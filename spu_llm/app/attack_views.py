@@ -41,22 +41,34 @@ def of_vault(
     """What the engine sees of these prompts, in their order, with at most so many generated tokens
     each: engine here, a vault process, and its user's requests from here.
     """
+    parts = [prompts[at : at + _LANES] for at in range(0, len(prompts), _LANES)]
+    # The last token goes to nobody.
+    wishes = [
+        user.Wish(part, [], steps + 1, temperature, seed + _LANES * i)
+        for i, part in enumerate(parts)
+    ]
+    return [seen for together in of_wishes(model, wishes, on_stage) for seen in together]
+
+
+def of_wishes(
+    model: Path, wishes: Sequence[user.Wish], on_stage: Callable[[str], None]
+) -> list[list[Seen]]:
+    """The same of a user's requests one after the other: of each prompt of each."""
     engines: list[WatchingEngine] = []
 
     def make(*args: Any) -> WatchingEngine:
         engines.append(WatchingEngine(*args))
         return engines[0]
 
-    options = engine.EngineOptions(model, HOST, 0, _LANES, None)
+    lanes = max(len(wish.prompts) for wish in wishes)
+    options = engine.EngineOptions(model, HOST, 0, lanes, None)
     port = _started(lambda on_port: engine.serve(options, on_stage, on_port, make))
     with _vault(port) as place:
-        for start in range(0, len(prompts), _LANES):
-            part = prompts[start : start + _LANES]
-            on_stage(f"prompts {start + 1} to {start + len(part)} of {len(prompts)}")
-            # The last token goes to nobody.
-            wish = user.Wish(part, [], steps + 1, temperature, seed + start)
+        for i, wish in enumerate(wishes):
+            on_stage(f"request {i + 1} of {len(wishes)}")
             user.generate(place, lambda model, wish=wish: wish)  # type: ignore[misc]
-    return engines[0].seen
+    found = iter(engines[0].seen)
+    return [[next(found) for _ in wish.prompts] for wish in wishes]
 
 
 def of_two_parties(

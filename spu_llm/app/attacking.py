@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # Vault mode; prompt obfuscation in it as published, and repaired; both parties on shares.
 MODES = ("vault", "published", "repaired", "two-party")
 PROMPTS = 20
-MAX_PROMPTS = 1000
-_RUNS = "spu_llm.app.attack_runs:"
+MAX_PROMPTS = 10_000
+_RUNS, _SETS = "spu_llm.app.attack_runs:", "spu_llm.app.attack_sets:"
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,35 @@ ATTACKS = {
     ),
     "length": Attack(
         "tells candidate prompts apart by their lengths, and when their texts end",
-        {"vault": _RUNS + "length_vault", "two-party": _RUNS + "length_two_party"},
+        {
+            "vault": _RUNS + "length_vault", "published": _SETS + "length_published",
+            "repaired": _SETS + "length_repaired", "two-party": _RUNS + "length_two_party",
+        },
     ),
-}
+    "posterior": Attack(
+        "takes the fake prompts for less likely than the user's, by what models say",
+        {"published": _SETS + "posterior_published", "repaired": _SETS + "posterior_repaired"},
+    ),
+    "rank": Attack(
+        "makes fakes of each prompt that came: of the user's they are those beside it",
+        {"published": _SETS + "rank_published", "repaired": _SETS + "rank_repaired"},
+    ),
+    "compact": Attack(
+        "finds the only prompt whose keys and values are those of a forward of its tokens",
+        {"published": _SETS + "compact_published", "repaired": _SETS + "compact_repaired"},
+    ),
+    "incoherent": Attack(
+        "finds the prompt whose secrets go together",
+        {"published": _SETS + "incoherent_published", "repaired": _SETS + "incoherent_repaired"},
+    ),
+    "intersection": Attack(
+        "looks what the sets of a prompt that is sent again have in common",
+        {
+            "published": _SETS + "intersection_published",
+            "repaired": _SETS + "intersection_repaired",
+        },
+    ),
+}  # fmt: skip
 
 
 def add_command(commands: Any) -> None:
@@ -68,7 +94,7 @@ def add_command(commands: Any) -> None:
         "held-out text as prompts,\nand prints how often it succeeds, with 95 % intervals, beside "
         "what guessing gives.",
         epilog="attacks:\n" + "\n".join(
-            f"  {name:<10} {attack.about}\n{'':<13}(--mode {', '.join(attack.runs)})"
+            f"  {name:<12} {attack.about}\n{'':<15}(--mode {', '.join(attack.runs)})"
             for name, attack in ATTACKS.items()
         ),
     )  # fmt: skip

@@ -140,6 +140,15 @@ def test_fakes_differ_in_the_spans_alone_and_could_have_been_typed(text: str) ->
         assert PUBLIC.tokenizer.encode(filled(prompt, words)) == row.tolist()
 
 
+def test_a_secret_that_is_there_twice_has_fakes_that_are() -> None:
+    text = "def f(<redacted>path</redacted>):\n    return open(<redacted>path</redacted>)\n"
+    prompt = prompt_of(PUBLIC, text)
+    assert prompt.repeats == {prompt.targets[1].start: prompt.targets[0].start}
+    rows = alike(PUBLIC, prompt, Prg.from_seed(1, "fakes"), Limits(fewest=1, eta=3.0))
+    words = [typed(PUBLIC.tokenizer, prompt, row) for row in rows]
+    assert all(found is not None and found[0] == found[1] for found in words)
+
+
 def test_a_key_gives_the_same_fakes_and_another_one_others() -> None:
     prompt = prompt_of(PUBLIC, "# Written by <redacted>Guido</redacted> in 1999.\n")
     first, same, other = (

@@ -10,7 +10,8 @@ key. They are drawn like this, with a public model P (`alike`):
    odd. The own one stays; any other one, c, with probability p(c), apart from each other. p(c) is
    a function of all candidates: min(1, e^(W(c) - const)), such that some `beam` stay, where W is
    log P less the log p of the draws that were stood before. So a beginning counts for as many as
-   it stands for. At a position between spans all are extended by its token.
+   it stands for. At a position between spans all are extended by its token, and in a span that
+   repeats an earlier one, by the token there.
 2. Of what is left, prompts count that a person could have typed (their text has these tokens, and
    is the prompt's outside of spans), and whose W = log P(from the first span to the end of the
    *whole* prompt) - sum of log p is in the own one's bin of width eta, [k eta, (k + 1) eta).
@@ -40,9 +41,10 @@ takes the place of eta: a prompt that P finds odd for a reason that its fakes la
 it. Log-probabilities are float32: a prompt within some 1e-5 of an edge may be binned otherwise in
 another batch.
 
-What it does not hide: all text outside of spans, the number of tokens in a span, that the public
-model could make enough fakes at all. One response per prompt comes back, and how the user goes on
-tells which one was read. The same secret in another prompt: `spu_llm.systems.confidential.book`.
+What it does not hide: all text outside of spans, the number of tokens in a span, which spans are
+equal, that the public model could make enough fakes at all. One response per prompt comes back, and
+how the user goes on tells which one was read. The same secret in another prompt:
+`spu_llm.systems.confidential.book`.
 """
 
 from __future__ import annotations
@@ -120,18 +122,22 @@ def alike(public: Public, prompt: Prompt, prg: Prg, limits: Limits) -> np.ndarra
         raise InputError("this tokenizer cannot redact what a prompt begins with; put text before")
     first, last = targets[0].start, targets[-1].stop
     inside = {position for target in targets for position in target}
-    starts = _starts(public, prompt)
+    starts, repeats = _starts(public, prompt), prompt.repeats
+    context = public.before(prompt.tokens, first)
     # 1. The own beginning comes first.
-    beam = _Beam(public.scorer.begin(public.before(prompt.tokens, first)), np.zeros(1))
+    beam = _Beam(public.scorer.begin(context), np.zeros(1))
     for position in range(first, last):
-        token = int(own[position])
-        if position in inside:
+        if position in repeats:
+            column = len(context) + repeats[position] - first
+            beam = _followed(public, beam, beam.texts.tokens[:, [column]])
+        elif position in inside:
+            token = int(own[position])
             beam = _pruned(public, beam, token, starts.get(position), limits, prg)
         else:
-            beam = _followed(public, beam, own[position : position + 1])
+            beam = _followed(public, beam, own[None, position : position + 1])
     # 2.
     if last < len(own):
-        beam = _followed(public, beam, own[last:])
+        beam = _followed(public, beam, own[None, last:])
     bins = np.floor((beam.texts.total - beam.drawn) / limits.eta)
     before = np.tile(own[:first], (len(bins), 1))
     # The scored context may be another one, where the prompt begins with a span.
@@ -158,9 +164,9 @@ class _Beam(NamedTuple):
 
 
 def _followed(public: Public, beam: _Beam, tokens: np.ndarray) -> _Beam:
-    """All of them, with the same tokens after each."""
+    """All of them, with tokens [m, k], or [1, k] for all, after each."""
     count = len(beam.drawn)
-    rows = np.tile(tokens, (count, 1))
+    rows = np.broadcast_to(tokens, (count, tokens.shape[1]))
     return _Beam(public.scorer.extended(beam.texts, np.arange(count), rows), beam.drawn)
 
 

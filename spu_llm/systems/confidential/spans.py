@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 
@@ -57,6 +59,18 @@ class Prompt:
             if position != expected:
                 break
             found.append(position)
+        return found
+
+    @property
+    def repeats(self) -> dict[int, int]:
+        """Positions in targets that repeat an earlier one, tokens and edges, and where there."""
+        found: dict[int, int] = {}
+        first: dict[tuple[bytes, ...], range] = {}
+        for target, edges in zip(self.targets, self.edges, strict=True):
+            tokens = np.array(self.tokens[target.start : target.stop]).tobytes()
+            there = first.setdefault((tokens, *edges), target)
+            if there is not target:
+                found |= dict(zip(target, there, strict=True))
         return found
 
 
