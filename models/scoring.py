@@ -59,21 +59,15 @@ class Scorer:
             raise ValueError(f"{at + k} tokens do not fit the {self._room} positions there are")
         # Few shapes: each is compiled once. Rows that only fill up come last, and are written over.
         lanes, width = _power(m), min(_power(k), self._room - at)
-        cache = self._chosen(texts._cache, np.pad(parents, (0, lanes - m)))
         rows = np.pad(tokens.astype(np.int32), [(0, lanes - m), (0, width - k)])
-        step = min(lanes, _AT_ONCE)
-        parts = [
-            self._run(self._weights, rows[i : i + step], _lanes(cache, i, i + step, lanes), at,
-                      np.int32(k - 1))
-            for i in range(0, lanes, step)
-        ]  # fmt: skip
-        inside = np.concatenate([np.asarray(found) for found, _, _ in parts])[:m, : k - 1]
-        after = np.concatenate([np.asarray(last) for _, last, _ in parts])[:m]
+        inside, after, cache = self._run(
+            self._weights, texts._cache, np.pad(parents, (0, lanes - m)), rows, at, np.int32(k - 1)
+        )
+        inside, after = np.asarray(inside)[:m, : k - 1], np.asarray(after)[:m]
         first = texts.next[parents, tokens[:, 0]].astype(np.float64)
         total = texts.total[parents] + first + inside.astype(np.float64).sum(axis=1)
-        joined = jax.tree.map(lambda *a: jnp.concatenate(a), *(block for _, _, block in parts))
         whole = np.concatenate([texts.tokens[parents], tokens.astype(np.int32)], axis=1)
-        return Scored(whole, total, after, joined)
+        return Scored(whole, total, after, cache)
 
     def chosen(self, texts: Scored, numbers: np.ndarray) -> Scored:
         """The texts of these numbers [m]."""
@@ -92,11 +86,6 @@ def _power(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _lanes(cache: Block, first: int, stop: int, lanes: int) -> Block:
-    heads = cache.keys[0].shape[0] // lanes
-    return jax.tree.map(lambda a: a[heads * first : heads * stop], cache)  # type: ignore[no-any-return]
-
-
 def _chosen(heads: int, cache: Block, parents: jax.Array) -> Block:
     """The lanes of these numbers."""
 
@@ -108,12 +97,34 @@ def _chosen(heads: int, cache: Block, parents: jax.Array) -> Block:
 
 
 def _run(
+    config: ModelConfig, weights: Params, cache: Block, parents: jax.Array, tokens: jax.Array,
+    at: jax.Array, last: jax.Array,
+) -> tuple[jax.Array, jax.Array, Block]:  # fmt: skip
+    """Of tokens [m, k] after the first `at` of the lanes `parents`: log-probabilities of all but
+    the first, [m, k - 1], and of what comes after number `last`, [m, vocab]; their cache.
+    """
+    m, k = tokens.shape
+    few = min(m, _AT_ONCE)
+
+    def in_parts(a: jax.Array) -> jax.Array:
+        return a.reshape(m // few, -1, *a.shape[1:])
+
+    def whole(a: jax.Array) -> jax.Array:
+        return a.reshape(a.shape[0] * a.shape[1], *a.shape[2:])
+
+    chosen = jax.tree.map(in_parts, _chosen(config.kv_heads, cache, parents))
+    found = jax.lax.map(
+        lambda part: _forward(config, weights, part[0], part[1], at, last),
+        (in_parts(tokens), chosen),
+    )
+    return jax.tree.map(whole, found)  # type: ignore[no-any-return]
+
+
+def _forward(
     config: ModelConfig, weights: Params, tokens: jax.Array, cache: Block, at: jax.Array,
     last: jax.Array,
 ) -> tuple[jax.Array, jax.Array, Block]:  # fmt: skip
-    """Of tokens [m, k] after `at` others: log-probabilities of all but the first, [m, k - 1], and
-    of what comes after number `last`, [m, vocab]; the cache with their rows.
-    """
+    """The same of few."""
     family, (m, k) = family_of(config), tokens.shape
     columns = jnp.arange(cache.positions)
     seen = columns[None] <= at + jnp.arange(k)[:, None]
@@ -122,6 +133,6 @@ def _run(
     x = family.embed(weights, config, tokens.reshape(-1), rows.positions.reshape(-1))
     out, written, _ = family.forward(weights, config, x, rows, cache)
     logs = jax.nn.log_softmax(family.head(weights, out).reshape(m, k, -1), axis=-1)
-    chosen = jax.nn.one_hot(tokens[:, 1:], config.vocab_size, dtype=bool)
-    inside = jnp.sum(jnp.where(chosen, logs[:, :-1], 0.0), axis=-1)
+    which = jax.nn.one_hot(tokens[:, 1:], config.vocab_size, dtype=bool)
+    inside = jnp.sum(jnp.where(which, logs[:, :-1], 0.0), axis=-1)
     return inside, jax.lax.dynamic_index_in_dim(logs, last, 1, keepdims=False), written

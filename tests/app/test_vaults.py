@@ -107,6 +107,31 @@ def test_eight_users_at_once_have_the_text_of_one(
         is_greedy(config, params, list(tokenizer.encode(prompts[i])), tokens)
 
 
+@pytest.mark.parametrize(
+    "how", [["--eta", "3"], ["--as-published", "--epsilon", "0.9"], ["--secrets", "book"]]
+)
+def test_obfuscated_text_is_that_of_the_prompt_alone(
+    shared: tuple[Engine, Engine], ask: Callable[..., Command], pair: Pair, tmp_path: Path,
+    how: list[str],
+) -> None:
+    """Output invariance, among fakes: the user's own text is what comes out."""
+    found = result(
+        ask(
+            shared[1].port, "--insecure", "--draft-model", str(pair.public), "--json", "r.json",
+            "--prompt", PROMPT.replace("alpha", "<redacted>alpha</redacted>"), "--fakes", "6",
+            "--min-fakes", "2", "--eta", "4", *how,
+        ),
+        tmp_path / "r.json",
+    )  # fmt: skip
+    config, params = load_model(pair.private)
+    is_greedy(config, params, prompt_tokens(pair.private), found["token_ids"])
+    fakes = found["obfuscation"]["fakes"]
+    assert 2 <= fakes <= 6
+    told = str(found["learned"]["engine"])
+    assert f"{fakes + 1} prompts, one of them the user's" in told
+    assert ("which is wrong" in told) == ("--as-published" in how)
+
+
 def test_with_certificates_and_only_those(
     start: Start, pair: Pair, ask: Callable[..., Command], tmp_path: Path
 ) -> None:
@@ -240,15 +265,26 @@ BAD = {
     "nothing to do": (["--max-new-tokens", "0"], "must be 1 or more"),
     "temperature": (["--temperature", "-1"], "must be 0 to 100"),
     "address": (["--vault", "here"], "--vault"),
+    "open tag": (["--prompt", "a <redacted>b"], "<redacted> is not closed"),
+    "nested tags": (["--prompt", "<confidential><confidential>b"], "close that one first"),
+    "nothing fits": (
+        ["--prompt", "a<redacted>b</redacted>", "--fakes", "400", "--min-fakes", "400"],
+        "nothing was sent",
+    ),
+    "no fakes": (["--prompt", "a <redacted>b</redacted>", "--fakes", "0"], "1 fake prompt"),
+    "nothing found": (["--redact", "patterns"], "finds nothing in this prompt"),
     "half of an identity": (["--trust", "nobody"], "--insecure uses no certificates"),
 }
 
 
 @pytest.mark.parametrize("options,words", BAD.values(), ids=list(BAD))
 def test_bad_input_is_one_line(
-    shared: tuple[Engine, Engine], ask: Callable[..., Command], options: list[str], words: str
+    shared: tuple[Engine, Engine], ask: Callable[..., Command], pair: Pair, options: list[str],
+    words: str,
 ) -> None:
-    ask(shared[1].port, "--insecure", *options).assert_failed(2, words, within_s=LOST_S)
+    draft = ["--draft-model", str(pair.public)]
+    asked = ask(shared[1].port, "--insecure", *draft, *options)
+    asked.assert_failed(2, words, within_s=LOST_S)
 
 
 def test_another_tokenizer_is_refused(

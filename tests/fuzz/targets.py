@@ -24,6 +24,7 @@ from spu_llm.core.channel import MemoryChannel, SealedChannel
 from spu_llm.core.errors import (
     InputError,
     ManifestMismatch,
+    PeerError,
     PoolError,
     WireError,
 )
@@ -31,10 +32,12 @@ from spu_llm.net import control, control_plane, identity
 from spu_llm.net.control_pb2 import OpenRequest
 from spu_llm.net.frames import PREAMBLE, Frame, FrameParser, Kind, encode
 from spu_llm.net.manifest import agree, with_nonce
+from spu_llm.net.messages import Messages
 from spu_llm.offline import files
 from spu_llm.offline.files import Label, State
 from spu_llm.offline.peer_directories import agree as agree_on_folder
 from spu_llm.offline.pool import _read_inventory
+from spu_llm.service.vault import told
 from spu_llm.systems.decoding.records import COMPLETION
 from tests.tiny import PRIVATE, VOCAB, save_tokenizer, tiny_params
 
@@ -234,11 +237,40 @@ _OPTIONS = _parser()._actions
 _LABEL = Label("0" * 32, "triple", 0, 4, 3, ("0" * 64,))
 _STATE = State(0, 0, bytes(32))
 _SMALL = GPT2Config(VOCAB, n_positions=8, n_embd=4, n_layer=1, n_head=1)
+class _Arrived:
+    """A stream of these bytes, in pieces, which then ends."""
+
+    def __init__(self, data: bytes) -> None:
+        self._left = data
+
+    def recv_within(self, max_bytes: int, timeout_s: float) -> bytes:
+        part, self._left = self._left[:50], self._left[50:]
+        return part
+
+    def send_all(self, data: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def vault(data: bytes) -> bool:
+    """What a vault hears of its user, and an engine of a vault: a wish, then all tokens."""
+    with contextlib.suppress(InputError, PeerError):
+        messages = Messages(_Arrived(data), "the user")  # type: ignore[arg-type]
+        asked: told.Asked = told.told(told.Asked, messages.hear("prompts"), "the user")
+        told.check_asked(asked, PRIVATE)
+        (tokens,) = messages.take((sum(asked.lengths),), dtype=np.int32)
+        assert len(tokens) <= PRIVATE.context * told.MAX_LANES
+        return True
+    return False
+
+
 TARGETS: dict[str, Callable[[bytes], bool]] = {
     target.__name__: target
     for target in (
         frames, control_messages, manifest, request, sealed, inventory, peer_id, batch, safetensors,
-        model_config, tokenizer, certificates, options,
+        model_config, tokenizer, certificates, options, vault,
     )
 }  # fmt: skip
 
@@ -263,6 +295,10 @@ def _pem() -> bytes:
     return (own / identity.CERTIFICATE).read_bytes()
 
 
+_WISH = (
+    b'{"type":"prompts","lengths":[6,6],"public":[0],"max_new_tokens":3,"temperature":0.5,'
+    b'"fakes":[2,3],"own":1,"seed":null}'
+)
 SEEDS: dict[str, Callable[[], bytes]] = {
     "frames": lambda: PREAMBLE + b"".join(
         map(encode, (Frame(Kind.OPEN, 1), Frame(Kind.DATA, 1, b"abc"), Frame(Kind.CLOSE, 1, b"\0")))
@@ -283,5 +319,8 @@ SEEDS: dict[str, Callable[[], bytes]] = {
     "model_config": lambda: (_model("seed") / "config.json").read_bytes(),
     "tokenizer": lambda: (_model("seed") / "tokenizer.json").read_bytes(),
     "certificates": _pem,
+    "vault": lambda: PREAMBLE + encode(Frame(Kind.CONTROL, 0, _WISH)) + encode(
+        Frame(Kind.DATA, 1, bytes(4 * 12))
+    ),
     "options": lambda: b'[serve]\nlisten = "h:1"\nsessions = 4\nstop = ["a"]\nonce = true\n',
 }  # fmt: skip

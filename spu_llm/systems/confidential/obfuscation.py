@@ -192,13 +192,14 @@ def _threshold(weights: np.ndarray, count: int) -> float:
     """c such that the sum of p = min(1, e^(w - c)) is `count`; -inf where there are no more."""
     if len(weights) <= count:
         return -math.inf
-    ordered = np.sort(weights)[::-1]
+    parted = np.partition(weights, len(weights) - count)
+    ordered = np.sort(parted[len(weights) - count :])[::-1]  # the largest `count`
     top = ordered[0]
     # The k largest are certain to stay, the others share what is left of the count.
-    rest = np.cumsum(np.exp(ordered[::-1] - top))[::-1]  # of those from k on
-    k = np.arange(count)
-    shared = np.log(rest[:count] / (count - k)) + top
-    return float(shared[np.flatnonzero(ordered[:count] <= shared)[0]])
+    rest = np.exp(parted[: len(weights) - count] - top).sum()
+    rest = rest + np.cumsum(np.exp(ordered - top)[::-1])[::-1]  # of those from k on
+    shared = np.log(rest / (count - np.arange(count))) + top
+    return float(shared[np.flatnonzero(ordered <= shared)[0]])
 
 
 def shuffled(rows: Sequence[Any], prg: Prg) -> tuple[list[Any], int]:

@@ -143,7 +143,8 @@ def tokenised(marked: Marked, tokenizer: Tokenizer) -> Prompt:
         return range(inside[0], inside[-1] + 1), start, stop
 
     data = marked.text.encode()
-    private = {i for span in marked.confidential for i in within(span)[0]}
+    confidential = [span for span in marked.confidential if span.start < span.stop]
+    private = {i for span in confidential for i in within(span)[0]}
     targets: list[range] = []
     edges: list[tuple[bytes, bytes]] = []
     for span in marked.redacted:
