@@ -37,6 +37,7 @@ import numpy as np
 
 from experiments.claims.logits import MAX_ERROR
 from experiments.common import commands
+from experiments.common.load import busy_seconds
 from experiments.common.measured import FIGURES, peaks, price, summed, total
 from experiments.common.saved import DATA
 from experiments.common.two_parties import run_study
@@ -222,13 +223,13 @@ def measure(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dic
         "load_start": os.getloadavg()[0],
     }
     given = Tokenizer.load(draft_model).encode(prompt.text)
-    busy, own, started = _busy_seconds(), _own_seconds(), time.perf_counter()
+    busy, own, started = busy_seconds(), _own_seconds(), time.perf_counter()
     if asked.system == "stock":
         record = _stock(asked, prompt, model)
     else:
         record = _ours(asked, given, model, draft_model)
     elapsed = time.perf_counter() - started
-    others = _busy_seconds() - busy - (_own_seconds() - own)
+    others = busy_seconds() - busy - (_own_seconds() - own)
     costs = record["costs"]
     parts = ("hint", "set_up", "material", "planning", "prefill", "decode")
     costs["launch"] = NO_COST | {"seconds": elapsed - sum(costs[p]["seconds"] for p in parts)}
@@ -293,13 +294,6 @@ def _request(asked: Asked, prompt_tokens: int) -> Request:
     drafts = DRAFT_LENGTH if asked.system == "ours-drafted" else 0
     temperature = TEMPERATURE if asked.mode == "sampled" else 0.0
     return Request(prompt_tokens, asked.tokens, drafts, temperature)
-
-
-def _busy_seconds() -> float:
-    """CPU time that the machine has spent on anything."""
-    fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
-    user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, fields)
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_seconds() -> float:

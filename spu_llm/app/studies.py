@@ -52,6 +52,10 @@ STUDIES = {
     "experiment latency": (
         "experiments.claims.latency", "latency against input length, by kind of layer"
     ),
+    "experiment confidential": (
+        "experiments.claims.confidential",
+        "confidential prompting: latency, throughput and memory of its systems",
+    ),
     "experiment scale": (
         "experiments.benchmarks.scale", "a completion by a model of GPT-2 small's shape"
     ),

@@ -65,27 +65,35 @@ class Messages:
 
     def send(self, *arrays: np.ndarray) -> None:
         """Arrays one after the other, as little-endian words."""
-        data = b"".join(np.ascontiguousarray(a, a.dtype.newbyteorder("<")).data for a in arrays)
-        self.array_bytes["sent"] += len(data)
-        for start in range(0, len(data), MAX_PAYLOAD):
-            self._send(encode(Frame(Kind.DATA, _ARRAYS, data[start : start + MAX_PAYLOAD])))
+        parts = [
+            np.ascontiguousarray(a, a.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
+            for a in arrays
+        ]
+        size = sum(map(len, parts))
+        self.array_bytes["sent"] += size
+        if size <= MAX_PAYLOAD:  # one frame; larger ones are not copied to stand together
+            parts = [memoryview(b"".join(parts))]
+        for part in parts:
+            for start in range(0, len(part), MAX_PAYLOAD):
+                data = bytes(part[start : start + MAX_PAYLOAD])
+                self._send(encode(Frame(Kind.DATA, _ARRAYS, data)))
 
     def take(self, *shapes: tuple[int, ...], dtype: Any = np.float32) -> list[np.ndarray]:
         """Arrays of these shapes, which the peer gave to one `send`."""
         kind = np.dtype(dtype).newbyteorder("<")
-        left = size = kind.itemsize * sum(math.prod(shape) for shape in shapes)
-        parts: list[bytes] = []
-        while left:
+        flat, at = np.empty(sum(math.prod(shape) for shape in shapes), kind), 0
+        data = flat.view(np.uint8).data
+        while left := len(data) - at:
             frame = self._next()
             if frame.kind is Kind.CONTROL:
                 message = self._decoded(frame.payload)
                 raise WireError(f"{self._peer} sent {message['type'][:80]!a} in place of an array")
             if frame.kind is not Kind.DATA or not 0 < len(frame.payload) <= left:
                 raise WireError(f"{self._peer} sent an array of another size")
-            parts.append(frame.payload)
-            left -= len(frame.payload)
-        self.array_bytes["received"] += size
-        flat, arrays, at = np.frombuffer(b"".join(parts), kind), [], 0
+            data[at : at + len(frame.payload)] = frame.payload
+            at += len(frame.payload)
+        self.array_bytes["received"] += at
+        arrays, at = [], 0
         for shape in shapes:
             count = math.prod(shape)
             arrays.append(flat[at : at + count].reshape(shape).astype(dtype, copy=False))

@@ -259,6 +259,17 @@ def test_engine_without_room_says_so(
     kept[0].command.send(signal.SIGCONT)
 
 
+def test_one_token_alone_needs_no_step(
+    shared: tuple[Engine, Engine], ask: Callable[..., Command]
+) -> None:
+    """The first one comes with the prefill: nothing fails at the engine for want of a second."""
+    asked = ask(shared[1].port, "--insecure", "--max-new-tokens", "1")
+    assert asked.wait(RUN_S) == 0, asked.stderr
+    again = ask(shared[1].port, "--insecure")
+    assert again.wait(RUN_S) == 0, again.stderr
+    assert "Error" not in shared[0].command.stderr
+
+
 BAD = {
     "empty prompt": (["--prompt", ""], "no tokens"),
     "too long": (["--max-new-tokens", "64"], "do not fit the model's context"),

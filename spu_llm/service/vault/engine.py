@@ -22,6 +22,7 @@ from models.hf import load_model
 from models.partials import Partial
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import BusyError, PeerError, SpuLlmError, WireError
+from spu_llm.core.freed import give_back
 from spu_llm.net import tls
 from spu_llm.net.identity import Identity
 from spu_llm.net.messages import Messages
@@ -74,7 +75,7 @@ def serve(
     make: Callable[[ModelConfig, Any, int], Engine] = Engine,
 ) -> None:
     """Until interrupted. `on_port` hears where it listens. make: the engine, of a model's shape and
-    folded weights with so many lanes; a curious owner's notes what it sees.
+    folded weights with so many lanes; one that is studied notes what it sees.
     """
     config, params = load_model(options.model)
     weights = family_of(config).fold(params, config)
@@ -82,6 +83,7 @@ def serve(
     digest = told.digest_of(list(told.parts_of(weights)))
     model = told.Model(config.asdict(), sorted(tokenizer.eos_ids), digest, tokenizer.digest)
     del params
+    give_back()
     context = None if options.identity is None else tls.server_context(options.identity)
     sessions = _Sessions(make(config, weights, options.lanes), model, say)
     with sessions, listen(options.host, options.port) as listener:
@@ -182,6 +184,8 @@ class _Sessions:
             messages.send(*(np.asarray(leaf) for leaf in jax.tree.leaves(part)))
         messages.answer_s = _START_S
         self._begin(session)
+        if not session.lanes:  # one token was asked for
+            return
         messages.answer_s = _ROUND_S
         with self._changed:
             if self._stopped:
@@ -222,7 +226,8 @@ class _Sessions:
                 self._changed.wait_for(lambda: bool(self._going) or self._stopped)
                 if self._stopped:
                     return
-                going = list(self._going)
+                # In the order of lanes, which lie side by side then: nothing is copied.
+                going = sorted(self._going, key=lambda session: session.lanes)
             self._step(going)
             ended = [s for s in going if s.error is not None or not s.lanes]
             with self._changed:

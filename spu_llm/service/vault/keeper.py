@@ -19,6 +19,7 @@ import numpy as np
 from models.family import ModelConfig
 from protocols.verification.distribution import Sampling, draw
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError
+from spu_llm.core.freed import give_back
 from spu_llm.core.prg import Prg
 from spu_llm.net import tls
 from spu_llm.net.messages import Messages
@@ -136,6 +137,7 @@ class Session:
         engine.say("open", lanes=len(self._prompts))
         engine.hear("room")
         held, logits = self._filled()
+        give_back()  # the weights
         engine.say("start", lengths=[len(p) for p in self._prompts], public=len(self._public))
         if self._public:
             for layer in range(self._config.layers):
@@ -202,10 +204,7 @@ class Session:
     def _emit(self, lanes: list[int], logits: np.ndarray) -> list[int]:
         """Draw a token for each of these lanes, tell engine and user, and return those that go on.
         """
-        tokens = [
-            draw(self._sampling.distribution(row), float(self._prg.uniform(())))
-            for row in logits
-        ]
+        tokens = self._drawn(logits)
         for lane in lanes:
             self._left[lane] -= 1
         on = [
@@ -216,3 +215,11 @@ class Session:
         self._engine.send(np.array(told_on, np.int32))
         self._user.say("tokens", lanes=lanes, tokens=tokens)
         return [lane for lane, goes in zip(lanes, on, strict=True) if goes]
+
+    def _drawn(self, logits: np.ndarray) -> list[int]:
+        if self._sampling.greedy:
+            return [int(token) for token in logits.argmax(axis=-1)]
+        return [
+            draw(self._sampling.distribution(row), float(self._prg.uniform(())))
+            for row in logits
+        ]
