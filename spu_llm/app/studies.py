@@ -52,6 +52,9 @@ STUDIES = {
     "experiment latency": (
         "experiments.claims.latency", "latency against input length, by kind of layer"
     ),
+    "experiment obfuscation": (
+        "experiments.claims.obfuscation", "how many fake prompts there are for a secret"
+    ),
     "experiment confidential": (
         "experiments.claims.confidential",
         "confidential prompting: latency, throughput and memory of its systems",

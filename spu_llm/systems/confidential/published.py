@@ -29,6 +29,7 @@ from spu_llm.systems.confidential.obfuscation import Public
 from spu_llm.systems.confidential.spans import Prompt
 
 PROGRAM_MARGIN = 1e-3
+VARIANTS = ("printed", "program")
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ Sample = Callable[[range], Found]
 def sampler(
     variant: str, public: Public, prompt: Prompt, eps: float, fakes: int, prg: Prg
 ) -> Sample:
-    """`printed` or `program`, with targets sampled one by one, eps each."""
+    """One of `VARIANTS`, with targets sampled one by one, eps each."""
     if variant == "printed":
         return lambda target: as_printed(public, prompt, target, eps, fakes)
     return lambda target: as_programmed(public, prompt, target, eps, fakes, prg)
