@@ -17,10 +17,13 @@ from typing import Any
 
 from experiments.benchmarks import connection, network_bench, products_bench
 from experiments.claims import (
+    attack_tables,
     completions_report,
+    confidential_report,
     headline,
     logits,
     measured_tables,
+    obfuscation,
     shipped,
     transcript,
 )
@@ -168,6 +171,9 @@ TABLES: dict[str, Tables] = {
     "transcript": single("transcript", transcript.in_results, seconds=False),
     "network": printed("network", network_bench.table),
     "connection": printed("connection", connection.table),
+    "confidential": single("confidential", confidential_report.in_results),
+    "obfuscation": printed("obfuscation", obfuscation.table),
+    "attacks": Tables(attack_tables.NAMES, attack_tables.in_results, seconds=False),
 }
 
 

@@ -78,15 +78,30 @@ def ratios(
 def table(result: Record) -> str:
     """All parts as Markdown, with what they were measured on."""
     lines = [*_circumstances(result), ""]
-    for rows in (
-        by_users(result), totals(result), breakdown(result), by_length(result), by_fakes(result),
-        memory(result), two_party(result),
-    ):  # fmt: skip
-        if rows:
-            lines += [*rows, ""]
+    for rows in _tables(result):
+        lines += [*rows, ""]
     lines += criteria(result)
     lines.append("outcomes: " + ("; ".join(result["failures"]) or "all texts are the same"))
     return "\n".join(lines)
+
+
+def in_results(result: Record, origin: str) -> list[str]:
+    """The same as paragraphs of RESULTS.md."""
+    of = [f"{name}: {shape['layers']} layers of width {shape['width']}, "
+          f"{report.bytes_text(shape['weights'])} of weights"
+          for name, shape in result["models"].items()]  # fmt: skip
+    tables = ["\n".join(rows) for rows in _tables(result)]
+    found = "\n".join(f"- {line}" for line in criteria(result))
+    return [f"Models: {'; '.join(of)}.", *tables, found, origin]
+
+
+def _tables(result: Record) -> list[list[str]]:
+    """Those that there are runs for."""
+    found = (
+        by_users(result), totals(result), breakdown(result), by_length(result), by_fakes(result),
+        memory(result), two_party(result),
+    )  # fmt: skip
+    return [rows for rows in found if rows]
 
 
 def _circumstances(result: Record) -> list[str]:

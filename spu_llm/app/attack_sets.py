@@ -9,6 +9,7 @@ vault's answers is a vault run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from spu_llm.systems.confidential.obfuscation import Limits, TooFewError, shuffl
 from spu_llm.systems.confidential.spans import Prompt
 
 LIMITS = Limits()
+QUICK = replace(LIMITS, beam=128)  # the bound does not depend on it, and there are many prompts
 EPSILON = 1 / 8  # as published
 REPEATS = 4  # of a prompt
 _TRIES = 40  # for each prompt that is asked for, until one has fakes
@@ -39,9 +41,13 @@ _TRIES = 40  # for each prompt that is asked for, until one has fakes
 Obfuscate = Callable[[Setting, Prompt], Sent]
 
 
-def _repaired(setting: Setting, prompt: Prompt) -> Sent:
-    rows, own = Book(None).rows(setting.public, prompt, LIMITS)
+def _repaired(setting: Setting, prompt: Prompt, limits: Limits = LIMITS) -> Sent:
+    rows, own = Book(None).rows(setting.public, prompt, limits)
     return Sent(prompt, [row.tolist() for row in rows], own)
+
+
+def _quick(setting: Setting, prompt: Prompt) -> Sent:
+    return _repaired(setting, prompt, QUICK)
 
 
 def _published(variant: str) -> Obfuscate:
@@ -107,7 +113,7 @@ def posterior_published(wanted: Wanted) -> Iterator[Outcome]:
 
 
 def posterior_repaired(wanted: Wanted) -> Iterator[Outcome]:
-    yield from _posterior(wanted, "repaired", "", _repaired)
+    yield from _posterior(wanted, "repaired", "", _quick)
 
 
 def _posterior(
