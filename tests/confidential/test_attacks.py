@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from models.family import ModelConfig, family_of
+from models.hf import save_model
 from models.partials import Partial
 from spu_llm.app.attacking import ATTACKS, place_of
 from spu_llm.core.errors import InputError
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.confidential.attacks import layer0, length, recompute
 from spu_llm.systems.confidential.attacks.outcome import Outcome, wilson
-from spu_llm.systems.confidential.attacks.views import Seen, WatchingEngine
+from spu_llm.systems.confidential.attacks.views import Seen, Shares, WatchingEngine, asked_of
+from spu_llm.systems.decoding import viewed
+from spu_llm.systems.program import Held, Job
 from tests.confidential.test_vault import Vaults
 from tests.tiny import LLAMA, PRIVATE, tiny_params
 
@@ -162,3 +169,53 @@ def test_attacks_that_make_no_sense_are_refused() -> None:
     ):
         with pytest.raises(InputError, match=words):
             place_of(name, mode)
+
+
+# ---- two parties
+
+
+def shares_of(config: ModelConfig, directory: Path, prompts: np.ndarray, steps: int) -> Any:
+    """[client, provider], of each prompt its shares: both parties as threads."""
+    save_model(directory, config, tiny_params(config, 1))
+    asked = viewed.Asked(tuple(map(len, prompts)), steps)
+    inputs = viewed.ClientInputs(prompts.tolist(), [[3, 4][:steps]] * len(prompts))
+    told: tuple[list[Shares], list[Shares]] = [], []
+
+    def work(session: PartySession) -> None:
+        own = inputs if session.rank == CLIENT else None
+        held = Held(str(directory)) if session.rank == PROVIDER else None
+
+        def send(event: str, **fields: Any) -> None:
+            if event == "seen":
+                told[session.rank].append(Shares.of_event(fields))
+
+        viewed.run(session, Job(asked, config, own, held), send)
+
+    with Simulation(seed=1) as simulation:
+        simulation.run(work)
+    each = 1 + steps
+    starts = range(0, each * len(prompts), each)
+    return [[rank[at : at + each] for at in starts] for rank in told]
+
+
+def test_one_partys_shares_say_nothing_and_both_say_all(tmp_path: Path) -> None:
+    """What both have together gives the prompt away: so these are the words to be attacked."""
+    config, prompts = WIDE.with_layers(1), prompts_of(WIDE, 2)
+    made = layer0.dictionary(config, folded(config), LONG + 1)
+    right, nearest = {"one": 0, "both": 0}, {"one": 0, "both": 0}
+    for prompt, *shares in zip(prompts, *shares_of(config, tmp_path, prompts, 1), strict=True):
+        both = asked_of([a + b for a, b in zip(*shares, strict=True)], 1)
+        views = {"both": [both], "one": [asked_of(own, 1) for own in shares]}
+        views["one"] += [view._replace(query=both.query) for view in views["one"]]
+        candidates = np.tile([*prompt, 3], (32, 1))
+        candidates[:, 2] = np.arange(100, 132)
+        candidates[19] = [*prompt, 3]
+        for which, of_all in views.items():
+            for view in of_all:
+                found = layer0.recover(made, view, 1e-3).tokens[:LONG]
+                right[which] += int((found == prompt).sum())
+                away = recompute.by_first_layer(made, view, candidates)
+                nearest[which] += int(away.argmin() == 19)
+    assert right["both"] >= 0.9 * prompts.size and nearest["both"] == len(prompts)
+    # 64 tries of one in 288, and 8 of one in 32.
+    assert right["one"] <= 3 and nearest["one"] <= 3
