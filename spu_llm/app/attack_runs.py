@@ -25,7 +25,8 @@ ON_SHARES = 1e-3  # relative error of answers there
 TEMPERATURE = 0.7
 CANDIDATES = 256  # for a secret of one token
 SHORTEST, LONGEST = 4, 32  # tokens of prompts whose lengths are looked at
-GENERATED = 48  # tokens after those, if nothing ends a text
+GENERATED = 128  # tokens after those, if nothing ends a text
+OWN_SEED = 10_000  # of the owner's own runs, after that of the user's
 
 
 class _Model(NamedTuple):
@@ -263,15 +264,20 @@ def _judged(mode: str, hits: Hits) -> Iterator[Outcome]:
 
 
 def length_vault(wanted: Wanted) -> Iterator[Outcome]:
+    """Also when texts end: the owner generates after each candidate herself, and compares."""
     prompts = _of_all_lengths(wanted)
-    seen = attack_views.of_vault(
-        wanted.model, prompts, GENERATED, TEMPERATURE, wanted.seed, wanted.on_stage
-    )
-    ended = sum(len(text.steps) < GENERATED for text in seen)
-    yield _by_length(
-        "vault", wanted, prompts, [text.length for text in seen],
-        f"{ended} texts ended before the {GENERATED + 1} tokens that were asked for",
-    )  # fmt: skip
+    runs = [
+        attack_views.of_vault(
+            wanted.model, prompts, GENERATED, TEMPERATURE, wanted.seed + other, wanted.on_stage
+        )
+        for other in (0, OWN_SEED)
+    ]
+    seen, own = ([length.Lengths(text.length, len(text.steps)) for text in run] for run in runs)
+    ended = sum(one.generated < GENERATED for one in seen)
+    notes = f"{ended} texts ended before the {GENERATED + 1} tokens that were asked for"
+    yield _by_length("vault", wanted, "prompt", seen, own)
+    yield _by_length("vault", wanted, "generated", seen, own, notes)
+    yield _by_length("vault", wanted, "both", seen, own, notes)
 
 
 def length_two_party(wanted: Wanted) -> Iterator[Outcome]:
@@ -280,7 +286,9 @@ def length_two_party(wanted: Wanted) -> Iterator[Outcome]:
     shares = attack_views.of_two_parties(
         wanted.model, prompts, [[] for _ in prompts], wanted.on_stage
     )
-    yield _by_length("two-party", wanted, prompts, [provider[0].rows for _, provider in shares])
+    seen = [length.Lengths(provider[0].rows) for _, provider in shares]
+    candidates = [length.Lengths(len(prompt)) for prompt in prompts]
+    yield _by_length("two-party", wanted, "prompt", seen, candidates)
 
 
 def _of_all_lengths(wanted: Wanted) -> list[list[int]]:
@@ -294,16 +302,27 @@ def _of_all_lengths(wanted: Wanted) -> list[list[int]]:
 
 
 def _by_length(
-    mode: str, wanted: Wanted, prompts: list[list[int]], seen: list[int], notes: str = ""
+    mode: str,
+    wanted: Wanted,
+    by: str,
+    seen: list[length.Lengths],
+    candidates: list[length.Lengths],
+    notes: str = "",
 ) -> Outcome:
-    source = np.random.default_rng([wanted.seed, 1])
-    candidates = [length.Lengths(len(prompt)) for prompt in prompts]
+    """by: "prompt", "generated" or "both"; candidates in the order of `seen`."""
+    source, fields = np.random.default_rng([wanted.seed, 1]), ("prompt", "generated")
+    if by != "both":
+        fields = (by,)  # type: ignore[assignment]
     right = sum(
-        length.guess(length.Lengths(found), candidates, source) == i
-        for i, found in enumerate(seen)
+        length.guess(one, candidates, source, fields) == i for i, one in enumerate(seen)
     )
-    said = f"{len(set(map(len, prompts)))} lengths"
+    alone = len({tuple(getattr(one, field) for field in fields) for one in candidates})
+    how = {
+        "prompt": "the prompt's length", "generated": "the number of generated tokens",
+        "both": "the prompt's length and the number of generated tokens",
+    }  # fmt: skip
+    said = f"{alone} different ones among the candidates"
     return Outcome(
-        "length", mode, f"the right one of {len(prompts)} prompts, by its length alone",
-        len(seen), right, 1 / len(prompts), notes=f"{said}; {notes}" if notes else said,
+        "length", mode, f"the right one of {len(candidates)} prompts, by {how[by]} alone",
+        len(seen), right, 1 / len(candidates), notes=f"{said}; {notes}" if notes else said,
     )  # fmt: skip

@@ -60,7 +60,8 @@ def of_wishes(
         engines.append(WatchingEngine(*args))
         return engines[0]
 
-    lanes = max(len(wish.prompts) for wish in wishes)
+    # Lanes are given back a moment after their texts: there is room for two requests.
+    lanes = 2 * max(len(wish.prompts) for wish in wishes)
     options = engine.EngineOptions(model, HOST, 0, lanes, None)
     port = _started(lambda on_port: engine.serve(options, on_stage, on_port, make))
     with _vault(port) as place:

@@ -99,7 +99,9 @@ def add_command(commands: Any) -> None:
         ),
     )  # fmt: skip
     parser.add_argument("name", metavar="NAME", help=", ".join(ATTACKS))
-    parser.add_argument("--mode", required=True, metavar="MODE", help=", ".join(MODES))
+    parser.add_argument("--mode", required=True, metavar="MODE",
+                        help="vault: vault mode as published; published, repaired: with prompt "
+                        "obfuscation in it; two-party: generate, on shares")  # fmt: skip
     parser.add_argument("--prompts", type=int, default=PROMPTS, metavar="N",
                         help="default: %(default)s")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="S",

@@ -130,6 +130,7 @@ def test_lengths_tell_what_is_alone_with_its_own() -> None:
     lengths = [length.Lengths(n, g) for n, g in ((4, 9), (7, 9), (7, 3), (7, 3))]
     assert length.guess(length.Lengths(4), lengths, source) == 0
     assert length.guess(length.Lengths(8, 8), lengths, source) == 1
+    assert length.guess(length.Lengths(4, 3), lengths, source, ["generated"]) in (2, 3)
     alike = [length.guess(length.Lengths(7, 3), lengths, source) for _ in range(400)]
     assert set(alike) == {2, 3} and 150 < alike.count(2) < 250
 

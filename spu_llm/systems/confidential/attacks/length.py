@@ -9,20 +9,23 @@ import numpy as np
 
 
 class Lengths(NamedTuple):
-    """In tokens. generated: None where it is not looked at."""
+    """In tokens."""
 
     prompt: int
-    generated: int | None = None
+    generated: int = 0
 
 
-def guess(seen: Lengths, candidates: Sequence[Lengths], source: np.random.Generator) -> int:
-    """Which candidate it was: one of those nearest by the prompt's length, of these one of the
-    nearest by what was generated.
+def guess(
+    seen: Lengths,
+    candidates: Sequence[Lengths],
+    source: np.random.Generator,
+    fields: Sequence[str] = Lengths._fields,
+) -> int:
+    """Which candidate it was: of those nearest by the first of these fields one of the nearest by
+    the next; `source` decides between equal ones.
     """
     left = list(range(len(candidates)))
-    for field in Lengths._fields:
-        wanted = getattr(seen, field)
-        if wanted is not None:
-            away = {i: abs(getattr(candidates[i], field) - wanted) for i in left}
-            left = [i for i in left if away[i] == min(away.values())]
+    for field in fields:
+        away = {i: abs(getattr(candidates[i], field) - getattr(seen, field)) for i in left}
+        left = [i for i in left if away[i] == min(away.values())]
     return int(source.choice(left))
