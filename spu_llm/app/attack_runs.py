@@ -81,6 +81,8 @@ def layer0_vault(wanted: Wanted) -> Iterator[Outcome]:
             (i, text.asked(0, steps)) for i, text in enumerate(seen) if len(text.steps) >= steps
         ]
         after = f"after {steps} generated token{'s' if steps > 1 else ''}"
+        if not views:  # all texts ended before
+            return
         yield from _solved("vault", made, prompts, views, after)
 
 

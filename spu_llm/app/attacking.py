@@ -103,7 +103,8 @@ def add_command(commands: Any) -> None:
                         help="vault: vault mode as published; published, repaired: with prompt "
                         "obfuscation in it; two-party: generate, on shares")  # fmt: skip
     parser.add_argument("--prompts", type=int, default=PROMPTS, metavar="N",
-                        help="default: %(default)s")  # fmt: skip
+                        help="default: %(default)s; on shares each takes half a minute"
+                        )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="S",
                         help="of the choice of prompts and of sampling (default: %(default)s)"
                         )  # fmt: skip
