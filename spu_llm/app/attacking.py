@@ -155,9 +155,10 @@ def _run(options: argparse.Namespace) -> None:
     finally:
         progress.close()
     shown = [
-        {**asdict(o), "rate": o.rate, "interval": o.interval, "at_chance": o.at_chance}
+        {**asdict(o), "rate": o.rate, "interval": o.interval, "by_luck": o.by_luck,
+         "at_chance": o.at_chance}
         for o in outcomes
-    ]
+    ]  # fmt: skip
     config = {"model": wanted.model.name, "prompts": wanted.prompts, "seed": wanted.seed}
     result = {"outcomes": shown, "machine": asdict(machine()), "config": config}
     write_json(options.json, result)

@@ -153,9 +153,14 @@ def test_an_outcome_says_whether_it_is_at_chance() -> None:
     found = Outcome("layer0", "two-party", "a token", 100, 2, 0.01, bound=0.05, notes="seen")
     assert found.at_chance and not dataclasses.replace(found, successes=20).at_chance
     assert found.line() == (
-        "layer0, two-party: a token: 2 of 100 = 2.00% (0.55% to 7.00%), chance 1.00%; "
-        "bound 5.00%; seen"
+        "layer0, two-party: a token: 2 of 100 = 2.00% (0.55% to 7.00%), chance 1.00% (as often by "
+        "luck: 0.26); bound 5.00%; seen"
     )
+    # One of 20 at 1 in 256: outside of the interval, and no wonder.
+    once = Outcome("recompute", "two-party", "a prompt", 20, 1, 1 / 256)
+    assert once.interval[0] > once.chance and once.at_chance
+    assert once.by_luck == pytest.approx(1 - (255 / 256) ** 20)
+    assert dataclasses.replace(once, successes=0).by_luck == 1
 
 
 def test_attacks_that_make_no_sense_are_refused() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from scipy.special import bdtrc
+
 _Z = 1.959963984540054  # of the normal distribution: 95 % within
 
 
@@ -33,16 +35,25 @@ class Outcome:
         return wilson(self.successes, self.tries)
 
     @property
+    def by_luck(self) -> float:
+        """Probability that as many independent guesses succeed as often, or more so. The interval
+        does not say that: of rates near 0 a single success lifts its lower end above chance.
+        """
+        if not self.successes:
+            return 1.0
+        return float(bdtrc(self.successes - 1, self.tries, self.chance))
+
+    @property
     def at_chance(self) -> bool:
-        """Whether the interval holds what guessing gives."""
-        low, high = self.interval
-        return low <= self.chance <= high
+        """Whether guessing does as well with a probability of 1 % or more."""
+        return self.by_luck >= 0.01
 
     def line(self) -> str:
         low, high = self.interval
         parts = [
             f"{self.attack}, {self.mode}: {self.what}: {self.successes} of {self.tries} = "
-            f"{self.rate:.2%} ({low:.2%} to {high:.2%}), chance {self.chance:.2%}"
+            f"{self.rate:.2%} ({low:.2%} to {high:.2%}), chance {self.chance:.2%} "
+            f"(as often by luck: {self.by_luck:.2g})"
         ]
         parts += [] if self.bound is None else [f"bound {self.bound:.2%}"]
         parts += [self.notes] if self.notes else []
