@@ -19,7 +19,10 @@ NAMES = tuple(
 
 def in_results(files: Files) -> list[str]:
     """All outcomes, by attack, and where they come from."""
-    heads = ("attack", "mode", "what counts", "found", "95 %", "by guessing", "claimed bound")
+    heads = (
+        "attack", "mode", "what counts", "found", "95 %", "by guessing", "as often by luck",
+        "bound",
+    )  # fmt: skip
     rows = [_row(outcome) for data in files.values() for outcome in data["outcomes"]]
     machines = [data["machine"] for data in files.values()]
     origin = saved.under_table(files, machines, "no seconds in it")
@@ -34,5 +37,6 @@ def _row(outcome: dict[str, Any]) -> list[str]:
         outcome["attack"], outcome["mode"], outcome["what"] + notes,
         f"{outcome['successes']:,} of {outcome['tries']:,} = {outcome['rate']:.1%}",
         f"{low:.1%} to {high:.1%}", f"{outcome['chance']:.2%}",
+        f"{outcome['by_luck']:.2g}",
         "–" if bound is None else f"{bound:.1%}",
     ]  # fmt: skip

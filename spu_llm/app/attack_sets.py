@@ -119,9 +119,12 @@ def posterior_repaired(wanted: Wanted) -> Iterator[Outcome]:
 def _posterior(
     wanted: Wanted, mode: str, more: str, obfuscate: Obfuscate
 ) -> Iterator[Outcome]:
-    for law, draw in (("the public model's law", of_law), ("real text", of_text)):
+    fewer = replace(wanted, prompts=max(2, wanted.prompts // 3))
+    # The bound is about the first: that takes more of them.
+    laws = (("the public model's law", of_law, wanted), ("real text", of_text, fewer))
+    for law, draw, of in laws:
         setting = setting_of(wanted.model, wanted.seed)
-        sent, refused = _sent(wanted, setting, draw, obfuscate)
+        sent, refused = _sent(of, setting, draw, obfuscate)
         guesses = [sets.by_likelihood(setting.public, setting.owner, s) for s in sent]
         best, hits, tries = sets.best_of(guesses, [s.own for s in sent])
         yield _outcome(

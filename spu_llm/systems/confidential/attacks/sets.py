@@ -113,16 +113,16 @@ def nearest(away: Sequence[float]) -> int:
 
 
 def best_of(found: Sequence[dict[str, int]], own: Sequence[int]) -> tuple[str, int, int]:
-    """The strategy with most successes on the first half of the tries, and its successes on the
-    second, of how many: so that choosing among many is not counted as skill.
+    """The strategy with most successes on the first fifth of the tries, and its successes on the
+    others, of how many: so that choosing among many is not counted as skill.
     """
-    half = len(found) // 2
+    some = len(found) // 5
 
     def hits(name: str, part: slice) -> int:
         return sum(g[name] == right for g, right in zip(found[part], own[part], strict=True))
 
-    best = max(found[0], key=lambda name: hits(name, slice(half)))
-    return best, hits(best, slice(half, None)), len(found) - half
+    best = max(found[0], key=lambda name: hits(name, slice(some)))
+    return best, hits(best, slice(some, None)), len(found) - some
 
 
 def _logs(public: Public, scorer: Scorer, sent: Sent) -> tuple[np.ndarray, np.ndarray]:
