@@ -161,7 +161,8 @@ def _own_text(config: ModelConfig) -> list[dict[str, Any]]:
 
 
 def _attention() -> list[dict[str, Any]]:
-    """One layer's attention over a prefix and a cache, whose rows it opens, both ways."""
+    """One layer's attention over the provider's prefix and a cache, whose rows it opens, both ways.
+    """
     found = []
     for heads, queries, prefix, rows in ATTENTION:
         sizes = (queries, prefix, prefix, rows, rows)
@@ -181,7 +182,7 @@ def _aggregation(way: Callable[..., Any]) -> SecureFunction:
         ]
         return way(query, owned, score_bits(511))
 
-    return SecureFunction(attention, (J, J, J, J, J), way.__name__)
+    return SecureFunction(attention, (J, P, P, J, J), way.__name__)
 
 
 # ---- ops, functions made of ops, verification

@@ -127,8 +127,9 @@ def priced(correlation: Correlation) -> int:
 
 def kind_of(correlation: Correlation) -> str:
     """What has one price, or one set of terms. Records of runs go by the first two words of names:
-    packed products are "cached products", "weighted cached", "row squares" and "scaled row" there,
-    and "matrix triple" are outer products, but for those that pack a cache.
+    packed products are "cached products", "weighted cached", "known products", "weighted known",
+    "row squares" and "scaled row" there, and "matrix triple" are outer products, but for those that
+    pack a cache.
     """
     if correlation.fixed is not None:
         return "masked product"

@@ -20,6 +20,8 @@ times_columns  w [n, cap] times the rows V of a cache. As above, with P over all
 append         Writes rows. Nothing is sent; they are opened when they are first used.
 lengthen       Adds rows that are not written. Nothing is sent.
 
+Of a cache that the provider knows, one direction will do: `known_rows`.
+
 A row that was never written is zero and stays out of every product; its scores are exact zeros. Of
 a cache from elsewhere (plain shares) every row counts as written, of a public one every row that is
 not zero. n may exceed N: queries go N at a time, in the same message.
@@ -59,6 +61,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from protocols.arithmetic import known_rows
+from protocols.arithmetic.known_rows import BY_COLUMNS, BY_ROWS, Known
 from protocols.arithmetic.product import (
     correct_product,
     meaning,
@@ -258,7 +262,11 @@ class _Kind:
 
     correlation: Callable[[int, int], Correlation]
     reference: Callable[[Any, Any], Any]
-    columns: bool
+    known: Known  # the same with rows of the provider's
+
+    @property
+    def columns(self) -> bool:
+        return self.known.columns
 
     def given(self, x: np.ndarray, use: Use, tile: int) -> np.ndarray:
         """What a use multiplies: queries, or weights by slot, 0 where no row is."""
@@ -291,12 +299,9 @@ class _Kind:
         else:
             product[:, use.queries, use.slots] += difference[:, use.rows, use.positions]
 
-    def out_shape(self, x: Value, cache: Value) -> tuple[int, int, int]:
-        return x.shape[0], x.shape[1], cache.shape[2 if self.columns else 1]
 
-
-_ROWS = _Kind(cached_products, lambda x, cache: x @ cache.swapaxes(1, 2), False)
-_COLUMNS = _Kind(weighted_rows, lambda w, cache: w @ cache, True)
+_ROWS = _Kind(cached_products, lambda x, cache: x @ cache.swapaxes(1, 2), BY_ROWS)
+_COLUMNS = _Kind(weighted_rows, lambda w, cache: w @ cache, BY_COLUMNS)
 
 
 def _check(kind: _Kind, x: Value, cache: Value, tile: int) -> None:
@@ -312,6 +317,8 @@ def _times(
     kind: _Kind, party: Party, x: Value, cache: Value, *, tile: int, shift: int | None = None
 ) -> Arith:
     _check(kind, x, cache, tile)
+    if known_rows.is_known(cache):
+        return known_rows.times(kind.known, party, x, cache, tile=tile, shift=shift)
     # 1. First of all, so that both parties allocate in the same order.
     allocation, ids = _rows_of(cache)
     allocation.bind(party)
@@ -322,7 +329,7 @@ def _times(
     half.busy = True
     plan = half.slots.schedule(ids, x.shape[1])
     share, rows = as_arith(party, x), as_arith(party, cache)
-    out = np.zeros(kind.out_shape(x, cache), np.uint64)
+    out = np.zeros(kind.known.out_shape(x, cache), np.uint64)
     if plan.uses:
         _take(party, correlation, half, plan, x.shape[0])
         if allocation.dry:
@@ -387,6 +394,8 @@ def _cost(
 ) -> Cost:
     """Of the next call: it looks at what is open now."""
     _check(kind, x, cache, tile)
+    if known_rows.is_known(cache):
+        return known_rows.cost(kind.known, x, cache, tile=tile, shift=shift)
     allocation, ids = _rows_of(cache)
     half = allocation.half(kind.correlation(tile, cache.shape[2]), tile)
     plan = half.slots.copy().schedule(ids, x.shape[1])
@@ -395,13 +404,15 @@ def _cost(
         return total
     size = 8 * x.shape[0] * _opened(kind, plan, cache, tile)
     total += Cost(2, 1, size, size)
-    return total + rescaled_cost(x, kind.out_shape(x, cache), shift)
+    return total + rescaled_cost(x, kind.known.out_shape(x, cache), shift)
 
 
 def _correct(
     kind: _Kind, x: Value, cache: Value, *, tile: int, shift: int | None = None
 ) -> Correct:
     """The prepared product enters the result as it is; every entry that serves, once."""
+    if known_rows.is_known(cache):
+        return known_rows.correct(kind.known, x, cache, tile=tile, shift=shift)
     assert not isinstance(cache, Cached), "what is open already is no part of a single call's view"
 
     plan = Slots(tile).schedule(_rows_of(cache)[1], x.shape[1])

@@ -6,9 +6,9 @@ N_b = sum exp(z - m_b) v, of a block's scores z and values v,
 
     A = (sum_b exp(m_b - m) N_b) / (sum_b exp(m_b - m) s_b),    m = max_b m_b.
 
-Queries are shared, and so are keys and values, as rows of caches (`protocols.arithmetic.cached`):
-one that grows, and before it, say, one that the provider has made in the clear. Nobody learns
-anything beyond what the ops give.
+Queries are shared. Keys and values are, too, as rows of a cache that grows
+(`protocols.arithmetic.cached`), or the provider's own, which it has made in the clear
+(`protocols.arithmetic.known_rows`). Nobody learns anything beyond what the ops give.
 
 with_one_maximum   m_b = m for all blocks: their scores stand side by side, one comparison finds the
                    maximum and one pass the exponentials, then numerators and masses add up.

@@ -150,8 +150,8 @@ class State(ABC):
 
 
 class Stateful(ABC):
-    """A shared value with protocol state, which several values may have in common. Operations that
-    do not know of the state take such a value as a share like any other, and give plain ones.
+    """A share, or private value, with protocol state, which several values may have in common.
+    Operations that do not know of the state take such a value like any other, and give plain ones.
     """
 
     @property
@@ -159,12 +159,12 @@ class Stateful(ABC):
     def state(self) -> State: ...
 
     @abstractmethod
-    def fork(self, state: State) -> Shared:
+    def fork(self, state: State) -> Value:
         """A stand-in for this value on a fork of its state; its words are zero."""
 
     @abstractmethod
-    def plain(self) -> Shared:
-        """The share without its state."""
+    def plain(self) -> Value:
+        """The value without its state."""
 
 
 def fork(values: Sequence[Any]) -> list[Any]:

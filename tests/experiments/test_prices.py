@@ -20,6 +20,7 @@ from experiments.cost_model.prices import Prices
 from experiments.cost_model.workload import Workload
 from models.gpt2 import GPT2Config
 from protocols.arithmetic.cached import cached_products, weighted_rows
+from protocols.arithmetic.known_rows import known_products, weighted_known_rows
 from protocols.arithmetic.product import SQUARE, TRIPLE, matrix_triple, row_squares, scaled_row
 from protocols.bits.compare import leaf, node
 from protocols.bits.convert import BITS
@@ -111,6 +112,17 @@ def test_an_extension_is_priced_apart() -> None:
     assert found.extensions(_work(LEAF, 2 * units)) == pytest.approx(2)
     with pytest.raises(SpuLlmError, match="no batch extended"):
         prices.fit({}, [], [(LEAF, [usual], [])], [(work, 1.0)])
+
+
+def test_a_unit_of_known_rows_takes_half_the_bytes_of_a_tile() -> None:
+    """It is encrypted in one direction."""
+    found = Prices.load()
+    for known, tile in (
+        (known_products(128, 128, 64), cached_products(128, 64)),
+        (weighted_known_rows(128, 128, 64), weighted_rows(128, 64)),
+    ):
+        size, whole = (both_ways(found.of_units(unit, 1.0)) for unit in (known, tile))
+        assert size == pytest.approx(whole / 2)
 
 
 # ---- against complete sessions

@@ -22,6 +22,7 @@ from experiments import render
 from experiments.claims import exact, exact_cells
 from experiments.common import saved
 from experiments.common.replay import dry_parties
+from experiments.common.report import both_ways
 from spu_llm.app import cli
 from spu_llm.app.defaults import shipped
 from spu_llm.compiler.secure_function import SecureFunction
@@ -288,6 +289,17 @@ def test_exact_figures_are_those_of_the_code(figures: dict[str, Any]) -> None:
 def test_all_tables_of_exact_figures_stand_somewhere(figures: dict[str, Any]) -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in exact_cells.DOCUMENTS)
     assert set(re.findall(r"<!-- exact: (.+) -->", text)) == set(exact_cells.cells(figures))
+
+
+def test_what_128_tokens_of_the_providers_own_cost_a_step(figures: dict[str, Any]) -> None:
+    """Little beside a step without them; and from so many on, less than as shared rows."""
+    steps = {(row["tokens"], row["way"]): row["step"] for row in figures["own text"]}
+    alone, own = steps[0, "the prompt alone"], steps[128, "a system prompt"]
+    assert own["messages"] <= 1.10 * alone["messages"]
+    assert both_ways(own) <= 1.35 * both_ways(alone)
+    for tokens in (128, 200):
+        shared = both_ways(steps[tokens, "in the prompt"])
+        assert both_ways(steps[tokens, "a system prompt"]) < shared
 
 
 def test_a_comparison_keeps_what_its_dry_run_takes(figures: dict[str, Any]) -> None:

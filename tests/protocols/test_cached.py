@@ -84,7 +84,7 @@ class TestTimesColumns(OpContract):
 
 def of_several_tiles(several: np.ndarray, one: np.ndarray) -> list[Case]:
     return [
-        Case((several, CACHE[:, :2, :1]), ("degenerate", "provider"), {"tile": 1}),
+        Case((several, CACHE[:, :2, :1]), ("degenerate", "arith"), {"tile": 1}),
         Case((one[..., :1] % 8 * 8, ONES), ("client", "public"), {"tile": 2, "shift": 3}),
     ]
 
@@ -339,7 +339,7 @@ def test_fixed_point() -> None:
     for op, left in ((times_rows, x), (times_columns, w)):
         wanted = np.asarray(op.reference(left, cache, tile=4))
         for shift, scale in ((None, 1.0), (0, 2.0**18)):
-            case = Case((left, cache), ("client", "provider"), {"tile": 4, "shift": shift})
+            case = Case((left, cache), ("provider", "client"), {"tile": 4, "shift": shift})
             outcome = run_op(op, case)
             words = reconstruct_words([o[0] for o in outcome.outputs])
             found = words.view(np.int64) / 2.0**18 / scale

@@ -14,6 +14,7 @@ import numpy as np
 import protocols
 from protocols.arithmetic.cached import append, lengthen, times_columns, times_rows
 from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
+from protocols.arithmetic.known_rows import known_rows
 from protocols.arithmetic.narrow import narrow, units, widen
 from protocols.arithmetic.product import (
     linear,
@@ -164,6 +165,22 @@ def _decoding(op: ProtocolOp, width: int) -> Case:
     )
 
 
+KNOWN = Given(_fixed((HEADS, POSITIONS, DEPTH), 2.0, 1), "provider")
+
+
+def _of_known_rows(op: ProtocolOp, width: int) -> Case:
+    """Units of two queries: the second product uses up one and begins another, which is then in
+    use.
+    """
+
+    def product(queries: int, seed: int) -> Call:
+        x = Given(_fixed((HEADS, queries, width), 2.0, seed), "arith")
+        return Call(op, (x, Made(0)), {"tile": 2}, error=1)
+
+    made = Call(known_rows, (KNOWN,))
+    return Case("the provider's rows", (made, product(1, 2), product(2, 3), product(1, 4)))
+
+
 CACHE = _random((HEADS, 3, DEPTH), -(2**63), 2**63 - 1, 7)
 
 # ---- the cases
@@ -303,11 +320,17 @@ _CASES: dict[ProtocolOp, tuple[Case, ...]] = {
         _one("two tiles", times_rows, (_random((HEADS, 1, DEPTH), -(2**63), 2**63 - 1), "arith"),
              (CACHE, "arith"), tile=2),
         _decoding(times_rows, DEPTH),
+        _of_known_rows(times_rows, DEPTH),
     ),
     times_columns: (
         _one("two tiles", times_columns, (_random((HEADS, 1, 3), -(2**63), 2**63 - 1), "arith"),
              (CACHE, "arith"), tile=2),
         _decoding(times_columns, POSITIONS),
+        _of_known_rows(times_columns, POSITIONS),
+    ),
+    known_rows: (
+        _one("integers", known_rows, (CACHE, "provider")),
+        Case("fixed point", (Call(known_rows, (KNOWN,)),)),
     ),
     select: (
         _one("words", select, (_random((3, 5), -(2**63), 2**63 - 1), "arith"),

@@ -102,7 +102,9 @@ def from_hex(text: str, dtype: Any, shape: Sequence[int]) -> np.ndarray:
 
 def kind_of(value: Value) -> Json:
     """What both parties know of a value."""
-    form = {Public: "public", Private: "private", Bool: "bool"}.get(type(value), "arith")
+    plain = "private" if isinstance(value, Private) else "public"
+    shared = "bool" if isinstance(value, Bool) else "arith"
+    form = shared if isinstance(value, Arith | Bool) else plain
     kind: Json = {"form": form, "dtype": value.dtype.name, "shape": list(value.shape)}
     if isinstance(value, Private):
         kind["owner"] = ROLES[value.owner]

@@ -149,6 +149,20 @@ def test_rows_of_a_cache_are_opened_once(op: str) -> None:
         assert len(first["bytes"]) == 16 * heads * (queries * width + new * depth)
 
 
+@pytest.mark.parametrize("op", ["times_rows", "times_columns"])
+def test_the_provider_opens_no_queries(op: str) -> None:
+    """Of rows that it knows it sends f alone, once for each unit of two queries."""
+    (case,) = (c for c in load(op)["cases"] if c["name"] == "the provider's rows")
+    size = len(bytes.fromhex(case["calls"][0]["inputs"][0]["provider"])) * 2  # words of float32
+    products = [call for call in case["calls"] if call["op"] == op]
+    for call, units in zip(products, (1, 1, 0), strict=True):
+        first = [m for m in call["messages"] if m["round"] == 1]
+        queries = call["inputs"][0]["client"]
+        sent = {m["from"]: len(m["bytes"]) for m in reversed(first)}
+        assert sent["client"] == len(queries)
+        assert sent.get("provider", 0) == 2 * size * units
+
+
 def test_streams_are_what_the_readme_says() -> None:
     """By single blocks of AES, for words of the parties' own streams and of the common one."""
     seen = 0

@@ -19,7 +19,7 @@ from jax import Array
 
 from models.cache import HIDDEN, Block, Prefix, Rows, lengthened, packed, padding, see
 from models.family import ModelConfig, Params, check_ranges, family_of, weight_shapes
-from protocols.arithmetic.cached import append
+from protocols.arithmetic.known_rows import known_rows
 from protocols.functions.in_range import when_in_range
 from protocols.verification.variants import Verifier
 from spu_llm.compiler.secure_function import SecureFunction
@@ -76,9 +76,10 @@ class SecureModel(NamedTuple):
     a RangeError.
 
     prefix(weights, tokens [n], hidden [m])
-        -> keys and values of text that the provider knows, its own plaintext work, then shared: a
-        cache, whose rows are opened under masks once for so many queries (a tile's). tokens: int32,
-        of all rows; hidden: float, of the first m, HIDDEN where they hold no text.
+        -> keys and values of text that the provider knows, its own plaintext work, and its own they
+        stay: rows that are opened under masks once for so many queries
+        (`protocols.arithmetic.known_rows`). tokens: int32, of all rows; hidden: float, of the first
+        m, HIDDEN where they hold no text.
     prefill(weights, tokens [lane, n], client, provider, prefix, hidden)
         -> outcome to the client, accepted counts (0), shared block, and the prefix, which is opened
         by now. The last row of every lane is judged.
@@ -143,10 +144,7 @@ def build(layout: Layout, judge: Verifier) -> SecureModel:
         visible = see(0, n, n) & (~empty[None, :] | empty[:, None])
         at = Rows(rows[None], visible[None], 0)
         block = family.forward(weights, config, x, at, config.empty_cache(n))[1]
-        room = config.empty_cache(n, layout.lanes)
-        return jax.tree.map(
-            lambda empty, rows: append(empty, jnp.tile(rows, (layout.lanes, 1, 1)), 0), room, block
-        )
+        return jax.tree.map(lambda rows: known_rows(jnp.tile(rows, (layout.lanes, 1, 1))), block)
 
     def moved(positions: Array, by: int) -> Array:
         return positions + by if by else positions
@@ -200,8 +198,8 @@ def build(layout: Layout, judge: Verifier) -> SecureModel:
     placed = C if layout.hidden else X
     return SecureModel(
         SecureFunction(prefix, (P, P, P), "prefix"),
-        SecureFunction(prefill, (P, C, C, P, J, P), "prefill"),
-        SecureFunction(decode, (P, C, placed, C, P, J, X, J, P), "decode"),
+        SecureFunction(prefill, (P, C, C, P, P, P), "prefill"),
+        SecureFunction(decode, (P, C, placed, C, P, J, X, P, P), "decode"),
     )
 
 

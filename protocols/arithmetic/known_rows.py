@@ -1,0 +1,335 @@
+"""Products with rows that the provider knows, under masks of the parties' own.
+
+x = x_0 + x_1 is shared, K [cap, d] is the provider's, and so is x_1: of x K^T = x_1 K^T + x_0 K^T
+only the second term needs the other party, and only x_0 has to be hidden. So a unit has one cross
+term, and queries are opened in one direction. It serves one head for N queries, all rows at once:
+
+    known products         a [N, d] the client's, b [cap, d] the provider's; result a b^T [N, cap]
+    weighted known rows    a [N, cap], b [cap, d]; result a b [N, d]
+
+`cached.times_rows` and `cached.times_columns` do this where the cache is the provider's; for the
+latter read K for K^T and b for b^T.
+
+  1. The client sends e = x_0 - a for its queries; for each fresh unit the provider sends f = K - b,
+     which the client keeps. Nothing that depends on x_1 is sent.
+  2. x_0 K^T = e K^T + a f^T + a b^T: the provider has the first term, as it has x_1 K^T, the client
+     the second one, and the third is shared.
+
+known_rows   Rows of the provider's with what products with them keep from call to call. Nothing is
+             sent.
+
+Security. The provider sees e, words under rows of a that are uniform, the client's alone, and used
+for one query of one head each: queries are counted, and the count only moves forward. The client
+sees f, under a b of the provider's that is uniform and hides one content, K; a later unit hides it
+again under a b of its own, so the copies are uniform given each other. Every entry of a result
+takes one entry of a b^T that is used once, so its shares are as fresh as the prepared ones. Which
+units are taken, and when, follows from the numbers of queries, which are public.
+
+Words are fixed-point: prepared products are off by some 2^10 of 2^36 (`offline.packed.products`).
+
+The masks are bound to one party's randomness: rows of another session are refused. A fork, for a
+dry run, keeps the count without masks and rows: it sends zeros and computes zeros.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from protocols.arithmetic.product import correct_product, rescaled, rescaled_cost, shared
+from protocols.bits.convert import arith_cost, as_arith, known_words
+from spu_llm.core.correlation import Correlation, Form, Part
+from spu_llm.core.op import Cost, View, protocol_op
+from spu_llm.core.party import Party
+from spu_llm.core.simulated import Correct
+from spu_llm.core.values import (
+    CLIENT,
+    PROVIDER,
+    Arith,
+    Owner,
+    Private,
+    State,
+    Stateful,
+    Value,
+    frac_bits_of,
+)
+
+_CHUNK = 4  # units made at once
+
+
+def _own(owner: Owner, *shape: int) -> Part:
+    return Part(shape, owner, Form.PRIVATE)
+
+
+@functools.cache
+def known_products(queries: int, rows: int, d: int) -> Correlation:
+    return Correlation(
+        name=f"known products {queries} {rows} {d}",
+        masks=(_own(Owner.CLIENT, queries, d), _own(Owner.PROVIDER, rows, d)),
+        results=(shared(queries, rows),),
+        secure=lambda a, b: [a @ b.swapaxes(1, 2)],
+        matrices=lambda a, b: (a, b.swapaxes(1, 2)),
+        chunk=_CHUNK,
+    )
+
+
+@functools.cache
+def weighted_known_rows(queries: int, rows: int, d: int) -> Correlation:
+    return Correlation(
+        name=f"weighted known rows {queries} {rows} {d}",
+        masks=(_own(Owner.CLIENT, queries, rows), _own(Owner.PROVIDER, rows, d)),
+        results=(shared(queries, d),),
+        secure=lambda a, b: [a @ b],
+        matrices=lambda a, b: (a, b),
+        chunk=_CHUNK,
+    )
+
+
+# ---- the value
+
+
+@dataclass
+class _Unit:
+    """A unit's words at one party, all heads: [head, N, ...]; `rows`, and f, which is `opened`:
+    [head, cap, d]. `queries` and `opened` mean something at the client, `rows` at the provider.
+    """
+
+    queries: np.ndarray
+    rows: np.ndarray
+    product: np.ndarray
+    opened: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
+
+
+@dataclass
+class _Half:
+    """One kind of product with the rows. `used`: queries so far, the last of which `unit` served.
+    `busy`: from when queries are counted until they are through.
+    """
+
+    used: int = 0
+    busy: bool = False
+    unit: _Unit | None = None
+
+
+class Masks(State):
+    """What products with the same rows have in common: queries so far, masks, and what is open."""
+
+    def __init__(self) -> None:
+        self._halves: dict[str, _Half] = {}
+        self._holder: bytes | None = None
+        self.dry = False  # a fork, without masks
+
+    def half(self, correlation: Correlation) -> _Half:
+        return self._halves.setdefault(correlation.name, _Half())
+
+    def used(self, correlation: Correlation) -> int:
+        return self._halves.get(correlation.name, _Half()).used
+
+    def bind(self, party: Party) -> None:
+        """ValueError when the masks are another party's, or of another session."""
+        holder = party.own.child("known rows").words((4,)).tobytes()
+        if self._holder not in (None, holder):
+            raise ValueError("rows of another session: their masks cannot be used here")
+        self._holder = holder
+
+    def fork(self) -> Masks:
+        dry = Masks()
+        dry.dry = True
+        dry._halves = {name: _Half(half.used) for name, half in self._halves.items()}
+        return dry
+
+
+@dataclass(frozen=True, eq=False)
+class KnownRows(Private, Stateful):
+    """The provider's rows [head, cap, d], and the masks of products with them."""
+
+    masks: Masks = field(default_factory=Masks, repr=False)
+
+    @property
+    def state(self) -> Masks:
+        return self.masks
+
+    def fork(self, state: State) -> KnownRows:
+        assert isinstance(state, Masks)
+        value = None if self.value is None else np.zeros(self.shape, self.dtype)
+        return KnownRows(self.owner, self.shape, self.dtype, value, state)
+
+    def plain(self) -> Private:
+        return Private(self.owner, self.shape, self.dtype, self.value)
+
+
+def is_known(rows: Value) -> bool:
+    """Whether the provider knows them, and nobody else."""
+    return isinstance(rows, Private) and rows.owner == PROVIDER
+
+
+def _with_masks(rows: Value) -> KnownRows:
+    """ValueError for rows of anybody else."""
+    if isinstance(rows, KnownRows):
+        return rows
+    if not isinstance(rows, Private) or rows.owner != PROVIDER:
+        raise ValueError("only rows that are private to the provider are known ones")
+    return KnownRows(rows.owner, rows.shape, rows.dtype, rows.value)
+
+
+def _known_rows(party: Party, rows: Value) -> KnownRows:
+    return _with_masks(rows)
+
+
+known_rows = protocol_op(
+    "known_rows",
+    reference=lambda rows: rows,
+    two_party=_known_rows,
+    cost=lambda rows: Cost(),
+    owners=lambda rows: [Owner.PROVIDER],
+    simulate=lambda *views, **static: View([], []),
+    non_interactive=True,
+)
+"""Rows [head, cap, d] of the provider's that stay open for many products: the same rows."""
+
+
+# ---- products
+
+
+@dataclass(frozen=True)
+class Known:
+    """What products by rows (x [head, n, d]) and by columns (x [head, n, cap]) have apart."""
+
+    correlation: Callable[[int, int, int], Correlation]
+    columns: bool
+
+    def of(self, rows: Value, tile: int) -> Correlation:
+        return self.correlation(tile, *rows.shape[1:])
+
+    def factor(self, rows: np.ndarray) -> np.ndarray:
+        """What x is multiplied by."""
+        return rows if self.columns else rows.swapaxes(1, 2)
+
+    def out_shape(self, x: Value, rows: Value) -> tuple[int, int, int]:
+        return x.shape[0], x.shape[1], rows.shape[2 if self.columns else 1]
+
+
+BY_ROWS = Known(known_products, False)
+BY_COLUMNS = Known(weighted_known_rows, True)
+
+
+def _uses(used: int, count: int, tile: int) -> Iterator[tuple[int, slice, slice]]:
+    """By unit, counted from the one that has served so many queries: which of `count` more it
+    serves, and by which rows of it. It is a fresh one where these begin at 0.
+    """
+    done = 0
+    while done < count:
+        unit, first = divmod(used + done, tile)
+        some = min(tile - first, count - done)
+        yield unit - used // tile, slice(done, done + some), slice(first, first + some)
+        done += some
+
+
+def _fresh(used: int, count: int, tile: int) -> int:
+    """Units that so many queries more begin."""
+    return sum(queries.start == 0 for _, _, queries in _uses(used, count, tile))
+
+
+def times(
+    kind: Known, party: Party, x: Value, rows: Value, *, tile: int, shift: int | None = None
+) -> Arith:
+    """Of x [head, n, d] or [head, n, cap], in any form, with the provider's rows [head, cap, d],
+    which fit it. `tile`: N. `shift` as in `product`.
+    """
+    known = _with_masks(rows)
+    known.masks.bind(party)
+    half, share = known.masks.half(kind.of(known, tile)), as_arith(party, x)
+    if half.busy:
+        raise ValueError("an earlier product with these rows has failed, or is not at its end")
+    half.busy = True
+    out = np.zeros(kind.out_shape(x, known), np.uint64)
+    some = not _is_empty(x, known)
+    if some:
+        _multiply(kind, party, share.words, known, tile, out)
+        half.used += x.shape[1]
+    half.busy = False
+    # Of no rows the product is zero, and nothing is sent.
+    return rescaled(party, out, share, shift if some else 0)
+
+
+def _is_empty(x: Value, rows: Value) -> bool:
+    return not math.prod((*x.shape, *rows.shape))
+
+
+def _multiply(
+    kind: Known, party: Party, x: np.ndarray, known: KnownRows, tile: int, out: np.ndarray
+) -> None:
+    correlation, heads = kind.of(known, tile), len(x)
+    half = known.masks.half(correlation)
+    uses = list(_uses(half.used, x.shape[1], tile))
+    fresh = _take(party, correlation, heads, _fresh(half.used, x.shape[1], tile))
+    shape_of_f = heads, len(fresh), *known.shape[1:]
+    if known.masks.dry:
+        _swap(party, np.zeros_like(x), np.zeros(shape_of_f, np.uint64))
+        return
+    units = [*([half.unit] if half.unit and half.used % tile else []), *fresh]
+    if party.rank == CLIENT:
+        # 1.
+        masks = np.concatenate([units[i].queries[:, queries] for i, _, queries in uses], axis=1)
+        f = _swap(party, x - masks, np.zeros(shape_of_f, np.uint64))
+        for i, unit in enumerate(fresh):
+            unit.opened = f[:, i]
+        # 2.
+        for i, served, queries in uses:
+            out[:, served] = units[i].queries[:, queries] @ kind.factor(units[i].opened)
+    else:
+        words = known_words(party, known, frac_bits_of(known.dtype, party.frac_bits))
+        f = np.stack([words - unit.rows for unit in fresh], axis=1) if fresh else np.zeros(0)
+        e = _swap(party, np.zeros_like(x), f)
+        out += (e + x) @ kind.factor(words)
+    for i, served, queries in uses:
+        out[:, served] += units[i].product[:, queries]
+    half.unit = units[-1]
+
+
+def _take(party: Party, correlation: Correlation, heads: int, count: int) -> list[_Unit]:
+    """Fresh units, each for all heads."""
+    if not count:
+        return []
+    material = party.take(correlation, heads * count)
+    words = [m.reshape(heads, count, *m.shape[1:]) for m in (*material.masks, *material.results)]
+    return [_Unit(*(w[:, i] for w in words)) for i in range(count)]
+
+
+def _swap(party: Party, e: np.ndarray, f: np.ndarray) -> np.ndarray:
+    """The client's e to the provider, the provider's f, if there is one, to the client: what came.
+    What a party does not have is zeros of its shape.
+    """
+    own, peers = (e, f) if party.rank == CLIENT else (f, e)
+    if own.size:
+        party.send(own)
+    return party.recv(peers.shape) if peers.size else peers
+
+
+def cost(kind: Known, x: Value, rows: Value, *, tile: int, shift: int | None = None) -> Cost:
+    """Of the next call: it looks at what is open now."""
+    if _is_empty(x, rows):
+        return arith_cost(x)
+    heads, n, _ = x.shape
+    used = rows.masks.used(kind.of(rows, tile)) if isinstance(rows, KnownRows) else 0
+    fresh = _fresh(used, n, tile)
+    e, f = 8 * math.prod(x.shape), 8 * fresh * math.prod(rows.shape)
+    own = arith_cost(x) + Cost(2 if fresh else 1, 1, e, f)
+    return own + rescaled_cost(x, kind.out_shape(x, rows), shift)
+
+
+def correct(kind: Known, x: Value, rows: Value, *, tile: int, shift: int | None = None) -> Correct:
+    """For the simulator: the prepared product enters the result as it is, every entry once."""
+    assert not isinstance(rows, KnownRows), "what is open already is no part of one call's view"
+    heads, n, _ = x.shape
+
+    def enter(product: np.ndarray, difference: np.ndarray) -> None:
+        by_head = product.reshape(heads, _fresh(0, n, tile), *product.shape[1:])
+        for i, served, queries in _uses(0, n, tile):
+            by_head[:, i, queries] += difference[:, served]
+
+    return correct_product(x, shift, enter)
