@@ -22,9 +22,10 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.service.vault.user import Wish
 from spu_llm.systems.confidential import published
-from spu_llm.systems.confidential.attacks import recompute, sets
+from spu_llm.systems.confidential.attacks import layer0, recompute, sets
 from spu_llm.systems.confidential.attacks.outcome import Outcome
 from spu_llm.systems.confidential.attacks.sets import Sent
+from spu_llm.systems.confidential.attacks.views import Seen
 from spu_llm.systems.confidential.book import Book
 from spu_llm.systems.confidential.obfuscation import Limits, TooFewError, shuffled
 from spu_llm.systems.confidential.spans import Prompt
@@ -33,6 +34,7 @@ LIMITS = Limits()
 QUICK = replace(LIMITS, beam=128)  # the bound does not depend on it, and there are many prompts
 EPSILON = 1 / 8  # as published
 REPEATS = 4  # of a prompt
+_GENERATED = 4  # tokens that a vault's engine is shown the queries of
 _TRIES = 40  # for each prompt that is asked for, until one has fakes
 
 
@@ -223,6 +225,42 @@ def length_repaired(wanted: Wanted) -> Iterator[Outcome]:
     yield _outcome("length", "repaired", "the longest row", sent, hits)
 
 
+def layer0_published(wanted: Wanted) -> Iterator[Outcome]:
+    yield from _layer0(wanted, "published", _published("printed"))
+
+
+def layer0_repaired(wanted: Wanted) -> Iterator[Outcome]:
+    yield from _layer0(wanted, "repaired", _repaired)
+
+
+def _layer0(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcome]:
+    """On real runs: what it reads are all prompts, the user's among them."""
+    setting = setting_of(wanted.model, wanted.seed)
+    sent, _ = _sent(wanted, setting, of_text, obfuscate)
+    config, params = load_model(wanted.model)
+    weights = family_of(config).fold(params, config)
+    made = layer0.dictionary(config, weights, max(len(row) for s in sent for row in s.rows))
+    seen = _seen_of(wanted, sent, mode)
+    tries = right = 0
+    chances = []
+    for i, (s, views) in enumerate(zip(sent, seen, strict=True)):
+        others = [row for other in sent if other is not s for row in other.rows]
+        for row, view in zip(s.rows, views, strict=True):
+            wanted.on_stage(f"solving for set {i + 1} of {len(sent)}")
+            if not view.steps:  # its text ended at once
+                continue
+            first = layer0.Dictionary(made.keys[: len(row)], made.values[: len(row)])
+            found = layer0.recover(first, view.asked(0, len(view.steps))).tokens
+            tries, right = tries + len(row), right + int((found == row).sum())
+            alike = np.array([other for other in others if len(other) == len(row)])
+            chances += [layer0.other_prompts_rate(found, alike)] if len(alike) else []
+    yield Outcome(
+        "layer0", mode, f"the right token at the right position, of every prompt that goes out, "
+        f"after {_GENERATED} generated tokens", tries, right, float(np.mean(chances)),
+        notes="which of them is the user's is what the other attacks are about",
+    )  # fmt: skip
+
+
 def compact_published(wanted: Wanted) -> Iterator[Outcome]:
     yield from _compact(wanted, "published", _published("printed"))
 
@@ -237,14 +275,7 @@ def _compact(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcom
     sent, _ = _sent(wanted, setting, of_text, obfuscate)
     config, params = load_model(wanted.model)
     weights = family_of(config).fold(params, config)
-    spans = [
-        [] if mode == "repaired" else sorted(i for t in s.shape.targets for i in t) for s in sent
-    ]
-    wishes = [
-        Wish(s.rows, [], 2, 0.7, wanted.seed, fakes, s.own)
-        for s, fakes in zip(sent, spans, strict=True)
-    ]
-    seen = attack_views.of_wishes(wanted.model, wishes, wanted.on_stage)
+    seen = _seen_of(wanted, sent, mode)
     hits = 0
     for s, views in zip(sent, seen, strict=True):
         held = recompute.filled(config, weights, s.rows)
@@ -255,3 +286,14 @@ def _compact(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcom
     yield _outcome(
         "compact", mode, "the row whose answers are an exact forward's", sent, hits
     )
+
+
+def _seen_of(wanted: Wanted, sent: Sequence[Sent], mode: str) -> list[list[Seen]]:
+    """What an engine sees of these sets in a vault's real runs: as published, fakes share what is
+    around them.
+    """
+    wishes = []
+    for s in sent:
+        compact = [] if mode == "repaired" else sorted(i for t in s.shape.targets for i in t)
+        wishes.append(Wish(s.rows, [], _GENERATED + 1, 0.7, wanted.seed, compact, s.own))
+    return attack_views.of_wishes(wanted.model, wishes, wanted.on_stage)

@@ -47,7 +47,10 @@ ATTACKS = {
     "layer0": Attack(
         "the first layer's keys and values follow from token and position alone: solves the "
         "linear equations of its answers for the prompt's tokens",
-        {"vault": _RUNS + "layer0_vault", "two-party": _RUNS + "layer0_two_party"},
+        {
+            "vault": _RUNS + "layer0_vault", "published": _SETS + "layer0_published",
+            "repaired": _SETS + "layer0_repaired", "two-party": _RUNS + "layer0_two_party",
+        },
     ),
     "recompute": Attack(
         "recomputes what each of some candidate prompts would have shown, and takes the nearest",
