@@ -24,9 +24,15 @@ def in_results(files: Files) -> list[str]:
         "bound",
     )  # fmt: skip
     rows = [_row(outcome) for data in files.values() for outcome in data["outcomes"]]
-    machines = [data["machine"] for data in files.values()]
-    origin = saved.under_table(files, machines, "no seconds in it")
-    return ["\n".join(report.table(heads, rows)), origin]
+    by_commit: dict[str, Files] = {}
+    for name, data in files.items():
+        of = by_commit.setdefault(data["machine"]["commit"], {})
+        by_commit[data["machine"]["commit"]] = {**of, name: data}
+    origins = [
+        saved.under_table(some, [data["machine"] for data in some.values()], "no seconds in it")
+        for some in by_commit.values()
+    ]
+    return ["\n".join(report.table(heads, rows)), *origins]
 
 
 def _row(outcome: dict[str, Any]) -> list[str]:
