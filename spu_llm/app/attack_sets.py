@@ -44,7 +44,7 @@ Obfuscate = Callable[[Setting, Prompt], Sent]
 
 
 def _repaired(setting: Setting, prompt: Prompt, limits: Limits = LIMITS) -> Sent:
-    rows, own = Book(None).rows(setting.public, prompt, limits)
+    rows, own, _ = Book(None).rows(setting.public, prompt, limits)
     return Sent(prompt, [row.tolist() for row in rows], own)
 
 
@@ -81,7 +81,7 @@ def _sent(
             continue
         try:
             found.append(obfuscate(setting, prompt))
-        except TooFewError:
+        except InputError:  # too few fakes, or a secret in the clear, too
             refused += 1
         if len(found) % 10 == 0:
             wanted.on_stage(f"prompt {len(found)} of {wanted.prompts}")
@@ -121,7 +121,7 @@ def posterior_repaired(wanted: Wanted) -> Iterator[Outcome]:
 def _posterior(
     wanted: Wanted, mode: str, more: str, obfuscate: Obfuscate
 ) -> Iterator[Outcome]:
-    fewer = replace(wanted, prompts=max(2, wanted.prompts // 3))
+    fewer = replace(wanted, prompts=max(2, wanted.prompts // 5))
     # The bound is about the first: that takes more of them.
     laws = (("the public model's law", of_law, wanted), ("real text", of_text, fewer))
     for law, draw, of in laws:
@@ -132,7 +132,7 @@ def _posterior(
         yield _outcome(
             "posterior", mode, f"secrets of {law}{more}: {best}", sent[-tries:], hits,
             f"the best of {len(guesses[0])} guesses on another {len(sent) - tries} prompts; "
-            f"{refused} prompts had too few fakes",
+            f"{refused} prompts were refused",
         )  # fmt: skip
 
 
@@ -180,7 +180,7 @@ def intersection_repaired(wanted: Wanted) -> Iterator[Outcome]:
         book = Book(None)  # of one process: it keeps account as one in a folder does
 
         def obfuscate(setting: Setting, prompt: Prompt) -> Sent:
-            rows, own = book.rows(setting.public, prompt, LIMITS)
+            rows, own, _ = book.rows(setting.public, prompt, LIMITS)
             return Sent(prompt, [row.tolist() for row in rows], own)
 
         return obfuscate
@@ -201,7 +201,7 @@ def _intersection(
             continue
         try:
             again = [obfuscate(setting, prompt) for _ in range(REPEATS)]
-        except TooFewError:
+        except InputError:
             continue
         hits += sets.by_intersection(again) == again[0].own
         sent.append(again[0])

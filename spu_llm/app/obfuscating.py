@@ -34,7 +34,7 @@ class Outgoing:
         if not self.facts:
             return []
         words = f"{len(self.rows)} prompts, one of them the user's; {self.facts['says']}"
-        return [words, "all text outside of <redacted> spans, and the length of each"]
+        return [words, "all text outside of <redacted> spans; how long each is, which are equal"]
 
 
 def add_options(parser: Any) -> None:
@@ -51,8 +51,9 @@ def add_options(parser: Any) -> None:
     group.add_argument("--min-fakes", type=int, default=FEWEST, metavar="N",
                        help="send nothing with fewer (default: %(default)s)")  # fmt: skip
     group.add_argument("--eta", type=float, default=ETA, metavar="E",
-                       help="fakes are at most e^E times as likely as the prompt, or as unlikely: "
-                       "a guess reaches 1 / (1 + N e^-E) (default: %(default)s)")  # fmt: skip
+                       help="how even fakes are: among N of them a guess reaches 1 / (1 + N e^-E) "
+                       "at most, if prompts are distributed as the public model says, and this one "
+                       "is tried once (default: %(default)s)")  # fmt: skip
     group.add_argument("--secrets", type=Path, metavar="DIR",
                        help="a folder that keeps account of what was redacted before; without "
                        "one, repeating a secret gives it away by and by")  # fmt: skip
@@ -88,13 +89,16 @@ def outgoing(options: argparse.Namespace, prompt: Prompt, tokenizer: Tokenizer) 
     from models.hf import load_model
     from models.scoring import Scorer
     from models.tokenizer import Tokenizer
+    from spu_llm.service.vault.told import digest_of
     from spu_llm.systems.confidential.obfuscation import Public
 
     directory = options.draft_model or shipped("public")
     if Tokenizer.load(directory).digest != tokenizer.digest:
         raise InputError(f"{directory} has another tokenizer than the model; see --draft-model")
     # One more for what the model reads before a prompt that begins with a span.
-    known = Public(Scorer(*load_model(directory), len(prompt.tokens) + 1), tokenizer)
+    config, params = load_model(directory)
+    scorer = Scorer(config, params, len(prompt.tokens) + 1)
+    known = Public(scorer, tokenizer, digest_of([params]))
     if published:
         return _as_published(options, known, prompt, public)
     return _repaired(options, known, prompt, public)
@@ -107,15 +111,13 @@ def _repaired(
     from spu_llm.systems.confidential.obfuscation import Limits
 
     limits = Limits(options.fakes, options.min_fakes, options.eta)
-    rows, own = Book(options.secrets).rows(known, prompt, limits)
-    fakes = len(rows) - 1
+    rows, own, most = Book(options.secrets).rows(known, prompt, limits)
     says = (
-        f"a guess reaches at most {limits.bound(fakes):.3f} by this prompt, if prompts are as "
-        "likely as the public model says"
+        f"a guess reaches at most {most:.3f}, if prompts are distributed as the public model says"
     )
     if options.secrets is None:
         says += "; repeats are not accounted (--secrets)"
-    facts = {"fakes": fakes, "eta": options.eta, "bound": limits.bound(fakes), "says": says}
+    facts = {"fakes": len(rows) - 1, "eta": options.eta, "bound": most, "says": says}
     return Outgoing([row.tolist() for row in rows], own, public, [], facts)
 
 

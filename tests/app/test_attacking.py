@@ -32,7 +32,7 @@ def test_an_attack_on_a_real_vault_reports_and_leaves_nothing(
 BAD = {
     "name": (["nobody", "--mode", "vault"], "choose from layer0, recompute, length"),
     "mode": (["layer0", "--mode", "here"], "one of vault, published, repaired, two-party"),
-    "no sense": (["layer0", "--mode", "repaired"], "an attack on vault, two-party; on repaired"),
+    "no sense": (["rank", "--mode", "two-party"], "an attack on published, repaired; on two-party"),
     "prompts": (["layer0", "--mode", "vault", "--prompts", "1"], "--prompts must be 2 to"),
     "too many": (["length", "--mode", "vault", "--prompts", "999"], "held-out text has"),
     "seed": (["layer0", "--mode", "vault", "--seed", "-1"], "--seed must be 0 or more"),

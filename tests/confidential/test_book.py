@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from spu_llm.core.errors import InputError
-from spu_llm.systems.confidential.book import Book
+from spu_llm.systems.confidential.book import Book, Secret
 from spu_llm.systems.confidential.obfuscation import Limits, TooFewError, log_probabilities, typed
 from tests.confidential.toys import prompt_of, public_of, shipped
 
@@ -30,9 +31,9 @@ def texts_of(prompt: str, rows: list[np.ndarray]) -> set[str]:
 def test_the_same_prompt_brings_the_same_rows(tmp_path: Path) -> None:
     """In the same order, in another process too: there is nothing to intersect."""
     prompt = prompt_of(PUBLIC, FIRST)
-    rows, own = Book(tmp_path / "book").rows(PUBLIC, prompt, LIMITS)
+    rows, own, _ = Book(tmp_path / "book").rows(PUBLIC, prompt, LIMITS)
     assert rows[own].tolist() == prompt.tokens
-    again, at = Book(tmp_path / "book").rows(PUBLIC, prompt, LIMITS)
+    again, at, _ = Book(tmp_path / "book").rows(PUBLIC, prompt, LIMITS)
     assert at == own and np.array_equal(rows, again)
 
 
@@ -46,15 +47,32 @@ def test_the_same_secret_elsewhere_brings_the_same_candidates(tmp_path: Path) ->
     book = Book(tmp_path / "book")
     first = "# Return the <redacted>name</redacted> of the"
     second = "# Read the <redacted>name</redacted> of the"
-    rows, _ = book.rows(PUBLIC, prompt_of(PUBLIC, first), Limits(fakes=8, fewest=2, eta=3.0))
+    wide = Limits(fakes=8, fewest=2, eta=3.0)
+    rows, _, _ = book.rows(PUBLIC, prompt_of(PUBLIC, first), wide)
     prompt = prompt_of(PUBLIC, second)
-    more, own = book.rows(PUBLIC, prompt, Limits(fakes=8, fewest=1, eta=9.0))  # nearly all goes
+    anything = Limits(fakes=8, fewest=1, eta=9.0)
+    more, own, most = book.rows(PUBLIC, prompt, anything)
     assert more[own].tolist() == prompt.tokens
     assert texts_of(second, more) <= texts_of(first, rows)
-    secrets = json.loads((tmp_path / "book" / "secrets.json").read_text())
-    assert len(secrets) == 1 and len(secrets[0]["prompts"]) == 2
-    logs = [log for log in secrets[0]["log"] if log is not None]
-    assert sorted(logs) == pytest.approx(sorted(log_probabilities(PUBLIC, prompt, np.array(more))))
+    (entry,) = json.loads((tmp_path / "book" / "secrets.json").read_text())
+    assert len(entry["prompts"]) == 2 and 0 < most < 1
+    *_, logs = entry["prompts"].values()
+    fit = [log for log in logs if log is not None]
+    assert sorted(fit) == pytest.approx(sorted(log_probabilities(PUBLIC, prompt, np.array(more))))
+
+
+def test_the_most_is_the_worst_of_two_readings() -> None:
+    """Candidates as even as can be in the second prompt, but not in frequency: the first prompt's
+    likelihoods count either way.
+    """
+    uneven = [np.log(1e-4), *[np.log(1e-2)] * 8]
+    words = [[str(i)] for i in range(9)]
+    one = Secret(words, 0.0, "", {"first": uneven})
+    assert one.most() == pytest.approx(1 / 9)
+    both = Secret(words, 0.0, "", {"first": uneven, "second": [0.0] * 9})
+    assert both.most() == pytest.approx(100 / 108)
+    later = Secret(words, 0.5, "", {"first": [0.0] * 9, "second": [np.log(2), *[0.0] * 7, None]})
+    assert later.most() == pytest.approx(1 / (1 + 7 * np.exp(-0.5) / 2))
 
 
 def test_the_limit_is_kept_whichever_candidate_is_the_own(tmp_path: Path) -> None:
@@ -66,14 +84,19 @@ def test_the_limit_is_kept_whichever_candidate_is_the_own(tmp_path: Path) -> Non
     for letter in "abcdefghij":
         book = Book(tmp_path / letter)
         try:
-            rows, _ = book.rows(public, prompt_of(public, f"c<redacted>{letter}</redacted>d"), wide)
+            first_prompt = prompt_of(public, f"c<redacted>{letter}</redacted>d")
+            rows, _, _ = book.rows(public, first_prompt, wide)
         except TooFewError:
             continue
-        tokens = [int(row[1]) for row in rows]
-        second = [chances[9, t] * chances[t, 10] for t in tokens]
-        others = (sum(second) / max(second) - 1) * np.exp(-tight.eta)
+        tokens = np.array([int(row[1]) for row in rows])
+        first, second = (
+            np.log(chances[a, tokens] * chances[tokens, b]) for a, b in ((3, 4), (9, 10))
+        )
+        x = wide.eta + np.abs(first[:, None] - first) + np.maximum(0, second[:, None] - second)
+        np.fill_diagonal(x, 0)
+        most = (1 / np.exp(-x).sum(axis=1)).max()
         again = prompt_of(public, f"i<redacted>{letter}</redacted>j")
-        if 1 / (1 + others) > tight.bound(tight.fewest):
+        if most > tight.bound(tight.fewest):
             with pytest.raises(InputError, match="sent before; .* nothing was sent"):
                 book.rows(public, again, tight)
             refused.append(letter)
@@ -96,8 +119,45 @@ def test_a_secret_in_other_company_is_refused(tmp_path: Path) -> None:
     book = Book(tmp_path / "book")
     book.rows(PUBLIC, prompt_of(PUBLIC, FIRST), LIMITS)
     text = "# <redacted>Guido</redacted> and <redacted>Tim</redacted> wrote this.\n"
-    with pytest.raises(InputError, match="was sent before, with other spans"):
+    with pytest.raises(InputError, match="was sent before, with other spans or spelt"):
         book.rows(PUBLIC, prompt_of(PUBLIC, text), LIMITS)
+
+
+@pytest.mark.parametrize("like", ["guido", "Guido van", " Guido"])
+def test_a_secret_that_is_nearly_the_same_is_refused(tmp_path: Path, like: str) -> None:
+    book = Book(tmp_path / "book")
+    book.rows(PUBLIC, prompt_of(PUBLIC, FIRST), LIMITS)
+    with pytest.raises(InputError, match="or one like it, was sent before"):
+        book.rows(PUBLIC, prompt_of(PUBLIC, FIRST.replace("Guido", like)), LIMITS)
+
+
+def test_a_secret_in_the_clear_is_refused() -> None:
+    with pytest.raises(InputError, match="stands outside of its span"):
+        Book(None).rows(PUBLIC, prompt_of(PUBLIC, FIRST + "  # guido"), LIMITS)
+
+
+def test_another_public_model_is_refused_for_the_same_secret(tmp_path: Path) -> None:
+    book = Book(tmp_path / "book")
+    book.rows(PUBLIC, prompt_of(PUBLIC, FIRST), LIMITS)
+    other = dataclasses.replace(PUBLIC, digest="another")
+    with pytest.raises(InputError, match="another public model"):
+        book.rows(other, prompt_of(PUBLIC, SECOND), LIMITS)
+
+
+def test_a_smaller_set_has_an_order_of_its_own() -> None:
+    """Nothing of one order follows from the other: the own row moves."""
+    book, limits = Book(None), Limits(fakes=8, fewest=2)
+    prompt = prompt_of(PUBLIC, FIRST)
+    moved = 0
+    for _ in range(20):
+        book = Book(None)
+        rows, own, _ = book.rows(PUBLIC, prompt, limits)
+        (secret,) = book._secrets
+        context = next(iter(secret.prompts))
+        secret.prompts[context] = [*secret.prompts[context][:5], *[None] * (len(rows) - 5)]
+        _, at, _ = book.rows(PUBLIC, prompt, limits)
+        moved += (at == 0) != (own == 0)
+    assert moved
 
 
 def test_a_folder_is_for_its_owner_alone(tmp_path: Path) -> None:

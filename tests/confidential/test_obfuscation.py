@@ -17,11 +17,11 @@ from spu_llm.systems.confidential.obfuscation import (
     Public,
     TooFewError,
     alike,
-    filled,
     log_probabilities,
     shuffled,
     typed,
 )
+from spu_llm.systems.confidential.spans import filled, parse, tokenised
 from tests.confidential.toys import LETTERS, prompt_of, public_of, shipped
 
 TRIES = 3000
@@ -137,7 +137,8 @@ def test_fakes_differ_in_the_spans_alone_and_could_have_been_typed(text: str) ->
     for row in rows:
         words = typed(PUBLIC.tokenizer, prompt, row)
         assert words is not None
-        assert PUBLIC.tokenizer.encode(filled(prompt, words)) == row.tolist()
+        other = tokenised(filled(prompt.marked, words), PUBLIC.tokenizer)
+        assert other.tokens == row.tolist() and other.shape == prompt.shape
 
 
 def test_a_secret_that_is_there_twice_has_fakes_that_are() -> None:
@@ -147,6 +148,40 @@ def test_a_secret_that_is_there_twice_has_fakes_that_are() -> None:
     rows = alike(PUBLIC, prompt, Prg.from_seed(1, "fakes"), Limits(fewest=1, eta=3.0))
     words = [typed(PUBLIC.tokenizer, prompt, row) for row in rows]
     assert all(found is not None and found[0] == found[1] for found in words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("by <redacted>Guido</redacted> in", [" none"]),  # its first token holds the space alone
+        ("<redacted>Guido</redacted>s", ["xid"]),  # one token less is redacted
+        ("the path of <redacted>a</redacted>", ["path"]),  # stands in the clear
+    ],
+)
+def test_what_could_not_have_been_the_users_is_no_fake(text: str, words: list[str]) -> None:
+    """Who sees it among others would leave it out."""
+    prompt = prompt_of(PUBLIC, text)
+    whole = filled(prompt.marked, [word.removeprefix(" ") for word in words]).text
+    row = PUBLIC.tokenizer.encode(whole)
+    if len(row) == len(prompt.tokens):
+        assert typed(PUBLIC.tokenizer, prompt, np.array(row)) is None
+    else:
+        assert tokenised(parse(text), PUBLIC.tokenizer).shape != tokenised(
+            filled(prompt.marked, words), PUBLIC.tokenizer
+        ).shape
+
+
+def test_no_set_mixes_equal_spans_with_others() -> None:
+    public, found = public_of(0), 0
+    for first, second in itertools.product(LETTERS[:6], repeat=2):
+        prompt = prompt_of(public, f"ca<redacted>{first}</redacted>f<redacted>{second}</redacted>h")
+        try:
+            rows = alike(public, prompt, Prg.from_os(), TOY)
+        except (TooFewError, InputError):
+            continue
+        found += 1
+        assert len({row[2] == row[4] for row in rows}) == 1
+    assert found > 5
 
 
 def test_a_key_gives_the_same_fakes_and_another_one_others() -> None:

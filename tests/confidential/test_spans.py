@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from models.tokenizer import Tokenizer
 from spu_llm.app.defaults import shipped
 from spu_llm.core.errors import InputError
-from spu_llm.systems.confidential.obfuscation import filled
-from spu_llm.systems.confidential.spans import Span, parse, tagged, tokenised
+from spu_llm.systems.confidential.spans import Span, filled, parse, tagged, tokenised
 from spu_llm.systems.confidential.taggers import TAGGERS, by_patterns
 
 TOKENIZER = Tokenizer.load(shipped("public"))
@@ -71,7 +70,10 @@ def test_tokens_of_a_span_hold_it_and_the_edges_around(
     for secret, target, (left, right) in zip((b, d), prompt.targets, prompt.edges, strict=True):
         found = TOKENIZER.token_bytes(prompt.tokens[target.start : target.stop])
         assert found == left + secret.encode() + right
-    assert filled(prompt, [b, d]) == a + b + c + d + e
+    assert filled(prompt.marked, [b, d]) == prompt.marked
+    other = filled(prompt.marked, ["x" + b, ""])
+    assert other.text == a + "x" + b + c + e
+    assert other.text[slice(*other.redacted[0])] == "x" + b
     inside = {i for target in prompt.targets for i in target}
     assert not inside & set(prompt.public)
     assert inside | set(prompt.public) == set(range(len(prompt.tokens)))

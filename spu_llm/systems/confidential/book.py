@@ -2,15 +2,20 @@
 
 The same prompt twice must bring the same fakes, or their sets intersect in the own one. The same
 secret in *another* prompt must bring the same candidates too; then whoever sees both weighs each
-candidate c by both texts. If these are texts of the public model P that share the secret and
-nothing else, the posterior after prompts t_1, ..., t_k is, up to factors below e^eta
-(`spu_llm.systems.confidential.obfuscation`: the first draw has made it even),
+candidate c by both texts. What the weights are depends on what is assumed of the two texts, so the
+book takes the worst of it: with l_j(c) the log-probability of prompt j with c in it, candidate c is
+at most e^x times as likely as c', where
 
-    Pr[c] ~ P(t_2(c)) ... P(t_k(c)),
+    x = eta + |l_0(c) - l_0(c')| + sum over j > 0 of max(0, l_j(c) - l_j(c')).
 
-which the book keeps, a factor for each different prompt. Where the *largest* of it over all
-candidates passes the limit, which does not depend on which one is the own, nothing is sent. A
-candidate that would change the number of tokens in the next prompt is no candidate from then on.
+The first draw has made candidates even, up to eta, for who has seen the first prompt; if that never
+went out, or is what the secret's own frequency is judged by, the second term is what is missing.
+The others are later prompts, seen or not. A guess then reaches at most
+
+    most = max over c of 1 / (1 + sum over c' of e^-x),
+
+which does not depend on which one is the own. Above the limit nothing is sent. A candidate that
+would change tokens around the secret in the next prompt is no candidate from then on.
 
 A book is a folder that its owner alone can read: a key, from which all draws follow, and a JSON
 file with the secrets themselves. Without one, fakes are drawn anew each time and repeats are not
@@ -22,11 +27,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +39,17 @@ import numpy as np
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import KEY_BYTES, Prg
 from spu_llm.systems.confidential.obfuscation import (
+    BLANK,
     Limits,
     Public,
     TooFewError,
     alike,
-    filled,
+    holds_word,
     log_probabilities,
     shuffled,
     typed,
 )
-from spu_llm.systems.confidential.spans import Prompt
+from spu_llm.systems.confidential.spans import Marked, Prompt, filled, tokenised
 
 _KEY, _SECRETS = "key", "secrets.json"
 
@@ -52,13 +57,31 @@ _KEY, _SECRETS = "key", "secrets.json"
 @dataclass
 class Secret:
     """A secret (a text for each of its spans) and those it was hidden among: `candidates`, the own
-    one first. log: of each one's posterior, up to a constant; None where it is a candidate no more.
-    prompts: digests of those that are in it.
+    one first, drawn with `eta` by the public model `model`. prompts: of each that has the secret in
+    it, by digest and in order, the log-probability with each candidate; None: it does not fit.
     """
 
     candidates: list[list[str]]
-    log: list[float | None]
-    prompts: list[str]
+    eta: float
+    model: str
+    prompts: dict[str, list[float | None]]
+
+    def left(self) -> list[int]:
+        """Candidates that fit everywhere."""
+        rows = self.prompts.values()
+        return [i for i in range(len(self.candidates)) if all(row[i] is not None for row in rows)]
+
+    def most(self) -> float:
+        """What a guess reaches at most."""
+        left = self.left()
+        first, *later = (np.array([row[i] for i in left], float) for row in self.prompts.values())
+        x = np.full((len(left), len(left)), self.eta)
+        if later:
+            x += np.abs(first[:, None] - first)
+        for logs in later:
+            x += np.maximum(0, logs[:, None] - logs)
+        np.fill_diagonal(x, 0)
+        return float((1 / np.exp(-x).sum(axis=1)).max())
 
 
 class Book:
@@ -71,68 +94,80 @@ class Book:
         self._secrets: list[Secret] = []
         self._key = os.urandom(KEY_BYTES) if folder is None else _key_in(folder)
 
-    def rows(self, public: Public, prompt: Prompt, limits: Limits) -> tuple[list[Any], int]:
-        """Tokens int32 [n] of the prompt and of fakes, in a secret order, and where the prompt is.
-        Entered before it is returned. InputError where nothing may be sent: too few fakes, or a
-        secret that was sent too often.
+    def rows(
+        self, public: Public, prompt: Prompt, limits: Limits
+    ) -> tuple[list[Any], int, float]:
+        """Tokens int32 [n] of the prompt and of fakes, in a secret order; where the prompt is; what
+        a guess reaches at most. Entered before it is returned. InputError where nothing may be
+        sent: too few fakes, a secret that was sent too often, or that stands in the clear, too.
         """
+        own = [prompt.marked.text[span.start : span.stop] for span in prompt.marked.redacted]
+        around = filled(prompt.marked, [BLANK] * len(own)).text
+        if any(holds_word(around, word) for word in own):
+            raise InputError("a redacted text stands outside of its span, too; redact it there")
         with self._open():
-            own = [prompt.marked.text[span.start : span.stop] for span in prompt.marked.redacted]
-            context = _digest(filled(prompt, ["\0"] * len(own)))
+            context = _digest(around)
             prg = Prg(self._key).child(_digest(context, *own))
             known = [secret for secret in self._secrets if secret.candidates[0] == own]
             if known:
-                rows = self._again(public, prompt, known[0], context, limits)
+                rows, most = self._again(public, prompt, known[0], context, limits)
             else:
-                rows = self._first(public, prompt, own, context, limits, prg)
-        return shuffled(list(rows), prg.child("order"))
+                rows, most = self._first(public, prompt, own, context, limits, prg)
+        # A stream for each set: the order of one says nothing of the order of another.
+        which = hashlib.sha256(np.sort(rows.view(_void(rows)).ravel()).tobytes()).hexdigest()
+        return *shuffled(list(rows), prg.child(f"order of {which}")), most
 
     def _first(
         self, public: Public, prompt: Prompt, own: list[str], context: str, limits: Limits,
         prg: Prg,
-    ) -> np.ndarray:  # fmt: skip
-        used = {word for secret in self._secrets for word in secret.candidates[0]}
-        if used & set(own):
+    ) -> tuple[np.ndarray, float]:  # fmt: skip
+        used = [word for secret in self._secrets for word in secret.candidates[0]]
+        if any(_is_alike(word, other) for word in own for other in used):
             raise InputError(
-                "a redacted span was sent before, with other spans: both prompts together would "
-                "tell which one was meant; redact the same spans as then, or leave it out"
+                "a redacted text, or one like it, was sent before, with other spans or spelt "
+                "otherwise: both prompts together would tell which one was meant; redact the same "
+                "as then, or leave it out"
             )
         rows = alike(public, prompt, prg, limits)
         candidates = [typed(public.tokenizer, prompt, row) for row in rows]
-        even: list[float | None] = [0.0] * len(rows)
-        self._secrets.append(Secret([c for c in candidates if c is not None], even, [context]))
-        return rows
+        secret = Secret(
+            [words for words in candidates if words is not None], limits.eta, public.digest,
+            {context: log_probabilities(public, prompt, rows).tolist()},
+        )  # fmt: skip
+        self._secrets.append(secret)
+        return rows, secret.most()
 
     def _again(
         self, public: Public, prompt: Prompt, secret: Secret, context: str, limits: Limits
-    ) -> np.ndarray:
+    ) -> tuple[np.ndarray, float]:
         """The same candidates; those that do not fit this prompt drop out."""
-        encode = public.tokenizer.encode
-        texts = [encode(filled(prompt, candidate)) for candidate in secret.candidates]
-        left = [
-            i for i, text in enumerate(texts)
-            if secret.log[i] is not None and _fits(prompt, text, public)
-        ]  # fmt: skip
-        rows = np.array([texts[i] for i in left], np.int32)
-        before = [secret.log[i] or 0.0 for i in left]
-        log = np.array(before)
-        if context not in secret.prompts:
-            log = log + log_probabilities(public, prompt, rows)
+        if secret.model != public.digest:
+            raise InputError(
+                "this secret was hidden with another public model; give that one (--draft-model)"
+            )
+        texts = [
+            tokenised_or_none(filled(prompt.marked, words), prompt, public)
+            for words in secret.candidates
+        ]
+        entered = replace(secret, prompts=dict(secret.prompts))
+        if context not in entered.prompts:
+            fit = np.array([text for text in texts if text is not None], np.int32)
+            logs = iter(log_probabilities(public, prompt, fit).tolist() if len(fit) else [])
+            entered.prompts[context] = [None if t is None else next(logs) for t in texts]
+        left = entered.left()
+        if 0 not in left:
+            raise InputError("this secret cannot stand where it does here; put text around it")
         if len(left) - 1 < limits.fewest:
             raise TooFewError(len(left) - 1, limits.fewest)
-        weights = np.exp(log - log.max())  # the largest: 1
-        others = (weights.sum() - 1) * math.exp(-limits.eta)
-        most, limit = 1 / (1 + others), limits.bound(limits.fewest)
-        if most > limit:
+        most, limit = entered.most(), limits.bound(limits.fewest)
+        if not most <= limit:
             raise InputError(
-                f"this secret was sent before; together with this prompt a guess would reach "
+                f"this secret was sent before; together with this prompt a guess might reach "
                 f"{most:.2f}, above the limit of {limit:.2f} (--min-fakes, --eta), so nothing was "
                 "sent"
             )
-        for i in range(len(texts)):
-            secret.log[i] = float(log[left.index(i)]) if i in left else None
-        secret.prompts = sorted({*secret.prompts, context})
-        return rows
+        secret.prompts = entered.prompts
+        return np.array([texts[i] for i in left], np.int32), most
 
     @contextmanager
     def _open(self) -> Iterator[None]:
@@ -148,11 +183,24 @@ class Book:
             _write(path, json.dumps([asdict(secret) for secret in self._secrets]).encode())
 
 
-def _fits(prompt: Prompt, text: list[int], public: Public) -> bool:
-    """Whether tokens are as many as the prompt's, with the same ones outside of spans."""
-    if len(text) != len(prompt.tokens):
-        return False
-    return typed(public.tokenizer, prompt, np.array(text)) is not None
+def tokenised_or_none(marked: Marked, prompt: Prompt, public: Public) -> list[int] | None:
+    """The tokens of a marked text that has the shape of the prompt, or None."""
+    try:
+        other = tokenised(marked, public.tokenizer)
+    except InputError:
+        return None
+    fits = len(other.tokens) == len(prompt.tokens) and other.shape == prompt.shape
+    return other.tokens if fits else None
+
+
+def _is_alike(one: str, other: str) -> bool:
+    """Whether one of two secrets is part of the other, but for case and spaces."""
+    short, long = sorted((" ".join(w.casefold().split()) for w in (one, other)), key=len)
+    return bool(short) and (short == long or (len(short) > 2 and short in long))
+
+
+def _void(rows: np.ndarray) -> np.dtype[Any]:
+    return np.dtype((np.void, rows.shape[1] * rows.itemsize))
 
 
 def _digest(*parts: str) -> str:
@@ -168,7 +216,8 @@ def _key_in(folder: Path) -> bytes:
                 f"others can read {folder}, which is to hold secrets; chmod 700 it"
             )
         path = folder / _KEY
-        if not path.exists():
+        if not path.exists():  # with a key there is an account
+            _write(folder / _SECRETS, b"[]")
             _write(path, os.urandom(KEY_BYTES))
         key = path.read_bytes()
     except OSError as exc:
@@ -180,7 +229,7 @@ def _key_in(folder: Path) -> bytes:
 
 def _read(path: Path) -> list[Secret]:
     try:
-        return [Secret(**entry) for entry in json.loads(path.read_text())] if path.exists() else []
+        return [Secret(**entry) for entry in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError):
         raise InputError(f"{path} cannot be read; what it accounts for would be lost") from None
 

@@ -12,16 +12,18 @@ key. They are drawn like this, with a public model P (`alike`):
    log P less the log p of the draws that were stood before. So a beginning counts for as many as
    it stands for. At a position between spans all are extended by its token, and in a span that
    repeats an earlier one, by the token there.
-2. Of what is left, prompts count that a person could have typed (their text has these tokens, and
-   is the prompt's outside of spans), and whose W = log P(from the first span to the end of the
-   *whole* prompt) - sum of log p is in the own one's bin of width eta, [k eta, (k + 1) eta).
+2. Of what is left, prompts count that could have been the user's (their text has these tokens, with
+   the same of them in spans and the same spans equal, and no secret in the clear, `typed`), and
+   whose W = log P(from the first span to the end of the *whole* prompt) - sum of log p is in the
+   own one's bin of width eta, [k eta, (k + 1) eta).
 3. The set is the own prompt and up to lambda others of these, drawn uniformly; fewer than
    lambda_min are refused. Its order is uniform.
 
 **Claim.** If prompts are distributed like P, given what is public, whoever sees the set guesses the
 user's own with probability at most 1 / (1 + lambda e^-eta).
 
-*Proof.* Fix what the beam kept, K_1, ..., K_n, and the final set R, and let r be in R. All of R
+*Proof.* Fix what the beam kept, K_1, ..., K_n, and the final set R, and let r be in R. By `typed`,
+steps 1 to 3 look at the same positions, spans and repeats for every own prompt in R. All of R
 descends from each K_i, whose candidates E_i lie in one bin and are a function of K_(i-1) and that
 bin: the same for every own prompt in R. With r_i for the beginning of r in K_i,
 
@@ -38,8 +40,9 @@ is at most 1 / (1 + lambda e^-eta) of their sum.  QED
 
 If the true distribution D is another one, |log D - log P - const| <= delta on R, eta + 2 delta
 takes the place of eta: a prompt that P finds odd for a reason that its fakes lack is not hidden by
-it. Log-probabilities are float32: a prompt within some 1e-5 of an edge may be binned otherwise in
-another batch.
+it. The claim is about one attempt: who is refused and tries again with another key, or with other
+limits until it passes, shows which prompts pass. Log-probabilities are float32: a prompt within
+some 1e-5 of an edge may be binned otherwise in another batch.
 
 What it does not hide: all text outside of spans, the number of tokens in a span, which spans are
 equal, that the public model could make enough fakes at all. One response per prompt comes back, and
@@ -50,6 +53,7 @@ how the user goes on tells which one was read. The same secret in another prompt
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -60,7 +64,9 @@ from models.scoring import Scored, Scorer
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-from spu_llm.systems.confidential.spans import Prompt
+from spu_llm.systems.confidential.spans import Prompt, filled, tokenised
+
+BLANK = "\u02ee"  # in place of a secret: a letter that texts do not have
 
 
 @dataclass(frozen=True)
@@ -95,18 +101,19 @@ class TooFewError(InputError):
 
     def __init__(self, found: int, fewest: int) -> None:
         super().__init__(
-            f"found {found} of the {fewest} fake prompts that must be (--min-fakes), as likely as "
-            "this one: what is redacted stands out, and nothing was sent; redact more of the text, "
-            "say it otherwise, or use 'spu-llm generate'"
+            f"found {found} of the {fewest} fake prompts that must be (--min-fakes): what is "
+            "redacted stands out, and nothing was sent; redact more of the text, say it otherwise, "
+            "or use 'spu-llm generate' (trying until it passes would give the prompt away)"
         )
 
 
 @dataclass(frozen=True)
 class Public:
-    """The public model and tokenizer, as every party may have them."""
+    """The public model and tokenizer, as every party may have them; digest: of the model."""
 
     scorer: Scorer
     tokenizer: Tokenizer
+    digest: str = ""
 
     def before(self, tokens: Sequence[int], first: int) -> list[int]:
         """What the model reads before token `first`: a text's end where there is nothing."""
@@ -211,8 +218,8 @@ def shuffled(rows: Sequence[Any], prg: Prg) -> tuple[list[Any], int]:
 
 
 def typed(tokenizer: Tokenizer, prompt: Prompt, row: np.ndarray) -> list[str] | None:
-    """What stands in each redacted span of a row of tokens; None unless the row is what the
-    tokenizer makes of a text that is the prompt's outside of them.
+    """What stands in each redacted span of a row of tokens; None unless a user with these secrets
+    would have made the same of it: the tokens, and what in them is a target, repeated, or public.
     """
     found = []
     for target, (left, right) in zip(prompt.targets, prompt.edges, strict=True):
@@ -224,16 +231,21 @@ def typed(tokenizer: Tokenizer, prompt: Prompt, row: np.ndarray) -> list[str] | 
             found.append(data[len(left) : stop].decode())
         except UnicodeDecodeError:
             return None
-    return found if tokenizer.encode(filled(prompt, found)) == row.tolist() else None
+    around = filled(prompt.marked, [BLANK] * len(found)).text
+    if any(holds_word(around, word) for word in found):
+        return None
+    try:
+        other = tokenised(filled(prompt.marked, found), tokenizer)
+    except InputError:
+        return None
+    same = other.tokens == row.tolist() and other.shape == prompt.shape
+    return found if same else None
 
 
-def filled(prompt: Prompt, secrets: Sequence[str]) -> str:
-    """The prompt's text with these in place of its redacted spans."""
-    parts, end = [], 0
-    for span, secret in zip(prompt.marked.redacted, secrets, strict=True):
-        parts += [prompt.marked.text[end : span.start], secret]
-        end = span.stop
-    return "".join([*parts, prompt.marked.text[end:]])
+def holds_word(text: str, word: str) -> bool:
+    """Whether a secret stands in a text, by itself."""
+    word = re.escape(word.strip())
+    return bool(word and re.search(rf"(?<!\w){word}(?!\w)", text, re.IGNORECASE))
 
 
 def _starts(public: Public, prompt: Prompt) -> dict[int, np.ndarray]:
@@ -241,9 +253,10 @@ def _starts(public: Public, prompt: Prompt) -> dict[int, np.ndarray]:
     tokenizer, found = public.tokenizer, {}
     for target, (left, _) in zip(prompt.targets, prompt.edges, strict=True):
         if left:
-            found[target.start] = np.array(
-                [tokenizer.token_bytes([i]).startswith(left) for i in range(tokenizer.vocab_size)]
-            )
+            found[target.start] = np.array([
+                tokenizer.token_bytes([i]).startswith(left)
+                for i in range(public.scorer.vocab_size)
+            ])  # fmt: skip
     return found
 
 

@@ -62,6 +62,11 @@ class Prompt:
         return found
 
     @property
+    def shape(self) -> tuple[object, ...]:
+        """All but the tokens: what prompts among each other have in common."""
+        return self.targets, self.edges, self.public, self.repeats
+
+    @property
     def repeats(self) -> dict[int, int]:
         """Positions in targets that repeat an earlier one, tokens and edges, and where there."""
         found: dict[int, int] = {}
@@ -127,6 +132,22 @@ def tagged(text: str, tagger: Tagger) -> Marked:
         else:
             apart.append(span)
     return Marked(text, marked.confidential, apart)
+
+
+def filled(marked: Marked, secrets: Sequence[str]) -> Marked:
+    """The same with these in place of the redacted spans."""
+    parts, end = [], 0
+    shifts = []
+    for span, secret in zip(marked.redacted, secrets, strict=True):
+        parts += [marked.text[end : span.start], secret]
+        end = span.stop
+        shifts.append((end, len(secret) - (span.stop - span.start)))
+
+    def moved(span: Span) -> Span:
+        return Span(*(at + sum(by for stop, by in shifts if stop <= at) for at in span))
+
+    text = "".join([*parts, marked.text[end:]])
+    return Marked(text, list(map(moved, marked.confidential)), list(map(moved, marked.redacted)))
 
 
 def tokenised(marked: Marked, tokenizer: Tokenizer) -> Prompt:

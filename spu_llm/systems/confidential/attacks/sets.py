@@ -135,8 +135,11 @@ def _logs(public: Public, scorer: Scorer, sent: Sent) -> tuple[np.ndarray, np.nd
     for length in set(lengths.tolist()):
         at = np.flatnonzero(lengths == length)
         rows = np.array([sent.rows[i] for i in at])
-        whole[at] = scorer.log_probability(before, rows[:, first:])
-        secret[at] = scorer.log_probability(before, rows[:, first : length - after])
+        last = length - after
+        texts = scorer.extended(scorer.begin(before), np.zeros(len(at), int), rows[:, first:last])
+        secret[at] = whole[at] = texts.total
+        if after:
+            whole[at] = scorer.extended(texts, np.arange(len(at)), rows[:, last:]).total
     return whole, secret
 
 
