@@ -18,6 +18,7 @@ from spu_llm.systems.confidential.obfuscation import Public
 from spu_llm.systems.confidential.spans import Marked, Prompt, Span, tokenised
 
 BEFORE, AFTER = 16, 6  # tokens around a secret
+FEW = 2  # after one that is drawn: more would determine it
 LONGEST = 3  # tokens of a secret
 _WORD = re.compile(r"[A-Za-z_]{3,}")
 
@@ -67,7 +68,7 @@ def of_law(setting: Setting) -> Prompt | None:
     at = int(source.integers(len(text) - BEFORE))
     row, length = text[at : at + BEFORE], int(source.integers(1, LONGEST + 1))
     scored = public.scorer.begin(row)
-    for _ in range(length + AFTER):
+    for _ in range(length + FEW):
         chances = np.exp(scored.next[0].astype(np.float64))
         token = source.choice(len(chances), p=chances / chances.sum())
         scored = public.scorer.extended(scored, np.zeros(1, int), np.array([[token]]))

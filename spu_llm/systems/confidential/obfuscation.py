@@ -149,16 +149,17 @@ def alike(public: Public, prompt: Prompt, prg: Prg, limits: Limits) -> np.ndarra
     before = np.tile(own[:first], (len(bins), 1))
     # The scored context may be another one, where the prompt begins with a span.
     rows = np.concatenate([before, beam.texts.tokens[:, first - len(own) :]], axis=1)
-    others = [
-        row for row, found in zip(rows[1:], bins[1:], strict=True)
-        if found == bins[0] and typed(public.tokenizer, prompt, row) is not None
-    ]  # fmt: skip
-    # 3.
-    found = min(limits.fakes, len(others))
-    if found < limits.fewest:
-        raise TooFewError(found, limits.fewest)
-    drawn = np.argsort(prg.uniform((len(others),)), kind="stable")[:found]
-    return np.stack([own, *(others[i] for i in drawn)])
+    inside_bin = 1 + np.flatnonzero(bins[1:] == bins[0])
+    # 3. In a uniform order, until there are enough: a uniform draw among those that count.
+    found = [own]
+    for i in inside_bin[np.argsort(prg.uniform(inside_bin.shape), kind="stable")]:
+        if len(found) > limits.fakes:
+            break
+        if typed(public.tokenizer, prompt, rows[i]) is not None:
+            found.append(rows[i])
+    if len(found) - 1 < limits.fewest:
+        raise TooFewError(len(found) - 1, limits.fewest)
+    return np.stack(found)
 
 
 class _Beam(NamedTuple):
