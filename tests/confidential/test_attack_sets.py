@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from spu_llm.app import attack_prompts
-from spu_llm.app.attacking import ATTACKS, place_of
 from spu_llm.app.defaults import shipped as model_in
-from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.confidential import published
 from spu_llm.systems.confidential.attacks import sets
@@ -131,13 +129,3 @@ def test_prompts_have_their_secret_inside(draw: str) -> None:
         assert prompt.targets[0].start > 0 and prompt.targets[-1].stop <= len(prompt.tokens)
         words = {prompt.marked.text[slice(*span)] for span in prompt.marked.redacted}
         assert len(words) == 1 if draw == "of_name" else len(prompt.targets) == 1
-
-
-def test_every_attack_runs_where_it_says() -> None:
-    from pkgutil import resolve_name
-
-    for name, attack in ATTACKS.items():
-        for mode in attack.runs:
-            assert callable(resolve_name(place_of(name, mode)))
-    with pytest.raises(InputError, match="rank is an attack on published, repaired"):
-        place_of("rank", "two-party")

@@ -171,7 +171,7 @@ def test_attacks_that_make_no_sense_are_refused() -> None:
     for name, mode, words in (
         ("nobody", "vault", "choose from layer0"),
         ("layer0", "here", "one of vault, published"),
-        ("layer0", "repaired", "layer0 is an attack on vault, two-party"),
+        ("rank", "two-party", "rank is an attack on published, repaired"),
     ):
         with pytest.raises(InputError, match=words):
             place_of(name, mode)
