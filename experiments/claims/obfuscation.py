@@ -20,10 +20,11 @@ from experiments.common import commands, report
 from spu_llm.app.attack_prompts import Setting, of_text, setting_of
 from spu_llm.app.defaults import shipped
 from spu_llm.app.progress import Progress
+from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.core.prg import Prg
 from spu_llm.systems.confidential import published
-from spu_llm.systems.confidential.obfuscation import Limits, TooFewError, alike
+from spu_llm.systems.confidential.obfuscation import Limits, alike
 from spu_llm.systems.confidential.spans import Prompt
 
 EPSILONS = (1 / 32, 1 / 8, 1 / 2)
@@ -50,7 +51,7 @@ def _repaired(eta: float) -> Count:
     def count(setting: Setting, prompt: Prompt) -> int:
         try:
             return len(alike(setting.public, prompt, Prg.from_os(), limits)) - 1
-        except TooFewError:
+        except InputError:  # too few, or a word that stands elsewhere in the text, too
             return 0
 
     return count
