@@ -87,6 +87,7 @@ def test_text_is_that_of_the_plain_model_and_bytes_are_exact(
     assert "it determines the prompt's tokens" in str(found["learned"]["engine"])
 
 
+@pytest.mark.slow
 def test_eight_users_at_once_have_the_text_of_one(
     start: Start, ask: Callable[..., Command], pair: Pair, tmp_path: Path
 ) -> None:
