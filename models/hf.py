@@ -82,6 +82,12 @@ def load_model(directory: Path) -> tuple[ModelConfig, Params]:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
+
+def load_folded(directory: Path) -> tuple[ModelConfig, Any]:
+    """The configuration and the folded weights; errors of `load_model`."""
+    config, params = load_model(directory)
+    return config, family_of(config).fold(params, config)
+
 def save_model(
     directory: Path, config: ModelConfig, params: Params, dtype: type[np.floating[Any]] = np.float16
 ) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spu_llm.core.errors import PeerError
+from spu_llm.service.launching import end
 from spu_llm.service.supervisor import python_command
 from spu_llm.service.vault import told, user
 
@@ -76,15 +77,7 @@ class Process:
         return found
 
     def close(self) -> None:
-        self._popen.terminate()
-        try:
-            self._popen.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
-        for stream in (self._popen.stdin, self._popen.stdout):
-            with contextlib.suppress(OSError):
-                stream.close()  # type: ignore[union-attr]
+        end(self._popen, _END_S)
 
 
 @dataclass

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from models.family import ModelConfig, family_of
-from models.hf import load_model
+from models.family import ModelConfig
+from models.hf import load_folded
 from models.partials import Partial
 from models.stages import stages_of
 from spu_llm.core.errors import PeerError
@@ -90,9 +90,7 @@ def compiled(config: ModelConfig, weights: Any, lanes: int) -> None:
 
 def engine_of(model: Path, lanes: int) -> Engine:
     """An engine with this model, its weights folded."""
-    config, params = load_model(model)
-    weights = family_of(config).fold(params, config)
-    del params
+    config, weights = load_folded(model)
     give_back()
     return Engine(config, weights, lanes)
 

@@ -33,15 +33,19 @@ class Setting:
     source: np.random.Generator
 
 
+def held_out(tokenizer: Tokenizer) -> list[list[int]]:
+    """Excerpts of held-out text, in tokens."""
+    return [tokenizer.encode(s.text) for s in read_snippets(SHIPPED / "held_out.jsonl")]
+
+
 def setting_of(model: Path, seed: int) -> Setting:
     """With the owner's model in this directory."""
     tokenizer = Tokenizer.load(model)
     room = 2 * (BEFORE + AFTER + LONGEST)
-    texts = [tokenizer.encode(s.text) for s in read_snippets(SHIPPED / "held_out.jsonl")]
     return Setting(
         Public(Scorer(*load_model(shipped("public")), room), tokenizer),
         Scorer(*load_model(model), room),
-        [text for text in texts if len(text) > room],
+        [text for text in held_out(tokenizer) if len(text) > room],
         np.random.default_rng(seed),
     )
 

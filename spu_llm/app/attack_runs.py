@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from models.family import ModelConfig, family_of
-from models.hf import load_model
+from models.family import ModelConfig
+from models.hf import load_folded
 from models.tokenizer import Tokenizer
-from models.training.snippets import SHIPPED, read_snippets
 from spu_llm.app import attack_views
+from spu_llm.app.attack_prompts import held_out
 from spu_llm.app.attacking import Wanted
 from spu_llm.core.errors import InputError
 from spu_llm.systems.confidential.attacks import layer0, length, recompute
@@ -35,14 +35,11 @@ class _Model(NamedTuple):
 
 
 def _model(wanted: Wanted) -> _Model:
-    config, params = load_model(wanted.model)
-    return _Model(config, family_of(config).fold(params, config))
+    return _Model(*load_folded(wanted.model))
 
 
 def _texts(wanted: Wanted) -> list[list[int]]:
-    """Held-out excerpts, in tokens."""
-    tokenizer = Tokenizer.load(wanted.model)
-    return [tokenizer.encode(s.text) for s in read_snippets(SHIPPED / "held_out.jsonl")]
+    return held_out(Tokenizer.load(wanted.model))
 
 
 def _prompts(wanted: Wanted) -> np.ndarray:

@@ -18,6 +18,7 @@ from spu_llm.core.errors import PeerError, SpuLlmError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.service import provider
 from spu_llm.service.client import Server, run_as_client
+from spu_llm.service.launching import end
 from spu_llm.service.limits import Limits
 from spu_llm.service.supervisor import python_command
 from spu_llm.service.vault import engine, told, user
@@ -140,18 +141,11 @@ def _vault(port: int) -> Iterator[told.Place]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         text=True, start_new_session=True,
     )  # fmt: skip
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout is not None
     try:
         line = process.stdout.readline()
         if not line:
             raise PeerError("the vault did not start")
         yield told.Place(HOST, int(line.rpartition(":")[2]), None)
     finally:
-        process.terminate()
-        try:
-            process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdin.close()
-        process.stdout.close()
+        end(process, _EXIT_S)

@@ -244,12 +244,12 @@ def _answering(options: argparse.Namespace) -> Finding:
 
 
 def _model(directory: Path) -> Finding:
-    from models.family import check_ranges, family_of
-    from models.hf import load_model
+    from models.family import check_ranges
+    from models.hf import load_folded
     from models.tokenizer import Tokenizer
 
-    config, params = load_model(directory)
-    check_ranges(family_of(config).fold(params, config), config)
+    config, weights = load_folded(directory)
+    check_ranges(weights, config)
     Tokenizer.load(directory)
     return Finding("model", OK, f"{directory}: {config.asdict()['family']}, can be served")
 

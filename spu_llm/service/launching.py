@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -66,14 +66,21 @@ def local_provider(
         except PeerError as exc:
             raise _failure(provider, reports, exc) from exc
         finally:
-            provider.terminate()
-            try:
-                provider.wait(PROVIDER_EXIT_S)
-            except subprocess.TimeoutExpired:
-                provider.kill()
-                provider.wait()
-            assert provider.stdin is not None
-            provider.stdin.close()
+            end(provider)
+
+
+def end(process: subprocess.Popen[Any], within_s: float = PROVIDER_EXIT_S) -> None:
+    """Ask a process to end, make it if it does not, and close its pipes."""
+    process.terminate()
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with suppress(OSError):  # of what it no longer reads
+                pipe.close()
 
 
 def _listening_port(reports: IO[str]) -> int:

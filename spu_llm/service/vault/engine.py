@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from models.family import ModelConfig, family_of
-from models.hf import load_model
+from models.family import ModelConfig
+from models.hf import load_folded
 from models.partials import Partial
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import BusyError, PeerError, SpuLlmError, WireError
@@ -77,12 +77,10 @@ def serve(
     """Until interrupted. `on_port` hears where it listens. make: the engine, of a model's shape and
     folded weights with so many lanes; one that is studied notes what it sees.
     """
-    config, params = load_model(options.model)
-    weights = family_of(config).fold(params, config)
+    config, weights = load_folded(options.model)
     tokenizer = Tokenizer.load(options.model)
     digest = told.digest_of(list(told.parts_of(weights)))
     model = told.Model(config.asdict(), sorted(tokenizer.eos_ids), digest, tokenizer.digest)
-    del params
     give_back()
     context = None if options.identity is None else tls.server_context(options.identity)
     sessions = _Sessions(make(config, weights, options.lanes), model, say)
