@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from models.family import family_of
-from models.hf import load_model
+from models.hf import load_folded
 from spu_llm.app import attack_views
 from spu_llm.app.attack_prompts import Setting, of_law, of_name, of_text, setting_of
 from spu_llm.app.attacking import Wanted
 from spu_llm.core.errors import InputError
-from spu_llm.core.prg import Prg
 from spu_llm.service.vault.user import Wish
 from spu_llm.systems.confidential import published
 from spu_llm.systems.confidential.attacks import layer0, recompute, sets
@@ -27,7 +26,7 @@ from spu_llm.systems.confidential.attacks.outcome import Outcome
 from spu_llm.systems.confidential.attacks.sets import Sent
 from spu_llm.systems.confidential.attacks.views import Seen
 from spu_llm.systems.confidential.book import Book
-from spu_llm.systems.confidential.obfuscation import Limits, TooFewError, shuffled
+from spu_llm.systems.confidential.obfuscation import Limits
 from spu_llm.systems.confidential.spans import Prompt
 
 LIMITS = Limits()
@@ -43,24 +42,18 @@ _TRIES = 40  # for each prompt that is asked for, until one has fakes
 Obfuscate = Callable[[Setting, Prompt], Sent]
 
 
-def _repaired(setting: Setting, prompt: Prompt, limits: Limits = LIMITS) -> Sent:
-    rows, own, _ = Book(None).rows(setting.public, prompt, limits)
+def _repaired(
+    setting: Setting, prompt: Prompt, limits: Limits = LIMITS, book: Book | None = None
+) -> Sent:
+    rows, own, _ = (book or Book(None)).rows(setting.public, prompt, limits)
     return Sent(prompt, [row.tolist() for row in rows], own)
-
-
-def _quick(setting: Setting, prompt: Prompt) -> Sent:
-    return _repaired(setting, prompt, QUICK)
 
 
 def _published(variant: str) -> Obfuscate:
     def obfuscate(setting: Setting, prompt: Prompt) -> Sent:
-        sample = published.sampler(
-            variant, setting.public, prompt, EPSILON, LIMITS.fakes, Prg.from_os()
+        rows, own = published.among_fakes(
+            variant, setting.public, prompt, EPSILON, LIMITS.fakes, LIMITS.fewest
         )
-        found = published.rows(prompt, sample)
-        if len(found) - 1 < LIMITS.fewest:
-            raise TooFewError(len(found) - 1, LIMITS.fewest)
-        rows, own = shuffled(found, Prg.from_os())
         return Sent(prompt, rows, own)
 
     return obfuscate
@@ -109,13 +102,25 @@ def _outcome(
 # ---- runs
 
 
+def _guessed(
+    wanted: Wanted, attack: str, mode: str, what: str, obfuscate: Obfuscate,
+    guess: Callable[[Setting, Sent], int],
+    draw: Callable[[Setting], Prompt | None] = of_text,
+) -> Iterator[Outcome]:  # fmt: skip
+    """One guess for each prompt's set."""
+    setting = setting_of(wanted.model, wanted.seed)
+    sent, _ = _sent(wanted, setting, draw, obfuscate)
+    hits = sum(guess(setting, s) == s.own for s in sent)
+    yield _outcome(attack, mode, what, sent, hits)
+
+
 def posterior_published(wanted: Wanted) -> Iterator[Outcome]:
     for variant in ("printed", "program"):
         yield from _posterior(wanted, "published", f", {variant}", _published(variant))
 
 
 def posterior_repaired(wanted: Wanted) -> Iterator[Outcome]:
-    yield from _posterior(wanted, "repaired", "", _quick)
+    yield from _posterior(wanted, "repaired", "", partial(_repaired, limits=QUICK))
 
 
 def _posterior(
@@ -137,19 +142,18 @@ def _posterior(
 
 
 def rank_published(wanted: Wanted) -> Iterator[Outcome]:
-    setting = setting_of(wanted.model, wanted.seed)
-    sent, _ = _sent(wanted, setting, of_text, _published("printed"))
-    hits = sum(
-        sets.by_regeneration(setting.public, s, EPSILON, LIMITS.fakes) == s.own for s in sent
-    )
-    yield _outcome("rank", "published", "the row that gives the others, as printed", sent, hits)
+    yield from _guessed(
+        wanted, "rank", "published", "the row that gives the others, as printed",
+        _published("printed"),
+        lambda at, s: sets.by_regeneration(at.public, s, EPSILON, LIMITS.fakes),
+    )  # fmt: skip
 
 
 def rank_repaired(wanted: Wanted) -> Iterator[Outcome]:
-    setting = setting_of(wanted.model, wanted.seed)
-    sent, _ = _sent(wanted, setting, of_text, _repaired)
-    hits = sum(sets.by_redrawing(setting.public, s, LIMITS) == s.own for s in sent)
-    yield _outcome("rank", "repaired", "the row whose fakes come again", sent, hits)
+    yield from _guessed(
+        wanted, "rank", "repaired", "the row whose fakes come again", _repaired,
+        lambda at, s: sets.by_redrawing(at.public, s, LIMITS),
+    )  # fmt: skip
 
 
 def incoherent_published(wanted: Wanted) -> Iterator[Outcome]:
@@ -161,10 +165,10 @@ def incoherent_repaired(wanted: Wanted) -> Iterator[Outcome]:
 
 
 def _incoherent(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcome]:
-    setting = setting_of(wanted.model, wanted.seed)
-    sent, _ = _sent(wanted, setting, of_name, obfuscate)
-    hits = sum(sets.by_coherence(setting.public, s) == s.own for s in sent)
-    yield _outcome("incoherent", mode, "a name that is there twice", sent, hits)
+    yield from _guessed(
+        wanted, "incoherent", mode, "a name that is there twice", obfuscate,
+        lambda at, s: sets.by_coherence(at.public, s), of_name,
+    )  # fmt: skip
 
 
 def intersection_published(wanted: Wanted) -> Iterator[Outcome]:
@@ -175,17 +179,11 @@ def intersection_published(wanted: Wanted) -> Iterator[Outcome]:
 def intersection_repaired(wanted: Wanted) -> Iterator[Outcome]:
     setting = setting_of(wanted.model, wanted.seed)
     yield _intersection(wanted, setting, "repaired", "without a book of secrets", lambda: _repaired)
-
-    def with_book() -> Obfuscate:
-        book = Book(None)  # of one process: it keeps account as one in a folder does
-
-        def obfuscate(setting: Setting, prompt: Prompt) -> Sent:
-            rows, own, _ = book.rows(setting.public, prompt, LIMITS)
-            return Sent(prompt, [row.tolist() for row in rows], own)
-
-        return obfuscate
-
-    yield _intersection(wanted, setting, "repaired", "with one (--secrets)", with_book)
+    # In one process it keeps account as one in a folder does.
+    yield _intersection(
+        wanted, setting, "repaired", "with one (--secrets)",
+        lambda: partial(_repaired, book=Book(None)),
+    )  # fmt: skip
 
 
 def _intersection(
@@ -212,17 +210,17 @@ def _intersection(
 
 
 def length_published(wanted: Wanted) -> Iterator[Outcome]:
-    setting = setting_of(wanted.model, wanted.seed)
-    sent, _ = _sent(wanted, setting, of_text, _published("program"))
-    hits = sum(sets.by_length(s) == s.own for s in sent)
-    yield _outcome("length", "published", "the longest row, as programmed", sent, hits)
+    yield from _longest(wanted, "published", ", as programmed", _published("program"))
 
 
 def length_repaired(wanted: Wanted) -> Iterator[Outcome]:
-    setting = setting_of(wanted.model, wanted.seed)
-    sent, _ = _sent(wanted, setting, of_text, _repaired)
-    hits = sum(sets.by_length(s) == s.own for s in sent)
-    yield _outcome("length", "repaired", "the longest row", sent, hits)
+    yield from _longest(wanted, "repaired", "", _repaired)
+
+
+def _longest(wanted: Wanted, mode: str, how: str, obfuscate: Obfuscate) -> Iterator[Outcome]:
+    yield from _guessed(
+        wanted, "length", mode, f"the longest row{how}", obfuscate, lambda at, s: sets.by_length(s)
+    )
 
 
 def layer0_published(wanted: Wanted) -> Iterator[Outcome]:
@@ -235,10 +233,8 @@ def layer0_repaired(wanted: Wanted) -> Iterator[Outcome]:
 
 def _layer0(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcome]:
     """On real runs: what it reads are all prompts, the user's among them."""
-    setting = setting_of(wanted.model, wanted.seed)
-    sent, _ = _sent(wanted, setting, of_text, obfuscate)
-    config, params = load_model(wanted.model)
-    weights = family_of(config).fold(params, config)
+    sent, _ = _sent(wanted, setting_of(wanted.model, wanted.seed), of_text, obfuscate)
+    config, weights = load_folded(wanted.model)
     made = layer0.dictionary(config, weights, max(len(row) for s in sent for row in s.rows))
     seen = _seen_of(wanted, sent, mode)
     tries = right = 0
@@ -271,10 +267,8 @@ def compact_repaired(wanted: Wanted) -> Iterator[Outcome]:
 
 def _compact(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcome]:
     """On real runs of engine, vault and user: whose answers are those of an exact forward?"""
-    setting = setting_of(wanted.model, wanted.seed)
-    sent, _ = _sent(wanted, setting, of_text, obfuscate)
-    config, params = load_model(wanted.model)
-    weights = family_of(config).fold(params, config)
+    sent, _ = _sent(wanted, setting_of(wanted.model, wanted.seed), of_text, obfuscate)
+    config, weights = load_folded(wanted.model)
     seen = _seen_of(wanted, sent, mode)
     hits = 0
     for s, views in zip(sent, seen, strict=True):
@@ -294,6 +288,6 @@ def _seen_of(wanted: Wanted, sent: Sequence[Sent], mode: str) -> list[list[Seen]
     """
     wishes = []
     for s in sent:
-        compact = [] if mode == "repaired" else sorted(i for t in s.shape.targets for i in t)
+        compact = [] if mode == "repaired" else s.shape.hidden
         wishes.append(Wish(s.rows, [], _GENERATED + 1, 0.7, wanted.seed, compact, s.own))
     return attack_views.of_wishes(wanted.model, wishes, wanted.on_stage)

@@ -124,26 +124,20 @@ def _repaired(
 def _as_published(
     options: argparse.Namespace, known: Public, prompt: Prompt, public: list[int]
 ) -> Outgoing:
-    from spu_llm.core.prg import Prg
     from spu_llm.systems.confidential import published
-    from spu_llm.systems.confidential.obfuscation import TooFewError, shuffled
 
     if not 0 < options.epsilon < 1:
         raise InputError(f"--epsilon must be between 0 and 1, found {options.epsilon:g}")
-    sample = published.sampler(
-        options.as_published, known, prompt, options.epsilon, options.fakes, Prg.from_os()
+    rows, own = published.among_fakes(
+        options.as_published, known, prompt, options.epsilon, options.fakes, options.min_fakes
     )
-    found = published.rows(prompt, sample)
-    fakes = len(found) - 1
-    if fakes < options.min_fakes:
-        raise TooFewError(fakes, options.min_fakes)
-    rows, own = shuffled(found, Prg.from_os())
+    fakes = len(rows) - 1
     bound = published.claimed_bound(options.epsilon, len(prompt.targets), fakes)
     says = f"as published, where a guess is claimed to reach {bound:.3f} at most, which is wrong"
-    compact = sorted({i for target in prompt.targets for i in target})
-    if len({len(row) for row in rows}) > 1 or len(compact) == len(prompt.tokens):
-        compact = []  # nothing lines up, or nothing is shared
-    if len({len(row) for row in rows}) > 1:
-        public = prompt.leading
+    compact = prompt.hidden
+    if len({len(row) for row in rows}) > 1:  # nothing lines up
+        compact, public = [], prompt.leading
+    elif len(compact) == len(prompt.tokens):  # nothing is shared
+        compact = []
     facts = {"fakes": fakes, "epsilon": options.epsilon, "claimed": bound, "says": says}
     return Outgoing(rows, own, public, compact, facts)

@@ -402,6 +402,12 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
     _sync(path.parent)
 
 
+def replace_whole(path: Path, data: bytes) -> None:
+    """A file, 0600, that has these contents or, after a crash, its old ones."""
+    with _replacing(path) as file:
+        file.write(data)
+
+
 def _sync(folder: Path) -> None:
     """Make the names in a folder durable."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -105,6 +105,20 @@ def test_the_limit_is_kept_whichever_candidate_is_the_own(tmp_path: Path) -> Non
     assert refused
 
 
+def test_a_candidate_that_stands_in_the_clear_drops_out() -> None:
+    """Had it been the own one, that prompt would have been refused."""
+    book, text = Book(None), "# Read the <redacted>name</redacted> of the file"
+    words = ["name", "file", "path", "size", "value"]
+    first: dict[str, list[float | None]] = {"an earlier prompt": [0.0] * len(words)}
+    book._secrets.append(Secret([[word] for word in words], 1.0, "", first))
+    anything = Limits(fakes=8, fewest=1, eta=9.0)
+    rows, _, _ = book.rows(PUBLIC, prompt_of(PUBLIC, text), anything)
+    assert "name" in texts_of(text, rows) and "path" in texts_of(text, rows)
+    assert "file" not in texts_of(text, rows)
+    (secret,) = book._secrets
+    assert [log is None for log in list(secret.prompts.values())[1]][:2] == [False, True]
+
+
 def test_what_is_refused_is_not_entered(tmp_path: Path) -> None:
     book = Book(tmp_path)
     os.chmod(tmp_path, 0o700)

@@ -38,18 +38,20 @@ import numpy as np
 
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import KEY_BYTES, Prg
+from spu_llm.offline.files import replace_whole
 from spu_llm.systems.confidential.obfuscation import (
-    BLANK,
     Limits,
     Public,
     TooFewError,
     alike,
-    holds_word,
+    around,
     log_probabilities,
+    sent_with,
     shuffled,
+    stand_clear,
     typed,
 )
-from spu_llm.systems.confidential.spans import Marked, Prompt, filled, tokenised
+from spu_llm.systems.confidential.spans import Prompt
 
 _KEY, _SECRETS = "key", "secrets.json"
 
@@ -102,11 +104,10 @@ class Book:
         sent: too few fakes, a secret that was sent too often, or that stands in the clear, too.
         """
         own = [prompt.marked.text[span.start : span.stop] for span in prompt.marked.redacted]
-        around = filled(prompt.marked, [BLANK] * len(own)).text
-        if any(holds_word(around, word) for word in own):
+        if stand_clear(prompt, own):
             raise InputError("a redacted text stands outside of its span, too; redact it there")
         with self._open():
-            context = _digest(around)
+            context = _digest(around(prompt))
             prg = Prg(self._key).child(_digest(context, *own))
             known = [secret for secret in self._secrets if secret.candidates[0] == own]
             if known:
@@ -114,7 +115,7 @@ class Book:
             else:
                 rows, most = self._first(public, prompt, own, context, limits, prg)
         # A stream for each set: the order of one says nothing of the order of another.
-        which = hashlib.sha256(np.sort(rows.view(_void(rows)).ravel()).tobytes()).hexdigest()
+        which = _digest(*sorted(row.tobytes().hex() for row in rows))
         return *shuffled(list(rows), prg.child(f"order of {which}")), most
 
     def _first(
@@ -145,10 +146,7 @@ class Book:
             raise InputError(
                 "this secret was hidden with another public model; give that one (--draft-model)"
             )
-        texts = [
-            tokenised_or_none(filled(prompt.marked, words), prompt, public)
-            for words in secret.candidates
-        ]
+        texts = [sent_with(public.tokenizer, prompt, words) for words in secret.candidates]
         entered = replace(secret, prompts=dict(secret.prompts))
         if context not in entered.prompts:
             fit = np.array([text for text in texts if text is not None], np.int32)
@@ -180,27 +178,14 @@ class Book:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._secrets = _read(path)
             yield
-            _write(path, json.dumps([asdict(secret) for secret in self._secrets]).encode())
-
-
-def tokenised_or_none(marked: Marked, prompt: Prompt, public: Public) -> list[int] | None:
-    """The tokens of a marked text that has the shape of the prompt, or None."""
-    try:
-        other = tokenised(marked, public.tokenizer)
-    except InputError:
-        return None
-    fits = len(other.tokens) == len(prompt.tokens) and other.shape == prompt.shape
-    return other.tokens if fits else None
+            data = json.dumps([asdict(secret) for secret in self._secrets])
+            replace_whole(path, data.encode())
 
 
 def _is_alike(one: str, other: str) -> bool:
     """Whether one of two secrets is part of the other, but for case and spaces."""
     short, long = sorted((" ".join(w.casefold().split()) for w in (one, other)), key=len)
     return bool(short) and (short == long or (len(short) > 2 and short in long))
-
-
-def _void(rows: np.ndarray) -> np.dtype[Any]:
-    return np.dtype((np.void, rows.shape[1] * rows.itemsize))
 
 
 def _digest(*parts: str) -> str:
@@ -217,8 +202,8 @@ def _key_in(folder: Path) -> bytes:
             )
         path = folder / _KEY
         if not path.exists():  # with a key there is an account
-            _write(folder / _SECRETS, b"[]")
-            _write(path, os.urandom(KEY_BYTES))
+            replace_whole(folder / _SECRETS, b"[]")
+            replace_whole(path, os.urandom(KEY_BYTES))
         key = path.read_bytes()
     except OSError as exc:
         raise InputError(f"{folder} cannot be used for secrets: {exc.strerror}") from None
@@ -232,14 +217,3 @@ def _read(path: Path) -> list[Secret]:
         return [Secret(**entry) for entry in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError):
         raise InputError(f"{path} cannot be read; what it accounts for would be lost") from None
-
-
-def _write(path: Path, data: bytes) -> None:
-    """As a whole or not at all, for the owner's eyes."""
-    part = path.with_suffix(".part")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
-    part.replace(path)

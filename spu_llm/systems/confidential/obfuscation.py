@@ -66,7 +66,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.confidential.spans import Prompt, filled, tokenised
 
-BLANK = "\u02ee"  # in place of a secret: a letter that texts do not have
+_BLANK = "\u02ee"  # in place of a secret: a letter that texts do not have
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def alike(public: Public, prompt: Prompt, prg: Prg, limits: Limits) -> np.ndarra
     if typed(public.tokenizer, prompt, own) is None:
         raise InputError("this tokenizer cannot redact what a prompt begins with; put text before")
     first, last = targets[0].start, targets[-1].stop
-    inside = {position for target in targets for position in target}
+    inside = set(prompt.hidden)
     starts, repeats = _starts(public, prompt), prompt.repeats
     context = public.before(prompt.tokens, first)
     # 1. The own beginning comes first.
@@ -232,21 +232,37 @@ def typed(tokenizer: Tokenizer, prompt: Prompt, row: np.ndarray) -> list[str] | 
             found.append(data[len(left) : stop].decode())
         except UnicodeDecodeError:
             return None
-    around = filled(prompt.marked, [BLANK] * len(found)).text
-    if any(holds_word(around, word) for word in found):
+    return found if sent_with(tokenizer, prompt, found) == row.tolist() else None
+
+
+def sent_with(
+    tokenizer: Tokenizer, prompt: Prompt, secrets: Sequence[str]
+) -> list[int] | None:
+    """The tokens of the prompt with these secrets; None where they would be sent in another way:
+    as other targets, repeats or public tokens than the prompt's, or not, being in the clear, too.
+    """
+    if stand_clear(prompt, secrets):
         return None
     try:
-        other = tokenised(filled(prompt.marked, found), tokenizer)
+        other = tokenised(filled(prompt.marked, secrets), tokenizer)
     except InputError:
         return None
-    same = other.tokens == row.tolist() and other.shape == prompt.shape
-    return found if same else None
+    fits = len(other.tokens) == len(prompt.tokens) and other.shape == prompt.shape
+    return other.tokens if fits else None
 
 
-def holds_word(text: str, word: str) -> bool:
-    """Whether a secret stands in a text, by itself."""
-    word = re.escape(word.strip())
-    return bool(word and re.search(rf"(?<!\w){word}(?!\w)", text, re.IGNORECASE))
+def around(prompt: Prompt) -> str:
+    """The prompt's text outside of its redacted spans."""
+    return filled(prompt.marked, [_BLANK] * len(prompt.targets)).text
+
+
+def stand_clear(prompt: Prompt, secrets: Sequence[str]) -> bool:
+    """Whether one of these also stands outside of the spans, by itself."""
+    words = [re.escape(secret.strip()) for secret in secrets]
+    return any(
+        word and re.search(rf"(?<!\w){word}(?!\w)", around(prompt), re.IGNORECASE)
+        for word in words
+    )
 
 
 def _starts(public: Public, prompt: Prompt) -> dict[int, np.ndarray]:

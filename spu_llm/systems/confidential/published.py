@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spu_llm.core.prg import Prg
-from spu_llm.systems.confidential.obfuscation import Public
+from spu_llm.systems.confidential.obfuscation import Public, TooFewError, shuffled
 from spu_llm.systems.confidential.spans import Prompt
 
 PROGRAM_MARGIN = 1e-3
@@ -118,6 +118,19 @@ def sampler(
     if variant == "printed":
         return lambda target: as_printed(public, prompt, target, eps, fakes)
     return lambda target: as_programmed(public, prompt, target, eps, fakes, prg)
+
+
+def among_fakes(
+    variant: str, public: Public, prompt: Prompt, eps: float, fakes: int, fewest: int
+) -> tuple[list[list[int]], int]:
+    """What goes out: token rows in a random order (section 5, step 5), and where the prompt is.
+    TooFewError with fewer than `fewest` fakes, the alert of lambda_min.
+    """
+    prg = Prg.from_os()
+    found = rows(prompt, sampler(variant, public, prompt, eps, fakes, prg))
+    if len(found) - 1 < fewest:
+        raise TooFewError(len(found) - 1, fewest)
+    return shuffled(found, prg)
 
 
 def rows(prompt: Prompt, sample: Sample) -> list[list[int]]:

@@ -62,6 +62,11 @@ class Prompt:
         return found
 
     @property
+    def hidden(self) -> list[int]:
+        """Positions of the redacted spans."""
+        return [position for target in self.targets for position in target]
+
+    @property
     def shape(self) -> tuple[object, ...]:
         """All but the tokens: what prompts among each other have in common."""
         return self.targets, self.edges, self.public, self.repeats
