@@ -23,7 +23,6 @@ from models.partials import Partial
 from models.stages import stages_of
 from spu_llm.core.errors import PeerError
 from spu_llm.core.freed import give_back
-from spu_llm.service.vault import told
 from spu_llm.service.vault.engine import EngineOptions, serve
 from spu_llm.systems.confidential.engine import Engine, Spent
 from spu_llm.systems.confidential.held import Held
@@ -50,11 +49,7 @@ def texts(
     """
     config, length = engine.config, len(prompts[0])
     held = Held(config, prompts, range(length))
-    embedding, *blocks, head = told.parts_of(engine.weights)
-    held.begin(embedding)
-    for block in blocks:
-        held.block(block)
-    logits = held.end(head)
+    logits = held.fill(engine.weights)
     lanes = [engine.join() for _ in prompts]
     try:
         for lane in lanes:

@@ -9,7 +9,6 @@ import pytest
 
 from models.family import ModelConfig, family_of
 from models.partials import merged, partial
-from spu_llm.service.vault import told
 from spu_llm.systems.confidential.compact import Compact
 from spu_llm.systems.confidential.held import Held
 from tests.tiny import LLAMA, PRIVATE, tiny_params
@@ -27,11 +26,7 @@ def prompts_of(config: ModelConfig) -> list[list[int]]:
 
 
 def filled(held: Held, config: ModelConfig) -> Any:
-    weights = family_of(config).fold(tiny_params(config, 1), config)
-    embedding, *blocks, _ = told.parts_of(weights)
-    held.begin(embedding)
-    for block in blocks:
-        held.block(block)
+    held.fill(family_of(config).fold(tiny_params(config, 1), config))
     return held
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from models.family import ModelConfig, family_of, logits
 from models.partials import Partial
-from spu_llm.service.vault import told
 from spu_llm.systems.confidential.engine import Engine
 from spu_llm.systems.confidential.held import Held
 from spu_llm.systems.confidential.learned import floats_per_layer, learned
@@ -44,11 +43,7 @@ class Vaults:
 
 def fill(config: ModelConfig, weights: Any, prompts: Sequence[list[int]], public: range) -> Any:
     held = Held(config, prompts, public)
-    embedding, *blocks, head = told.parts_of(weights)
-    held.begin(embedding)
-    for block in blocks:
-        held.block(block)
-    return held, held.end(head)
+    return held, held.fill(weights)
 
 
 def is_greedy(config: ModelConfig, params: Any, prompt: list[int], text: list[int]) -> Any:

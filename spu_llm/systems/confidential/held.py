@@ -23,8 +23,9 @@ _SMALLEST = 16  # rows of a text, padded
 class Held:
     """Prompts, one a lane, at their owner's.
 
-    Call `begin`, `block` for every block in order, then `end`. public: positions, the same in every
-    lane, whose keys and values the engine is given (`migrated`) and answers are not about.
+    Call `begin`, `block` for every block in order, then `end`; or `fill`. public: positions, the
+    same in every lane, whose keys and values the engine is given (`migrated`) and answers are not
+    about.
     """
 
     def __init__(
@@ -43,6 +44,13 @@ class Held:
         shown[:, self._public] = False
         self._visible = shown[:, None, None, :]
         self._longest = longest
+
+    def fill(self, weights: Any) -> np.ndarray:
+        """All at once, by whoever has all weights: what `end` gives."""
+        self.begin(weights)
+        for block in weights["blocks"]:
+            self.block(block)
+        return self.end(weights["head"])
 
     def begin(self, outer: Any) -> None:
         """outer: the weights apart from blocks and head."""

@@ -18,9 +18,7 @@ from spu_llm.systems.confidential.held import Held
 def filled(config: ModelConfig, weights: Any, prompts: Sequence[Sequence[int]]) -> Held:
     """Prompts' keys and values, as a vault has them; `weights` are folded."""
     held = Held(config, prompts)
-    held.begin(weights)
-    for block in weights["blocks"]:
-        held.block(block)
+    held.fill(weights)
     return held
 
 
