@@ -37,7 +37,7 @@ import numpy as np
 
 from experiments.claims.logits import MAX_ERROR
 from experiments.common import commands
-from experiments.common.load import busy_seconds
+from experiments.common.load import busy_seconds, own_seconds
 from experiments.common.measured import FIGURES, peaks, price, summed, total
 from experiments.common.saved import DATA
 from experiments.common.two_parties import run_study
@@ -223,13 +223,13 @@ def measure(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dic
         "load_start": os.getloadavg()[0],
     }
     given = Tokenizer.load(draft_model).encode(prompt.text)
-    busy, own, started = busy_seconds(), _own_seconds(), time.perf_counter()
+    busy, own, started = busy_seconds(), own_seconds(), time.perf_counter()
     if asked.system == "stock":
         record = _stock(asked, prompt, model)
     else:
         record = _ours(asked, given, model, draft_model)
     elapsed = time.perf_counter() - started
-    others = busy_seconds() - busy - (_own_seconds() - own)
+    others = busy_seconds() - busy - (own_seconds() - own)
     costs = record["costs"]
     parts = ("hint", "set_up", "material", "planning", "prefill", "decode")
     costs["launch"] = NO_COST | {"seconds": elapsed - sum(costs[p]["seconds"] for p in parts)}
@@ -294,12 +294,6 @@ def _request(asked: Asked, prompt_tokens: int) -> Request:
     drafts = DRAFT_LENGTH if asked.system == "ours-drafted" else 0
     temperature = TEMPERATURE if asked.mode == "sampled" else 0.0
     return Request(prompt_tokens, asked.tokens, drafts, temperature)
-
-
-def _own_seconds() -> float:
-    """CPU time of this process and of what it started and waited for: both parties."""
-    spent = os.times()
-    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def repetition(prompt: Sequence[int], tokens: Sequence[int]) -> float:

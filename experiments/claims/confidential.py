@@ -44,7 +44,7 @@ from experiments.claims.confidential_systems import (
     warm_up,
 )  # fmt: skip
 from experiments.common import commands
-from experiments.common.load import busy_seconds, seconds_of
+from experiments.common.load import busy_seconds, own_seconds, seconds_of
 from models.family import ModelConfig, weight_shapes
 from models.hf import load_config
 from models.tokenizer import Tokenizer
@@ -244,11 +244,11 @@ def two_party(
             str(draft_model), "--prompt", tokenizer.decode(row), "--temperature", "0",
             "--max-new-tokens", str(new), "--json", str(file), *([] if drafted else ["--standard"]),
         ]  # fmt: skip
-        busy, own, begun = busy_seconds(), _own_seconds(), time.perf_counter()
+        busy, own, begun = busy_seconds(), own_seconds(), time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SpuLlmError(f"demo failed: {' '.join(done.stderr.splitlines()[-1:])}")
-        others = busy_seconds() - busy - (_own_seconds() - own)
+        others = busy_seconds() - busy - (own_seconds() - own)
         elapsed = time.perf_counter() - begun
         found = json.loads(file.read_text(encoding="utf-8"))
     tokens = found["token_ids"]
@@ -258,12 +258,6 @@ def two_party(
         "others": max(0.0, others) / elapsed,
         **{k: found[k] for k in ("seconds", "first_token_seconds", "elapsed_seconds", "steps")},
     }  # fmt: skip
-
-
-def _own_seconds() -> float:
-    """CPU time of this process and of what it started and waited for."""
-    spent = os.times()
-    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 # ---- the command

@@ -16,6 +16,12 @@ def busy_seconds() -> float:
     return (user + nice + system + irq + softirq) / _TICKS
 
 
+def own_seconds() -> float:
+    """CPU time of this process and of what it started and waited for."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
 def seconds_of(pids: Iterable[int]) -> float:
     """CPU time that these living processes have spent, apart from what they started."""
     return sum(map(_seconds, pids))
