@@ -172,7 +172,7 @@ TABLES: dict[str, Tables] = {
     "network": printed("network", network_bench.table),
     "connection": printed("connection", connection.table),
     "confidential": single("confidential", confidential_report.in_results),
-    "obfuscation": printed("obfuscation", obfuscation.table, seconds=False),
+    "obfuscation": printed("obfuscation", obfuscation.table),
     "attacks": Tables(attack_tables.NAMES, attack_tables.in_results, seconds=False),
 }
 

@@ -18,21 +18,22 @@ NAMES = tuple(
 
 
 def in_results(files: Files) -> list[str]:
-    """All outcomes, by attack, and where they come from."""
+    """All outcomes, by attack: a table for each commit, and where it comes from."""
     heads = (
         "attack", "mode", "what counts", "found", "95 %", "by guessing", "as often by luck",
         "bound",
     )  # fmt: skip
-    rows = [_row(outcome) for data in files.values() for outcome in data["outcomes"]]
-    by_commit: dict[str, Files] = {}
+    by_commit: dict[str, dict[str, Any]] = {}
     for name, data in files.items():
-        of = by_commit.setdefault(data["machine"]["commit"], {})
-        by_commit[data["machine"]["commit"]] = {**of, name: data}
-    origins = [
-        saved.under_table(some, [data["machine"] for data in some.values()], "no seconds in it")
-        for some in by_commit.values()
-    ]
-    return ["\n".join(report.table(heads, rows)), *origins]
+        by_commit.setdefault(data["machine"]["commit"], {})[name] = data
+    found = []
+    for some in by_commit.values():
+        rows = [_row(outcome) for data in some.values() for outcome in data["outcomes"]]
+        machines = [data["machine"] for data in some.values()]
+        loads = [load for machine in machines for load in machine["load"]]
+        load = f"load {min(loads):.1f} to {max(loads):.1f} (no seconds in it)"
+        found += ["\n".join(report.table(heads, rows)), saved.under_table(some, machines, load)]
+    return found
 
 
 def _row(outcome: dict[str, Any]) -> list[str]:

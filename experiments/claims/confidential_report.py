@@ -90,9 +90,9 @@ def in_results(result: Record, origin: str) -> list[str]:
     of = [f"{name}: {shape['layers']} layers of width {shape['width']}, "
           f"{report.bytes_text(shape['weights'])} of weights"
           for name, shape in result["models"].items()]  # fmt: skip
-    tables = ["\n".join(rows) for rows in _tables(result)]
+    tables = [text for rows in _tables(result) for text in ("\n".join(rows), origin)]
     found = "\n".join(f"- {line}" for line in criteria(result))
-    return [f"Models: {'; '.join(of)}.", *tables, found, origin]
+    return [f"Models: {'; '.join(of)}.", *tables, found]
 
 
 def _tables(result: Record) -> list[list[str]]:
