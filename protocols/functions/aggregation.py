@@ -31,10 +31,10 @@ import numpy as np
 from protocols.arithmetic.cached import times_columns, times_rows
 from protocols.arithmetic.narrow import FRAC_BITS
 from protocols.arithmetic.product import multiply, scale_rows
+from protocols.functions.exponential import COARSE, exponentials_below
 from protocols.functions.maximum import maximum
 from protocols.functions.nonlinear import (
     RECIPROCAL_BITS,
-    exponentials_below,
     reciprocal_of_sums,
     score_bits,
     softmax_weights,
@@ -123,7 +123,8 @@ def merge(partials: Sequence[SharedPartial], bits: int, positions: int) -> tuple
     shifts = jnp.stack([p.shift for p in partials], axis=-1)
     top = jnp.broadcast_to(maximum(shifts, bits=bits)[:, None], shifts.shape)
     # 2.
-    scales = exponentials_below(shifts - top, bits)
+    below = shifts - top
+    scales = exponentials_below(below * (1 << COARSE), below, bits=bits)
     # 3.
     masses = jnp.stack([p.mass for p in partials], axis=-1)
     inverse, outside = reciprocal_of_sums(jnp.sum(multiply(scales, masses), axis=-1), positions)

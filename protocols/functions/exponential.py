@@ -30,6 +30,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from protocols.arithmetic.narrow import narrow
 from protocols.arithmetic.truncate import share_of, truncate
 from protocols.bits.compare import sign_cost, sign_words
 from protocols.bits.convert import arith_cost, as_arith, public_share
@@ -49,6 +50,8 @@ FRAC_BITS = SpuConfig().frac_bits
 REACH = 16  # nats: exp(x) is zero from -REACH on
 SCALE_BITS = 61  # fraction bits of the product
 BITS = 26  # of a signed difference of logits below 128 nats
+COARSE = 14  # low bits that comparisons of exponents leave out: units of 1/16
+FINE_BITS = 30  # of exponents in units: what exponentials look at, and more
 
 _CLIENT_BITS = 42  # fraction bits of a; the rest of SCALE_BITS are those of b
 _REACH_BITS = FRAC_BITS + REACH.bit_length() - 1
@@ -239,6 +242,22 @@ def exponential(x: Any, *, bits: int = BITS) -> Any:
     return truncate(scaled, shift=SCALE_BITS - FRAC_BITS, how="unbiased", bits=64)
 
 
+def exponentials_below(fine: Any, coarse: Any, *, bits: int) -> Any:
+    """exp(x) of narrow x <= 0 in units, and in coarse units of `bits` signed bits, one too low at
+    most; from 0 to 1 and a unit.
+    """
+    scaled = scaled_exponential(fine, coarse, bits=bits, drop=COARSE)
+    return truncate(scaled, shift=SCALE_BITS - FRAC_BITS, how="unbiased", bits=64)
+
+
+def bound_of(coarse: Any, *, bits: int) -> Any:
+    """An upper bound of every row of narrow words in coarse units, 3 of them above the largest
+    number at most.
+    """
+    # Either narrow word may be one too low: coarse ones count for two more.
+    return maximum(coarse, bits=bits) + 2
+
+
 def softmax_weights(logits: Any, *, bits: int = BITS) -> Any:
     """exp(z - max z) of every row z of float logits [..., n], shared, from 0 to 1 and a unit.
 
@@ -249,5 +268,21 @@ def softmax_weights(logits: Any, *, bits: int = BITS) -> Any:
 
     def weights(rows: Any) -> Any:
         return exponential(rows - maximum(rows, bits=bits)[:, None], bits=bits)
+
+    return by_rows(weights, logits.reshape(-1, logits.shape[-1])).reshape(logits.shape)
+
+
+def hidden_weights(logits: Any, *, bits: int = BITS) -> Any:
+    """`softmax_weights` times a factor from exp(-3/16) to 1 of the row's, for half the price:
+    comparisons look at coarse logits alone, and the shift is an upper bound of the row. Of weights
+    that stay shared: the factor would tell where the largest logit lies between two coarse units.
+    """
+    coarse_bits = bits - COARSE + 1  # with room for the bound
+
+    def weights(rows: Any) -> Any:
+        fine = narrow(rows, drop=0, bits=FINE_BITS)
+        coarse = narrow(rows, drop=COARSE, bits=coarse_bits)
+        bound = jnp.broadcast_to(bound_of(coarse, bits=coarse_bits)[:, None], rows.shape)
+        return exponentials_below(fine - bound * (1 << COARSE), coarse - bound, bits=coarse_bits)
 
     return by_rows(weights, logits.reshape(-1, logits.shape[-1])).reshape(logits.shape)

@@ -33,10 +33,8 @@ from jax import Array
 from protocols.arithmetic.narrow import FRAC_BITS, narrow
 from protocols.arithmetic.product import scale_rows, sum_squares
 from protocols.arithmetic.projection import LONGEST, bound, least_bits, project
-from protocols.arithmetic.truncate import truncate
 from protocols.bits.mux import mux
-from protocols.functions.exponential import SCALE_BITS, scaled_exponential
-from protocols.functions.maximum import maximum
+from protocols.functions.exponential import COARSE, FINE_BITS, bound_of, exponentials_below
 from protocols.functions.piecewise import Lines, Quadratics, evaluate, lines, quadratics
 from spu_llm.core.approx import approximation
 
@@ -246,8 +244,6 @@ On shares that int32 is right for all 64-bit words, but for a probability of 2^-
 
 # ---- softmax
 
-_FINE_BITS = 30  # of scores in units: what exponentials look at, and more
-_COARSE = 14  # low bits that comparisons of scores leave out: units of 1/16
 LARGEST_SCORE = 2.0**18  # what comparisons of narrow words hold
 RECIPROCAL_BITS = 26  # fraction bits of the reciprocal of a row's sum
 
@@ -256,7 +252,7 @@ def score_bits(largest: float) -> int:
     """Bits of comparisons for scores |z| <= largest, which is at most LARGEST_SCORE: of differences
     of coarse scores, hidden ones below all others.
     """
-    units = 2.0 ** (FRAC_BITS - _COARSE)
+    units = 2.0 ** (FRAC_BITS - COARSE)
     return max(12, 2 + math.ceil(math.log2(2 * largest * units + 4)))
 
 
@@ -278,24 +274,13 @@ def softmax_weights(
     far below all scores where a row sees none.
     """
     # Half the way to a softmax is free: narrow words need no truncation.
-    fine = narrow(scores, drop=FRAC_BITS, bits=_FINE_BITS)
-    coarse = narrow(scores, drop=FRAC_BITS + _COARSE, bits=bits)
+    fine = narrow(scores, drop=FRAC_BITS, bits=FINE_BITS)
+    coarse = narrow(scores, drop=FRAC_BITS + COARSE, bits=bits)
     coarse = _by_columns(functools.partial(_hide, bits=bits), coarse, visible)
-    # Either narrow word may be one too low: coarse ones count for two more.
-    shift = maximum(coarse, bits=bits) + 2
+    shift = bound_of(coarse, bits=bits)
     bound = jnp.broadcast_to(shift[:, None], coarse.shape)
-    weights = _exponentials(fine - bound * (1 << _COARSE), coarse - bound, bits)
+    weights = exponentials_below(fine - bound * (1 << COARSE), coarse - bound, bits=bits)
     return _by_columns(_of_visible, weights, visible), shift
-
-
-def exponentials_below(coarse: Any, bits: int) -> Any:
-    """exp(x) of x <= 0 in the units of the shifts of `softmax_weights`, words of `bits` bits."""
-    return _exponentials(coarse * (1 << _COARSE), coarse, bits)
-
-
-def _exponentials(fine: Any, coarse: Any, bits: int) -> Any:
-    scaled = scaled_exponential(fine, coarse, bits=bits, drop=_COARSE)
-    return truncate(scaled, shift=SCALE_BITS - FRAC_BITS, how="unbiased", bits=64)
 
 
 def reciprocal_of_sums(sums: Any, n: int) -> tuple[Any, Any]:

@@ -9,7 +9,13 @@ exponential, no normaliser; a tournament over (d + 1) vocab numbers.
 
 Without noise the winner is the likeliest token: greedy decoding.
 
-Numbers and places are chosen between as words of 32 bits, whose products are off by one with
+Numbers run in units of 2^-10: narrow words (`protocols.arithmetic.narrow`), which take a third less
+to compare. Each may be one unit low, by how it is shared, so of two numbers less than two units
+apart either may win: x_j is distributed as if every logit were off by some amount from 0 to 2^-9,
+which moves a probability by a factor of 1 + 2^-9 at most; errors of a forward on shares move it by
+ten times that.
+
+Numbers and places are chosen between as words of 24 or 32 bits, whose products are off by one with
 probability 2^-31 each (`protocols.bits.mux`): over a tournament of 32,000 numbers a place is wrong
 with some 10^-8. It is then a neighbour, or no token at all, which `Race.resolve` refuses.
 
@@ -29,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from protocols.arithmetic.narrow import MAX_BITS, narrow
+from protocols.arithmetic.narrow import FRAC_BITS, MAX_BITS, narrow
 from protocols.bits.compare import sign
 from protocols.bits.logic import prefix_or
 from protocols.bits.slices import by_rows
@@ -40,6 +46,9 @@ from spu_llm.core.errors import WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import Owner
+
+UNIT_BITS = 10  # fraction bits of the numbers that run
+_THREE_BYTES = 24
 
 
 class ClientInput(NamedTuple):
@@ -125,8 +134,11 @@ def verify(
     opened, 4. and the winner of row k, to the client.
     """
     lanes, places, vocab = numbers.shape
-    if bits <= MAX_BITS:  # words of 32 bits travel, and are chosen between, at half the price
-        numbers = narrow(numbers, drop=0, bits=MAX_BITS)
+    drop = FRAC_BITS - UNIT_BITS
+    if bits - drop <= MAX_BITS:  # words of few bytes travel, and are chosen between, for less
+        bits -= drop
+        width = _THREE_BYTES if bits <= _THREE_BYTES else MAX_BITS
+        numbers = narrow(numbers, drop=drop, bits=width)
     # 1.
     winners = by_rows(lambda rows: argmax(rows, bits=bits), numbers.reshape(-1, vocab))
     winners = winners.reshape(lanes, places)

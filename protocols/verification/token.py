@@ -39,7 +39,7 @@ from jax import Array
 from protocols.arithmetic.joint import joint_bits
 from protocols.arithmetic.truncate import truncate
 from protocols.bits.convert import to_arith
-from protocols.functions.exponential import softmax_weights
+from protocols.functions.exponential import hidden_weights
 from protocols.ot.select import select
 from protocols.verification.distribution import Sampling, Streams, draft
 from protocols.verification.progress import open_stop, row_at
@@ -104,7 +104,7 @@ class Token:
     def verify(
         self, logits: Array, client: ClientInput, provider: Randomness
     ) -> tuple[Outcome, Array]:
-        weights = softmax_weights(logits, bits=self.sampling.difference_bits)
+        weights = hidden_weights(logits, bits=self.sampling.difference_bits)
         return verify(weights, client, provider, hide_progress=self.hide_progress)
 
     def resolve(

@@ -139,7 +139,7 @@ IN_RANGE = [
 OPENED = {  # by a step with two drafts
     "token": [*STOP, ("client", "block of the token", 17, 1),
               ("client", "place of the token", 17, 1), END],
-    "race": [*STOP, ("client", "token", 1, 32), END],
+    "race": [*STOP, ("client", "token", 1, 24), END],
     "naive": [("client", "rejection bits", 2, 1), ROW, END],
     "post": [("client", "rejection bits", 2, 1),
              ("client", "drafts outside top-k or top-p", 2, 1), ROW, END],

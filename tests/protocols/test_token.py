@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from protocols.functions.exponential import softmax_weights
+from protocols.functions.exponential import hidden_weights
 from protocols.verification import token
 from protocols.verification.distribution import Sampling, Streams, quantised
 from protocols.verification.sampling import Widths, locate, reject, residual
@@ -318,7 +318,7 @@ def test_distribution_from_logits_at_a_full_vocabulary(simulation: Simulation) -
     logits, p, q = rows_and_drafts(32000)
     half = np.random.default_rng(1).normal(0, 5, logits.shape).astype(np.float32)
     function = SecureFunction(
-        lambda a, b: reveal(softmax_weights((a + b)[None]), to=Owner.CLIENT, label="test"),
+        lambda a, b: reveal(hidden_weights((a + b)[None]), to=Owner.CLIENT, label="test"),
         (Owner.CLIENT, Owner.PROVIDER), "weights of a row",
     )  # fmt: skip
 
