@@ -156,7 +156,7 @@ def test_what_is_left_without_a_reference() -> None:
 def test_adapmixed_never_goes_past_its_target_and_is_accounted_nowhere() -> None:
     source = np.random.default_rng(0)
     public = source.normal(size=80).astype(np.float32)
-    private = public + source.normal(size=(4, 80)).astype(np.float32) * 6
+    private = public + source.normal(size=(4, 80)).astype(np.float32)
     found = method_for(Wanted("adapmixed", 3.0, DELTA, 4, 1, 1000))
     drawn = tokens_of(found, public, private, 200)
     assert drawn[0] is not None and drawn[-1] is None
