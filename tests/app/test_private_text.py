@@ -81,6 +81,7 @@ def test_a_corpus_by_every_method(
     assert run(dp(method=method, epsilon=epsilon)) == 0 and out.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_interrupted_it_goes_on(dp: Dp, start: Start, tmp_path: Path) -> None:
     references = tmp_path / "references.jsonl"
     references.write_text(8 * references.read_text())
