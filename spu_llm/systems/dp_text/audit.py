@@ -53,11 +53,22 @@ class Found:
 def audit(
     game: Game, claimed: float, delta: float, runs: int, prg: Prg, confidence: float = 0.999
 ) -> Found:
-    """Play `runs` times in each world, half of them to choose the threshold by."""
+    """Play `runs` times in each world, and judge by the scores."""
     with_canary, without = (
         np.array([game(present, prg.child(f"{present} {i}")) for i in range(runs)])
         for present in (True, False)
     )
+    return judged(with_canary, without, claimed, delta, confidence)
+
+
+def judged(
+    with_canary: np.ndarray, without: np.ndarray, claimed: float, delta: float,
+    confidence: float = 0.999,
+) -> Found:  # fmt: skip
+    """What scores of both worlds, float64 [runs] each, say; the first half of them chooses the
+    threshold.
+    """
+    runs = len(with_canary)
     half = runs // 2
     level = (1 - confidence) / 2  # of each of the two rates
     threshold = max(

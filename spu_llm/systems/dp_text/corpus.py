@@ -133,7 +133,7 @@ def write_corpus(
             _write_statement(out, found)
             if file.done < wanted.texts:
                 prg = file.begin(wanted.texts)
-                made = augpe.corpus(
+                made, _ = augpe.corpus(
                     settings, model.config, model.weights, prompts, references, wanted.texts, prg,
                     say,
                 )  # fmt: skip

@@ -29,8 +29,9 @@ FRAC_BITS = 24
 LARGEST = 1e4  # logits are held within +-LARGEST; larger ones say no more
 SPAN = 600.0  # e^-SPAN is far from the smallest float64
 LEAST_TEMPERATURE = 0.05
-# How much wider the range of a token's privacy loss is than without rounding: of u, 2 LARGEST ulp
-# / tau at most, in two tokens of two neighbours; of e^u, an ulp or two.
+# How much wider the range of a token's privacy loss may be than without rounding. Of u: half an ulp
+# of LARGEST, twice, over tau, for two tokens and two neighbours: 1.5e-10 at the least temperature.
+# Of e^u: an ulp.
 ROUNDING = 2.0**-32
 
 
