@@ -229,7 +229,7 @@ def test_prompts(tokenizer: Tokenizer) -> None:
     prompts = prompts_for(tokenizer, QUERY, 64, 8)
     begin, query = prompts.begin, tokenizer.encode(QUERY)
     assert begin == [min(tokenizer.eos_ids)] and prompts.public == begin + query
-    assert tokenizer.decode(prompts.private("alpha")) == f"alpha\n\n{QUERY}"
+    assert tokenizer.decode(prompts.private("alpha")) == f"alpha\n\n\n{QUERY}"
     longest = prompts.private("zq" * 100)
     assert len(longest) == prompts.room == 64 - 8 and longest[-len(query) :] == query
     # An empty reference before the query would not be the public prompt.

@@ -1,7 +1,7 @@
 """The query, and a reference before it, as prompts for a model that goes on with text.
 
     public     begin | query
-    private    begin | reference, cut to so many tokens | a blank line | query
+    private    begin | reference, cut to so many tokens | two blank lines | query
 
 `begin` is what the tokenizer puts before any text (LLaMA's first token), or else the end of another
 text. The public prompt is not the private one with an empty reference: an empty reference is *null*
@@ -19,7 +19,9 @@ from pathlib import Path
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 
-BETWEEN = "\n\n"
+# What stands between definitions in Python source, which the shipped models know: they carry more
+# over it than over one blank line.
+BETWEEN = "\n\n\n"
 LEAST_REFERENCE = 8  # tokens that a reference may have at least
 
 
