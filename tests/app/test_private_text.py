@@ -146,6 +146,7 @@ BAD = {
     "references": ({"references": "nowhere.jsonl"}, "nowhere.jsonl"),
     "out": ({"out": "nowhere/out.jsonl"}, "is not a directory"),
     "public delta": ({"method": "public-only", "delta": "2"}, "delta must be above 0"),
+    "query": ({"query": "caf\udce9"}, "not valid UTF-8"),
     "special": ({"out": "/dev/null"}, "no plain file"),
     "model": ({"model": "nowhere"}, "nowhere"),
     "reference tokens": ({"reference_tokens": "2"}, "8 or more"),

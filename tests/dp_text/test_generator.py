@@ -252,6 +252,7 @@ BAD = {
     "a number": b'{"text": 3}\n',
     "a list": b'["secret"]\n',
     "no utf-8": b'{"text": "\xff secret"}\n',
+    "half a pair": b'{"text": "secret \\ud800"}\n',
     "a gap": b'{"text": "secret"}\n\n{"text": "b"}\n',
 }
 

@@ -68,8 +68,12 @@ def prompts_for(
     reference_tokens: int | None = None,
 ) -> Prompts:  # fmt: skip
     """Prompts with as much room for references as the context leaves, or as was asked for.
-    InputError when that is too little.
+    InputError when that is too little, or the query is no text.
     """
+    try:
+        query.encode()
+    except UnicodeEncodeError:
+        raise InputError("the query is not valid UTF-8; give it as UTF-8") from None
     bare = Prompts(tokenizer, query, 0)
     left = context - new_tokens - bare.room
     wanted = left if reference_tokens is None else reference_tokens
@@ -97,7 +101,8 @@ def read_references(path: Path) -> list[str]:
     for number, line in enumerate(lines, 1):
         try:
             text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
+            text.encode()  # half of a surrogate pair has no tokens
+        except (ValueError, KeyError, TypeError, AttributeError):
             text = None
         if not isinstance(text, str):
             raise InputError(
