@@ -18,6 +18,7 @@ from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.plan import Plan, Run
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import (
+    Channel,
     CountingChannel,
     LinkChannel,
     SealedChannel,
@@ -65,18 +66,22 @@ class PartySession:
         hints_dir: Path | None = None,
         jobs: int = 1,
         session: str = "",
+        open_channel: Callable[[], Channel] | None = None,
     ) -> None:
         """`pool_dir`: where correlated randomness outlives the session, if the peer has such a
         directory, too; in memory by default. `budgets`: what its files, and those beside them, may
         take; what is made beyond stays in memory. `hints_dir`: where hints of silent
         products outlive the session, whatever the peer has. `jobs`: cores that make material, the
         same number at the peer. `session`: its id, which both supervisors told their workers: who
-        has another one understands nothing.
+        has another one understands nothing. `open_channel`: each call makes one further channel to
+        the peer, on any thread, so long as both parties make them in the same order; on SPU's link
+        by default.
         """
         self.rank: int = link.rank
         self.meter, self.ledger = Meter(), Ledger()
         self._thread = threading.get_ident()
-        wire = LinkChannel(link.spawn())
+        self._open_channel = open_channel or (lambda: LinkChannel(link.spawn()))
+        wire = self._open_channel()
         key = hashlib.sha256(agree_on_key(wire) + session.encode()).digest()
         sealed = SealedChannel(wire, key, self.rank)
         self._channel = CountingChannel(sealed)
