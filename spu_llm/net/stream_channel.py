@@ -1,7 +1,8 @@
 """Messages of our own protocols between the two workers: a TCP connection for each channel.
 
-A message is its length (8 bytes, little-endian) and its bytes. What a peer sends is taken for
-hostile: lengths are bounded, and a channel's user seals what is in it (`SealedChannel`).
+Both ends first say the channel's number, from 0 on; then a message is its length and its bytes
+(numbers and lengths: 8 bytes, little-endian). What a peer sends is taken for hostile: lengths are
+bounded, and a channel's user seals what is in it (`SealedChannel`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from spu_llm.net import loopback
 MAX_MESSAGE = 1 << 30  # bytes
 MAX_WAITING = 1 << 30  # bytes of a channel that are sent, but not on their way
 
-_SIZE_BYTES = 8
+NUMBER_BYTES = 8
 _READ_AHEAD = 64 << 10
 _HELLO_S = 10.0  # for a connection to say which channel it is
 _RETRY_S = 0.1
@@ -29,7 +30,7 @@ _FLUSH_S = 5.0
 
 
 class StreamChannel:
-    """A `Channel` over a connected TCP socket, which it owns. One thread sends and one receives.
+    """A `Channel` over a connected socket, which it owns. One thread sends and one receives.
 
     Both parties may send much before either receives: what the connection does not take at once is
     kept, and a thread writes it. `send` waits only while `MAX_WAITING` bytes are kept.
@@ -38,7 +39,6 @@ class StreamChannel:
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
         """`timeout_s`: for the next bytes of the peer's, and for room to send."""
         sock.settimeout(None)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # By the kernel: Python's own timeout costs a call of the system more for every message.
         limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -52,7 +52,7 @@ class StreamChannel:
 
     def send(self, data: bytes) -> None:
         """PeerError when the connection is lost, or takes nothing for too long."""
-        size = len(data).to_bytes(_SIZE_BYTES, "little")
+        size = len(data).to_bytes(NUMBER_BYTES, "little")
         with self._changed:
             if self._waiting_bytes and not self._changed.wait_for(self._has_room, self._timeout_s):
                 raise PeerError("the other party takes no messages")
@@ -72,7 +72,7 @@ class StreamChannel:
     def recv(self) -> bytes:
         """PeerError when none comes in time or the connection ends, WireError when it is too long.
         """
-        size = int.from_bytes(self._exactly(_SIZE_BYTES), "little")
+        size = int.from_bytes(self._exactly(NUMBER_BYTES), "little")
         if size > MAX_MESSAGE:
             raise WireError(f"the other party announces a message of {size} bytes")
         return self._exactly(size)
@@ -159,11 +159,12 @@ class Channels:
         """The next one; PeerError when the peer does not come, WireError when it opens another."""
         with self._opening:
             deadline = time.monotonic() + self._timeout_s
-            hello = len(self._opened).to_bytes(_SIZE_BYTES, "little")
+            hello = len(self._opened).to_bytes(NUMBER_BYTES, "little")
             while (sock := self._met(hello, deadline)) is None:
                 if time.monotonic() > deadline:
                     raise PeerError("the other party's worker did not come")
                 time.sleep(_RETRY_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._opened.append(StreamChannel(sock, self._timeout_s))
             return self._opened[-1]
 
@@ -219,8 +220,8 @@ class Channels:
 def _read(sock: socket.socket) -> bytes:
     """What the other end calls a channel; OSError when it does not."""
     said = b""
-    while len(said) < _SIZE_BYTES:
-        part = sock.recv(_SIZE_BYTES - len(said))
+    while len(said) < NUMBER_BYTES:
+        part = sock.recv(NUMBER_BYTES - len(said))
         if not part:
             raise ConnectionAbortedError("the connection has ended")
         said += part
