@@ -36,6 +36,8 @@ class ByteBudget:
 
     def wait_below_limit(self) -> None:
         """Block while the limit is exceeded and the budget is not closed."""
+        if self._used <= self._limit:
+            return
         with self._changed:
             while self._used > self._limit and not self._closed:
                 self.waiting = True
@@ -99,8 +101,10 @@ class WorkerPipe:
                 return
             sent = 0
             if self._sock is not None and not self._waiting:
-                with contextlib.suppress(BlockingIOError):
+                try:
                     sent = self._sock.send(payload, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    pass
             if sent < len(payload):
                 rest = payload[sent:] if sent else payload
                 self._waiting.append(rest)

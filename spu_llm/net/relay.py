@@ -198,13 +198,15 @@ class Relay:
         raise PeerError("connection to the peer was lost")
 
     def _dispatch(self, frame: Frame) -> None:
-        if frame.kind != Kind.CONTROL and not self._streams_allowed.wait(HOLD_S):
-            raise WireError("the peer opens streams before there is a session")
-        if frame.kind == Kind.DATA:
+        if frame.kind is Kind.DATA:
             self._got_data(frame)
-        elif frame.kind == Kind.CONTROL:
+            return
+        if frame.kind is Kind.CONTROL:
             self._on_control(frame.payload)
-        elif frame.kind == Kind.OPEN:
+            return
+        if not self._streams_allowed.wait(HOLD_S):
+            raise WireError("the peer opens streams before there is a session")
+        if frame.kind is Kind.OPEN:
             self._got_open(frame.stream, Door(frame.payload[0]))
         else:
             self._got_close(frame.stream, frame.payload)
