@@ -116,7 +116,8 @@ def _split(data: bytes) -> tuple[list[Frame], int, int]:
         if len(data) < end:
             return frames, position, end - position
         frame = Frame(_KINDS[kind], stream, data[position + HEADER_BYTES : end])
-        _check_payload(frame)
+        if kind != Kind.DATA:
+            _check_payload(frame)
         frames.append(frame)
         position = end
     return frames, position, HEADER_BYTES

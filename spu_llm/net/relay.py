@@ -212,7 +212,7 @@ class Relay:
             self._got_close(frame.stream, frame.payload)
 
     def _got_data(self, frame: Frame) -> None:
-        pipe = self._known(frame.stream)
+        pipe = self._pipes.get(frame.stream) or self._known(frame.stream)
         if pipe is None:
             return  # crossed our ABORT
         if pipe.got_close:
