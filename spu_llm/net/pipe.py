@@ -76,7 +76,8 @@ class WorkerPipe:
         self._waiting: deque[bytes] = deque()
         self._ended = False
         self._users = 2
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     def attach(self, sock: socket.socket) -> bool:
         """Take over a connected socket; False, with it closed, when the stream is gone."""
@@ -96,7 +97,7 @@ class WorkerPipe:
 
     def deliver(self, payload: bytes) -> None:
         """Hand `payload` to the worker, or keep it for `write_loop`. `OSError` from the socket."""
-        with self._changed:
+        with self._lock:
             if self.aborted:
                 return
             sent = 0

@@ -66,8 +66,12 @@ class TcpStream:
 
     def recv_some(self, max_bytes: int) -> bytes:
         """See `ByteStream.recv_some`."""
+        # In place: to get room for the most that may come costs more than most messages.
+        if len(self._room) < max_bytes:
+            self._room = memoryview(bytearray(max_bytes))
         with self._shared as sock:
-            return self._received(sock, max_bytes)
+            count = sock.recv_into(self._room, max_bytes)
+        return bytes(self._room[:count])
 
     def recv_within(self, max_bytes: int, timeout_s: float) -> bytes:
         """`recv_some`; PeerError when nothing comes within `timeout_s`."""
@@ -75,7 +79,7 @@ class TcpStream:
             # Nobody is listened to after that, however much it has to say.
             if timeout_s <= 0 or not _readable(sock, timeout_s):
                 raise PeerError("the peer did not answer in time")
-            return self._received(sock, max_bytes)
+            return sock.recv(max_bytes)
 
     def look(self, timeout_s: float) -> bytes:
         """The first byte, which stays to be read; PeerError when none comes within `timeout_s`."""
@@ -109,12 +113,6 @@ class TcpStream:
     def close(self) -> None:
         """See `ByteStream.close`."""
         self._shared.close()
-
-    def _received(self, sock: socket.socket, max_bytes: int) -> bytes:
-        # In place: to get room for the most that may come costs more than most messages.
-        if len(self._room) < max_bytes:
-            self._room = memoryview(bytearray(max_bytes))
-        return bytes(self._room[: sock.recv_into(self._room, max_bytes)])
 
 
 class _Shared:
