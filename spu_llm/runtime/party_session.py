@@ -1,4 +1,4 @@
-"""One party of two on an SPU link: secure functions run with the peer, material is made offline."""
+"""One party of two: secure functions run with the peer, material is made offline."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _NONE = 2**64 - 1  # no number, in `tell`
 
 
 class PartySession:
-    """One party of two, on an SPU link; `close` it in the end when it has a pool on disk."""
+    """One party of two, with SPU on a link; `close` it in the end when it has a pool on disk."""
 
     def __init__(
         self,
