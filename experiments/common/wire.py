@@ -1,5 +1,8 @@
 """What passes between the workers, as an observer of the relay's connection could list it.
 
+Messages of our own are listed by the stream of their channel and their place in it
+(`spu_llm.net.stream_channel`).
+
 SPU's link (yacl) speaks brpc's `baidu_std`: "PRPC", body size and meta size (big-endian 32 bit),
 then the body, of which the first part is the meta. Each party sends its messages as requests on the
 connection that it opened; the peer's empty responses come back on the same one. A request's
@@ -18,8 +21,9 @@ from dataclasses import dataclass
 
 from spu_llm.core.errors import WireError
 from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.net.frames import FrameParser, Kind
+from spu_llm.net.frames import Door, FrameParser, Kind
 from spu_llm.net.stream import ByteStream
+from spu_llm.net.stream_channel import NUMBER_BYTES
 
 _HEADER = struct.Struct(">4sII")
 _MAGIC = b"PRPC"
@@ -33,7 +37,7 @@ class Message:
 
     sender: int
     name: str  # sub-channel, count within it, kind of operation
-    number: int  # among all messages of the sender
+    number: int  # among all of the sender's on SPU's link, or in a channel of ours
     size: int
 
 
@@ -67,6 +71,31 @@ class RequestParser:
                 found.append(_push(content[meta:]))
             position = start + body
         del self._rest[:position]
+        return found
+
+
+class SizeParser:
+    """Turns one direction of a channel of ours, in any chunks, into its messages' sizes."""
+
+    def __init__(self) -> None:
+        self._left = NUMBER_BYTES  # to pass over: of the channel's number, or a message
+        self._size = b""
+
+    def feed(self, data: bytes) -> list[int]:
+        """Take the next bytes; the sizes of the messages that begin in them."""
+        found, at = [], 0
+        while at < len(data):
+            if self._left:
+                passed = min(self._left, len(data) - at)
+                self._left -= passed
+                at += passed
+                continue
+            part = data[at : at + NUMBER_BYTES - len(self._size)]
+            self._size += part
+            at += len(part)
+            if len(self._size) == NUMBER_BYTES:
+                self._left, self._size = int.from_bytes(self._size, "little"), b""
+                found.append(self._left)
         return found
 
 
@@ -115,10 +144,16 @@ class Transcript:
 
     def __init__(self) -> None:
         self._sizes: dict[tuple[int, bytes], int] = defaultdict(int)
+        self._own: dict[tuple[int, int], list[int]] = defaultdict(list)
 
     def add(self, sender: int, push: Push) -> None:
+        """Of SPU's link."""
         if not push.key.startswith(_ACK):
             self._sizes[sender, push.key] += push.size
+
+    def add_own(self, sender: int, stream: int, sizes: list[int]) -> None:
+        """Of a channel of ours."""
+        self._own[sender, stream] += sizes
 
     def messages(self) -> list[Message]:
         """Client's messages first, each party's in the order in which it sent them."""
@@ -128,6 +163,10 @@ class Transcript:
             if not end or not number.isdigit():
                 raise WireError(f"a worker's message has the key {key!r}")
             found.append(Message(sender, name.decode("ascii"), int(number), size))
+        for (sender, stream), sizes in self._own.items():
+            found += [
+                Message(sender, f"channel {stream}:{i}", i, size) for i, size in enumerate(sizes)
+            ]
         return sorted(found, key=lambda m: (m.sender, m.number))
 
 
@@ -140,9 +179,12 @@ class Recorder:
     def __init__(self, inner: ByteStream) -> None:
         self.transcript = Transcript()
         self._inner = inner
-        # By direction: one thread sends and another one receives, so they share nothing.
+        # By direction: one thread sends and another one receives. They share which door a stream
+        # leads to, which its first frame says.
         self._frames = {CLIENT: FrameParser(), PROVIDER: FrameParser()}
+        self._doors: dict[int, bytes] = {}
         self._requests: dict[tuple[int, int], RequestParser] = {}
+        self._sizes: dict[tuple[int, int], SizeParser] = {}
 
     def recv_some(self, max_bytes: int) -> bytes:
         data = self._inner.recv_some(max_bytes)
@@ -158,7 +200,12 @@ class Recorder:
 
     def _record(self, sender: int, data: bytes) -> None:
         for frame in self._frames[sender].feed(data):
-            if frame.kind == Kind.DATA:
-                parser = self._requests.setdefault((sender, frame.stream), RequestParser())
-                for push in parser.feed(frame.payload):
+            at = sender, frame.stream
+            if frame.kind == Kind.OPEN:
+                self._doors[frame.stream] = frame.payload
+            elif frame.kind == Kind.DATA and self._doors[frame.stream][0] == Door.LINK:
+                for push in self._requests.setdefault(at, RequestParser()).feed(frame.payload):
                     self.transcript.add(sender, push)
+            elif frame.kind == Kind.DATA:
+                sizes = self._sizes.setdefault(at, SizeParser()).feed(frame.payload)
+                self.transcript.add_own(*at, sizes)

@@ -22,7 +22,7 @@ class Channel(Protocol):
 
 
 class LinkChannel:
-    """A sub-channel of an SPU link (`link.spawn()`), in memory or over the relay."""
+    """A sub-channel of an SPU link (`link.spawn()`), in memory."""
 
     def __init__(self, link: Any) -> None:
         self._link = link

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections import deque
 
+from spu_llm.net.frames import Door
 from spu_llm.net.link_frames import LinkFrames
 
 _OVERHEAD_BYTES = 64
@@ -35,6 +36,8 @@ class ByteBudget:
 
     def wait_below_limit(self) -> None:
         """Block while the limit is exceeded and the budget is not closed."""
+        if self._used <= self._limit:
+            return
         with self._changed:
             while self._used > self._limit and not self._closed:
                 self.waiting = True
@@ -61,9 +64,10 @@ class WorkerPipe:
     done, and the last one frees the socket.
     """
 
-    def __init__(self, stream: int, budget: ByteBudget) -> None:
-        self.stream = stream
-        self.frames = LinkFrames()  # of what comes from the peer
+    def __init__(self, stream: int, door: Door, budget: ByteBudget) -> None:
+        self.stream, self.door = stream, door
+        # Of what comes from the peer. Messages of our own are parsed by our own code.
+        self.frames = LinkFrames() if door is Door.LINK else None
         self.sent_close = False  # the protocol's state, kept by the relay
         self.got_close = False
         self.aborted = False  # by `abort`
@@ -72,7 +76,8 @@ class WorkerPipe:
         self._waiting: deque[bytes] = deque()
         self._ended = False
         self._users = 2
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     def attach(self, sock: socket.socket) -> bool:
         """Take over a connected socket; False, with it closed, when the stream is gone."""
@@ -92,13 +97,15 @@ class WorkerPipe:
 
     def deliver(self, payload: bytes) -> None:
         """Hand `payload` to the worker, or keep it for `write_loop`. `OSError` from the socket."""
-        with self._changed:
+        with self._lock:
             if self.aborted:
                 return
             sent = 0
             if self._sock is not None and not self._waiting:
-                with contextlib.suppress(BlockingIOError):
+                try:
                     sent = self._sock.send(payload, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    pass
             if sent < len(payload):
                 rest = payload[sent:] if sent else payload
                 self._waiting.append(rest)

@@ -9,7 +9,6 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from typing import Protocol
 
 from spu_llm.core.errors import InputError, PeerError
@@ -42,10 +41,8 @@ class TcpStream:
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sock = sock
-        self._lock = threading.Lock()
-        self._calls = 0
-        self._closed = False
+        self._sock, self._shared = sock, _Shared(sock)
+        self._room = memoryview(b"")  # what is received goes here first
 
     @property
     def host(self) -> str:
@@ -69,12 +66,16 @@ class TcpStream:
 
     def recv_some(self, max_bytes: int) -> bytes:
         """See `ByteStream.recv_some`."""
-        with self._in_use() as sock:
-            return sock.recv(max_bytes)
+        # In place: to get room for the most that may come costs more than most messages.
+        if len(self._room) < max_bytes:
+            self._room = memoryview(bytearray(max_bytes))
+        with self._shared as sock:
+            count = sock.recv_into(self._room, max_bytes)
+        return bytes(self._room[:count])
 
     def recv_within(self, max_bytes: int, timeout_s: float) -> bytes:
         """`recv_some`; PeerError when nothing comes within `timeout_s`."""
-        with self._in_use() as sock:
+        with self._shared as sock:
             # Nobody is listened to after that, however much it has to say.
             if timeout_s <= 0 or not _readable(sock, timeout_s):
                 raise PeerError("the peer did not answer in time")
@@ -82,19 +83,19 @@ class TcpStream:
 
     def look(self, timeout_s: float) -> bytes:
         """The first byte, which stays to be read; PeerError when none comes within `timeout_s`."""
-        with self._in_use() as sock:
+        with self._shared as sock:
             if not _readable(sock, timeout_s):
                 raise PeerError("the peer did not say anything in time")
             return sock.recv(1, socket.MSG_PEEK)
 
     def send_all(self, data: bytes | memoryview) -> None:
         """See `ByteStream.send_all`."""
-        with self._in_use() as sock:
+        with self._shared as sock:
             sock.sendall(data)
 
     def send_last(self, data: bytes) -> None:
         """What is lost if the peer does not read; never blocks."""
-        with contextlib.suppress(PeerError), self._in_use() as sock:
+        with contextlib.suppress(PeerError), self._shared as sock:
             sock.send(data, socket.MSG_DONTWAIT)
 
     def close_after(self, seconds: float) -> None:
@@ -103,7 +104,7 @@ class TcpStream:
         """
         deadline = time.monotonic() + seconds
         with contextlib.suppress(PeerError):
-            with self._in_use() as sock:
+            with self._shared as sock:
                 sock.shutdown(socket.SHUT_WR)
             while self.recv_within(1 << 16, deadline - time.monotonic()):
                 pass
@@ -111,6 +112,39 @@ class TcpStream:
 
     def close(self) -> None:
         """See `ByteStream.close`."""
+        self._shared.close()
+
+
+class _Shared:
+    """A socket that several threads use, each within `with`; PeerError in place of OSError there.
+
+    Its descriptor is freed only when no call uses it: its number could otherwise be handed to
+    another socket while a thread is still about to read from it.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._closed = False
+
+    def __enter__(self) -> socket.socket:
+        with self._lock:
+            if self._closed:
+                raise PeerError("the connection to the peer is closed")
+            self._calls += 1
+        return self._sock
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with self._lock:
+            self._calls -= 1
+            if self._closed and self._calls == 0:
+                self._sock.close()
+        if isinstance(error, OSError):
+            raise PeerError(f"connection to the peer was lost: {_reason(error)}") from error
+
+    def close(self) -> None:
+        """Wakes the calls."""
         with self._lock:
             if self._closed:
                 return
@@ -119,24 +153,6 @@ class TcpStream:
                 self._sock.shutdown(socket.SHUT_RDWR)
             if self._calls == 0:
                 self._sock.close()
-
-    # The descriptor is freed only when no call uses it: its number could otherwise be handed to
-    # another socket while a thread is still about to read from it.
-    @contextlib.contextmanager
-    def _in_use(self) -> Iterator[socket.socket]:
-        with self._lock:
-            if self._closed:
-                raise PeerError("the connection to the peer is closed")
-            self._calls += 1
-        try:
-            yield self._sock
-        except OSError as error:
-            raise PeerError(f"connection to the peer was lost: {_reason(error)}") from error
-        finally:
-            with self._lock:
-                self._calls -= 1
-                if self._closed and self._calls == 0:
-                    self._sock.close()
 
 
 def connect(host: str, port: int, timeout_s: float, peer: str = "provider") -> TcpStream:

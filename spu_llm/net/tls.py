@@ -19,6 +19,7 @@ from spu_llm.net.stream import TcpStream
 HANDSHAKE_S = 5.0
 CONTROL, DATA = "h2", "spu-llm"  # protocols that a connection is for: gRPC, or a session
 _CHUNK_BYTES = 256 << 10
+_RECORD_BYTES = 16 << 10  # the most that TLS has in one
 _CLOSE_S = 0.3  # for what is on its way when a connection ends
 # Fatal, "protocol version": OpenSSL says nothing to a peer that speaks no TLS; then this end does.
 _ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
@@ -36,13 +37,14 @@ class TlsStream:
         self._tcp, self._engine, self._memory = tcp, engine, memory
         self._lock = threading.Lock()  # of the engine and its memory
         self._order = threading.Lock()  # of what is sent
+        self._room = memoryview(bytearray(_RECORD_BYTES))
         self._closed = False
         self._told: PeerError | None = None  # by the peer, in an alert
         self._heard = threading.Event()  # that, or that the connection has ended
 
     def recv_some(self, max_bytes: int) -> bytes:
         """See `ByteStream.recv_some`."""
-        return self._heard_from(lambda: self._received(max_bytes, self._tcp.recv_some))
+        return self._received(max_bytes, self._tcp.recv_some)
 
     def recv_within(self, max_bytes: int, timeout_s: float) -> bytes:
         """`recv_some`; PeerError when nothing comes within `timeout_s`."""
@@ -51,11 +53,17 @@ class TlsStream:
         def more(at_most: int) -> bytes:
             return self._tcp.recv_within(at_most, deadline - time.monotonic())
 
-        return self._heard_from(lambda: self._received(max_bytes, more))
+        return self._received(max_bytes, more)
 
-    def _heard_from(self, receive: Callable[[], bytes]) -> bytes:
+    def _received(self, max_bytes: int, more: Callable[[int], bytes]) -> bytes:
+        """What `more` brings from the connection, decrypted."""
         try:
-            data = receive()
+            while (data := self._opened(max_bytes)) is None:
+                if not (record := more(_CHUNK_BYTES)):
+                    data = b""
+                    break
+                with self._lock:
+                    self._memory.incoming.write(record)
         except PeerError as error:
             self._told = error
             self._heard.set()
@@ -64,22 +72,22 @@ class TlsStream:
             self._heard.set()
         return data
 
-    def _received(self, max_bytes: int, more: Callable[[int], bytes]) -> bytes:
-        while True:
-            with self._lock:
-                try:
-                    return self._engine.read(max_bytes)
-                except ssl.SSLWantReadError:
-                    pass
-                except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                    return b""
-                except ssl.SSLError as error:
-                    raise PeerError(_complaint(error)) from error
-            data = more(_CHUNK_BYTES)
-            if not data:
+    def _opened(self, max_bytes: int) -> bytes | None:
+        """What is here already, b"" at the end, None when more must come first."""
+        with self._lock:
+            # Asked first: that there is nothing to read costs an exception.
+            if not (self._memory.incoming.pending or self._engine.pending()):
+                return None
+            try:
+                # The stub of this overload says bytes.
+                count = int(self._engine.read(min(max_bytes, _RECORD_BYTES), self._room))
+            except ssl.SSLWantReadError:
+                return None
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 return b""
-            with self._lock:
-                self._memory.incoming.write(data)
+            except ssl.SSLError as error:
+                raise PeerError(_complaint(error)) from error
+            return bytes(self._room[:count])
 
     def send_all(self, data: bytes | memoryview) -> None:
         """See `ByteStream.send_all`."""

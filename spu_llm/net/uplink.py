@@ -66,7 +66,7 @@ class Uplink:
         """
         payload_bytes = len(frame) - HEADER_BYTES
         with self._lock:
-            while self._takes_data and self.full:
+            while self._backlog_bytes >= BACKLOG_BYTES and self._takes_data:
                 self._room.wait()
             if not self._takes_data:
                 return False

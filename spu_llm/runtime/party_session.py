@@ -1,4 +1,4 @@
-"""One party of two on an SPU link: secure functions run with the peer, material is made offline."""
+"""One party of two: secure functions run with the peer, material is made offline."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from spu_llm.compiler.dry_run import DryRun
 from spu_llm.compiler.plan import Plan, Run
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import (
+    Channel,
     CountingChannel,
     LinkChannel,
     SealedChannel,
@@ -46,12 +47,11 @@ from spu_llm.runtime.spu_runtime import SpuRuntime, compile_segment
 
 T = TypeVar("T")
 
-_LINGER_S = 0.2
 _NONE = 2**64 - 1  # no number, in `tell`
 
 
 class PartySession:
-    """One party of two, on an SPU link; `close` it in the end when it has a pool on disk."""
+    """One party of two, with SPU on a link; `close` it in the end when it has a pool on disk."""
 
     def __init__(
         self,
@@ -65,18 +65,22 @@ class PartySession:
         hints_dir: Path | None = None,
         jobs: int = 1,
         session: str = "",
+        open_channel: Callable[[], Channel] | None = None,
     ) -> None:
         """`pool_dir`: where correlated randomness outlives the session, if the peer has such a
         directory, too; in memory by default. `budgets`: what its files, and those beside them, may
         take; what is made beyond stays in memory. `hints_dir`: where hints of silent
         products outlive the session, whatever the peer has. `jobs`: cores that make material, the
         same number at the peer. `session`: its id, which both supervisors told their workers: who
-        has another one understands nothing.
+        has another one understands nothing. `open_channel`: each call makes one further channel to
+        the peer, on any thread, so long as both parties make them in the same order; on SPU's link
+        by default.
         """
         self.rank: int = link.rank
         self.meter, self.ledger = Meter(), Ledger()
         self._thread = threading.get_ident()
-        wire = LinkChannel(link.spawn())
+        self._open_channel = open_channel or (lambda: LinkChannel(link.spawn()))
+        wire = self._open_channel()
         key = hashlib.sha256(agree_on_key(wire) + session.encode()).digest()
         sealed = SealedChannel(wire, key, self.rank)
         self._channel = CountingChannel(sealed)
@@ -128,10 +132,6 @@ class PartySession:
         """
         self.pool.close()
         say_goodbye(self._channel)
-        # The last message is written in the background, and this process may end now. To wait for
-        # an acknowledgement instead could meet a peer whose process has ended, and SPU would end
-        # this one, too.
-        time.sleep(_LINGER_S)
 
     def warm_up(self) -> None:
         """Oblivious transfer set-up and encryption contexts, before any secret is used."""

@@ -17,6 +17,7 @@ import pytest
 from spu_llm.core.errors import InputError, PeerError, WireError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.net.relay import Relay
+from spu_llm.net.stream_channel import Channels
 from spu_llm.service import programs
 from spu_llm.service.agreeing import job_of, of_client, of_provider, task_of
 from spu_llm.service.client import run_as_client
@@ -89,17 +90,18 @@ def test_only_a_study_can_do_without_a_tokenizer(pair: Pair, study: Any, tmp_pat
 def test_a_worker_s_peer_knows_the_session(theirs: str) -> None:
     """Whoever else on the machine connects first cannot take the peer's place."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        addresses = [f"127.0.0.1:{free.getsockname()[1]}"] * 2
+        port = free.getsockname()[1]
 
     def meet(rank: int, session: str) -> bytes | str:
-        try:
-            met = PlainSession.meet(rank, addresses, 20_000, session)
-        except WireError as exc:
-            return str(exc)
-        met.channel.send(b"of %d" % rank)
-        heard = met.channel.recv()
-        met.close()
-        return heard
+        with Channels(rank, port, 20.0) as channels:
+            try:
+                met = PlainSession(rank, channels.open(), session)
+            except WireError as exc:
+                return str(exc)
+            met.channel.send(b"of %d" % rank)
+            heard = met.channel.recv()
+            met.close()
+            return heard
 
     with ThreadPoolExecutor() as pool:
         both = [pool.submit(meet, PROVIDER, "ours"), pool.submit(meet, CLIENT, theirs)]
@@ -143,7 +145,7 @@ def test_a_job_is_what_both_parties_put_in() -> None:
     request, inputs = Request(5, 7, 2, 0.5, verify="race"), ClientInputs([1, 2], "dir", ["x"], 3)
     agreed = {**of_client(program, request, TEXT, "local", 1), **_model()}
     task = dataclasses.replace(
-        task_of("client", agreed, inputs, Path("/pool")), addresses=("a:1", "b:2")
+        task_of("client", agreed, inputs, Path("/pool")), link=("a:1", "b:2"), messages=3
     )
     assert Task.of_line(task.line().decode()) == task and task.pool_dir == "/pool"
     assert job_of(program, task) == Job(request, PRIVATE, inputs, None)

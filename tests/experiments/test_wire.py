@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.common.wire import Message, Push, Recorder, RequestParser, Transcript
+from experiments.common.wire import (
+    Message,
+    Push,
+    Recorder,
+    RequestParser,
+    SizeParser,
+    Transcript,
+)
 from spu_llm.core.errors import WireError
 from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.net.frames import PREAMBLE, Frame, Kind, encode
+from spu_llm.net.frames import PREAMBLE, Door, Frame, Kind, encode
 
 # The provider's first request, its fifth, and the response to one of the client's.
 SERVICE = b"\n0\n(org.interconnection.link.ReceiverService\x12\x04Push"
@@ -90,20 +97,36 @@ class Scripted:
         self.closed = True
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_sizes_come_out_of_any_chunks(chunk: int) -> None:
+    parser, found = SizeParser(), []
+    sizes = [0, 3, 0, 70_000, 9]
+    data = bytes(8) + b"".join(size.to_bytes(8, "little") + b"\7" * size for size in sizes)
+    for at in range(0, len(data), chunk):
+        found += parser.feed(data[at : at + chunk])
+    assert found == sizes
+
+
 def test_the_recorder_lists_both_directions_and_changes_nothing() -> None:
-    peers = PREAMBLE + encode(Frame(Kind.OPEN, 2))
+    link, own = (bytes([door]) for door in (Door.LINK, Door.MESSAGES))
+    ours = PREAMBLE + encode(Frame(Kind.OPEN, 1, link)) + encode(Frame(Kind.OPEN, 3, own))
+    ours += encode(Frame(Kind.DATA, 1, GATHER + ACK))
+    ours += encode(Frame(Kind.DATA, 3, bytes(8) + b"\2" + bytes(9)))
+    peers = PREAMBLE + encode(Frame(Kind.OPEN, 2, link))
     peers += encode(Frame(Kind.DATA, 2, GATHER[:30])) + encode(Frame(Kind.DATA, 1, RESPONSE))
     peers += encode(Frame(Kind.CONTROL, 0, b"beat")) + encode(Frame(Kind.DATA, 2, GATHER[30:]))
-    ours = PREAMBLE + encode(Frame(Kind.DATA, 1, GATHER + ACK))
+    peers += encode(Frame(Kind.DATA, 3, bytes(8) + b"\5")) + encode(Frame(Kind.DATA, 3, bytes(12)))
     inner = Scripted(peers)
     recorder = Recorder(inner)
+    recorder.send_all(memoryview(ours))
     received = b""
     while data := recorder.recv_some(25):
         received += data
-    recorder.send_all(memoryview(ours))
     recorder.close()
     assert (received, inner.sent, inner.closed) == (peers, ours, True)
     assert recorder.transcript.messages() == [
+        Message(CLIENT, "channel 3:0", 0, 2),
         Message(CLIENT, "root:1:ALLGATHER", 1, 4),
+        Message(PROVIDER, "channel 3:0", 0, 5),
         Message(PROVIDER, "root:1:ALLGATHER", 1, 4),
     ]

@@ -10,7 +10,7 @@ from spu_llm.net.control_pb2 import OpenRequest
 from spu_llm.net.frames import FrameParser
 from spu_llm.net.manifest import agree
 from spu_llm.offline.pool import _read_inventory
-from tests.fuzz.targets import _Once, _Relay
+from tests.fuzz.targets import _Once, _Relay, messages_of
 
 
 def _frames(data: bytes) -> None:
@@ -31,6 +31,10 @@ def _manifest(data: bytes) -> None:
     agree(control_plane._manifest(OpenRequest.FromString(data).manifest), own)
 
 
+def _messages(data: bytes) -> None:
+    assert not list(messages_of(data))
+
+
 def _sealed(data: bytes) -> None:
     from spu_llm.core.channel import SealedChannel
 
@@ -39,5 +43,5 @@ def _sealed(data: bytes) -> None:
 
 PARSERS: dict[str, Callable[[bytes], Any]] = {
     "frames": _frames, "control": _control, "manifest": _manifest, "inventory": _read_inventory,
-    "sealed": _sealed,
+    "messages": _messages, "sealed": _sealed,
 }  # fmt: skip

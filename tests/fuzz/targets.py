@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,7 @@ from spu_llm.net.control_pb2 import OpenRequest
 from spu_llm.net.frames import PREAMBLE, Frame, FrameParser, Kind, encode
 from spu_llm.net.manifest import agree, with_nonce
 from spu_llm.net.messages import Messages
+from spu_llm.net.stream_channel import NUMBER_BYTES, StreamChannel
 from spu_llm.offline import files
 from spu_llm.offline.files import Label, State
 from spu_llm.offline.peer_directories import agree as agree_on_folder
@@ -41,9 +44,10 @@ from spu_llm.service.vault import told
 from spu_llm.systems.decoding.records import COMPLETION
 from tests.tiny import PRIVATE, VOCAB, save_tokenizer, tiny_params
 
-_OWN = {"jobs": 1, "wire": 3}
+_OWN = {"jobs": 1, "wire": 4}
 _KEPT = tempfile.TemporaryDirectory(prefix="spu-llm-fuzz-")  # until this process ends
 _FOLDER = Path(_KEPT.name)
+_AT_ONCE = 64 << 10  # bytes that a socket takes without being read
 
 
 def frames(data: bytes) -> bool:
@@ -105,6 +109,30 @@ def request(data: bytes) -> bool:
             COMPLETION.check(COMPLETION.asked(fields), PRIVATE)
             return True
     return False
+
+
+def messages(data: bytes) -> bool:
+    """What comes on a channel from worker to worker: messages, then an end."""
+    heard = b""
+    with contextlib.suppress(PeerError):
+        for message in messages_of(data):
+            heard += len(message).to_bytes(NUMBER_BYTES, "little") + message
+        assert heard == data[:_AT_ONCE]
+        return True
+    assert data.startswith(heard)
+    return False
+
+
+def messages_of(data: bytes) -> Iterator[bytes]:
+    """As a channel has them that gets these bytes, as many as a socket takes; PeerError."""
+    ends = socket.socketpair()
+    with closing(StreamChannel(ends[0], 1.0)) as channel, ends[1] as peer:
+        left = len(data[:_AT_ONCE])
+        peer.sendall(data[:_AT_ONCE])
+        peer.shutdown(socket.SHUT_WR)
+        while left:
+            yield (message := channel.recv())
+            left -= NUMBER_BYTES + len(message)
 
 
 class _Once:
@@ -269,8 +297,8 @@ def vault(data: bytes) -> bool:
 TARGETS: dict[str, Callable[[bytes], bool]] = {
     target.__name__: target
     for target in (
-        frames, control_messages, manifest, request, sealed, inventory, peer_id, batch, safetensors,
-        model_config, tokenizer, certificates, options, vault,
+        frames, control_messages, manifest, request, messages, sealed, inventory, peer_id, batch,
+        safetensors, model_config, tokenizer, certificates, options, vault,
     )
 }  # fmt: skip
 
@@ -301,7 +329,8 @@ _WISH = (
 )
 SEEDS: dict[str, Callable[[], bytes]] = {
     "frames": lambda: PREAMBLE + b"".join(
-        map(encode, (Frame(Kind.OPEN, 1), Frame(Kind.DATA, 1, b"abc"), Frame(Kind.CLOSE, 1, b"\0")))
+        encode(Frame(kind, 1, payload))
+        for kind, payload in ((Kind.OPEN, b"\1"), (Kind.DATA, b"abc"), (Kind.CLOSE, b"\0"))
     ),
     "control_messages": lambda: b'{"type":"ticket","ticket":"00"}\n{"type":"ping","progress":3}\n'
     b'{"type":"bye","reason":"done","ok":true}',
@@ -311,6 +340,7 @@ SEEDS: dict[str, Callable[[], bytes]] = {
     "request": lambda: b'{"prompt_tokens":5,"max_new_tokens":5,"draft_length":1,"temperature":0.7,'
     b'"verify":"token","top_k":0,"top_p":1.0,"show_progress":false,'
     b'"public_prefix":"7,8"}',
+    "messages": lambda: b"\3" + bytes(7) + b"abc" + bytes(8) + b"\1" + bytes(8),
     "sealed": _sealed_message,
     "inventory": lambda: json.dumps({"0" * 32: 3}).encode(),
     "peer_id": lambda: b"0" * 32,

@@ -178,7 +178,7 @@ def of_raw(bench: Bench, answer: Callable[[socket.socket], object]) -> TcpStream
     [
         (b"\x15\x03\x01\x00\x02\x02\x46", "the peer is speaking TLS; give --identity"),
         (b"HTTP/1.1 400 Bad Request\r\n", "the peer does not speak spu-llm"),
-        (PREAMBLE[:-1] + b"\x01", "the peer speaks wire version 1, this side speaks 3"),
+        (PREAMBLE[:-1] + b"\x01", "the peer speaks wire version 1, this side speaks 4"),
         (PREAMBLE, "a session's data before there was a session"),
         (b"", "does not answer"),
         (b"\0\0\0\x07\0\0\0\0\0", "does not answer"),

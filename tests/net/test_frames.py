@@ -22,7 +22,7 @@ from spu_llm.net.frames import (
 streams = st.integers(1, 2**32 - 1)
 frames = st.one_of(
     st.builds(Frame, st.just(Kind.CONTROL), st.just(0), st.binary(max_size=300)),
-    st.builds(Frame, st.just(Kind.OPEN), streams),
+    st.builds(Frame, st.just(Kind.OPEN), streams, st.sampled_from([b"\0", b"\1"])),
     st.builds(Frame, st.just(Kind.DATA), streams, st.binary(max_size=300)),
     st.builds(Frame, st.just(Kind.CLOSE), streams, st.sampled_from([END, ABORT])),
 )
@@ -30,14 +30,14 @@ frames = st.one_of(
 
 def greeted() -> FrameParser:
     parser = FrameParser()
-    assert parser.feed(b"spullm\x00\x03") == []
+    assert parser.feed(b"spullm\x00\x04") == []
     return parser
 
 
 def test_bytes_of_each_kind() -> None:
-    assert PREAMBLE == b"spullm\x00\x03"
+    assert PREAMBLE == b"spullm\x00\x04"
     assert encode(Frame(Kind.CONTROL, 0, b"{}")) == b"\x00" + bytes(4) + b"\0\0\0\x02{}"
-    assert encode(Frame(Kind.OPEN, 3)) == b"\x01\0\0\0\x03\0\0\0\0"
+    assert encode(Frame(Kind.OPEN, 3, b"\1")) == b"\x01\0\0\0\x03\0\0\0\x01\x01"
     assert encode(Frame(Kind.DATA, 258, b"abc")) == b"\x02\0\0\x01\x02\0\0\0\x03abc"
     assert encode(Frame(Kind.CLOSE, 3, END)) == b"\x03\0\0\0\x03\0\0\0\x01\0"
     buffer = bytearray(b"?" * 9 + b"abc")
@@ -87,7 +87,8 @@ def test_largest_frame_in_network_sized_chunks() -> None:
         (b"\x02\0\0\0\x01\0\x10\0\x01", "1048577 bytes"),
         (b"\x00\0\0\0\x01\0\0\0\0", "CONTROL frame on stream 1"),
         (b"\x02\0\0\0\x00\0\0\0\0", "DATA frame on stream 0"),
-        (b"\x01\0\0\0\x01\0\0\0\x01x", "OPEN frame with a payload"),
+        (b"\x01\0\0\0\x01\0\0\0\0", "OPEN frame without a known door"),
+        (b"\x01\0\0\0\x01\0\0\0\x01\x02", "OPEN frame without a known door"),
         (b"\x03\0\0\0\x01\0\0\0\x00", "CLOSE frame"),
         (b"\x03\0\0\0\x01\0\0\0\x01\x02", "CLOSE frame"),
     ],
@@ -105,6 +106,7 @@ def test_bad_frames(wire: bytes, message: str) -> None:
         Frame(Kind.DATA, 1, bytes(MAX_PAYLOAD + 1)),
         Frame(Kind.DATA, 2**32, b""),
         Frame(Kind.CLOSE, 1),
+        Frame(Kind.OPEN, 1),
     ],
 )
 def test_encode_refuses_what_the_parser_refuses(frame: Frame) -> None:
@@ -113,19 +115,19 @@ def test_encode_refuses_what_the_parser_refuses(frame: Frame) -> None:
 
 
 def test_other_version_is_named_with_ours() -> None:
-    with pytest.raises(WireError, match="wire version 7, this side speaks 3"):
+    with pytest.raises(WireError, match="wire version 7, this side speaks 4"):
         FrameParser().feed(b"spullm\x00\x07")
 
 
 def test_other_protocols_are_refused_before_eight_bytes() -> None:
-    with pytest.raises(WireError, match="does not speak spu-llm wire version 3; it sent b'GET'"):
+    with pytest.raises(WireError, match="does not speak spu-llm wire version 4; it sent b'GET'"):
         FrameParser().feed(b"GET")
     with pytest.raises(WireError, match="speaking TLS"):
         FrameParser().feed(b"\x16\x03\x01")
 
 
 @pytest.mark.parametrize(
-    "start", [b"", b"spul", b"spullm\0\3\x02", b"spullm\0\3\x02\0\0\0\1\0\0\0\2x"]
+    "start", [b"", b"spul", b"spullm\0\4\x02", b"spullm\0\4\x02\0\0\0\1\0\0\0\2x"]
 )
 def test_input_that_ends_early(start: bytes) -> None:
     parser = FrameParser()

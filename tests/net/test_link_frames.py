@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spu_llm.core.errors import WireError
-from spu_llm.net.frames import PREAMBLE, Frame, Kind, encode
+from spu_llm.net.frames import PREAMBLE, Door, Frame, Kind, encode
 from spu_llm.net.link_frames import MAX_BODY, LinkFrames
+from spu_llm.net.worker_side import Loopback
+from spu_llm.service.programs import doors
+from spu_llm.systems.decoding.records import COMPLETION
 
 from .conftest import Bench, echo, opened, read_all
 
@@ -58,11 +65,11 @@ def test_a_worker_never_gets_them(bench: Bench) -> None:
     """A peer that writes something else to SPU's port ends its own connection."""
     got: list[bytes] = []
     raw, control = bench.raw_peer()
-    control.relay.allow_streams(of_link=True)
     worker = bench.worker(lambda sock: got.append(read_all(sock)))
     opened(control.relay, worker.port)
     good = message(b"h", b"abc")
-    wire = [Frame(Kind.OPEN, 1), Frame(Kind.DATA, 1, good), Frame(Kind.DATA, 1, b"POST / HTTP")]
+    opening = Frame(Kind.OPEN, 1, bytes([Door.LINK]))
+    wire = [opening, Frame(Kind.DATA, 1, good), Frame(Kind.DATA, 1, b"POST / HTTP")]
     raw.sendall(PREAMBLE + b"".join(map(encode, wire)))
     assert control.ended.wait(2)
     with pytest.raises(WireError, match="not a message of SPU's link: b'POST'"):
@@ -71,9 +78,38 @@ def test_a_worker_never_gets_them(bench: Bench) -> None:
     assert b"POST" not in b"".join(got)
 
 
-def test_other_programs_have_no_link(bench: Bench) -> None:
+def test_messages_of_our_own_are_not_looked_at(bench: Bench) -> None:
+    """A stream to one door never reaches what listens at the other."""
     raw, control = bench.raw_peer()
-    opened(control.relay, bench.worker(echo).port)
-    frame = encode(Frame(Kind.OPEN, 1)) + encode(Frame(Kind.DATA, 1, b"anything"))
-    raw.sendall(PREAMBLE + frame)
+    at_link: list[bytes] = []
+    link = bench.worker(lambda sock: at_link.append(read_all(sock)))
+    side = Loopback({Door.LINK: link.port, Door.MESSAGES: bench.worker(echo).port})
+    control.relay.open_worker_side(side)
+    to = Frame(Kind.OPEN, 1, bytes([Door.MESSAGES]))
+    raw.sendall(PREAMBLE + encode(to) + encode(Frame(Kind.DATA, 1, b"anything")))
     assert read_all(raw, len(PREAMBLE) + 9 + 8).endswith(b"anything")
+    assert at_link == []
+
+
+def test_a_program_without_spu_has_no_door_to_it(bench: Bench) -> None:
+    raw, control = bench.raw_peer()
+    control.relay.allow_streams(doors(replace(COMPLETION, spu=None)))
+    opened(control.relay, bench.worker(echo).port)
+    raw.sendall(PREAMBLE + encode(Frame(Kind.OPEN, 1, bytes([Door.LINK]))))
+    assert control.ended.wait(2)
+    with pytest.raises(WireError, match="a stream for LINK, which this program lacks"):
+        control.check()
+
+
+@pytest.mark.parametrize("door", Door)
+def test_what_calls_at_a_door_is_led_to_the_same_one(bench: Bench, door: Door) -> None:
+    client, provider = bench.controls()
+    workers = {d: bench.worker(_saying(message(b"h", d.name.encode()))) for d in Door}
+    side = Loopback({d: worker.port for d, worker in workers.items()})
+    provider.relay.open_worker_side(side)
+    sock = bench.dial(opened(client.relay, 1, door))
+    assert read_all(sock) == message(b"h", door.name.encode())
+
+
+def _saying(data: bytes) -> Callable[[socket.socket], None]:
+    return lambda sock: sock.sendall(data)

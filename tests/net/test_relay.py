@@ -13,7 +13,7 @@ import pytest
 from spu_llm.core.errors import PeerError, WireError
 from spu_llm.net import relay as relay_module
 from spu_llm.net.control import Control
-from spu_llm.net.frames import PREAMBLE, Frame, Kind, encode
+from spu_llm.net.frames import PREAMBLE, Door, Frame, Kind, encode
 from spu_llm.net.relay import MAX_STREAMS
 
 from .conftest import Bench, echo, eventually, opened, read_all
@@ -23,6 +23,10 @@ def linked(bench: Bench, pair: tuple[Control, Control]) -> tuple[int, int]:
     """Give both sides an echoing worker; return the ports where each finds its peer."""
     client, provider = (opened(c.relay, bench.worker(echo).port) for c in pair)
     return client, provider
+
+
+def opening(stream: int, door: Door = Door.MESSAGES) -> Frame:
+    return Frame(Kind.OPEN, stream, bytes([door]))
 
 
 def exchange(sock: socket.socket, data: bytes) -> bytes:
@@ -82,14 +86,14 @@ def test_exact_bytes_on_the_wire(bench: Bench) -> None:
     port = opened(control.relay, bench.worker(echo).port)
     own = bench.dial(port)
     own.sendall(b"hi")
-    assert read_all(raw, 28) == (b"spullm\0\3" + b"\1\0\0\0\2\0\0\0\0" + b"\2\0\0\0\2\0\0\0\2hi")
-    raw.sendall(b"spullm\0\3" + b"\1\0\0\0\1\0\0\0\0" + b"\2\0\0\0\1\0\0\0\3abc")
+    assert read_all(raw, 29) == (b"spullm\0\4" + b"\1\0\0\0\2\0\0\0\1\1" + b"\2\0\0\0\2\0\0\0\2hi")
+    raw.sendall(b"spullm\0\4" + b"\1\0\0\0\1\0\0\0\1\1" + b"\2\0\0\0\1\0\0\0\3abc")
     assert read_all(raw, 12) == b"\2\0\0\0\1\0\0\0\3abc"
     raw.sendall(b"\3\0\0\0\2\0\0\0\1\0" + b"\3\0\0\0\1\0\0\0\1\0")
     assert read_all(own) == b""
     assert read_all(raw, 10) == b"\3\0\0\0\1\0\0\0\1\0"
-    assert control.relay.snapshot().wire_bytes_received == 8 + 9 + 12 + 10 + 10
-    assert eventually(lambda: control.relay.snapshot().wire_bytes_sent == 28 + 12 + 10)
+    assert control.relay.snapshot().wire_bytes_received == 8 + 10 + 12 + 10 + 10
+    assert eventually(lambda: control.relay.snapshot().wire_bytes_sent == 29 + 12 + 10)
     assert control.relay.snapshot().payload_bytes_sent == 5
 
 
@@ -127,7 +131,7 @@ def test_streams_that_are_never_allowed_end_it(
     monkeypatch.setattr(relay_module, "HOLD_S", 0.1)
     raw, control = bench.raw_peer()
     control.relay.hold_streams()
-    raw.sendall(b"spullm\0\3" + b"\1\0\0\0\1\0\0\0\0")
+    raw.sendall(b"spullm\0\4" + b"\1\0\0\0\1\0\0\0\1\1")
     assert control.ended.wait(2)
     with pytest.raises(PeerError, match="streams before there is a session"):
         control.check()
@@ -226,28 +230,28 @@ def test_streams_are_limited(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("wire", "message"),
     [
-        (b"spullm\0\1", "peer speaks wire version 1, this side speaks 3"),
+        (b"spullm\0\1", "peer speaks wire version 1, this side speaks 4"),
         (b"GET / HTTP/1.1\r\n\r\n", "does not speak spu-llm"),
         (PREAMBLE + b"\2\0\0\0\1\xff\0\0\0", "frame of 4278190080 bytes"),
         (PREAMBLE + b"\7\0\0\0\1\0\0\0\0", "unknown kind 7"),
-        (PREAMBLE + encode(Frame(Kind.OPEN, 2)), "stream 2, an id of this side"),
-        (PREAMBLE + encode(Frame(Kind.OPEN, 3)) * 2, "stream 3 again"),
-        (PREAMBLE + encode(Frame(Kind.OPEN, 3)) + encode(Frame(Kind.OPEN, 1)), "stream 1 again"),
+        (PREAMBLE + encode(opening(2)), "stream 2, an id of this side"),
+        (PREAMBLE + encode(opening(3)) * 2, "stream 3 again"),
+        (PREAMBLE + encode(opening(3)) + encode(opening(1)), "stream 1 again"),
         (PREAMBLE + encode(Frame(Kind.DATA, 1, b"x")), "stream 1, which is not open"),
         (PREAMBLE + encode(Frame(Kind.CLOSE, 2, b"\0")), "stream 2, which is not open"),
         (
-            PREAMBLE + encode(Frame(Kind.OPEN, 1)) + encode(Frame(Kind.CLOSE, 1, b"\0")) * 2,
+            PREAMBLE + encode(opening(1)) + encode(Frame(Kind.CLOSE, 1, b"\0")) * 2,
             "stream 1 ended twice",
         ),
         (
             PREAMBLE
-            + encode(Frame(Kind.OPEN, 1))
+            + encode(opening(1))
             + encode(Frame(Kind.CLOSE, 1, b"\0"))
             + encode(Frame(Kind.DATA, 1, b"x")),
             "data after the end of stream 1",
         ),
         (
-            PREAMBLE + b"".join(encode(Frame(Kind.OPEN, 2 * i + 1)) for i in range(65)),
+            PREAMBLE + b"".join(encode(opening(2 * i + 1)) for i in range(65)),
             "more than 64 streams",
         ),
         (PREAMBLE + encode(Frame(Kind.CONTROL, 0, b"\xff")), "not JSON"),
@@ -273,7 +277,7 @@ def test_broken_rules_end_the_connection(bench: Bench, wire: bytes, message: str
 def test_peer_dies(bench: Bench) -> None:
     raw, control = bench.raw_peer()
     own = bench.dial(opened(control.relay, bench.worker(echo).port))
-    raw.sendall(PREAMBLE + encode(Frame(Kind.OPEN, 1)) + encode(Frame(Kind.DATA, 1, b"abc")))
+    raw.sendall(PREAMBLE + encode(opening(1)) + encode(Frame(Kind.DATA, 1, b"abc")))
     own.sendall(b"x")
     died = time.monotonic()
     raw.close()
@@ -322,7 +326,7 @@ def test_random_frames_do_nothing_worse_than_end_it(bench: Bench, seed: int) -> 
     raw, control = bench.raw_peer()
     opened(control.relay, bench.worker(echo).port)
     frames = [
-        encode(Frame(Kind.OPEN, 2 * i + 1))
+        encode(opening(2 * i + 1))
         + encode(Frame(Kind.DATA, 2 * i + 1, rng.randbytes(rng.randrange(2000))))
         + encode(Frame(Kind.CLOSE, 2 * i + 1, rng.choice([b"\0", b"\1"])))
         for i in range(50)

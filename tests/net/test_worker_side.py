@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from spu_llm.net import worker_side
+from spu_llm.net.frames import Door
 from spu_llm.net.worker_side import Apart, Loopback
 
 # A worker that answers on its port, says what it has of a network, and calls its peer when told to.
 WORKER = """
 import os, socket, sys, threading
+from spu_llm.net.frames import Door
 from spu_llm.net.worker_side import hand_over, leave_network
 left = leave_network()
 hand_over(socket.socket(fileno=int(sys.argv[1])))
@@ -26,7 +28,7 @@ with open("/proc/net/dev") as file:
 print(left, os.getuid(), *devices, flush=True)
 
 def serve():
-    with socket.create_server(("127.0.0.1", 9001)) as listener:
+    with socket.create_server(("127.0.0.1", 9003)) as listener:
         while True:
             sock, _ = listener.accept()
             sock.sendall(b"worker:" + sock.recv(100))
@@ -36,7 +38,7 @@ for line in sys.stdin:
     if line.strip() == "listen":
         threading.Thread(target=serve, daemon=True).start()
     else:
-        with socket.create_connection(("127.0.0.1", 9002)) as sock:
+        with socket.create_connection(("127.0.0.1", 9004)) as sock:
             sock.sendall(line.encode())
             print(sock.recv(100).decode(), flush=True)
 """
@@ -81,7 +83,7 @@ def test_a_worker_apart_is_reached_and_reaches_its_peer_alone(worker: Worker) ->
     assert int(user) == os.getuid() and devices == ["lo"]
     side = Apart(worker.channel)
     with pytest.raises(ConnectionRefusedError):
-        side.connect()
+        side.connect(Door.MESSAGES)
     worker.say("listen")
     sock = _connected(side)
     sock.sendall(b"hello")
@@ -94,7 +96,7 @@ def test_a_worker_apart_is_reached_and_reaches_its_peer_alone(worker: Worker) ->
     assert worker.hear() == "from it"
     accepted.close()
     # Outside nobody listens there.
-    for port in side.ports:
+    for port in (port for ports in side.ports.values() for port in ports):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), 1.0)
     side.close()
@@ -122,7 +124,7 @@ def test_a_worker_that_dies_ends_the_waiting(worker: Worker) -> None:
     with pytest.raises(OSError, match="the worker has gone"):
         _accepted(side)
     with pytest.raises(OSError):
-        side.connect()
+        side.connect(Door.MESSAGES)
 
 
 def test_many_connections_at_once(worker: Worker) -> None:
@@ -134,7 +136,7 @@ def test_many_connections_at_once(worker: Worker) -> None:
     heard: list[bytes] = []
 
     def ask(i: int) -> None:
-        with side.connect() as sock:
+        with side.connect(Door.MESSAGES) as sock:
             sock.sendall(b"%d" % i)
             heard.append(sock.recv(100))
 
@@ -150,7 +152,7 @@ def test_many_connections_at_once(worker: Worker) -> None:
 def _connected(side: Apart) -> socket.socket:
     for _ in range(100):
         try:
-            return side.connect()
+            return side.connect(Door.MESSAGES)
         except ConnectionRefusedError:
             threading.Event().wait(0.02)
     raise AssertionError("never")
@@ -158,25 +160,25 @@ def _connected(side: Apart) -> socket.socket:
 
 def _accepted(side: Apart | Loopback) -> socket.socket:
     for _ in range(20):
-        if (sock := side.accept()) is not None:
+        if (sock := side.accept(Door.MESSAGES)) is not None:
             return sock
     raise AssertionError("never")
 
 
 def test_on_loopback_another_user_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    side = Loopback(1)
-    with socket.create_connection(("127.0.0.1", side.ports[1])) as sock:
+    side = Loopback(dict.fromkeys(Door, 1))
+    with socket.create_connection(("127.0.0.1", side.ports[Door.MESSAGES][1])) as sock:
         accepted = _accepted(side)
         sock.sendall(b"mine")
         assert accepted.recv(10) == b"mine"
         accepted.close()
     monkeypatch.setattr(worker_side.os, "getuid", lambda: os.geteuid() + 1)
-    with socket.create_connection(("127.0.0.1", side.ports[1])) as sock:
-        assert side.accept() is None
+    with socket.create_connection(("127.0.0.1", side.ports[Door.MESSAGES][1])) as sock:
+        assert side.accept(Door.MESSAGES) is None
         assert sock.recv(10) == b""
     side.close()
     with pytest.raises(OSError):
-        side.accept()
+        side.accept(Door.MESSAGES)
 
 
 def test_the_owner_of_a_connection_is_read_from_the_kernel() -> None:

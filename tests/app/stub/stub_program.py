@@ -16,7 +16,6 @@ or provider)
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from pathlib import Path
@@ -42,30 +41,19 @@ def install() -> None:
 class Peer:
     """The connection to the other worker; counts the messages of the thread that works."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._file = sock.makefile("rwb")
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
         self.messages = 0
 
     def send(self, data: bytes) -> None:
-        # Framed as SPU's link is, by "PRPC" and lengths; the first byte stands for a header.
-        size = (1 + len(data)).to_bytes(4, "big")
-        self._file.write(b"PRPC" + size + bytes([0, 0, 0, 1, 0]) + data)
-        self._file.flush()
+        self._channel.send(data)
         self.messages += 1
 
     def close(self) -> None:
         """It ends with the process."""
 
     def recv(self) -> bytes:
-        from spu_llm.core.errors import PeerError
-
-        try:
-            size = self._file.read(12)
-            data = self._file.read(int.from_bytes(size[4:8], "big"))[1:]
-        except OSError as exc:
-            raise PeerError("no message from the other party") from exc
-        if len(size) < 12:
-            raise PeerError("no message from the other party")
+        data: bytes = self._channel.recv()
         self.messages += 1
         return data
 
@@ -74,7 +62,7 @@ def run_task(task: Any, events: Any) -> dict[str, Any]:
     """In place of `worker.run_task`."""
     events.send("stage", name="connecting")
     role = task.role
-    peer = Peer(_meet(role, task.addresses[1]))
+    peer = Peer(_channel(role, task))
     events.finished = lambda: peer.messages
     who, phase, deed = (os.environ["SPU_LLM_STUB"] or "nobody::").split(":", 2)
     mine = deed if who == role else ""
@@ -151,12 +139,11 @@ def _prepared(task: Any, peer: Peer) -> dict[str, Any]:
     }
 
 
-def _meet(role: str, address: str) -> socket.socket:
-    host, port = address.split(":")
-    if role == "provider":
-        with socket.create_server((host, int(port))) as server:
-            return server.accept()[0]
-    return socket.create_connection((host, int(port)))
+def _channel(role: str, task: Any) -> Any:
+    from spu_llm.core.values import ROLES
+    from spu_llm.net.stream_channel import Channels
+
+    return Channels(ROLES.index(role), task.messages, task.timeout_ms / 1000).open()
 
 
 def _tried(path: Path) -> str:
