@@ -144,7 +144,7 @@ def generate(
         prompt = session.private(CLIENT, ClientSide.prompts, shape, np.int32, client)
         session.local(CLIENT, ClientSide.propose, client, 0)
         inputs = decoder.inputs(1, provider, ClientSide.verifier_inputs, client)
-        judged = decoder.prefill(prompt, inputs)
+        judged = decoder.prefill(prompt, inputs, _following(completion, 0))
         retained = _resolve(session, completion, client, judged, 0, report)
         on_step(report)
 
@@ -154,11 +154,20 @@ def generate(
             shape = (1, drafts + 1)
             tokens = session.private(CLIENT, ClientSide.step_tokens, shape, np.int32, client)
             inputs = decoder.inputs(drafts + 1, provider, ClientSide.verifier_inputs, client)
-            judged = decoder.step(tokens, inputs, retained)
+            written = report.steps + 1 if request.hide_progress else sum(report.emitted)
+            judged = decoder.step(tokens, inputs, retained, _following(completion, written))
             report.steps += 1
             retained = _resolve(session, completion, client, judged, drafts, report)
             on_step(report)
+    session.stop_beside()
     return report
+
+
+def _following(completion: Completion, written: int) -> int | None:
+    """Rows of the step that may follow the next forward, by what both parties know: `written`
+    tokens are there, at least, and it brings one or more. None when the text then has its length.
+    """
+    return completion.request.draft_length + 1 if written + 1 < completion.limit else None
 
 
 def _resolve(

@@ -1,0 +1,126 @@
+"""Material of the next call, made in a thread while the present one waits for the network.
+
+Both parties start a thread for the same list of batches at the same place of their program, and
+wait for it at the same place: the threads meet in messages of their own, on a channel of their own,
+so that neither has to know how far the other party's call is. Until then nobody sees what the
+thread makes; `settle` adds it to the supply. One thread at a time touches pool and products.
+
+Nothing here depends on a secret: what is made follows from shapes (`spu_llm.compiler.dry_run`), and
+from what both parties know of the course. How long it takes depends on masks as little as where
+material is made between calls.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from spu_llm.compiler.demand import Demand
+from spu_llm.core.meter import Meter
+from spu_llm.offline.supply import Supply, batches
+
+# Messages between the two workers take so long, there and back, or nothing is made beside: with a
+# tenth of a second's work in some 250 rounds a step of the demo's model is idle for longer than it
+# computes. Over loopback (below 1 ms) it is not idle at all, and would only be slowed down.
+ROUND_TRIP_S = 0.005
+
+_NICENESS = 10  # the call goes first where both could run
+_LOOK_S = 0.1
+
+
+class Production:
+    """This party's half. All methods are for the session's own thread."""
+
+    def __init__(self, supply: Supply, meter: Meter) -> None:
+        self._supply, self._meter = supply, meter
+        self._thread: threading.Thread | None = None
+        self._total = 0
+        self._made: list[Callable[[], None]] = []  # what adds them
+        self._error: BaseException | None = None
+        # How many batches were begun; whether the next one has to wait; the first one that is not.
+        self._turn = threading.Condition()
+        self._begun, self._held, self._end = 0, False, 0
+
+    @property
+    def running(self) -> bool:
+        """Whether something was started and not yet added, which both parties know."""
+        return self._thread is not None
+
+    def is_here(self) -> bool:
+        """Whether this is its thread."""
+        return threading.current_thread() is self._thread
+
+    def start(self, demand: Demand) -> None:
+        """Begin to make what the supply lacks of `demand`; hints that this takes are fetched now.
+        """
+        assert self._thread is None
+        lacking = self._supply.lacking(demand)
+        self._total, self._made = batches(lacking), []
+        self._begun, self._held, self._end = 0, False, 1 << 30
+        if lacking:
+            self._thread = threading.Thread(
+                target=self._run, args=(self._supply.produce(lacking),), name="production",
+                daemon=True,
+            )  # fmt: skip
+            self._thread.start()
+
+    def check(self) -> None:
+        """Raise what ended the thread, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def settle(self, on_batch: Callable[[int, int], None] = lambda made, total: None) -> None:
+        """Wait for all of it and add it to the supply; raises as `check`. on_batch(made, total) is
+        called while it lasts, and then in the end.
+        """
+        self.check()
+        if self._thread is None:
+            return
+        waited = False
+        while self._thread.is_alive():
+            self._thread.join(_LOOK_S)
+            if self._thread.is_alive():
+                on_batch(min(len(self._made), self._total), self._total)
+                waited = True
+        self._thread = None
+        made, self._made = self._made, []
+        for add in made:
+            add()
+        self.check()
+        if waited:
+            on_batch(self._total, self._total)
+
+    def stop(self, agree: Callable[[int], int]) -> None:
+        """End it after the batches that either party has begun, and add these. agree(n) tells the
+        peer a number and returns the peer's.
+        """
+        if self._thread is None:
+            return
+        with self._turn:
+            self._held, begun = True, self._begun
+        end = max(begun, agree(begun))
+        with self._turn:
+            self._held, self._end = False, end
+            self._turn.notify_all()
+        self.settle()
+
+    def _run(self, produced: Iterator[Callable[[], None]]) -> None:
+        try:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            with self._meter.beside("offline"):
+                while self._goes_on() and (add := next(produced, None)) is not None:
+                    self._made.append(add)
+        except BaseException as exc:
+            self._error = exc
+
+    def _goes_on(self) -> bool:
+        """Whether to begin another batch, once that is known."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._held)
+            if self._begun >= self._end:
+                return False
+            self._begun += 1
+            return True
