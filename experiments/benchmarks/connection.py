@@ -2,8 +2,8 @@
 
 The same greedy completion between two processes, in turn
 
-    direct     SPU's link goes from worker to worker, on this machine's loopback interface: no
-               supervisors, no relay, no certificates
+    direct     messages, and SPU's link, go from worker to worker on this machine's loopback
+               interface: no supervisors, no relay, no certificates
     insecure   as `serve` and `generate` with --insecure: supervisors, gRPC, relays
     tls        the same with certificates
 
@@ -37,9 +37,10 @@ from models.hf import load_config
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import SpuLlmError
 from spu_llm.core.machine import machine
-from spu_llm.core.values import ROLES
+from spu_llm.core.values import PROVIDER, ROLES
 from spu_llm.net import identity
 from spu_llm.net.identity import CERTIFICATE
+from spu_llm.net.loopback import HOST
 from spu_llm.net.manifest import agree, with_nonce
 from spu_llm.net.stream import ByteStream
 from spu_llm.service import agreeing
@@ -195,14 +196,16 @@ def _direct(
         with_nonce(agreeing.of_client(COMPLETION, request, tokenizer, "local", 1)),
         with_nonce(agreeing.of_provider(load_config(model), tokenizer, "local", 1)),
     )
-    own = _free_ports(2)
+    # Of each party's SPU, and of its channels, which the client's worker alone calls.
+    own = _free_ports(4)
     with cable(network, own) as far:
         tasks = []
         for rank, held in enumerate((inputs, Held(str(model)))):
-            # Each party listens at its own port, and reaches the other through the cable.
-            ports = [own[i] if i == rank else far[i] for i in range(2)]
+            # Each party listens at its own ports, and reaches the other through the cable.
+            ports = [own[i] if i % 2 == rank else far[i] for i in range(4)]
             task = agreeing.task_of(ROLES[rank], agreed, held, None)
-            tasks.append(replace(task, addresses=tuple(f"127.0.0.1:{port}" for port in ports)))
+            link = tuple(f"{HOST}:{port}" for port in ports[:2])
+            tasks.append(replace(task, link=link, messages=ports[2 + PROVIDER]))
         return _record(_result(tasks))
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from spu_llm.core.errors import WireError
 
-VERSION = 3
+VERSION = 4
 MAX_PAYLOAD = 1 << 20
 MAX_STREAM = (1 << 32) - 1
 
@@ -30,13 +30,23 @@ class Kind(enum.IntEnum):
     """What a frame carries."""
 
     CONTROL = 0  # stream 0: a message between the supervisors
-    OPEN = 1  # empty payload
+    OPEN = 1  # a `Door`, one byte
     DATA = 2  # bytes of one stream
     CLOSE = 3  # END or ABORT
 
 
-@dataclass(frozen=True)
-class Frame:
+class Door(enum.IntEnum):
+    """Where a stream leads at both workers."""
+
+    LINK = 0  # to SPU
+    MESSAGES = 1  # to messages of our own protocols (`spu_llm.net.stream_channel`)
+
+
+_KINDS = tuple(Kind)
+_DOORS = tuple(bytes([door]) for door in Door)
+
+
+class Frame(NamedTuple):
     """One unit on the wire; `payload` holds at most `MAX_PAYLOAD` bytes."""
 
     kind: Kind
@@ -105,7 +115,7 @@ def _split(data: bytes) -> tuple[list[Frame], int, int]:
         end = position + HEADER_BYTES + length
         if len(data) < end:
             return frames, position, end - position
-        frame = Frame(Kind(kind), stream, data[position + HEADER_BYTES : end])
+        frame = Frame(_KINDS[kind], stream, data[position + HEADER_BYTES : end])
         _check_payload(frame)
         frames.append(frame)
         position = end
@@ -113,18 +123,18 @@ def _split(data: bytes) -> tuple[list[Frame], int, int]:
 
 
 def _check_header(kind: int, stream: int, length: int) -> None:
-    if not Kind.CONTROL <= kind <= Kind.CLOSE:
+    if not 0 <= kind < len(_KINDS):
         raise WireError(f"frame of unknown kind {kind}")
     if length > MAX_PAYLOAD:
         raise WireError(f"frame of {length} bytes; at most {MAX_PAYLOAD} are allowed")
-    if (kind == Kind.CONTROL) != (stream == 0) or not 0 <= stream <= MAX_STREAM:
+    if (kind == 0) != (stream == 0) or not 0 <= stream <= MAX_STREAM:
         raise WireError(f"{Kind(kind).name} frame on stream {stream}")
 
 
 def _check_payload(frame: Frame) -> None:
-    if frame.kind == Kind.OPEN and frame.payload:
-        raise WireError("OPEN frame with a payload")
-    if frame.kind == Kind.CLOSE and frame.payload not in (END, ABORT):
+    if frame.kind is Kind.OPEN and frame.payload not in _DOORS:
+        raise WireError("OPEN frame without a known door")
+    if frame.kind is Kind.CLOSE and frame.payload not in (END, ABORT):
         raise WireError("CLOSE frame without a known mode")
 
 

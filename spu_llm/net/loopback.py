@@ -1,8 +1,27 @@
-"""Who is at the other end of a connection on this machine's loopback interface."""
+"""Connections on this machine's loopback interface, and who is at their other end."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+
+HOST = "127.0.0.1"
+
+
+def connect(port: int) -> socket.socket:
+    """Connect to a port of this machine; `OSError` when nobody listens."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        # Bound first: a socket that the kernel gave the very port would connect to itself, and
+        # keep whoever is to listen from ever binding it.
+        sock.bind((HOST, 0))
+        if sock.getsockname()[1] == port:
+            raise ConnectionError(f"port {port} was taken by this connection")
+        sock.connect((HOST, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def owner_of(port: int, of_peer: int) -> int | None:

@@ -1,8 +1,9 @@
 """Carries the workers' loopback connections, and control messages, over one connection.
 
-A worker believes that its peer is a port on this machine. Behind that port the relay opens a
-numbered stream to the other party's relay, which connects to its own worker. Either side opens
-streams: the client odd ids, the provider even ones, each once and rising.
+A worker believes that its peer is a port on this machine, or two: a door for SPU's link, and one
+for messages of our own. Behind a port the relay opens a numbered stream to the other party's relay,
+which connects to the same door of its own worker. Either side opens streams: the client odd ids,
+the provider even ones, each once and rising.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from spu_llm.net.frames import (
     END,
     HEADER_BYTES,
     PREAMBLE,
+    Door,
     Frame,
     FrameParser,
     Kind,
@@ -71,7 +73,7 @@ class Relay:
         self._end_expected = False
         self._streams_allowed = threading.Event()
         self._streams_allowed.set()
-        self._of_link = False
+        self._doors: Collection[Door] = tuple(Door)  # that the peer may open
 
     def hold_streams(self) -> None:
         """Until `allow_streams`, take the peer's control messages alone: whoever sends more has to
@@ -79,11 +81,9 @@ class Relay:
         """
         self._streams_allowed.clear()
 
-    def allow_streams(self, *, of_link: bool = False) -> None:
-        """The peer may open streams, as many as there may be. `of_link`: what comes on them must be
-        framed as SPU's link is.
-        """
-        self._of_link = of_link
+    def allow_streams(self, doors: Collection[Door] = tuple(Door)) -> None:
+        """The peer may open streams to these doors, as many as there may be."""
+        self._doors = doors
         self._streams_allowed.set()
 
     def start(self, on_control: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
@@ -109,7 +109,8 @@ class Relay:
                 raise self.failure or PeerError("the session has ended")
             self._side = side
         self._worker_known.set()
-        self._spawn("accept", self._accept, side)
+        for door in Door:
+            self._spawn(f"accept-{door.name.lower()}", self._accept, side, door)
 
     def send_control(self, payload: bytes, *, after_data: bool = False) -> None:
         """Queue a CONTROL frame, ahead of waiting data unless `after_data`. Never blocks."""
@@ -204,7 +205,7 @@ class Relay:
         elif frame.kind == Kind.CONTROL:
             self._on_control(frame.payload)
         elif frame.kind == Kind.OPEN:
-            self._got_open(frame.stream)
+            self._got_open(frame.stream, Door(frame.payload[0]))
         else:
             self._got_close(frame.stream, frame.payload)
 
@@ -214,20 +215,22 @@ class Relay:
             return  # crossed our ABORT
         if pipe.got_close:
             raise WireError(f"data after the end of stream {frame.stream}")
-        if self._of_link:
+        if pipe.frames is not None:
             pipe.frames.look(frame.payload)
         try:
             pipe.deliver(frame.payload)
         except OSError:
             self._close_pipe(pipe, ABORT)
 
-    def _got_open(self, stream: int) -> None:
+    def _got_open(self, stream: int, door: Door) -> None:
         if stream % 2 == self._parity:
             raise WireError(f"the peer opened stream {stream}, an id of this side")
         if stream <= self._last_of_peer:
             raise WireError(f"the peer opened stream {stream} again")
+        if door not in self._doors:
+            raise WireError(f"the peer opened a stream for {door.name}, which this program lacks")
         self._last_of_peer = stream
-        pipe = WorkerPipe(stream, self._held)
+        pipe = WorkerPipe(stream, door, self._held)
         with self._lock:
             if self.ended.is_set():
                 return
@@ -264,25 +267,25 @@ class Relay:
 
     # ---- the worker
 
-    def _accept(self, side: WorkerSide) -> None:
+    def _accept(self, side: WorkerSide, door: Door) -> None:
         while not self.ended.is_set():
             try:
-                sock = side.accept()
+                sock = side.accept(door)
             except OSError:
                 return
             if sock is not None:
-                self._open_own(sock)
+                self._open_own(door, sock)
 
-    def _open_own(self, sock: socket.socket) -> None:
+    def _open_own(self, door: Door, sock: socket.socket) -> None:
         with self._lock:
             own = sum(known % 2 == self._parity for known in self._pipes)
             if own >= MAX_STREAMS or self.ended.is_set():
                 sock.close()
                 return
-            pipe = WorkerPipe(self._next_own, self._held)
+            pipe = WorkerPipe(self._next_own, door, self._held)
             self._next_own += 2
             self._pipes[pipe.stream] = pipe
-            self._uplink.send(encode(Frame(Kind.OPEN, pipe.stream)))
+            self._uplink.send(encode(Frame(Kind.OPEN, pipe.stream, bytes([door]))))
         self._run_pipe(pipe, sock)
 
     def _run_pipe(self, pipe: WorkerPipe, sock: socket.socket | None = None) -> None:
@@ -320,7 +323,7 @@ class Relay:
             if self._worker_known.wait(_RETRY_S):
                 assert self._side is not None
                 with contextlib.suppress(OSError):
-                    return self._side.connect()
+                    return self._side.connect(pipe.door)
                 time.sleep(_RETRY_S)
         raise ConnectionError("no worker to connect to")
 

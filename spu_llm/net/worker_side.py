@@ -1,7 +1,7 @@
 """How a relay and its own worker reach each other.
 
 The worker believes that its peer is a port on this machine: behind that port stands the relay, and
-the relay reaches the worker at a port of its own.
+the relay reaches the worker at a port of its own. There are two such ports for each door.
 
 Apart     The worker lives in a network namespace that has nothing but a loopback interface: no
           other user of the machine can reach its ports, and it reaches nothing itself. It makes
@@ -23,32 +23,35 @@ import select
 import socket
 import struct
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from spu_llm.net.loopback import owner_of
+from spu_llm.net.frames import Door
+from spu_llm.net.loopback import HOST, connect, owner_of
 
-_LOOPBACK = "127.0.0.1"
-_APART = (9001, 9002)  # of the worker, and in the peer's place; nobody else is there
+# Of the worker, and in the peer's place; nobody else is there.
+_APART: Mapping[Door, tuple[int, int]] = {Door.LINK: (9001, 9002), Door.MESSAGES: (9003, 9004)}
 _LOOK_S = 0.5
 _ANSWER_S = 5.0
 _BACKLOG = 64
 
-# Messages between the two ends of `Apart`: one byte, with an open socket or without.
+# Messages between the two ends of `Apart`: one of these and the door, a byte each, with an open
+# socket or without.
 _CONNECT, _CONNECTED, _FAILED, _ACCEPTED = b"c", b"C", b"F", b"A"
 
 
 class WorkerSide(Protocol):
-    """`ports`: the worker's, and that in the peer's place, as the worker knows them."""
+    """`ports`: by door, the worker's and that in the peer's place, as the worker knows them."""
 
-    ports: tuple[int, int]
+    ports: Mapping[Door, tuple[int, int]]
 
-    def accept(self) -> socket.socket | None:
+    def accept(self, door: Door) -> socket.socket | None:
         """The next connection of the worker to its peer; None after a while. OSError when there
         will be none.
         """
 
-    def connect(self) -> socket.socket:
+    def connect(self, door: Door) -> socket.socket:
         """To the worker; OSError when it does not listen."""
 
     def close(self) -> None:
@@ -58,62 +61,76 @@ class WorkerSide(Protocol):
 class Loopback:
     """On this machine's loopback interface."""
 
-    def __init__(self, worker_port: int | None = None) -> None:
-        """`worker_port`: a free one, unless it is given."""
-        self._drawn = worker_port is None
-        own = _free_port() if worker_port is None else worker_port
-        self._listener = socket.create_server((_LOOPBACK, 0), backlog=_BACKLOG)
-        self._listener.settimeout(_LOOK_S)  # a bound on close where shutdown does not wake accept
-        self.ports = own, self._listener.getsockname()[1]
+    def __init__(self, given: Mapping[Door, int] | None = None) -> None:
+        """`given`: ports of the worker; free ones for other doors."""
+        given = given or {}
+        self._own = [_free_port() for door in Door if door not in given]
+        worker = dict(zip((door for door in Door if door not in given), self._own, strict=True))
+        worker |= given
+        self._listeners = {
+            door: socket.create_server((HOST, 0), backlog=_BACKLOG) for door in Door
+        }
+        for listener in self._listeners.values():
+            listener.settimeout(_LOOK_S)  # a bound on close where shutdown does not wake accept
+        self.ports: Mapping[Door, tuple[int, int]] = {
+            door: (worker[door], listener.getsockname()[1])
+            for door, listener in self._listeners.items()
+        }
 
-    def accept(self) -> socket.socket | None:
+    def accept(self, door: Door) -> socket.socket | None:
         try:
-            sock, address = self._listener.accept()
+            sock, address = self._listeners[door].accept()
         except TimeoutError:
             return None
-        if owner_of(address[1], self.ports[1]) != os.getuid():
+        if owner_of(address[1], self.ports[door][1]) != os.getuid():
             sock.close()
             return None
         sock.settimeout(None)
         return sock
 
-    def connect(self) -> socket.socket:
-        return _connect(self.ports[0])
+    def connect(self, door: Door) -> socket.socket:
+        return connect(self.ports[door][0])
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        if self._drawn:
-            _drawn.discard(self.ports[0])
+        for listener in self._listeners.values():
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        _drawn.difference_update(self._own)
 
 
 class Apart:
     """In the worker's own namespace; `channel` leads to its `hand_over`."""
 
     def __init__(self, channel: socket.socket) -> None:
-        self.ports = _APART
+        self.ports: Mapping[Door, tuple[int, int]] = _APART
         self._channel = channel
         self._asking = threading.Lock()
-        self._accepted: queue.Queue[socket.socket | None] = queue.Queue()
-        self._answers: queue.Queue[socket.socket | None] = queue.Queue()
+        self._accepted: dict[Door, queue.Queue[socket.socket | None]] = {
+            door: queue.Queue() for door in Door
+        }
+        self._answers: queue.Queue[tuple[Door | None, socket.socket | None]] = queue.Queue()
         threading.Thread(target=self._read, name="worker-side", daemon=True).start()
 
-    def accept(self) -> socket.socket | None:
+    def accept(self, door: Door) -> socket.socket | None:
         try:
-            sock = self._accepted.get(timeout=_LOOK_S)
+            sock = self._accepted[door].get(timeout=_LOOK_S)
         except queue.Empty:
             return None
         if sock is None:
-            self._accepted.put(None)
+            self._accepted[door].put(None)
             raise OSError(errno.EPIPE, "the worker has gone")
         return sock
 
-    def connect(self) -> socket.socket:
+    def connect(self, door: Door) -> socket.socket:
         with self._asking:
-            self._channel.send(_CONNECT)
+            self._channel.send(_CONNECT + bytes([door]))
             try:
-                sock = self._answers.get(timeout=_ANSWER_S)
+                answered, sock = self._answers.get(timeout=_ANSWER_S)
+                while answered not in (door, None):  # came too late for whoever asked
+                    if sock is not None:
+                        sock.close()
+                    answered, sock = self._answers.get(timeout=_ANSWER_S)
             except queue.Empty:
                 raise TimeoutError("the worker does not answer") from None
         if sock is None:
@@ -127,16 +144,20 @@ class Apart:
     def _read(self) -> None:
         with self._channel, contextlib.suppress(OSError):
             while True:
-                data, descriptors, _, _ = socket.recv_fds(self._channel, 1, 1)
+                data, descriptors, _, _ = socket.recv_fds(self._channel, 2, 1)
                 sock = socket.socket(fileno=descriptors[0]) if descriptors else None
-                if data == _ACCEPTED and sock is not None:
-                    self._accepted.put(sock)
-                elif data in (_CONNECTED, _FAILED):
-                    self._answers.put(sock)
+                if len(data) < 2 or data[1] >= len(Door):
+                    break
+                door = Door(data[1])
+                if data[:1] == _ACCEPTED and sock is not None:
+                    self._accepted[door].put(sock)
+                elif data[:1] in (_CONNECTED, _FAILED):
+                    self._answers.put((door, sock))
                 else:
                     break
-        self._accepted.put(None)
-        self._answers.put(None)
+        for accepted in self._accepted.values():
+            accepted.put(None)
+        self._answers.put((None, None))
 
 
 # ---- in the worker's process
@@ -176,49 +197,40 @@ def _left() -> bool:
 
 def hand_over(channel: socket.socket) -> None:
     """Serve `Apart` from inside, in a thread, for as long as the other end is there."""
-    listener = socket.create_server((_LOOPBACK, _APART[1]), backlog=_BACKLOG)
+    listeners = {
+        socket.create_server((HOST, peer), backlog=_BACKLOG): door
+        for door, (_, peer) in _APART.items()
+    }
     threading.Thread(
-        target=_hand_over, args=(channel, listener), name="worker-side", daemon=True
+        target=_hand_over, args=(channel, listeners), name="worker-side", daemon=True
     ).start()
 
 
-def _hand_over(channel: socket.socket, listener: socket.socket) -> None:
-    with channel, listener, contextlib.suppress(OSError):
+def _hand_over(channel: socket.socket, listeners: Mapping[socket.socket, Door]) -> None:
+    with contextlib.ExitStack() as owned, contextlib.suppress(OSError):
+        for sock in (channel, *listeners):
+            owned.enter_context(sock)
         while True:
-            ready = select.select([channel, listener], [], [])[0]
-            if listener in ready:
-                with listener.accept()[0] as sock:
-                    socket.send_fds(channel, [_ACCEPTED], [sock.fileno()])
+            ready = select.select([channel, *listeners], [], [])[0]
+            for listener, door in listeners.items():
+                if listener in ready:
+                    with listener.accept()[0] as sock:
+                        socket.send_fds(channel, [_ACCEPTED + bytes([door])], [sock.fileno()])
             if channel in ready:
-                if not channel.recv(1):
+                asked = channel.recv(2)
+                if len(asked) < 2:
                     return
+                door = Door(asked[1])
                 try:
-                    sock = _connect(_APART[0])
+                    sock = connect(_APART[door][0])
                 except OSError:
-                    channel.send(_FAILED)
+                    channel.send(_FAILED + asked[1:])
                 else:
                     with sock:
-                        socket.send_fds(channel, [_CONNECTED], [sock.fileno()])
+                        socket.send_fds(channel, [_CONNECTED + asked[1:]], [sock.fileno()])
 
 
-# ---- sockets
-
-
-def _connect(port: int) -> socket.socket:
-    """Connect to a port of this machine; `OSError` when nobody listens."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        # Bound first: a socket that the kernel gave the very port would connect to itself, and
-        # keep the worker from ever binding it.
-        sock.bind((_LOOPBACK, 0))
-        if sock.getsockname()[1] == port:
-            raise ConnectionError(f"port {port} was taken by this connection")
-        sock.connect((_LOOPBACK, port))
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
+# ---- ports
 
 _drawn: set[int] = set()  # for workers of this process that may not listen yet
 _drawing = threading.Lock()
@@ -228,7 +240,7 @@ def _free_port() -> int:
     with _drawing:
         while True:
             with socket.socket() as probe:
-                probe.bind((_LOOPBACK, 0))
+                probe.bind((HOST, 0))
                 port = int(probe.getsockname()[1])
             if port not in _drawn:
                 _drawn.add(port)

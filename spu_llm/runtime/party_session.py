@@ -49,7 +49,6 @@ from spu_llm.runtime.spu_runtime import SpuRuntime, compile_segment
 
 T = TypeVar("T")
 
-_LINGER_S = 0.2
 _NONE = 2**64 - 1  # no number, in `tell`
 
 
@@ -146,10 +145,6 @@ class PartySession:
         self.stop_beside()
         self.pool.close()
         say_goodbye(self._channel)
-        # The last message is written in the background, and this process may end now. To wait for
-        # an acknowledgement instead could meet a peer whose process has ended, and SPU would end
-        # this one, too.
-        time.sleep(_LINGER_S)
 
     def warm_up(self) -> None:
         """Oblivious transfer set-up and encryption contexts, before any secret is used."""

@@ -77,7 +77,7 @@ def run_as_client(
         agreed, ticket = open_session(server, stated)
         stream, provider = connected(server, tls.DATA)
         relay = Relay(wrap(stream), NETWORKS[server.network], "client")
-        relay.allow_streams(of_link=program.spu is not None)
+        relay.allow_streams(programs.doors(program))
         control = Control(relay)
         control.show_ticket(ticket)
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pkgutil import resolve_name
 
 from spu_llm.core.errors import InputError
+from spu_llm.net.frames import Door
 from spu_llm.systems.program import Program
 
 SERVED = {
@@ -36,3 +37,8 @@ def find(name: str) -> Program:
         raise InputError(f"the client asks for an unknown program {name!r}")
     program: Program = resolve_name(place)
     return program
+
+
+def doors(program: Program) -> tuple[Door, ...]:
+    """What the peer may open streams to."""
+    return (Door.MESSAGES,) if program.spu is None else (Door.LINK, Door.MESSAGES)

@@ -227,7 +227,7 @@ class _Sessions:
             error: SpuLlmError | None = None
             try:
                 self._wait_no_more()
-                relay.allow_streams(of_link=programs.find(admitted.task.program).spu is not None)
+                relay.allow_streams(programs.doors(programs.find(admitted.task.program)))
                 outcome = self._worked(control, admitted)
             except Exception as exc:
                 error = _as_ours(exc)

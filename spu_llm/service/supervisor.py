@@ -33,8 +33,10 @@ from spu_llm.core.errors import (
     WantedError,
     WorkerError,
 )
-from spu_llm.core.values import CLIENT, ROLES
+from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.net.control import Control
+from spu_llm.net.frames import Door
+from spu_llm.net.loopback import HOST
 from spu_llm.net.worker_side import Apart, Loopback, WorkerSide
 from spu_llm.offline.files import open_folder
 from spu_llm.offline.silent.store import default_directory
@@ -233,8 +235,12 @@ def run_session(
         except PeerError:
             control.check()  # the peer's goodbye says more than that it has ended
             raise
-        ports = side.ports if task.role == ROLES[CLIENT] else side.ports[::-1]
-        worker.submit(replace(task, addresses=tuple(f"127.0.0.1:{p}" for p in ports)))
+        order = 1 if task.role == ROLES[CLIENT] else -1
+        link, messages = (side.ports[door][::order] for door in (Door.LINK, Door.MESSAGES))
+        task = replace(
+            task, link=tuple(f"{HOST}:{port}" for port in link), messages=messages[PROVIDER]
+        )
+        worker.submit(task)
         result = _follow(control, worker, on_event, look)
         worker.wait(5.0)
         counters = control.relay.snapshot()

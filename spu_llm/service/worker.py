@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 from spu_llm.core.errors import InputError, PeerError, PoolError, SpuLlmError
 from spu_llm.core.values import ROLES
 from spu_llm.net.manifest import JOBS, SESSION
+from spu_llm.net.stream_channel import Channels
 from spu_llm.net.worker_side import hand_over, leave_network
 from spu_llm.service.confine import confine_calls, confine_files, drop_rights
 from spu_llm.systems.program import Job, Program, read
@@ -68,7 +69,8 @@ class Task:
     own: dict[str, Any]
     timeout_ms: int  # for one message of the peer's worker
     pool_dir: str | None = None
-    addresses: tuple[str, ...] = ()  # HOST:PORT of both workers, as this one reaches them
+    link: tuple[str, ...] = ()  # HOST:PORT of SPU at both workers, as this one reaches them
+    messages: int = 0  # port of the provider's worker for channels (`Channels`), likewise
 
     def line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -160,23 +162,27 @@ def run_task(task: Task, events: Events) -> dict[str, Any]:
     job = job_of(program, task)
     events.send("stage", name="connecting")
     run = _run_plain if program.spu is None else _run_on_spu
-    return run(program, job, task, events)
+    rank, timeout_s = ROLES.index(task.role), task.timeout_ms / 1000
+    with Channels(rank, task.messages, timeout_s) as channels:
+        return run(program, job, task, events, channels)
 
 
-def _run_plain(program: Program, job: Job[Any, Any], task: Task, events: Events) -> dict[str, Any]:
+def _run_plain(
+    program: Program, job: Job[Any, Any], task: Task, events: Events, channels: Channels
+) -> dict[str, Any]:
     from spu_llm.service.plain_session import PlainSession
 
-    session = PlainSession.meet(
-        ROLES.index(task.role), task.addresses, task.timeout_ms, task.agreed[SESSION]
-    )
+    session = PlainSession(ROLES.index(task.role), channels.open(), task.agreed[SESSION])
     events.finished = lambda: session.finished
     result = program.load()(session, job, events.send)
     session.close()
     return result
 
 
-def _run_on_spu(program: Program, job: Job[Any, Any], task: Task, events: Events) -> dict[str, Any]:
-    session = _spu_session(program, job, task, events)
+def _run_on_spu(
+    program: Program, job: Job[Any, Any], task: Task, events: Events, channels: Channels
+) -> dict[str, Any]:
+    session = _spu_session(program, job, task, events, channels)
     try:
         events.send("stage", name="preparing")
         with session.meter.in_phase("offline"):
@@ -192,14 +198,14 @@ def _run_on_spu(program: Program, job: Job[Any, Any], task: Task, events: Events
 
 
 def _spu_session(
-    program: Program, job: Job[Any, Any], task: Task, events: Events
+    program: Program, job: Job[Any, Any], task: Task, events: Events, channels: Channels
 ) -> PartySession:
     from spu_llm.offline.stock import Budget
     from spu_llm.runtime.party_session import PartySession
     from spu_llm.runtime.spu_runtime import create_link
 
     assert program.spu is not None
-    link = create_link(ROLES.index(task.role), task.addresses, timeout_ms=task.timeout_ms)
+    link = create_link(ROLES.index(task.role), task.link, timeout_ms=task.timeout_ms)
     pool_dir = None if task.pool_dir is None else Path(task.pool_dir)
     hints_dir = _hints_directory(task.role, events) if program.keeps_hints else None
     held = {} if job.of_provider is None else job.of_provider.disk_bytes
@@ -207,6 +213,7 @@ def _spu_session(
     session = PartySession(
         link, program.spu, pool_dir=pool_dir, budgets=budgets, hints_dir=hints_dir,
         jobs=task.agreed[JOBS], session=task.agreed[SESSION],
+        open_channel=channels.open,
     )  # fmt: skip
     events.finished = lambda: session.finished
     session.on_batch = lambda made, total: events.send("making", made=made, total=total)

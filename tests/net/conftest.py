@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from spu_llm.net.control import Control
+from spu_llm.net.frames import Door
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS, NetworkShape
 from spu_llm.net.stream import TcpStream, accept, connect, listen
@@ -41,11 +42,12 @@ def read_all(sock: socket.socket, nbytes: int | None = None) -> bytes:
     return b"".join(parts)
 
 
-def opened(relay: Relay, worker_port: int) -> int:
-    """Open a relay's side of a worker that listens there; the port where it finds its peer."""
-    side = Loopback(worker_port)
+def opened(relay: Relay, worker_port: int, door: Door = Door.MESSAGES) -> int:
+    """Open a relay's side of a worker that listens there; the port where it finds its peer's door.
+    """
+    side = Loopback(dict.fromkeys(Door, worker_port))
     relay.open_worker_side(side)
-    return side.ports[1]
+    return side.ports[door][1]
 
 
 def echo(sock: socket.socket) -> None:
