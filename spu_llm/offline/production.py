@@ -108,8 +108,7 @@ class Production:
 
     def _run(self, produced: Iterator[Callable[[], None]]) -> None:
         try:
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            _be_nice()
             with self._meter.beside("offline"):
                 while self._goes_on() and (add := next(produced, None)) is not None:
                     self._made.append(add)
@@ -124,3 +123,10 @@ class Production:
                 return False
             self._begun += 1
             return True
+
+
+def _be_nice() -> None:
+    """Lower this thread's priority, and that of threads it starts; Linux has one for each."""
+    own = threading.get_native_id()
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, own, max(os.getpriority(os.PRIO_PROCESS, own), _NICENESS))

@@ -17,11 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.arithmetic.product import linear
-from protocols.bits.compare import less_than
+from protocols.arithmetic.product import linear, multiply
 from spu_llm.compiler.demand import Demand, Taken
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.channel import Channel, MemoryChannel, round_trip_s
+from spu_llm.core.channel import Channel, MemoryChannel, Traffic, round_trip_s
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import PoolError, WireError, WorkerError
 from spu_llm.core.meter import Meter
@@ -32,7 +31,7 @@ from spu_llm.offline.production import ROUND_TRIP_S, Production
 from spu_llm.offline.supply import Supply
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import Session
-from spu_llm.runtime.simulation import Simulation
+from spu_llm.runtime.simulation import Simulation, reconstruct
 from spu_llm.runtime.spu_runtime import create_memory_link
 from tests.core.dealing import CORRELATIONS, TRIPLE, refuses
 from tests.core.pools import RANKS, Parties
@@ -105,7 +104,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(ACTIONS)
 def test_units_match_and_come_once(threads: ThreadPoolExecutor, actions: list[Any]) -> None:
     """Whatever is made beside and taken meanwhile, and however the parties' sessions end."""
@@ -219,21 +218,15 @@ def test_its_phases_take_no_time_of_the_session() -> None:
     def work() -> None:
         with meter.beside("offline"), meter.in_phase("offline"):
             time.sleep(0.05)
-            meter.record("pool", "triple", "", 0.05, round_trips().traffic)
+            meter.record("pool", "triple", "", 0.05, Traffic())
 
     with meter.in_phase("decode"):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-        meter.record("op", "multiply", "", 0.0, round_trips().traffic)
+        meter.record("op", "multiply", "", 0.0, Traffic())
     assert [(e.phase, e.beside) for e in meter.entries] == [("offline", True), ("decode", False)]
     assert meter.seconds.keys() == {"decode"} and meter.seconds["decode"] >= 0.05
-
-
-def round_trips() -> Any:
-    from spu_llm.core.channel import CountingChannel
-
-    return CountingChannel(MemoryChannel.pair()[0])
 
 
 # ---- when it pays
@@ -288,10 +281,13 @@ def test_it_is_for_networks_alone(delay_s: float) -> None:
 # ---- in a session
 
 C, P, J = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT
-ROWS = 40
-FORWARD = SecureFunction(
-    lambda x, w: less_than(linear(x, w, label="tests beside"), 0.0, bits=32), (C, P), "forward"
-)
+ROWS = 1500  # so many that every call needs another batch
+def _forward(x: Any, w: Any) -> Any:
+    y = linear(x, w, label="tests beside")
+    return multiply(y, y)
+
+
+FORWARD = SecureFunction(_forward, (C, P), "forward")
 IN_SPU = SecureFunction(
     lambda x, w: jnp.sin(linear(x, w, label="tests in spu")), (C, P), "in spu"
 )
@@ -305,9 +301,9 @@ def arguments(session: Session, x: np.ndarray) -> Any:
     )
 
 
-def twice(function: SecureFunction, *args: Any) -> Callable[[Session], None]:
+def course_of(calls: int, function: SecureFunction, *args: Any) -> Callable[[Session], None]:
     def course(dry: Session) -> None:
-        for _ in range(2):
+        for _ in range(calls):
             dry.call(function, *args)
 
     return course
@@ -319,7 +315,8 @@ def run(session: PartySession, x: np.ndarray, *, beside: bool) -> Any:
     """
     args = arguments(session, x)
     for need in session.demand(FORWARD, *args)[0].material.values():
-        session.supply.take(need.correlation, session.supply.available(need.correlation))
+        there = session.supply.available(need.correlation)
+        session.supply.take(need.correlation, there, need.fixed)
     session.beside, mark = beside, len(session.meter.entries)
     sent: list[list[int]] = []
     channels = session._channel, session._material
@@ -331,14 +328,14 @@ def run(session: PartySession, x: np.ndarray, *, beside: bool) -> Any:
     for left in (2, 1, 0):
         session.make_ready(FORWARD, *args)
         if left:
-            session.make_beside(twice(FORWARD, *args))
+            session.make_beside(course_of(2, FORWARD, *args))
             assert session.production.running == beside
         results.append(session.call(FORWARD, *args))
     session.stop_beside()
     for channel, original in zip(channels, originals, strict=True):
         channel.inner = original
     session.beside = False
-    return [x.words for x in results], sent, session.meter.entries[mark:]
+    return results, sent, session.meter.entries[mark:]
 
 
 class _Noting:
@@ -377,10 +374,8 @@ def test_calls_find_and_cost_the_same(simulation: Simulation) -> None:
     for before, beside in zip(client[0][2], client[1][2], strict=False):
         if before.kind == beside.kind == "pool":
             assert before.traffic.bytes == pytest.approx(beside.traffic.bytes, rel=0.01)
-    for a, b, found in zip(client[1][0], provider[1][0], client[0][0], strict=True):
-        bits = (a ^ b) & np.uint64(1)
-        plain = (x @ WEIGHTS < 0).astype(np.uint64)
-        assert np.count_nonzero(bits != plain) == 0 and found.shape == a.shape
+    for shares in zip(client[1][0], provider[1][0], strict=True):
+        np.testing.assert_allclose(reconstruct(shares), (x @ WEIGHTS) ** 2, atol=2e-3)
 
 
 def costs(entries: Any) -> list[Any]:
@@ -403,7 +398,7 @@ def test_a_call_that_has_spu_at_work_runs_alone(simulation: Simulation) -> None:
         args = arguments(session, x)
         session.make_ready(IN_SPU, *args)
         session.beside = True
-        session.make_beside(twice(IN_SPU, *args))
+        session.make_beside(course_of(2, IN_SPU, *args))
         assert not session.production.running
         session.beside = False
         demand = session.demand(FORWARD, *arguments(session, np.ones((ROWS, 4), np.float32)))[0]
@@ -427,7 +422,7 @@ def test_what_ends_it_ends_the_call_before_its_next_message(simulation: Simulati
         session.make_ready(FORWARD, *args)
         session.beside, make = True, session.pool._make
         session.pool._make = refuses
-        session.make_beside(lambda dry: [dry.call(FORWARD, *args) for _ in range(2000)])  # type: ignore[arg-type, return-value]
+        session.make_beside(course_of(20, FORWARD, *args))
         while session.production._error is None:
             time.sleep(0.01)
         before = session._channel.traffic
@@ -454,6 +449,6 @@ def test_its_thread_is_the_nicer_one(parties: Parties) -> None:
     sides = Sides(parties)
     sides.start(TRIPLE, 1)
     sides.settle()
-    assert found == [min(19, 10)] * 2 or found == [max(own, 10)] * 2
+    assert found == [max(own, 10)] * 2
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
     parties.end()
