@@ -146,7 +146,7 @@ class Traffic:
         return self.sent_messages + self.received_messages
 
 
-def round_trip_s(channel: Channel, *, asks: bool, times: int = 3) -> float | None:
+def round_trip_s(channel: Channel, *, asks: bool, times: int = 5) -> float | None:
     """How long a message to the peer and its answer take, at best; at the party that `asks`, while
     the other one answers and gets None.
     """

@@ -131,6 +131,11 @@ def generate(
     secrets for joint randomness; None at the other one. What the parties learn is the verifier's
     functionality, the prompt's length, the request's public fields, the length of the provider's
     own text before the prompt, rounded up, and when the text ended.
+
+    While a forward runs, the session may make what the step after it takes, if one may follow: the
+    text's limit and the number of steps tell, or with shown progress the number of tokens, and
+    nothing else does. So the last forward has none beside it only where both parties know that it
+    is; after a text that ends before, some of it was for nothing.
     """
     request, report = completion.request, Report()
     drafts = request.draft_length
