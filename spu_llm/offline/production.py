@@ -21,12 +21,15 @@ from spu_llm.compiler.demand import Demand
 from spu_llm.core.meter import Meter
 from spu_llm.offline.supply import Supply, batches
 
-# Messages between the two workers take so long, there and back, or nothing is made beside: with a
-# tenth of a second's work in some 250 rounds a step of the demo's model is idle for longer than it
-# computes. Over loopback (below 1 ms) it is not idle at all, and would only be slowed down.
+# Messages between the two workers take so long, there and back, or nothing is made beside. A step of
+# the demo's model has some 250 rounds, of half of this each, and computes for under a second: from
+# here on it is idle for about as long as it computes. Over loopback (below 1 ms) it is never idle,
+# and would only be slowed down.
 ROUND_TRIP_S = 0.005
 
-_NICENESS = 10  # the call goes first where both could run
+# The call goes first where both could run. A thread does not get its priority back: with more, on a
+# busy machine, it would be starved while the session waits for it.
+_NICENESS = 5
 _LOOK_S = 0.1
 
 

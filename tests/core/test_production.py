@@ -27,7 +27,7 @@ from spu_llm.core.meter import Meter
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.offline.pool import Pool
-from spu_llm.offline.production import ROUND_TRIP_S, Production
+from spu_llm.offline.production import _NICENESS, ROUND_TRIP_S, Production
 from spu_llm.offline.supply import Supply
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import Session
@@ -449,6 +449,6 @@ def test_its_thread_is_the_nicer_one(parties: Parties) -> None:
     sides = Sides(parties)
     sides.start(TRIPLE, 1)
     sides.settle()
-    assert found == [max(own, 10)] * 2
+    assert found == [max(own, _NICENESS)] * 2
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
     parties.end()
