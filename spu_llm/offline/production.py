@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from spu_llm.compiler.demand import Demand
+from spu_llm.core.channel import Traffic
 from spu_llm.core.meter import Meter
 from spu_llm.offline.supply import Supply, batches
 
-# Messages between the two workers take so long, there and back, or nothing is made beside. A step of
+# A message to the peer's worker and its answer take so long, or nothing is made beside. A step of
 # the demo's model has some 250 rounds, of half of this each, and computes for under a second: from
-# here on it is idle for about as long as it computes. Over loopback (below 1 ms) it is never idle,
-# and would only be slowed down.
+# here on it is idle for about as long as it works. Over loopback (below 1 ms) it is never idle, and
+# would only be slowed down.
 ROUND_TRIP_S = 0.005
 
 # The call goes first where both could run. A thread does not get its priority back: with more, on a
@@ -45,6 +47,7 @@ class Production:
         # How many batches were begun; whether the next one has to wait; the first one that is not.
         self._turn = threading.Condition()
         self._begun, self._held, self._end = 0, False, 0
+        self.on_batch: Callable[[int, int], None] = lambda made, total: None
 
     @property
     def running(self) -> bool:
@@ -74,26 +77,36 @@ class Production:
         if self._error is not None:
             raise self._error
 
-    def settle(self, on_batch: Callable[[int, int], None] = lambda made, total: None) -> None:
-        """Wait for all of it and add it to the supply; raises as `check`. on_batch(made, total) is
-        called while it lasts, and then in the end.
+    def settle(self) -> None:
+        """Wait for all of it, in phase "offline", and add it to the supply; raises as `check`.
+        `on_batch` hears of batches that are waited for.
         """
         self.check()
         if self._thread is None:
             return
-        waited = False
-        while self._thread.is_alive():
-            self._thread.join(_LOOK_S)
-            if self._thread.is_alive():
-                on_batch(min(len(self._made), self._total), self._total)
-                waited = True
-        self._thread = None
-        made, self._made = self._made, []
-        for add in made:
-            add()
+        with self._meter.in_phase("offline"):
+            started = time.perf_counter()
+            self._wait(self._thread)
+            self._thread = None
+            made, self._made = self._made, []
+            for add in made:
+                add()
+            self._meter.record("wait", "material", "", time.perf_counter() - started, Traffic())
         self.check()
-        if waited:
-            on_batch(self._total, self._total)
+
+    def _wait(self, thread: threading.Thread) -> None:
+        # Told only when there are more of them: who judges whether a session stands still takes an
+        # event for progress.
+        before, told = len(self._made), -1
+        total = max(0, self._total - before)
+        while thread.is_alive():
+            made = min(len(self._made) - before, total)
+            if made > told:
+                told = made
+                self.on_batch(made, total)
+            thread.join(_LOOK_S)
+        if told < total:
+            self.on_batch(total, total)
 
     def stop(self, agree: Callable[[int], int]) -> None:
         """End it after the batches that either party has begun, and add these. agree(n) tells the

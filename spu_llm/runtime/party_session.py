@@ -118,7 +118,8 @@ class PartySession:
         common = Prg(hashlib.sha256(b"common" + key).digest())
         self.supply = Supply(self.pool, self.products)
         self.production = Production(self.supply, self.meter)
-        self.supply.settle = self._settle
+        self.supply.settle = self.production.settle
+        self.production.on_batch = lambda made, total: self.on_batch(made, total)
         self.party = Party(
             self.rank, self._channel, own, config.frac_bits, self.supply, common, self.ledger
         )
@@ -185,7 +186,7 @@ class PartySession:
 
     def set_up(self, demand: Demand) -> None:
         """Bring what products with weights take once: hints, which outlive the session."""
-        self._settle()
+        self.production.settle()
         self.supply.set_up(demand)
 
     def make(self, demand: Demand) -> None:
@@ -217,7 +218,7 @@ class PartySession:
             course(dry)
             now, *later = dry.taken()
             if later and not any(isinstance(s, Run) and not s.local for s in now.plan.steps):
-                self._settle()
+                self.production.settle()
                 demands = [call.demand for call in (now, *later)]
                 self.production.start(sum(demands, Demand()))
 
@@ -237,16 +238,6 @@ class PartySession:
             self.production.stop(agree)
             traffic = self._channel.traffic.since(before)
             self.meter.record("control", "end of material", "", 0.0, traffic)
-
-    def _settle(self) -> None:
-        """What is made in the background is waited for, as offline, and there from now on."""
-        if not self.production.running:
-            return
-        with self.meter.in_phase("offline"):
-            started = time.perf_counter()
-            self.production.settle(self.on_batch)
-            seconds = time.perf_counter() - started
-            self.meter.record("wait", "material", "", seconds, Traffic())
 
     def _pays(self) -> bool:
         """Whether messages take so long that a call leaves time to make material beside it; the

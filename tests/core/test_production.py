@@ -180,9 +180,13 @@ def test_it_stops_after_what_either_party_has_begun(parties: Parties) -> None:
     begun = (3, 3)  # the client's third waits for its turn, the provider's for the client's
     while tuple(production._begun for production in sides.productions) != begun:
         time.sleep(0.01)
-    threading.Timer(0.2, lambda: [turn.release(10) for turn in (slow, late)]).start()
+    heard: list[tuple[int, int]] = []
+    sides.productions[CLIENT].on_batch = lambda *progress: heard.append(progress)
+    threading.Timer(0.5, lambda: [turn.release(10) for turn in (slow, late)]).start()
     sides.stop()
     assert parties.available(TRIPLE) == 3 * 16
+    # What is waited for is told once, however long it takes: else it would seem to get on.
+    assert heard == sorted(set(heard)) and heard[0] == (0, 8) and heard[-1] == (8, 8)
     sides.take(TRIPLE, 48)
     parties.end()
 
