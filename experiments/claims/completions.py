@@ -173,7 +173,9 @@ def account(session: PartySession, demand: Demand, seconds: float) -> dict[str, 
     meter, rank = session.meter, session.rank
     batches = [e for e in meter.entries if e.kind == "pool"]
     hints = [e for e in meter.entries if e.kind == "hint"]
-    rest = [e for e in meter.entries if e.phase == "offline" and e.kind not in ("pool", "hint")]
+    waits = [e for e in meter.entries if e.kind == "wait"]
+    other = "pool", "hint", "wait"
+    rest = [e for e in meter.entries if e.phase == "offline" and e.kind not in other]
     material, used = {}, {}
     for name, need in demand.material.items():
         made = [e for e in batches if e.name == name]
@@ -181,7 +183,7 @@ def account(session: PartySession, demand: Demand, seconds: float) -> dict[str, 
         used[name] = replace(need, units=units - session.supply.available(need.correlation))
         material[name] = {"units": units, "used_units": used[name].units} | total(made, rank)
     set_up, hint = total(rest, rank) | {"seconds": seconds}, total(hints, rank)
-    making = total(batches, rank)
+    making = total([replace(e, seconds=0.0) if e.beside else e for e in batches] + waits, rank)
     spent = sum(part["seconds"] for part in (set_up, hint, making))
     planning = meter.seconds["offline"] - spent
     return {

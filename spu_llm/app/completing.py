@@ -234,6 +234,7 @@ def _summary(
         "drafted": report["drafted"],
         "accepted": report["accepted"],
         "seconds": {p: round(seconds.get(p, 0.0), 3) for p in ("offline", *online)},
+        "made_beside": result["beside"],
         "first_token_seconds": round(first_token, 3),
         "elapsed_seconds": round(time.monotonic() - options.started, 3),
         **_traffic(result["traffic"], offline=["offline"], online=online),

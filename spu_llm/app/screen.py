@@ -160,6 +160,8 @@ def _figures(result: dict[str, Any]) -> list[str]:
         rate = (tokens - 1) / seconds["decode"]
         lines.append(f"online: {rate:.2f} tokens/s, {seconds['decode']:.1f} s of decoding")
     everything = f"everything included: {elapsed:.1f} s, {seconds['offline']:.1f} s of them offline"
+    if beside := result["made_beside"]["seconds"]:
+        everything += f", and {beside:.1f} s of material made beside"
     lines.append(everything + (f"; {elapsed / tokens:.2f} s per token" if tokens else ""))
     lines += [
         f"payload: online {mb(sum(online.values()))} in {result['messages']['online']:,} messages "

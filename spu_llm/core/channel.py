@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import queue
+import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -145,6 +146,25 @@ class Traffic:
         return self.sent_messages + self.received_messages
 
 
+def round_trip_s(channel: Channel, *, asks: bool, times: int = 5) -> float | None:
+    """How long a message to the peer and its answer take, at best; at the party that `asks`, while
+    the other one answers and gets None.
+    """
+    best = None
+    for _ in range(times):
+        started = time.perf_counter()
+        if asks:
+            channel.send(_PING)
+        if channel.recv() != _PING:
+            raise WireError("the other party does not answer as it should")
+        if not asks:
+            channel.send(_PING)
+        else:
+            took = time.perf_counter() - started
+            best = took if best is None else min(best, took)
+    return best
+
+
 class CountingChannel:
     """Counts what passes through `inner` into `traffic`."""
 
@@ -171,6 +191,7 @@ def recv_exactly(channel: Channel, size: int) -> bytes:
 
 
 _GOODBYE = b"end"
+_PING = b"ping"
 
 
 def say_goodbye(channel: Channel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,43 +16,72 @@ class Entry:
     """One executed step of a plan (or control exchange)."""
 
     phase: str
-    kind: str  # "segment", "op", "pool", "hint", "local" or "control"
+    kind: str  # "segment", "op", "pool", "wait", "hint", "local" or "control"
     name: str
     function: str  # the secure function it belongs to
     seconds: float
     traffic: Traffic
     scope: str = ""  # of an op: the name scope it was written in
+    beside: bool = False  # while the session was at something else: no time of the session's
+
+
+class _Here(threading.local):
+    """What is going on in one thread."""
+
+    phase = "offline"
+    inside = 0.0  # seconds of the current phase spent in phases inside it
+    beside = False  # whether another thread is what the session waits for
 
 
 @dataclass
 class Meter:
-    """Entries of one party, in order; `phase` names what is going on now."""
+    """Entries of one party, in the order in which they ended. Every thread is in a phase of its
+    own.
+    """
 
-    phase: str = "offline"
     entries: list[Entry] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # wall time per phase
-    _inside: float = 0.0  # of the current phase, spent in phases inside it
+    _here: _Here = field(default_factory=_Here)
+
+    @property
+    def phase(self) -> str:
+        """What is going on now, in this thread."""
+        return self._here.phase
 
     def record(
         self, kind: str, name: str, function: str, seconds: float, traffic: Traffic,
         scope: str = "",
     ) -> None:  # fmt: skip
-        self.entries.append(Entry(self.phase, kind, name, function, seconds, traffic, scope))
+        here = self._here
+        self.entries.append(
+            Entry(here.phase, kind, name, function, seconds, traffic, scope, here.beside)
+        )
 
     @contextmanager
     def in_phase(self, phase: str) -> Iterator[None]:
         """Everything recorded inside belongs to `phase`; its wall time adds up in `seconds`, less
         that of phases inside it.
         """
-        before, self.phase = self.phase, phase
-        outer, self._inside = self._inside, 0.0
+        here = self._here
+        before, here.phase = here.phase, phase
+        outer, here.inside = here.inside, 0.0
         started = time.perf_counter()
         try:
             yield
         finally:
             elapsed = time.perf_counter() - started
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + elapsed - self._inside
-            self.phase, self._inside = before, outer + elapsed
+            if not here.beside:
+                self.seconds[phase] = self.seconds.get(phase, 0.0) + elapsed - here.inside
+            here.phase, here.inside = before, outer + elapsed
+
+    @contextmanager
+    def beside(self, phase: str) -> Iterator[None]:
+        """The same for a thread that works beside the one that the session waits for: its wall time
+        is no time of the session's.
+        """
+        self._here.beside = True
+        with self.in_phase(phase):
+            yield
 
     def traffic(self, *phases: str) -> Traffic:
         """Sum over `phases` (all of them when none is named)."""

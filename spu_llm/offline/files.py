@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -34,6 +35,8 @@ FORMAT = 2
 IN_USE = "is in use by another session"  # what a second one is told of a directory
 SLICES = 8  # of a batch: one is used up on disk before its first unit is handed out
 BATCH_ID = re.compile(r"[0-9a-f]{32}")
+# numpy reads headers with Python's parser, in which two threads disturb each other (CPython 3.11).
+_parsing = threading.Lock()
 HALF = re.compile(r"\.[0-9a-f]{32}\.(made|gone)")  # a batch on its way in or out
 _JSON_BYTES = 1 << 16
 
@@ -309,7 +312,8 @@ def _header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], int]:
     """Shape of an array file of uint64 words, and where its words begin."""
     try:
         version = np.lib.format.read_magic(file)
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        with _parsing:
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
     except Exception:  # numpy raises many kinds on a bad header, some of them undocumented
         raise _damaged(path) from None
     offset, size = file.tell(), os.fstat(file.fileno()).st_size

@@ -63,8 +63,21 @@ class Maker(Protocol):
         """Result words for one chunk of masks."""
 
 
+@dataclass(frozen=True)
+class Made:
+    """A chunk that no pool has yet: the key of its masks, and its result words [units, words]."""
+
+    label: Label
+    key: bytes
+    results: np.ndarray
+
+
 class Pool:
-    """This party's half. Both parties make and take the same units in the same order."""
+    """This party's half. Both parties make and take the same units in the same order.
+
+    `make` may run in one other thread while units are leased and taken: what it gives is in no
+    batch before `add`.
+    """
 
     def __init__(
         self,
@@ -138,8 +151,7 @@ class Pool:
         """Make whole chunks until `units` units are there. PoolError when those that are there are
         of another size.
         """
-        if self._closed:
-            raise PoolError("the pool is closed")
+        self._check_open()
         batches = self._batches.setdefault(correlation.name, [])
         for label in (batch.label for batch in batches):
             if label.words != correlation.words:
@@ -149,7 +161,44 @@ class Pool:
                     f"{correlation.words}; remove {where}"
                 )
         while self.available(correlation) < units:
-            batches.append(self._new_batch(correlation))
+            self._check_places()
+            self.add(self.make(correlation))
+
+    def make(self, correlation: Correlation) -> Made:
+        """The next chunk, for `add`; what is never added is lost."""
+        name, units = correlation.name, correlation.chunk
+        # Counted before it is made, so that an attempt that fails leaves no number to two chunks.
+        number = self._made[name] = self._made.get(name, 0) + 1
+        key = self._own.words((KEY_BYTES // 8,)).tobytes()
+        step = slice_units(units)
+        slices = [(start, min(start + step, units)) for start in range(0, units, step)]
+        drawn, at = [], key
+        for start, stop in slices:
+            drawn.append(correlation.draw(self.rank, _masks_of(at), stop - start))
+            at = _next_key(at)
+        masks = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
+        results = _pack(self._make(correlation, masks), units)
+        assert results.shape[1] == correlation.words
+        label = Label(
+            _batch_id(self._session, name, number), name, self.rank, units, correlation.words,
+            tuple(checksum(results[start:stop]) for start, stop in slices),
+        )  # fmt: skip
+        return Made(label, key, results)
+
+    def add(self, made: Made) -> None:
+        """Units of `made` serve from now on, on disk if there is room."""
+        self._check_open()
+        self._check_places()
+        self._remove_empty()
+        label, state = made.label, State(0, 0, made.key)
+        store: Files | _Memory
+        room = None if self._directory is None else self.room()
+        size = 8 * made.results.size + _LABEL_BYTES
+        if self._directory is None or (room is not None and room < size):
+            store = _Memory(label, made.results)
+        else:
+            store = self._directory.add(label, made.results, state)
+        self._batches.setdefault(label.name, []).append(_Batch(label, state, store))
 
     def lease(self, correlation: Correlation, units: int) -> None:
         """Bring the next `units` units, as far as they are there, into memory, used up on disk:
@@ -205,35 +254,16 @@ class Pool:
         while self._empty:
             self._empty.pop().store.remove()
 
-    def _new_batch(self, correlation: Correlation) -> _Batch:
-        self._remove_empty()
-        name, units = correlation.name, correlation.chunk
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PoolError("the pool is closed")
+
+    def _check_places(self) -> None:
         if self._directory is not None and sum(map(len, self._batches.values())) >= MAX_BATCHES:
             raise PoolError(
                 f"the pool holds {MAX_BATCHES} batches, as many as two sessions can compare; "
                 "prepare fewer steps at once"
             )
-        # Counted before it is made, so that an attempt that fails leaves no number to two chunks.
-        number = self._made[name] = self._made.get(name, 0) + 1
-        key = self._own.words((KEY_BYTES // 8,)).tobytes()
-        step = slice_units(units)
-        slices = [(start, min(start + step, units)) for start in range(0, units, step)]
-        drawn, at = [], key
-        for start, stop in slices:
-            drawn.append(correlation.draw(self.rank, _masks_of(at), stop - start))
-            at = _next_key(at)
-        masks = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
-        results = _pack(self._make(correlation, masks), units)
-        assert results.shape[1] == correlation.words
-        label = Label(
-            _batch_id(self._session, name, number), name, self.rank, units, correlation.words,
-            tuple(checksum(results[start:stop]) for start, stop in slices),
-        )  # fmt: skip
-        state, size = State(0, 0, key), _batch_bytes(correlation)
-        room = None if self._directory is None else self.room()
-        if self._directory is None or (room is not None and room < size):
-            return _Batch(label, state, _Memory(label, results))
-        return _Batch(label, state, self._directory.add(label, results, state))
 
 
 class _Memory:

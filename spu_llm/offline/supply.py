@@ -5,7 +5,9 @@ for everything that is bound to nobody's weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 from spu_llm.compiler.demand import Demand, Taken
 from spu_llm.core.correlation import Correlation, Material
@@ -19,6 +21,8 @@ class Supply:
 
     def __init__(self, pool: Pool, products: SilentProducts) -> None:
         self.pool, self.products = pool, products
+        # Waits for what is made beside, and adds it: before anything else is made.
+        self.settle: Callable[[], None] = lambda: None
 
     def available(self, correlation: Correlation) -> int:
         """Units that are made and not taken."""
@@ -39,26 +43,48 @@ class Supply:
         on_batch(made, total) is called before each batch and, if there was any, in the end.
         PoolError, with nothing made, when what is there was made for other weights.
         """
+        self.settle()
+        lacking = self.lacking(demand)
+        total = batches(lacking)
+        if total:
+            on_batch(0, total)
+        for made, add in enumerate(self.produce(lacking), 1):
+            add()
+            on_batch(min(made, total), total)
+
+    def lacking(self, demand: Demand) -> list[Taken]:
+        """What `demand` asks for and is not there, set up so that it can be produced. PoolError as
+        `make` says.
+        """
         wanted = list(demand.material.values())
         for one in wanted:
             if one.correlation.fixed is None:
-                self.prepare(one.correlation, 0)
+                self.pool.prepare(one.correlation, 0)
         self.set_up(demand)
-        total, made = sum(map(self._batches, wanted)), 0
-        for one in wanted:
-            while self._batches(one):
-                on_batch(made, total)
-                there = self.available(one.correlation)
-                units = min(one.units, there + one.correlation.chunk)
-                self.prepare(one.correlation, units, one.fixed)
-                made += 1
-        if total:
-            on_batch(total, total)
+        missing = [replace(n, units=n.units - self.available(n.correlation)) for n in wanted]
+        return [one for one in missing if one.units > 0]
+
+    def produce(self, lacking: Sequence[Taken]) -> Iterator[Callable[[], None]]:
+        """Make whole batches until there are so many units more; each comes as what adds it. That
+        it is made in one other thread does not disturb who takes; what adds it would.
+        """
+        for one in lacking:
+            kind, made = one.correlation, 0
+            while made < one.units:
+                if kind.fixed is not None:
+                    positions = self.products.make(kind)
+                    made += len(positions.results[0])
+                    yield partial(self.products.add, kind, positions)
+                else:
+                    batch = self.pool.make(kind)
+                    made += batch.label.units
+                    yield partial(self.pool.add, batch)
 
     def prepare(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> None:
         """Make units until `units` are there; `fixed`: the provider's array, if there is one and at
         the provider.
         """
+        self.settle()
         if correlation.fixed is not None:
             self.products.prepare(correlation, units, fixed)
         else:
@@ -72,11 +98,13 @@ class Supply:
 
     def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         """`units` units that nobody ever gets again."""
+        if self.available(correlation) < units:
+            self.settle()
         if correlation.fixed is not None:
             return self.products.take(correlation, units, fixed)
         return self.pool.take(correlation, units)
 
-    def _batches(self, wanted: Taken) -> int:
-        """Batches of one chunk that are missing."""
-        missing = wanted.units - self.available(wanted.correlation)
-        return max(0, math.ceil(missing / wanted.correlation.chunk))
+
+def batches(lacking: Sequence[Taken]) -> int:
+    """Of one chunk each; positions that are the last ones under a key may take one more."""
+    return sum(math.ceil(one.units / one.correlation.chunk) for one in lacking)

@@ -15,6 +15,7 @@ from spu_llm.compiler.plan import Plan
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.ledger import Ledger
 from spu_llm.core.meter import Meter
+from spu_llm.runtime.session import Session
 
 T = TypeVar("T")
 
@@ -43,6 +44,12 @@ class DrySession:
 
     def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
         return Demand()
+
+    def make_beside(self, course: Callable[[Session], None]) -> None:
+        """Nothing is made."""
+
+    def stop_beside(self) -> None:
+        """Nothing is made."""
 
     def call(self, function: SecureFunction, *args: Any) -> Any:
         plan, out_tree = function.plan(*args)

@@ -17,6 +17,7 @@ from spu_llm.core.merged_rounds import run_together
 from spu_llm.core.meter import Meter
 from spu_llm.core.party import Party
 from spu_llm.core.values import Owner, Private, Value, owner_of, public
+from spu_llm.offline.production import Production
 from spu_llm.runtime.spu_runtime import SpuRuntime, compile_segment
 
 _Call = tuple[OpCall, Sequence[Value]]  # with its operands
@@ -24,7 +25,7 @@ _Call = tuple[OpCall, Sequence[Value]]  # with its operands
 
 class Executor:
     """One party of a session. `dry_run` tells what a call takes; `make(material)` makes what the
-    pool lacks of it.
+    pool lacks of it. `production`: what is made beside, which needs SPU, too.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class Executor:
         meter: Meter,
         dry_run: DryRun,
         make: Callable[[Sequence[Taken]], None],
+        production: Production,
     ) -> None:
         self._party, self._channel, self._spu, self._meter = party, channel, spu, meter
-        self._dry_run, self._make = dry_run, make
+        self._dry_run, self._make, self._production = dry_run, make, production
         self._merged = itertools.count()  # calls in merged rounds so far
         self._ready = False  # whether all that a call takes is there
         # Hears of every call of an op, with its operands and results at this party.
@@ -67,6 +69,8 @@ class Executor:
         # Numbers in boolean shares cannot be added up; SPU may return them.
         joint = run.owner is Owner.JOINT
         if not run.local or (joint and has_numbers_in_bits(values)):
+            # SPU has one log for a process, and who makes material waits for no one here.
+            self._production.settle()
             results, traffic = self._spu.run(compile_segment(run, plan.owner_of), values)
             # A dry run cannot know the form that SPU chooses, nor what is then taken.
             self._ready = False
@@ -85,6 +89,7 @@ class Executor:
         Their material is there before they start: they may ask for it in another order at the
         other party, and making takes both.
         """
+        self._production.check()  # what ended it ends the call, too, and not at its end only
         if len(group) == 1:
             return [self._one(name, *group[0])]
         names = [self._dry_run.names(*call) for call in group]

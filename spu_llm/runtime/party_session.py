@@ -24,6 +24,7 @@ from spu_llm.core.channel import (
     SealedChannel,
     Traffic,
     agree_on_key,
+    round_trip_s,
     say_goodbye,
 )
 from spu_llm.core.correlation import Correlation
@@ -37,12 +38,13 @@ from spu_llm.core.values import CLIENT, PROVIDER, Private, Public, Value
 from spu_llm.offline import peer_directories
 from spu_llm.offline.packed.products import PackedProducts
 from spu_llm.offline.pool import Pool
+from spu_llm.offline.production import ROUND_TRIP_S, Production
 from spu_llm.offline.silent.products import SilentProducts
 from spu_llm.offline.stock import Budget, room_in
 from spu_llm.offline.supply import Supply
 from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.executor import Executor, check_owner
-from spu_llm.runtime.session import private_array
+from spu_llm.runtime.session import Session, private_array
 from spu_llm.runtime.spu_runtime import SpuRuntime, compile_segment
 
 T = TypeVar("T")
@@ -66,6 +68,7 @@ class PartySession:
         jobs: int = 1,
         session: str = "",
         open_channel: Callable[[], Channel] | None = None,
+        beside: bool | None = None,
     ) -> None:
         """`pool_dir`: where correlated randomness outlives the session, if the peer has such a
         directory, too; in memory by default. `budgets`: what its files, and those beside them, may
@@ -74,23 +77,28 @@ class PartySession:
         same number at the peer. `session`: its id, which both supervisors told their workers: who
         has another one understands nothing. `open_channel`: each call makes one further channel to
         the peer, on any thread, so long as both parties make them in the same order; on SPU's link
-        by default.
+        by default. `beside`: whether material of a later call is made while one runs, the same at
+        the peer; by default where messages take so long that it pays. SPU counts what passes on its
+        link meanwhile as its own: channels are then better elsewhere.
         """
         self.rank: int = link.rank
         self.meter, self.ledger = Meter(), Ledger()
         self._thread = threading.get_ident()
         self._open_channel = open_channel or (lambda: LinkChannel(link.spawn()))
-        wire = self._open_channel()
+        wire, for_material = self._open_channel(), self._open_channel()
         key = hashlib.sha256(agree_on_key(wire) + session.encode()).digest()
-        sealed = SealedChannel(wire, key, self.rank)
-        self._channel = CountingChannel(sealed)
-        # Apart, since an op may make some in its midst: never between its sends and its receives.
-        self._material = CountingChannel(sealed)
+        self._channel = CountingChannel(SealedChannel(wire, key, self.rank))
+        # Apart: some is made while a call runs, which knows nothing of these messages.
+        of_material = hashlib.sha256(b"material" + key).digest()
+        self._material = CountingChannel(SealedChannel(for_material, of_material, self.rank))
         own = own or Prg.from_os()
+        made_from = own.child("material")  # by one thread at a time, where `own` is the call's
         name = hashlib.sha256(b"pool" + key).digest()
         before = self._channel.traffic
         self.pool_folder = peer_directories.agree(self._channel, pool_dir)
-        self.pool = Pool(self.rank, own, self._make, session=name, directory=self.pool_folder)
+        self.pool = Pool(
+            self.rank, made_from, self._make, session=name, directory=self.pool_folder
+        )
         try:
             self._agree_on_pool(before)
             self.pool.room = lambda: room_in(budgets)
@@ -99,16 +107,19 @@ class PartySession:
                 several = dataclasses.replace(config, max_concurrency=jobs)
                 self._maker = SpuRuntime(link.spawn(), several, profile=profile)
             self.products = SilentProducts(
-                self.rank, own, self._channel, self.meter, directory=hints_dir, jobs=jobs
+                self.rank, made_from, self._material, self.meter, directory=hints_dir, jobs=jobs
             )
         except BaseException:
             self.pool.close()
             raise
         self._packed = PackedProducts(
-            self.rank, own, hashlib.sha256(b"packed" + key).digest(), self._material, jobs
+            self.rank, made_from, hashlib.sha256(b"packed" + key).digest(), self._material, jobs
         )
         common = Prg(hashlib.sha256(b"common" + key).digest())
         self.supply = Supply(self.pool, self.products)
+        self.production = Production(self.supply, self.meter)
+        self.supply.settle = self.production.settle
+        self.production.on_batch = lambda made, total: self.on_batch(made, total)
         self.party = Party(
             self.rank, self._channel, own, config.frac_bits, self.supply, common, self.ledger
         )
@@ -116,9 +127,11 @@ class PartySession:
         self._ready: list[Any] = []  # plan and arguments of a call that was made ready
         self._dry_run = DryRun(self.rank, config.frac_bits)
         self.executor = Executor(
-            self.party, self._channel, self._spu, self.meter, self._dry_run, self._make_all
-        )
+            self.party, self._channel, self._spu, self.meter, self._dry_run, self._make_all,
+            self.production,
+        )  # fmt: skip
         self.on_batch: Callable[[int, int], None] = lambda made, total: None
+        self.beside = self._pays() if beside is None else beside
 
     @property
     def finished(self) -> int:
@@ -130,6 +143,7 @@ class PartySession:
         """Put unused correlated randomness back on disk and wait until the peer has come to the
         end, too: it has then got all that this party sent. Only after success.
         """
+        self.stop_beside()
         self.pool.close()
         say_goodbye(self._channel)
 
@@ -172,6 +186,7 @@ class PartySession:
 
     def set_up(self, demand: Demand) -> None:
         """Bring what products with weights take once: hints, which outlive the session."""
+        self.production.settle()
         self.supply.set_up(demand)
 
     def make(self, demand: Demand) -> None:
@@ -190,6 +205,51 @@ class PartySession:
             self.supply.lease(demand)
         self._ready = [function.plan(*args)[0], *jax.tree.leaves(args)]
         return demand
+
+    def make_beside(self, course: Callable[[Session], None]) -> None:
+        """Make in the background what `course` takes, a dry session's way through the call that is
+        ready and a later one: all of it, less what is there, is the later one's. Not beside a call
+        that has SPU at work itself.
+        """
+        if not self.beside or self.party.supply is not self.supply:
+            return
+        with self.meter.in_phase("offline"):
+            dry = self.dry()
+            course(dry)
+            now, *later = dry.taken()
+            if later and not any(isinstance(s, Run) and not s.local for s in now.plan.steps):
+                self.production.settle()
+                demands = [call.demand for call in (now, *later)]
+                self.production.start(sum(demands, Demand()))
+
+    def stop_beside(self) -> None:
+        """End what is made in the background after the batches that either party has begun: a
+        message each way, if there is any.
+        """
+        if not self.production.running:
+            return
+        before = self._channel.traffic
+
+        def agree(begun: int) -> int:
+            self.party.send(np.array([begun], np.uint64))
+            return int(self.party.recv((1,))[0])
+
+        with self.meter.in_phase("offline"):
+            self.production.stop(agree)
+            traffic = self._channel.traffic.since(before)
+            self.meter.record("control", "end of material", "", 0.0, traffic)
+
+    def _pays(self) -> bool:
+        """Whether messages take so long that a call leaves time to make material beside it; the
+        client measures, and both know.
+        """
+        before = self._channel.traffic
+        found = round_trip_s(self._channel, asks=self.rank == CLIENT)
+        traffic = self._channel.traffic.since(before)
+        self.meter.record("control", "round trip", "", 0.0, traffic)
+        told = self.tell(CLIENT, None if found is None else round(1e6 * found))
+        assert told is not None
+        return told >= 1e6 * ROUND_TRIP_S
 
     def tell(self, teller: int, number: int | None) -> int | None:
         """A number from 0 on, or None, that `teller` has and both know from then on."""
@@ -220,7 +280,7 @@ class PartySession:
 
     def _make(self, correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
         """One chunk of correlated randomness, metered as offline wherever it falls."""
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread and not self.production.is_here():
             # In merged rounds the peer may ask for it at another time, and both would wait.
             raise PoolError(f"{correlation.name}: a call takes more than its dry run found")
         with self.meter.in_phase("offline"):

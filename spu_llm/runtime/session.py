@@ -41,6 +41,14 @@ class Session(Protocol):
     def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
         """Make ahead what `call` with such arguments takes and is not there; what it takes."""
 
+    def make_beside(self, course: Callable[[Session], None]) -> None:
+        """Make what a later call takes while the next one runs, where that pays. `course` goes
+        through both in a dry session; both parties find the same.
+        """
+
+    def stop_beside(self) -> None:
+        """No later call comes: what is made beside ends, and what there is of it stays."""
+
     def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
         """`work(*args)` at `owner`; None at the other party, which does not run it: a method of the
         owner's half may be given with None for a half that is not here.
@@ -72,6 +80,12 @@ class PlaintextSession:
 
     def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
         return Demand()
+
+    def make_beside(self, course: Callable[[Session], None]) -> None:
+        """Nothing is made."""
+
+    def stop_beside(self) -> None:
+        """Nothing is made."""
 
     def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
         return work(*args)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from spu_llm.core.channel import LinkChannel
 from spu_llm.core.prg import Prg
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import (
@@ -34,13 +35,17 @@ _simulations = itertools.count()
 class Simulation:
     """Both parties as two threads of this process, on an in-memory link; for tests and notebooks.
 
-    `seed` fixes the parties' own random streams (SPU's stay random).
+    `seed` fixes the parties' own random streams (SPU's stay random). `beside`: whether material is
+    made while a call runs, as a session has it.
     """
 
-    def __init__(self, config: SpuConfig | None = None, *, seed: int | None = None) -> None:
+    def __init__(
+        self, config: SpuConfig | None = None, *, seed: int | None = None,
+        beside: bool | None = None,
+    ) -> None:  # fmt: skip
         self._name = f"simulation-{next(_simulations)}"
         self._config = config or SpuConfig()
-        self._seed = seed
+        self._seed, self._beside = seed, beside
         self._broken = False
         self._work: list[queue.Queue[Any]] = [queue.Queue(), queue.Queue()]
         self._done: queue.Queue[Any] = queue.Queue()
@@ -62,12 +67,20 @@ class Simulation:
                         own = Prg.from_seed(self._seed, f"party {rank}")
                     link = create_memory_link(rank, self._name)
                     # Only one of two threads may write SPU's profile: the log is the process's.
-                    session = PartySession(link, self._config, own=own, profile=rank == CLIENT)
+                    session = PartySession(
+                        link, self._config, own=own, profile=rank == CLIENT,
+                        open_channel=self._channels(rank), beside=self._beside,
+                    )  # fmt: skip
                 self._done.put((rank, program(session), None))
             except BaseException as exc:
                 self._done.put((rank, None, exc))
         if session is not None:
             session.close()
+
+    def _channels(self, rank: int) -> Callable[[], LinkChannel]:
+        """On links of their own, so that SPU counts its own messages only."""
+        numbers = itertools.count()
+        return lambda: LinkChannel(create_memory_link(rank, f"{self._name}, {next(numbers)}"))
 
     def run(self, program: Callable[[PartySession], T]) -> list[T]:
         """`program(session)` at both parties at once; [client's result, provider's result].

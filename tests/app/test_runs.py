@@ -34,6 +34,7 @@ def check_types(result: dict[str, Any]) -> None:
         "drafted": int,
         "accepted": int,
         "seconds": {"offline": float, "prefill": float, "decode": float},
+        "made_beside": {"batches": int, "seconds": float},
         "first_token_seconds": float,
         "elapsed_seconds": float,
         "bytes": {"offline": both_ways, "online": both_ways},

@@ -28,6 +28,7 @@ RESULT: dict[str, Any] = {
     "drafted": 2,
     "accepted": 1,
     "seconds": {"offline": 4.0, "prefill": 1.0, "decode": 2.0},
+    "made_beside": {"batches": 0, "seconds": 0.0},
     "first_token_seconds": 5.5,
     "elapsed_seconds": 9.0,
     "bytes": {

@@ -112,6 +112,9 @@ class _Use:
 class SilentProducts:
     """This party's half, for one session. Both parties make and take the same positions of the same
     matrices in the same order.
+
+    `make` may run in one other thread while positions are taken: what it gives is not there before
+    `add`.
     """
 
     def __init__(
@@ -229,20 +232,26 @@ class SilentProducts:
     def prepare(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> None:
         """Make positions until `units` are there."""
         self.set_up([(correlation, fixed)])
-        use = self._uses[correlation.name]
-        while use.left < units:
-            with self._metered("pool", correlation.name):
-                self._make_some(use, correlation.chunk)
+        while self.available(correlation) < units:
+            self.add(correlation, self.make(correlation))
 
-    def _make_some(self, use: _Use, count: int) -> None:
-        """The next positions of a matrix: `count`, or as many as are left under its key."""
-        if use.key == len(self._keys):
-            self._keys.append(self._next_key())
-        key, window = self._keys[use.key], slice(use.next, min(use.next + count, N))
-        # Counted before anything is made of them.
-        use.next = window.stop % N
-        use.key += use.next == 0
-        use.made.append(self._positions(use, key, window))
+    def make(self, correlation: Correlation) -> Material:
+        """The next positions of a matrix that is set up, for `add`: a chunk, or as many as are left
+        under its key.
+        """
+        use = self._uses[correlation.name]
+        with self._metered("pool", correlation.name):
+            if use.key == len(self._keys):
+                self._keys.append(self._next_key())
+            key, window = self._keys[use.key], slice(use.next, min(use.next + correlation.chunk, N))
+            # Counted before anything is made of them.
+            use.next = window.stop % N
+            use.key += use.next == 0
+            return self._positions(use, key, window)
+
+    def add(self, correlation: Correlation, made: Material) -> None:
+        """Positions of `made` serve from now on."""
+        self._uses[correlation.name].made.append(made)
 
     def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
         """Masks [units, inputs] (zeros at the provider) and this party's shares [units, outputs]

@@ -47,6 +47,7 @@ def run(session: PartySession, job: Job[Request, ClientInputs], send: Send) -> d
     result: dict[str, Any] = {
         "report": asdict(report),
         "seconds": session.meter.seconds,
+        "beside": made_beside(session.meter.entries),
         "traffic": {phase: asdict(session.meter.traffic(phase)) for phase in PHASES},
         "steps": per_step(session.meter.entries),
         "learned": session.ledger.learned(),
@@ -98,6 +99,12 @@ def _client_side(inputs: ClientInputs, completion: Completion, send: Send) -> Cl
         on_text=lambda text: send("text", text=text),
         prefix=list(completion.request.public_prefix),
     )
+
+
+def made_beside(entries: list[Entry]) -> dict[str, Any]:
+    """Material that was made while the session was at something else: its time is in no phase."""
+    made = [e.seconds for e in entries if e.beside and e.kind == "pool"]
+    return {"batches": len(made), "seconds": round(sum(made, 0.0), 3)}
 
 
 def per_step(entries: list[Entry]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ resolves their outcomes. It runs the same in plaintext, between two parties, and
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -76,16 +77,22 @@ class Decoder:
         self.demand = Demand()
         self.last: tuple[SecureFunction, tuple[Any, ...]] | None = None
 
-    def prefill(self, prompts: Any, inputs: JudgeInputs) -> Judged:
+    def prefill(self, prompts: Any, inputs: JudgeInputs, then: int | None = None) -> Judged:
         """The prompts [lane, n], int32 of the client's, padded to the longest: their keys and
-        values become shares, and their last rows are judged.
+        values become shares, and their last rows are judged. `then`: rows of the step that may
+        follow, whose material may be made meanwhile; None: there is none.
         """
         self.demand = Demand()
-        return self._forward(self._programs.prefill, prompts, *inputs, self._prefix, self._hidden)
+        return self._forward(
+            0, then, self._programs.prefill, prompts, *inputs, self._prefix, self._hidden
+        )
 
-    def step(self, tokens: Any, inputs: JudgeInputs, retained: Retained) -> Judged:
+    def step(
+        self, tokens: Any, inputs: JudgeInputs, retained: Retained, then: int | None = None
+    ) -> Judged:
         """`tokens` [lane, n], int32 of the client's, after what the lanes retain of the last step
-        (not looked at after the prefill, all of which stays); every row is judged.
+        (not looked at after the prefill, all of which stays); every row is judged. `then`: as for
+        the prefill.
         """
         self.demand = Demand()
         self._retain(retained)
@@ -94,8 +101,8 @@ class Decoder:
         place = self._place(count)
         at = public(np.int32(self._written))
         judged = self._forward(
-            self._programs.decode, tokens, place, *inputs, self._shared, at, self._prefix,
-            self._hidden,
+            count, then, self._programs.decode, tokens, place, *inputs, self._shared, at,
+            self._prefix, self._hidden,
         )  # fmt: skip
         self._last_count = count
         return judged
@@ -198,15 +205,42 @@ class Decoder:
         )
         return Place(*placed)
 
-    def _forward(self, function: SecureFunction, *args: Any) -> Judged:
-        outcome, accepted, self._shared, self._prefix = self._call(function, self._weights, *args)
+    def _forward(
+        self, count: int, then: int | None, function: SecureFunction, *args: Any
+    ) -> Judged:
+        self._make_ready(function, self._weights, *args)
+        if then is not None:
+            twin = copy.copy(self)
+            twin._rows = copy.copy(self._rows)
+            self._session.make_beside(lambda dry: twin._go_on(dry, count, then, function, *args))
+        outcome, accepted, self._shared, self._prefix = self._session.call(
+            function, self._weights, *args
+        )
         return Judged(outcome, accepted)
 
+    def _go_on(
+        self, dry: Session, count: int, then: int, function: SecureFunction, *args: Any
+    ) -> None:
+        """A forward of `count` rows that is ready, and a step of `then` rows after it, as if the
+        first of them stayed alone: which ones will is not known yet, and the length of the block,
+        hence what is taken, seldom depends on it.
+        """
+        self._session = dry
+        self._forward(count, None, function, *args)
+        self._last_count = count
+        lanes = self._layout.lanes
+        retained = np.tile(np.arange(count) < 1, (lanes, 1))
+        tokens = jax.ShapeDtypeStruct((lanes, then), np.int32)
+        self.step(tokens, self.judge_shapes(then), retained)
+
     def _call(self, function: SecureFunction, *args: Any) -> Any:
+        self._make_ready(function, *args)
+        return self._session.call(function, *args)
+
+    def _make_ready(self, function: SecureFunction, *args: Any) -> None:
         # What a forward takes is made in one go before it, so that nothing is made inside it.
         self.demand += self._session.make_ready(function, *args)
         self.last = function, args
-        return self._session.call(function, *args)
 
 
 def _place_shapes(layout: Layout, count: int, capacity: int) -> tuple[Any, Any]:

@@ -131,6 +131,11 @@ def generate(
     secrets for joint randomness; None at the other one. What the parties learn is the verifier's
     functionality, the prompt's length, the request's public fields, the length of the provider's
     own text before the prompt, rounded up, and when the text ended.
+
+    While a forward runs, the session may make what the step after it takes, if one may follow: the
+    text's limit and the number of steps tell, or with shown progress the number of tokens, and
+    nothing else does. So the last forward has none beside it only where both parties know that it
+    is; after a text that ends before, some of it was for nothing.
     """
     request, report = completion.request, Report()
     drafts = request.draft_length
@@ -144,7 +149,7 @@ def generate(
         prompt = session.private(CLIENT, ClientSide.prompts, shape, np.int32, client)
         session.local(CLIENT, ClientSide.propose, client, 0)
         inputs = decoder.inputs(1, provider, ClientSide.verifier_inputs, client)
-        judged = decoder.prefill(prompt, inputs)
+        judged = decoder.prefill(prompt, inputs, _following(completion, 0))
         retained = _resolve(session, completion, client, judged, 0, report)
         on_step(report)
 
@@ -154,11 +159,20 @@ def generate(
             shape = (1, drafts + 1)
             tokens = session.private(CLIENT, ClientSide.step_tokens, shape, np.int32, client)
             inputs = decoder.inputs(drafts + 1, provider, ClientSide.verifier_inputs, client)
-            judged = decoder.step(tokens, inputs, retained)
+            written = report.steps + 1 if request.hide_progress else sum(report.emitted)
+            judged = decoder.step(tokens, inputs, retained, _following(completion, written))
             report.steps += 1
             retained = _resolve(session, completion, client, judged, drafts, report)
             on_step(report)
+    session.stop_beside()
     return report
+
+
+def _following(completion: Completion, written: int) -> int | None:
+    """Rows of the step that may follow the next forward, by what both parties know: `written`
+    tokens are there, at least, and it brings one or more. None when the text then has its length.
+    """
+    return completion.request.draft_length + 1 if written + 1 < completion.limit else None
 
 
 def _resolve(
