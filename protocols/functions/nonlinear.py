@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,8 +34,7 @@ from protocols.arithmetic.narrow import FRAC_BITS, narrow
 from protocols.arithmetic.product import scale_rows, sum_squares
 from protocols.arithmetic.projection import LONGEST, bound, least_bits, project
 from protocols.arithmetic.truncate import truncate
-from protocols.bits.mux import mux
-from protocols.functions.exponential import SCALE_BITS, scaled_exponential
+from protocols.functions.exponential import REACH, SCALE_BITS, scaled_exponential
 from protocols.functions.maximum import maximum
 from protocols.functions.piecewise import Lines, Quadratics, evaluate, lines, quadratics
 from spu_llm.core.approx import approximation
@@ -254,10 +253,10 @@ RECIPROCAL_BITS = 26  # fraction bits of the reciprocal of a row's sum
 
 def score_bits(largest: float) -> int:
     """Bits of comparisons for scores |z| <= largest, which is at most LARGEST_SCORE: of differences
-    of coarse scores, hidden ones below all others.
+    of coarse scores, hidden ones more than 2 REACH below all others.
     """
     units = 2.0 ** (FRAC_BITS - _COARSE)
-    return max(12, 2 + math.ceil(math.log2(2 * largest * units + 4)))
+    return max(12, 2 + math.ceil(math.log2(2 * (largest + REACH) * units + 4)))
 
 
 _SCORE_BITS = score_bits(511)
@@ -270,9 +269,10 @@ def softmax_weights(
     as words of `bits` bits in units of 1/16.
 
     scores: [rows, n] shared product words (36 fraction bits; as floats z 2^18); `bits`, from
-    `score_bits`, holds |z| where visible. visible: [rows, n], bool and public, or float and one
-    party's secret: negative where hidden; or several of them for columns next to each other. Hidden
-    scores weigh exactly nothing.
+    `score_bits`, holds |z|, hidden or not. visible: [rows, n], bool and public; or a secret, the
+    parties' or one's own, as int32: 0, or -1 where hidden. Hidden scores weigh exactly nothing, and
+    nothing is sent for it: 2^(bits - 2) is taken from them, m is no less than -2^(bits - 3), and so
+    they are REACH below it, where exponentials are zero.
 
     m is an upper bound of the row's maximum, 3/16 above it at most: the maximum of coarse scores;
     far below all scores where a row sees none.
@@ -280,12 +280,17 @@ def softmax_weights(
     # Half the way to a softmax is free: narrow words need no truncation.
     fine = narrow(scores, drop=FRAC_BITS, bits=_FINE_BITS)
     coarse = narrow(scores, drop=FRAC_BITS + _COARSE, bits=bits)
-    coarse = _by_columns(functools.partial(_hide, bits=bits), coarse, visible)
+    coarse = competing = coarse if visible is None else _hide(coarse, visible, bits)
+    if visible is not None and visible.dtype != jnp.bool_:
+        least = jnp.full((len(coarse), 1), -(1 << (bits - 3)), coarse.dtype)
+        competing = jnp.concatenate([coarse, least], axis=1)
     # Either narrow word may be one too low: coarse ones count for two more.
-    shift = maximum(coarse, bits=bits) + 2
+    shift = maximum(competing, bits=bits) + 2
     bound = jnp.broadcast_to(shift[:, None], coarse.shape)
     weights = _exponentials(fine - bound * (1 << _COARSE), coarse - bound, bits)
-    return _by_columns(_of_visible, weights, visible), shift
+    if visible is not None and visible.dtype == jnp.bool_:  # of a row that sees nothing, too
+        weights = jnp.where(visible, weights, 0.0)
+    return weights, shift
 
 
 def exponentials_below(coarse: Any, bits: int) -> Any:
@@ -305,29 +310,12 @@ def reciprocal_of_sums(sums: Any, n: int) -> tuple[Any, Any]:
     return evaluate(sums, _sum_lines(n))
 
 
-def _by_columns(work: Callable[[Any, Any], Any], rows: Any, visible: Any) -> Any:
-    """`work(rows, visible)`, side by side for columns that are hidden by different parties."""
-    if visible is None:
-        return rows
-    if not isinstance(visible, Sequence):
-        return work(rows, visible)
-    ends = np.cumsum([part.shape[-1] for part in visible])[:-1].tolist()
-    parts = jnp.split(rows, ends, axis=-1)
-    return jnp.concatenate([work(*pair) for pair in zip(parts, visible, strict=True)], axis=-1)
-
-
-def _of_visible(weights: Any, visible: Any) -> Any:
-    """Nothing of hidden ones."""
-    if visible.dtype == jnp.bool_:
-        return jnp.where(visible, weights, 0.0)
-    return mux(visible >= 0, weights)
-
-
 def _hide(rows: Any, visible: Any, bits: int) -> Any:
     """Scores of `bits` bits with hidden ones below all others."""
+    far = 1 << (bits - 2)
     if visible.dtype == jnp.bool_:
-        return jnp.where(visible, rows, -(1 << (bits - 2)))
-    return rows + jnp.where(visible >= 0, 0, -(1 << (bits - 2))).astype(rows.dtype)
+        return jnp.where(visible, rows, -far)
+    return rows + (visible * far).astype(rows.dtype)
 
 
 @functools.cache
