@@ -20,7 +20,11 @@ times_columns  w [n, cap] times the rows V of a cache. As above, with P over all
 append         Writes rows. Nothing is sent; they are opened when they are first used.
 lengthen       Adds rows that are not written. Nothing is sent.
 
-Of a cache that the provider knows, one direction will do: `known_rows`.
+Both products take several caches, too: side by side, or added up. Of one that the provider knows,
+one direction will do (`known_rows`). What a party sends for all of them is one message, and sums
+over caches are truncated once. Each cache has an allocation of its own, so that what is sent for
+one of them is under masks that nothing else is under: a message is uniform as its parts are, and a
+result is the sum, or the list, of shares that are each as fresh as the prepared ones.
 
 A row that was never written is zero and stays out of every product; its scores are exact zeros. Of
 a cache from elsewhere (plain shares) every row counts as written, of a public one every row that is
@@ -329,29 +333,27 @@ def _times(
 ) -> Arith:
     _check(kind, x, caches, tile)
     share = as_arith(party, x)
-    parts = list(_given_to(kind, share.words, caches))
-    outs = [np.zeros(kind.known.out_shape(p.shape, c), np.uint64) for p, c in _pairs(parts, caches)]
+    split = list(_split(kind, share.words, caches))
+    outs = [np.zeros(kind.known.out_shape(part.shape, cache), np.uint64) for part, cache in split]
     turns = [
         known_rows.turn(kind.known, party, part, cache, tile=tile, out=out)
         if known_rows.is_known(cache)
         else _turn(kind, party, part, cache, tile, out)
-        for part, cache, out in zip(parts, caches, outs, strict=True)
+        for (part, cache), out in zip(split, outs, strict=True)
     ]
     exchange(party, turns)
     found = sum(outs[1:], outs[0]) if kind.columns else np.concatenate(outs, axis=2)
     # Of empty caches the product is zero, and nothing is sent.
-    some = any(_serves(cache, part.shape) for part, cache in _pairs(parts, caches))
+    some = any(_serves(cache, part.shape) for part, cache in split)
     return rescaled(party, found, share, shift if some else 0)
 
 
-def _pairs(parts: Sequence[np.ndarray], caches: Sequence[Value]) -> Any:
-    return zip(parts, caches, strict=True)
-
-
-def _given_to(kind: _Kind, x: np.ndarray, caches: Sequence[Value]) -> Iterator[np.ndarray]:
+def _split(
+    kind: _Kind, x: np.ndarray, caches: Sequence[Value]
+) -> Iterator[tuple[np.ndarray, Value]]:
     """What of x goes to each of the caches."""
-    for columns in _ends(kind, caches):
-        yield x[:, :, columns] if kind.columns else x
+    for columns, cache in zip(_ends(kind, caches), caches, strict=True):
+        yield x[:, :, columns] if kind.columns else x, cache
 
 
 def _serves(cache: Value, x: Sequence[int]) -> bool:
@@ -502,13 +504,17 @@ def _enter(
         kind.correct(by_head[:, plan.fresh.index(use.tile)], use, difference)
 
 
+def _in_one(caches: Sequence[Any]) -> Any:
+    whole_words = all(isinstance(cache, np.ndarray) for cache in caches)
+    return (np if whole_words else jnp).concatenate(caches, axis=1)
+
+
 def _product_op(name: str, kind: _Kind) -> ProtocolOp:
     two_party = functools.partial(_times, kind)
     return protocol_op(
         name,
         reference=lambda x, *caches, tile, shift=None: meaning(
-            kind.reference(x, caches[0] if len(caches) == 1 else jnp.concatenate(caches, axis=1)),
-            shift,
+            kind.reference(x, _in_one(caches)), shift
         ),
         two_party=two_party,
         cost=functools.partial(_cost, kind),

@@ -7,8 +7,8 @@ term, and queries are opened in one direction. It serves one head for N queries,
     known products         a [N, d] the client's, b [cap, d] the provider's; result a b^T [N, cap]
     weighted known rows    a [N, cap], b [cap, d]; result a b [N, d]
 
-`cached.times_rows` and `cached.times_columns` do this where the cache is the provider's; for the
-latter read K for K^T and b for b^T.
+`cached.times_rows` and `cached.times_columns` do this where a cache is the provider's, in the same
+messages as for others beside it; for the latter read K for K^T and b for b^T.
 
   1. The client sends e = x_0 - a for its queries; for each fresh unit the provider sends f = K - b,
      which the client keeps. Nothing that depends on x_1 is sent.

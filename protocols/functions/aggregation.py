@@ -71,7 +71,8 @@ def attention_on_shares(query: Any, *blocks: Any, largest_score: float) -> tuple
     public `largest_score`.
     """
     owned = [OwnedBlock(*blocks[i : i + 3]) for i in range(0, len(blocks), 3)]
-    return with_one_maximum(query, owned, score_bits(largest_score))
+    secret = any(block.visible.dtype != jnp.bool_ for block in owned)
+    return with_one_maximum(query, owned, score_bits(largest_score, secret))
 
 
 def with_one_maximum(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tuple[Any, Any]:

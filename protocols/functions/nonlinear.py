@@ -251,12 +251,13 @@ LARGEST_SCORE = 2.0**18  # what comparisons of narrow words hold
 RECIPROCAL_BITS = 26  # fraction bits of the reciprocal of a row's sum
 
 
-def score_bits(largest: float) -> int:
+def score_bits(largest: float, secret: bool = False) -> int:
     """Bits of comparisons for scores |z| <= largest, which is at most LARGEST_SCORE: of differences
-    of coarse scores, hidden ones more than 2 REACH below all others.
+    of coarse scores, hidden ones below all others; more than 2 REACH below, where it is `secret`
+    which these are.
     """
-    units = 2.0 ** (FRAC_BITS - _COARSE)
-    return max(12, 2 + math.ceil(math.log2(2 * (largest + REACH) * units + 4)))
+    units, more = 2.0 ** (FRAC_BITS - _COARSE), REACH if secret else 0
+    return max(12, 2 + math.ceil(math.log2(2 * (largest + more) * units + 4)))
 
 
 _SCORE_BITS = score_bits(511)
@@ -269,10 +270,10 @@ def softmax_weights(
     as words of `bits` bits in units of 1/16.
 
     scores: [rows, n] shared product words (36 fraction bits; as floats z 2^18); `bits`, from
-    `score_bits`, holds |z|, hidden or not. visible: [rows, n], bool and public; or a secret, the
-    parties' or one's own, as int32: 0, or -1 where hidden. Hidden scores weigh exactly nothing, and
-    nothing is sent for it: 2^(bits - 2) is taken from them, m is no less than -2^(bits - 3), and so
-    they are REACH below it, where exponentials are zero.
+    `score_bits`, holds |z| where visible, and wherever that is a secret. visible: [rows, n], bool
+    and public; or a secret, the parties' or one's own, as int32: 0, or -1 where hidden. Hidden
+    scores weigh exactly nothing, and nothing is sent for it: 2^(bits - 2) is taken from them, m is
+    no less than -2^(bits - 3), and so they are REACH below it, where exponentials are zero.
 
     m is an upper bound of the row's maximum, 3/16 above it at most: the maximum of coarse scores;
     far below all scores where a row sees none.

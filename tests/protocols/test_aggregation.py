@@ -47,7 +47,7 @@ def attended(
     """What two parties come to over a block in the provider's clear and a shared one, and the count
     of what left its range.
     """
-    cut, bits = SIZES[0], score_bits(LARGEST)
+    cut, bits = SIZES[0], score_bits(LARGEST, hidden)
 
     def attention(query: Any, keys: Any, values: Any, k: Any, v: Any, shown: Any) -> Any:
         visible = jnp.where(shown, 0, HIDDEN) if hidden else seen
@@ -105,7 +105,7 @@ def test_each_party_hides_columns_of_its_own(simulation: Simulation, way: Any) -
     """
     seen = VISIBLE.copy()
     seen[..., :2], seen[..., 2 : SIZES[0]] = False, True
-    cut, bits = SIZES[0], score_bits(LARGEST)
+    cut, bits = SIZES[0], score_bits(LARGEST, True)
 
     def attention(
         query: Any, keys: Any, values: Any, k: Any, v: Any, empty: Any, shown: Any
