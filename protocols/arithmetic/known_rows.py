@@ -303,7 +303,9 @@ def _multiply(
             out[:, served] = units[i].queries[:, queries] @ kind.factor(units[i].opened)
     else:
         words = known_words(party, known, frac_bits_of(known.dtype, party.frac_bits))
-        f = np.stack([words - unit.rows for unit in fresh], axis=1) if fresh else np.zeros(0)
+        f = np.zeros(shape_of_f, np.uint64)
+        for i, unit in enumerate(fresh):
+            f[:, i] = words - unit.rows
         e = yield f, x.shape
         out += (e + x) @ kind.factor(words)
     for i, served, queries in uses:
