@@ -57,10 +57,8 @@ class TestRowsOfSeveral(ComposedContract):
     fresh = True
     elementwise = False
     cases = [
-        Case((X, ROWS, OTHERS), ("degenerate", "provider", "arith"), {"tile": 1}),
         Case((X % 8 * 8, OTHERS % 5, ROWS % 5), ("client", "arith", "provider"),
              {"tile": 2, "shift": 3}),
-        Case((X, OTHERS, ROWS), ("arith", "arith", "arith"), {"tile": 2}),
         Case((X, NOTHING, ROWS), ("arith", "provider", "arith"), {"tile": 2}),
     ]  # fmt: skip
 
@@ -73,7 +71,6 @@ class TestColumnsOfSeveral(ComposedContract):
     fresh = True
     elementwise = False
     cases = [
-        Case((THREE, ROWS, OTHERS), ("degenerate", "provider", "arith"), {"tile": 1}),
         Case((THREE % 8 * 8, OTHERS % 5, ROWS % 5), ("client", "arith", "provider"),
              {"tile": 2, "shift": 3}),
         Case((WEIGHTS, NOTHING, ROWS), ("arith", "arith", "provider"), {"tile": 2}),
