@@ -21,14 +21,18 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from protocols.arithmetic.cached import append
 from protocols.functions.aggregation import OwnedBlock, attention_on_shares
 from protocols.functions.layers import append_rows, lengthen_rows, pick_rows
 from spu_llm.core.approx import approximation
 
 # Below every score a trained model produces.
 SCORE_FLOOR = -1.0e30
-# Says that a position is hidden, where only one party knows.
-HIDDEN = -1.0
+# Says that a position is hidden, where it is a secret; 0 that it is not.
+HIDDEN = -1
+# Rows of a prefix, at most, that stand in the cache: what is made ahead for a cache has room for
+# some that are not its own, and products with them cost nothing then.
+FEW = 32
 
 
 class Block(NamedTuple):
@@ -45,12 +49,18 @@ class Block(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """Rows before those of a cache, the same in every lane, whose text the provider knows. The
+    """Rows before the text of a cache, the same in every lane, whose text the provider knows. The
     first of them may hold none, so that how many do is the provider's secret.
     """
 
-    block: Block  # of all lanes
-    hidden: Array  # float [m], of the first m rows, the provider's: HIDDEN where there is no text
+    block: Block | None  # of all lanes; None: they are the first rows of the cache
+    rows: int
+    hidden: Array  # int32 [m], of the first m rows, the provider's: HIDDEN where there is no text
+
+    @property
+    def inside(self) -> int:
+        """Rows of the cache that are the prefix's."""
+        return self.rows if self.block is None else 0
 
 
 def padding(hidden: Array) -> Array:
@@ -65,8 +75,9 @@ class Rows(NamedTuple):
     """
 
     positions: Array  # int32 [lane, n]: in the text
-    visible: Array  # [lane, n, row of the cache], itself included: bool; or float, 0 or HIDDEN
-    at: Array | int  # public: the cache's row that the first of them is written to
+    # [lane, n, row of the cache's own], itself included: bool; or int32, 0 or HIDDEN
+    visible: Array
+    at: Array | int  # public: the cache's own row that the first of them is written to
 
     @property
     def hidden(self) -> bool:
@@ -82,20 +93,27 @@ def lengthened(block: Block, positions: int) -> Block:
     return Block(keys, values)
 
 
-def packed(block: Block, kept: Array, positions: int) -> Block:
-    """A block of `positions` rows that begins with the rows `kept` (int32 [lane, m]; -1: a row of
-    zeros) of another one; the others are given up.
+def packed(block: Block, kept: Array, positions: int, inside: int = 0) -> Block:
+    """A block of so many own rows that begins with the rows `kept` (int32 [lane, m]; -1: a row of
+    zeros) of another one; the others are given up. Both begin with the same `inside` rows of a
+    prefix.
     """
     layers, (lanes, m) = len(block.keys), kept.shape
-    rows = jnp.concatenate([*block.keys, *block.values])  # [part * lane * head, position, head_dim]
-    one_hot = jax.nn.one_hot(kept, block.positions, dtype=jnp.float32)
+    whole = [*block.keys, *block.values]
+    rows = jnp.concatenate([part[:, inside:] for part in whole])  # [part * lane * head, row, d]
+    n = block.positions - inside
+    one_hot = jax.nn.one_hot(kept, n, dtype=jnp.float32)
     per_head = jnp.broadcast_to(
-        one_hot[None, :, None],
-        (2 * layers, lanes, rows.shape[0] // (2 * layers * lanes), m, block.positions),
+        one_hot[None, :, None], (2 * layers, lanes, rows.shape[0] // (2 * layers * lanes), m, n)
     )
-    parts = jnp.split(pick_rows(per_head.reshape(-1, m, block.positions), rows), 2 * layers)
+    parts = jnp.split(pick_rows(per_head.reshape(-1, m, n), rows), 2 * layers)
+    if inside:
+        parts = [
+            jnp.concatenate([old[:, :inside], part], axis=1)
+            for old, part in zip(whole, parts, strict=True)
+        ]
     heads, _, head_dim = block.keys[0].shape
-    room = jnp.zeros((heads, positions, head_dim), jnp.float32)
+    room = jnp.zeros((heads, inside + positions, head_dim), jnp.float32)
     written = [append_rows(room, part, 0) for part in parts]
     return Block(tuple(written[:layers]), tuple(written[layers:]))
 
@@ -104,20 +122,35 @@ def layer_blocks(
     prefix: Prefix | None, layer: int, keys: Array, values: Array, visible: Array, groups: int
 ) -> list[OwnedBlock]:
     """What attention of one layer goes over: the prefix, if there is one, all its text visible to
-    all lanes, and the cache's rows `keys`, `values` [lane * head, row, head_dim].
+    all lanes, and the cache's rows `keys`, `values` [lane * head, row, head_dim], which may begin
+    with those of the prefix.
 
-    visible: [lane, n, row]. Queries are [lane * head, groups * n, head_dim]: `groups` query heads
-    share each head of keys and values.
+    visible: [lane, n, own row]. Queries are [lane * head, groups * n, head_dim]: `groups` query
+    heads share each head of keys and values.
     """
     lanes, n, rows = visible.shape
     heads = keys.shape[0] // lanes
     seen = jnp.broadcast_to(visible[:, None, None], (lanes, heads, groups, n, rows))
-    blocks = [OwnedBlock(keys, values, seen.reshape(lanes * heads, groups * n, rows))]
+    seen = seen.reshape(lanes * heads, groups * n, rows)
     if prefix is None:
-        return blocks
-    k, v = (part[layer] for part in prefix.block)
+        return [OwnedBlock(keys, values, seen)]
     some = jnp.broadcast_to(prefix.hidden, (lanes * heads, groups * n, len(prefix.hidden)))
-    return [OwnedBlock(k, v, some), *blocks]
+    if prefix.block is not None:
+        k, v = (part[layer] for part in prefix.block)
+        return [OwnedBlock(k, v, some), OwnedBlock(keys, values, seen)]
+    others = jnp.zeros((*some.shape[:2], prefix.rows - some.shape[2]), jnp.int32)
+    if seen.dtype == jnp.bool_:
+        seen = seen.astype(jnp.int32) - 1
+    return [OwnedBlock(keys, values, jnp.concatenate([some, others, seen], axis=-1))]
+
+
+def begun(cache: Block, prefix: Block) -> Block:
+    """An empty cache with the rows of a prefix as its first: shares, whoever has these rows."""
+    keys, values = (
+        tuple(append(rows, first, 0) for rows, first in zip(*pair, strict=True))
+        for pair in zip(cache, prefix, strict=True)
+    )
+    return Block(keys, values)
 
 
 def split_heads(x: Array, lanes: int, heads: int) -> Array:
@@ -168,7 +201,7 @@ def _attend(query: Array, *blocks: Array, largest_score: float) -> tuple[Array, 
 
 def _shown(block: OwnedBlock) -> Array:
     """bool [head, n, t]"""
-    some = block.visible if block.visible.dtype == jnp.bool_ else block.visible > HIDDEN
+    some = block.visible if block.visible.dtype == jnp.bool_ else block.visible >= 0
     others = jnp.ones((*some.shape[:2], block.keys.shape[1] - some.shape[2]), bool)
     return jnp.concatenate([some, others], axis=-1)
 

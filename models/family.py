@@ -170,8 +170,11 @@ class Layer:
 
     def write(self, key: Array, value: Array) -> None:
         """Put the keys and values [L head, n, head_dim] of the rows into the cache."""
-        self.keys = append_rows(self.keys, key, self.rows.at)
-        self.values = append_rows(self.values, value, self.rows.at)
+        at = self.rows.at
+        if self.prefix is not None and self.prefix.inside:
+            at = at + self.prefix.inside
+        self.keys = append_rows(self.keys, key, at)
+        self.values = append_rows(self.values, value, at)
 
     def attend(self, query: Array) -> Array:
         """Attention output [L n, heads * head_dim] of queries [L heads, n, head_dim]. Where these

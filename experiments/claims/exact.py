@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -141,10 +142,19 @@ def _counts(work: Workload) -> dict[str, int]:
 
 
 def _own_text(config: ModelConfig) -> list[dict[str, Any]]:
-    """A drafted completion after text of the provider's own, and after as much of the client's: the
-    prefill, and the mean of the first steps.
-    """
     found = []
+    for (tokens, way), works in own_text(config).items():
+        prefill, step = map(_counts, works)
+        found.append({"tokens": tokens, "way": way, "prefill": prefill, "step": step})
+    return found
+
+
+@functools.cache
+def own_text(config: ModelConfig) -> dict[tuple[int, str], list[Workload]]:
+    """A drafted completion after text of the provider's own, and after as much of the client's, by
+    tokens and way: the prefill, and the mean of the first steps.
+    """
+    found = {}
     for tokens in (0, *OWN_TEXT):
         ways = {"the prompt alone": (0, Before())}
         if tokens:
@@ -155,8 +165,7 @@ def _own_text(config: ModelConfig) -> list[dict[str, Any]]:
             }
         for way, (more, before) in ways.items():
             request = Request(PROMPT_TOKENS + more, 16, DRAFT_LENGTH, 0.0)
-            prefill, step = map(_counts, of_completion(config, request, [], OWN_STEPS, before))
-            found.append({"tokens": tokens, "way": way, "prefill": prefill, "step": step})
+            found[tokens, way] = of_completion(config, request, [], OWN_STEPS, before)
     return found
 
 

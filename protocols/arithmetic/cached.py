@@ -20,7 +20,11 @@ times_columns  w [n, cap] times the rows V of a cache. As above, with P over all
 append         Writes rows. Nothing is sent; they are opened when they are first used.
 lengthen       Adds rows that are not written. Nothing is sent.
 
-Of a cache that the provider knows, one direction will do: `known_rows`.
+Both products take several caches, too: side by side, or added up. Of one that the provider knows,
+one direction will do (`known_rows`). What a party sends for all of them is one message, and sums
+over caches are truncated once. Each cache has an allocation of its own, so that what is sent for
+one of them is under masks that nothing else is under: a message is uniform as its parts are, and a
+result is the sum, or the list, of shares that are each as fresh as the prepared ones.
 
 A row that was never written is zero and stays out of every product; its scores are exact zeros. Of
 a cache from elsewhere (plain shares) every row counts as written, of a public one every row that is
@@ -53,7 +57,7 @@ can neither use a mask again nor show a row.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,15 +66,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from protocols.arithmetic import known_rows
-from protocols.arithmetic.known_rows import BY_COLUMNS, BY_ROWS, Known
+from protocols.arithmetic.known_rows import BY_COLUMNS, BY_ROWS, Known, Turn, exchange
 from protocols.arithmetic.product import (
     correct_product,
     meaning,
-    open_masked,
-    open_together,
     rescaled,
     rescaled_cost,
     shared,
+    side_by_side,
 )
 from protocols.arithmetic.slots import Schedule, Slots, Use
 from protocols.bits.convert import arith_cost, as_arith
@@ -224,6 +227,7 @@ append = protocol_op(
     two_party=_append,
     cost=lambda cache, rows, at: arith_cost(cache, rows),
     simulate=uniform_messages(_append, nothing_to_correct),
+    non_interactive=True,
 )
 """cache [head, cap, d] with `rows` [head, n, d] written from the public position `at` on."""
 
@@ -249,6 +253,7 @@ lengthen = protocol_op(
     two_party=_lengthen,
     cost=lambda cache, positions: arith_cost(cache),
     simulate=uniform_messages(_lengthen, nothing_to_correct),
+    non_interactive=True,
 )
 """cache [head, cap, d] with zeros after it, `positions` rows in all. Rows that are open stay so."""
 
@@ -304,21 +309,63 @@ _ROWS = _Kind(cached_products, lambda x, cache: x @ cache.swapaxes(1, 2), BY_ROW
 _COLUMNS = _Kind(weighted_rows, lambda w, cache: w @ cache, BY_COLUMNS)
 
 
-def _check(kind: _Kind, x: Value, cache: Value, tile: int) -> None:
+def _check(kind: _Kind, x: Value, caches: Sequence[Value], tile: int) -> None:
     inner = 1 if kind.columns else 2
-    fits = len(x.shape) == len(cache.shape) == 3 and x.shape[0] == cache.shape[0]
-    if not fits or x.shape[2] != cache.shape[inner]:
-        raise ValueError(f"{x.shape} does not fit a cache of {cache.shape}")
+    fits = all(len(v.shape) == 3 and v.shape[0] == x.shape[0] for v in (x, *caches))
+    sides = {sum(c.shape[1] for c in caches)} if kind.columns else {c.shape[inner] for c in caches}
+    if not caches or not fits or sides != {x.shape[2]} or len({c.shape[2] for c in caches}) > 1:
+        shapes = ", ".join(str(cache.shape) for cache in caches)
+        raise ValueError(f"{x.shape} does not fit a cache of {shapes}")
     if tile < 1:
         raise ValueError(f"a tile has at least one slot, found {tile}")
 
 
+def _ends(kind: _Kind, caches: Sequence[Value]) -> Iterator[slice]:
+    """Which columns each of the caches has, of the weights or of the result."""
+    end = 0
+    for cache in caches:
+        end += cache.shape[1]
+        yield slice(end - cache.shape[1], end)
+
+
 def _times(
-    kind: _Kind, party: Party, x: Value, cache: Value, *, tile: int, shift: int | None = None
+    kind: _Kind, party: Party, x: Value, *caches: Value, tile: int, shift: int | None = None
 ) -> Arith:
-    _check(kind, x, cache, tile)
+    _check(kind, x, caches, tile)
+    share = as_arith(party, x)
+    split = list(_split(kind, share.words, caches))
+    outs = [np.zeros(kind.known.out_shape(part.shape, cache), np.uint64) for part, cache in split]
+    turns = [
+        known_rows.turn(kind.known, party, part, cache, tile=tile, out=out)
+        if known_rows.is_known(cache)
+        else _turn(kind, party, part, cache, tile, out)
+        for (part, cache), out in zip(split, outs, strict=True)
+    ]
+    exchange(party, turns)
+    found = sum(outs[1:], outs[0]) if kind.columns else np.concatenate(outs, axis=2)
+    # Of empty caches the product is zero, and nothing is sent.
+    some = any(_serves(cache, part.shape) for part, cache in split)
+    return rescaled(party, found, share, shift if some else 0)
+
+
+def _split(
+    kind: _Kind, x: np.ndarray, caches: Sequence[Value]
+) -> Iterator[tuple[np.ndarray, Value]]:
+    """What of x goes to each of the caches."""
+    for columns, cache in zip(_ends(kind, caches), caches, strict=True):
+        yield x[:, :, columns] if kind.columns else x, cache
+
+
+def _serves(cache: Value, x: Sequence[int]) -> bool:
+    """Whether a product of x of this shape with a cache is more than zero."""
     if known_rows.is_known(cache):
-        return known_rows.times(kind.known, party, x, cache, tile=tile, shift=shift)
+        return not known_rows.is_empty(x, cache)
+    return bool(x[1]) and bool((_rows_of(cache)[1] >= 0).any())
+
+
+def _turn(
+    kind: _Kind, party: Party, x: np.ndarray, cache: Value, tile: int, out: np.ndarray
+) -> Turn:
     # 1. First of all, so that both parties allocate in the same order.
     allocation, ids = _rows_of(cache)
     allocation.bind(party)
@@ -328,18 +375,16 @@ def _times(
         raise ValueError("an earlier product with this cache has failed, or is not at its end")
     half.busy = True
     plan = half.slots.schedule(ids, x.shape[1])
-    share, rows = as_arith(party, x), as_arith(party, cache)
-    out = np.zeros(kind.known.out_shape(x, cache), np.uint64)
+    rows = as_arith(party, cache)
     if plan.uses:
         _take(party, correlation, half, plan, x.shape[0])
-        if allocation.dry:
-            open_masked(party, np.zeros((x.shape[0], _opened(kind, plan, cache, tile)), np.uint64))
-        else:
-            _multiply(kind, party, share.words, rows.words, half, plan, out)
-        half.masks = {t: m for t, m in half.masks.items() if t in half.slots.tiles}
+    if not plan.uses or allocation.dry:
+        shape = x.shape[0], _opened(kind, plan, cache, tile)
+        yield np.zeros(shape, np.uint64), shape
+    else:
+        yield from _multiply(kind, party, x, rows.words, half, plan, out)
+    half.masks = {t: m for t, m in half.masks.items() if t in half.slots.tiles}
     half.busy = False
-    # Of an empty cache the product is zero, and nothing is sent.
-    return rescaled(party, out, share, shift if plan.uses else 0)
 
 
 def _take(
@@ -360,7 +405,7 @@ def _take(
 def _multiply(
     kind: _Kind, party: Party, x: np.ndarray, rows: np.ndarray, half: _Half, plan: Schedule,
     out: np.ndarray,
-) -> None:  # fmt: skip
+) -> Turn:  # fmt: skip
     # 2.
     masks = half.masks
     under = [
@@ -370,7 +415,8 @@ def _multiply(
     rows_under = [
         rows[:, o.positions] - masks[o.tile].rows[:, o.slots] for o in plan.openings
     ]
-    opened = open_together(party, under + rows_under)
+    own, apart = side_by_side(under + rows_under)
+    opened = apart(own + (yield own, own.shape))
     for o, f in zip(plan.openings, opened[len(under) :], strict=True):
         masks[o.tile].opened[:, o.slots] = f
     # 3.
@@ -390,48 +436,86 @@ def _opened(kind: _Kind, plan: Schedule, cache: Value, tile: int) -> int:
 
 
 def _cost(
-    kind: _Kind, x: Value, cache: Value, *, tile: int, shift: int | None = None
+    kind: _Kind, x: Value, *caches: Value, tile: int, shift: int | None = None
 ) -> Cost:
     """Of the next call: it looks at what is open now."""
-    _check(kind, x, cache, tile)
+    _check(kind, x, caches, tile)
+    total = arith_cost(x, *(cache for cache in caches if not known_rows.is_known(cache)))
+    words = np.zeros(2, int)  # of the client's, and of the provider's
+    some = False
+    for columns, cache in zip(_ends(kind, caches), caches, strict=True):
+        shape = *x.shape[:2], (columns.stop - columns.start if kind.columns else x.shape[2])
+        some |= _serves(cache, shape)
+        words += _words(kind, shape, cache, tile)
+    client, provider = (8 * int(n) for n in words)
+    total += Cost(bool(client) + bool(provider), int(some), client, provider)
+    shape = kind.known.out_shape(x.shape, caches[0])
+    if not kind.columns:
+        shape = *shape[:2], sum(cache.shape[1] for cache in caches)
+    return total + (rescaled_cost(x, shape, shift) if some else Cost())
+
+
+def _words(kind: _Kind, x: Sequence[int], cache: Value, tile: int) -> tuple[int, int]:
+    """What the client and the provider send for one of the caches."""
     if known_rows.is_known(cache):
-        return known_rows.cost(kind.known, x, cache, tile=tile, shift=shift)
+        return known_rows.sizes(kind.known, x, cache, tile=tile)
     allocation, ids = _rows_of(cache)
     half = allocation.half(kind.correlation(tile, cache.shape[2]), tile)
-    plan = half.slots.copy().schedule(ids, x.shape[1])
-    total = arith_cost(x, cache)
-    if not plan.uses:
-        return total
-    size = 8 * x.shape[0] * _opened(kind, plan, cache, tile)
-    total += Cost(2, 1, size, size)
-    return total + rescaled_cost(x, kind.known.out_shape(x, cache), shift)
+    plan = half.slots.copy().schedule(ids, x[1])
+    size = x[0] * _opened(kind, plan, cache, tile)
+    return size, size
 
 
 def _correct(
-    kind: _Kind, x: Value, cache: Value, *, tile: int, shift: int | None = None
+    kind: _Kind, x: Value, *caches: Value, tile: int, shift: int | None = None
 ) -> Correct:
-    """The prepared product enters the result as it is; every entry that serves, once."""
-    if known_rows.is_known(cache):
-        return known_rows.correct(kind.known, x, cache, tile=tile, shift=shift)
-    assert not isinstance(cache, Cached), "what is open already is no part of a single call's view"
+    """The prepared products enter the result as they are; every entry that serves, once."""
+    assert not any(isinstance(c, Stateful) for c in caches), "what is open already is no part of it"
+    shapes = [(x.shape[0], x.shape[1], c.shape[1]) for c in caches]
+    serving = [c for c, of in zip(caches, shapes, strict=True) if _serves(c, of)]
 
-    plan = Slots(tile).schedule(_rows_of(cache)[1], x.shape[1])
-
-    def enter(product: np.ndarray, difference: np.ndarray) -> None:
-        by_head = product.reshape(x.shape[0], len(plan.fresh), *product.shape[1:])
-        # A row of w V adds up over tiles: one of them takes the difference.
-        firsts = {use.rows.start: use for use in reversed(plan.uses)}
-        for use in firsts.values() if kind.columns else plan.uses:
-            kind.correct(by_head[:, plan.fresh.index(use.tile)], use, difference)
+    def enter(drawn: Sequence[np.ndarray], difference: np.ndarray) -> None:
+        # Two masks and a product each.
+        products = drawn[len(drawn) - 3 * len(serving) + 2 :: 3]
+        by_cache = dict(zip(map(id, serving), products, strict=True))
+        for columns, cache in zip(_ends(kind, caches), caches, strict=True):
+            if (product := by_cache.get(id(cache))) is None:
+                continue
+            if kind.columns:  # they add up: one of them takes the difference
+                _enter(kind, product, cache, difference, tile)
+                return
+            _enter(kind, product, cache, difference[:, :, columns], tile)
 
     return correct_product(x, shift, enter)
+
+
+def _enter(
+    kind: _Kind, product: np.ndarray, cache: Value, difference: np.ndarray, tile: int
+) -> None:
+    """Change the prepared product of a first call with one cache."""
+    if known_rows.is_known(cache):
+        known_rows.enter(kind.known, product, difference, tile=tile)
+        return
+    plan = Slots(tile).schedule(_rows_of(cache)[1], difference.shape[1])
+    by_head = product.reshape(len(difference), len(plan.fresh), *product.shape[1:])
+    # A row of w V adds up over tiles: one of them takes the difference.
+    firsts = {use.rows.start: use for use in reversed(plan.uses)}
+    for use in firsts.values() if kind.columns else plan.uses:
+        kind.correct(by_head[:, plan.fresh.index(use.tile)], use, difference)
+
+
+def _in_one(caches: Sequence[Any]) -> Any:
+    whole_words = all(isinstance(cache, np.ndarray) for cache in caches)
+    return (np if whole_words else jnp).concatenate(caches, axis=1)
 
 
 def _product_op(name: str, kind: _Kind) -> ProtocolOp:
     two_party = functools.partial(_times, kind)
     return protocol_op(
         name,
-        reference=lambda x, cache, tile, shift=None: meaning(kind.reference(x, cache), shift),
+        reference=lambda x, *caches, tile, shift=None: meaning(
+            kind.reference(x, _in_one(caches)), shift
+        ),
         two_party=two_party,
         cost=functools.partial(_cost, kind),
         simulate=uniform_messages(two_party, functools.partial(_correct, kind)),
@@ -439,7 +523,9 @@ def _product_op(name: str, kind: _Kind) -> ProtocolOp:
 
 
 times_rows = _product_op("times_rows", _ROWS)
-"""x [head, n, d] @ cache [head, cap, d]^T: [head, n, cap]. `tile`: N. `shift` as in `product`."""
+"""x [head, n, d] @ cache [head, cap, d]^T: [head, n, cap], of several caches side by side. `tile`:
+N. `shift` as in `product`."""
 
 times_columns = _product_op("times_columns", _COLUMNS)
-"""w [head, n, cap] @ cache [head, cap, d]: [head, n, d]. `tile`: N. `shift` as in `product`."""
+"""w [head, n, cap] @ cache [head, cap, d]: [head, n, d], of several caches added up; w has their
+columns side by side. `tile`: N. `shift` as in `product`."""

@@ -7,8 +7,8 @@ term, and queries are opened in one direction. It serves one head for N queries,
     known products         a [N, d] the client's, b [cap, d] the provider's; result a b^T [N, cap]
     weighted known rows    a [N, cap], b [cap, d]; result a b [N, d]
 
-`cached.times_rows` and `cached.times_columns` do this where the cache is the provider's; for the
-latter read K for K^T and b for b^T.
+`cached.times_rows` and `cached.times_columns` do this where a cache is the provider's, in the same
+messages as for others beside it; for the latter read K for K^T and b for b^T.
 
   1. The client sends e = x_0 - a for its queries; for each fresh unit the provider sends f = K - b,
      which the client keeps. Nothing that depends on x_1 is sent.
@@ -33,23 +33,22 @@ dry run, keeps the count without masks and rows: it sends zeros and computes zer
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from protocols.arithmetic.product import correct_product, rescaled, rescaled_cost, shared
-from protocols.bits.convert import arith_cost, as_arith, known_words
+from protocols.arithmetic.product import shared
+from protocols.bits.convert import known_words
 from spu_llm.core.correlation import Correlation, Form, Part
 from spu_llm.core.op import Cost, View, protocol_op
 from spu_llm.core.party import Party
-from spu_llm.core.simulated import Correct
 from spu_llm.core.values import (
     CLIENT,
     PROVIDER,
-    Arith,
     Owner,
     Private,
     State,
@@ -209,8 +208,9 @@ class Known:
         """What x is multiplied by."""
         return rows if self.columns else rows.swapaxes(1, 2)
 
-    def out_shape(self, x: Value, rows: Value) -> tuple[int, int, int]:
-        return x.shape[0], x.shape[1], rows.shape[2 if self.columns else 1]
+    def out_shape(self, x: Sequence[int], rows: Value) -> tuple[int, int, int]:
+        """Of a product with x of this shape."""
+        return x[0], x[1], rows.shape[2 if self.columns else 1]
 
 
 BY_ROWS = Known(known_products, False)
@@ -234,48 +234,68 @@ def _fresh(used: int, count: int, tile: int) -> int:
     return sum(queries.start == 0 for _, _, queries in _uses(used, count, tile))
 
 
-def times(
-    kind: Known, party: Party, x: Value, rows: Value, *, tile: int, shift: int | None = None
-) -> Arith:
-    """Of x [head, n, d] or [head, n, cap], in any form, with the provider's rows [head, cap, d],
-    which fit it. `tile`: N. `shift` as in `product`.
+# What one product puts into the message that all products of an op share: this party's words, and
+# the shape of the peer's, which it is sent. It ends with that.
+Turn = Generator[tuple[np.ndarray, tuple[int, ...]], np.ndarray, None]
+
+
+def exchange(party: Party, turns: Sequence[Turn]) -> None:
+    """All turns, in one message each way; none where nobody has anything to say."""
+    said = [next(turn) for turn in turns]
+    own = np.concatenate([words.reshape(-1) for words, _ in said])
+    sizes = [math.prod(shape) for _, shape in said]
+    if own.size:
+        party.send(own)
+    came = party.recv((sum(sizes),)) if sum(sizes) else np.zeros(0, np.uint64)
+    pieces = np.split(came, np.cumsum(sizes)[:-1])
+    for turn, piece, (_, shape) in zip(turns, pieces, said, strict=True):
+        with contextlib.suppress(StopIteration):
+            turn.send(piece.reshape(shape))
+            raise AssertionError("a product has one turn")
+
+
+def turn(
+    kind: Known, party: Party, x: np.ndarray, rows: Value, *, tile: int, out: np.ndarray
+) -> Turn:
+    """Of shares x [head, n, d] or [head, n, cap] with the provider's rows [head, cap, d], which fit
+    it; enters what comes of it into `out`. `tile`: N.
     """
     known = _with_masks(rows)
     known.masks.bind(party)
-    half, share = known.masks.half(kind.of(known, tile)), as_arith(party, x)
+    half = known.masks.half(kind.of(known, tile))
     if half.busy:
         raise ValueError("an earlier product with these rows has failed, or is not at its end")
     half.busy = True
-    out = np.zeros(kind.out_shape(x, known), np.uint64)
-    some = not _is_empty(x, known)
-    if some:
-        _multiply(kind, party, share.words, known, tile, out)
+    if is_empty(x.shape, known):
+        yield np.zeros(0, np.uint64), (0,)
+    else:
+        yield from _multiply(kind, party, x, known, tile, out)
         half.used += x.shape[1]
     half.busy = False
-    # Of no rows the product is zero, and nothing is sent.
-    return rescaled(party, out, share, shift if some else 0)
 
 
-def _is_empty(x: Value, rows: Value) -> bool:
-    return not math.prod((*x.shape, *rows.shape))
+def is_empty(x: Sequence[int], rows: Value) -> bool:
+    """Whether a product of this shape with them has no entries, or is one of nothing: zero."""
+    return not math.prod((*x, *rows.shape))
 
 
 def _multiply(
     kind: Known, party: Party, x: np.ndarray, known: KnownRows, tile: int, out: np.ndarray
-) -> None:
+) -> Turn:
     correlation, heads = kind.of(known, tile), len(x)
     half = known.masks.half(correlation)
     uses = list(_uses(half.used, x.shape[1], tile))
     fresh = _take(party, correlation, heads, _fresh(half.used, x.shape[1], tile))
     shape_of_f = heads, len(fresh), *known.shape[1:]
     if known.masks.dry:
-        _swap(party, np.zeros_like(x), np.zeros(shape_of_f, np.uint64))
+        shapes = [x.shape, shape_of_f]
+        yield np.zeros(shapes[party.rank], np.uint64), shapes[1 - party.rank]
         return
     units = [*([half.unit] if half.unit and half.used % tile else []), *fresh]
     if party.rank == CLIENT:
         # 1.
         masks = np.concatenate([units[i].queries[:, queries] for i, _, queries in uses], axis=1)
-        f = _swap(party, x - masks, np.zeros(shape_of_f, np.uint64))
+        f = yield x - masks, shape_of_f
         for i, unit in enumerate(fresh):
             unit.opened = f[:, i]
         # 2.
@@ -283,8 +303,10 @@ def _multiply(
             out[:, served] = units[i].queries[:, queries] @ kind.factor(units[i].opened)
     else:
         words = known_words(party, known, frac_bits_of(known.dtype, party.frac_bits))
-        f = np.stack([words - unit.rows for unit in fresh], axis=1) if fresh else np.zeros(0)
-        e = _swap(party, np.zeros_like(x), f)
+        f = np.zeros(shape_of_f, np.uint64)
+        for i, unit in enumerate(fresh):
+            f[:, i] = words - unit.rows
+        e = yield f, x.shape
         out += (e + x) @ kind.factor(words)
     for i, served, queries in uses:
         out[:, served] += units[i].product[:, queries]
@@ -300,36 +322,21 @@ def _take(party: Party, correlation: Correlation, heads: int, count: int) -> lis
     return [_Unit(*(w[:, i] for w in words)) for i in range(count)]
 
 
-def _swap(party: Party, e: np.ndarray, f: np.ndarray) -> np.ndarray:
-    """The client's e to the provider, the provider's f, if there is one, to the client: what came.
-    What a party does not have is zeros of its shape.
+def sizes(kind: Known, x: Sequence[int], rows: Value, *, tile: int) -> tuple[int, int]:
+    """Words that the client and the provider send in the next call, of x of this shape: it looks at
+    what is open now.
     """
-    own, peers = (e, f) if party.rank == CLIENT else (f, e)
-    if own.size:
-        party.send(own)
-    return party.recv(peers.shape) if peers.size else peers
-
-
-def cost(kind: Known, x: Value, rows: Value, *, tile: int, shift: int | None = None) -> Cost:
-    """Of the next call: it looks at what is open now."""
-    if _is_empty(x, rows):
-        return arith_cost(x)
-    heads, n, _ = x.shape
+    if is_empty(x, rows):
+        return 0, 0
     used = rows.masks.used(kind.of(rows, tile)) if isinstance(rows, KnownRows) else 0
-    fresh = _fresh(used, n, tile)
-    e, f = 8 * math.prod(x.shape), 8 * fresh * math.prod(rows.shape)
-    own = arith_cost(x) + Cost(2 if fresh else 1, 1, e, f)
-    return own + rescaled_cost(x, kind.out_shape(x, rows), shift)
+    return math.prod(x), _fresh(used, x[1], tile) * math.prod(rows.shape)
 
 
-def correct(kind: Known, x: Value, rows: Value, *, tile: int, shift: int | None = None) -> Correct:
-    """For the simulator: the prepared product enters the result as it is, every entry once."""
-    assert not isinstance(rows, KnownRows), "what is open already is no part of one call's view"
-    heads, n, _ = x.shape
-
-    def enter(product: np.ndarray, difference: np.ndarray) -> None:
-        by_head = product.reshape(heads, _fresh(0, n, tile), *product.shape[1:])
-        for i, served, queries in _uses(0, n, tile):
-            by_head[:, i, queries] += difference[:, served]
-
-    return correct_product(x, shift, enter)
+def enter(kind: Known, product: np.ndarray, difference: np.ndarray, *, tile: int) -> None:
+    """For the simulator: the prepared product of a first call [unit, N, ...] enters the result as
+    it is, every entry once; change it so that the result [head, n, ...] changes by `difference`.
+    """
+    heads, n, _ = difference.shape
+    by_head = product.reshape(heads, _fresh(0, n, tile), *product.shape[1:])
+    for i, served, queries in _uses(0, n, tile):
+        by_head[:, i, queries] += difference[:, served]

@@ -159,12 +159,25 @@ def open_masked(party: Party, words: np.ndarray) -> np.ndarray:
     return words + party.recv(words.shape)
 
 
-def open_together(party: Party, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """`open_masked` of parts [batch, ...] in one message, batch element by batch element."""
+def side_by_side(
+    parts: Sequence[np.ndarray],
+) -> tuple[np.ndarray, Callable[[np.ndarray], list[np.ndarray]]]:
+    """Parts [batch, ...] as one array, batch element by batch element, and what puts such an array
+    apart again.
+    """
     flat = [part.reshape(len(part), -1) for part in parts]
-    opened = open_masked(party, np.concatenate(flat, axis=1))
-    pieces = np.split(opened, np.cumsum([f.shape[1] for f in flat])[:-1], axis=1)
-    return [piece.reshape(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+
+    def apart(whole: np.ndarray) -> list[np.ndarray]:
+        pieces = np.split(whole, np.cumsum([f.shape[1] for f in flat])[:-1], axis=1)
+        return [piece.reshape(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+
+    return np.concatenate(flat, axis=1), apart
+
+
+def open_together(party: Party, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """`open_masked` of parts [batch, ...] in one message."""
+    own, apart = side_by_side(parts)
+    return apart(open_masked(party, own))
 
 
 def multiply_words(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -268,18 +281,21 @@ def meaning(product: Any, shift: int | None) -> Any:
     return (product + (1 << shift >> 1)) >> shift
 
 
-def _added(product: np.ndarray, difference: np.ndarray) -> None:
+def _added(drawn: Sequence[np.ndarray], difference: np.ndarray) -> None:
+    product = drawn[-1]
     product += difference.reshape(product.shape)
 
 
 def correct_product(
-    x: Value, shift: int | None, enter: Callable[[np.ndarray, np.ndarray], None] = _added
+    x: Value,
+    shift: int | None,
+    enter: Callable[[Sequence[np.ndarray], np.ndarray], None] = _added,
 ) -> Correct:
     """The share of the prepared product enters the result as it is, or shifted by the truncation;
     what the shift leaves of a word's top, the truncation's own prepared bit corrects.
 
-    enter(product, difference): change the prepared product, in place, so that the result changes by
-    `difference` before its truncation.
+    enter(drawn, difference): change the prepared product, the last of what is drawn before the
+    truncation, in place, so that the result changes by `difference` before that.
     """
     cut = cut_bits(x.dtype, shift)
 
@@ -289,7 +305,7 @@ def correct_product(
             correct_wrap(party, difference.reshape(-1), 64 - cut)
             return
         # The truncation draws two bits and a word after this one.
-        enter(party.drawn[-4 if cut else -1], difference << np.uint64(cut))
+        enter(party.drawn[: -3 if cut else None], difference << np.uint64(cut))
 
     return correct
 

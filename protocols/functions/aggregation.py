@@ -10,8 +10,8 @@ Queries are shared. Keys and values are, too, as rows of a cache that grows
 (`protocols.arithmetic.cached`), or the provider's own, which it has made in the clear
 (`protocols.arithmetic.known_rows`). Nobody learns anything beyond what the ops give.
 
-with_one_maximum   m_b = m for all blocks: their scores stand side by side, one comparison finds the
-                   maximum and one pass the exponentials, then numerators and masses add up.
+with_one_maximum   m_b = m for all blocks: one product gives their scores, one comparison finds the
+                   maximum and one pass the exponentials, and one product adds up numerators.
 with_own_maxima    Partials that were made apart, each with a maximum of its own, meet in `merge`:
                    for blocks that are not there at the same time, or not in the same place.
 
@@ -21,12 +21,10 @@ Both give the same numbers. One maximum takes fewer messages and bytes for block
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
 from protocols.arithmetic.cached import times_columns, times_rows
 from protocols.arithmetic.narrow import FRAC_BITS
@@ -43,7 +41,8 @@ from protocols.functions.nonlinear import (
 
 class OwnedBlock(NamedTuple):
     """Keys and values [head, t, d], and what each query sees of the first m of them, [head, n, m]:
-    bool and public; or float and one party's secret, negative where hidden. All see the others.
+    bool and public; or int32 and secret, one's or the parties', -1 where hidden and else 0. All see
+    the others.
     """
 
     keys: Any
@@ -72,25 +71,22 @@ def attention_on_shares(query: Any, *blocks: Any, largest_score: float) -> tuple
     public `largest_score`.
     """
     owned = [OwnedBlock(*blocks[i : i + 3]) for i in range(0, len(blocks), 3)]
-    return with_one_maximum(query, owned, score_bits(largest_score))
+    secret = any(block.visible.dtype != jnp.bool_ for block in owned)
+    return with_one_maximum(query, owned, score_bits(largest_score, secret))
 
 
 def with_one_maximum(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tuple[Any, Any]:
     """1. Scores of all blocks, not truncated. 2. Weights under one maximum, and the inverse of
-    their sum. 3. Numerators, added up over blocks, while the inverse is under way. 4. Normalised.
+    their sum. 3. Numerators, while the inverse is under way. 4. Normalised.
     """
     heads, n, d = query.shape
     # 1.
-    scores = [_scores(query, block) for block in blocks]
-    rows = jnp.concatenate(scores, axis=-1).reshape(heads * n, -1)
+    rows = _scores(query, blocks).reshape(heads * n, -1)
     # 2.
     weights, _ = softmax_weights(rows, _seen(blocks), bits)
     inverse, outside = reciprocal_of_sums(jnp.sum(weights, axis=-1), rows.shape[1])
     # 3.
-    ends = np.cumsum([b.values.shape[1] for b in blocks])[:-1].tolist()
-    parts = jnp.split(weights.reshape(heads, n, -1), ends, axis=-1)
-    numerators = [_numerator(part, block) for part, block in zip(parts, blocks, strict=True)]
-    total = functools.reduce(jnp.add, numerators)
+    total = _numerators(weights.reshape(heads, n, -1), blocks)
     # 4.
     out = scale_rows(total.reshape(heads * n, d), inverse, shift=RECIPROCAL_BITS)
     return out.reshape(heads, n, d), outside
@@ -106,9 +102,9 @@ def with_own_maxima(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tupl
 def partial(query: Any, block: OwnedBlock, bits: int) -> SharedPartial:
     """One block's part of the attention of shared queries [head, n, d]."""
     heads, n, d = query.shape
-    scores = _scores(query, block).reshape(heads * n, -1)
+    scores = _scores(query, [block]).reshape(heads * n, -1)
     weights, shift = softmax_weights(scores, _seen([block]), bits)
-    numerator = _numerator(weights.reshape(heads, n, -1), block)
+    numerator = _numerators(weights.reshape(heads, n, -1), [block])
     return SharedPartial(shift, jnp.sum(weights, axis=-1), numerator.reshape(heads * n, d))
 
 
@@ -137,26 +133,33 @@ def merge(partials: Sequence[SharedPartial], bits: int, positions: int) -> tuple
     return sum(parts[1:], parts[0]), outside
 
 
-def _scores(query: Any, block: OwnedBlock) -> Any:
-    """[head, n, t], not truncated."""
-    return times_rows(query, block.keys, tile=tile_for(block.keys.shape[1]), shift=0)
+def _scores(query: Any, blocks: Sequence[OwnedBlock]) -> Any:
+    """[head, n, t] of all blocks, not truncated."""
+    return times_rows(query, *(b.keys for b in blocks), tile=_tile(blocks), shift=0)
 
 
-def _numerator(weights: Any, block: OwnedBlock) -> Any:
-    """[head, n, d] of weights [head, n, t]."""
-    return times_columns(weights, block.values, tile=tile_for(block.values.shape[1]))
+def _numerators(weights: Any, blocks: Sequence[OwnedBlock]) -> Any:
+    """[head, n, d] of weights [head, n, t], the sum over all blocks."""
+    return times_columns(weights, *(b.values for b in blocks), tile=_tile(blocks))
+
+
+def _tile(blocks: Sequence[OwnedBlock]) -> int:
+    return tile_for(sum(b.keys.shape[1] for b in blocks))
 
 
 def _seen(blocks: Sequence[OwnedBlock]) -> Any:
-    """What the rows see of all columns: one array where one will do, else in parts."""
-    parts = [part for b in blocks for part in _parts(b)]
-    parts = [part.reshape(-1, part.shape[-1]) for part in parts]
-    if len(parts) == 1 or all(part.dtype == jnp.bool_ for part in parts):
-        return jnp.concatenate(parts, axis=-1)
-    return parts
+    """What the rows see of all columns."""
+    parts = [part.reshape(-1, part.shape[-1]) for b in blocks for part in _parts(b)]
+    if any(part.dtype != jnp.bool_ for part in parts):
+        parts = [_as_mask(part) for part in parts]
+    return jnp.concatenate(parts, axis=-1)
 
 
 def _parts(block: OwnedBlock) -> list[Any]:
     heads, n, some = block.visible.shape
     others = jnp.ones((heads, n, block.keys.shape[1] - some), bool)
     return [part for part in (block.visible, others) if part.shape[-1]]
+
+
+def _as_mask(visible: Any) -> Any:
+    return visible.astype(jnp.int32) - 1 if visible.dtype == jnp.bool_ else visible

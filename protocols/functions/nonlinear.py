@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,8 +33,13 @@ from jax import Array
 from protocols.arithmetic.narrow import FRAC_BITS, narrow
 from protocols.arithmetic.product import scale_rows, sum_squares
 from protocols.arithmetic.projection import LONGEST, bound, least_bits, project
-from protocols.bits.mux import mux
-from protocols.functions.exponential import COARSE, FINE_BITS, bound_of, exponentials_below
+from protocols.functions.exponential import (
+    COARSE,
+    FINE_BITS,
+    REACH,
+    bound_of,
+    exponentials_below,
+)
 from protocols.functions.piecewise import Lines, Quadratics, evaluate, lines, quadratics
 from spu_llm.core.approx import approximation
 
@@ -248,12 +253,13 @@ LARGEST_SCORE = 2.0**18  # what comparisons of narrow words hold
 RECIPROCAL_BITS = 26  # fraction bits of the reciprocal of a row's sum
 
 
-def score_bits(largest: float) -> int:
+def score_bits(largest: float, secret: bool = False) -> int:
     """Bits of comparisons for scores |z| <= largest, which is at most LARGEST_SCORE: of differences
-    of coarse scores, hidden ones below all others.
+    of coarse scores, hidden ones below all others; more than 2 REACH below, where it is `secret`
+    which these are.
     """
-    units = 2.0 ** (FRAC_BITS - COARSE)
-    return max(12, 2 + math.ceil(math.log2(2 * largest * units + 4)))
+    units, more = 2.0 ** (FRAC_BITS - COARSE), REACH if secret else 0
+    return max(12, 2 + math.ceil(math.log2(2 * (largest + more) * units + 4)))
 
 
 _SCORE_BITS = score_bits(511)
@@ -266,9 +272,10 @@ def softmax_weights(
     as words of `bits` bits in units of 1/16.
 
     scores: [rows, n] shared product words (36 fraction bits; as floats z 2^18); `bits`, from
-    `score_bits`, holds |z| where visible. visible: [rows, n], bool and public, or float and one
-    party's secret: negative where hidden; or several of them for columns next to each other. Hidden
-    scores weigh exactly nothing.
+    `score_bits`, holds |z| where visible, and wherever that is a secret. visible: [rows, n], bool
+    and public; or a secret, the parties' or one's own, as int32: 0, or -1 where hidden. Hidden
+    scores weigh exactly nothing, and nothing is sent for it: 2^(bits - 2) is taken from them, m is
+    no less than -2^(bits - 3), and so they are REACH below it, where exponentials are zero.
 
     m is an upper bound of the row's maximum, 3/16 above it at most: the maximum of coarse scores;
     far below all scores where a row sees none.
@@ -276,11 +283,16 @@ def softmax_weights(
     # Half the way to a softmax is free: narrow words need no truncation.
     fine = narrow(scores, drop=FRAC_BITS, bits=FINE_BITS)
     coarse = narrow(scores, drop=FRAC_BITS + COARSE, bits=bits)
-    coarse = _by_columns(functools.partial(_hide, bits=bits), coarse, visible)
-    shift = bound_of(coarse, bits=bits)
+    coarse = competing = coarse if visible is None else _hide(coarse, visible, bits)
+    if visible is not None and visible.dtype != jnp.bool_:
+        least = jnp.full((len(coarse), 1), -(1 << (bits - 3)), coarse.dtype)
+        competing = jnp.concatenate([coarse, least], axis=1)
+    shift = bound_of(competing, bits=bits)
     bound = jnp.broadcast_to(shift[:, None], coarse.shape)
     weights = exponentials_below(fine - bound * (1 << COARSE), coarse - bound, bits=bits)
-    return _by_columns(_of_visible, weights, visible), shift
+    if visible is not None and visible.dtype == jnp.bool_:  # of a row that sees nothing, too
+        weights = jnp.where(visible, weights, 0.0)
+    return weights, shift
 
 
 def reciprocal_of_sums(sums: Any, n: int) -> tuple[Any, Any]:
@@ -290,29 +302,12 @@ def reciprocal_of_sums(sums: Any, n: int) -> tuple[Any, Any]:
     return evaluate(sums, _sum_lines(n))
 
 
-def _by_columns(work: Callable[[Any, Any], Any], rows: Any, visible: Any) -> Any:
-    """`work(rows, visible)`, side by side for columns that are hidden by different parties."""
-    if visible is None:
-        return rows
-    if not isinstance(visible, Sequence):
-        return work(rows, visible)
-    ends = np.cumsum([part.shape[-1] for part in visible])[:-1].tolist()
-    parts = jnp.split(rows, ends, axis=-1)
-    return jnp.concatenate([work(*pair) for pair in zip(parts, visible, strict=True)], axis=-1)
-
-
-def _of_visible(weights: Any, visible: Any) -> Any:
-    """Nothing of hidden ones."""
-    if visible.dtype == jnp.bool_:
-        return jnp.where(visible, weights, 0.0)
-    return mux(visible >= 0, weights)
-
-
 def _hide(rows: Any, visible: Any, bits: int) -> Any:
     """Scores of `bits` bits with hidden ones below all others."""
+    far = 1 << (bits - 2)
     if visible.dtype == jnp.bool_:
-        return jnp.where(visible, rows, -(1 << (bits - 2)))
-    return rows + jnp.where(visible >= 0, 0, -(1 << (bits - 2))).astype(rows.dtype)
+        return jnp.where(visible, rows, -far)
+    return rows + (visible * far).astype(rows.dtype)
 
 
 @functools.cache

@@ -12,6 +12,8 @@ import pytest
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.confidential import obfuscation
+from spu_llm.systems.confidential.attacks import sets
+from spu_llm.systems.confidential.attacks.sets import Sent
 from spu_llm.systems.confidential.obfuscation import (
     Limits,
     Public,
@@ -21,8 +23,9 @@ from spu_llm.systems.confidential.obfuscation import (
     shuffled,
     typed,
 )
-from spu_llm.systems.confidential.spans import filled, parse, tokenised
-from tests.confidential.toys import LETTERS, prompt_of, public_of, shipped
+from spu_llm.systems.confidential.repeats import Repeats
+from spu_llm.systems.confidential.spans import Prompt, filled, parse, said, tokenised
+from tests.confidential.toys import LETTERS, Spaced, prompt_of, public_of, shipped
 
 TRIES = 3000
 SIGMAS = 4.5  # a false alarm of 3e-6 for each guess
@@ -144,10 +147,86 @@ def test_fakes_differ_in_the_spans_alone_and_could_have_been_typed(text: str) ->
 def test_a_secret_that_is_there_twice_has_fakes_that_are() -> None:
     text = "def f(<redacted>path</redacted>):\n    return open(<redacted>path</redacted>)\n"
     prompt = prompt_of(PUBLIC, text)
-    assert prompt.repeats == {prompt.targets[1].start: prompt.targets[0].start}
+    assert prompt.same == [(0, "", ""), (0, "", "")]
     rows = alike(PUBLIC, prompt, Prg.from_seed(1, "fakes"), Limits(fewest=1, eta=3.0))
     words = [typed(PUBLIC.tokenizer, prompt, row) for row in rows]
     assert all(found is not None and found[0] == found[1] for found in words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(<redacted>name</redacted>):\n    return <redacted>name</redacted>\n",
+        "# By <redacted>Guido</redacted> (<redacted>Guido</redacted>), 1999\n",
+        "def f(<redacted>data</redacted>):\n    x =<redacted> data</redacted> +"
+        "<redacted> (data)</redacted>\n",
+    ],
+)
+def test_a_word_with_other_edges_is_the_same_word(text: str) -> None:
+    """Each place has tokens of its own, and all of them say one word."""
+    prompt = prompt_of(PUBLIC, text)
+    assert {first for first, _, _ in prompt.same} == {0}
+    assert len({tuple(prompt.tokens[i] for i in target) for target in prompt.targets}) > 1
+    rows = alike(PUBLIC, prompt, Prg.from_seed(1, "fakes"), Limits(fewest=1, eta=3.0))
+    words = set()
+    for row in rows:
+        found = typed(PUBLIC.tokenizer, prompt, row)
+        assert found is not None
+        (word,) = {said(text)[1] for text in found}
+        words.add(word)
+    assert len(words) == len(rows) > 1
+
+
+# Without a space, then with one.
+TWICE = "ca<redacted>{0}</redacted>d e <redacted>{0}</redacted> a"
+
+
+def found_by_coherence(seed: int) -> dict[str, float]:
+    """Secrets of the public model's law, given that both spans say the same."""
+    public = public_of(seed, tokenizer=Spaced())
+    texts = [TWICE.format(a + b) for a in "abcde" for b in "abcde"]
+    rows = np.array([prompt_of(public, text).tokens for text in texts])
+    chances = np.exp(log_probabilities(public, prompt_of(public, texts[0]), rows))
+    source, hits = np.random.default_rng(0), []
+    for i in source.choice(len(texts), p=chances / chances.sum(), size=TRIES // 3):
+        prompt = prompt_of(public, texts[i])
+        assert len({tuple(prompt.tokens[j] for j in t) for t in prompt.targets}) == 2
+        try:
+            sent, own = shuffled(list(alike(public, prompt, Prg.from_os(), TWO)), Prg.from_os())
+        except TooFewError:
+            continue
+        hits.append(sets.by_coherence(public, Sent(prompt, [r.tolist() for r in sent], own)) == own)
+    assert len(hits) > TRIES // 24
+    return {"coherent": float(np.mean(hits)), "tries": float(len(hits))}
+
+
+TWO = dataclasses.replace(TOY, eta=0.5)
+
+
+def test_coherence_finds_nothing_beyond_the_bound() -> None:
+    assert excess(found_by_coherence(0), TWO.bound(TWO.fakes)) < SIGMAS
+
+
+def test_repeats_by_tokens_alone_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word with a space is another one, as tokens have it."""
+    alone = property(lambda prompt: [(i, "", "") for i, _ in enumerate(prompt.targets)])
+    monkeypatch.setattr(Prompt, "same", alone)
+    assert excess(found_by_coherence(0), TWO.bound(TWO.fakes)) > SIGMAS
+
+
+def test_a_repeat_in_other_tokens_than_the_words_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever has such a prompt would be the only one."""
+    public = public_of(0, tokenizer=Spaced())
+    prompt = prompt_of(public, "ca<redacted>b</redacted>d <redacted>b</redacted>e")
+    tokens = [*prompt.tokens[:4], public.tokenizer.encode(" c")[0], prompt.tokens[5]]
+    other = dataclasses.replace(prompt, tokens=tokens)
+    assert Repeats(public.tokenizer, prompt).hold()
+    assert not Repeats(public.tokenizer, other).hold()
+    monkeypatch.setattr(obfuscation, "typed", lambda *args: [])  # which finds it, too
+    with pytest.raises(InputError, match="in tokens that do not follow"):
+        alike(public, other, Prg.from_os(), TWO)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +235,7 @@ def test_a_secret_that_is_there_twice_has_fakes_that_are() -> None:
         ("by <redacted>Guido</redacted> in", [" none"]),  # its first token holds the space alone
         ("<redacted>Guido</redacted>s", ["xid"]),  # one token less is redacted
         ("the path of <redacted>a</redacted>", ["path"]),  # stands in the clear
+        ("# (path) of<redacted> (a</redacted>", ["(path"]),  # so does its word
     ],
 )
 def test_what_could_not_have_been_the_users_is_no_fake(text: str, words: list[str]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from models.tokenizer import Tokenizer
 from spu_llm.app.defaults import shipped
 from spu_llm.core.errors import InputError
-from spu_llm.systems.confidential.spans import Span, filled, parse, tagged, tokenised
+from spu_llm.systems.confidential.spans import Span, filled, parse, said, tagged, tokenised
 from spu_llm.systems.confidential.taggers import TAGGERS, by_patterns
 
 TOKENIZER = Tokenizer.load(shipped("public"))
@@ -77,6 +77,21 @@ def test_tokens_of_a_span_hold_it_and_the_edges_around(
     inside = {i for target in prompt.targets for i in target}
     assert not inside & set(prompt.public)
     assert inside | set(prompt.public) == set(range(len(prompt.tokens)))
+
+
+@given(st.text(max_size=8))
+def test_a_text_is_its_word_and_what_is_around(text: str) -> None:
+    before, word, after = said(text)
+    assert before + word + after == text
+    assert said(word) == ("", word, "")
+    if re.search(r"\w", text):
+        assert said(f" ({text}).\n")[1] == word
+
+
+def test_spans_of_one_word_are_told_by_it() -> None:
+    text = "<redacted>(Guido</redacted>) b <redacted>me</redacted> c <redacted>Guido</redacted>"
+    prompt = tokenised(parse(text), TOKENIZER)
+    assert prompt.same == [(0, "(", ""), (1, "", ""), (0, "", "")]
 
 
 def test_leading_public_tokens_are_those_before_the_first_span() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ class Letters:
     eos_ids = frozenset([0])
     vocab_size = len(LETTERS) + 1
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, goes_on: bool = False) -> list[int]:
         return [LETTERS.index(c) + 1 for c in text]
 
     def token_bytes(self, ids: Iterable[int]) -> bytes:
@@ -29,6 +30,20 @@ class Letters:
 
     def decode(self, ids: Iterable[int]) -> str:
         return self.token_bytes(ids).decode()
+
+
+class Spaced(Letters):
+    """The first five letters, each also with a space before it, as another token."""
+
+    eos_ids = frozenset([0])
+    vocab_size = 11
+    _TEXTS = ("", *"abcde", *(f" {c}" for c in "abcde"))
+
+    def encode(self, text: str, *, goes_on: bool = False) -> list[int]:
+        return [self._TEXTS.index(piece) for piece in re.findall(" ?[a-e]", text)]
+
+    def token_bytes(self, ids: Iterable[int]) -> bytes:
+        return "".join(self._TEXTS[i] for i in ids).encode()
 
 
 class Table:
@@ -56,14 +71,13 @@ class Table:
         return self.extended(self.begin(context), np.zeros(len(rest), int), rest).total
 
 
-def public_of(seed: int, spread: float = 1.0) -> Public:
-    """A random table, the end of a text impossible."""
+def public_of(seed: int, spread: float = 1.0, tokenizer: Any = None) -> Public:
+    """A random table, the end of a text impossible; of `Letters`, if nothing else is asked for."""
     rows = np.random.default_rng(seed).normal(size=(11, 11)) * spread
     chances = np.exp(rows)
     chances[:, 0] = 0
     table: Any = Table(chances / chances.sum(axis=1, keepdims=True))
-    letters: Any = Letters()
-    return Public(table, letters)
+    return Public(table, tokenizer or Letters())
 
 
 def prompt_of(public: Public, text: str) -> Prompt:

@@ -21,8 +21,12 @@ import experiments
 from experiments import render
 from experiments.claims import exact, exact_cells
 from experiments.common import saved
+from experiments.common.measured import summed
 from experiments.common.replay import dry_parties
 from experiments.common.report import both_ways
+from experiments.cost_model.prices import Prices
+from models.cache import FEW
+from models.hf import load_config
 from spu_llm.app import cli
 from spu_llm.app.defaults import shipped
 from spu_llm.compiler.secure_function import SecureFunction
@@ -291,15 +295,34 @@ def test_all_tables_of_exact_figures_stand_somewhere(figures: dict[str, Any]) ->
     assert set(re.findall(r"<!-- exact: (.+) -->", text)) == set(exact_cells.cells(figures))
 
 
-def test_what_128_tokens_of_the_providers_own_cost_a_step(figures: dict[str, Any]) -> None:
-    """Little beside a step without them; and from so many on, less than as shared rows."""
-    steps = {(row["tokens"], row["way"]): row["step"] for row in figures["own text"]}
-    alone, own = steps[0, "the prompt alone"], steps[128, "a system prompt"]
-    assert own["messages"] <= 1.10 * alone["messages"]
-    assert both_ways(own) <= 1.35 * both_ways(alone)
-    for tokens in (128, 200):
-        shared = both_ways(steps[tokens, "in the prompt"])
-        assert both_ways(steps[tokens, "a system prompt"]) < shared
+def test_what_tokens_of_the_providers_own_cost() -> None:
+    """Little beside none; a step never more than with as many as shared rows, in messages, online
+    bytes, and bytes and priced seconds ahead, and less where they do not fit into a tile that is
+    there anyway.
+    """
+    works, prices = exact.own_text(load_config(shipped("private"))), Prices.load()
+
+    def costs(tokens: int, way: str) -> dict[str, float]:
+        step = works[tokens, way][1]
+        ahead = summed(prices.of_material(step).values())
+        return {
+            "messages": step.counts["messages"],
+            "online": both_ways(step.counts),
+            "ahead": both_ways(ahead),
+            "seconds ahead": ahead["seconds"],
+        }
+
+    alone = costs(0, "the prompt alone")
+    for tokens in exact.OWN_TEXT:
+        own, others = costs(tokens, "a system prompt"), costs(tokens, "in the prompt")
+        assert all(own[what] <= others[what] for what in own), (tokens, own, others)
+        few = tokens <= FEW
+        assert all((own[x] == others[x]) == few for x in ("online", "ahead", "seconds ahead"))
+        assert own["messages"] <= 1.03 * alone["messages"]
+        assert own["online"] <= 1.35 * alone["online"]
+        for name in ("messages", "rounds"):
+            before = works[0, "the prompt alone"][0].counts[name]
+            assert works[tokens, "a system prompt"][0].counts[name] <= 1.10 * before
 
 
 def test_a_comparison_keeps_what_its_dry_run_takes(figures: dict[str, Any]) -> None:

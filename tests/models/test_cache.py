@@ -55,7 +55,7 @@ def prefix_block(length: int) -> Prefix | None:
         return None
     x, room = embed(0, length), shared_block(length)
     block = FAMILY.forward(WEIGHTS, CONFIG, x, rows_after(0, length, length), room)[1]
-    return Prefix(block, jnp.zeros(0))
+    return Prefix(block, length, jnp.zeros(0, jnp.int32))
 
 
 def forward(
@@ -189,7 +189,7 @@ def test_rows_that_the_client_hides_have_no_influence(simulation: Simulation) ->
     visible = np.arange(hidden + seen) >= hidden
     function = SecureFunction(
         lambda q, k, v, m: reveal(
-            attend(q, [OwnedBlock(k, v, jnp.where(m, 0.0, HIDDEN)[None, None])], 511.0)[0],
+            attend(q, [OwnedBlock(k, v, jnp.where(m, 0, HIDDEN)[None, None])], 511.0)[0],
             to=Owner.CLIENT, label="test",
         ),
         (Owner.CLIENT, Owner.PROVIDER, Owner.PROVIDER, Owner.CLIENT), "hidden rows",

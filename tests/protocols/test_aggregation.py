@@ -47,10 +47,10 @@ def attended(
     """What two parties come to over a block in the provider's clear and a shared one, and the count
     of what left its range.
     """
-    cut, bits = SIZES[0], score_bits(LARGEST)
+    cut, bits = SIZES[0], score_bits(LARGEST, hidden)
 
     def attention(query: Any, keys: Any, values: Any, k: Any, v: Any, shown: Any) -> Any:
-        visible = jnp.where(shown, 0.0, HIDDEN) if hidden else seen
+        visible = jnp.where(shown, 0, HIDDEN) if hidden else seen
         first, last = visible[..., :cut], visible[..., cut:]
         blocks = [OwnedBlock(k, v, first), OwnedBlock(keys, values, last)]
         out, outside = way(query, blocks, bits)
@@ -105,14 +105,14 @@ def test_each_party_hides_columns_of_its_own(simulation: Simulation, way: Any) -
     """
     seen = VISIBLE.copy()
     seen[..., :2], seen[..., 2 : SIZES[0]] = False, True
-    cut, bits = SIZES[0], score_bits(LARGEST)
+    cut, bits = SIZES[0], score_bits(LARGEST, True)
 
     def attention(
         query: Any, keys: Any, values: Any, k: Any, v: Any, empty: Any, shown: Any
     ) -> Any:
         blocks = [
             OwnedBlock(k, v, jnp.broadcast_to(empty, (HEADS, QUERIES, 2))),
-            OwnedBlock(keys, values, jnp.where(shown, 0.0, HIDDEN)),
+            OwnedBlock(keys, values, jnp.where(shown, 0, HIDDEN)),
         ]
         out, outside = way(query, blocks, bits)
         counted = jnp.broadcast_to(outside.astype(jnp.float32), (1,))
@@ -126,7 +126,7 @@ def test_each_party_hides_columns_of_its_own(simulation: Simulation, way: Any) -
 
         query, keys, values = (own(CLIENT, x) for x in (QUERY, KEYS[:, cut:], VALUES[:, cut:]))
         k, v = own(PROVIDER, KEYS[:, :cut]), own(PROVIDER, VALUES[:, :cut])
-        empty = own(PROVIDER, np.full(2, HIDDEN, np.float32))
+        empty = own(PROVIDER, np.full(2, HIDDEN, np.int32))
         last = own(CLIENT, seen[..., cut:])
         return session.get(session.call(function, query, keys, values, k, v, empty, last))
 

@@ -382,6 +382,35 @@ def test_hidden_scores_weigh_nothing(simulation: Simulation) -> None:
     assert not found[:, 3].any()
 
 
+@pytest.mark.parametrize("enough", [True, False])
+def test_scores_that_one_party_hides_weigh_nothing(simulation: Simulation, enough: bool) -> None:
+    """The largest beside the least visible one; a row that sees nothing has no weights at all. With
+    the bits that public ones take, they would weigh.
+    """
+    largest = 31.0
+    scores = np.array([[-largest, largest, largest], [-largest, -largest, largest], [1, 2, 3]])
+    hidden = np.array([[0, -1, -1], [0, 0, -1], [-1, -1, -1]], np.int32)
+    bits = score_bits(largest, secret=enough)
+    assert (bits == 13) == enough
+
+    def weights(z: Any, visible: Any) -> Any:
+        return softmax_weights(z * 2.0**FRAC_BITS, visible, bits)[0]
+
+    function = SecureFunction(
+        lambda z, visible: reveal(weights(z, visible), to=Owner.CLIENT, label="test"),
+        (Owner.PROVIDER, Owner.CLIENT), f"hidden by the client, {bits} bits",
+    )  # fmt: skip
+
+    def program(session: Any) -> Any:
+        z = session.private(PROVIDER, np.asarray, scores.shape, np.float32, scores.astype("f"))
+        seen = session.private(CLIENT, np.asarray, hidden.shape, np.int32, hidden)
+        return session.get(session.call(function, z, seen))
+
+    found = simulation.run(program)[CLIENT]
+    assert (found[hidden < 0] == 0).all() == enough
+    assert (found[hidden == 0] > 0.8).all()
+
+
 def test_a_norm_of_too_wide_a_range_is_refused() -> None:
     with pytest.raises(ValueError, match="words"):
         nonlinear._norm_lines(256, EPSILON, 1.0, 2.0**-16, 2.0**14)

@@ -181,6 +181,21 @@ def _of_known_rows(op: ProtocolOp, width: int) -> Case:
     return Case("the provider's rows", (made, product(1, 2), product(2, 3), product(1, 4)))
 
 
+def _of_several(op: ProtocolOp, width: int) -> Case:
+    """The provider's rows and a cache in one call, twice: units of four queries, of which the
+    second call uses up those of the first, so that all rows are opened again.
+    """
+
+    def product(queries: int, seed: int) -> Call:
+        x = Given(_fixed((HEADS, queries, width), 2.0, seed), "arith")
+        return Call(op, (x, Made(0), Made(1)), {"tile": 4}, error=1)
+
+    return Case(
+        "the provider's rows and others",
+        (Call(known_rows, (KNOWN,)), _append(EMPTY, 2, 0, 1), product(3, 2), product(2, 3)),
+    )
+
+
 CACHE = _random((HEADS, 3, DEPTH), -(2**63), 2**63 - 1, 7)
 
 # ---- the cases
@@ -321,12 +336,14 @@ _CASES: dict[ProtocolOp, tuple[Case, ...]] = {
              (CACHE, "arith"), tile=2),
         _decoding(times_rows, DEPTH),
         _of_known_rows(times_rows, DEPTH),
+        _of_several(times_rows, DEPTH),
     ),
     times_columns: (
         _one("two tiles", times_columns, (_random((HEADS, 1, 3), -(2**63), 2**63 - 1), "arith"),
              (CACHE, "arith"), tile=2),
         _decoding(times_columns, POSITIONS),
         _of_known_rows(times_columns, POSITIONS),
+        _of_several(times_columns, 2 * POSITIONS),
     ),
     known_rows: (
         _one("integers", known_rows, (CACHE, "provider")),

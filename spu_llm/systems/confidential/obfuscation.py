@@ -10,12 +10,14 @@ key. They are drawn like this, with a public model P (`alike`):
    odd. The own one stays; any other one, c, with probability p(c), apart from each other. p(c) is
    a function of all candidates: min(1, e^(W(c) - const)), such that some `beam` stay, where W is
    log P less the log p of the draws that were stood before. So a beginning counts for as many as
-   it stands for. At a position between spans all are extended by its token, and in a span that
-   repeats an earlier one, by the token there.
+   it stands for. At a position between spans all are extended by its token. A span with the word of
+   an earlier one, up to white space and punctuation around it, is no choice: each beginning has its
+   own word there, too, in the tokens of that place (`repeats`). A beginning that cannot be said
+   again like this, in as many tokens and with the same around it, drops out where its word ends.
 2. Of what is left, prompts count that could have been the user's (their text has these tokens, with
-   the same of them in spans and the same spans equal, and no secret in the clear, `typed`), and
-   whose W = log P(from the first span to the end of the *whole* prompt) - sum of log p is in the
-   own one's bin of width eta, [k eta, (k + 1) eta).
+   the same of them in spans, the same spans of one word and the same around those words, and no
+   secret in the clear, `typed`), and whose W = log P(from the first span to the end of the *whole*
+   prompt) - sum of log p is in the own one's bin of width eta, [k eta, (k + 1) eta).
 3. The set is the own prompt and up to lambda others of these, drawn uniformly; fewer than
    lambda_min are refused. Its order is uniform.
 
@@ -25,7 +27,9 @@ user's own with probability at most 1 / (1 + lambda e^-eta).
 *Proof.* Fix what the beam kept, K_1, ..., K_n, and the final set R, and let r be in R. By `typed`,
 steps 1 to 3 look at the same positions, spans and repeats for every own prompt in R. All of R
 descends from each K_i, whose candidates E_i lie in one bin and are a function of K_(i-1) and that
-bin: the same for every own prompt in R. With r_i for the beginning of r in K_i,
+bin: the same for every own prompt in R. (What of K_(i-1) drops out, and what the others say again,
+follows from each beginning and the common shape; an own prompt that would drop out is refused, and
+no r does, being in R.) With r_i for the beginning of r in K_i,
 
     Pr[K_i | K_(i-1), own = r] = (product over K_i of p) (product over E_i - K_i of 1 - p) / p(r_i),
 
@@ -44,17 +48,18 @@ it. The claim is about one attempt: who is refused and tries again with another 
 limits until it passes, shows which prompts pass. Log-probabilities are float32: a prompt within
 some 1e-5 of an edge may be binned otherwise in another batch.
 
-What it does not hide: all text outside of spans, the number of tokens in a span, which spans are
-equal, that the public model could make enough fakes at all. One response per prompt comes back, and
-how the user goes on tells which one was read. The same secret in another prompt:
-`spu_llm.systems.confidential.book`.
+What it does not hide: all text outside of spans, the number of tokens in a span, which spans have
+the same word and what stands around it there, that the public model could make enough fakes at all.
+One response per prompt comes back, and how the user goes on tells which one was read. The same
+secret in another prompt: `spu_llm.systems.confidential.book`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -64,7 +69,8 @@ from models.scoring import Scored, Scorer
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
-from spu_llm.systems.confidential.spans import Prompt, filled, tokenised
+from spu_llm.systems.confidential.repeats import Repeats
+from spu_llm.systems.confidential.spans import Prompt, filled, said, secret_in, tokenised
 
 _BLANK = "\u02ee"  # in place of a secret: a letter that texts do not have
 
@@ -129,17 +135,29 @@ def alike(public: Public, prompt: Prompt, prg: Prg, limits: Limits) -> np.ndarra
         raise InputError("this tokenizer cannot redact what a prompt begins with; put text before")
     first, last = targets[0].start, targets[-1].stop
     inside = set(prompt.hidden)
-    starts, repeats = _starts(public, prompt), prompt.repeats
+    starts, repeats = _starts(public, prompt), Repeats(public.tokenizer, prompt)
+    if not repeats.hold():
+        raise InputError(
+            "a redacted word is there again in tokens that do not follow from it; put white space "
+            "around both, or redact one of them with more text"
+        )
     context = public.before(prompt.tokens, first)
+    begins = first - len(context)  # where rows of the beam begin
     # 1. The own beginning comes first.
     beam = _Beam(public.scorer.begin(context), np.zeros(1))
     for position in range(first, last):
-        if position in repeats:
-            column = len(context) + repeats[position] - first
-            beam = _followed(public, beam, beam.texts.tokens[:, [column]])
+        if position in repeats.starts:
+            later = repeats.starts[position]
+            there = beam.texts.tokens[:, _columns(repeats.first_of(later), begins)]
+            beam = _followed(public, beam, repeats.tokens(later, there))
+        elif position in repeats.inside:
+            continue
         elif position in inside:
+            fits = None
+            if position in repeats.ends:
+                fits = functools.partial(_fit, repeats, repeats.ends[position], targets, begins)
             token = int(own[position])
-            beam = _pruned(public, beam, token, starts.get(position), limits, prg)
+            beam = _pruned(public, beam, token, starts.get(position), fits, limits, prg)
         else:
             beam = _followed(public, beam, own[None, position : position + 1])
     # 2.
@@ -178,10 +196,25 @@ def _followed(public: Public, beam: _Beam, tokens: np.ndarray) -> _Beam:
     return _Beam(public.scorer.extended(beam.texts, np.arange(count), rows), beam.drawn)
 
 
+def _columns(target: range, begins: int) -> slice:
+    """Of a target, in rows whose first column is the position `begins`."""
+    return slice(target.start - begins, target.stop - begins)
+
+
+def _fit(
+    repeats: Repeats, first: int, targets: Sequence[range], begins: int, rows: np.ndarray
+) -> np.ndarray:
+    """Which rows can say again what they say in target `first`."""
+    return repeats.fit(first, rows[:, _columns(targets[first], begins)])
+
+
 def _pruned(
-    public: Public, beam: _Beam, own: int, allowed: np.ndarray | None, limits: Limits, prg: Prg
-) -> _Beam:
-    """Step 1 at one position of a span; `own`: the prompt's token there."""
+    public: Public, beam: _Beam, own: int, allowed: np.ndarray | None,
+    fits: Callable[[np.ndarray], np.ndarray] | None, limits: Limits, prg: Prg,
+) -> _Beam:  # fmt: skip
+    """Step 1 at one position of a span; `own`: the prompt's token there. `fits`: what of the rows
+    that stay does not drop out.
+    """
     logs = beam.texts.total[:, None] + beam.texts.next  # log P of every candidate
     same = np.floor(logs / limits.width) == np.floor(logs[0, own] / limits.width)
     if allowed is not None:
@@ -192,6 +225,9 @@ def _pruned(
     mine = (parents == 0) & (tokens == own)
     stays = (prg.uniform(log_p.shape) < np.exp(log_p)) & ~mine
     chosen = np.concatenate([np.flatnonzero(mine), np.flatnonzero(stays)])
+    if fits is not None:
+        rows = np.concatenate([beam.texts.tokens[parents], tokens[:, None]], axis=1)
+        chosen = chosen[fits(rows[chosen])]
     texts = public.scorer.extended(beam.texts, parents[chosen], tokens[chosen, None])
     return _Beam(texts, beam.drawn[parents[chosen]] + log_p[chosen])
 
@@ -223,15 +259,11 @@ def typed(tokenizer: Tokenizer, prompt: Prompt, row: np.ndarray) -> list[str] | 
     would have made the same of it: the tokens, and what in them is a target, repeated, or public.
     """
     found = []
-    for target, (left, right) in zip(prompt.targets, prompt.edges, strict=True):
-        data = tokenizer.token_bytes(row[target.start : target.stop].tolist())
-        stop = len(data) - len(right)
-        if stop <= len(left) or data[: len(left)] != left or data[stop:] != right:
+    for target, edges in zip(prompt.targets, prompt.edges, strict=True):
+        text = secret_in(tokenizer, row[target.start : target.stop].tolist(), edges)
+        if text is None:
             return None
-        try:
-            found.append(data[len(left) : stop].decode())
-        except UnicodeDecodeError:
-            return None
+        found.append(text)
     return found if sent_with(tokenizer, prompt, found) == row.tolist() else None
 
 
@@ -257,8 +289,8 @@ def around(prompt: Prompt) -> str:
 
 
 def stand_clear(prompt: Prompt, secrets: Sequence[str]) -> bool:
-    """Whether one of these also stands outside of the spans, by itself."""
-    words = [re.escape(secret.strip()) for secret in secrets]
+    """Whether the word of one of these also stands outside of the spans, by itself."""
+    words = [re.escape(said(secret)[1].strip()) for secret in secrets]
     return any(
         word and re.search(rf"(?<!\w){word}(?!\w)", around(prompt), re.IGNORECASE)
         for word in words

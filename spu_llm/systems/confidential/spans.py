@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 
@@ -69,19 +67,44 @@ class Prompt:
     @property
     def shape(self) -> tuple[object, ...]:
         """All but the tokens: what prompts among each other have in common."""
-        return self.targets, self.edges, self.public, self.repeats
+        return self.targets, self.edges, self.public, self.same
 
     @property
-    def repeats(self) -> dict[int, int]:
-        """Positions in targets that repeat an earlier one, tokens and edges, and where there."""
-        found: dict[int, int] = {}
-        first: dict[tuple[bytes, ...], range] = {}
-        for target, edges in zip(self.targets, self.edges, strict=True):
-            tokens = np.array(self.tokens[target.start : target.stop]).tobytes()
-            there = first.setdefault((tokens, *edges), target)
-            if there is not target:
-                found |= dict(zip(target, there, strict=True))
-        return found
+    def same(self) -> list[tuple[int, str, str]]:
+        """Of each target, the first one with the same word (`said`), which may be itself; and what
+        stands around the word, where others have it, too.
+        """
+        parts = [said(self.marked.text[span.start : span.stop]) for span in self.marked.redacted]
+        words = [word for _, word, _ in parts]
+        return [
+            (words.index(word), before, after) if words.count(word) > 1 else (i, "", "")
+            for i, (before, word, after) in enumerate(parts)
+        ]
+
+
+def said(text: str) -> tuple[str, str, str]:
+    """A text's word, between the white space and punctuation before and after it; all of it where
+    it is nothing else.
+    """
+    found = re.fullmatch(r"(\W*)(.*?)(\W*)", text, re.DOTALL)
+    assert found is not None
+    before, word, after = found.groups()
+    return (before, word, after) if word else ("", text, "")
+
+
+def secret_in(
+    tokenizer: Tokenizer, tokens: Sequence[int], edges: tuple[bytes, bytes]
+) -> str | None:
+    """What a target of these tokens says between its edges; None without them, or if it is no text.
+    """
+    data, (left, right) = tokenizer.token_bytes(tokens), edges
+    stop = len(data) - len(right)
+    if stop <= len(left) or data[: len(left)] != left or data[stop:] != right:
+        return None
+    try:
+        return data[len(left) : stop].decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def parse(text: str) -> Marked:

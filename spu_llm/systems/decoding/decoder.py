@@ -124,8 +124,8 @@ class Decoder:
         prefix = self._prefix, self._hidden
         _, _, shared, _ = run(programs.prefill, self._weights, prompts, *inputs, *prefix)
         for size in layout.sizes:
-            if size > shared.positions:
-                shared = run(lengthen(size), shared)
+            if layout.inside + size > shared.positions:
+                shared = run(lengthen(layout.inside + size), shared)
             for count in counts:
                 place = Place(*_place_shapes(layout, count, size))
                 run(
@@ -133,7 +133,7 @@ class Decoder:
                     *self.judge_shapes(count), shared, shape((), np.int32), *prefix,
                 )  # fmt: skip
         if layout.packs:
-            run(pack(layout.sizes[-1]), tokens(layout.live_rows), shared)
+            run(pack(layout.sizes[-1], layout.inside), tokens(layout.live_rows), shared)
 
     def inputs(
         self, count: int, provider: Prg | None, client: Callable[..., Sequence[Any]], *args: Any
@@ -181,21 +181,26 @@ class Decoder:
         packed by the rows of the client's choice.
         """
         layout, needed = self._layout, self._written + count
-        if needed <= self._shared.positions:
+        if needed <= self._capacity:
             return
         for size in layout.sizes:
             if needed <= size:
-                self._shared = self._call(lengthen(size), self._shared)
+                self._shared = self._call(lengthen(layout.inside + size), self._shared)
                 return
         if not layout.packs or layout.live_rows + count > layout.sizes[-1]:
             raise ValueError(f"{needed} rows do not fit a block of {layout.sizes[-1]}")
         shape = (layout.lanes, layout.live_rows)
         kept = self._session.private(CLIENT, self._rows.pack, shape, np.int32, layout.live_rows)
-        self._shared = self._call(pack(layout.sizes[-1]), kept, self._shared)
+        self._shared = self._call(pack(layout.sizes[-1], layout.inside), kept, self._shared)
         self._written = layout.live_rows
 
+    @property
+    def _capacity(self) -> int:
+        """Own rows of the shared block."""
+        return int(self._shared.positions) - self._layout.inside
+
     def _place(self, count: int) -> Place:
-        capacity, context = self._shared.positions, self._layout.config.context
+        capacity, context = self._capacity, self._layout.config.context
         context -= self._layout.prefix
         if not self._layout.hidden:
             return Place(*map(public, self._rows.place(count, capacity, context)))

@@ -62,10 +62,10 @@ class Completion:
         verifier = variants.verifier(
             request.verify, sampling, hide_progress=request.hide_progress
         )
+        prefix = before.rows + len(request.public_prefix)
         layout = replace(
-            layout_of(left, request), config=config,
-            prefix=before.rows + len(request.public_prefix), padded=before.padded,
-            public=len(request.public_prefix),
+            layout_of(left, request), config=config, sizes=request.sizes(left, prefix),
+            prefix=prefix, padded=before.padded, public=len(request.public_prefix),
         )  # fmt: skip
         return Completion(request, verifier, request.limit(left), layout)
 

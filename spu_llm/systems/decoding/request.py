@@ -16,7 +16,7 @@ MAX_PREFIX_TOKENS = 1_000  # which a setting of a session holds
 # Rows that steps write before a full block is packed again: packing takes as long to prepare as
 # several steps, and a text of 64 tokens ends before it, at 2.5 tokens a step of 8 rows.
 _SPARE_ROWS = 160
-_LEAST_ROWS = 96
+_LEAST_ROWS = 72
 _ROWS_AT_ONCE = 32
 
 
@@ -123,13 +123,13 @@ class Request:
         """Rows of the prompt and of all steps, rejected drafts included."""
         return self.prompt_tokens + self.most_steps(config) * (self.draft_length + 1)
 
-    def sizes(self, config: ModelConfig) -> tuple[int, ...]:
+    def sizes(self, config: ModelConfig, prefix: int = 0) -> tuple[int, ...]:
         """Rows that the block has one after the other: each some quarter more than the one before.
-        All of them have tiles of one size (`protocols.functions.aggregation.tile_for`), so that no
-        row moves.
+        All of them, with `prefix` rows before, have tiles of one size
+        (`protocols.functions.aggregation.tile_for`), so that no row moves.
         """
         most, size = self.capacity(config), self.prompt_tokens + self.draft_length + 1
-        size = max(_LEAST_ROWS, _rounded(size))
+        size = max(_LEAST_ROWS - prefix, _rounded(size))
         sizes = []
         while size + _ROWS_AT_ONCE // 2 < most:
             sizes.append(size)

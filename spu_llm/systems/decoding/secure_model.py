@@ -17,7 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.cache import HIDDEN, Block, Prefix, Rows, lengthened, packed, padding, see
+from models.cache import (
+    FEW,
+    HIDDEN,
+    Block,
+    Prefix,
+    Rows,
+    begun,
+    lengthened,
+    packed,
+    padding,
+    see,
+)
 from models.family import ModelConfig, Params, check_ranges, family_of, weight_shapes
 from protocols.arithmetic.known_rows import known_rows
 from protocols.functions.in_range import when_in_range
@@ -31,12 +42,12 @@ from spu_llm.runtime.session import Session, private_tree
 class Layout:
     """Public sizes of a decoding session.
 
-    prompts: tokens of every lane. sizes: rows that the shared block has, one after the other; it
-    starts with the first of them. live_rows: that hold the text at most. hidden: whether only the
-    client knows which they are; packs: whether the block may be full then before the text ends, and
-    is packed. scale: what logits are multiplied by. prefix: rows before every lane's prompt that
-    the provider knows in the clear; of them, padded: how many, the first ones, may hold no text;
-    public: how many, the last ones, hold tokens that the client knows, too.
+    prompts: tokens of every lane. sizes: own rows that the shared block has, one after the other;
+    it starts with the first of them. live_rows: that hold the text at most. hidden: whether only
+    the client knows which they are; packs: whether the block may be full then before the text ends,
+    and is packed. scale: what logits are multiplied by. prefix: rows before every lane's prompt
+    that the provider knows in the clear; of them, padded: how many, the first ones, may hold no
+    text; public: how many, the last ones, hold tokens that the client knows, too.
     """
 
     config: ModelConfig
@@ -54,12 +65,17 @@ class Layout:
     def lanes(self) -> int:
         return len(self.prompts)
 
+    @property
+    def inside(self) -> int:
+        """Rows of the prefix that stand in the shared block, before its own: all, or none."""
+        return self.prefix if self.prefix <= FEW else 0
+
 
 class Text(NamedTuple):
     """What stands before every lane's prompt: private values of the provider."""
 
     tokens: Any  # int32 [n], of all rows, text last
-    hidden: Any  # float32 [m], of the first rows: HIDDEN where there is no text
+    hidden: Any  # int32 [m], of the first rows: HIDDEN where there is no text
 
 
 class Place(NamedTuple):
@@ -78,8 +94,9 @@ class SecureModel(NamedTuple):
     prefix(weights, tokens [n], hidden [m])
         -> keys and values of text that the provider knows, its own plaintext work, and its own they
         stay: rows that are opened under masks once for so many queries
-        (`protocols.arithmetic.known_rows`). tokens: int32, of all rows; hidden: float, of the first
-        m, HIDDEN where they hold no text.
+        (`protocols.arithmetic.known_rows`); few rows go into the shared block, as shares of which
+        the client's are zero. tokens: int32, of all rows; hidden: int32, of the first m, HIDDEN
+        where they hold no text.
     prefill(weights, tokens [lane, n], client, provider, prefix, hidden)
         -> outcome to the client, accepted counts (0), shared block, and the prefix, which is opened
         by now. The last row of every lane is judged.
@@ -104,13 +121,13 @@ def lengthen(positions: int) -> SecureFunction:
 
 
 @functools.cache
-def pack(positions: int) -> SecureFunction:
-    """(kept [lane, m], shared) -> a shared block of `positions` rows that begins with the rows
+def pack(positions: int, inside: int = 0) -> SecureFunction:
+    """(kept [lane, m], shared) -> a shared block of `positions` own rows that begins with the rows
     `kept`, the client's secret (`models.cache.packed`).
     """
 
     def work(kept: Array, shared: Block) -> Block:
-        return packed(shared, kept, positions)
+        return packed(shared, kept, positions, inside)
 
     return SecureFunction(work, (Owner.CLIENT, Owner.JOINT), f"pack into {positions} rows")
 
@@ -150,7 +167,9 @@ def build(layout: Layout, judge: Verifier) -> SecureModel:
         return positions + by if by else positions
 
     def after(prefix: Block | None, hidden: Array | None) -> Prefix | None:
-        return None if prefix is None or hidden is None else Prefix(prefix, hidden)
+        if prefix is None or hidden is None:
+            return None
+        return Prefix(None if layout.inside else prefix, layout.prefix, hidden)
 
     def prefill(
         weights: Any, tokens: Array, client: Any, provider: Any, prefix: Block | None,
@@ -163,7 +182,9 @@ def build(layout: Layout, judge: Verifier) -> SecureModel:
         positions = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), (lanes, n))
         before = after(prefix, hidden)
         x = embed(weights, tokens, positions, before)
-        cache = config.empty_cache(capacity, lanes)
+        cache = config.empty_cache(layout.inside + capacity, lanes)
+        if prefix is not None and layout.inside:
+            cache = begun(cache, prefix)
         at = Rows(moved(positions, layout.prefix), visible, 0)
         rows, shared, outside = family.forward(
             weights, config, x, at, cache, before, layout.scale
@@ -178,7 +199,7 @@ def build(layout: Layout, judge: Verifier) -> SecureModel:
     ) -> tuple[Any, Any, Block, Block | None]:  # fmt: skip
         (positions, visible), before = place, after(prefix, hidden)
         if layout.hidden:
-            visible = jnp.where(visible, 0.0, HIDDEN)
+            visible = jnp.where(visible, 0, HIDDEN)
         x = embed(weights, tokens, positions, before, layout.hidden)
         written = Rows(moved(positions, layout.prefix), visible, at)
         rows, shared, outside = family.forward(
@@ -217,7 +238,7 @@ def share_text(session: Session, layout: Layout, tokens: Sequence[int]) -> Text 
     if not layout.prefix:
         return None
     shape = jax.ShapeDtypeStruct
-    shapes = Text(shape((layout.prefix,), np.int32), shape((layout.padded,), np.float32))
+    shapes = Text(shape((layout.prefix,), np.int32), shape((layout.padded,), np.int32))
     text: Text = private_tree(session, PROVIDER, _padded, shapes, layout, tokens)
     return text
 
@@ -226,8 +247,8 @@ def _padded(layout: Layout, tokens: Sequence[int]) -> Text:
     empty = layout.prefix - len(tokens)
     if not 0 <= empty <= layout.padded:
         raise ValueError(f"{len(tokens)} tokens do not fill {layout.prefix} rows of a prefix")
-    hidden = np.where(np.arange(layout.padded) < empty, HIDDEN, 0.0)
-    return Text(np.array([0] * empty + list(tokens), np.int32), hidden.astype(np.float32))
+    hidden = np.where(np.arange(layout.padded) < empty, HIDDEN, 0)
+    return Text(np.array([0] * empty + list(tokens), np.int32), hidden.astype(np.int32))
 
 
 def _folded(params: Params, config: ModelConfig) -> Any:
