@@ -14,7 +14,7 @@ PACKAGES = ("spu_llm", "protocols", "models", "experiments")
 CORE = ["spu_llm.core"]
 PARTY = [*CORE, "spu_llm.compiler", "spu_llm.offline", "spu_llm.runtime"]
 PROTOCOLS = ["protocols.bits", "protocols.ot", "protocols.arithmetic", "protocols.functions"]
-PROTOCOLS = [*PROTOCOLS, "protocols.verification"]
+PROTOCOLS = [*PROTOCOLS, "protocols.verification", "protocols.dp"]
 SYSTEM = [*PARTY, *PROTOCOLS, "models"]
 # The version of all protocols lies in their package's own folder.
 SYSTEMS = ["spu_llm.systems.decoding", "spu_llm.systems.confidential"]
@@ -33,6 +33,7 @@ ALLOWED: dict[str, list[str]] = {
     "protocols.arithmetic": [*CORE, "spu_llm.offline", "protocols.bits"],
     "protocols.functions": [*CORE, "protocols.bits", "protocols.ot", "protocols.arithmetic"],
     "protocols.verification": [*CORE, *PROTOCOLS],
+    "protocols.dp": [*CORE, *PROTOCOLS],
     "models": [*CORE, *PROTOCOLS],
     "models.training": [*CORE, *PROTOCOLS, "models"],
     "spu_llm.systems": SYSTEM,
