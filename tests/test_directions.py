@@ -17,7 +17,7 @@ PROTOCOLS = ["protocols.bits", "protocols.ot", "protocols.arithmetic", "protocol
 PROTOCOLS = [*PROTOCOLS, "protocols.verification", "protocols.dp"]
 SYSTEM = [*PARTY, *PROTOCOLS, "models"]
 # The version of all protocols lies in their package's own folder.
-SYSTEMS = ["spu_llm.systems.decoding", "spu_llm.systems.confidential"]
+SYSTEMS = ["spu_llm.systems.decoding", "spu_llm.systems.confidential", "spu_llm.systems.dp_text"]
 SERVICE = [*SYSTEM, "protocols", "spu_llm.net", "spu_llm.systems", *SYSTEMS]
 APP = [*SERVICE, "spu_llm.service", "models.training"]
 STUDY = [*APP, "spu_llm.app", "experiments.common"]
@@ -39,6 +39,7 @@ ALLOWED: dict[str, list[str]] = {
     "spu_llm.systems": SYSTEM,
     "spu_llm.systems.decoding": [*SYSTEM, "spu_llm.systems"],
     "spu_llm.systems.confidential": [*SYSTEM, "spu_llm.systems"],
+    "spu_llm.systems.dp_text": [*SYSTEM, "spu_llm.systems"],
     "spu_llm.service": SERVICE,
     "spu_llm.app": APP,
     "experiments.common": STUDY,

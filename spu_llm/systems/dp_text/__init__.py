@@ -1,0 +1,1 @@
+"""Text that resembles sensitive references, with differential privacy (InvisibleInk)."""
