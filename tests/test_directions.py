@@ -14,8 +14,8 @@ PACKAGES = ("spu_llm", "protocols", "models", "experiments")
 CORE = ["spu_llm.core"]
 PARTY = [*CORE, "spu_llm.compiler", "spu_llm.offline", "spu_llm.runtime"]
 PROTOCOLS = ["protocols.bits", "protocols.ot", "protocols.arithmetic", "protocols.functions"]
-PROTOCOLS = [*PROTOCOLS, "protocols.verification", "protocols.dp"]
-SYSTEM = [*PARTY, *PROTOCOLS, "models"]
+PROTOCOLS = [*PROTOCOLS, "protocols.verification"]
+SYSTEM = [*PARTY, *PROTOCOLS, "protocols.dp", "models"]
 # The version of all protocols lies in their package's own folder.
 SYSTEMS = ["spu_llm.systems.decoding", "spu_llm.systems.confidential", "spu_llm.systems.dp_text"]
 SERVICE = [*SYSTEM, "protocols", "spu_llm.net", "spu_llm.systems", *SYSTEMS]
