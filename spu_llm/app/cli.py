@@ -189,7 +189,7 @@ def _parser() -> Parser:
     _identity_options(generate)
     generate.set_defaults(run=_complete, model=None)
 
-    from spu_llm.app import attacking, calibrating, doctor, keys, listing, vaults
+    from spu_llm.app import attacking, calibrating, doctor, keys, listing, private_text, vaults
     from spu_llm.app.studies import add_commands
 
     doctor.add_command(commands)
@@ -198,6 +198,7 @@ def _parser() -> Parser:
     calibrating.add_command(commands)
     vaults.add_command(commands)
     attacking.add_command(commands)
+    private_text.add_command(commands)
     add_commands(commands)
     return parser
 

@@ -48,7 +48,7 @@ def sanitised(logits: np.ndarray) -> np.ndarray:
 
 def expanded_top_k(public: np.ndarray, k: int | None, clip: float, batch: int) -> np.ndarray:
     """V_k+ as token ids in ascending order (int64 [m], m >= k), of public logits [vocab]; all for
-    k None or k >= vocab. A function of what is public alone. All ties at the threshold belong to it.
+    k None or k >= vocab. A function of what is public alone. All ties at the threshold are in it.
 
     It holds the top k of every reference acting alone, not that of phibar: references that agree
     move a token by C, for which the slack would have to be 2 C.

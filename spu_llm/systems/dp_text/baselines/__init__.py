@@ -1,0 +1,1 @@
+"""What InvisibleInk is compared with: as published, and corrected."""

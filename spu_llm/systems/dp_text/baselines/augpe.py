@@ -1,0 +1,135 @@
+"""AugPE (Xie et al. 2024), for a model that is reached through an interface alone (spec 3.3).
+
+1. A random text for each that is wanted, of the public model.
+2. T_AugPE times: L = 7 variations of each, which the model makes by going on from it (the query
+   after a text, as a reference has it); each reference votes for the nearest of all candidates, in
+   the space of `lanes.Features`; the best are kept by H(x) + N(0, sigma^2), H the number of votes.
+
+Only the votes read references. A null reference has none, so that one reference more or less moves
+H by 1 (l2), one in another's place by sqrt 2; where an empty text voted, too, it would be sqrt 2 in
+all adjacencies, of which the paper's experiments make 1. rho = T_AugPE s^2 / (2 sigma^2).
+
+A corpus is one release over all references: there are no batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dp_accounting import dp_event
+
+from models.family import ModelConfig
+from spu_llm.core.prg import Prg
+from spu_llm.systems.dp_text.accounting import rho_for
+from spu_llm.systems.dp_text.generator import Made
+from spu_llm.systems.dp_text.lanes import Features, Lanes
+from spu_llm.systems.dp_text.mechanism import expanded_top_k, sanitised, weights
+from spu_llm.systems.dp_text.parameters import Parameters, check_budget
+from spu_llm.systems.dp_text.prompts import Prompts
+from spu_llm.systems.dp_text.sampling import draw, gaussian
+
+VARIATIONS, ITERATIONS = 7, 3
+_AT_ONCE = 8  # texts that go through the model together
+SENSITIVITY = {"replace-by-null": 1.0, "zero-out": math.sqrt(2), "replace-one": math.sqrt(2)}
+
+
+@dataclass(frozen=True)
+class AugPE:
+    """T_AugPE, L and sigma; how texts are drawn."""
+
+    noise: float
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int | None = None
+    iterations: int = ITERATIONS
+    variations: int = VARIATIONS
+    adjacency: str = "replace-by-null"
+
+    @property
+    def event(self) -> dp_event.DpEvent:
+        """Of the whole corpus."""
+        multiplier = self.noise / SENSITIVITY[self.adjacency]
+        return dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(multiplier), self.iterations)
+
+
+def for_budget(
+    epsilon: float, delta: float, *, max_new_tokens: int, temperature: float = 1.0,
+    top_k: int | None = None, adjacency: str = "replace-by-null", iterations: int = ITERATIONS,
+) -> AugPE:  # fmt: skip
+    """With the least noise that the budget allows."""
+    check_budget(epsilon, delta)
+    Parameters(1, 0.0, temperature, max_new_tokens, top_k, adjacency)  # refuses nonsense
+    rho = rho_for(epsilon, delta)
+    noise = SENSITIVITY[adjacency] * math.sqrt(iterations / (2 * rho)) * (1 + 2.0**-40)
+    return AugPE(noise, max_new_tokens, temperature, top_k, iterations, adjacency=adjacency)
+
+
+def votes(candidates: np.ndarray, references: np.ndarray) -> np.ndarray:
+    """H, float64 [candidate]: how many references each is nearest to. Rows of length 1."""
+    nearest = np.argmax(references @ candidates.T, axis=1) if len(references) else []
+    return np.bincount(np.asarray(nearest, int), minlength=len(candidates)).astype(np.float64)
+
+
+def corpus(
+    settings: AugPE, config: ModelConfig, folded: Any, prompts: Prompts,
+    references: Sequence[str], wanted: int, prg: Prg,
+    say: Callable[[str], None] = lambda what: None,
+) -> list[Made]:  # fmt: skip
+    """`wanted` texts of all references."""
+    tokenizer, new = prompts.tokenizer, settings.max_new_tokens
+    first = _Writer(settings, Lanes(config, folded, _AT_ONCE, len(prompts.public), new), prompts)
+    again = _Writer(settings, Lanes(config, folded, _AT_ONCE, prompts.room, new), prompts)
+    features = Features(config, folded, _AT_ONCE, max(prompts.reference_tokens, new))
+    real = features.of(
+        [prompts.begin + tokenizer.encode(text, goes_on=True) for text in references if text]
+    )
+    say("random texts")
+    kept = first.texts([prompts.public] * wanted, prg)
+    for number in range(settings.iterations):
+        say(f"iteration {number + 1} of {settings.iterations}")
+        sources = [prompts.private(tokenizer.decode(made.tokens)) for made in kept]
+        repeated = [row for row in sources for _ in range(settings.variations)]
+        pool = kept + again.texts(repeated, prg)
+        found = votes(features.of([prompts.begin + made.tokens for made in pool]), real)
+        noisy = found + settings.noise * gaussian(found.shape, prg)
+        kept = [pool[i] for i in np.argsort(-noisy, kind="stable")[:wanted]]
+    return kept
+
+
+class _Writer:
+    """Texts of the plain model, some at a time."""
+
+    def __init__(self, settings: AugPE, lanes: Lanes, prompts: Prompts) -> None:
+        self._settings, self._lanes, self._ends = settings, lanes, prompts.tokenizer.eos_ids
+
+    def texts(self, rows: Sequence[list[int]], prg: Prg) -> list[Made]:
+        found: list[Made] = []
+        for start in range(0, len(rows), _AT_ONCE):
+            some = rows[start : start + _AT_ONCE]
+            full = [*some, *[some[-1]] * (_AT_ONCE - len(some))]
+            found += self._some(full, prg)[: len(some)]
+        return found
+
+    def _some(self, rows: Sequence[list[int]], prg: Prg) -> list[Made]:
+        made: list[list[int]] = [[] for _ in rows]
+        ended = [False] * len(rows)
+        logits = self._lanes.begin(rows)
+        for number in range(self._settings.max_new_tokens):
+            tokens = [self._token(row, prg) for row in logits]
+            for i, token in enumerate(tokens):
+                ended[i] = ended[i] or token in self._ends
+                if not ended[i]:
+                    made[i].append(token)
+            if all(ended) or number + 1 == self._settings.max_new_tokens:
+                break
+            logits = self._lanes.step(tokens)
+        return [Made(tokens, end) for tokens, end in zip(made, ended, strict=True)]
+
+    def _token(self, logits: np.ndarray, prg: Prg) -> int:
+        candidates = expanded_top_k(logits, self._settings.top_k, 0.0, 1)
+        own = sanitised(logits[candidates])
+        return int(candidates[draw(weights(own, own, self._settings.temperature), prg)])

@@ -1,0 +1,184 @@
+"""A corpus: one text of each batch of references, by a method that is chosen by its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from models.family import ModelConfig
+from spu_llm.core.errors import InputError
+from spu_llm.core.prg import Prg
+from spu_llm.offline.files import replace_whole
+from spu_llm.systems.dp_text import ledger_file
+from spu_llm.systems.dp_text.baselines import adapmixed, amin, augpe
+from spu_llm.systems.dp_text.generator import Generator, Made, batches
+from spu_llm.systems.dp_text.methods import Method, full_vocabulary, invisible_ink, public_only
+from spu_llm.systems.dp_text.parameters import Parameters
+from spu_llm.systems.dp_text.prompts import Prompts
+from spu_llm.systems.dp_text.statement import spends_of, statement
+
+METHODS = {
+    "invisibleink": "difference clipping and top-k+",
+    "full-vocabulary": "the same without top-k+",
+    "public-only": "the model without references: spends nothing",
+    "amin": "Amin et al. 2024: clipped logits behind a sparse vector test, corrected",
+    "amin-published": "the same with the charges as published, which are too low",
+    "adapmixed": "AdaPMixED: mixed distributions, a loss that depends on the data",
+    "adapmixed-published": "the same, its mixing as its authors' program has it",
+    "augpe": "AugPE: variations that references vote for",
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked for. epsilon: None for public-only alone."""
+
+    method: str
+    epsilon: float | None
+    delta: float
+    batch: int
+    texts: int
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int | None = None
+    adjacency: str = "replace-by-null"
+    centre: bool = False
+
+
+def method_for(wanted: Wanted) -> Method:
+    """The method, with parameters that spend the budget. InputError where there is none, or where
+    it is asked for what it does not have. Of AugPE: `augpe_for`.
+    """
+    w = wanted
+    if w.method not in METHODS:
+        raise InputError(f"there is no method {w.method!r}; choose from {', '.join(METHODS)}")
+    ours = w.method in ("invisibleink", "full-vocabulary")
+    if w.centre and not ours:
+        raise InputError(f"--centre is of invisibleink and full-vocabulary, not of {w.method}")
+    if w.method == "public-only":
+        return public_only(Parameters(w.batch, 0.0, w.temperature, w.max_new_tokens, w.top_k))
+    if w.epsilon is None:
+        raise InputError(f"{w.method} needs --epsilon")
+    # Whatever the method, its sizes are checked alike.
+    parameters = Parameters.for_budget(
+        w.epsilon, w.delta, batch=w.batch, temperature=w.temperature, top_k=w.top_k,
+        max_new_tokens=w.max_new_tokens, adjacency=w.adjacency, centre=w.centre,
+    )  # fmt: skip
+    if ours:
+        return {"invisibleink": invisible_ink, "full-vocabulary": full_vocabulary}[w.method](
+            parameters
+        )
+    name, _, published = w.method.partition("-")
+    kinds = {"amin": amin.for_budget, "adapmixed": adapmixed.for_budget}
+    return kinds[name](
+        w.epsilon, w.delta, batch=w.batch, max_new_tokens=w.max_new_tokens,
+        temperature=w.temperature, adjacency=w.adjacency, published=bool(published),
+    )  # fmt: skip
+
+
+def augpe_for(wanted: Wanted) -> augpe.AugPE:
+    """AugPE at this budget."""
+    if wanted.epsilon is None or wanted.centre:
+        raise InputError("augpe needs --epsilon, and has no --centre")
+    return augpe.for_budget(
+        wanted.epsilon, wanted.delta, max_new_tokens=wanted.max_new_tokens,
+        temperature=wanted.temperature, top_k=wanted.top_k, adjacency=wanted.adjacency,
+    )  # fmt: skip
+
+
+def check_texts(texts: int, references: int, batch: int) -> None:
+    """InputError unless every text has a batch of its own."""
+    most = -(-references // batch)
+    if not 1 <= texts <= most:
+        raise InputError(
+            f"{references} references make {most} batches of {batch} (the last one may be filled "
+            f"up), a text each; --texts must be 1 to {most}, found {texts}"
+        )
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as `Generator` takes it, and its digest."""
+
+    config: ModelConfig
+    weights: Any
+    digest: str
+
+
+def write_corpus(
+    out: Path, wanted: Wanted, model: Model, prompts: Prompts, references: Sequence[str],
+    say: Callable[[str], None] = lambda what: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Write the texts to `out`, its ledger and its statement, which is returned; or go on with what
+    an earlier run began there. InputError before anything is spent.
+    """
+    run = {
+        **asdict(wanted), "query": prompts.query, "reference_tokens": prompts.reference_tokens,
+        "model": model.digest, "tokenizer": prompts.tokenizer.digest,
+    }  # fmt: skip
+    say_text = _progress(wanted.texts, say)
+    if wanted.method == "augpe":
+        settings = augpe_for(wanted)
+        if wanted.texts < 1:
+            raise InputError(f"--texts must be 1 or more, found {wanted.texts}")
+        found = statement(
+            name="augpe", event=settings.event, facts=asdict(settings), run=run, texts=1,
+            guarantee="holds before anything is generated, whatever the references are",
+            adjacency=wanted.adjacency, delta=wanted.delta,
+        )  # fmt: skip
+        with ledger_file.opened(out, run, references, spends_of(found)) as file:
+            _write_statement(out, found)
+            if file.done < wanted.texts:
+                prg = file.begin(wanted.texts)
+                made = augpe.corpus(
+                    settings, model.config, model.weights, prompts, references, wanted.texts, prg,
+                    say,
+                )  # fmt: skip
+                file.add([_line(text, prompts) for text in made])
+        return found
+    method = method_for(wanted)
+    check_texts(wanted.texts, len(references), method.batch)
+    found = statement(
+        name=method.name, event=method.event, facts=method.facts, guarantee=method.guarantee,
+        adjacency=wanted.adjacency, delta=wanted.delta, texts=wanted.texts, run=run,
+    )  # fmt: skip
+    generator = Generator(method, model.config, model.weights, prompts)
+    parts = batches(references, method.batch)
+
+    def make(number: int, prg: Prg) -> dict[str, Any]:
+        text = generator.text(parts[number], prg, lambda tokens: say_text(number, tokens))
+        return _line(text, prompts)
+
+    with ledger_file.opened(out, run, references, spends_of(found)) as file:
+        _write_statement(out, found)
+        say_text(file.done, 0)
+        ledger_file.write(file, wanted.texts, make)
+    return found
+
+
+def statement_path(out: Path) -> Path:
+    return out.with_name(out.name + ".privacy.json")
+
+
+def _write_statement(out: Path, found: dict[str, Any]) -> None:
+    path = statement_path(out)
+    try:
+        replace_whole(path, (json.dumps(found, indent=2) + "\n").encode())
+        path.chmod(0o644)  # it goes with the texts
+    except OSError as exc:
+        raise InputError(f"--out: cannot write {path}: {exc.strerror}") from None
+
+
+def _line(text: Made, prompts: Prompts) -> dict[str, Any]:
+    return {
+        "text": prompts.tokenizer.decode(text.tokens), "tokens": text.tokens, "ended": text.ended
+    }  # fmt: skip
+
+
+def _progress(texts: int, say: Callable[[str], None]) -> Callable[[int, int], None]:
+    return lambda number, tokens: say(
+        f"text {min(number + 1, texts)} of {texts}" + (f": {tokens} tokens" if tokens else "")
+    )

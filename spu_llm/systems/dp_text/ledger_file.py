@@ -1,0 +1,188 @@
+"""A corpus as it is written, and beside it the account of what was spent for it.
+
+    FILE              a text a line, in the order of batches
+    FILE.ledger       0600, the curator's own: the run's parameters, how many texts were *begun*,
+                      what that spent, and while one is being made the key of its randomness
+
+A text is entered as begun, durably, before its first token is drawn, so that what was spent is
+never more than what the ledger says, wherever the process is killed. A run that goes on makes a
+text that was begun and is not in FILE again with the same key: the same draws on the same
+references, the same text, nothing more to learn from, and so not spent a second time. The key is
+wiped once the text is durable. FILE is locked as long as a run writes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from spu_llm.core.errors import InputError
+from spu_llm.core.prg import KEY_BYTES, Prg
+from spu_llm.offline.files import replace_whole
+
+FORMAT = 1
+
+
+def ledger_path(out: Path) -> Path:
+    return out.with_name(out.name + ".ledger")
+
+
+class CorpusFile:
+    """FILE and its ledger, opened by `opened`. `done` texts are in FILE, `begun` are spent."""
+
+    def __init__(self, out: Path, descriptor: int, state: dict[str, Any]) -> None:
+        self._out, self._descriptor, self._state = out, descriptor, state
+        self.done = self._count()
+        within = state["begun"] - state["count"] <= self.done <= state["begun"]
+        if not within or (self.done < state["begun"] and state["key"] is None):
+            raise InputError(
+                f"{out} has {self.done} texts, and its ledger says that {state['begun']} were "
+                "begun: it was changed; give another --out (what was spent stays spent)"
+            )
+        if self.done == self.begun and state["key"] is not None:
+            self._wipe()
+
+    @property
+    def begun(self) -> int:
+        return int(self._state["begun"])
+
+    def begin(self, count: int = 1) -> Prg:
+        """The randomness of the next `count` texts, which are spent from now on; of those that a
+        run before began, if there are any.
+        """
+        if self.done < self.begun:
+            return Prg(bytes.fromhex(self._state["key"]))
+        key = os.urandom(KEY_BYTES)
+        # Of each reference once, in its batch: as much after the first text as after the last.
+        spent = self._state["spends"]
+        self._state.update(begun=self.done + count, count=count, key=key.hex(), spent=spent)
+        self._record()
+        return Prg(key)
+
+    def add(self, texts: Iterable[dict[str, Any]]) -> None:
+        """Write what came of `begin`; what is there already stays."""
+        first = self.begun - self._state["count"]
+        lines = [json.dumps(text, ensure_ascii=True) + "\n" for text in texts]
+        for line in lines[self.done - first :]:
+            self._append(line.encode())
+            self.done += 1
+        self._wipe()
+
+    def _append(self, data: bytes) -> None:
+        with _failures(self._out):
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+            os.fsync(self._descriptor)
+
+    def _wipe(self) -> None:
+        self._state["key"] = None
+        self._record()
+
+    def _record(self) -> None:
+        data = (json.dumps(self._state, indent=1) + "\n").encode()
+        with _failures(self._out):
+            replace_whole(ledger_path(self._out), data)
+
+    def _count(self) -> int:
+        """Whole lines in FILE; a torn one at its end is cut off."""
+        data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.ftruncate(self._descriptor, whole)
+        return data.count(b"\n")
+
+
+@contextmanager
+def opened(
+    out: Path, run: dict[str, Any], references: Sequence[str], spends: dict[str, Any]
+) -> Iterator[CorpusFile]:
+    """The corpus file of this run, which may go on with what an earlier one began. `run`: all that
+    the texts' law depends on, public, as JSON has it; `spends`: what a reference is charged once
+    its text was begun. InputError when FILE is in use, was begun with something else, or cannot be
+    written.
+    """
+    with _failures(out):
+        descriptor = os.open(out, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{out} is being written by another run") from None
+        yield CorpusFile(out, descriptor, _state(out, descriptor, run, references, spends))
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _failures(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        path = exc.filename or out
+        raise InputError(f"--out: cannot write {path}: {exc.strerror}; choose another") from None
+
+
+def write(
+    file: CorpusFile, wanted: int, make: Callable[[int, Prg], dict[str, Any]],
+    on_text: Callable[[int], None] = lambda done: None,
+) -> None:  # fmt: skip
+    """All texts from `file.done` on, one after the other: make(number, randomness) gives each."""
+    on_text(file.done)
+    while file.done < wanted:
+        prg = file.begin()
+        file.add([make(file.done, prg)])
+        on_text(file.done)
+
+
+def _state(
+    out: Path, descriptor: int, run: dict[str, Any], references: Sequence[str],
+    spends: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """What the ledger says; that of a new run where there is none."""
+    path = ledger_path(out)
+    if not path.exists():
+        if os.fstat(descriptor).st_size:
+            raise InputError(f"{out} is there already, without a ledger; give another --out")
+        salt = os.urandom(16)
+        return {
+            "format": FORMAT, "run": run, "salt": salt.hex(),
+            "references": _digest(salt, references), "begun": 0, "count": 0, "key": None,
+            "spends": spends, "spent": None,
+        }  # fmt: skip
+    try:
+        state = json.loads(path.read_text())
+        salt, before = bytes.fromhex(state["salt"]), state["run"]
+        known = state["format"] == FORMAT and type(state["begun"]) is type(state["count"]) is int
+        known = known and (state["key"] is None or len(bytes.fromhex(state["key"])) == KEY_BYTES)
+        known = known and isinstance(before, dict) and isinstance(state["references"], str)
+        known = known and {"spends", "spent"} <= state.keys()
+    except (OSError, ValueError, KeyError, TypeError):
+        known = False
+    if not known:
+        raise InputError(f"{path} cannot be read; what it accounts for would be lost: restore it")
+    for name in sorted({*run, *before}):
+        if run.get(name) != before.get(name):
+            raise InputError(
+                f"{out} was begun with {name} {before.get(name)!r}, not {run.get(name)!r}; repeat "
+                "the command as it was, or give another --out (which is spent anew)"
+            )
+    if state["spends"] != spends:
+        raise InputError(f"{path} says another price than this version; give another --out")
+    if state["references"] != _digest(salt, references):
+        raise InputError(f"{out} was begun with other references; give another --out")
+    return dict(state)
+
+
+def _digest(salt: bytes, references: Sequence[str]) -> str:
+    """Salted: a plain one would let guess references."""
+    found = hashlib.blake2b(key=salt, digest_size=32)
+    for text in references:
+        data = text.encode("utf-8", "surrogatepass")
+        found.update(len(data).to_bytes(8, "little") + data)
+    return found.hexdigest()

@@ -1,0 +1,105 @@
+"""The query, and a reference before it, as prompts for a model that goes on with text.
+
+    public     begin | query
+    private    begin | reference, cut to so many tokens | a blank line | query
+
+`begin` is what the tokenizer puts before any text (LLaMA's first token), or else the end of another
+text. The public prompt is not the private one with an empty reference: an empty reference is *null*
+and adds an exact zero to the sum (`mechanism.clipped_sum`), whatever a model would say to it. A
+reference is cut by its own length alone; the query's tokens are the same whatever comes before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import InputError
+
+BETWEEN = "\n\n"
+LEAST_REFERENCE = 8  # tokens that a reference may have at least
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of one query. reference_tokens: what a reference is cut to."""
+
+    tokenizer: Tokenizer
+    query: str
+    reference_tokens: int
+
+    @property
+    def begin(self) -> list[int]:
+        return self.tokenizer.encode("") or [min(self.tokenizer.eos_ids)]
+
+    @property
+    def public(self) -> list[int]:
+        """phi_pub's prompt."""
+        return self.begin + self.tokenizer.encode(self.query, goes_on=True)
+
+    def private(self, reference: str) -> list[int]:
+        """The prompt of one reference, `room` tokens at most."""
+        own = self.tokenizer.encode(reference, goes_on=True)[: self.reference_tokens]
+        return self.begin + own + self._after
+
+    def lanes(self, references: Sequence[str | None], batch: int) -> list[list[int]]:
+        """The prompts of a batch, padded with nulls to B; a null's is only there to be computed."""
+        filler = self.begin + self._after
+        rows = [self.private(r) if r else filler for r in references]
+        return rows + [filler] * (batch - len(rows))
+
+    @property
+    def room(self) -> int:
+        """Tokens of a private prompt at most."""
+        return len(self.begin) + self.reference_tokens + len(self._after)
+
+    @property
+    def _after(self) -> list[int]:
+        return self.tokenizer.encode(BETWEEN + self.query, goes_on=True)
+
+
+def prompts_for(
+    tokenizer: Tokenizer, query: str, context: int, new_tokens: int,
+    reference_tokens: int | None = None,
+) -> Prompts:  # fmt: skip
+    """Prompts with as much room for references as the context leaves, or as was asked for.
+    InputError when that is too little.
+    """
+    bare = Prompts(tokenizer, query, 0)
+    left = context - new_tokens - bare.room
+    wanted = left if reference_tokens is None else reference_tokens
+    if not LEAST_REFERENCE <= wanted <= left:
+        raise InputError(
+            f"the model has {context} positions: {new_tokens} new tokens and the query leave "
+            f"{max(left, 0)} for a reference, which must have {LEAST_REFERENCE} or more"
+            + (f", and {reference_tokens} are asked for" if reference_tokens is not None else "")
+        )
+    return Prompts(tokenizer, query, wanted)
+
+
+def read_references(path: Path) -> list[str]:
+    """One reference a line, a JSON object with its `text`; an empty one is null. InputError when
+    the file cannot be used; the message shows nothing of what is in it.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+        raise InputError(f"{path}, of --references, cannot be read: {reason}") from None
+    found: list[str] = []
+    if lines == [""]:
+        raise InputError(f"{path}, of --references, is empty")
+    for number, line in enumerate(lines, 1):
+        try:
+            text = json.loads(line)["text"]
+        except (ValueError, KeyError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            raise InputError(
+                f'{path}, line {number}: each line must be a JSON object like {{"text": "..."}}'
+            )
+        found.append(text)
+    return found

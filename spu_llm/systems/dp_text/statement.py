@@ -1,0 +1,75 @@
+"""The privacy statement that goes with a corpus: what is promised, of what, and what is public."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dp_accounting import dp_event
+from dp_accounting.privacy_accountant import UnsupportedEventError
+
+from spu_llm.systems.dp_text.accounting import DisjointDpEvent, loose_epsilon_of, total
+
+MEANING = {
+    "replace-by-null": "one reference is there, or an empty one in its place",
+    "zero-out": "one reference is there, or one in its place with which all logits are 0",
+    "replace-one": "one reference is there, or any other one in its place",
+}
+PUBLIC = (
+    "the model and its tokenizer, the query, every parameter of this statement, how many "
+    "references there are and which of them make a batch (their places in the file)",
+    "all texts, their number, and the length of each",
+)
+NOT_PROTECTED = (
+    "what the model knows of the references from its training",
+    "how long a run took, and that it was run",
+    "a person in several references: g in batches of their own count g rho together, g in one "
+    "batch g^2 rho",
+    "references that further runs read too: rho of every run adds up",
+    "parameters, if they were chosen by looking at what came of these references",
+)
+
+
+def statement(
+    *, name: str, event: dp_event.DpEvent, guarantee: str, facts: dict[str, Any], adjacency: str,
+    delta: float, texts: int, run: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """As JSON has it. event: of one text, whose batch no other text reads. epsilon is that of the
+    event, whatever was asked for; None where nothing is guaranteed.
+    """
+    spent: dict[str, float | None]
+    try:
+        accountant = total([DisjointDpEvent((event,) * texts)], adjacency)
+        rho = accountant.rho
+        spent = {
+            "rho": rho, "epsilon": accountant.get_epsilon(delta), "delta": delta,
+            "epsilon_loose": loose_epsilon_of(rho, delta),
+        }  # fmt: skip
+    except UnsupportedEventError:
+        spent = {"rho": None, "epsilon": None, "delta": delta, "epsilon_loose": None}
+    return {
+        "method": name,
+        "guarantee": guarantee,
+        "adjacency": adjacency,
+        "adjacency_means": MEANING[adjacency],
+        **spent,
+        "unit": "one reference, a line of the file",
+        "parameters": facts,
+        "run": run,
+        "public": list(PUBLIC),
+        "not_protected": list(NOT_PROTECTED),
+    }
+
+
+def spends_of(found: dict[str, Any]) -> dict[str, Any]:
+    """What a statement says of a reference whose text was begun."""
+    return {name: found[name] for name in ("rho", "epsilon", "delta", "adjacency")}
+
+
+def summary(found: dict[str, Any]) -> str:
+    """A line of it, for people."""
+    if found["epsilon"] is None:
+        return f"{found['method']}: {found['guarantee']}"
+    return (
+        f"{found['method']}: epsilon {found['epsilon']:.4g} at delta {found['delta']:g} (rho "
+        f"{found['rho']:.4g}), {found['adjacency']}: {found['adjacency_means']}"
+    )
