@@ -202,5 +202,5 @@ in_units = protocol_op(
     model=_in_units_model,
     non_interactive=True,
 )
-"""A float x as the integer x 2^18, |x| < 2^13, or an int32 as it is: the low `bits` bits of the same
+"""A float x as the integer x 2^18, |x| < 2^13, or an int32 as it is: the low `bits` bits of its
 words."""

@@ -1,0 +1,61 @@
+"""What a text drawn between two parties spends: the noise is whole numbers within bounds
+(`protocols.dp.noise`), so it is a little more than `parameters` says, and a little of delta.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dp_accounting import dp_event
+
+from protocols.dp.choice import Choice
+from spu_llm.core.errors import InputError
+from spu_llm.systems.dp_text.accounting import BoundedRangeDpEvent, epsilon_of, rho_of
+from spu_llm.systems.dp_text.parameters import Parameters
+
+_OF_DELTA = 1e-3  # the part of delta that is kept for the bounds of the noise
+
+
+def text_event(choice: Choice, places: int, tokens: int) -> dp_event.DpEvent:
+    """So many draws among `places` candidates each, unless some noise was out of bounds."""
+    span = math.sqrt(8 * choice.loss(places).rho)
+    return dp_event.SelfComposedDpEvent(BoundedRangeDpEvent(span), tokens)
+
+
+def epsilon_of_text(choice: Choice, places: int, tokens: int, delta: float) -> float:
+    """Of a text of so many draws, at `delta`, the bounds of the noise included; infinity where they
+    take more than a thousandth of it.
+    """
+    epsilon = epsilon_of(rho_of(text_event(choice, places, tokens)), (1 - _OF_DELTA) * delta)
+    outside = choice.loss(places).delta(tokens, min(epsilon, 500.0))
+    return epsilon if outside <= _OF_DELTA * delta else math.inf
+
+
+def choice_of(parameters: Parameters, spread: float, noises: int = 1) -> Choice:
+    """The draw of these parameters. InputError for those that two parties cannot run."""
+    if parameters.adjacency != "replace-by-null" or parameters.centre:
+        raise InputError("between two parties there is replace-by-null alone, and no centring")
+    try:
+        return Choice.of(
+            parameters.batch, parameters.clip, parameters.temperature, spread, noises
+        )
+    except ValueError as exc:
+        raise InputError(f"two parties cannot draw this: {exc}") from None
+
+
+def for_budget(
+    epsilon: float, delta: float, *, batch: int, temperature: float, max_new_tokens: int,
+    top_k: int, places: int, spread: float, noises: int = 1,
+) -> Parameters:  # fmt: skip
+    """With the largest clip norm, or nearly, whose text spends `epsilon` at `delta` at most."""
+    found = Parameters.for_budget(
+        epsilon, (1 - _OF_DELTA) * delta, batch=batch, temperature=temperature,
+        max_new_tokens=max_new_tokens, top_k=top_k,
+    )  # fmt: skip
+    for shrunk in (1.0, 1 - 1e-6, 1 - 1e-4, 1 - 1e-2):
+        clip = found.clip * shrunk
+        parameters = Parameters(batch, clip, temperature, max_new_tokens, top_k)
+        choice = choice_of(parameters, spread, noises)
+        if epsilon_of_text(choice, places, max_new_tokens, delta) <= epsilon:
+            return parameters
+    raise InputError(f"epsilon {epsilon:g} at delta {delta:g} cannot be had between two parties")

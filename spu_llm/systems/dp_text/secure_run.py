@@ -1,0 +1,92 @@
+"""The program `private-text`: texts from the client's references with the provider's model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from models.family import family_of, weight_shapes
+from models.hf import load_model
+from models.resident import mapped
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import InputError
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.session import private_tree
+from spu_llm.systems.dp_text.lanes import Lanes
+from spu_llm.systems.dp_text.secure import ClientHalf, ProviderHalf, SecretText, declare
+from spu_llm.systems.dp_text.secure_records import References, TextRequest
+from spu_llm.systems.program import Held, Job, Send
+
+PHASES = ("offline", "prefill", "draw", "decode")
+
+
+def run(session: PartySession, job: Job[TextRequest, References], send: Send) -> dict[str, Any]:
+    """One text for each batch of the client's references; both parties' results have them."""
+    config, request = job.model, job.request
+    folded = None if session.rank == CLIENT else _folded(job.provider, job)
+    with session.meter.in_phase("offline"):
+        shapes = weight_shapes(config)
+        weights = private_tree(session, PROVIDER, lambda: folded, shapes)
+        drawn = SecretText(session, config, request, weights)
+        drawn.prepare()
+    declare(session, request)
+    provider = None
+    if folded is not None:
+        public = Lanes(
+            config, jax.device_put(folded), 1, len(request.query), request.max_new_tokens
+        )
+        provider = ProviderHalf(public, folded, Prg.from_os())
+    prompts = check_prompts(job.client, request) if session.rank == CLIENT else None
+    stream = Prg.from_os()
+    eos = _eos(session, job)
+    texts: list[list[int]] = []
+    for number in range(request.texts):
+        client = None
+        if prompts is not None:
+            client = ClientHalf(
+                prompts[number], lambda: drawn.choice.draw_noise(stream, request.places)
+            )
+        send("stage", name=f"text {number + 1} of {request.texts}")
+        texts.append(drawn.text(client, provider, eos.__contains__, lambda _: send("token")))
+    return {
+        "texts": texts,
+        "seconds": session.meter.seconds,
+        "traffic": {phase: asdict(session.meter.traffic(phase)) for phase in PHASES},
+        "learned": session.ledger.learned(),
+    }
+
+
+def check_prompts(given: References, request: TextRequest) -> list[list[list[int]]]:
+    """InputError unless they are as the request says."""
+    for batch in given.prompts:
+        if len(batch) != request.batch or any(len(p) not in (0, request.room) for p in batch):
+            raise InputError(
+                f"a text reads {request.batch} prompts of {request.room} tokens, or none in place "
+                "of one"
+            )
+    if len(given.prompts) != request.texts:
+        raise InputError(f"{len(given.prompts)} batches of references for {request.texts} texts")
+    return given.prompts
+
+
+def _folded(provider: Held, job: Job[Any, Any]) -> Any:
+    """The provider's weights, in memory already, or read."""
+    shapes = weight_shapes(job.model)
+    if provider.weights is not None:
+        return mapped(provider.weights, shapes)
+    config, params = load_model(Path(provider.model_dir))
+    return jax.tree.map(np.asarray, family_of(config).fold(params, config))
+
+
+def _eos(session: PartySession, job: Job[Any, Any]) -> Sequence[int]:
+    """Tokens that end a text: by the tokenizer, which is the same at both."""
+    provider = job.of_provider
+    directory = provider.model_dir if provider is not None else job.client.model_dir
+    return sorted(Tokenizer.load(Path(directory)).eos_ids)
