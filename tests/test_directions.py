@@ -39,7 +39,7 @@ ALLOWED: dict[str, list[str]] = {
     "spu_llm.systems": SYSTEM,
     "spu_llm.systems.decoding": [*SYSTEM, "spu_llm.systems"],
     "spu_llm.systems.confidential": [*SYSTEM, "spu_llm.systems"],
-    "spu_llm.systems.dp_text": [*SYSTEM, "spu_llm.systems"],
+    "spu_llm.systems.dp_text": [*SYSTEM, "spu_llm.systems", "spu_llm.systems.decoding"],
     "spu_llm.service": SERVICE,
     "spu_llm.app": APP,
     "experiments.common": STUDY,

@@ -14,6 +14,7 @@ from spu_llm.systems.program import Program
 SERVED = {
     "completion": "spu_llm.systems.decoding.records:COMPLETION",
     "preparation": "spu_llm.systems.decoding.records:PREPARATION",
+    "private-text": "spu_llm.systems.dp_text.secure_records:SECRET_MODEL",
 }
 STUDIES = {
     "step-sweep": "experiments.benchmarks.step_sweep:PROGRAM",
