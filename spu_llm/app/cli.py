@@ -143,7 +143,7 @@ def _parser() -> Parser:
     _request_options(prepare)
     _session_options(prepare)
     _jobs_option(prepare)
-    _identity_options(prepare)
+    add_identity_options(prepare)
     prepare.set_defaults(run=_prepare)
 
     serve = commands.add_parser("serve", help="provider: serve completions with a private model")
@@ -179,14 +179,14 @@ def _parser() -> Parser:
     serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
     _session_options(serve)
     _jobs_option(serve)
-    _identity_options(serve)
+    add_identity_options(serve)
     serve.set_defaults(run=_serve)
 
     generate = commands.add_parser("generate", help="client: complete a prompt")
     generate.add_argument("--server", required=True, metavar="HOST:PORT")
     _client_options(generate)
     _folder(generate, "--pool", "keep what is made ahead of time, if the provider does")
-    _identity_options(generate)
+    add_identity_options(generate)
     generate.set_defaults(run=_complete, model=None)
 
     from spu_llm.app import attacking, calibrating, doctor, keys, listing, private_text, vaults
@@ -264,7 +264,8 @@ def _jobs(options: argparse.Namespace, parties_here: int) -> int:
     return int(options.jobs)
 
 
-def _identity_options(parser: argparse.ArgumentParser) -> None:
+def add_identity_options(parser: argparse.ArgumentParser) -> None:
+    """Who this party is, and whom it trusts."""
     _folder(parser, "--identity", "this party's certificate and key, as spu-llm keygen makes them")
     parser.add_argument("--trust", type=Path, metavar="FILE",
                         help="certificates, in PEM form, of whom is let in: the other party's, or "
@@ -288,7 +289,7 @@ def address(text: str, option: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _identity(options: argparse.Namespace) -> Any:
+def identity_of(options: argparse.Namespace) -> Any:
     """This party's certificate and whom it trusts, or None with `--insecure`."""
     given = [option is not None for option in (options.identity, options.trust)]
     if options.insecure:
@@ -313,7 +314,7 @@ def _provider(options: argparse.Namespace) -> Any:
     server = None
     if options.server is not None:
         server = Server(
-            *address(options.server, "--server"), options.network, _identity(options)
+            *address(options.server, "--server"), options.network, identity_of(options)
         )
     jobs = _jobs(options, 1 if server is not None else 2)
     model = options.model or shipped("private")
@@ -420,7 +421,7 @@ def _serve(options: argparse.Namespace) -> None:
         "disk_bytes": _megabytes(options, "disk"),
         "disk_bytes_of_one": _megabytes(options, "client_disk"),
         "jobs": _jobs(options, 1),
-        "identity": _identity(options),
+        "identity": identity_of(options),
         "sessions_of_one": of_one,
         "limits": Limits(
             options.session_minutes,

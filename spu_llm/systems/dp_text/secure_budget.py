@@ -13,6 +13,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.systems.dp_text.accounting import BoundedRangeDpEvent, epsilon_of, rho_of
 from spu_llm.systems.dp_text.parameters import Parameters
 
+ANY_SPREAD = 1.0  # of phi_pub: what is spent does not depend on it
 _OF_DELTA = 1e-3  # the part of delta that is kept for the bounds of the noise
 
 
@@ -45,7 +46,7 @@ def choice_of(parameters: Parameters, spread: float, noises: int = 1) -> Choice:
 
 def for_budget(
     epsilon: float, delta: float, *, batch: int, temperature: float, max_new_tokens: int,
-    top_k: int, places: int, spread: float, noises: int = 1,
+    top_k: int, places: int, noises: int = 1,
 ) -> Parameters:  # fmt: skip
     """With the largest clip norm, or nearly, whose text spends `epsilon` at `delta` at most."""
     found = Parameters.for_budget(
@@ -55,7 +56,7 @@ def for_budget(
     for shrunk in (1.0, 1 - 1e-6, 1 - 1e-4, 1 - 1e-2):
         clip = found.clip * shrunk
         parameters = Parameters(batch, clip, temperature, max_new_tokens, top_k)
-        choice = choice_of(parameters, spread, noises)
+        choice = choice_of(parameters, ANY_SPREAD, noises)
         if epsilon_of_text(choice, places, max_new_tokens, delta) <= epsilon:
             return parameters
     raise InputError(f"epsilon {epsilon:g} at delta {delta:g} cannot be had between two parties")
