@@ -39,8 +39,7 @@ class Lanes:
             raise ValueError(f"{room} + {new_tokens} tokens do not fit {config.context} positions")
         self.lanes, self.room, self.calls = lanes, room, 0
         self._config, self._weights, self._new = config, weights, new_tokens
-        self._prefill = jax.jit(functools.partial(_prefill, config))
-        self._step = jax.jit(functools.partial(_step, config), donate_argnums=1)
+        self._prefill, self._step, _ = _compiled(config, HEAD)
         self._cache: Any = None
         self._lengths = np.zeros(lanes, np.int32)
         self._at = 0
@@ -80,7 +79,7 @@ class Features:
     def __init__(self, config: ModelConfig, weights: Any, lanes: int, room: int) -> None:
         self._lanes, self._room = lanes, min(room, config.context)
         self._weights, self._config = weights, config
-        self._run = jax.jit(functools.partial(_features, config))
+        _, _, self._run = _compiled(config, HEAD)
 
     def of(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
         """float32 [text, width] of token rows; zeros for an empty one."""
@@ -101,16 +100,27 @@ def folded(config: ModelConfig, params: Params) -> Any:
     return jax.device_put(family_of(config).fold(params, config))
 
 
+@functools.cache
+def _compiled(config: ModelConfig, head: Any) -> tuple[Any, Any, Any]:
+    """The three functions below; each is compiled once for each of its shapes."""
+    return (
+        jax.jit(functools.partial(_prefill, config, head)),
+        jax.jit(functools.partial(_step, config, head), donate_argnums=1),
+        jax.jit(functools.partial(_features, config)),
+    )
+
+
 def _prefill(
-    config: ModelConfig, weights: Any, cache: Block, tokens: jax.Array, lengths: jax.Array
-) -> tuple[jax.Array, Block]:
+    config: ModelConfig, head: Any, weights: Any, cache: Block, tokens: jax.Array,
+    lengths: jax.Array,
+) -> tuple[jax.Array, Block]:  # fmt: skip
     """Of prompts [lanes, room], padded on the right: logits after each, and the cache."""
     lanes, room = tokens.shape
     out, written = _forward(
         config, weights, tokens.reshape(-1), _from_start(lanes, room, cache), cache
     )
     last = out.reshape(lanes, room, -1)[jnp.arange(lanes), lengths - 1]
-    return _head(config, weights, last), written
+    return _head(config, head, weights, last), written
 
 
 def _features(
@@ -134,8 +144,8 @@ def _from_start(lanes: int, room: int, cache: Block) -> Rows:
 
 
 def _step(
-    config: ModelConfig, weights: Any, cache: Block, tokens: jax.Array, lengths: jax.Array,
-    room: jax.Array, number: jax.Array,
+    config: ModelConfig, head: Any, weights: Any, cache: Block, tokens: jax.Array,
+    lengths: jax.Array, room: jax.Array, number: jax.Array,
 ) -> tuple[jax.Array, Block]:  # fmt: skip
     """Of one new token a lane, after its own prompt; the cache's row of all is `room + number`."""
     columns = jnp.arange(cache.positions)
@@ -143,7 +153,7 @@ def _step(
     seen = (columns[None] < lengths[:, None]) | ((columns >= room) & (columns <= at))[None]
     rows = Rows((lengths + number)[:, None], seen[:, None], at)
     out, written = _forward(config, weights, tokens, rows, cache)
-    return _head(config, weights, out), written
+    return _head(config, head, weights, out), written
 
 
 def _forward(
@@ -155,8 +165,8 @@ def _forward(
     return out, written
 
 
-def _head(config: ModelConfig, weights: Any, rows: jax.Array) -> jax.Array:
-    head = jax.tree.map(lambda w: w.astype(HEAD), weights["head"])
+def _head(config: ModelConfig, kind: Any, weights: Any, rows: jax.Array) -> jax.Array:
+    head = jax.tree.map(lambda w: w.astype(kind), weights["head"])
     with jax.default_matmul_precision("highest"):
-        logits = family_of(config).head({"head": head}, rows.astype(HEAD))
+        logits = family_of(config).head({"head": head}, rows.astype(kind))
     return logits.astype(jnp.float32)

@@ -147,7 +147,8 @@ class _State:
         likeliest = np.argsort(-p_0, kind="stable")[:SCREENED]
         mixed = s.mixing * p_i.mean(axis=0) + (1 - s.mixing) * p_0
         noisy = mixed[likeliest] + s.noise * gaussian(likeliest.shape, self._prg)
-        noisy = np.maximum(noisy, _TINY)
+        # Of numbers below zero the size counts, as in the odd powers of the authors' program.
+        noisy = np.maximum(np.abs(noisy), _TINY)
         own = p_0[likeliest]
         found = divergence(own / own.sum(), noisy / noisy.sum(), s.alpha)
         return bool(found > s.threshold)
