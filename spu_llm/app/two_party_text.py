@@ -1,4 +1,6 @@
-"""`spu-llm dp generate --server`: texts from references that stay here, by a provider's model."""
+"""`spu-llm dp generate --server`: texts from references that stay here, with a provider's model, or
+with references of its own, too.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,9 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--server", metavar="HOST:PORT",
                         help="the model is that provider's, who does not see the references; "
                         "--model is then where the tokenizer lies")  # fmt: skip
+    parser.add_argument("--peer-references", type=int, default=0, metavar="N",
+                        help="with --server: N of each text's references are the provider's own, "
+                        "and --model is one that both have")  # fmt: skip
     parser.add_argument("--places", type=int, metavar="N",
                         help="with --server: room for candidates (default: K and a few)"
                         )  # fmt: skip
@@ -48,18 +53,21 @@ def generate(options: argparse.Namespace) -> None:
     parameters = for_budget(
         options.epsilon, options.delta, batch=options.batch, temperature=options.temperature,
         max_new_tokens=options.max_new_tokens, top_k=options.top_k, places=places,
+        noises=2 if options.peer_references else 1,
     )  # fmt: skip
     references = read_references(options.references)
-    directory = options.model or shipped("public")
+    directory = options.model or shipped("private" if options.peer_references else "public")
     room = REFERENCE_TOKENS if options.reference_tokens is None else options.reference_tokens
     prompts = Prompts(Tokenizer.load(directory), options.query, room)
-    asked = Asked(parameters, options.delta, places, prompts, options.texts)
+    asked = Asked(
+        parameters, options.delta, places, prompts, options.texts, options.peer_references
+    )
     progress = Progress()
     try:
         progress.stage("connecting")
         make = _by_sessions(server, asked, directory, progress.update)
         found, learned = write_corpus(
-            options.out, asked, references, batches(references, options.batch), make
+            options.out, asked, references, batches(references, asked.own), make
         )
     finally:
         progress.close()
@@ -74,7 +82,9 @@ def _by_sessions(
 ) -> Callable[[int, Sequence[str]], dict[str, Any]]:
     """make(number, references) -> what the program gives: a session of its own for each text."""
     from spu_llm.service.client import run_as_client
-    from spu_llm.systems.dp_text.secure_records import SECRET_MODEL, References
+    from spu_llm.systems.dp_text.secure_records import SECRET_MODEL, SHARED_MODEL, References
+
+    program = SHARED_MODEL if asked.of_provider else SECRET_MODEL
 
     def make(number: int, batch: Sequence[str]) -> dict[str, Any]:
         tokens = 0
@@ -86,7 +96,7 @@ def _by_sessions(
 
         inputs = References([asked.prompts_of(batch)], str(directory))
         outcome, _ = run_as_client(
-            server, SECRET_MODEL, asked.request, inputs, on_event,
+            server, program, asked.request, inputs, on_event,
             tokenizer=asked.prompts.tokenizer, reads=[directory],
         )  # fmt: skip
         return dict(outcome.result)
@@ -102,6 +112,11 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError("with --server there is --adjacency replace-by-null alone")
     if options.epsilon is None:
         raise InputError("give --epsilon, what may be spent of every reference's privacy")
+    if not 0 <= options.peer_references < options.batch:
+        raise InputError(
+            f"--peer-references must be below --batch, {options.batch}; found "
+            f"{options.peer_references}"
+        )
     if options.texts < 1:
         raise InputError(f"--texts must be 1 or more, found {options.texts}")
     if options.reference_tokens is not None and options.reference_tokens < 1:

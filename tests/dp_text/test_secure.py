@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
@@ -15,6 +17,7 @@ from spu_llm.systems.dp_text.lanes import Lanes, folded
 from spu_llm.systems.dp_text.methods import token_weights
 from spu_llm.systems.dp_text.secure import ClientHalf, ProviderHalf, SecretText, declare
 from spu_llm.systems.dp_text.secure_records import TextRequest
+from tests.protocols.verifying import chi_square_p
 from tests.tiny import PRIVATE, endless, tiny_params
 
 PARAMS = endless(tiny_params(PRIVATE, 1))
@@ -85,3 +88,98 @@ def test_without_noise_it_is_the_likeliest_text(simulation: Simulation) -> None:
     assert seen == [place, ("client", "token", 1)] * len(wanted)
 
 
+
+
+def drawn_in(session: Any, request: TextRequest, config: Any = PRIVATE) -> SecretText:
+    params = PARAMS if session.rank != CLIENT else None
+    drawn = SecretText(session, config, request, share_weights(session, config, params))
+    drawn.prepare()
+    return drawn
+
+
+ONE = replace(REQUEST, clip=2.0, top_k=2, temperature=0.3, max_new_tokens=1, places=64)
+
+
+@pytest.mark.slow
+def test_a_token_has_the_generators_law(simulation: Simulation) -> None:
+    """Chi-square of 200 first tokens, each of noise and an order of its own, on the rows of one
+    forward, against the plaintext generator's law: false-alarm rate 1e-6. The law without
+    references, and that of references that are not clipped, fail.
+    """
+
+    def program(session: Any) -> list[int]:
+        drawn = drawn_in(session, ONE)
+        client, provider = halves(ONE, noisy=True, seed=7)
+        if session.rank == CLIENT:
+            provider = None
+        else:
+            client = None
+        rows, live = drawn.begin(drawn.decoder(), client)
+        return [drawn.draw(client, provider, rows, live, []) for _ in range(200)]
+
+    client, provider = simulation.run(program)
+    assert client == provider
+    laws = []
+    for clip, present in ((2.0, [1, 0, 1]), (2.0, [0, 0, 0]), (500.0, [1, 0, 1])):
+        of_public, of_private = first_logits(ONE)
+        parameters = replace(ONE.parameters, clip=clip)
+        public = of_public[0]
+        found, weights = token_weights(parameters, public, of_private, np.array(present, bool))
+        law = np.zeros(PRIVATE.vocab_size)
+        law[found] = weights / weights.sum()
+        laws.append(law)
+    assert p_of(client, laws[0]) > 1e-6
+    assert all(p_of(client, law) < 1e-6 for law in laws[1:])
+
+
+def first_logits(request: TextRequest) -> tuple[np.ndarray, np.ndarray]:
+    """phi_pub [1, vocab] and phi_i [B, vocab] in plaintext."""
+    public = Lanes(PRIVATE, WEIGHTS, 1, len(request.query), 1)
+    private = Lanes(PRIVATE, WEIGHTS, request.batch, request.room, 1)
+    rows = [p or [0] * request.room for p in PROMPTS]
+    return public.begin([request.query]), private.begin(rows)
+
+
+def p_of(tokens: list[int], law: np.ndarray) -> float:
+    """Of a chi-square test, the tokens of fewer than 5 expected ones in one bin."""
+    counts = np.bincount(tokens, minlength=len(law)).astype(float)
+    often = len(tokens) * law >= 5
+    rest = 1 - law[often].sum()
+    counts = np.append(counts[often], counts[~often].sum())
+    p = np.append(law[often], rest)
+    if rest * len(tokens) < 1e-3:
+        return 0.0 if counts[-1] else chi_square_p(counts[:-1], p[:-1])
+    return chi_square_p(counts, p)
+
+
+@pytest.mark.slow
+def test_what_is_sent_does_not_depend_on_the_references(simulation: Simulation) -> None:
+    """As many messages and bytes whether references are null or not, and where activations leave
+    their ranges, which ends a completion; nothing but the place and the token is opened.
+    """
+    # Ranges that no row keeps to.
+    narrow = replace(PRIVATE, norm_low=PRIVATE.norm_high / 2)
+
+    def program(session: Any) -> Any:
+        found = []
+        for config in (PRIVATE, narrow):
+            drawn = drawn_in(session, ONE, config)
+            for prompts in (PROMPTS, [[]] * 3, PROMPTS):
+                before = session.meter.traffic("prefill", "draw")
+                session.ledger.openings.clear()
+                client, provider = halves(ONE, noisy=True)
+                client.prompts = prompts
+                own = (client, None) if session.rank == CLIENT else (None, provider)
+                drawn.text(*own, lambda token: False)
+                sent = session.meter.traffic("prefill", "draw")
+                labels = {o.label for o in session.ledger.openings}
+                assert labels == {"place of the token among its candidates", "token"}
+                found.append((sent.messages - before.messages, sent.bytes - before.bytes))
+        return found
+
+    client, provider = simulation.run(program)
+    assert client == provider
+    # SPU's own messages differ by a few bytes from run to run.
+    messages, sizes = zip(*client, strict=True)
+    assert len(set(messages)) == 1
+    assert max(sizes) - min(sizes) < 0.01 * max(sizes)

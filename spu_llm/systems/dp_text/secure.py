@@ -161,7 +161,7 @@ class SecretText:
     def prepare(self) -> None:
         """Compile everything and agree with the peer on every program, before the first secret."""
         f, session = self._functions, self._session
-        self._decoder().prepare([1])
+        self.decoder().prepare([1])
         session.prepare(f.draw, f.rows, f.live, f.noise, *f.of_provider)
         session.prepare(f.announce, jax.ShapeDtypeStruct((), np.int32))
 
@@ -175,17 +175,14 @@ class SecretText:
         """The tokens of one text, with the one that ends it if it was drawn; each party has its own
         half. `ends`: which tokens do, as both know.
         """
-        session, request, f = self._session, self._request, self._functions
-        decoder, tokens = self._decoder(), list[int]()
-        shape = request.batch, request.room
-        prompts = session.private(CLIENT, ClientHalf.rows, shape, np.int32, client, request.room)
-        live = session.private(CLIENT, ClientHalf.live, f.live.shape, np.bool_, client)
+        session, request = self._session, self._request
+        decoder, tokens = self.decoder(), list[int]()
         with session.meter.in_phase("prefill"):
-            rows = decoder.prefill(prompts, _NOTHING).outcome
+            rows, live = self.begin(decoder, client)
         stays = np.ones((request.batch, 1), bool)
         while True:
             with session.meter.in_phase("draw"):
-                token = self._draw(client, provider, rows, live, tokens)
+                token = self.draw(client, provider, rows, live, tokens)
             tokens.append(token)
             on_token(token)
             if ends(token) or len(tokens) == request.max_new_tokens:
@@ -195,10 +192,20 @@ class SecretText:
             with session.meter.in_phase("decode"):
                 rows = decoder.step(again, _NOTHING, stays).outcome
 
-    def _draw(
+    def begin(self, decoder: Decoder, client: ClientHalf | None) -> tuple[Any, Any]:
+        """Shared rows [B, 1, width] after the prompts, and which are of references: the client's.
+        """
+        session, request = self._session, self._request
+        shape, live = (request.batch, request.room), self._functions.live.shape
+        prompts = session.private(CLIENT, ClientHalf.rows, shape, np.int32, client, request.room)
+        rows = decoder.prefill(prompts, _NOTHING).outcome
+        return rows, session.private(CLIENT, ClientHalf.live, live, np.bool_, client)
+
+    def draw(
         self, client: ClientHalf | None, provider: ProviderHalf | None, rows: Any, live: Any,
         tokens: Sequence[int],
     ) -> int:  # fmt: skip
+        """The token after `tokens`, of shared rows that follow them; both learn it."""
         session, request, f = self._session, self._request, self._functions
         offered = private_tree(
             session, PROVIDER, ProviderHalf.offer, f.of_provider, provider, request, self.choice,
@@ -217,7 +224,8 @@ class SecretText:
             raise WireError(f"the provider announces {int(heard)}, which is no token")
         return int(heard)
 
-    def _decoder(self) -> Decoder:
+    def decoder(self) -> Decoder:
+        """One for one text."""
         return Decoder(self._session, self._layout, KeepRows(), self._weights)
 
 

@@ -23,7 +23,7 @@ from spu_llm.systems.dp_text.secure_budget import (
     epsilon_of_text,
     text_event,
 )
-from spu_llm.systems.dp_text.secure_records import TextRequest
+from spu_llm.systems.dp_text.secure_records import SharedRequest, TextRequest
 from spu_llm.systems.dp_text.statement import spends_of, statement
 
 GUARANTEE = (
@@ -31,44 +31,56 @@ GUARANTEE = (
     "with bounded computing; of delta, a thousandth is for the bounds of the noise"
 )
 
-# make(number, references of its batch) -> {"texts": [[token, ..]], "learned": {..}, ..}
+# make(number, this party's references) -> {"texts": [[token, ..]], "learned": {..}, ..}
 Make = Callable[[int, Sequence[str]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """places: room for candidates; the rest is the client's own choice of prompts and texts."""
+    """places: room for candidates; the rest is the client's own choice of prompts and texts.
+    of_provider: references of each batch that are the provider's, where both have the model.
+    """
 
     parameters: Parameters
     delta: float
     places: int
     prompts: Prompts
     texts: int
+    of_provider: int = 0
+
+    @property
+    def own(self) -> int:
+        """References of a batch that are this party's."""
+        return self.parameters.batch - self.of_provider
 
     @property
     def choice(self) -> Choice:
-        return choice_of(self.parameters, ANY_SPREAD)
+        return choice_of(self.parameters, ANY_SPREAD, 2 if self.of_provider else 1)
 
     @property
     def request(self) -> TextRequest:
         """Of one text."""
         p = self.parameters
         assert p.top_k is not None
-        return TextRequest(
+        fields: Any = (
             tuple(self.prompts.public), self.prompts.room, p.batch, p.clip, p.temperature,
             p.max_new_tokens, p.top_k, self.places,
         )  # fmt: skip
+        if not self.of_provider:
+            return TextRequest(*fields)
+        after = tuple(self.prompts.private("")[1:])
+        return SharedRequest(*fields, of_provider=self.of_provider, after=after)
 
     def prompts_of(self, references: Sequence[str]) -> list[list[int]]:
-        """Of one batch, all of one length: what is short is filled up in front, as if other texts
-        had ended there. Empty lists for null references.
+        """Of this party's part of a batch, all of one length: what is short is filled up in front,
+        as if other texts had ended there. Empty lists for null references.
         """
         filler = self.prompts.begin[:1]
         found = []
         for reference in references:
             prompt = self.prompts.private(reference)
             found.append(filler * (self.prompts.room - len(prompt)) + prompt if reference else [])
-        return found + [[] for _ in range(self.parameters.batch - len(references))]
+        return found + [[] for _ in range(self.own - len(references))]
 
 
 def write_corpus(
@@ -78,11 +90,12 @@ def write_corpus(
     began there. The statement, and what the parties learned in the last session.
     """
     p = asked.parameters
-    check_texts(asked.texts, len(references), p.batch)
+    check_texts(asked.texts, len(references), asked.own)
     run = {
         **asdict(p), "delta": asked.delta, "texts": asked.texts, "places": asked.places,
         "query": asked.prompts.query, "reference_tokens": asked.prompts.reference_tokens,
         "tokenizer": asked.prompts.tokenizer.digest, "parties": 2,
+        "of_provider": asked.of_provider,
     }  # fmt: skip
     choice = asked.choice
     found = statement(

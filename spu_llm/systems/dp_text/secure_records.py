@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from models.family import ModelConfig
 from protocols.dp.choice import Choice
@@ -65,6 +65,36 @@ class TextRequest:
 
 
 @dataclass(frozen=True)
+class SharedRequest(TextRequest):
+    """Both have the model, and references: of the B of a text, the provider has `of_provider`.
+    after: tokens that end every private prompt, which starts with the query's first.
+    """
+
+    of_provider: int = field(kw_only=True)
+    after: tuple[int, ...] = field(kw_only=True)
+
+    def check(self, config: ModelConfig) -> None:
+        """InputError when the request does not fit the model."""
+        super().check(config)
+        if not 1 <= self.of_provider < self.batch:
+            raise InputError(
+                f"of {self.batch} references the provider has 1 to {self.batch - 1}, found "
+                f"{self.of_provider}"
+            )
+        if self.room < len(self.after) + 2:
+            raise InputError(f"{self.room} tokens leave no room for a reference")
+
+    def prompt_of(self, reference: list[int]) -> list[int]:
+        """All of `room` tokens: what is short is filled up in front, as if other texts had ended
+        there; an empty list for a null reference, without tokens.
+        """
+        begin, most = list(self.query[:1]), self.room - len(self.after) - 1
+        own = reference[:most]
+        filler = begin * (most - len(own))
+        return [*filler, *begin, *own, *self.after] if reference else []
+
+
+@dataclass(frozen=True)
 class References:
     """A party's own: the private prompts of every text, token ids [texts][references][room]; a null
     reference is an empty list. model_dir: of the model, where the party computes with it itself.
@@ -78,4 +108,9 @@ class References:
 SECRET_MODEL = Program(
     "private-text", "spu_llm.systems.dp_text.secure_run", TextRequest, References,
     TextRequest.check,
+)  # fmt: skip
+# Both have the model, and references of their own.
+SHARED_MODEL = Program(
+    "shared-text", "spu_llm.systems.dp_text.shared_run", SharedRequest, References,
+    SharedRequest.check,
 )  # fmt: skip

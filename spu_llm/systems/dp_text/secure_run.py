@@ -43,7 +43,9 @@ def run(session: PartySession, job: Job[TextRequest, References], send: Send) ->
             config, jax.device_put(folded), 1, len(request.query), request.max_new_tokens
         )
         provider = ProviderHalf(public, folded, Prg.from_os())
-    prompts = check_prompts(job.client, request) if session.rank == CLIENT else None
+    prompts = None
+    if session.rank == CLIENT:
+        prompts = check_prompts(job.client.prompts, request, request.batch)
     stream = Prg.from_os()
     eos = _eos(session, job)
     texts: list[list[int]] = []
@@ -63,17 +65,18 @@ def run(session: PartySession, job: Job[TextRequest, References], send: Send) ->
     }
 
 
-def check_prompts(given: References, request: TextRequest) -> list[list[list[int]]]:
-    """InputError unless they are as the request says."""
-    for batch in given.prompts:
-        if len(batch) != request.batch or any(len(p) not in (0, request.room) for p in batch):
+def check_prompts(
+    prompts: list[list[list[int]]], request: TextRequest, count: int
+) -> list[list[list[int]]]:
+    """A party's own prompts, `count` a text; InputError unless they are as the request says."""
+    for batch in prompts:
+        if len(batch) != count or any(len(p) not in (0, request.room) for p in batch):
             raise InputError(
-                f"a text reads {request.batch} prompts of {request.room} tokens, or none in place "
-                "of one"
+                f"a text reads {count} prompts of {request.room} tokens, or none in place of one"
             )
-    if len(given.prompts) != request.texts:
-        raise InputError(f"{len(given.prompts)} batches of references for {request.texts} texts")
-    return given.prompts
+    if len(prompts) != request.texts:
+        raise InputError(f"{len(prompts)} batches of references for {request.texts} texts")
+    return prompts
 
 
 def _folded(provider: Held, job: Job[Any, Any]) -> Any:
