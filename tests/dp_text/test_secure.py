@@ -71,11 +71,15 @@ def likeliest_text(request: TextRequest) -> tuple[list[int], float]:
         of_public, of_private = public.step(tokens[-1]), private.step(tokens[-1])
 
 
-def test_without_noise_it_is_the_likeliest_text(simulation: Simulation) -> None:
-    """In plaintext, and between two parties, who learn what is declared."""
+def test_without_noise_it_is_the_likeliest_text() -> None:
+    assert session_text(PlaintextSession()) == likeliest_text(REQUEST)[0]
+
+
+@pytest.mark.slow
+def test_two_parties_write_the_likeliest_text(simulation: Simulation) -> None:
+    """Without noise; they learn what is declared."""
     wanted, ahead = likeliest_text(REQUEST)
     assert ahead > 0.03  # more than a secure forward is off by
-    assert session_text(PlaintextSession()) == wanted
 
     def program(session: Any) -> Any:
         session.ledger.openings.clear()
@@ -104,7 +108,7 @@ ONE = replace(REQUEST, clip=2.0, top_k=2, temperature=0.3, max_new_tokens=1, pla
 def test_a_token_has_the_generators_law(simulation: Simulation) -> None:
     """Chi-square of 200 first tokens, each of noise and an order of its own, on the rows of one
     forward, against the plaintext generator's law: false-alarm rate 1e-6. The law without
-    references, and that of references that are not clipped, fail.
+    references, and that of half the noise, fail.
     """
 
     def program(session: Any) -> list[int]:
@@ -120,11 +124,12 @@ def test_a_token_has_the_generators_law(simulation: Simulation) -> None:
     client, provider = simulation.run(program)
     assert client == provider
     laws = []
-    for clip, present in ((2.0, [1, 0, 1]), (2.0, [0, 0, 0]), (500.0, [1, 0, 1])):
-        of_public, of_private = first_logits(ONE)
-        parameters = replace(ONE.parameters, clip=clip)
-        public = of_public[0]
-        found, weights = token_weights(parameters, public, of_private, np.array(present, bool))
+    of_public, of_private = first_logits(ONE)
+    for present, temperature in (([1, 0, 1], 0.3), ([0, 0, 0], 0.3), ([1, 0, 1], 0.15)):
+        parameters = replace(ONE.parameters, temperature=temperature)
+        found, weights = token_weights(
+            parameters, of_public[0], of_private, np.array(present, bool)
+        )
         law = np.zeros(PRIVATE.vocab_size)
         law[found] = weights / weights.sum()
         laws.append(law)
@@ -179,7 +184,8 @@ def test_what_is_sent_does_not_depend_on_the_references(simulation: Simulation) 
 
     client, provider = simulation.run(program)
     assert client == provider
-    # SPU's own messages differ by a few bytes from run to run.
-    messages, sizes = zip(*client, strict=True)
-    assert len(set(messages)) == 1
-    assert max(sizes) - min(sizes) < 0.01 * max(sizes)
+    for of_config in (client[:3], client[3:]):
+        # SPU's own messages differ by a few bytes from run to run.
+        messages, sizes = zip(*of_config, strict=True)
+        assert len(set(messages)) == 1
+        assert max(sizes) - min(sizes) < 0.01 * max(sizes)
