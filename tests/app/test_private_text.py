@@ -81,6 +81,14 @@ def test_a_corpus_by_every_method(
     assert run(dp(method=method, epsilon=epsilon)) == 0 and out.read_bytes() == before
 
 
+def test_a_text_of_the_shipped_model(dp: Dp, tmp_path: Path) -> None:
+    assert run(dp("--centre", model=None, texts="1", batch="2", max_new_tokens="3")) == 0
+    (made,) = texts(tmp_path / "out.jsonl")
+    assert len(made["tokens"]) <= 3
+    said = json.loads((tmp_path / "out.jsonl.privacy.json").read_text())
+    assert said["parameters"]["centre"] and said["parameters"]["batch"] == 2
+
+
 @pytest.mark.slow
 def test_interrupted_it_goes_on(dp: Dp, start: Start, tmp_path: Path) -> None:
     references = tmp_path / "references.jsonl"
@@ -137,6 +145,9 @@ BAD = {
     "infeasible": ({"method": "amin-published"}, "infeasible at epsilon 5"),
     "references": ({"references": "nowhere.jsonl"}, "nowhere.jsonl"),
     "out": ({"out": "nowhere/out.jsonl"}, "is not a directory"),
+    "public delta": ({"method": "public-only", "delta": "2"}, "delta must be above 0"),
+    "query": ({"query": "caf\udce9"}, "not valid UTF-8"),
+    "special": ({"out": "/dev/null"}, "no plain file"),
     "model": ({"model": "nowhere"}, "nowhere"),
     "reference tokens": ({"reference_tokens": "2"}, "8 or more"),
 }

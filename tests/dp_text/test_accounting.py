@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from spu_llm.core.errors import InputError
 from spu_llm.systems.dp_text.accounting import (
     ADJACENCIES,
+    ApproximateDpEvent,
     BoundedRangeDpEvent,
     DisjointDpEvent,
     ZcdpAccountant,
@@ -142,6 +143,17 @@ def test_events_compose() -> None:
     assert ZcdpAccountant().get_epsilon(DELTA) == 0
 
 
+def test_noise_that_is_not_quite_the_ideal_one_costs_delta() -> None:
+    nearly = ApproximateDpEvent(BoundedRangeDpEvent(0.25), 1e-9)
+    text = dp_event.SelfComposedDpEvent(nearly, 100)
+    found = total([DisjointDpEvent((text, nearly))], "replace-by-null")
+    assert (found.rho, found.delta) == pytest.approx((100 / 128, 1e-7))
+    assert found.get_epsilon(DELTA) == epsilon_of(found.rho, DELTA - found.delta)
+    assert found.get_epsilon(DELTA) > epsilon_of(found.rho, DELTA)
+    assert found.get_delta(6.0) == pytest.approx(delta_of(found.rho, 6.0) + 1e-7)
+    assert math.isinf(found.get_epsilon(1e-7))
+
+
 @pytest.mark.parametrize(
     "event",
     [
@@ -151,6 +163,9 @@ def test_events_compose() -> None:
         BoundedRangeDpEvent(math.nan),
         dp_event.SelfComposedDpEvent(BoundedRangeDpEvent(0.1), -1),
         DisjointDpEvent((BoundedRangeDpEvent(0.1), dp_event.UnsupportedDpEvent())),
+        ApproximateDpEvent(dp_event.UnsupportedDpEvent(), 1e-9),
+        ApproximateDpEvent(BoundedRangeDpEvent(0.1), -1e-9),
+        ApproximateDpEvent(BoundedRangeDpEvent(0.1), math.nan),
     ],
     ids=repr,
 )

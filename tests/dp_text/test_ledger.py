@@ -179,6 +179,11 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
             pass
 
 
+def test_what_is_no_file_is_refused() -> None:
+    with pytest.raises(InputError, match="no plain file"), opened(Path("/dev/null")):
+        pass
+
+
 def test_several_texts_at_once_are_begun_and_made_together(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with opened(out) as file:

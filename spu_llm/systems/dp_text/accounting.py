@@ -1,19 +1,21 @@
 """Privacy accounting: what a run of token mechanisms spends, in zCDP, and as (epsilon, delta).
 
-Events are those of `dp_accounting`, which compose; two are our own, as the library lacks them:
-`BoundedRangeDpEvent`, an exponential mechanism, and `DisjointDpEvent`, mechanisms on disjoint parts
-of a fixed partition. The accountant refuses what it cannot account for (`UnsupportedEventError`).
+Events are those of `dp_accounting`, which compose; three are our own, as the library lacks them:
+`BoundedRangeDpEvent`, an exponential mechanism; `DisjointDpEvent`, mechanisms on disjoint parts of
+a fixed partition; `ApproximateDpEvent`, one that is something else with a small probability. The
+accountant refuses what it cannot account for (`UnsupportedEventError`).
 
-Sources: Bun and Steinke 2016 (zCDP, composition); Cesar and Rogers 2021, lemma 3.2 (a mechanism
-whose privacy loss has range eta is eta^2 / 8-zCDP); Canonne, Kamath and Steinke 2020, proposition
-12 (Renyi to approximate differential privacy); InvisibleInk, section 2 and theorem 2.
+Sources: Bun and Steinke 2016 (zCDP, composition; section 8, approximate zCDP); Cesar and Rogers
+2021, lemma 3.2 (a mechanism whose privacy loss has range eta is eta^2 / 8-zCDP); Canonne, Kamath
+and Steinke 2020, proposition 12 (Renyi to approximate differential privacy); InvisibleInk, section
+2 and theorem 2.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
@@ -53,30 +55,51 @@ class DisjointDpEvent(dp_event.DpEvent):  # type: ignore[misc]
     events: tuple[dp_event.DpEvent, ...]
 
 
+@attrs.frozen
+class ApproximateDpEvent(dp_event.DpEvent):  # type: ignore[misc]
+    """`event`, but for a probability of `delta`: what noise of finite precision or range is, whose
+    law is within `delta` of an ideal one's.
+    """
+
+    event: dp_event.DpEvent
+    delta: float
+
+
+class Spent(NamedTuple):
+    """delta-approximate rho-zCDP."""
+
+    rho: float
+    delta: float = 0.0
+
+
 class ZcdpAccountant(PrivacyAccountant):  # type: ignore[misc]
-    """Adds up rho of zCDP."""
+    """Adds up rho of zCDP, and the delta of what is only nearly it."""
 
     def __init__(self, adjacency: str = "replace-by-null") -> None:
         super().__init__(_RELATIONS[adjacency])
         self.adjacency = adjacency
         self.rho = 0.0
+        self.delta = 0.0
 
     def _maybe_compose(self, event: dp_event.DpEvent, count: int, do_compose: bool) -> Any:
         try:
-            rho = rho_of(event)
+            spent = spent_by(event)
         except _Unknown as unknown:
             return self.CompositionErrorDetails(
                 invalid_event=unknown.event, error_message="its zCDP is not known here"
             )
         if do_compose:
-            self.rho += count * rho
+            self.rho += count * spent.rho
+            self.delta += count * spent.delta
         return None
 
     def get_epsilon(self, target_delta: float) -> float:
-        return epsilon_of(self.rho, target_delta)
+        """Infinite where the events' own delta leaves nothing of it."""
+        left = target_delta - self.delta
+        return epsilon_of(self.rho, left) if left > 0 else math.inf
 
     def get_delta(self, target_epsilon: float) -> float:
-        return delta_of(self.rho, target_epsilon)
+        return min(1.0, delta_of(self.rho, target_epsilon) + self.delta)
 
 
 class _Unknown(Exception):
@@ -84,16 +107,27 @@ class _Unknown(Exception):
         self.event = event
 
 
-def rho_of(event: dp_event.DpEvent) -> float:
-    """zCDP of an event; raises for one that is not known."""
+def spent_by(event: dp_event.DpEvent) -> Spent:
+    """What an event spends; raises for one that is not known."""
+    if isinstance(event, DisjointDpEvent):
+        parts = [spent_by(part) for part in event.events]
+        return Spent(*(max(found) for found in zip(Spent(0.0), *parts, strict=True)))
+    if isinstance(event, dp_event.ComposedDpEvent):
+        parts = [spent_by(part) for part in event.events]
+        return Spent(*(math.fsum(found) for found in zip(Spent(0.0), *parts, strict=True)))
+    if isinstance(event, dp_event.SelfComposedDpEvent) and event.count >= 0:
+        one = spent_by(event.event)
+        return Spent(event.count * one.rho, event.count * one.delta)
+    if isinstance(event, ApproximateDpEvent) and 0 <= event.delta < 1:
+        inner = spent_by(event.event)
+        return Spent(inner.rho, inner.delta + event.delta)
+    return Spent(_rho_of(event))
+
+
+def _rho_of(event: dp_event.DpEvent) -> float:
+    """zCDP of an event without parts."""
     if isinstance(event, BoundedRangeDpEvent):
         rho = event.rho
-    elif isinstance(event, DisjointDpEvent):
-        rho = max((rho_of(part) for part in event.events), default=0.0)
-    elif isinstance(event, dp_event.ComposedDpEvent):
-        rho = math.fsum(rho_of(part) for part in event.events)
-    elif isinstance(event, dp_event.SelfComposedDpEvent):
-        rho = event.count * rho_of(event.event)
     elif isinstance(event, dp_event.ZCDpEvent) and event.xi == 0:
         rho = event.rho
     elif isinstance(event, dp_event.GaussianDpEvent):
@@ -108,7 +142,7 @@ def rho_of(event: dp_event.DpEvent) -> float:
         rho = math.inf
     else:
         raise _Unknown(event)
-    if not rho >= 0:  # NaN, or a negative count
+    if not rho >= 0:  # NaN
         raise _Unknown(event)
     return float(rho)
 

@@ -16,7 +16,7 @@ from spu_llm.systems.dp_text import ledger_file
 from spu_llm.systems.dp_text.baselines import adapmixed, amin, augpe
 from spu_llm.systems.dp_text.generator import Generator, Made, batches
 from spu_llm.systems.dp_text.methods import Method, full_vocabulary, invisible_ink, public_only
-from spu_llm.systems.dp_text.parameters import Parameters
+from spu_llm.systems.dp_text.parameters import Parameters, check_budget
 from spu_llm.systems.dp_text.prompts import Prompts
 from spu_llm.systems.dp_text.statement import spends_of, statement
 
@@ -59,7 +59,10 @@ def method_for(wanted: Wanted) -> Method:
     if w.centre and not ours:
         raise InputError(f"--centre is of invisibleink and full-vocabulary, not of {w.method}")
     if w.method == "public-only":
-        return public_only(Parameters(w.batch, 0.0, w.temperature, w.max_new_tokens, w.top_k))
+        check_budget(1.0, w.delta)
+        return public_only(
+            Parameters(w.batch, 0.0, w.temperature, w.max_new_tokens, w.top_k, w.adjacency)
+        )
     if w.epsilon is None:
         raise InputError(f"{w.method} needs --epsilon")
     # Whatever the method, its sizes are checked alike.
@@ -133,7 +136,7 @@ def write_corpus(
             write_statement(out, found)
             if file.done < wanted.texts:
                 prg = file.begin(wanted.texts)
-                made = augpe.corpus(
+                made, _ = augpe.corpus(
                     settings, model.config, model.weights, prompts, references, wanted.texts, prg,
                     say,
                 )  # fmt: skip

@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,6 +111,8 @@ def opened(
     with _failures(out):
         descriptor = os.open(out, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise InputError(f"--out: {out} is no plain file; give the name of one")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

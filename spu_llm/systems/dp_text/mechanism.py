@@ -29,8 +29,9 @@ FRAC_BITS = 24
 LARGEST = 1e4  # logits are held within +-LARGEST; larger ones say no more
 SPAN = 600.0  # e^-SPAN is far from the smallest float64
 LEAST_TEMPERATURE = 0.05
-# How much wider the range of a token's privacy loss is than without rounding: of u, 2 LARGEST ulp
-# / tau at most, in two tokens of two neighbours; of e^u, an ulp or two.
+# How much wider the range of a token's privacy loss may be than without rounding. Of u: half an ulp
+# of LARGEST, twice, over tau, for two tokens and two neighbours: 1.5e-10 at the least temperature.
+# Of e^u: an ulp.
 ROUNDING = 2.0**-32
 
 
@@ -38,12 +39,8 @@ def sanitised(logits: np.ndarray) -> np.ndarray:
     """float64: logits as finite numbers; NaN and -inf (a masked token) become -LARGEST. Before
     anything is subtracted: (-inf) - (-inf) would be NaN.
     """
-    return np.clip(
-        np.nan_to_num(
-            np.asarray(logits, np.float64), nan=-LARGEST, posinf=LARGEST, neginf=-LARGEST
-        ),
-        -LARGEST, LARGEST,
-    )  # fmt: skip
+    # fmax takes the number where the other one is NaN.
+    return np.asarray(np.fmin(np.fmax(np.asarray(logits, np.float64), -LARGEST), LARGEST))
 
 
 def expanded_top_k(public: np.ndarray, k: int | None, clip: float, batch: int) -> np.ndarray:

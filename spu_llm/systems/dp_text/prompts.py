@@ -1,7 +1,7 @@
 """The query, and a reference before it, as prompts for a model that goes on with text.
 
     public     begin | query
-    private    begin | reference, cut to so many tokens | a blank line | query
+    private    begin | reference, cut to so many tokens | two blank lines | query
 
 `begin` is what the tokenizer puts before any text (LLaMA's first token), or else the end of another
 text. The public prompt is not the private one with an empty reference: an empty reference is *null*
@@ -19,7 +19,9 @@ from pathlib import Path
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 
-BETWEEN = "\n\n"
+# What stands between definitions in Python source, which the shipped models know: they carry more
+# over it than over one blank line.
+BETWEEN = "\n\n\n"
 LEAST_REFERENCE = 8  # tokens that a reference may have at least
 
 
@@ -66,8 +68,12 @@ def prompts_for(
     reference_tokens: int | None = None,
 ) -> Prompts:  # fmt: skip
     """Prompts with as much room for references as the context leaves, or as was asked for.
-    InputError when that is too little.
+    InputError when that is too little, or the query is no text.
     """
+    try:
+        query.encode()
+    except UnicodeEncodeError:
+        raise InputError("the query is not valid UTF-8; give it as UTF-8") from None
     bare = Prompts(tokenizer, query, 0)
     left = context - new_tokens - bare.room
     wanted = left if reference_tokens is None else reference_tokens
@@ -95,7 +101,8 @@ def read_references(path: Path) -> list[str]:
     for number, line in enumerate(lines, 1):
         try:
             text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
+            text.encode()  # half of a surrogate pair has no tokens
+        except (ValueError, KeyError, TypeError, AttributeError):
             text = None
         if not isinstance(text, str):
             raise InputError(

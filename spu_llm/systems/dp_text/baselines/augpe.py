@@ -78,8 +78,9 @@ def corpus(
     settings: AugPE, config: ModelConfig, folded: Any, prompts: Prompts,
     references: Sequence[str], wanted: int, prg: Prg,
     say: Callable[[str], None] = lambda what: None,
-) -> list[Made]:  # fmt: skip
-    """`wanted` texts of all references."""
+) -> tuple[list[Made], int]:  # fmt: skip
+    """`wanted` texts of all references; and how many next-token evaluations of the model they took.
+    """
     tokenizer, new = prompts.tokenizer, settings.max_new_tokens
     first = _Writer(settings, Lanes(config, folded, _AT_ONCE, len(prompts.public), new), prompts)
     again = _Writer(settings, Lanes(config, folded, _AT_ONCE, prompts.room, new), prompts)
@@ -97,7 +98,7 @@ def corpus(
         found = votes(features.of([prompts.begin + made.tokens for made in pool]), real)
         noisy = found + settings.noise * gaussian(found.shape, prg)
         kept = [pool[i] for i in np.argsort(-noisy, kind="stable")[:wanted]]
-    return kept
+    return kept, first.calls + again.calls
 
 
 class _Writer:
@@ -105,6 +106,10 @@ class _Writer:
 
     def __init__(self, settings: AugPE, lanes: Lanes, prompts: Prompts) -> None:
         self._settings, self._lanes, self._ends = settings, lanes, prompts.tokenizer.eos_ids
+
+    @property
+    def calls(self) -> int:
+        return self._lanes.calls
 
     def texts(self, rows: Sequence[list[int]], prg: Prg) -> list[Made]:
         found: list[Made] = []

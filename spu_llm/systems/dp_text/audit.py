@@ -1,0 +1,197 @@
+"""An audit: what an attacker who knows all but one reference finds out: a lower bound on epsilon.
+
+A *game* is run many times in each of two worlds: the canary is one of the references, or null is in
+its place. The attacker sees the tokens, and knows the model, the parameters, all other references
+and the canary; its score is the log-likelihood ratio of the tokens between both worlds, under the
+mechanism that is claimed. An (epsilon, delta)-private mechanism lets no test of the score have
+
+    true positives > e^epsilon false positives + delta,
+
+nor the other way round with the negatives. The threshold is chosen on one half of the runs; on the
+other, Clopper-Pearson bounds of both rates give the epsilon that is certain with `confidence`. A
+bound above what is claimed shows a broken generator; one below shows nothing more than that this
+attack did not. Sources: Jagielski, Ullman, Oprea 2020; Nasr et al. 2023 (both sides, thresholds).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from dp_accounting import dp_event
+from scipy.special import betaincinv
+
+from spu_llm.core.prg import Prg
+from spu_llm.systems.dp_text.generator import Generator
+from spu_llm.systems.dp_text.methods import Method, Next, token_weights
+from spu_llm.systems.dp_text.parameters import Parameters
+
+# The score of one run: with the canary or without, on this randomness.
+Game = Callable[[bool, Prg], float]
+
+
+@dataclass(frozen=True)
+class Found:
+    """lower: epsilon is at least that, with the confidence that was asked for; 0: nothing found.
+    claimed: what the accountant says, at the same delta.
+    """
+
+    lower: float
+    claimed: float
+    delta: float
+    runs: int  # in each world
+    true_positives: float
+    false_positives: float
+
+    @property
+    def broken(self) -> bool:
+        return self.lower > self.claimed
+
+
+def audit(
+    game: Game, claimed: float, delta: float, runs: int, prg: Prg, confidence: float = 0.999
+) -> Found:
+    """Play `runs` times in each world, and judge by the scores."""
+    with_canary, without = (
+        np.array([game(present, prg.child(f"{present} {i}")) for i in range(runs)])
+        for present in (True, False)
+    )
+    return judged(with_canary, without, claimed, delta, confidence)
+
+
+def judged(
+    with_canary: np.ndarray, without: np.ndarray, claimed: float, delta: float,
+    confidence: float = 0.999,
+) -> Found:  # fmt: skip
+    """What scores of both worlds, float64 [runs] each, say; the first half of them chooses the
+    threshold.
+    """
+    runs = len(with_canary)
+    half = runs // 2
+    level = (1 - confidence) / 2  # of each of the two rates
+    threshold = max(
+        np.unique(np.concatenate([with_canary[:half], without[:half]])),
+        key=lambda t: _lower(with_canary[:half], without[:half], t, delta, level),
+    )
+    positives = with_canary[half:] >= threshold, without[half:] >= threshold
+    return Found(
+        _lower(with_canary[half:], without[half:], threshold, delta, level), claimed, delta, runs,
+        float(positives[0].mean()), float(positives[1].mean()),
+    )  # fmt: skip
+
+
+def rate_bounds(successes: int, tries: int, level: float) -> tuple[float, float]:
+    """Clopper and Pearson: below the first, or above the second, a rate is with probability `level`
+    at most, each.
+    """
+    low = betaincinv(successes, tries - successes + 1, level) if successes else 0.0
+    high = 1.0
+    if successes < tries:
+        high = betaincinv(successes + 1, tries - successes, 1 - level)
+    return float(low), float(high)
+
+
+def _lower(
+    with_canary: np.ndarray, without: np.ndarray, threshold: float, delta: float, level: float
+) -> float:
+    """Of epsilon, by the test `score >= threshold`. Both sides use the same two rates, each from
+    both ends: a union over four events, hence level / 2.
+    """
+    found = 0.0
+    hits = int((with_canary >= threshold).sum()), int((without >= threshold).sum())
+    sizes = len(with_canary), len(without)
+    misses = sizes[1] - hits[1], sizes[0] - hits[0]
+    for (more, of_more), (less, of_less) in (
+        ((hits[0], sizes[0]), (hits[1], sizes[1])), ((misses[0], sizes[1]), (misses[1], sizes[0])),
+    ):  # fmt: skip
+        low, _ = rate_bounds(more, of_more, level / 2)
+        _, high = rate_bounds(less, of_less, level / 2)
+        if low > delta:
+            found = max(found, math.log((low - delta) / high))
+    return found
+
+
+class Watch:
+    """A drawing method, and the score of what it has drawn: the canary is number `canary`."""
+
+    def __init__(
+        self, drawing: Next, parameters: Parameters, present: np.ndarray, canary: int
+    ) -> None:
+        self._drawing, self._parameters = drawing, parameters
+        self._with, self._without = present.copy(), present.copy()
+        self._with[canary], self._without[canary] = True, False
+        self.score = 0.0
+
+    def token(self, public: np.ndarray, private: np.ndarray) -> int | None:
+        found = self._drawing(public, private)
+        if found is not None:
+            p = self._parameters
+            self.score += float(log_law(p, public, private, self._with)[found])
+            self.score -= float(log_law(p, public, private, self._without)[found])
+        return found
+
+
+def token_game(
+    method: Method, parameters: Parameters, public: np.ndarray, private: np.ndarray, tokens: int
+) -> Game:
+    """`tokens` draws of the method on fixed logits, phi_pub [vocab] and phi_i [B, vocab]; the
+    canary is reference 0, and all others are there.
+    """
+    worlds = {True: np.ones(parameters.batch, bool), False: np.arange(parameters.batch) > 0}
+    laws = {
+        there: log_law(parameters, public, private, present) for there, present in worlds.items()
+    }
+    with np.errstate(invalid="ignore"):
+        ratios = laws[True] - laws[False]
+
+    def game(present: bool, prg: Prg) -> float:
+        token = method.begin(worlds[present], prg)
+        return float(sum(ratios[token(public, private)] for _ in range(tokens)))
+
+    return game
+
+
+def log_law(
+    parameters: Parameters, public: np.ndarray, private: np.ndarray, present: np.ndarray
+) -> np.ndarray:
+    """Log-probabilities of the mechanism's next token, float64 [vocab]; -inf for no candidate."""
+    candidates, weights = token_weights(parameters, public, private, present)
+    out = np.full(len(public), -np.inf)
+    out[candidates] = np.log(weights / weights.sum())
+    return out
+
+
+def worst_case(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of two tokens with which one reference changes as much as it can: it pushes both as
+    far as they go, from as much on one side of even to as much on the other.
+    """
+    push = 10 * parameters.clip + 1.0
+    public = np.array([-0.5, 0.5]) * parameters.clip / parameters.batch
+    private = np.tile(public, (parameters.batch, 1))
+    private[0] += [push, -push]
+    return public.astype(np.float32), private.astype(np.float32)
+
+
+def text_game(
+    generator: Generator, parameters: Parameters, references: Sequence[str], canary: str
+) -> Game:
+    """Texts of a real model. The canary's row is computed in both worlds, and counts in one."""
+    made: list[Watch] = []
+    method = generator.method
+
+    def begin(present: np.ndarray, prg: Prg) -> Next:
+        made.append(Watch(method.begin(present, prg), parameters, present, 0))
+        return made[-1].token
+
+    watched = Method(
+        method.name, method.batch, method.max_new_tokens, dp_event.UnsupportedDpEvent(), begin, {}
+    )
+    playing = generator.with_method(watched)
+
+    def game(present: bool, prg: Prg) -> float:
+        playing.text([canary, *references], prg, null=() if present else (0,))
+        return made.pop().score
+
+    return game
