@@ -10,26 +10,39 @@ from dp_accounting import dp_event
 
 from protocols.dp.choice import Choice
 from spu_llm.core.errors import InputError
-from spu_llm.systems.dp_text.accounting import BoundedRangeDpEvent, epsilon_of, rho_of
+from spu_llm.systems.dp_text.accounting import (
+    ApproximateDpEvent,
+    BoundedRangeDpEvent,
+    epsilon_of,
+    total,
+)
 from spu_llm.systems.dp_text.parameters import Parameters
 
 ANY_SPREAD = 1.0  # of phi_pub: what is spent does not depend on it
 _OF_DELTA = 1e-3  # the part of delta that is kept for the bounds of the noise
+_MOST = 500.0  # no epsilon of a statement is larger
 
 
-def text_event(choice: Choice, places: int, tokens: int) -> dp_event.DpEvent:
-    """So many draws among `places` candidates each, unless some noise was out of bounds."""
-    span = math.sqrt(8 * choice.loss(places).rho)
-    return dp_event.SelfComposedDpEvent(BoundedRangeDpEvent(span), tokens)
+def text_event(choice: Choice, places: int, tokens: int, delta: float) -> dp_event.DpEvent:
+    """So many draws among `places` candidates each, for statements at `delta` or above: a law in
+    zCDP, and what the bounds of the noise add to the delta of such a statement (`Loss.delta`).
+    """
+    loss = choice.loss(places)
+    law = BoundedRangeDpEvent(math.sqrt(8 * loss.rho))
+    # What a statement says at most, where the bounds take no more than they may.
+    most = epsilon_of(tokens * law.rho, (1 - _OF_DELTA) * delta)
+    one = loss.delta(1, min(most, _MOST))
+    if tokens * one > _OF_DELTA * delta:
+        return dp_event.NonPrivateDpEvent()
+    return dp_event.SelfComposedDpEvent(ApproximateDpEvent(law, one), tokens)
 
 
 def epsilon_of_text(choice: Choice, places: int, tokens: int, delta: float) -> float:
     """Of a text of so many draws, at `delta`, the bounds of the noise included; infinity where they
     take more than a thousandth of it.
     """
-    epsilon = epsilon_of(rho_of(text_event(choice, places, tokens)), (1 - _OF_DELTA) * delta)
-    outside = choice.loss(places).delta(tokens, min(epsilon, 500.0))
-    return epsilon if outside <= _OF_DELTA * delta else math.inf
+    event = text_event(choice, places, tokens, delta)
+    return float(total([event], "replace-by-null").get_epsilon(delta))
 
 
 def choice_of(parameters: Parameters, spread: float, noises: int = 1) -> Choice:

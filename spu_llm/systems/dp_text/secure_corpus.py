@@ -20,7 +20,6 @@ from spu_llm.systems.dp_text.prompts import Prompts
 from spu_llm.systems.dp_text.secure_budget import (
     ANY_SPREAD,
     choice_of,
-    epsilon_of_text,
     text_event,
 )
 from spu_llm.systems.dp_text.secure_records import SharedRequest, TextRequest
@@ -28,7 +27,7 @@ from spu_llm.systems.dp_text.statement import spends_of, statement
 
 GUARANTEE = (
     "holds before anything is generated, whatever the references are, against semi-honest parties "
-    "with bounded computing; of delta, a thousandth is for the bounds of the noise"
+    "with bounded computing; of delta, a thousandth at most is for the bounds of the noise"
 )
 
 # make(number, this party's references) -> {"texts": [[token, ..]], "learned": {..}, ..}
@@ -100,10 +99,9 @@ def write_corpus(
     choice = asked.choice
     found = statement(
         name="invisibleink between two parties", guarantee=GUARANTEE,
-        event=text_event(choice, asked.places, p.max_new_tokens), facts=asdict(p), run=run,
-        adjacency=p.adjacency, delta=asked.delta, texts=asked.texts,
+        event=text_event(choice, asked.places, p.max_new_tokens, asked.delta), facts=asdict(p),
+        run=run, adjacency=p.adjacency, delta=asked.delta, texts=asked.texts,
     )  # fmt: skip
-    found["epsilon"] = epsilon_of_text(choice, asked.places, p.max_new_tokens, asked.delta)
     found["noise"] = asdict(choice.noise) | {"bound": choice.bound, "unit": "2^-18"}
     learned: dict[str, list[str]] = {}
     with ledger_file.opened(out, run, references, spends_of(found)) as file:
