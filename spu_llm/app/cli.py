@@ -404,11 +404,14 @@ def _spendable(options: argparse.Namespace) -> Any:
         return None
     if not all(given) or not options.once:
         raise InputError("--references are spent: give --epsilon E, how much, and --once")
+    from models.tokenizer import Tokenizer
     from spu_llm.systems.dp_text.parameters import check_budget
     from spu_llm.systems.dp_text.prompts import read_references
 
     check_budget(options.epsilon, options.delta)
-    return Spendable(read_references(options.references), options.epsilon, options.delta)
+    tokenizer = Tokenizer.load(options.model)
+    tokens = [tokenizer.encode(r, goes_on=True) for r in read_references(options.references)]
+    return Spendable(tokens, options.epsilon, options.delta)
 
 
 def _serve(options: argparse.Namespace) -> None:

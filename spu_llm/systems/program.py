@@ -45,9 +45,11 @@ class Before:
 
 @dataclass(frozen=True)
 class Spendable:
-    """Sensitive references, and the most that a session may spend of each one's privacy."""
+    """Sensitive references, as token ids, and the most that a session may spend of each one's
+    privacy.
+    """
 
-    references: list[str]
+    references: list[list[int]]
     epsilon: float
     delta: float
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
@@ -20,11 +19,11 @@ from spu_llm.systems.dp_text.shared import OwnHalf, SharedText, declare
 from spu_llm.systems.dp_text.shared_run import check_budget, provider_prompts
 from spu_llm.systems.program import Spendable
 from tests.protocols.verifying import chi_square_p
-from tests.tiny import PRIVATE, endless, save_tokenizer, tiny_params
+from tests.tiny import PRIVATE, endless, tiny_params
 
 WEIGHTS = folded(PRIVATE, endless(tiny_params(PRIVATE, 1)))
 REQUEST = SharedRequest(
-    query=(40, 41, 42), room=6, batch=3, clip=0.8, temperature=0.4, max_new_tokens=4, top_k=5,
+    query=(40, 41, 42), room=6, batch=3, clip=0.8, temperature=0.2, max_new_tokens=4, top_k=5,
     places=16, of_provider=1, after=(41, 42),
 )  # fmt: skip
 CHOICE = REQUEST.choice(PRIVATE, noises=2)
@@ -114,23 +113,22 @@ def test_other_candidates_than_the_models_are_refused() -> None:
             own.check(wrong, CHOICE)
 
 
-def test_the_provider_gives_no_more_than_it_says(tmp_path: Any) -> None:
+def test_the_provider_gives_no_more_than_it_says() -> None:
     """Its references are cut to one length, and a request that spends more is refused."""
-    save_tokenizer(tmp_path)
-    tokenizer = Tokenizer.load(tmp_path)
-    own = Spendable(["alpha beta", "", "gamma delta epsilon zeta eta theta"], 1e3, 1e-6)
-    (first,) = provider_prompts(own, REQUEST, tokenizer)
+    own = Spendable([[60], [], [70, 71, 72, 73, 74, 75, 76]], 1e3, 1e-6)
+    (first,) = provider_prompts(own, REQUEST)
+    assert first == [[40, 40, 40, 60, 41, 42]]
     assert [len(p) for p in first] == [6]
     other = SharedRequest(**vars(REQUEST) | {"texts": 3})
-    _, null, long = provider_prompts(own, other, tokenizer)
-    assert null == [[]] and long[0][-2:] == [41, 42] and len(long[0]) == 6
+    _, null, long = provider_prompts(own, other)
+    assert null == [[]] and long == [[40, 70, 71, 72, 41, 42]]
     with pytest.raises(InputError, match="has 3 references"):
-        provider_prompts(own, SharedRequest(**vars(REQUEST) | {"texts": 4}), tokenizer)
+        provider_prompts(own, SharedRequest(**vars(REQUEST) | {"texts": 4}))
     with pytest.raises(InputError, match="has 0 references"):
-        provider_prompts(None, REQUEST, tokenizer)
+        provider_prompts(None, REQUEST)
     check_budget(own, REQUEST, CHOICE)
     with pytest.raises(InputError, match="who gives 0.5"):
-        check_budget(Spendable(["a"], 0.5, 1e-6), REQUEST, CHOICE)
+        check_budget(Spendable([[60]], 0.5, 1e-6), REQUEST, CHOICE)
     for wrong in ({"of_provider": 3}, {"of_provider": 0}, {"room": 3}):
         with pytest.raises(InputError):
             SharedRequest(**vars(REQUEST) | wrong).check(PRIVATE)

@@ -61,14 +61,16 @@ class Asked:
         """Of one text."""
         p = self.parameters
         assert p.top_k is not None
-        fields: Any = (
-            tuple(self.prompts.public), self.prompts.room, p.batch, p.clip, p.temperature,
-            p.max_new_tokens, p.top_k, self.places,
-        )  # fmt: skip
+        fields: dict[str, Any] = {
+            "query": tuple(self.prompts.public), "room": self.prompts.room, "batch": p.batch,
+            "clip": p.clip, "temperature": p.temperature, "max_new_tokens": p.max_new_tokens,
+            "top_k": p.top_k, "places": self.places,
+            "eos": tuple(sorted(self.prompts.tokenizer.eos_ids)),
+        }  # fmt: skip
         if not self.of_provider:
-            return TextRequest(*fields)
+            return TextRequest(**fields)
         after = tuple(self.prompts.private("")[1:])
-        return SharedRequest(*fields, of_provider=self.of_provider, after=after)
+        return SharedRequest(**fields, of_provider=self.of_provider, after=after)
 
     def prompts_of(self, references: Sequence[str]) -> list[list[int]]:
         """Of this party's part of a batch, all of one length: what is short is filled up in front,

@@ -18,7 +18,8 @@ MAX_PLACES, MAX_BATCH, MAX_TEXTS = 256, 64, 100_000
 class TextRequest:
     """query: tokens of the public prompt, with which phi_pub is computed. room: tokens of every
     private prompt, all of one length. places: room for candidates; a token is drawn among the
-    likeliest of V_k+ where there are more. The rest as in `Parameters`.
+    likeliest of V_k+ where there are more. eos: tokens that end a text. The rest as in
+    `Parameters`.
     """
 
     query: tuple[int, ...]
@@ -30,6 +31,7 @@ class TextRequest:
     top_k: int
     places: int
     texts: int = 1
+    eos: tuple[int, ...] = ()
 
     @property
     def parameters(self) -> Parameters:
@@ -59,7 +61,7 @@ class TextRequest:
                 f"prompts of {longest} tokens and {self.max_new_tokens} new ones do not fit the "
                 f"model's {config.context} positions, or there are none"
             )
-        if any(not 0 <= token < config.vocab_size for token in self.query):
+        if any(not 0 <= token < config.vocab_size for token in (*self.query, *self.eos)):
             raise InputError("the query has tokens that the model lacks")
         self.choice(config, noises=2)  # whichever of the programs runs
 

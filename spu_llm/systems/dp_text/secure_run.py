@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 from models.family import family_of, weight_shapes
 from models.hf import load_model
 from models.resident import mapped
-from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
@@ -22,7 +20,7 @@ from spu_llm.runtime.session import private_tree
 from spu_llm.systems.dp_text.lanes import Lanes
 from spu_llm.systems.dp_text.secure import ClientHalf, ProviderHalf, SecretText, declare
 from spu_llm.systems.dp_text.secure_records import References, TextRequest
-from spu_llm.systems.program import Held, Job, Send
+from spu_llm.systems.program import Job, Send
 
 PHASES = ("offline", "prefill", "draw", "decode")
 
@@ -30,7 +28,7 @@ PHASES = ("offline", "prefill", "draw", "decode")
 def run(session: PartySession, job: Job[TextRequest, References], send: Send) -> dict[str, Any]:
     """One text for each batch of the client's references; both parties' results have them."""
     config, request = job.model, job.request
-    folded = None if session.rank == CLIENT else _folded(job.provider, job)
+    folded = None if session.rank == CLIENT else folded_of(job)
     with session.meter.in_phase("offline"):
         shapes = weight_shapes(config)
         weights = private_tree(session, PROVIDER, lambda: folded, shapes)
@@ -47,7 +45,6 @@ def run(session: PartySession, job: Job[TextRequest, References], send: Send) ->
     if session.rank == CLIENT:
         prompts = check_prompts(job.client.prompts, request, request.batch)
     stream = Prg.from_os()
-    eos = _eos(session, job)
     texts: list[list[int]] = []
     for number in range(request.texts):
         client = None
@@ -56,7 +53,8 @@ def run(session: PartySession, job: Job[TextRequest, References], send: Send) ->
                 prompts[number], lambda: drawn.choice.draw_noise(stream, request.places)
             )
         send("stage", name=f"text {number + 1} of {request.texts}")
-        texts.append(drawn.text(client, provider, eos.__contains__, lambda _: send("token")))
+        ends = request.eos.__contains__
+        texts.append(drawn.text(client, provider, ends, lambda _: send("token")))
     return {
         "texts": texts,
         "seconds": session.meter.seconds,
@@ -79,17 +77,13 @@ def check_prompts(
     return prompts
 
 
-def _folded(provider: Held, job: Job[Any, Any]) -> Any:
-    """The provider's weights, in memory already, or read."""
-    shapes = weight_shapes(job.model)
-    if provider.weights is not None:
+def folded_of(job: Job[Any, Any]) -> Any:
+    """This party's own weights: in memory already, or read."""
+    shapes, provider = weight_shapes(job.model), job.of_provider
+    if provider is not None and provider.weights is not None:
         return mapped(provider.weights, shapes)
-    config, params = load_model(Path(provider.model_dir))
+    directory = job.client.model_dir if provider is None else provider.model_dir
+    config, params = load_model(Path(directory))
+    if config.shape() != job.model.shape():
+        raise InputError("the parties have models of different shapes; both need the same one")
     return jax.tree.map(np.asarray, family_of(config).fold(params, config))
-
-
-def _eos(session: PartySession, job: Job[Any, Any]) -> Sequence[int]:
-    """Tokens that end a text: by the tokenizer, which is the same at both."""
-    provider = job.of_provider
-    directory = provider.model_dir if provider is not None else job.client.model_dir
-    return sorted(Tokenizer.load(Path(directory)).eos_ids)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from models.hf import load_model
-from models.tokenizer import Tokenizer
+import jax
+
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
-from spu_llm.systems.dp_text.lanes import Lanes, folded
+from spu_llm.systems.dp_text.lanes import Lanes
 from spu_llm.systems.dp_text.secure_budget import epsilon_of_text
 from spu_llm.systems.dp_text.secure_records import References, SharedRequest
-from spu_llm.systems.dp_text.secure_run import check_prompts
+from spu_llm.systems.dp_text.secure_run import check_prompts, folded_of
 from spu_llm.systems.dp_text.shared import OwnHalf, SharedText, declare
 from spu_llm.systems.program import Job, Send, Spendable
 
@@ -27,18 +26,13 @@ def run(session: PartySession, job: Job[SharedRequest, References], send: Send) 
     config, request = job.model, job.request
     choice = request.choice(config, noises=2)
     own = session.rank == CLIENT
-    directory = Path(job.client.model_dir if own else job.provider.model_dir)
-    tokenizer = Tokenizer.load(directory)
     count = request.batch - request.of_provider if own else request.of_provider
     if own:
         prompts = check_prompts(job.client.prompts, request, count)
     else:
-        prompts = provider_prompts(job.provider.spendable, request, tokenizer)
+        prompts = provider_prompts(job.provider.spendable, request)
         check_budget(job.provider.spendable, request, choice)
-    found, params = load_model(directory)
-    if found.shape() != config.shape():
-        raise InputError("the parties have models of different shapes; both need the same one")
-    weights = folded(config, params)
+    weights = jax.device_put(folded_of(job))
     public = Lanes(config, weights, 1, len(request.query), request.max_new_tokens)
     private = Lanes(config, weights, count, request.room, request.max_new_tokens)
     drawn = SharedText(session, request, choice)
@@ -51,7 +45,7 @@ def run(session: PartySession, job: Job[SharedRequest, References], send: Send) 
         send("stage", name=f"text {number + 1} of {request.texts}")
         half = OwnHalf(public, private, batch, lambda: choice.draw_noise(stream, request.places))
         client, provider = (half, None) if own else (None, half)
-        ends = tokenizer.eos_ids.__contains__
+        ends = request.eos.__contains__
         texts.append(drawn.text(client, provider, ends, lambda _: send("token")))
     return {
         "texts": texts,
@@ -61,9 +55,7 @@ def run(session: PartySession, job: Job[SharedRequest, References], send: Send) 
     }
 
 
-def provider_prompts(
-    own: Spendable | None, request: SharedRequest, tokenizer: Tokenizer
-) -> list[list[list[int]]]:
+def provider_prompts(own: Spendable | None, request: SharedRequest) -> list[list[list[int]]]:
     """Of all texts, each of references of its own; InputError where there are not so many."""
     count, texts = request.of_provider, request.texts
     references = [] if own is None else own.references
@@ -72,7 +64,7 @@ def provider_prompts(
             f"the provider has {len(references)} references, of which {texts} texts would read "
             f"{count} each"
         )
-    rows = [request.prompt_of(tokenizer.encode(r, goes_on=True)) for r in references]
+    rows = [request.prompt_of(reference) for reference in references]
     rows += [[] for _ in range(-len(rows) % count)]
     return [rows[i * count : (i + 1) * count] for i in range(texts)]
 
