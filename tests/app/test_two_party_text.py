@@ -80,12 +80,13 @@ def test_both_bring_references(start: Start, pair: Pair, references: Path, tmp_p
     assert server.wait(30) == 0, server.stderr
     (line,), statement, _ = results(out)
     assert 1 <= len(line["tokens"]) + line["ended"] <= 3 and statement["run"]["of_provider"] == 1
-    # One that gives less refuses, and says why.
+    # One that gives less ends the session, and says why to its own user.
     server = start(*pair.serve(*own, "9"))
     client = start(
         *asked(server.until_listening(), pair.private, references, tmp_path / "no", *options)
     )
-    client.assert_failed(2, "the provider's references", within_s=RUN_S)
+    server.assert_failed(2, "of the provider's references", within_s=RUN_S)
+    client.assert_failed(1, "the provider", within_s=RUN_S)
 
 
 def test_what_cannot_be_had_between_two_parties(

@@ -19,10 +19,11 @@ Who learns what. Both learn the text, when it ends, and the public request. The 
 nothing else: all private prompts are as long as each other, the bit that a reference is null is the
 client's secret, and no bit is opened that says whether activations left their ranges, since it
 would depend on the references (clipping holds for every word). The client learns nothing else of
-the model. Of references, the provider and whoever reads the text learn draws that are
-differentially private (`secure_budget`), against semi-honest parties with bounded computing. One
-that deviates is not covered: a provider may add to its shares, or give a phi_pub out of range, and
-the client may skip clipping or noise, though the references are its own.
+the model, whose tokens follow from prompts and noise of its own choice. Of references, the provider
+and whoever reads the text learn draws that are differentially private (`secure_budget`), against
+semi-honest parties with bounded computing. One that deviates is not covered: a provider may add to
+its shares, or give a phi_pub out of range, and the client may skip clipping or noise, though the
+references are its own.
 
 The sharing noise of a forward moves phi_i, as any rounding would, before the differences are
 clipped. What one reference adds stays within C, and null adds 0.
