@@ -15,7 +15,7 @@ CORE = ["spu_llm.core"]
 PARTY = [*CORE, "spu_llm.compiler", "spu_llm.offline", "spu_llm.runtime"]
 PROTOCOLS = ["protocols.bits", "protocols.ot", "protocols.arithmetic", "protocols.functions"]
 PROTOCOLS = [*PROTOCOLS, "protocols.verification"]
-SYSTEM = [*PARTY, *PROTOCOLS, "models"]
+SYSTEM = [*PARTY, *PROTOCOLS, "protocols.dp", "models"]
 # The version of all protocols lies in their package's own folder.
 SYSTEMS = ["spu_llm.systems.decoding", "spu_llm.systems.confidential", "spu_llm.systems.dp_text"]
 SERVICE = [*SYSTEM, "protocols", "spu_llm.net", "spu_llm.systems", *SYSTEMS]
@@ -33,12 +33,13 @@ ALLOWED: dict[str, list[str]] = {
     "protocols.arithmetic": [*CORE, "spu_llm.offline", "protocols.bits"],
     "protocols.functions": [*CORE, "protocols.bits", "protocols.ot", "protocols.arithmetic"],
     "protocols.verification": [*CORE, *PROTOCOLS],
+    "protocols.dp": [*CORE, *PROTOCOLS],
     "models": [*CORE, *PROTOCOLS],
     "models.training": [*CORE, *PROTOCOLS, "models"],
     "spu_llm.systems": SYSTEM,
     "spu_llm.systems.decoding": [*SYSTEM, "spu_llm.systems"],
     "spu_llm.systems.confidential": [*SYSTEM, "spu_llm.systems"],
-    "spu_llm.systems.dp_text": [*SYSTEM, "spu_llm.systems"],
+    "spu_llm.systems.dp_text": [*SYSTEM, "spu_llm.systems", "spu_llm.systems.decoding"],
     "spu_llm.service": SERVICE,
     "spu_llm.app": APP,
     "experiments.common": STUDY,

@@ -12,9 +12,10 @@ narrow  Shares mod 2^64 of a word x, each shifted right by `drop` bits by its ho
 widen   A share of x mod 2^bits becomes one mod 2^64, where |x| < 2^(bits-2). With 2^(bits-2) added
         x is not negative and below 2^(bits-1), so the shares wrap around unless both have a zero
         for their top bit: one prepared bit, as in `protocols.arithmetic.truncate`.
-units   The words of an integer as those of a float: k stands for k 2^-18.
+units   The words of an integer as those of a float: k stands for k 2^-18. `in_units`: the way back,
+        mod 2^bits.
 
-`narrow` and `units` send nothing.
+`narrow`, `units` and `in_units` send nothing.
 """
 
 from __future__ import annotations
@@ -169,3 +170,37 @@ units = protocol_op(
     non_interactive=True,
 )
 """An integer k as the float k 2^-18: the same words. A narrow share stays narrow."""
+
+
+def _in_units_reference(x: Any, *, bits: int) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x.astype(np.int32)
+    xp = jnp if not isinstance(x, np.ndarray) else np
+    return xp.round(x * np.float32(2.0**FRAC_BITS)).astype(np.int32)
+
+
+def _in_units_two_party(party: Party, x: Value, *, bits: int) -> Arith:
+    share = as_arith(party, x, narrow=True)
+    if not 1 <= bits <= share.bits:
+        raise ValueError(f"{bits} bits of a share of {share.bits}; give 1 to that")
+    return Arith(low_bits(share.words, bits), np.dtype(np.int32), 0, bits)
+
+
+def _in_units_model(
+    inputs: Sequence[Sequence[Value]], common: Prg, *, bits: int
+) -> Sequence[np.ndarray]:
+    x_0, x_1 = (share_of(values[0]) for values in inputs)
+    return [sign_extended(x_0 + x_1, bits)]
+
+
+in_units = protocol_op(
+    "in_units",
+    reference=_in_units_reference,
+    two_party=_in_units_two_party,
+    cost=lambda x, bits: arith_cost(x),
+    simulate=uniform_messages(_in_units_two_party, nothing_to_correct),
+    model=_in_units_model,
+    non_interactive=True,
+)
+"""A float x as the integer x 2^18, |x| < 2^13, or an int32 as it is: the low `bits` bits of its
+words."""

@@ -34,7 +34,7 @@ from spu_llm.core.party import Party
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
 from spu_llm.core.values import CLIENT, Arith, Value, low_bits
 
-_MAX_FAN_IN = 8
+MAX_FAN_IN = 8
 
 
 @functools.cache
@@ -67,43 +67,51 @@ def _match_products(fan_in: int, count: int, bits: int) -> int:
     return total
 
 
-def fan_ins(rows: int, n: int, bits: int, width: int = 64, kinds: int = 1) -> tuple[int, ...]:
-    """Words per match, level by level, that give the maxima of `rows` rows of n words cheapest."""
-    return _fan_ins(rows, n, bits, width, kinds)[1]
+def fan_ins(
+    rows: int, n: int, bits: int, width: int = 64, kinds: int = 1, widest: int = MAX_FAN_IN
+) -> tuple[int, ...]:
+    """Words per match, level by level, that give the maxima of `rows` rows of n words cheapest, in
+    matches of `widest` at most.
+    """
+    return _fan_ins(rows, n, bits, width, kinds, widest)[1]
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _fan_ins(
-    rows: int, n: int, bits: int, width: int, kinds: int
+    rows: int, n: int, bits: int, width: int, kinds: int, widest: int
 ) -> tuple[int, tuple[int, ...]]:
     """Price and words per match."""
     if n == 1:
         return 0, ()
     plans = []
-    for fan_in in range(2, min(n, _MAX_FAN_IN) + 1):
+    for fan_in in range(2, min(n, widest) + 1):
         left = -(-n // fan_in)
         count = rows * left
         cost = _match_cost(fan_in, count, bits, width, kinds)
         own = price(cost, _match_products(fan_in, count, bits))
-        above, then = _fan_ins(rows, left, bits, width, kinds)
+        above, then = _fan_ins(rows, left, bits, width, kinds, widest)
         plans.append((own + above, (fan_in, *then)))
     return min(plans, key=lambda plan: plan[0])
 
 
-def maximum_words(party: Party, x: np.ndarray, bits: int, width: int = 64) -> np.ndarray:
+def maximum_words(
+    party: Party, x: np.ndarray, bits: int, width: int = 64, widest: int = MAX_FAN_IN
+) -> np.ndarray:
     """Shares [kinds, rows] of the row maxima of the first of words [kinds, rows, n], shared mod
     2^width, and of what stands with them in the others.
     """
     kinds, rows, n = x.shape
-    for fan_in in fan_ins(rows, n, bits, width, kinds):
+    for fan_in in fan_ins(rows, n, bits, width, kinds, widest):
         x = _level(party, x, fan_in, bits, width)
     return x[:, :, 0]
 
 
-def maximum_cost(rows: int, n: int, bits: int, width: int = 64, kinds: int = 1) -> Cost:
+def maximum_cost(
+    rows: int, n: int, bits: int, width: int = 64, kinds: int = 1, widest: int = MAX_FAN_IN
+) -> Cost:
     """Of `maximum_words`."""
     total = Cost()
-    for fan_in in fan_ins(rows, n, bits, width, kinds):
+    for fan_in in fan_ins(rows, n, bits, width, kinds, widest):
         n = -(-n // fan_in)
         total += _match_cost(fan_in, rows * n, bits, width, kinds)
     return total
@@ -111,13 +119,14 @@ def maximum_cost(rows: int, n: int, bits: int, width: int = 64, kinds: int = 1) 
 
 def correct_maximum(
     party: SimulatedParty, difference: np.ndarray, n: int, bits: int, width: int = 64,
-    kinds: int = 1,
+    kinds: int = 1, widest: int = MAX_FAN_IN,
 ) -> None:  # fmt: skip
     """Add `difference` (words [rows]) to what `maximum_words` gives last of rows of n > 1 words:
     the last match adds products to its first word, and the first of them changes.
     """
     rows = len(difference)
-    products = np.zeros((kinds, fan_ins(rows, n, bits, width, kinds)[-1] - 1, rows), np.uint64)
+    last = fan_ins(rows, n, bits, width, kinds, widest)[-1]
+    products = np.zeros((kinds, last - 1, rows), np.uint64)
     products[-1, 0] = difference
     correct_mux(party, products, bits=width)
 

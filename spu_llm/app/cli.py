@@ -143,7 +143,7 @@ def _parser() -> Parser:
     _request_options(prepare)
     _session_options(prepare)
     _jobs_option(prepare)
-    _identity_options(prepare)
+    add_identity_options(prepare)
     prepare.set_defaults(run=_prepare)
 
     serve = commands.add_parser("serve", help="provider: serve completions with a private model")
@@ -154,6 +154,13 @@ def _parser() -> Parser:
     serve.add_argument("--prefix-pad", type=int, metavar="N",
                        help="clients see its length rounded up to a multiple of that, in tokens "
                        f"(default: {PREFIX_PAD})")
+    serve.add_argument("--references", type=Path, metavar="FILE",
+                       help='sensitive ones of its own, for dp generate --peer-references: a JSON '
+                       'object with "text" a line; with --once')  # fmt: skip
+    serve.add_argument("--epsilon", type=float, metavar="E",
+                       help="what that session may spend of each one's privacy")
+    serve.add_argument("--delta", type=float, default=1e-6, metavar="D",
+                       help="with --epsilon (default: %(default)s)")
     serve.add_argument("--once", action="store_true", help="end after one session")
     serve.add_argument("--sessions", type=int, default=SESSIONS, metavar="N",
                        help="at a time, each with a worker process (default: %(default)s)")
@@ -179,14 +186,14 @@ def _parser() -> Parser:
     serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
     _session_options(serve)
     _jobs_option(serve)
-    _identity_options(serve)
+    add_identity_options(serve)
     serve.set_defaults(run=_serve)
 
     generate = commands.add_parser("generate", help="client: complete a prompt")
     generate.add_argument("--server", required=True, metavar="HOST:PORT")
     _client_options(generate)
     _folder(generate, "--pool", "keep what is made ahead of time, if the provider does")
-    _identity_options(generate)
+    add_identity_options(generate)
     generate.set_defaults(run=_complete, model=None)
 
     from spu_llm.app import attacking, calibrating, doctor, keys, listing, private_text, vaults
@@ -264,7 +271,8 @@ def _jobs(options: argparse.Namespace, parties_here: int) -> int:
     return int(options.jobs)
 
 
-def _identity_options(parser: argparse.ArgumentParser) -> None:
+def add_identity_options(parser: argparse.ArgumentParser) -> None:
+    """Who this party is, and whom it trusts."""
     _folder(parser, "--identity", "this party's certificate and key, as spu-llm keygen makes them")
     parser.add_argument("--trust", type=Path, metavar="FILE",
                         help="certificates, in PEM form, of whom is let in: the other party's, or "
@@ -288,7 +296,7 @@ def address(text: str, option: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _identity(options: argparse.Namespace) -> Any:
+def identity_of(options: argparse.Namespace) -> Any:
     """This party's certificate and whom it trusts, or None with `--insecure`."""
     given = [option is not None for option in (options.identity, options.trust)]
     if options.insecure:
@@ -313,7 +321,7 @@ def _provider(options: argparse.Namespace) -> Any:
     server = None
     if options.server is not None:
         server = Server(
-            *address(options.server, "--server"), options.network, _identity(options)
+            *address(options.server, "--server"), options.network, identity_of(options)
         )
     jobs = _jobs(options, 1 if server is not None else 2)
     model = options.model or shipped("private")
@@ -387,6 +395,25 @@ def _megabytes(options: argparse.Namespace, name: str) -> int | None:
     return None if found is None else found * 10**6
 
 
+def _spendable(options: argparse.Namespace) -> Any:
+    """The provider's own references. InputError where more than one session could spend of them."""
+    from spu_llm.systems.program import Spendable
+
+    given = [options.references is not None, options.epsilon is not None]
+    if not any(given):
+        return None
+    if not all(given) or not options.once:
+        raise InputError("--references are spent: give --epsilon E, how much, and --once")
+    from models.tokenizer import Tokenizer
+    from spu_llm.systems.dp_text.parameters import check_budget
+    from spu_llm.systems.dp_text.prompts import read_references
+
+    check_budget(options.epsilon, options.delta)
+    tokenizer = Tokenizer.load(options.model)
+    tokens = [tokenizer.encode(r, goes_on=True) for r in read_references(options.references)]
+    return Spendable(tokens, options.epsilon, options.delta)
+
+
 def _serve(options: argparse.Namespace) -> None:
     from spu_llm.service.launching import write_report
     from spu_llm.service.limits import Limits
@@ -416,11 +443,12 @@ def _serve(options: argparse.Namespace) -> None:
         raise InputError("--prefix-pad is of a --system-prompt; give both")
     more = {
         "prefix_pad": pad,
+        "spendable": _spendable(options),
         "system_prompt": _text_of(options.system_prompt, "--system-prompt"),
         "disk_bytes": _megabytes(options, "disk"),
         "disk_bytes_of_one": _megabytes(options, "client_disk"),
         "jobs": _jobs(options, 1),
-        "identity": _identity(options),
+        "identity": identity_of(options),
         "sessions_of_one": of_one,
         "limits": Limits(
             options.session_minutes,

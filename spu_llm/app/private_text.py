@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from spu_llm.app import two_party_text
 from spu_llm.app.defaults import shipped
 from spu_llm.app.output import check_json, write_json
 from spu_llm.core.errors import InputError
@@ -62,6 +63,7 @@ def add_command(commands: Any) -> None:
                           )  # fmt: skip
     generate.add_argument("--method", default="invisibleink", metavar="NAME",
                           help=f"one of {_METHODS} (default: %(default)s)")  # fmt: skip
+    two_party_text.add_options(generate)
     generate.add_argument("--debug", action="store_true", help="show a traceback on errors")
     generate.set_defaults(run=_generate)
 
@@ -108,6 +110,9 @@ def _generate(options: argparse.Namespace) -> None:
 
     if not options.out.resolve().parent.is_dir():
         raise InputError(f"--out: {options.out.resolve().parent} is not a directory; make it first")
+    if options.server is not None:
+        two_party_text.generate(options)
+        return
     if options.top_k < 0:
         raise InputError(f"--top-k must be 0 (all) or more, found {options.top_k}")
     wanted = corpus.Wanted(

@@ -43,7 +43,7 @@ from spu_llm.service.supervisor import (
     run_session,
 )
 from spu_llm.service.worker import Task
-from spu_llm.systems.program import Before, Held
+from spu_llm.systems.program import Before, Held, Spendable
 
 MAX_HANDSHAKES = 64  # connections that have no place yet, and of one address
 HANDSHAKES_OF_ONE = 8
@@ -72,6 +72,7 @@ class ServeOptions:
     sampling_seed: int | None = None  # fixes the provider's joint randomness
     system_prompt: str = ""  # before every prompt, and never the client's to know
     prefix_pad: int = 1  # so many rows, or a multiple, it takes in the client's eyes
+    spendable: Spendable | None = None  # of one session: only with `once`
 
 
 def serve(
@@ -282,8 +283,9 @@ class _Sessions:
             stated = with_nonce(self._stated | seen)
             pool, budgets = self._disk(client)
             own = Held(
-                str(options.model), options.sampling_seed, budgets, self._weights, self._own_text
-            )
+                str(options.model), options.sampling_seed, budgets, self._weights, self._own_text,
+                options.spendable,
+            )  # fmt: skip
             task = agreeing.task_of("provider", agree(asked, stated), own, pool)
             _check(task, options)
             return stated, self._places.admit(task, client)

@@ -44,10 +44,21 @@ class Before:
 
 
 @dataclass(frozen=True)
+class Spendable:
+    """Sensitive references, as token ids, and the most that a session may spend of each one's
+    privacy.
+    """
+
+    references: list[list[int]]
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
 class Held:
     """What every provider brings: its model, a seed where its randomness is repeatable, how much
     material may take, in bytes by directory, a descriptor of its weights in memory
-    (`models.resident`), and the tokens of its text before every prompt.
+    (`models.resident`), the tokens of its text before every prompt, and references of its own.
     """
 
     model_dir: str
@@ -55,6 +66,7 @@ class Held:
     disk_bytes: dict[str, int] = field(default_factory=dict)
     weights: int | None = None
     system_prompt: list[int] = field(default_factory=list)
+    spendable: Spendable | None = None
 
 
 @dataclass(frozen=True)

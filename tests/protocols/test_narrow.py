@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.arithmetic.narrow import narrow, units, widen
+from protocols.arithmetic.narrow import in_units, narrow, units, widen
 from protocols.arithmetic.truncate import share_of
 from spu_llm.core.values import CLIENT, Arith, Value
 from spu_llm.testing import FRAC_BITS, Case, OpContract, reconstruct_words, run_op
@@ -48,6 +48,12 @@ class TestUnits(OpContract):
     op = units
     masks = False
     cases = [Case((WIDE,), (form,)) for form in ("arith", "client", "provider")]
+
+
+class TestInUnits(OpContract):
+    op = in_units
+    masks = False
+    cases = [Case((WIDE,), (form,), {"bits": 33}) for form in ("arith", "client", "arith40")]
 
 
 def top(x: np.ndarray, drop: int, bits: int) -> np.ndarray:
@@ -110,6 +116,13 @@ def test_only_narrow_shares_are_widened(form: str) -> None:
 def test_too_many_bits_are_refused(form: str, drop: int, bits: int) -> None:
     with pytest.raises(ValueError, match="of a share of"):
         run_op(narrow, Case((WIDE,), (form,), {"drop": drop, "bits": bits}))
+
+
+def test_units_and_back() -> None:
+    x = np.array([1.5, -2.0**-18, 0.1, -8191.75], np.float32)
+    np.testing.assert_array_equal(in_units(x, bits=33), np.round(x * 2.0**FRAC_BITS))
+    with pytest.raises(ValueError, match="give 1 to that"):
+        run_op(in_units, Case((WIDE,), ("arith20",), {"bits": 21}))
 
 
 def test_units_are_the_same_words() -> None:

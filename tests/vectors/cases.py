@@ -15,7 +15,7 @@ import protocols
 from protocols.arithmetic.cached import append, lengthen, times_columns, times_rows
 from protocols.arithmetic.joint import joint_bits, joint_fraction, joint_words
 from protocols.arithmetic.known_rows import known_rows
-from protocols.arithmetic.narrow import narrow, units, widen
+from protocols.arithmetic.narrow import in_units, narrow, units, widen
 from protocols.arithmetic.product import (
     linear,
     matmul,
@@ -31,6 +31,7 @@ from protocols.bits.compare import sign
 from protocols.bits.convert import to_arith
 from protocols.bits.logic import and_bits, prefix_or
 from protocols.bits.mux import mux
+from protocols.dp.clip import clip
 from protocols.functions.argmax import argmax
 from protocols.functions.exponential import FRAC_BITS, REACH, SCALE_BITS, scaled_exponential
 from protocols.functions.in_range import nonzero, require
@@ -298,6 +299,10 @@ _CASES: dict[ProtocolOp, tuple[Case, ...]] = {
     ),
     widen: (_one("24 bits", widen, (np.array([0, 1, -1, 2**22 - 1, -(2**22)]), "arith24")),),
     units: (_one("units", units, (SMALL, "arith")),),
+    in_units: (
+        _one("fixed point", in_units, (NUMBERS, "arith"), bits=33),
+        _one("of a narrow share", in_units, (SMALL, "arith40"), bits=33),
+    ),
     project: (
         _one("two rows", project, (np.arange(-3, 3).reshape(2, 3) << 40, "arith"),
              factor_bits=13, error=None),
@@ -369,6 +374,12 @@ _CASES: dict[ProtocolOp, tuple[Case, ...]] = {
     argmax: (
         _one("ties", argmax, (np.array([[1, -1], [0, 0]]), "arith"), bits=4),
         _one("five numbers", argmax, (_random((1, 5), -(2**20), 2**20), "arith"), bits=22),
+    ),
+    clip: (
+        _one("33 bits", clip, (np.array([[-9, 3], [9, -3], [5, 1]]), "arith33"),
+             (np.array([True, True, False]), "client"), bound=5),
+        _one("whole words, edges", clip, (np.array([[2**63 - 6, -(2**63) + 5, -5, 5]]), "arith"),
+             (np.array([True]), "provider"), bound=5),
     ),
     scaled_exponential: (
         _one("fixed point", scaled_exponential,

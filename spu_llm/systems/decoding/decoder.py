@@ -20,7 +20,15 @@ from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, public
 from spu_llm.runtime.session import Session, private_tree
-from spu_llm.systems.decoding.secure_model import Layout, Place, Text, build, lengthen, pack
+from spu_llm.systems.decoding.secure_model import (
+    KeepRows,
+    Layout,
+    Place,
+    Text,
+    build,
+    lengthen,
+    pack,
+)
 from spu_llm.systems.decoding.text_rows import TextRows
 
 # Which rows of a step stay in the text: bool [lane, n]; any, not only the first ones. None at the
@@ -53,7 +61,7 @@ class Decoder:
         self,
         session: Session,
         layout: Layout,
-        judge: Verifier,
+        judge: Verifier | KeepRows,
         weights: Any,
         text: Text | None = None,
     ) -> None:
@@ -148,6 +156,7 @@ class Decoder:
         )
 
     def _of_provider(self, count: int, stream: Prg) -> Any:
+        assert not isinstance(self._judge, KeepRows)
         drawn = [self._judge.provider_input(count - 1, stream) for _ in self._layout.prompts]
         return side_by_side(drawn)
 

@@ -85,6 +85,23 @@ class Place(NamedTuple):
     visible: Any  # bool [lane, n, row of the cache]
 
 
+@dataclass(frozen=True)
+class KeepRows:
+    """Stands for a judge where the last rows of a forward, before the head, are wanted as shares
+    for a function of their own. Nothing at all is opened, not even whether activations left their
+    ranges: that function must hold for every word of the ring (`protocols.dp.clip`).
+    """
+
+    name: str = "rows"
+    hide_progress: bool = False
+
+    def client_shapes(self, drafts: int, vocab: int) -> None:
+        return None
+
+    def provider_shapes(self, drafts: int) -> None:
+        return None
+
+
 class SecureModel(NamedTuple):
     """The programs of one decoding session. `client` and `provider` are the parties' inputs to the
     judge, lane first, as its outcomes are. Before anything else is opened, both learn whether an
@@ -103,6 +120,8 @@ class SecureModel(NamedTuple):
     decode(weights, tokens [lane, n], place, client, provider, shared, at, prefix, hidden)
         -> outcome to the client, accepted counts, shared block with the rows written from `at` on,
         and the prefix.
+
+    With `KeepRows` the outcome is shared rows [lane, n, width] for the head, and nothing is opened.
     """
 
     prefix: SecureFunction
@@ -133,7 +152,7 @@ def pack(positions: int, inside: int = 0) -> SecureFunction:
 
 
 @functools.lru_cache(maxsize=8)
-def build(layout: Layout, judge: Verifier) -> SecureModel:
+def build(layout: Layout, judge: Verifier | KeepRows) -> SecureModel:
     """Secure programs for sessions of this layout; the same ones, with their plans, when asked
     again.
     """
@@ -210,6 +229,8 @@ def build(layout: Layout, judge: Verifier) -> SecureModel:
     def judged(
         weights: Any, rows: Array, outside: Array, client: Any, provider: Any
     ) -> tuple[Any, Any]:
+        if isinstance(judge, KeepRows):
+            return rows.reshape(layout.lanes, -1, config.width), None
         logits = when_in_range(outside, family.head(weights, rows, layout.scale))
         by_lane = logits.reshape(layout.lanes, -1, config.vocab_size)
         with jax.named_scope("verification"):

@@ -133,7 +133,7 @@ def write_corpus(
             adjacency=wanted.adjacency, delta=wanted.delta,
         )  # fmt: skip
         with ledger_file.opened(out, run, references, spends_of(found)) as file:
-            _write_statement(out, found)
+            write_statement(out, found)
             if file.done < wanted.texts:
                 prg = file.begin(wanted.texts)
                 made, _ = augpe.corpus(
@@ -156,7 +156,7 @@ def write_corpus(
         return _line(text, prompts)
 
     with ledger_file.opened(out, run, references, spends_of(found)) as file:
-        _write_statement(out, found)
+        write_statement(out, found)
         say_text(file.done, 0)
         ledger_file.write(file, wanted.texts, make)
     return found
@@ -166,7 +166,8 @@ def statement_path(out: Path) -> Path:
     return out.with_name(out.name + ".privacy.json")
 
 
-def _write_statement(out: Path, found: dict[str, Any]) -> None:
+def write_statement(out: Path, found: dict[str, Any]) -> None:
+    """Beside the texts; InputError where that cannot be."""
     path = statement_path(out)
     try:
         replace_whole(path, (json.dumps(found, indent=2) + "\n").encode())

@@ -177,6 +177,7 @@ def _result() -> dict[str, Any]:
         "report": {"finish_reason": "length", "steps": 2, "drafted": 0, "accepted": 0},
         "traffic": {phase: dict.fromkeys(numbers, 0) for phase in phases},
         "seconds": dict.fromkeys(phases, 1.0),
+        "beside": {"batches": 0, "seconds": 0.0},
         "steps": [],
         "learned": {"client": [], "provider": []},
     }

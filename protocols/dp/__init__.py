@@ -1,0 +1,1 @@
+"""Differentially private choice on shares: noise, clipping, the noisy argmax."""

@@ -1,0 +1,123 @@
+"""`spu-llm dp generate --server`: texts from references that stay here, with a provider's model, or
+with references of its own, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from spu_llm.app.defaults import shipped
+from spu_llm.core.errors import InputError
+
+REFERENCE_TOKENS, SPARE_PLACES = 64, 8
+
+
+def add_options(parser: Any) -> None:
+    """What `dp generate` takes for it."""
+    from spu_llm.app.cli import add_identity_options
+
+    parser.add_argument("--server", metavar="HOST:PORT",
+                        help="the model is that provider's, who does not see the references; "
+                        "--model is then where the tokenizer lies")  # fmt: skip
+    parser.add_argument("--peer-references", type=int, default=0, metavar="N",
+                        help="with --server: N of each text's references are the provider's own, "
+                        "and --model is one that both have")  # fmt: skip
+    parser.add_argument("--places", type=int, metavar="N",
+                        help="with --server: room for candidates (default: K and a few)"
+                        )  # fmt: skip
+    parser.add_argument("--network", choices=("local", "lan", "wan"), default="local",
+                        help="with --server: emulate a network (default: local, none)")  # fmt: skip
+    add_identity_options(parser)
+
+
+def generate(options: argparse.Namespace) -> None:
+    """One session for each text; progress and what is promised to stderr, the texts to `--out`."""
+    from models.tokenizer import Tokenizer
+    from spu_llm.app.cli import address, identity_of
+    from spu_llm.app.progress import Progress
+    from spu_llm.app.screen import learned_lines
+    from spu_llm.service.client import Server
+    from spu_llm.systems.dp_text.generator import batches
+    from spu_llm.systems.dp_text.prompts import Prompts, read_references
+    from spu_llm.systems.dp_text.secure_budget import for_budget
+    from spu_llm.systems.dp_text.secure_corpus import Asked, write_corpus
+    from spu_llm.systems.dp_text.statement import summary
+
+    _check(options)
+    places = options.places or options.top_k + SPARE_PLACES
+    server = Server(*address(options.server, "--server"), options.network, identity_of(options))
+    parameters = for_budget(
+        options.epsilon, options.delta, batch=options.batch, temperature=options.temperature,
+        max_new_tokens=options.max_new_tokens, top_k=options.top_k, places=places,
+        noises=2 if options.peer_references else 1,
+    )  # fmt: skip
+    references = read_references(options.references)
+    directory = options.model or shipped("private" if options.peer_references else "public")
+    room = REFERENCE_TOKENS if options.reference_tokens is None else options.reference_tokens
+    prompts = Prompts(Tokenizer.load(directory), options.query, room)
+    asked = Asked(
+        parameters, options.delta, places, prompts, options.texts, options.peer_references
+    )
+    progress = Progress()
+    try:
+        progress.stage("connecting")
+        make = _by_sessions(server, asked, directory, progress.update)
+        found, learned = write_corpus(
+            options.out, asked, references, batches(references, asked.own), make
+        )
+    finally:
+        progress.close()
+    print(summary(found), file=sys.stderr)
+    for line in learned_lines(learned):
+        print(line, file=sys.stderr)
+    print(options.out, flush=True)
+
+
+def _by_sessions(
+    server: Any, asked: Any, directory: Path, say: Callable[[str], None]
+) -> Callable[[int, Sequence[str]], dict[str, Any]]:
+    """make(number, references) -> what the program gives: a session of its own for each text."""
+    from spu_llm.service.client import run_as_client
+    from spu_llm.systems.dp_text.secure_records import SECRET_MODEL, SHARED_MODEL, References
+
+    program = SHARED_MODEL if asked.of_provider else SECRET_MODEL
+
+    def make(number: int, batch: Sequence[str]) -> dict[str, Any]:
+        tokens = 0
+
+        def on_event(event: dict[str, Any], relay: Any) -> None:
+            nonlocal tokens
+            tokens += event["event"] == "token"
+            say(f"text {number + 1} of {asked.texts}" + (f": {tokens} tokens" if tokens else ""))
+
+        inputs = References([asked.prompts_of(batch)], str(directory))
+        outcome, _ = run_as_client(
+            server, program, asked.request, inputs, on_event,
+            tokenizer=asked.prompts.tokenizer, reads=[directory],
+        )  # fmt: skip
+        return dict(outcome.result)
+
+    return make
+
+
+def _check(options: argparse.Namespace) -> None:
+    """InputError for what there is not between two parties."""
+    if options.method != "invisibleink" or options.centre or options.top_k < 1:
+        raise InputError("with --server there is --method invisibleink, with --top-k, uncentred")
+    if options.adjacency != "replace-by-null":
+        raise InputError("with --server there is --adjacency replace-by-null alone")
+    if options.epsilon is None:
+        raise InputError("give --epsilon, what may be spent of every reference's privacy")
+    if not 0 <= options.peer_references < options.batch:
+        raise InputError(
+            f"--peer-references must be below --batch, {options.batch}; found "
+            f"{options.peer_references}"
+        )
+    if options.texts < 1:
+        raise InputError(f"--texts must be 1 or more, found {options.texts}")
+    if options.reference_tokens is not None and options.reference_tokens < 1:
+        raise InputError(f"--reference-tokens must be 1 or more, found {options.reference_tokens}")

@@ -1,0 +1,134 @@
+"""Private text where both parties have the model: each with references and noise of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spu_llm.core.errors import InputError, WireError
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT
+from spu_llm.runtime.session import PlaintextSession
+from spu_llm.runtime.simulation import Simulation
+from spu_llm.systems.dp_text.lanes import Lanes, folded
+from spu_llm.systems.dp_text.methods import token_weights
+from spu_llm.systems.dp_text.secure_records import SharedRequest
+from spu_llm.systems.dp_text.shared import OwnHalf, SharedText, declare
+from spu_llm.systems.dp_text.shared_run import check_budget, provider_prompts
+from spu_llm.systems.program import Spendable
+from tests.protocols.verifying import chi_square_p
+from tests.tiny import PRIVATE, endless, tiny_params
+
+WEIGHTS = folded(PRIVATE, endless(tiny_params(PRIVATE, 1)))
+REQUEST = SharedRequest(
+    query=(40, 41, 42), room=6, batch=3, clip=0.8, temperature=0.2, max_new_tokens=4, top_k=5,
+    places=16, of_provider=1, after=(41, 42),
+)  # fmt: skip
+CHOICE = REQUEST.choice(PRIVATE, noises=2)
+OF_CLIENT = [[60, 61, 62, 40, 41, 42], []]
+OF_PROVIDER = [[90, 91, 92, 40, 41, 42]]
+
+
+def half(prompts: list[list[int]], noisy: bool = False) -> OwnHalf:
+    stream = Prg.from_os()
+
+    def noise() -> np.ndarray:
+        return CHOICE.draw_noise(stream, 16) if noisy else np.zeros(16, np.int32)
+
+    new = REQUEST.max_new_tokens
+    public, private = (Lanes(PRIVATE, WEIGHTS, n, m, new) for n, m in ((1, 3), (len(prompts), 6)))
+    return OwnHalf(public, private, prompts, noise)
+
+
+def session_text(session: Any) -> list[int]:
+    drawn = SharedText(session, REQUEST, CHOICE)
+    drawn.prepare()
+    declare(session, REQUEST)
+    client: Any = half(OF_CLIENT)
+    provider: Any = half(OF_PROVIDER)
+    if hasattr(session, "rank"):
+        client, provider = (client, None) if session.rank == CLIENT else (None, provider)
+    return drawn.text(client, provider, lambda token: token == 0)
+
+
+def law() -> tuple[np.ndarray, np.ndarray]:
+    """Of the plaintext generator's first token, all references in one place."""
+    public, private = Lanes(PRIVATE, WEIGHTS, 1, 3, 1), Lanes(PRIVATE, WEIGHTS, 3, 6, 1)
+    rows = [OF_CLIENT[0], [0] * 6, OF_PROVIDER[0]]
+    of_public, of_private = public.begin([REQUEST.query]), private.begin(rows)
+    present = np.array([True, False, True])
+    tokens, weights = token_weights(REQUEST.parameters, of_public[0], of_private, present)
+    return tokens, weights / weights.sum()
+
+
+def test_without_noise_it_is_the_likeliest_text() -> None:
+    tokens, p = law()
+    assert session_text(PlaintextSession())[0] == tokens[p.argmax()]
+
+
+@pytest.mark.slow
+def test_two_parties_write_the_same_text(simulation: Simulation) -> None:
+    """Nothing is opened but what is public, and the place of the token."""
+    wanted = session_text(PlaintextSession())
+
+    def program(session: Any) -> Any:
+        session.ledger.openings.clear()
+        return session_text(session), {(o.learner, o.label) for o in session.ledger.openings}
+
+    (of_client, seen), (of_provider, same) = simulation.run(program)
+    assert of_client == of_provider == wanted and seen == same
+    place, table = "place of the token", "candidates of the public model, their logits"
+    assert seen == {("client", table), ("client", place), ("provider", place)}
+
+
+def test_the_law_with_both_noises() -> None:
+    """Chi-square of 1,000 first tokens in plaintext against the law by enumeration of the two
+    noises' sum: false-alarm rate 1e-6. With one noise it is softmax, which is another law here.
+    """
+    session = PlaintextSession()
+    drawn = SharedText(session, REQUEST, CHOICE)
+    client, provider = half(OF_CLIENT, noisy=True), half(OF_PROVIDER, noisy=True)
+    found = [drawn.draw_token(client, provider, []) for _ in range(1_000)]
+    tokens, p = law()
+    # The law of a winner under the sum of two Gumbels, by a fine sample of its own.
+    rng = np.random.default_rng(0)
+    noise = rng.gumbel(size=(2, 400_000, len(p))).sum(axis=0)
+    flat = np.bincount(np.argmax(np.log(p) + noise, axis=1), minlength=len(p)) / 400_000
+    counts = np.array([found.count(int(t)) for t in tokens], float)
+    assert chi_square_p(counts, flat) > 1e-6
+    assert chi_square_p(counts, p) < 1e-6
+
+
+def test_other_candidates_than_the_models_are_refused() -> None:
+    own = half(OF_CLIENT)
+    own.follow(REQUEST, [])
+    table = own.offer(REQUEST, CHOICE)
+    own.check(table, CHOICE)
+    for row, change in ((0, 1), (1, 1 << 17), (2, 5)):
+        wrong = table.copy()
+        wrong[row, 0] += change
+        with pytest.raises(WireError, match="provider's"):
+            own.check(wrong, CHOICE)
+
+
+def test_the_provider_gives_no_more_than_it_says() -> None:
+    """Its references are cut to one length, and a request that spends more is refused."""
+    own = Spendable([[60], [], [70, 71, 72, 73, 74, 75, 76]], 1e3, 1e-6)
+    (first,) = provider_prompts(own, REQUEST)
+    assert first == [[40, 40, 40, 60, 41, 42]]
+    assert [len(p) for p in first] == [6]
+    other = SharedRequest(**vars(REQUEST) | {"texts": 3})
+    _, null, long = provider_prompts(own, other)
+    assert null == [[]] and long == [[40, 70, 71, 72, 41, 42]]
+    with pytest.raises(InputError, match="has 3 references"):
+        provider_prompts(own, SharedRequest(**vars(REQUEST) | {"texts": 4}))
+    with pytest.raises(InputError, match="has 0 references"):
+        provider_prompts(None, REQUEST)
+    check_budget(own, REQUEST, CHOICE)
+    with pytest.raises(InputError, match="who gives 0.5"):
+        check_budget(Spendable([[60]], 0.5, 1e-6), REQUEST, CHOICE)
+    for wrong in ({"of_provider": 3}, {"of_provider": 0}, {"room": 3}):
+        with pytest.raises(InputError):
+            SharedRequest(**vars(REQUEST) | wrong).check(PRIVATE)
