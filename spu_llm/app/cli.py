@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spu_llm.app import config
+from spu_llm.app import config, two_party_text
 from spu_llm.app.defaults import (
     DRAFT_LENGTH,
     MAX_PREFIX_PAD,
@@ -154,13 +154,7 @@ def _parser() -> Parser:
     serve.add_argument("--prefix-pad", type=int, metavar="N",
                        help="clients see its length rounded up to a multiple of that, in tokens "
                        f"(default: {PREFIX_PAD})")
-    serve.add_argument("--references", type=Path, metavar="FILE",
-                       help='sensitive ones of its own, for dp generate --peer-references: a JSON '
-                       'object with "text" a line; with --once')  # fmt: skip
-    serve.add_argument("--epsilon", type=float, metavar="E",
-                       help="what that session may spend of each one's privacy")
-    serve.add_argument("--delta", type=float, default=1e-6, metavar="D",
-                       help="with --epsilon (default: %(default)s)")
+    two_party_text.add_serve_options(serve)
     serve.add_argument("--once", action="store_true", help="end after one session")
     serve.add_argument("--sessions", type=int, default=SESSIONS, metavar="N",
                        help="at a time, each with a worker process (default: %(default)s)")
@@ -395,25 +389,6 @@ def _megabytes(options: argparse.Namespace, name: str) -> int | None:
     return None if found is None else found * 10**6
 
 
-def _spendable(options: argparse.Namespace) -> Any:
-    """The provider's own references. InputError where more than one session could spend of them."""
-    from spu_llm.systems.program import Spendable
-
-    given = [options.references is not None, options.epsilon is not None]
-    if not any(given):
-        return None
-    if not all(given) or not options.once:
-        raise InputError("--references are spent: give --epsilon E, how much, and --once")
-    from models.tokenizer import Tokenizer
-    from spu_llm.systems.dp_text.parameters import check_budget
-    from spu_llm.systems.dp_text.prompts import read_references
-
-    check_budget(options.epsilon, options.delta)
-    tokenizer = Tokenizer.load(options.model)
-    tokens = [tokenizer.encode(r, goes_on=True) for r in read_references(options.references)]
-    return Spendable(tokens, options.epsilon, options.delta)
-
-
 def _serve(options: argparse.Namespace) -> None:
     from spu_llm.service.launching import write_report
     from spu_llm.service.limits import Limits
@@ -443,7 +418,7 @@ def _serve(options: argparse.Namespace) -> None:
         raise InputError("--prefix-pad is of a --system-prompt; give both")
     more = {
         "prefix_pad": pad,
-        "spendable": _spendable(options),
+        "spendable": two_party_text.spendable(options),
         "system_prompt": _text_of(options.system_prompt, "--system-prompt"),
         "disk_bytes": _megabytes(options, "disk"),
         "disk_bytes_of_one": _megabytes(options, "client_disk"),

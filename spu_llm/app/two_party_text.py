@@ -34,6 +34,36 @@ def add_options(parser: Any) -> None:
     add_identity_options(parser)
 
 
+def add_serve_options(parser: Any) -> None:
+    """What `serve` takes of its own references."""
+    parser.add_argument("--references", type=Path, metavar="FILE",
+                        help='sensitive ones of its own, for dp generate --peer-references: a JSON '
+                        'object with "text" a line; with --once')  # fmt: skip
+    parser.add_argument("--epsilon", type=float, metavar="E",
+                        help="what that session may spend of each one's privacy")
+    parser.add_argument("--delta", type=float, default=1e-6, metavar="D",
+                        help="with --epsilon (default: %(default)s)")
+
+
+def spendable(options: argparse.Namespace) -> Any:
+    """The provider's own references. InputError where more than one session could spend of them."""
+    from spu_llm.systems.program import Spendable
+
+    given = [options.references is not None, options.epsilon is not None]
+    if not any(given):
+        return None
+    if not all(given) or not options.once:
+        raise InputError("--references are spent: give --epsilon E, how much, and --once")
+    from models.tokenizer import Tokenizer
+    from spu_llm.systems.dp_text.parameters import check_budget
+    from spu_llm.systems.dp_text.prompts import read_references
+
+    check_budget(options.epsilon, options.delta)
+    tokenizer = Tokenizer.load(options.model)
+    tokens = [tokenizer.encode(r, goes_on=True) for r in read_references(options.references)]
+    return Spendable(tokens, options.epsilon, options.delta)
+
+
 def generate(options: argparse.Namespace) -> None:
     """One session for each text; progress and what is promised to stderr, the texts to `--out`."""
     from models.tokenizer import Tokenizer
