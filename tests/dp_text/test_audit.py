@@ -25,7 +25,14 @@ from spu_llm.systems.dp_text.audit import (
 )
 from spu_llm.systems.dp_text.generator import Generator
 from spu_llm.systems.dp_text.lanes import folded
-from spu_llm.systems.dp_text.mechanism import clipped_differences, mean_logits, sanitised, weights
+from spu_llm.systems.dp_text.mechanism import (
+    clipped_differences,
+    clipped_sum,
+    expanded_top_k,
+    mean_logits,
+    sanitised,
+    weights,
+)
 from spu_llm.systems.dp_text.methods import Method, Next, invisible_ink, token_weights
 from spu_llm.systems.dp_text.parameters import Parameters
 from spu_llm.systems.dp_text.prompts import prompts_for
@@ -81,6 +88,35 @@ def test_nothing_is_found_against_the_mechanism() -> None:
 @pytest.mark.parametrize("broken", [without_noise, without_clipping, null_is_run])
 def test_broken_generators_are_caught(broken: Callable[[np.ndarray, Prg], Next]) -> None:
     assert found(broken).broken
+
+
+def candidates_of_references(p: Parameters) -> Callable[[np.ndarray, Prg], Next]:
+    """Also what a reference has among its own top k, clipped or not."""
+
+    def begin(present: np.ndarray, prg: Prg) -> Next:
+        def token(public: np.ndarray, private: np.ndarray) -> int:
+            rows = private[present]
+            own = [expanded_top_k(row, p.top_k, 0.0, 1) for row in rows]
+            there = np.unique([*expanded_top_k(public, p.top_k, p.clip, p.batch), *np.ravel(own)])
+            total = clipped_sum(public, private, present, p.clip)
+            found = weights(public, mean_logits(public, total, p.batch), p.temperature)
+            return int(there[draw(found[there], prg)])
+
+        return token
+
+    return begin
+
+
+def test_candidates_that_depend_on_references_are_caught() -> None:
+    """One reference brings a token among the candidates that the public model has far below."""
+    p = replace(P, top_k=1)
+    public = np.array([1.0, -0.5, -9.0], np.float32)
+    private = np.array([[0.0, 9.0, 0.0], public], np.float32)
+    right = invisible_ink(p)
+    broken = replace(right, begin=candidates_of_references(p))
+    for method, expected in ((right, False), (broken, True)):
+        game = token_game(method, p, public, private, TOKENS)
+        assert audit(game, 1.0, DELTA, 500, Prg.from_seed(3, "audit")).broken == expected
 
 
 def test_no_difference_gives_no_bound() -> None:

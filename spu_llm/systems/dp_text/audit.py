@@ -3,7 +3,8 @@
 A *game* is run many times in each of two worlds: the canary is one of the references, or null is in
 its place. The attacker sees the tokens, and knows the model, the parameters, all other references
 and the canary; its score is the log-likelihood ratio of the tokens between both worlds, under the
-mechanism that is claimed. An (epsilon, delta)-private mechanism lets no test of the score have
+mechanism that is claimed, and infinite where a token comes that is no candidate in either: only a
+broken generator draws it, and what made it a candidate must be private. An (epsilon, delta)-private mechanism lets no test of the score have
 
     true positives > e^epsilon false positives + delta,
 
@@ -127,9 +128,11 @@ class Watch:
     def token(self, public: np.ndarray, private: np.ndarray) -> int | None:
         found = self._drawing(public, private)
         if found is not None:
-            p = self._parameters
-            self.score += float(log_law(p, public, private, self._with)[found])
-            self.score -= float(log_law(p, public, private, self._without)[found])
+            laws = [
+                log_law(self._parameters, public, private, world)
+                for world in (self._with, self._without)
+            ]
+            self.score += float(log_ratio(*laws)[found])
         return found
 
 
@@ -143,8 +146,7 @@ def token_game(
     laws = {
         there: log_law(parameters, public, private, present) for there, present in worlds.items()
     }
-    with np.errstate(invalid="ignore"):
-        ratios = laws[True] - laws[False]
+    ratios = log_ratio(laws[True], laws[False])
 
     def game(present: bool, prg: Prg) -> float:
         token = method.begin(worlds[present], prg)
@@ -161,6 +163,12 @@ def log_law(
     out = np.full(len(public), -np.inf)
     out[candidates] = np.log(weights / weights.sum())
     return out
+
+
+def log_ratio(with_canary: np.ndarray, without: np.ndarray) -> np.ndarray:
+    """Of two log-laws [vocab]; infinite for what neither law draws."""
+    neither = np.isneginf(with_canary) & np.isneginf(without)
+    return np.where(neither, np.inf, with_canary - np.where(neither, 0.0, without))
 
 
 def worst_case(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
