@@ -72,6 +72,8 @@ def test_a_corpus_by_every_method(
         assert spent == said["rho"] == 0
     else:
         assert 4.9 < spent <= 5 and said["delta"] == 1e-6 and said["rho"] > 0.4
+        # Only InvisibleInk's draws are exact.
+        assert ("rounded" in said["guarantee"]) == (method in ("amin", "augpe"))
     # Nothing of the references is in what goes out, nor a digest that could be tried on them.
     ledger = json.loads((tmp_path / "out.jsonl.ledger").read_text())
     assert SECRET not in json.dumps([said, ledger]) and ledger["references"] not in str(said)

@@ -144,14 +144,40 @@ def test_events_compose() -> None:
 
 
 def test_noise_that_is_not_quite_the_ideal_one_costs_delta() -> None:
-    nearly = ApproximateDpEvent(BoundedRangeDpEvent(0.25), 1e-9)
+    one = BoundedRangeDpEvent(0.25)
+    nearly = ApproximateDpEvent(one, 1e-9)
     text = dp_event.SelfComposedDpEvent(nearly, 100)
     found = total([DisjointDpEvent((text, nearly))], "replace-by-null")
     assert (found.rho, found.delta) == pytest.approx((100 / 128, 1e-7))
-    assert found.get_epsilon(DELTA) == epsilon_of(found.rho, DELTA - found.delta)
-    assert found.get_epsilon(DELTA) > epsilon_of(found.rho, DELTA)
-    assert found.get_delta(6.0) == pytest.approx(delta_of(found.rho, 6.0) + 1e-7)
+    assert found.get_delta(6.0) == pytest.approx(
+        delta_of(found.rho, 6.0) + (1 + math.exp(6.0)) * 1e-7
+    )
+    # No epsilon leaves room for 1e-7 e^epsilon in 1e-6 where the ideal law has 6.7.
+    assert math.isinf(found.get_epsilon(DELTA))
+    close = total(
+        [ApproximateDpEvent(dp_event.SelfComposedDpEvent(one, 100), 1e-11)], "replace-by-null"
+    )
+    epsilon = close.get_epsilon(DELTA)
+    assert epsilon_of(close.rho, DELTA) < epsilon < 1.001 * epsilon_of(close.rho, DELTA)
+    assert close.get_delta(epsilon) == pytest.approx(DELTA)
     assert math.isinf(found.get_epsilon(1e-7))
+
+
+def test_a_distance_from_the_ideal_law_counts_more_than_once() -> None:
+    """A token that the real law of one neighbour can no longer draw, and that the other one's draws
+    e^2 times as often as the ideal one would: all of that is beyond any epsilon.
+    """
+    rare, likelier = 1e-9, math.exp(2)
+    ideal, real = np.array([1 - rare, rare]), np.array([1.0, 0.0])
+    other = np.array([1 - likelier * rare, likelier * rare])
+    ratios = np.log(other / ideal)
+    near = ZcdpAccountant().compose(
+        ApproximateDpEvent(BoundedRangeDpEvent(float(np.ptp(ratios))), rare)
+    )
+    for epsilon in (5.0, 20.0):
+        lost = float(np.maximum(other - math.exp(epsilon) * real, 0).sum())
+        assert lost == pytest.approx(likelier * rare)
+        assert near.get_delta(epsilon) >= lost
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.dp_text.accounting import epsilon_of, rho_for, total
 from spu_llm.systems.dp_text.baselines import adapmixed, amin, augpe
 from spu_llm.systems.dp_text.corpus import METHODS, Wanted, augpe_for, method_for
+from spu_llm.systems.dp_text.lanes import folded
 from spu_llm.systems.dp_text.methods import Method
+from spu_llm.systems.dp_text.prompts import prompts_for
+from tests.tiny import PRIVATE, endless, save_tokenizer, tiny_params
 
 DELTA = 1e-6
 INF = None
@@ -174,14 +179,40 @@ def test_adapmixed_never_goes_past_its_target_and_is_accounted_nowhere() -> None
 def test_votes_move_by_what_is_charged(adjacency: str, change: float) -> None:
     source = np.random.default_rng(0)
     candidates, references = source.normal(size=(5, 4)), source.normal(size=(9, 4))
-    found = augpe.votes(candidates, references)
+    there = np.ones(9, bool)
+    found = augpe.votes(candidates, references, there)
     assert found.sum() == 9
-    others = references[1:]
     if adjacency == "replace-one":
-        others = np.concatenate([others, -references[:1]])
-    moved = np.linalg.norm(found - augpe.votes(candidates, others))
-    assert moved == pytest.approx(change) == augpe.SENSITIVITY[adjacency]
-    assert not augpe.votes(candidates, references[:0]).any()
+        others = augpe.votes(candidates, np.concatenate([-references[:1], references[1:]]), there)
+    else:
+        others = augpe.votes(candidates, references, np.arange(9) > 0)
+    assert np.linalg.norm(found - others) == pytest.approx(change) == augpe.SENSITIVITY[adjacency]
+    assert not augpe.votes(candidates, references, ~there).any()
+
+
+def test_a_null_reference_moves_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others are computed in the rows that they had: products may round otherwise elsewhere."""
+    save_tokenizer(tmp_path)
+    prompts = prompts_for(Tokenizer.load(tmp_path), "def read(", 64, 4, 16)
+    weights = folded(PRIVATE, endless(tiny_params(PRIVATE, 1)))
+    settings = augpe_for(Wanted("augpe", 1.0, DELTA, 8, 1, 4))
+    rows: list[np.ndarray] = []
+    votes = augpe.votes
+
+    def watched(candidates: np.ndarray, references: np.ndarray, *more: Any) -> np.ndarray:
+        rows.append(references)
+        return votes(candidates, references, *more)
+
+    monkeypatch.setattr(augpe, "votes", watched)
+    for first in ("alpha beta", ""):
+        augpe.corpus(
+            replace(settings, iterations=1, variations=1), PRIVATE, weights, prompts,
+            [first, "gamma delta", "x"], 1, Prg.from_seed(1, "augpe"),
+        )  # fmt: skip
+    there, gone = rows
+    assert there.shape == gone.shape and there[1:].tobytes() == gone[1:].tobytes()
 
 
 @pytest.mark.parametrize("adjacency", ["replace-by-null", "zero-out", "replace-one"])

@@ -253,6 +253,7 @@ BAD = {
     "a list": b'["secret"]\n',
     "no utf-8": b'{"text": "\xff secret"}\n',
     "half a pair": b'{"text": "secret \\ud800"}\n',
+    "too deep": b"[" * 100_000 + b"\n",
     "a gap": b'{"text": "secret"}\n\n{"text": "b"}\n',
 }
 

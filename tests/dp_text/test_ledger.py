@@ -173,6 +173,26 @@ def test_one_run_at_a_time(begun: Path) -> None:
         pass
 
 
+def test_whoever_lost_the_file_leaves_the_ledger_to_the_next_run(tmp_path: Path) -> None:
+    """FILE is moved away or deleted under a run, and the command repeated meanwhile: two runs on
+    one ledger would draw a text each of the same references, and account for one.
+    """
+    out = tmp_path / "out.jsonl"
+    with opened(out) as first:
+        same = first.begin().words((2,)).tolist()
+        out.rename(tmp_path / "away.jsonl")
+        with pytest.raises(InputError, match="cannot write"):  # there is none
+            first.begin()
+            first.add([make(0, Prg.from_os())])
+        with opened(out) as second:
+            assert second.begin().words((2,)).tolist() == same
+            second.add([make(0, Prg.from_os())])
+            second.begin()
+            with pytest.raises(InputError, match="was replaced"):
+                first.begin()
+        assert ledger_of(out)["begun"] == 2
+
+
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     for out in (tmp_path, tmp_path / "nowhere" / "out.jsonl"):
         with pytest.raises(InputError, match="cannot write"), opened(out):

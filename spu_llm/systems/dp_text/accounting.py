@@ -2,13 +2,12 @@
 
 Events are those of `dp_accounting`, which compose; three are our own, as the library lacks them:
 `BoundedRangeDpEvent`, an exponential mechanism; `DisjointDpEvent`, mechanisms on disjoint parts of
-a fixed partition; `ApproximateDpEvent`, one that is something else with a small probability. The
-accountant refuses what it cannot account for (`UnsupportedEventError`).
+a fixed partition; `ApproximateDpEvent`, one whose law is nearly an ideal one's. The accountant
+refuses what it cannot account for (`UnsupportedEventError`).
 
-Sources: Bun and Steinke 2016 (zCDP, composition; section 8, approximate zCDP); Cesar and Rogers
-2021, lemma 3.2 (a mechanism whose privacy loss has range eta is eta^2 / 8-zCDP); Canonne, Kamath
-and Steinke 2020, proposition 12 (Renyi to approximate differential privacy); InvisibleInk, section
-2 and theorem 2.
+Sources: Bun and Steinke 2016 (zCDP, composition); Cesar and Rogers 2021, lemma 3.2 (a mechanism
+whose privacy loss has range eta is eta^2 / 8-zCDP); Canonne, Kamath and Steinke 2020, proposition
+12 (Renyi to approximate differential privacy); InvisibleInk, section 2 and theorem 2.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class DisjointDpEvent(dp_event.DpEvent):  # type: ignore[misc]
 @attrs.frozen
 class ApproximateDpEvent(dp_event.DpEvent):  # type: ignore[misc]
     """`event`, but for a probability of `delta`: what noise of finite precision or range is, whose
-    law is within `delta` of an ideal one's.
+    law is within `delta` (total variation) of an ideal one's, whatever the references are.
     """
 
     event: dp_event.DpEvent
@@ -66,14 +65,21 @@ class ApproximateDpEvent(dp_event.DpEvent):  # type: ignore[misc]
 
 
 class Spent(NamedTuple):
-    """delta-approximate rho-zCDP."""
+    """Within `delta` (total variation) of a law that is rho-zCDP. Such distances add up; which
+    tokens an ideal law could draw and the real one cannot may depend on the references, so that
+    this is less than delta-approximate zCDP.
+    """
 
     rho: float
     delta: float = 0.0
 
 
 class ZcdpAccountant(PrivacyAccountant):  # type: ignore[misc]
-    """Adds up rho of zCDP, and the delta of what is only nearly it."""
+    """Adds up rho of zCDP, and the distance of what is only nearly it.
+
+    Where the ideal laws are (epsilon, delta)-private, laws within d of them are (epsilon, delta +
+    (1 + e^epsilon) d)-private: P(A) <= P'(A) + d <= e^epsilon Q'(A) + delta + d, Q'(A) <= Q(A) + d.
+    """
 
     def __init__(self, adjacency: str = "replace-by-null") -> None:
         super().__init__(_RELATIONS[adjacency])
@@ -94,12 +100,23 @@ class ZcdpAccountant(PrivacyAccountant):  # type: ignore[misc]
         return None
 
     def get_epsilon(self, target_delta: float) -> float:
-        """Infinite where the events' own delta leaves nothing of it."""
-        left = target_delta - self.delta
-        return epsilon_of(self.rho, left) if left > 0 else math.inf
+        """Infinite where the events' distances leave nothing of it."""
+        found, before = 0.0, -1.0
+        while found > before:  # upwards to the least epsilon that its own distance leaves room for
+            left = target_delta - _costs(self.delta, found)
+            if not left > 0:
+                return math.inf
+            found, before = max(found, epsilon_of(self.rho, left)), found
+        return found
 
     def get_delta(self, target_epsilon: float) -> float:
-        return min(1.0, delta_of(self.rho, target_epsilon) + self.delta)
+        ideal = delta_of(self.rho, target_epsilon)
+        return min(1.0, ideal + _costs(self.delta, target_epsilon))
+
+
+def _costs(distance: float, epsilon: float) -> float:
+    """What total variation from the ideal laws, of both neighbours, adds to delta."""
+    return distance * (1 + math.exp(min(epsilon, 700.0))) if distance else 0.0
 
 
 class _Unknown(Exception):

@@ -3,7 +3,9 @@
 A *game* is run many times in each of two worlds: the canary is one of the references, or null is in
 its place. The attacker sees the tokens, and knows the model, the parameters, all other references
 and the canary; its score is the log-likelihood ratio of the tokens between both worlds, under the
-mechanism that is claimed. An (epsilon, delta)-private mechanism lets no test of the score have
+mechanism that is claimed, and infinite where a token comes that is no candidate in either: only a
+broken generator draws it, and what made it a candidate must be private. An (epsilon, delta)-private
+mechanism lets no test of the score have
 
     true positives > e^epsilon false positives + delta,
 
@@ -20,12 +22,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from dp_accounting import dp_event
 from scipy.special import betaincinv
 
 from spu_llm.core.prg import Prg
-from spu_llm.systems.dp_text.generator import Generator
-from spu_llm.systems.dp_text.methods import Method, Next, token_weights
+from spu_llm.systems.dp_text.generator import Generator, Made
+from spu_llm.systems.dp_text.methods import Method, token_weights
 from spu_llm.systems.dp_text.parameters import Parameters
 
 # The score of one run: with the canary or without, on this randomness.
@@ -113,23 +114,36 @@ def _lower(
     return found
 
 
-class Watch:
-    """A drawing method, and the score of what it has drawn: the canary is number `canary`."""
+class Attacker:
+    """Who sees of a text its tokens, and whether it ended, and computes all else anew, with `Lanes`
+    of its own: what the generator has computed is not believed. The canary is reference 0.
+    """
 
     def __init__(
-        self, drawing: Next, parameters: Parameters, present: np.ndarray, canary: int
+        self, generator: Generator, parameters: Parameters, references: Sequence[str], canary: str
     ) -> None:
-        self._drawing, self._parameters = drawing, parameters
-        self._with, self._without = present.copy(), present.copy()
-        self._with[canary], self._without[canary] = True, False
-        self.score = 0.0
+        prompts, batch = generator.prompts, parameters.batch
+        self._parameters, self._prompts = parameters, prompts
+        self._rows = prompts.lanes([canary, *references], batch)
+        self._public = generator.lanes(1, len(prompts.public))
+        self._private = generator.lanes(batch, prompts.room)
+        there = np.zeros(batch, bool)
+        there[: len(references) + 1] = [True, *map(bool, references)]
+        self._worlds = there, there & (np.arange(batch) > 0)
 
-    def token(self, public: np.ndarray, private: np.ndarray) -> int | None:
-        found = self._drawing(public, private)
-        if found is not None:
-            p = self._parameters
-            self.score += float(log_law(p, public, private, self._with)[found])
-            self.score -= float(log_law(p, public, private, self._without)[found])
+    def score(self, text: Made) -> float:
+        ends = sorted(self._prompts.tokenizer.eos_ids)
+        drawn = [[token] for token in text.tokens] + ([ends] if text.ended else [])
+        found = 0.0
+        for number, outcome in enumerate(drawn):
+            if not number:
+                public = self._public.begin([self._prompts.public])[0]
+                private = self._private.begin(self._rows)
+            else:
+                last = text.tokens[number - 1]
+                public, private = self._public.step(last)[0], self._private.step(last)
+            laws = [log_law(self._parameters, public, private, world) for world in self._worlds]
+            found += float(log_ratio(*(np.logaddexp.reduce(law[outcome]) for law in laws)))
         return found
 
 
@@ -143,8 +157,7 @@ def token_game(
     laws = {
         there: log_law(parameters, public, private, present) for there, present in worlds.items()
     }
-    with np.errstate(invalid="ignore"):
-        ratios = laws[True] - laws[False]
+    ratios = log_ratio(laws[True], laws[False])
 
     def game(present: bool, prg: Prg) -> float:
         token = method.begin(worlds[present], prg)
@@ -163,6 +176,12 @@ def log_law(
     return out
 
 
+def log_ratio(with_canary: np.ndarray, without: np.ndarray) -> np.ndarray:
+    """Of two log-laws [vocab]; infinite for what neither law draws."""
+    neither = np.isneginf(with_canary) & np.isneginf(without)
+    return np.where(neither, np.inf, with_canary - np.where(neither, 0.0, without))
+
+
 def worst_case(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
     """Logits of two tokens with which one reference changes as much as it can: it pushes both as
     far as they go, from as much on one side of even to as much on the other.
@@ -177,21 +196,10 @@ def worst_case(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
 def text_game(
     generator: Generator, parameters: Parameters, references: Sequence[str], canary: str
 ) -> Game:
-    """Texts of a real model. The canary's row is computed in both worlds, and counts in one."""
-    made: list[Watch] = []
-    method = generator.method
-
-    def begin(present: np.ndarray, prg: Prg) -> Next:
-        made.append(Watch(method.begin(present, prg), parameters, present, 0))
-        return made[-1].token
-
-    watched = Method(
-        method.name, method.batch, method.max_new_tokens, dp_event.UnsupportedDpEvent(), begin, {}
-    )
-    playing = generator.with_method(watched)
+    """Texts of a real model; in the world without the canary an empty reference is in its place."""
+    attacker = Attacker(generator, parameters, references, canary)
 
     def game(present: bool, prg: Prg) -> float:
-        playing.text([canary, *references], prg, null=() if present else (0,))
-        return made.pop().score
+        return attacker.score(generator.text([canary if present else "", *references], prg))
 
     return game

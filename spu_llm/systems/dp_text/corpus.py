@@ -15,7 +15,13 @@ from spu_llm.offline.files import replace_whole
 from spu_llm.systems.dp_text import ledger_file
 from spu_llm.systems.dp_text.baselines import adapmixed, amin, augpe
 from spu_llm.systems.dp_text.generator import Generator, Made, batches
-from spu_llm.systems.dp_text.methods import Method, full_vocabulary, invisible_ink, public_only
+from spu_llm.systems.dp_text.methods import (
+    HOLDS_BUT_FOR_ROUNDING,
+    Method,
+    full_vocabulary,
+    invisible_ink,
+    public_only,
+)
 from spu_llm.systems.dp_text.parameters import Parameters, check_budget
 from spu_llm.systems.dp_text.prompts import Prompts
 from spu_llm.systems.dp_text.statement import spends_of, statement
@@ -129,8 +135,7 @@ def write_corpus(
             raise InputError(f"--texts must be 1 or more, found {wanted.texts}")
         found = statement(
             name="augpe", event=settings.event, facts=asdict(settings), run=run, texts=1,
-            guarantee="holds before anything is generated, whatever the references are",
-            adjacency=wanted.adjacency, delta=wanted.delta,
+            guarantee=HOLDS_BUT_FOR_ROUNDING, adjacency=wanted.adjacency, delta=wanted.delta,
         )  # fmt: skip
         with ledger_file.opened(out, run, references, spends_of(found)) as file:
             write_statement(out, found)

@@ -6,7 +6,7 @@ of what comes out, and what is charged for it is not: all T tokens are, always.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +34,9 @@ class Generator:
         """weights: folded (`lanes.folded`)."""
         self.method, self.prompts = method, prompts
         self._config, self._weights = config, weights
-        new = method.max_new_tokens
         # phi_pub comes from a forward of its own, in which no reference takes part.
-        self._public = Lanes(config, weights, 1, len(prompts.public), new)
-        self._private = (
-            Lanes(config, weights, method.batch, prompts.room, new) if method.reads else None
-        )
+        self._public = self.lanes(1, len(prompts.public))
+        self._private = self.lanes(method.batch, prompts.room) if method.reads else None
         self._none = np.zeros((method.batch, 0), np.float32)
 
     @property
@@ -47,23 +44,21 @@ class Generator:
         """Next-token evaluations of the model so far: B + 1 a token."""
         return self._public.calls + (self._private.calls if self._private else 0)
 
-    def with_method(self, method: Method) -> Generator:
-        """The same with another method of the same sizes."""
-        return Generator(method, self._config, self._weights, self.prompts)
+    def lanes(self, count: int, room: int) -> Lanes:
+        """Lanes of this model for texts of this length."""
+        return Lanes(self._config, self._weights, count, room, self.method.max_new_tokens)
 
     def text(
-        self, references: Sequence[str], prg: Prg, on_token: Callable[[int], None] | None = None,
-        null: Collection[int] = (),
-    ) -> Made:  # fmt: skip
-        """A text of up to B references; empty ones, those missing to B, and those of the numbers in
-        `null` are null. on_token hears how many tokens there are.
+        self, references: Sequence[str], prg: Prg, on_token: Callable[[int], None] | None = None
+    ) -> Made:
+        """A text of up to B references; empty ones, and those missing to B, are null. on_token
+        hears how many tokens there are.
         """
         method = self.method
         if len(references) > method.batch:
             raise ValueError(f"{len(references)} references in a batch of {method.batch}")
         present = np.zeros(method.batch, bool)
         present[: len(references)] = [bool(reference) for reference in references]
-        present[list(null)] = False
         next_token = method.begin(present, prg)
         made: list[int] = []
         public = self._public.begin([self.prompts.public])

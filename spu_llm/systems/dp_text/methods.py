@@ -14,6 +14,10 @@ from spu_llm.systems.dp_text.mechanism import clipped_sum, expanded_top_k, mean_
 from spu_llm.systems.dp_text.parameters import Parameters
 from spu_llm.systems.dp_text.sampling import draw
 
+HOLDS = "holds before anything is generated, whatever the references are"
+# Of methods whose noise is that of `sampling.laplace` or `sampling.gaussian`.
+HOLDS_BUT_FOR_ROUNDING = f"{HOLDS}; not accounted for is that its noise is rounded to float64"
+
 # The next token from phi_pub [vocab] and phi_i [B, vocab], float32; None: the method gives no more.
 Next = Callable[[np.ndarray, np.ndarray], int | None]
 
@@ -36,7 +40,7 @@ class Method:
     event: dp_event.DpEvent
     begin: Callable[[np.ndarray, Prg], Next]
     facts: dict[str, Any]
-    guarantee: str = "holds before anything is generated, whatever the references are"
+    guarantee: str = HOLDS
     reads: bool = True
 
 

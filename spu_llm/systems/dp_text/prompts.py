@@ -102,7 +102,7 @@ def read_references(path: Path) -> list[str]:
         try:
             text = json.loads(line)["text"]
             text.encode()  # half of a surrogate pair has no tokens
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             text = None
         if not isinstance(text, str):
             raise InputError(

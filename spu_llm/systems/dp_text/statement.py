@@ -23,9 +23,11 @@ NOT_PROTECTED = (
     "what the model knows of the references from its training",
     "how long a run took, and that it was run",
     "a person in several references: g in batches of their own count g rho together, g in one "
-    "batch g^2 rho",
-    "references that further runs read too: rho of every run adds up",
-    "parameters, if they were chosen by looking at what came of these references",
+    "batch g^2 rho; all are in one for a method without batches",
+    "references that further runs read too: rho of every run adds up, also of one that begins anew "
+    "where its files were lost, or put back as they were before",
+    "parameters, if they were chosen by looking at the references or at what came of them",
+    "from whoever breaks the cipher (AES-256) that draws are made from",
 )
 
 

@@ -33,7 +33,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.dp_text.accounting import REACH, BoundedRangeDpEvent, rho_for
 from spu_llm.systems.dp_text.mechanism import SPAN, sanitised
-from spu_llm.systems.dp_text.methods import Method, Next
+from spu_llm.systems.dp_text.methods import HOLDS_BUT_FOR_ROUNDING, Method, Next
 from spu_llm.systems.dp_text.parameters import check_budget
 from spu_llm.systems.dp_text.sampling import draw, laplace
 
@@ -127,7 +127,7 @@ def for_budget(
 
 def method(
     amin: Amin, name: str, event: dp_event.DpEvent,
-    guarantee: str = "holds before anything is generated, whatever the references are",
+    guarantee: str = HOLDS_BUT_FOR_ROUNDING,
 ) -> Method:  # fmt: skip
     """Steps 1 to 5."""
 

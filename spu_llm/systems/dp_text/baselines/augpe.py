@@ -68,10 +68,13 @@ def for_budget(
     return AugPE(noise, max_new_tokens, temperature, top_k, iterations, adjacency=adjacency)
 
 
-def votes(candidates: np.ndarray, references: np.ndarray) -> np.ndarray:
-    """H, float64 [candidate]: how many references each is nearest to. Rows of length 1."""
-    nearest = np.argmax(references @ candidates.T, axis=1) if len(references) else []
-    return np.bincount(np.asarray(nearest, int), minlength=len(candidates)).astype(np.float64)
+def votes(candidates: np.ndarray, references: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """H, float64 [candidate]: how many references each is nearest to. Rows of length 1. present:
+    bool [reference]; null ones keep their rows, so that all others are computed where they were,
+    and have no vote.
+    """
+    nearest = np.argmax(references @ candidates.T, axis=1)[np.asarray(present, bool)]
+    return np.bincount(nearest, minlength=len(candidates)).astype(np.float64)
 
 
 def corpus(
@@ -86,8 +89,9 @@ def corpus(
     again = _Writer(settings, Lanes(config, folded, _AT_ONCE, prompts.room, new), prompts)
     features = Features(config, folded, _AT_ONCE, max(prompts.reference_tokens, new))
     real = features.of(
-        [prompts.begin + tokenizer.encode(text, goes_on=True) for text in references if text]
+        [prompts.begin + tokenizer.encode(text, goes_on=True) for text in references]
     )
+    present = np.array([bool(text) for text in references])
     say("random texts")
     kept = first.texts([prompts.public] * wanted, prg)
     for number in range(settings.iterations):
@@ -95,7 +99,7 @@ def corpus(
         sources = [prompts.private(tokenizer.decode(made.tokens)) for made in kept]
         repeated = [row for row in sources for _ in range(settings.variations)]
         pool = kept + again.texts(repeated, prg)
-        found = votes(features.of([prompts.begin + made.tokens for made in pool]), real)
+        found = votes(features.of([prompts.begin + made.tokens for made in pool]), real, present)
         noisy = found + settings.noise * gaussian(found.shape, prg)
         kept = [pool[i] for i in np.argsort(-noisy, kind="stable")[:wanted]]
     return kept, first.calls + again.calls
