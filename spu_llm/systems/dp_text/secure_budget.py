@@ -25,7 +25,7 @@ _MOST = 500.0  # no epsilon of a statement is larger
 
 def text_event(choice: Choice, places: int, tokens: int, delta: float) -> dp_event.DpEvent:
     """So many draws among `places` candidates each, for statements at `delta` or above: a law in
-    zCDP, and what the bounds of the noise add to the delta of such a statement (`Loss.delta`).
+    zCDP, and how far the bounds of the noise put each draw from it.
     """
     loss = choice.loss(places)
     law = BoundedRangeDpEvent(math.sqrt(8 * loss.rho))
@@ -34,7 +34,7 @@ def text_event(choice: Choice, places: int, tokens: int, delta: float) -> dp_eve
     one = loss.delta(1, min(most, _MOST))
     if tokens * one > _OF_DELTA * delta:
         return dp_event.NonPrivateDpEvent()
-    return dp_event.SelfComposedDpEvent(ApproximateDpEvent(law, one), tokens)
+    return dp_event.SelfComposedDpEvent(ApproximateDpEvent(law, loss.total_variation), tokens)
 
 
 def epsilon_of_text(choice: Choice, places: int, tokens: int, delta: float) -> float:
