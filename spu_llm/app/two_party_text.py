@@ -65,7 +65,7 @@ def spendable(options: argparse.Namespace) -> Any:
 
 
 def generate(options: argparse.Namespace) -> None:
-    """One session for each text; progress and what is promised to stderr, the texts to `--out`."""
+    """The sessions of a corpus; progress and what is promised to stderr, the texts to `--out`."""
     from models.tokenizer import Tokenizer
     from spu_llm.app.cli import address, identity_of
     from spu_llm.app.progress import Progress
@@ -109,22 +109,25 @@ def generate(options: argparse.Namespace) -> None:
 
 def _by_sessions(
     server: Any, asked: Any, directory: Path, say: Callable[[str], None]
-) -> Callable[[int, Sequence[str]], dict[str, Any]]:
-    """make(number, references) -> what the program gives: a session of its own for each text."""
+) -> Callable[[int, Sequence[Sequence[str]]], dict[str, Any]]:
+    """make(number, references of each text) -> what the program gives, in a session of its own."""
     from spu_llm.service.client import run_as_client
     from spu_llm.systems.dp_text.secure_records import SECRET_MODEL, SHARED_MODEL, References
 
     program = SHARED_MODEL if asked.of_provider else SECRET_MODEL
 
-    def make(number: int, batch: Sequence[str]) -> dict[str, Any]:
-        tokens = 0
+    def make(number: int, parts: Sequence[Sequence[str]]) -> dict[str, Any]:
+        begun, tokens = 0, 0
 
         def on_event(event: dict[str, Any], relay: Any) -> None:
-            nonlocal tokens
+            nonlocal begun, tokens
+            if event["event"] == "stage" and event["name"].startswith("text "):
+                begun, tokens = begun + 1, 0
             tokens += event["event"] == "token"
-            say(f"text {number + 1} of {asked.texts}" + (f": {tokens} tokens" if tokens else ""))
+            at = number + max(begun, 1)
+            say(f"text {at} of {asked.texts}" + (f": {tokens} tokens" if tokens else ""))
 
-        inputs = References([asked.prompts_of(batch)], str(directory))
+        inputs = References([asked.prompts_of(part) for part in parts], str(directory))
         outcome, _ = run_as_client(
             server, program, asked.request, inputs, on_event,
             tokenizer=asked.prompts.tokenizer, reads=[directory],

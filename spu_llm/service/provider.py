@@ -274,7 +274,7 @@ class _Sessions:
         """
         options, identity = self._options, self._options.identity
         try:
-            if self._closing or (self._options.once and self._places.taken):
+            if self._closing or (self._options.once and (self.over or self._places.taken)):
                 raise BusyError("the provider takes no more sessions")
             self._accounts.check(client)
             seen = {}

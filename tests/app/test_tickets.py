@@ -23,7 +23,9 @@ from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.service import agreeing, places
 from spu_llm.service.client import Server, connected
+from spu_llm.service.limits import Limits
 from spu_llm.service.places import Places
+from spu_llm.service.provider import ServeOptions, _Sessions
 from spu_llm.service.worker import Task
 from spu_llm.systems.decoding.records import COMPLETION
 from spu_llm.systems.decoding.request import Request
@@ -82,6 +84,24 @@ def test_so_many_sessions_and_so_many_of_one_certificate() -> None:
         held.admit(TASK, OTHER)
     held.leave(first)
     held.admit(TASK, ONE)
+
+
+def test_after_the_one_session_no_other_is_admitted(pair: Pair) -> None:
+    """Also in the moment before the port is closed, when its place is free again."""
+    options = ServeOptions(
+        pair.private, "127.0.0.1", 0, "local", once=True, sessions=1, sessions_of_one=1,
+        limits=Limits(), studies=False, pool=None, disk_bytes=None, disk_bytes_of_one=None, jobs=1,
+        identity=None, exit_with_parent=False,
+    )  # fmt: skip
+    tokenizer = Tokenizer.load(pair.private)
+    stated = agreeing.of_provider(PRIVATE, tokenizer, "local", 1)
+    request = agreeing.of_client(COMPLETION, Request(5, 5, 1, 0.7), tokenizer, "local", 1)
+    with _Sessions(options, stated, 0, [], lambda line: None, lambda event: None) as sessions:
+        _, ticket = sessions._admit(with_nonce(request), None)
+        sessions._places.leave(sessions._places.enter(ticket, None))
+        sessions._end_once(None)
+        with pytest.raises(BusyError, match="no more sessions"):
+            sessions._admit(with_nonce(request), None)
 
 
 @pytest.fixture

@@ -68,18 +68,19 @@ def test_a_provider_writes_texts_it_cannot_read(
 
 @pytest.mark.slow
 def test_both_bring_references(start: Start, pair: Pair, references: Path, tmp_path: Path) -> None:
-    """The provider's are spent within its own limit, in one session."""
+    """The provider's are spent within its own limit, in one session, whatever texts there are."""
     out = tmp_path / "new.jsonl"
     own = ["--references", str(references), "--once", "--epsilon"]
     server = start(*pair.serve(*own, "10"))
-    options = ["--texts", "1", "--peer-references", "1"]
+    options = ["--texts", "2", "--peer-references", "1"]
     client = start(
         *asked(server.until_listening(), pair.private, references, out, *options)
     )
     assert client.wait(RUN_S) == 0, client.stderr
     assert server.wait(30) == 0, server.stderr
-    (line,), statement, _ = results(out)
-    assert 1 <= len(line["tokens"]) + line["ended"] <= 3 and statement["run"]["of_provider"] == 1
+    lines, statement, ledger = results(out)
+    assert [1 <= len(line["tokens"]) + line["ended"] <= 3 for line in lines] == [True, True]
+    assert statement["run"]["of_provider"] == 1 and ledger["begun"] == 2
     # One that gives less ends the session, and says why to its own user.
     server = start(*pair.serve(*own, "9"))
     client = start(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT
@@ -14,12 +18,15 @@ from spu_llm.runtime.session import PlaintextSession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.dp_text.lanes import Lanes, folded
 from spu_llm.systems.dp_text.methods import token_weights
+from spu_llm.systems.dp_text.parameters import Parameters
+from spu_llm.systems.dp_text.prompts import Prompts
+from spu_llm.systems.dp_text.secure_corpus import Asked, write_corpus
 from spu_llm.systems.dp_text.secure_records import SharedRequest
 from spu_llm.systems.dp_text.shared import OwnHalf, SharedText, declare
 from spu_llm.systems.dp_text.shared_run import check_budget, provider_prompts
 from spu_llm.systems.program import Spendable
 from tests.protocols.verifying import chi_square_p
-from tests.tiny import PRIVATE, endless, tiny_params
+from tests.tiny import PRIVATE, endless, save_tokenizer, tiny_params
 
 WEIGHTS = folded(PRIVATE, endless(tiny_params(PRIVATE, 1)))
 REQUEST = SharedRequest(
@@ -111,6 +118,51 @@ def test_other_candidates_than_the_models_are_refused() -> None:
         wrong[row, 0] += change
         with pytest.raises(WireError, match="provider's"):
             own.check(wrong, CHOICE)
+
+
+@pytest.mark.parametrize("place", [-1, 16])
+def test_a_place_that_is_none_is_refused(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a wrong share would open it."""
+    session = PlaintextSession()
+    drawn, call = SharedText(session, REQUEST, CHOICE), session.call
+    monkeypatch.setattr(
+        session, "call", lambda f, *a: np.int32(place) if f is drawn.draw else call(f, *a)
+    )
+    with pytest.raises(WireError, match="no candidate"):
+        drawn.draw_token(half(OF_CLIENT), half(OF_PROVIDER), [])
+
+
+def asked(directory: Path, of_provider: int) -> Asked:
+    save_tokenizer(directory)
+    prompts = Prompts(Tokenizer.load(directory), "def ", 3)
+    parameters = Parameters(2 + of_provider, 0.8, 0.9, 4, 5)
+    return Asked(parameters, 1e-6, 16, prompts, texts=2, of_provider=of_provider)
+
+
+@pytest.mark.parametrize("of_provider, first, lost", [(0, [1, 1], 1), (1, [2], 2)])
+def test_the_provider_s_references_are_read_in_one_session(
+    of_provider: int, first: list[int], lost: int, tmp_path: Path
+) -> None:
+    """Every session reads them from the first on; texts of one that failed are lost together."""
+    what, texts = asked(tmp_path, of_provider), ["alpha", "beta", "gamma", "delta"]
+    parts = [texts[:2], texts[2:]]
+    sessions: list[int] = []
+
+    def make(number: int, of_texts: Sequence[Sequence[str]]) -> dict[str, Any]:
+        assert list(of_texts) == parts[number : number + what.request.texts]
+        sessions.append(len(of_texts))
+        return {"texts": [[65]] * len(of_texts), "learned": {}}
+
+    def fails(number: int, of_texts: Sequence[Sequence[str]]) -> dict[str, Any]:
+        raise InputError("the peer has gone")
+
+    write_corpus(tmp_path / "whole", what, texts, parts, make)
+    assert sessions == first
+    with pytest.raises(InputError):
+        write_corpus(tmp_path / "some", what, texts, parts, fails)
+    write_corpus(tmp_path / "some", what, texts, parts, make)
+    lines = [json.loads(line) for line in (tmp_path / "some").read_text().splitlines()]
+    assert [line.get("lost", False) for line in lines] == [i < lost for i in range(2)]
 
 
 def test_the_provider_gives_no_more_than_it_says() -> None:

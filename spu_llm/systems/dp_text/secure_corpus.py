@@ -1,8 +1,10 @@
-"""A corpus of texts that are drawn between two parties: one session each, accounted for before it.
+"""A corpus of texts that are drawn between two parties: one session each, accounted for before it;
+one session for all where the provider has references, too, which it spends in one session alone.
 
 Unlike a text that one party draws alone (`ledger_file`), one that was begun and did not come to its
 end cannot be drawn again as it was: both parties' randomness is gone, and the provider has seen its
-tokens. Its batch is spent, and an empty text, marked as lost, takes its place.
+tokens. Its batch is spent, and an empty text, marked as lost, takes its place; so with all texts of
+a session.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ GUARANTEE = (
     "with bounded computing; of delta, a thousandth at most is for the bounds of the noise"
 )
 
-# make(number, this party's references) -> {"texts": [[token, ..]], "learned": {..}, ..}
-Make = Callable[[int, Sequence[str]], dict[str, Any]]
+# make(number of the first, this party's references of each text of a session)
+#   -> {"texts": [[token, ..], ..], "learned": {..}, ..}
+Make = Callable[[int, Sequence[Sequence[str]]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,22 @@ class Asked:
         return choice_of(self.parameters, ANY_SPREAD, 2 if self.of_provider else 1)
 
     @property
+    def of_session(self) -> int:
+        """Texts of a session. Another one would read the provider's references from the first on
+        again, and spend them twice.
+        """
+        return self.texts if self.of_provider else 1
+
+    @property
     def request(self) -> TextRequest:
-        """Of one text."""
+        """Of one session."""
         p = self.parameters
         assert p.top_k is not None
         fields: dict[str, Any] = {
             "query": tuple(self.prompts.public), "room": self.prompts.room, "batch": p.batch,
             "clip": p.clip, "temperature": p.temperature, "max_new_tokens": p.max_new_tokens,
             "top_k": p.top_k, "places": self.places,
-            "eos": tuple(sorted(self.prompts.tokenizer.eos_ids)),
+            "eos": tuple(sorted(self.prompts.tokenizer.eos_ids)), "texts": self.of_session,
         }  # fmt: skip
         if not self.of_provider:
             return TextRequest(**fields)
@@ -110,12 +120,12 @@ def write_corpus(
         write_statement(out, found)
         if file.done < file.begun:
             file.begin(0)
-            file.add([_line(asked, [], lost=True)])
+            file.add([_line(asked, [], lost=True)] * asked.of_session)
         while file.done < asked.texts:
-            file.begin()
-            made = make(file.done, parts[file.done])
+            file.begin(asked.of_session)
+            made = make(file.done, parts[file.done : file.done + asked.of_session])
             learned = made["learned"]
-            file.add([_line(asked, made["texts"][0])])
+            file.add([_line(asked, text) for text in made["texts"]])
     return found, learned
 
 

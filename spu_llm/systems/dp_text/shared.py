@@ -162,9 +162,10 @@ class SharedText:
         session.make_ready(self.draw, *args)
         place = session.get(session.call(self.draw, *args))
         assert place is not None
-        token = int(table[0][int(place)])
+        at = int(place)
+        token = int(table[0][at]) if 0 <= at < request.places else _EMPTY
         if token == _EMPTY:
-            raise WireError(f"place {int(place)} won, at which no candidate stands")
+            raise WireError(f"place {at} won, at which no candidate stands")
         return token
 
 
