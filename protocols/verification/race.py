@@ -11,9 +11,10 @@ Without noise the winner is the likeliest token: greedy decoding.
 
 Numbers run in units of 2^-10: narrow words (`protocols.arithmetic.narrow`), which take a third less
 to compare. Each may be one unit low, by how it is shared, so of two numbers less than two units
-apart either may win: x_j is distributed as if every logit were off by some amount from 0 to 2^-9,
-which moves a probability by a factor of 1 + 2^-9 at most; errors of a forward on shares move it by
-ten times that.
+apart either may win. Under any noise x_j is then the winner of logits that are off by some amount
+from 0 to 2^-9, and that moves a probability by a factor of exp(2^-9) at most, whatever the amounts
+depend on: at worst all logits but one are that much too low. Errors of a forward on shares move it
+by ten times that.
 
 Numbers and places are chosen between as words of 24 or 32 bits, whose products are off by one with
 probability 2^-31 each (`protocols.bits.mux`): over a tournament of 32,000 numbers a place is wrong

@@ -3,6 +3,10 @@
 Both ends first say the channel's number, from 0 on; then a message is its length and its bytes
 (numbers and lengths: 8 bytes, little-endian). What a peer sends is taken for hostile: lengths are
 bounded, and a channel's user seals what is in it (`SealedChannel`).
+
+All channels share the relays' one connection. Where a worker leaves more than `relay.HELD_BYTES`
+unread of one of them, its relay reads no more of any: a party that does not read a channel until it
+has heard something on another one must know that so much never comes before.
 """
 
 from __future__ import annotations

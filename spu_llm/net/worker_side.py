@@ -149,6 +149,12 @@ class Apart:
                 if len(data) < 2 or data[1] >= len(Door):
                     break
                 door = Door(data[1])
+                # Sockets that nobody takes use up descriptors of this process, which has other
+                # workers: one that hands out more than can be is no longer listened to.
+                if max(self._accepted[door].qsize(), self._answers.qsize()) >= _BACKLOG:
+                    if sock is not None:
+                        sock.close()
+                    break
                 if data[:1] == _ACCEPTED and sock is not None:
                     self._accepted[door].put(sock)
                 elif data[:1] in (_CONNECTED, _FAILED):

@@ -7,7 +7,7 @@ thread makes; `settle` adds it to the supply. One thread at a time touches pool 
 
 Nothing here depends on a secret: what is made follows from shapes (`spu_llm.compiler.dry_run`), and
 from what both parties know of the course. How long it takes depends on masks as little as where
-material is made between calls.
+material is made between calls; work whose duration is a secret has none beside it (`paused`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.channel import Traffic
@@ -47,6 +47,7 @@ class Production:
         # How many batches were begun; whether the next one has to wait; the first one that is not.
         self._turn = threading.Condition()
         self._begun, self._held, self._end = 0, False, 0
+        self._working = False  # between the begin of a batch and its end
         self.on_batch: Callable[[int, int], None] = lambda made, total: None
 
     @property
@@ -122,6 +123,21 @@ class Production:
             self._turn.notify_all()
         self.settle()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """This party's thread rests meanwhile, between two batches: beside work whose duration is a
+        secret, how fast it gets on would tell it, and it would make that work late.
+        """
+        with self._turn:
+            self._held = True
+            self._turn.wait_for(lambda: not self._working)
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._held = False
+                self._turn.notify_all()
+
     def _run(self, produced: Iterator[Callable[[], None]]) -> None:
         try:
             _be_nice()
@@ -130,15 +146,24 @@ class Production:
                     self._made.append(add)
         except BaseException as exc:
             self._error = exc
+        finally:
+            self._rest()
 
     def _goes_on(self) -> bool:
         """Whether to begin another batch, once that is known."""
+        self._rest()
         with self._turn:
             self._turn.wait_for(lambda: not self._held)
             if self._begun >= self._end:
                 return False
             self._begun += 1
+            self._working = True
             return True
+
+    def _rest(self) -> None:
+        with self._turn:
+            self._working = False
+            self._turn.notify_all()
 
 
 def _be_nice() -> None:

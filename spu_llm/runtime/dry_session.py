@@ -60,6 +60,9 @@ class DrySession:
     def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
         return None
 
+    def alone(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
+        return None
+
     def private(
         self, owner: int, work: Callable[..., Any], shape: tuple[int, ...], dtype: Any, *args: Any
     ) -> Any:

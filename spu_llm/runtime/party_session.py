@@ -266,6 +266,12 @@ class PartySession:
     def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
         return work(*args) if owner == self.rank else None
 
+    def alone(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
+        if owner != self.rank:
+            return None
+        with self.production.paused():
+            return work(*args)
+
     def private(
         self, owner: int, work: Callable[..., Any], shape: tuple[int, ...], dtype: Any, *args: Any
     ) -> Private:

@@ -54,6 +54,9 @@ class Session(Protocol):
         owner's half may be given with None for a half that is not here.
         """
 
+    def alone(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
+        """`local`, with nothing made beside at the owner: for work whose duration is a secret."""
+
     def private(
         self, owner: int, work: Callable[..., Any], shape: tuple[int, ...], dtype: Any, *args: Any
     ) -> Private:
@@ -89,6 +92,9 @@ class PlaintextSession:
 
     def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
         return work(*args)
+
+    def alone(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
+        return self.local(owner, work, *args)
 
     def private(
         self, owner: int, work: Callable[..., Any], shape: tuple[int, ...], dtype: Any, *args: Any

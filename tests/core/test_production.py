@@ -191,6 +191,41 @@ def test_it_stops_after_what_either_party_has_begun(parties: Parties) -> None:
     parties.end()
 
 
+def test_nothing_is_made_beside_work_that_is_a_secret(parties: Parties) -> None:
+    """The batch that is under way ends before that work, and no other one begins at this party; nor
+    does the peer get further than to wait for it. Then it goes on, and all of it is there.
+    """
+    turns = threading.Semaphore(2)  # for a batch at both
+    made = [0, 0]
+    for rank in RANKS:
+        make = parties.pools[rank]._make
+
+        def counted(
+            correlation: Any, masks: Any, make: Any = make, rank: int = rank
+        ) -> Any:
+            assert turns.acquire(timeout=20)
+            results = make(correlation, masks)
+            made[rank] += 1
+            return results
+
+        parties.pools[rank]._make = counted
+    sides = Sides(parties)
+    sides.start(TRIPLE, 160)
+    client = sides.productions[CLIENT]
+    while client._begun < 2:
+        time.sleep(0.01)
+    threading.Timer(0.2, lambda: turns.release(100)).start()
+    with client.paused():
+        assert (made[CLIENT], client._begun) == (2, 2)
+        time.sleep(0.3)
+        assert (made[CLIENT], client._begun) == (2, 2) and made[PROVIDER] == 2
+    sides.settle()
+    with client.paused():  # of nothing
+        pass
+    assert parties.available(TRIPLE) == 160
+    parties.end()
+
+
 @pytest.mark.parametrize("error", [PoolError, WireError, WorkerError, RuntimeError])
 def test_what_ends_it_is_raised_where_it_is_waited_for(
     parties: Parties, error: type[Exception]

@@ -18,6 +18,7 @@ from spu_llm.runtime.dry_session import DrySession
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession
 from spu_llm.runtime.simulation import Simulation
+from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder
 from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.request import Request
@@ -126,6 +127,25 @@ def test_none_is_told_to_follow_where_none_can(
         assert told == [3 if w + 1 < new else None for w in written]
     else:
         assert told == [3 if forward + 1 < new else None for forward in range(len(told))]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_client_drafts_alone_where_its_time_is_a_secret(
+    tokenizer: Tokenizer, shown: bool
+) -> None:
+    """What is made beside would tell the provider how long drafting takes, and make it late."""
+    _, completion, session, decoder = following(request_for(5, 2, 0.8, show_progress=shown))
+    alone: list[Any] = []
+    local = session.local
+
+    def noted(owner: int, work: Any, *args: Any) -> Any:
+        alone.append((owner, work))
+        return local(owner, work, *args)
+
+    session.alone = noted  # type: ignore[method-assign]
+    client = client_side(tokenizer, completion)
+    report = generate(session, completion, decoder, client, provider_stream())
+    assert alone == ([] if shown else [(CLIENT, ClientSide.settle)] * (report.steps + 1))
 
 
 @pytest.mark.slow

@@ -116,6 +116,20 @@ def test_what_fails_halfway_changes_nothing() -> None:
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 
+@pytest.mark.parametrize("kind", [worker_side._CONNECTED, worker_side._ACCEPTED])
+def test_a_worker_cannot_use_up_descriptors(kind: bytes) -> None:
+    """It is no longer listened to when it hands out sockets that nobody has asked for, or takes."""
+    channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    Apart(channel)
+    before = len(os.listdir("/proc/self/fd"))
+    with theirs, socket.socket() as sock:
+        theirs.settimeout(5.0)
+        with pytest.raises(OSError, match="Broken pipe|reset"):
+            for _ in range(500):
+                socket.send_fds(theirs, [kind + bytes([Door.MESSAGES])], [sock.fileno()])
+        assert len(os.listdir("/proc/self/fd")) <= before + 2 * worker_side._BACKLOG
+
+
 def test_a_worker_that_dies_ends_the_waiting(worker: Worker) -> None:
     if worker.hear().startswith("False"):
         pytest.skip("no network namespaces here")

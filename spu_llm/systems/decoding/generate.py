@@ -188,7 +188,8 @@ def _resolve(
     """
     limit, hidden = completion.limit, completion.request.hide_progress
     seen = jax.tree.map(session.get, judged.outcome)
-    settled = session.local(
+    local = session.alone if hidden else session.local
+    settled = local(
         CLIENT, ClientSide.settle, client, seen, limit, completion.request.draft_length
     )
     progress = session.private(
