@@ -153,7 +153,7 @@ def test_a_completion_with_all_made_beside(tokenizer: Tokenizer) -> None:
     """The same text, messages and bytes of ours, and nothing of it made for nothing, since the
     number of steps is known.
     """
-    asked = request_for(4, 0, 0.0)
+    asked = request_for(10, 0, 0.0)  # more than first batches last for
 
     def program(session: PartySession) -> Any:
         completion = Completion.of(PRIVATE, asked)
@@ -179,4 +179,4 @@ def test_a_completion_with_all_made_beside(tokenizer: Tokenizer) -> None:
     before, after = found
     for a, b in zip(before, after, strict=True):
         assert a[:3] == b[:3] and a[3] == 0 and b[3] > 0
-    assert before[CLIENT][1] == 3
+    assert before[CLIENT][1] == 9
