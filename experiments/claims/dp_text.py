@@ -8,8 +8,8 @@ generate` runs it, and ends where a docstring would: at three quotation marks. M
 
 Beside it, `worth`: what references say of a real text's tokens, without any sampling.
 
-Temperatures are the paper's: 1.2 with top-k, 1 without. AugPE counts its texts in whole
-generations: 1 and 7 for each iteration.
+Temperatures are the paper's: 1.2 with top-k, 1 without. AugPE generates eight texts for one (7
+variations of each, in one iteration), some at a time: calls of those that have ended count, too.
 """
 
 from __future__ import annotations
@@ -148,38 +148,28 @@ class Study:
     def perplexity(self, tokens: Sequence[list[int]]) -> np.ndarray:
         return self._perplexity.of(tokens)
 
-    def references(self, cell: Cell) -> list[list[str]]:
-        """A batch for each text. Where there are too few references they are read again, in a
-        later text: that text's guarantee is of it alone.
-        """
-        of, batch = self.corpus.references, cell.batch
-        return [
-            [of[(number * batch + i) % len(of)] for i in range(min(batch, len(of)))]
-            for number in range(self.plan.texts)
-        ]
-
     def reads(self, cell: Cell) -> int:
         """How many texts read the reference that is read most."""
-        return math.ceil(self.plan.texts * cell.batch / len(self.corpus.references))
+        size = min(cell.batch, len(self.corpus.references))
+        return math.ceil(self.plan.texts / (len(self.corpus.references) // size))
 
     def made(self, cell: Cell, say: Callable[[str], None]) -> tuple[list[Made], float]:
         """The texts, and calls for each token that was drawn."""
         wanted = cell.wanted(self.plan)
         prg = Prg.from_seed(self.plan.seed, f"dp-text {cell}")
         if cell.method == "augpe":
-            settings = augpe_of(wanted)
-            texts = augpe.corpus(
-                settings, self.config, self.weights, self.prompts, self.corpus.references,
-                self.plan.texts, prg,
+            made, calls = augpe.corpus(
+                augpe_of(wanted), self.config, self.weights, self.prompts, self.corpus.references,
+                self.plan.texts, prg, say,
             )  # fmt: skip
-            return texts, 1.0 + settings.iterations * settings.variations
-        generator = Generator(method_for(wanted), self.config, self.weights, self.prompts)
-        found = []
-        for number, batch in enumerate(self.references(cell)):
-            say(f"text {number + 1} of {self.plan.texts}")
-            found.append(generator.text(batch, prg))
-        drawn = sum(len(text.tokens) + text.ended for text in found)
-        return found, generator.calls / max(1, drawn)
+        else:
+            generator = Generator(method_for(wanted), self.config, self.weights, self.prompts)
+            made = []
+            for number, batch in enumerate(self.corpus.batches(cell.batch, self.plan.texts)):
+                say(f"text {number + 1} of {self.plan.texts}")
+                made.append(generator.text(batch, prg))
+            calls = generator.calls
+        return made, calls / max(1, sum(len(text.tokens) + text.ended for text in made))
 
     def row(self, cell: Cell, say: Callable[[str], None]) -> dict[str, Any]:
         """What is measured of a cell."""
@@ -233,12 +223,13 @@ class Sample:
 
 
 def real_row(study: Study, texts: Corpus, count: int) -> dict[str, Any]:
-    """As many references as a cell has texts, in the place of generated ones: what to expect at
-    best of samples of this size.
+    """As many references as a cell has texts, evenly over all files, in the place of generated
+    ones: what to expect at best of samples of this size.
     """
+    chosen = [batch[0] for batch in texts.batches(1, count)]
     return {
         "method": "real texts", "epsilon": None, "batch": None, "top_k": None, "state": "run",
-        "calls": None, **Sample(study, texts.references[-count:]).compared(study.real),
+        "calls": None, **Sample(study, chosen).compared(study.real),
     }  # fmt: skip
 
 

@@ -2,8 +2,9 @@
 
 A real text's tokens are given one after another, and the law of each (`mechanism`, over the whole
 vocabulary, temperature 1) is that of the public model, or of B references beside it, clipped for
-epsilon or not at all. The nats saved per token are an upper bound on what a generator can learn
-from B references in this way; differences are of the same tokens, so that few texts suffice.
+epsilon or not at all. References are those that stand where the text's file does
+(`Corpus.beside`). The nats saved per token are what a generator can learn from B references in this
+way; differences are of the same tokens, so that few texts suffice.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ def worth(
     """A row for each batch and epsilon (None: not clipped): the clip norm, nats per token of the
     public model, and what references save of them, each with half its interval, over texts.
     """
-    texts = [prompts.tokenizer.encode(t, goes_on=True)[:tokens] for t in corpus.real[:TEXTS]]
+    step = max(1, len(corpus.real) // TEXTS)  # evenly over all files
+    numbers = range(0, len(corpus.real), step)[:TEXTS]
     most = max(batches)
     budgets = [(b, e, _clip(b, e, tokens, delta)) for b in batches for e in (*epsilons, None)]
-    run = jax.jit(jax.vmap(functools.partial(logits, params, config)))
+    run = functools.partial(_logits(config), jax.device_put(params))
     public: list[float] = []
     saved: list[list[float]] = [[] for _ in budgets]
-    for number, text in enumerate(texts):
-        say(f"worth of references: text {number + 1} of {len(texts)}")
-        start = number * most
-        references = [corpus.references[(start + i) % len(corpus.references)] for i in range(most)]
-        rows = [prompts.public, *map(prompts.private, references)]
+    for done, number in enumerate(numbers):
+        say(f"worth of references: text {done + 1} of {len(numbers)}")
+        text = prompts.tokenizer.encode(corpus.real[number], goes_on=True)[:tokens]
+        rows = [prompts.public, *map(prompts.private, corpus.beside(number, most))]
         found = _rows(run, rows, text, prompts.room + tokens)
         public.append(_nats(found[0], found[0], text))
         for (batch, _, clip), of in zip(budgets, saved, strict=True):
@@ -68,6 +69,15 @@ def _clip(batch: int, epsilon: float | None, tokens: int, delta: float) -> float
     return Parameters.for_budget(
         epsilon, delta, batch=batch, temperature=1.0, max_new_tokens=tokens
     ).clip
+
+
+def _logits(config: ModelConfig) -> Callable[[Params, np.ndarray], jax.Array]:
+    """[row, token, vocab] of rows of tokens."""
+
+    def one(params: Params, tokens: jax.Array) -> jax.Array:
+        return logits(params, config, tokens)
+
+    return jax.jit(jax.vmap(one, in_axes=(None, 0)))
 
 
 def _rows(run: Any, prompts: Sequence[list[int]], text: list[int], room: int) -> np.ndarray:

@@ -46,7 +46,7 @@ def make_library(root: Path, files: int = 24) -> Path:
 # ---- the corpus
 
 
-def test_texts_are_of_tests_alone_and_divided_by_file(
+def test_texts_are_of_tests_alone_in_the_order_of_files(
     tmp_path: Path, tiny_pair: tuple[Path, Path]
 ) -> None:
     library = make_library(tmp_path)
@@ -54,8 +54,11 @@ def test_texts_are_of_tests_alone_and_divided_by_file(
     found = dp_text_inputs.corpus(tokenizer, 40, library)
     of = dict((text, path) for path, text in dp_text_inputs.docstrings(library))
     assert len(of) == 3 * 24 and set(of) == {*found.references, *found.real}
-    assert not {of[text] for text in found.references} & {of[text] for text in found.real}
-    assert all(dp_text_inputs.is_real(of[text]) for text in found.real)
+    assert [text for text in of if dp_text_inputs.is_real(text)] == found.real
+    assert [text for text in of if not dp_text_inputs.is_real(text)] == found.references
+    for i, text in enumerate(found.real):  # its file's references stand at its place
+        mine = [t for t in found.references if of[t] == of[text]]
+        assert found.beside(i, len(mine)) == mine or not mine
     sides = found.facts["sides"]
     assert sides["references"]["texts"] == len(found.references) > len(found.real) > 0
     assert found == dp_text_inputs.corpus(tokenizer, 40, library)
@@ -65,6 +68,16 @@ def test_texts_are_of_tests_alone_and_divided_by_file(
     few = dp_text_inputs.corpus(tokenizer, 18, library).references
     assert 0 < len(few) < len(found.references)
     assert all(8 <= len(tokenizer.encode(text)) <= 18 for text in few)
+
+
+def test_batches_are_disjoint_while_there_are_enough() -> None:
+    of = dp_text_inputs.Corpus([str(i) for i in range(23)], [], [], {})
+    found = of.batches(3, 5)
+    assert [len(batch) for batch in found] == [3] * 5 and len(set(sum(found, []))) == 15
+    assert found[-1][0] == "15"  # spread over 7 batches
+    again = of.batches(10, 5)
+    assert max(map(again.count, again)) == 3 == math.ceil(5 / 2)
+    assert of.batches(63, 2) == [of.references] * 2
 
 
 # ---- metrics
@@ -185,7 +198,7 @@ def test_the_command_measures_a_tiny_model(
     assert len(rows) == len(result["rows"]) == 1 + 2 + 1 + 1 + 2 + 2 + 2 + 1
     states = {at: row["state"] for at, row in rows.items()}
     assert states["amin-published", 2, None] == "INF" and states["amin", 63, None] == "TLE"
-    assert rows["public-only", 1, 5]["calls"] == 1 and rows["augpe", 1, 5]["calls"] == 8
+    assert rows["public-only", 1, 5]["calls"] == 1 and rows["augpe", 1, 5]["calls"] >= 8
     for at in (("invisibleink", 2, 5), ("full-vocabulary", 2, None)):
         assert rows[at]["calls"] == 3 and rows[at]["reads"] == 1
         assert 0 <= rows[at]["mauve"][0] <= 1 and rows[at]["length"][0] <= 20
