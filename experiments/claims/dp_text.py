@@ -6,7 +6,9 @@ generate` runs it, and ends where a docstring would: at three quotation marks. M
 (method, epsilon, batch, top-k): MAUVE, perplexity gap under the public model, lengths, names
 (`experiments.claims.dp_text_metrics`), and next-token evaluations of the model for each token.
 
-Beside it, `worth`: what references say of a real text's tokens, without any sampling.
+A control, `null-references`: InvisibleInk whose references are all null, so that it is the public
+model on the very candidates that epsilon gives (V_k+ grows with it). What a cell gains over that is
+from references. Beside it, `worth`: what these say of a real text's tokens, without any sampling.
 
 Temperatures are the paper's: 1.2 with top-k, 1 without. AugPE generates eight texts for one (7
 variations of each, in one iteration), some at a time: calls of those that have ended count, too.
@@ -39,6 +41,7 @@ from spu_llm.systems.dp_text.baselines import amin, augpe
 from spu_llm.systems.dp_text.corpus import METHODS, Wanted, method_for
 from spu_llm.systems.dp_text.generator import Generator, Made
 from spu_llm.systems.dp_text.lanes import Features, folded
+from spu_llm.systems.dp_text.methods import Method, Next
 from spu_llm.systems.dp_text.prompts import Prompts, prompts_for
 
 QUERY = 'def test(self):\n    """'
@@ -49,8 +52,10 @@ OURS = ("invisibleink", "full-vocabulary")
 BASELINE_BATCHES = {
     "amin": (31,), "amin-published": (31, 63, 127), "adapmixed": (7,), "adapmixed-published": (7,)
 }  # fmt: skip
-CHOSEN = ("public-only", *OURS, "amin", "amin-published", "adapmixed", "augpe")
-TEXTS, TOKENS = 60, 24
+CONTROL = "null-references"
+CHOSEN = ("public-only", CONTROL, *OURS, "amin", "amin-published", "adapmixed", "augpe")
+UNREAD = ("public-only", CONTROL, "augpe")  # no batches of references
+TEXTS, TOKENS = 80, 24
 MOST_CALLS = 130_000  # of a cell, when all texts have all tokens
 WITH_TOP_K, WITHOUT = 1.2, 1.0  # temperatures
 ITERATIONS = 1  # of AugPE
@@ -87,8 +92,8 @@ class Cell:
 
     def wanted(self, plan: Plan) -> Wanted:
         return Wanted(
-            self.method, self.epsilon, DELTA, self.batch, plan.texts, plan.tokens,
-            self.temperature, self.top_k,
+            "invisibleink" if self.method == CONTROL else self.method, self.epsilon, DELTA,
+            self.batch, plan.texts, plan.tokens, self.temperature, self.top_k,
         )  # fmt: skip
 
     def state(self, plan: Plan) -> str:
@@ -98,8 +103,8 @@ class Cell:
             rho = rho_for(self.epsilon, DELTA)
             if amin.published_clip(rho, self.batch, WITHOUT, tokens) is None:
                 return "INF"
-        reads = self.method not in ("public-only", "augpe")
-        calls = plan.texts * plan.tokens * (self.batch + 1 if reads else 1)
+        lanes = 1 if self.method in UNREAD else self.batch + 1
+        calls = plan.texts * plan.tokens * lanes
         return "TLE" if calls > plan.most_calls else "run"
 
 
@@ -114,6 +119,9 @@ def cells(plan: Plan) -> list[Cell]:
         for epsilon in plan.epsilons:
             if method == "augpe":
                 found.append(Cell(method, epsilon, 1, with_k[-1] if with_k else None))
+                continue
+            if method == CONTROL:  # C / B, and so the candidates, are the same for every batch
+                found += [Cell(method, epsilon, 1, k) for k in with_k]
                 continue
             batches = plan.batches
             if method not in OURS:
@@ -163,7 +171,10 @@ class Study:
                 self.plan.texts, prg, say,
             )  # fmt: skip
         else:
-            generator = Generator(method_for(wanted), self.config, self.weights, self.prompts)
+            method = method_for(wanted)
+            if cell.method == CONTROL:
+                method = without_references(method)
+            generator = Generator(method, self.config, self.weights, self.prompts)
             made = []
             for number, batch in enumerate(self.corpus.batches(cell.batch, self.plan.texts)):
                 say(f"text {number + 1} of {self.plan.texts}")
@@ -180,12 +191,22 @@ class Study:
             return facts
         made, calls = self.made(cell, say)
         texts = [cleandoc(self.prompts.tokenizer.decode(text.tokens)).strip() for text in made]
-        reads = {} if cell.method in ("public-only", "augpe") else {"reads": self.reads(cell)}
+        reads = {} if cell.method in UNREAD else {"reads": self.reads(cell)}
         return {
             **facts, **reads, "calls": round(calls, 3),
             "ended": sum(text.ended for text in made), **Sample(self, texts).compared(self.real),
             "texts": texts[:SHOWN],
         }  # fmt: skip
+
+
+def without_references(method: Method) -> Method:
+    """The method with nothing but nulls, which need no call of the model."""
+
+    def begin(present: np.ndarray, prg: Prg) -> Next:
+        token = method.begin(np.zeros_like(present), prg)
+        return lambda public, _: token(public, np.tile(public, (method.batch, 1)))
+
+    return replace(method, begin=begin, reads=False)
 
 
 def augpe_of(wanted: Wanted) -> augpe.AugPE:
@@ -295,8 +316,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=top_ks, default=list(TOP_K), metavar="K,...",
                         help="of invisibleink and public-only (default: 10,50,full)")  # fmt: skip
     parser.add_argument("--methods", type=commands.names, default=list(CHOSEN), metavar="NAME,...",
-                        help=f"of {', '.join(METHODS)} (default: without adapmixed-published)"
-                        )  # fmt: skip
+                        help=f"of {', '.join((*METHODS, CONTROL))} (default: without "
+                        "adapmixed-published)")  # fmt: skip
     commands.add_number(parser, "--texts", TEXTS, "of a cell")
     commands.add_number(parser, "--tokens", TOKENS, "of a text at most", "T")
     commands.add_number(parser, "--most-calls", MOST_CALLS,
@@ -309,9 +330,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """InputError for what cannot be measured."""
-    if unknown := set(options.methods) - set(METHODS):
-        raise InputError(f"--methods: there is no {min(unknown)!r}; choose from "
-                         f"{', '.join(METHODS)}")  # fmt: skip
+    known = (*METHODS, CONTROL)
+    if unknown := set(options.methods) - set(known):
+        raise InputError(f"--methods: there is no {min(unknown)!r}; choose from {', '.join(known)}")
     commands.check_range("--texts", options.texts, 2)
     plan = Plan(
         options.epsilon, options.batch, options.top_k, options.methods, options.baseline_batch,

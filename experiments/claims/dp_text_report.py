@@ -13,6 +13,7 @@ from experiments.common import report
 
 Row = dict[str, Any]
 OURS = ("invisibleink", "full-vocabulary")
+UNREAD = ("public-only", "null-references", "augpe")  # no batches of references
 STYLES = {
     "invisibleink": ("InvisibleInk", "#0072B2", "o"),
     "full-vocabulary": ("InvisibleInk, full vocabulary", "#56B4E9", "o"),
@@ -21,9 +22,11 @@ STYLES = {
     "adapmixed": ("AdaPMixED", "#009E73", "s"),
     "adapmixed-published": ("AdaPMixED, as programmed", "#66C2A5", "s"),
     "augpe": ("AugPE", "#CC79A7", "D"),
+    "null-references": ("null references", "#777777", "x"),
     "public-only": ("public only", "#000000", "_"),
     "real texts": ("real texts", "#555555", "_"),
 }
+BASELINES = ("amin", "amin-published", "adapmixed", "adapmixed-published", "augpe")
 FEWER = 8.0  # model calls, against the best baseline, at its utility
 NOT_RUN = ("INF", "TLE")
 
@@ -35,9 +38,9 @@ def has_run(rows: Sequence[Row]) -> list[Row]:
 def named(row: Row) -> str:
     """A row's method and what else tells it from others but epsilon."""
     name = STYLES[row["method"]][0]
-    if row["method"] in ("invisibleink", "public-only", "augpe"):
+    if row["method"] in ("invisibleink", *UNREAD):
         name += ", all tokens" if row["top_k"] is None else f", k = {row['top_k']}"
-    if row["batch"] is not None and row["method"] not in ("public-only", "augpe"):
+    if row["batch"] is not None and row["method"] not in UNREAD:
         name += f", B = {row['batch']}"
     return name
 
@@ -69,17 +72,15 @@ def _tables(result: Row) -> list[list[str]]:
 
 
 def circumstances(result: Row) -> str:
-    of, plan = result["corpus"], result["plan"]
-    sides = of["sides"]
-    real = result["real"]
+    of, plan, real = result["corpus"], result["plan"], result["real"]
+    given, others = of["sides"]["references"], of["sides"]["real"]
     return (
-        f"{of['origin']} {of['python']}, {of['licence']}, of {sides['references']['tokens'][0]:g} "
-        f"to {plan['tokens']} tokens: {sides['references']['texts']} references from "
-        f"{sides['references']['files']} files (median {sides['references']['tokens'][2]:g} "
-        f"tokens), {sides['real']['texts']} real texts from {sides['real']['files']} other files "
-        f"(median {sides['real']['tokens'][2]:g} tokens, {real['names'][0]:.2f} names, perplexity "
-        f"{real['perplexity'][0]:.0f} in the mean). {plan['texts']} texts of a cell, T = "
-        f"{plan['tokens']}, delta = {result['delta']:g}, replace-by-null; 99 % intervals."
+        f"{of['origin']} {of['python']}, {of['licence']}, of {given['tokens'][0]:g} to "
+        f"{plan['tokens']} tokens: {given['texts']} references from {given['files']} files (median "
+        f"{given['tokens'][2]:g} tokens), {others['texts']} other texts from {others['files']} "
+        f"files as real ones (median {others['tokens'][2]:g} tokens, {real['names'][0]:.2f} names, "
+        f"perplexity {real['perplexity'][0]:.0f} in the mean). {plan['texts']} texts of a cell, T "
+        f"= {plan['tokens']}, delta = {result['delta']:g}, replace-by-null; 99 % intervals (±)."
     )
 
 
@@ -144,29 +145,41 @@ def worth(result: Row) -> list[str]:
 
 
 def criteria(result: Row) -> list[str]:
-    """What the project asks, epsilon by epsilon; and whether references help at all."""
+    """What the project asks, epsilon by epsilon; and whether references help beyond chance."""
     rows = has_run(result["rows"])
     lines = []
     for epsilon in result["plan"]["epsilons"]:
         ours, others = (
-            [r for r in rows if r["epsilon"] == epsilon and (r["method"] in OURS) == side]
+            [
+                r for r in rows
+                if r["epsilon"] == epsilon and (r["method"] in OURS) == side
+                and r["method"] != "null-references"
+            ]
             for side in (True, False)
         )
         if ours and others:
             lines.append(_against(epsilon, ours, others))
-    public = [row for row in rows if row["method"] == "public-only"]
-    if public:
-        best = max(public, key=utility)
-        private = [row for row in rows if row["epsilon"] is not None]
-        above = [row for row in private if differs(row, best) > 0]
-        below = [row for row in private if differs(row, best) < 0]
-        lines.append(
-            f"{named(best)} reaches {_around(best['mauve'], 100, 1)} % with 1 call and no "
-            f"reference; of {len(private)} cells that read references {len(above)} lie above that "
-            f"by more than the interval of the difference"
-            + (f" ({_listed(above)})" if above else "")
-            + f", {len(below)} below"
-        )
+    public = {
+        (row["epsilon"], row["top_k"]): row
+        for row in rows if row["method"] in ("public-only", "null-references")
+    }  # fmt: skip
+    private = [
+        (row, public.get((row["epsilon"], row["top_k"]), public[None, row["top_k"]]))
+        for row in rows
+        if (row["method"] in OURS or row["method"] in BASELINES) and (None, row["top_k"]) in public
+    ]
+    for name, figure, better in (
+        ("MAUVE is higher", "mauve", 1), ("the perplexity gap is smaller", "perplexity_gap", -1)
+    ):  # fmt: skip
+        signs = [better * differs(*pair, figure) for pair in private]
+        above = [row for (row, _), sign in zip(private, signs, strict=True) if sign > 0]
+        if private:
+            lines.append(
+                f"against the public model on the same candidates (1 call, no reference), {name} "
+                f"by more than the interval of the difference in {len(above)} of {len(private)} "
+                f"cells" + (f" ({_listed(above)})" if above else "")
+                + f", the other way round in {signs.count(-1)}"
+            )  # fmt: skip
     return lines
 
 
@@ -196,10 +209,10 @@ def utility(row: Row) -> float:
     return float(row["mauve"][0])
 
 
-def differs(row: Row, other: Row) -> int:
-    """1 above, -1 below, 0 within the interval of the difference of two MAUVEs."""
-    difference = utility(row) - utility(other)
-    if abs(difference) <= math.hypot(row["mauve"][1], other["mauve"][1]):
+def differs(row: Row, other: Row, figure: str = "mauve") -> int:
+    """1 above, -1 below, 0 within the interval of the difference of two figures."""
+    difference = row[figure][0] - other[figure][0]
+    if not abs(difference) > math.hypot(row[figure][1], other[figure][1]):
         return 0
     return 1 if difference > 0 else -1
 

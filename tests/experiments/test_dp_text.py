@@ -17,6 +17,7 @@ from models.hf import load_model
 from models.scoring import Scorer
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli
+from spu_llm.core.prg import Prg
 
 SOURCE = '''"""Tests of part {0}."""
 
@@ -162,7 +163,7 @@ def test_means_and_distances() -> None:
 def test_the_grid_has_every_method_once() -> None:
     plan = Plan(epsilons=(3.0, 10.0), batches=(3, 7), top_k=(50, None))
     found = cells(plan)
-    assert len(found) == len(set(found)) == 2 + 2 * (2 + 2 + 1 + 3 + 1 + 1)
+    assert len(found) == len(set(found)) == 2 + 2 * (1 + 2 + 2 + 1 + 3 + 1 + 1)
     states = {
         (cell.epsilon, cell.batch): cell.state(plan)
         for cell in found if cell.method == "amin-published"
@@ -195,10 +196,11 @@ def test_the_command_measures_a_tiny_model(
     assert not end.value.code
     result = json.loads(file.read_text(encoding="utf-8"))
     rows = {(row["method"], row["batch"], row["top_k"]): row for row in result["rows"]}
-    assert len(rows) == len(result["rows"]) == 1 + 2 + 1 + 1 + 2 + 2 + 2 + 1
+    assert len(rows) == len(result["rows"]) == 1 + 2 + 1 + 1 + 1 + 2 + 2 + 2 + 1
     states = {at: row["state"] for at, row in rows.items()}
     assert states["amin-published", 2, None] == "INF" and states["amin", 63, None] == "TLE"
-    assert rows["public-only", 1, 5]["calls"] == 1 and rows["augpe", 1, 5]["calls"] >= 8
+    assert rows["public-only", 1, 5]["calls"] == rows["null-references", 1, 5]["calls"] == 1
+    assert rows["augpe", 1, 5]["calls"] >= 8
     for at in (("invisibleink", 2, 5), ("full-vocabulary", 2, None)):
         assert rows[at]["calls"] == 3 and rows[at]["reads"] == 1
         assert 0 <= rows[at]["mauve"][0] <= 1 and rows[at]["length"][0] <= 20
@@ -276,9 +278,7 @@ def test_tables_have_infeasible_cells_in_their_places() -> None:
 
 def test_the_criterion_goes_by_the_figures() -> None:
     ours, others = row("invisibleink", 10.0, 7, 8.0, 0.75, 50), row("amin", 10.0, 63, 64.0, 0.74)
-    (line, _) = dp_text_report.criteria(
-        made_up(ours, others, row("public-only", None, 1, 1.0, 0.6, 50))
-    )
+    (line,) = dp_text_report.criteria(made_up(ours, others))
     assert "ε = 10" in line and "8 times fewer" in line and line.endswith(": holds")
     (line,) = dp_text_report.criteria(made_up(ours | {"calls": 16.0}, others))
     assert "4 times fewer" in line and line.endswith("does not hold")
@@ -287,15 +287,39 @@ def test_the_criterion_goes_by_the_figures() -> None:
     # The best baseline is the one that counts, however cheap.
     (line,) = dp_text_report.criteria(made_up(ours, others, row("augpe", 10.0, 1, 8.0, 0.745)))
     assert "AugPE" in line and line.endswith("does not hold")
+    lines = dp_text_report.criteria(made_up(ours, not_run("amin", 10.0, 63, "INF")))
+    assert lines == []
 
 
 def test_references_help_where_a_cell_lies_above_the_public_model() -> None:
-    public = row("public-only", None, 1, 1.0, 0.6, 50)
+    public = row("public-only", None, 1, 1.0, 0.6, 50), row("public-only", None, 1, 1.0, 0.6)
     near = row("invisibleink", 1.0, 7, 8.0, 0.66, 50)
-    far = row("invisibleink", 10.0, 7, 8.0, 0.7, 50)
+    far = row("invisibleink", 10.0, 7, 8.0, 0.7, 50, perplexity_gap=[40.0, 5.0])
     worse = row("full-vocabulary", 1.0, 7, 8.0, 0.4)
-    (line,) = dp_text_report.criteria(made_up(public, near))
-    assert "of 1 cells that read references 0 lie above" in line and line.endswith("0 below")
-    (line,) = dp_text_report.criteria(made_up(public, near, far, worse))
-    assert "3 cells that read references 1 lie above" in line and line.endswith("1 below")
-    assert "(InvisibleInk, k = 50, B = 7 at ε = 10)" in line
+    mauve, gap = dp_text_report.criteria(made_up(*public, near))
+    assert "in 0 of 1 cells, the other way round in 0" in mauve and "in 0 of 1 cells" in gap
+    mauve, gap = dp_text_report.criteria(made_up(*public, near, far, worse))
+    found = "in 1 of 3 cells (InvisibleInk, k = 50, B = 7 at ε = 10), the other way round in "
+    assert f"{found}1" in mauve and f"{found}0" in gap
+    # The control has the candidates that epsilon gives: it is what counts where it is.
+    control = row("null-references", 10.0, 1, 1.0, 0.68, 50, perplexity_gap=[42.0, 5.0])
+    mauve, gap = dp_text_report.criteria(made_up(*public, control, far))
+    assert "in 0 of 1 cells" in mauve and "in 0 of 1 cells" in gap
+
+
+def test_the_control_is_the_method_without_its_references() -> None:
+    """The same law as with nulls alone, and no row of a reference is looked at."""
+    plan = Plan(tokens=12)
+    (cell,) = [c for c in cells(plan) if c.method == dp_text.CONTROL and c.epsilon == 10.0][:1]
+    method = dp_text.method_for(cell.wanted(plan))
+    control = dp_text.without_references(method)
+    public = np.random.default_rng(3).normal(0, 2, 200).astype(np.float32)
+    none, nulls = np.zeros((1, 0), np.float32), np.full((1, 200), 50.0, np.float32)
+    draws = [
+        [token(public, rows) for _ in range(50)]
+        for token, rows in (
+            (control.begin(np.ones(1, bool), Prg.from_seed(1, "t")), none),
+            (method.begin(np.zeros(1, bool), Prg.from_seed(1, "t")), nulls),
+        )
+    ]
+    assert draws[0] == draws[1] and len(set(draws[0])) > 3 and not control.reads
