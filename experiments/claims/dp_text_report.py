@@ -164,10 +164,11 @@ def criteria(result: Row) -> list[str]:
         for row in rows if row["method"] in ("public-only", "null-references")
     }  # fmt: skip
     private = [
-        (row, public.get((row["epsilon"], row["top_k"]), public[None, row["top_k"]]))
+        (row, public.get((row["epsilon"], row["top_k"])) or public[None, row["top_k"]])
+        if row["method"] == "invisibleink" else (row, public[None, row["top_k"]])
         for row in rows
-        if (row["method"] in OURS or row["method"] in BASELINES) and (None, row["top_k"]) in public
-    ]
+        if row["method"] in (*OURS, *BASELINES) and (None, row["top_k"]) in public
+    ]  # fmt: skip
     for name, figure, better in (
         ("MAUVE is higher", "mauve", 1), ("the perplexity gap is smaller", "perplexity_gap", -1)
     ):  # fmt: skip
@@ -227,13 +228,24 @@ def _listed(rows: Sequence[Row]) -> str:
 def plot(result: Row, path: Path) -> None:
     """Figure 1, a panel for each epsilon; InputError without matplotlib."""
     epsilons = result["plan"]["epsilons"]
-    figure = report.figure(1 + 3.4 * len(epsilons), 3.6)
+    figure = report.figure(1 + 3.4 * len(epsilons), 4.2)
     panels = figure.subplots(1, len(epsilons), squeeze=False, sharey=True)[0]
     for axes, epsilon in zip(panels, epsilons, strict=True):
         draw(axes, result, epsilon)
-    panels[0].set_ylabel("MAUVE, %")
-    panels[-1].legend(fontsize=6)
+    finish(figure, panels)
     report.save(figure, path, dpi=110)
+
+
+def finish(figure: Any, panels: Sequence[Any]) -> None:
+    """One legend for all panels, below them."""
+    panels[0].set_ylabel("MAUVE, %")
+    found: dict[str, Any] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
+    figure.legend(
+        list(found.values()), list(found), loc="outside lower center", ncols=5, fontsize=7
+    )
 
 
 def draw(axes: Any, result: Row, epsilon: float) -> None:
@@ -247,17 +259,22 @@ def draw(axes: Any, result: Row, epsilon: float) -> None:
                              label=named(row))  # fmt: skip
             continue
         at = [row for row in of if row["epsilon"] == epsilon]
-        # Rows of several top-k have the same calls: side by side.
-        for number, k in enumerate(dict.fromkeys(row["top_k"] for row in at)):
+        # Rows of several top-k have the same calls: side by side, the first ones hollow.
+        several = dict.fromkeys(row["top_k"] for row in at)
+        for number, k in enumerate(several):
             part = [row for row in at if row["top_k"] == k]
             axes.errorbar(
-                [row["calls"] * 1.05**number for row in part],
+                [row["calls"] * 1.08**number for row in part],
                 [100 * utility(row) for row in part],
                 [100 * row["mauve"][1] for row in part], color=colour, marker=marker, capsize=2,
-                linewidth=1, markersize=4, alpha=1 - 0.3 * number,
-                label=f"{name}, k = {k}" if method == "invisibleink" else name,
+                linewidth=1, markersize=4.5,
+                markerfacecolor="white" if number == 0 and len(several) > 1 else colour,
+                label=name if k is None else f"{name}, k = {k}",
             )  # fmt: skip
     axes.set_xscale("log", base=2)
+    ticks = sorted({1, *(2 ** round(math.log2(row["calls"])) for row in rows if row["calls"])})
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
     axes.set_ylim(0, 105)
     axes.set(xlabel="model calls per token")
     axes.set_title(f"ε = {epsilon:g} (Figure 1)", fontsize=9)
