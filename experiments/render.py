@@ -20,6 +20,7 @@ from experiments.claims import (
     attack_tables,
     completions_report,
     confidential_report,
+    dp_text_report,
     headline,
     logits,
     measured_tables,
@@ -173,6 +174,7 @@ TABLES: dict[str, Tables] = {
     "connection": printed("connection", connection.table),
     "confidential": single("confidential", confidential_report.in_results),
     "obfuscation": printed("obfuscation", obfuscation.table),
+    "dp_text": single("dp_text", dp_text_report.in_results, seconds=False),
     "attacks": Tables(attack_tables.NAMES, attack_tables.in_results, seconds=False),
 }
 

@@ -59,6 +59,10 @@ STUDIES = {
         "experiments.claims.confidential",
         "confidential prompting: latency, throughput and memory of its systems",
     ),
+    "experiment dp-text": (
+        "experiments.claims.dp_text",
+        "differentially private text: utility against model calls, by method",
+    ),
     "experiment scale": (
         "experiments.benchmarks.scale", "a completion by a model of GPT-2 small's shape"
     ),

@@ -1,0 +1,281 @@
+"""How the study of differentially private text is shown: table 2, the criterion, and figure 1 of
+"InvisibleInk" (Vinod, Pillutla, Thakurta).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.common import report
+
+Row = dict[str, Any]
+OURS = ("invisibleink", "full-vocabulary")
+UNREAD = ("public-only", "null-references", "augpe")  # no batches of references
+STYLES = {
+    "invisibleink": ("InvisibleInk", "#0072B2", "o"),
+    "full-vocabulary": ("InvisibleInk, full vocabulary", "#56B4E9", "o"),
+    "amin": ("Amin et al., corrected", "#D55E00", "^"),
+    "amin-published": ("Amin et al., as published", "#E69F00", "^"),
+    "adapmixed": ("AdaPMixED", "#009E73", "s"),
+    "adapmixed-published": ("AdaPMixED, as programmed", "#66C2A5", "s"),
+    "augpe": ("AugPE", "#CC79A7", "D"),
+    "null-references": ("null references", "#777777", "x"),
+    "public-only": ("public only", "#000000", "_"),
+    "real texts": ("real texts", "#555555", "_"),
+}
+BASELINES = ("amin", "amin-published", "adapmixed", "adapmixed-published", "augpe")
+FEWER = 8.0  # model calls, against the best baseline, at its utility
+NOT_RUN = ("INF", "TLE")
+
+
+def has_run(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["state"] == "run"]
+
+
+def named(row: Row) -> str:
+    """A row's method and what else tells it from others but epsilon."""
+    name = STYLES[row["method"]][0]
+    if row["method"] in ("invisibleink", *UNREAD):
+        name += ", all tokens" if row["top_k"] is None else f", k = {row['top_k']}"
+    if row["batch"] is not None and row["method"] not in UNREAD:
+        name += f", B = {row['batch']}"
+    return name
+
+
+# ---- tables
+
+
+def table(result: Row) -> str:
+    """All of it as Markdown."""
+    lines = [circumstances(result), ""]
+    for rows in _tables(result):
+        lines += [*rows, ""]
+    return "\n".join([*lines, *criteria(result)])
+
+
+def in_results(result: Row, origin: str) -> list[str]:
+    """The same as paragraphs of RESULTS.md."""
+    tables = [text for rows in _tables(result) for text in ("\n".join(rows), origin)]
+    found = "\n".join(f"- {line}" for line in criteria(result))
+    return [circumstances(result), *tables, found]
+
+
+def _tables(result: Row) -> list[list[str]]:
+    return [
+        table_2(result, "MAUVE, %", lambda row: _around(row["mauve"], 100, 1)),
+        table_2(result, "perplexity gap", lambda row: _around(row["perplexity_gap"], 1, 0)),
+        texts(result), worth(result),
+    ]  # fmt: skip
+
+
+def circumstances(result: Row) -> str:
+    of, plan, real = result["corpus"], result["plan"], result["real"]
+    given, others = of["sides"]["references"], of["sides"]["real"]
+    return (
+        f"{of['origin']} {of['python']}, {of['licence']}, of {given['tokens'][0]:g} to "
+        f"{plan['tokens']} tokens: {given['texts']} references from {given['files']} files (median "
+        f"{given['tokens'][2]:g} tokens), {others['texts']} other texts from {others['files']} "
+        f"files as real ones (median {others['tokens'][2]:g} tokens, {real['names'][0]:.2f} names, "
+        f"perplexity {real['perplexity'][0]:.0f} in the mean). {plan['texts']} texts of a cell, T "
+        f"= {plan['tokens']}, delta = {result['delta']:g}, replace-by-null; 99 % intervals (±)."
+    )
+
+
+def _around(value: Sequence[float], times: float, digits: int) -> str:
+    if math.isnan(value[0]):
+        return "–"
+    return f"{times * value[0]:.{digits}f} ± {times * value[1]:.{digits}f}"
+
+
+def groups(result: Row) -> Iterator[tuple[str, list[Row]]]:
+    """Rows that differ in epsilon alone."""
+    found: dict[str, list[Row]] = {}
+    for row in result["rows"]:
+        found.setdefault(named(row), []).append(row)
+    yield from found.items()
+
+
+def table_2(result: Row, what: str, figure: Callable[[Row], str]) -> list[str]:
+    """A figure by method and epsilon; one over all columns where nothing is spent."""
+    epsilons = result["plan"]["epsilons"]
+    lines = []
+    for name, rows in groups(result):
+        by = {row["epsilon"]: figure(row) if row["state"] == "run" else row["state"]
+              for row in rows}  # fmt: skip
+        cells = [by[None]] * len(epsilons) if None in by else [by.get(e, "") for e in epsilons]
+        calls = next((row["calls"] for row in has_run(rows)), None)
+        lines.append([name, report.three(calls) if calls else "–", *cells])
+    return report.table([what, "calls per token", *(f"ε = {e:g}" for e in epsilons)], lines)
+
+
+def texts(result: Row) -> list[str]:
+    """What else is measured, at the largest epsilon."""
+    largest = max(result["plan"]["epsilons"])
+    lines = [
+        [named(row), _around(row["length"], 1, 1), f"{row['length_distance']:.2f}",
+         _around(row["names"], 1, 2), str(row["empty"]), str(row.get("reads", "–"))]
+        for row in has_run(result["rows"]) if row["epsilon"] in (None, largest)
+    ]  # fmt: skip
+    heads = [f"texts at ε = {largest:g}", "tokens", "distance of lengths (KS)", "names", "empty",
+             "texts that read a reference, at most"]  # fmt: skip
+    return report.table(heads, lines)
+
+
+def worth(result: Row) -> list[str]:
+    """Nats per token that references save of real texts."""
+    rows = result["worth"]
+    epsilons = [*result["plan"]["epsilons"], None]
+    lines = []
+    for batch in result["plan"]["batches"]:
+        of = {row["epsilon"]: row for row in rows if row["batch"] == batch}
+        lines.append([str(batch), _around(of[None]["public"], 1, 3), *(
+            _around(of[e]["saved"], 1, 3) + (f" (C = {of[e]['clip']:.2f})" if e else "")
+            for e in epsilons
+        )])  # fmt: skip
+    heads = ["nats per token of real texts: B", "public model", *(
+        f"saved at ε = {e:g}" if e else "saved, not clipped" for e in epsilons
+    )]  # fmt: skip
+    return report.table(heads, lines)
+
+
+# ---- the criterion
+
+
+def criteria(result: Row) -> list[str]:
+    """What the project asks, epsilon by epsilon; and whether references help beyond chance."""
+    rows = has_run(result["rows"])
+    lines = []
+    for epsilon in result["plan"]["epsilons"]:
+        ours, others = (
+            [
+                r for r in rows
+                if r["epsilon"] == epsilon and (r["method"] in OURS) == side
+                and r["method"] != "null-references"
+            ]
+            for side in (True, False)
+        )
+        if ours and others:
+            lines.append(_against(epsilon, ours, others))
+    public = {
+        (row["epsilon"], row["top_k"]): row
+        for row in rows if row["method"] in ("public-only", "null-references")
+    }  # fmt: skip
+    private = [
+        (row, public.get((row["epsilon"], row["top_k"])) or public[None, row["top_k"]])
+        if row["method"] == "invisibleink" else (row, public[None, row["top_k"]])
+        for row in rows
+        if row["method"] in (*OURS, *BASELINES) and (None, row["top_k"]) in public
+    ]  # fmt: skip
+    for name, figure, better in (
+        ("MAUVE is higher", "mauve", 1), ("the perplexity gap is smaller", "perplexity_gap", -1)
+    ):  # fmt: skip
+        signs = [better * differs(*pair, figure) for pair in private]
+        above = [row for (row, _), sign in zip(private, signs, strict=True) if sign > 0]
+        if private:
+            lines.append(
+                f"against the public model on the same candidates (1 call, no reference), {name} "
+                f"by more than the interval of the difference in {len(above)} of {len(private)} "
+                f"cells" + (f" ({_listed(above)})" if above else "")
+                + f", the other way round in {signs.count(-1)}"
+            )  # fmt: skip
+    return lines
+
+
+def _against(epsilon: float, ours: Sequence[Row], others: Sequence[Row]) -> str:
+    best = max(others, key=utility)
+    as_good = [row for row in ours if utility(row) >= utility(best)]
+    what = f"{named(best)}, {100 * utility(best):.1f} % at {report.three(best['calls'])} calls"
+    if not as_good:
+        top = max(ours, key=utility)
+        found = f"none as good ({named(top)}: {100 * utility(top):.1f} %)"
+        return report.criterion(f"ε = {epsilon:g}", _bound(what), found, holds=False)
+    cheapest = min(as_good, key=lambda row: row["calls"])
+    ratio = best["calls"] / cheapest["calls"]
+    found = (
+        f"{named(cheapest)}, {100 * utility(cheapest):.1f} % at "
+        f"{report.three(cheapest['calls'])} calls: {report.three(ratio)} times fewer"
+    )
+    return report.criterion(f"ε = {epsilon:g}", _bound(what), found, holds=ratio >= FEWER)
+
+
+def _bound(best: str) -> str:
+    return f"the best baseline's MAUVE ({best}) at {FEWER:g} times fewer calls"
+
+
+def utility(row: Row) -> float:
+    """MAUVE."""
+    return float(row["mauve"][0])
+
+
+def differs(row: Row, other: Row, figure: str = "mauve") -> int:
+    """1 above, -1 below, 0 within the interval of the difference of two figures."""
+    difference = row[figure][0] - other[figure][0]
+    if not abs(difference) > math.hypot(row[figure][1], other[figure][1]):
+        return 0
+    return 1 if difference > 0 else -1
+
+
+def _listed(rows: Sequence[Row]) -> str:
+    return "; ".join(f"{named(row)} at ε = {row['epsilon']:g}" for row in rows)
+
+
+# ---- the plot
+
+
+def plot(result: Row, path: Path) -> None:
+    """Figure 1, a panel for each epsilon; InputError without matplotlib."""
+    epsilons = result["plan"]["epsilons"]
+    figure = report.figure(1 + 3.4 * len(epsilons), 4.2)
+    panels = figure.subplots(1, len(epsilons), squeeze=False, sharey=True)[0]
+    for axes, epsilon in zip(panels, epsilons, strict=True):
+        draw(axes, result, epsilon)
+    finish(figure, panels)
+    report.save(figure, path, dpi=110)
+
+
+def finish(figure: Any, panels: Sequence[Any]) -> None:
+    """One legend for all panels, below them."""
+    panels[0].set_ylabel("MAUVE, %")
+    found: dict[str, Any] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
+    figure.legend(
+        list(found.values()), list(found), loc="outside lower center", ncols=5, fontsize=7
+    )
+
+
+def draw(axes: Any, result: Row, epsilon: float) -> None:
+    """MAUVE against calls for each token."""
+    rows = has_run(result["rows"])
+    for method, (name, colour, marker) in STYLES.items():
+        of = [row for row in rows if row["method"] == method]
+        if method in ("public-only", "real texts"):
+            for row, style in zip(of, ("--", ":", "-."), strict=False):
+                axes.axhline(100 * utility(row), color=colour, linestyle=style, linewidth=1,
+                             label=named(row))  # fmt: skip
+            continue
+        at = [row for row in of if row["epsilon"] == epsilon]
+        # Rows of several top-k have the same calls: side by side, the first ones hollow.
+        several = dict.fromkeys(row["top_k"] for row in at)
+        for number, k in enumerate(several):
+            part = [row for row in at if row["top_k"] == k]
+            axes.errorbar(
+                [row["calls"] * 1.08**number for row in part],
+                [100 * utility(row) for row in part],
+                [100 * row["mauve"][1] for row in part], color=colour, marker=marker, capsize=2,
+                linewidth=1, markersize=4.5,
+                markerfacecolor="white" if number == 0 and len(several) > 1 else colour,
+                label=name if k is None else f"{name}, k = {k}",
+            )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    ticks = sorted({1, *(2 ** round(math.log2(row["calls"])) for row in rows if row["calls"])})
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_ylim(0, 105)
+    axes.set(xlabel="model calls per token")
+    axes.set_title(f"ε = {epsilon:g} (Figure 1)", fontsize=9)
+    axes.grid(alpha=0.3, axis="y")
