@@ -18,6 +18,7 @@ from models.tokenizer import Tokenizer
 from models.training.corpus import read_manifest
 from models.training.snippets import SHIPPED, read_snippets
 from spu_llm.app import cli
+from spu_llm.app.defaults import DRAFT_LENGTH
 from spu_llm.core import merged_rounds
 from spu_llm.core.channel import Traffic
 from spu_llm.core.errors import WorkerError
@@ -348,7 +349,6 @@ def test_a_run_between_two_processes(system: str, tiny_pair: tuple[Path, Path]) 
     if system == "stock":
         assert cost["material"] == NO_COST and found["steps"] == 5
     else:
-        assert cost["material"]["seconds"] > 0 and found["drafted"] == 7 * found["steps"] * (
-            system == "ours-drafted"
-        )
+        drafts = DRAFT_LENGTH if system == "ours-drafted" else 0
+        assert cost["material"]["seconds"] > 0 and found["drafted"] == drafts * found["steps"]
     completions_report.table({"runs": [found], "failed": []})
