@@ -36,12 +36,12 @@ class Simulation:
     """Both parties as two threads of this process, on an in-memory link; for tests and notebooks.
 
     `seed` fixes the parties' own random streams (SPU's stay random). `beside`: whether material is
-    made while a call runs, as a session has it.
+    made while a call runs; a session asks the network, which there is none of here.
     """
 
     def __init__(
         self, config: SpuConfig | None = None, *, seed: int | None = None,
-        beside: bool | None = None,
+        beside: bool = False,
     ) -> None:  # fmt: skip
         self._name = f"simulation-{next(_simulations)}"
         self._config = config or SpuConfig()
