@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-LONGER = ("app",)
+LONGER = ("app", "confidential", "net")
 
 
 def halves() -> tuple[list[str], list[str]]:
