@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,17 @@ def run(session: PartySession, job: Job[TextRequest, References], send: Send) ->
         send("stage", name=f"text {number + 1} of {request.texts}")
         ends = request.eos.__contains__
         texts.append(drawn.text(client, provider, ends, lambda _: send("token")))
+    return result_of(session, texts, PHASES)
+
+
+def result_of(
+    session: PartySession, texts: list[list[int]], phases: Sequence[str]
+) -> dict[str, Any]:
+    """What either program for private texts tells of its run, with the traffic of these phases."""
     return {
         "texts": texts,
         "seconds": session.meter.seconds,
-        "traffic": {phase: asdict(session.meter.traffic(phase)) for phase in PHASES},
+        "traffic": {phase: asdict(session.meter.traffic(phase)) for phase in phases},
         "learned": session.ledger.learned(),
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.dp_text.lanes import Lanes
 from spu_llm.systems.dp_text.secure_budget import epsilon_of_text
 from spu_llm.systems.dp_text.secure_records import References, SharedRequest
-from spu_llm.systems.dp_text.secure_run import check_prompts, folded_of
+from spu_llm.systems.dp_text.secure_run import check_prompts, folded_of, result_of
 from spu_llm.systems.dp_text.shared import OwnHalf, SharedText, declare
 from spu_llm.systems.program import Job, Send, Spendable
 
@@ -47,12 +46,7 @@ def run(session: PartySession, job: Job[SharedRequest, References], send: Send) 
         client, provider = (half, None) if own else (None, half)
         ends = request.eos.__contains__
         texts.append(drawn.text(client, provider, ends, lambda _: send("token")))
-    return {
-        "texts": texts,
-        "seconds": session.meter.seconds,
-        "traffic": {phase: asdict(session.meter.traffic(phase)) for phase in PHASES},
-        "learned": session.ledger.learned(),
-    }
+    return result_of(session, texts, PHASES)
 
 
 def provider_prompts(own: Spendable | None, request: SharedRequest) -> list[list[list[int]]]:
