@@ -14,7 +14,7 @@ through the model together: linear layers, norms and comparisons are of all L n 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, replace
 from dataclasses import fields as dataclass_fields
 from importlib import import_module
@@ -254,16 +254,35 @@ class Family:
         `prefix` is visible. `normalise` stands in for the norm of the ranges, in plaintext. A
         caller takes rows back by writing over them and not showing them.
         """
+        x, written, outside = self.through(
+            weights["blocks"], config, x, rows, cache, prefix, normalise
+        )
+        normed, out = config.normalised(x, scale, normalise)
+        return normed, written, outside + out
+
+    def through(
+        self,
+        blocks: Sequence[Params],
+        config: Any,
+        x: Array,
+        rows: Rows,
+        cache: Block,
+        prefix: Prefix | None = None,
+        normalise: Callable[..., tuple[Array, Array]] = rms_norm,
+    ) -> tuple[Array, Block, Array]:
+        """`forward` through these blocks alone, folded, with a cache of as many layers: rows
+        [L n, d] of the residual stream as they leave the last of them.
+        """
         outside = jnp.int32(0)
         angles = self.angles(config, rows)
 
-        def norm(x: Array, gain: float = 1.0) -> Array:
+        def norm(x: Array) -> Array:
             nonlocal outside
-            normed, out = config.normalised(x, gain, normalise)
+            normed, out = config.normalised(x, normalise=normalise)
             outside = outside + out
             return normed
 
-        cached = zip(weights["blocks"], cache.keys, cache.values, strict=True)
+        cached = zip(blocks, cache.keys, cache.values, strict=True)
         layers = [
             Layer(i, block, config, rows, angles, prefix, keys, values)
             for i, (block, keys, values) in enumerate(cached)
@@ -275,7 +294,7 @@ class Family:
             with jax.named_scope("mlp"):
                 x = x + self.mlp(norm(x), layer)
         written = Block(tuple(a.keys for a in layers), tuple(a.values for a in layers))
-        return norm(x, scale), written, outside
+        return x, written, outside
 
     def head(self, weights: Params, rows: Array, scale: float = 1.0) -> Array:
         """Logits [n, vocab], times `scale`, of rows that `forward` gave with the same `scale`."""

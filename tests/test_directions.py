@@ -17,7 +17,8 @@ PROTOCOLS = ["protocols.bits", "protocols.ot", "protocols.arithmetic", "protocol
 PROTOCOLS = [*PROTOCOLS, "protocols.verification"]
 SYSTEM = [*PARTY, *PROTOCOLS, "protocols.dp", "models"]
 # The version of all protocols lies in their package's own folder.
-SYSTEMS = ["spu_llm.systems.decoding", "spu_llm.systems.confidential", "spu_llm.systems.dp_text"]
+OF_SYSTEMS = ["decoding", "confidential", "dp_text", "split", "watermark"]
+SYSTEMS = [f"spu_llm.systems.{name}" for name in OF_SYSTEMS]
 SERVICE = [*SYSTEM, "protocols", "spu_llm.net", "spu_llm.systems", *SYSTEMS]
 APP = [*SERVICE, "spu_llm.service", "models.training"]
 STUDY = [*APP, "spu_llm.app", "experiments.common"]
@@ -40,6 +41,8 @@ ALLOWED: dict[str, list[str]] = {
     "spu_llm.systems.decoding": [*SYSTEM, "spu_llm.systems"],
     "spu_llm.systems.confidential": [*SYSTEM, "spu_llm.systems"],
     "spu_llm.systems.dp_text": [*SYSTEM, "spu_llm.systems", "spu_llm.systems.decoding"],
+    "spu_llm.systems.split": [*SYSTEM, "spu_llm.systems", "spu_llm.systems.decoding"],
+    "spu_llm.systems.watermark": [*SYSTEM, "spu_llm.systems", "spu_llm.systems.decoding"],
     "spu_llm.service": SERVICE,
     "spu_llm.app": APP,
     "experiments.common": STUDY,

@@ -1,0 +1,105 @@
+"""A model split at two block boundaries: the client's ends and the provider's middle (NOIR §2.1).
+
+*Front*: embedding and the first blocks. *Middle*: the blocks between. *Back*: the last blocks, norm
+and head. What crosses a boundary is the residual stream, rows [n, d] as folded weights have it
+(`models.family`): one after the other the three are the whole model.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from models.cache import Block, Rows, rows_after
+from models.family import ModelConfig, Params, family_of
+from spu_llm.core.errors import InputError
+
+
+class Split(NamedTuple):
+    """Blocks of the front and of the back."""
+
+    front: int
+    back: int
+
+    def check(self, config: ModelConfig) -> None:
+        """InputError unless something is left for the middle."""
+        if min(self) < 0 or self.front + self.back >= config.layers:
+            raise InputError(
+                f"--split {self.front},{self.back} leaves no middle of a model of {config.layers} "
+                f"blocks; the two must be 0 or more, and below {config.layers} together"
+            )
+
+    def middle(self, config: ModelConfig) -> int:
+        """Blocks of the middle."""
+        return config.layers - self.front - self.back
+
+    def parts(self, weights: Params) -> tuple[Params, list[Params], Params]:
+        """Folded weights of front, middle and back: those of the ends are whole models of fewer
+        blocks, the front without "head", the back without what embeds tokens.
+        """
+        blocks = weights["blocks"]
+        end = len(blocks) - self.back
+        rest = {name: w for name, w in weights.items() if name not in ("blocks", "head")}
+        return (
+            {**rest, "blocks": blocks[: self.front]},
+            blocks[self.front : end],
+            {"blocks": blocks[end:], "head": weights["head"]},
+        )
+
+
+def front(
+    weights: Params, config: ModelConfig, tokens: Array, rows: Rows, cache: Block
+) -> tuple[Array, Block]:
+    """Rows [L n, d] that go to the middle, of tokens [L n]; positions as `rows` says."""
+    family = family_of(config)
+    x = family.embed(weights, config, tokens, rows.positions.reshape(-1))
+    x, cache, _ = family.through(weights["blocks"], config, x, rows, cache)
+    return x, cache
+
+
+def middle(
+    blocks: list[Params], config: ModelConfig, x: Array, rows: Rows, cache: Block
+) -> tuple[Array, Block]:
+    """Rows [L n, d] that come back."""
+    x, cache, _ = family_of(config).through(blocks, config, x, rows, cache)
+    return x, cache
+
+
+def back(
+    weights: Params, config: ModelConfig, x: Array, rows: Rows, cache: Block
+) -> tuple[Array, Block]:
+    """Logits [L n, vocab]."""
+    family = family_of(config)
+    normed, cache, _ = family.forward(weights, config, x, rows, cache)
+    return family.head(weights, normed), cache
+
+
+# ---- whole texts without a cache, for tuning and for attacks
+
+
+def _whole(part: Any, weights: Any, config: ModelConfig, x: Array, layers: int) -> Array:
+    def one(x: Array) -> Array:
+        n = x.shape[0]
+        cache = config.with_layers(layers).empty_cache(n) if layers else Block((), ())
+        out: Array = part(weights, config, x, rows_after(0, n, n), cache)[0]
+        return out
+
+    return jax.vmap(one)(x)
+
+
+def front_texts(weights: Params, config: ModelConfig, tokens: Array) -> Array:
+    """[b, n, d] of tokens [b, n]."""
+    return _whole(front, weights, config, jnp.asarray(tokens), len(weights["blocks"]))
+
+
+def middle_texts(blocks: list[Params], config: ModelConfig, x: Array) -> Array:
+    """[b, n, d] of [b, n, d]."""
+    return _whole(middle, blocks, config, x, len(blocks))
+
+
+def back_texts(weights: Params, config: ModelConfig, x: Array) -> Array:
+    """Logits [b, n, vocab] of [b, n, d]."""
+    return _whole(back, weights, config, x, len(weights["blocks"]))

@@ -1,0 +1,1 @@
+"""NOIR: the client keeps both ends of a model, the provider the middle."""

@@ -1,0 +1,1 @@
+"""Marks in generated text that its key finds again."""
