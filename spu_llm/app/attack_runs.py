@@ -15,8 +15,8 @@ from spu_llm.app.attack_prompts import held_out
 from spu_llm.app.attacking import Wanted
 from spu_llm.core.errors import InputError
 from spu_llm.systems.confidential.attacks import layer0, length, recompute
-from spu_llm.systems.confidential.attacks.outcome import Outcome
 from spu_llm.systems.confidential.attacks.views import Asked, Shares, asked_of
+from spu_llm.systems.outcome import Outcome
 
 PROMPT_TOKENS = 16
 STEPS = (1, 2, 4, 8)  # generated tokens that the layer-0 attack is given

@@ -22,12 +22,12 @@ from spu_llm.core.errors import InputError
 from spu_llm.service.vault.user import Wish
 from spu_llm.systems.confidential import published
 from spu_llm.systems.confidential.attacks import layer0, recompute, sets
-from spu_llm.systems.confidential.attacks.outcome import Outcome
 from spu_llm.systems.confidential.attacks.sets import Sent
 from spu_llm.systems.confidential.attacks.views import Seen
 from spu_llm.systems.confidential.book import Book
 from spu_llm.systems.confidential.obfuscation import Limits
 from spu_llm.systems.confidential.spans import Prompt
+from spu_llm.systems.outcome import Outcome
 
 LIMITS = Limits()
 QUICK = replace(LIMITS, beam=128)  # the bound does not depend on it, and there are many prompts

@@ -14,7 +14,7 @@ from spu_llm.app.output import check_json, write_json
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
-    from spu_llm.systems.confidential.attacks.outcome import Outcome
+    from spu_llm.systems.outcome import Outcome
 
 # Vault mode; prompt obfuscation in it as published, and repaired; both parties on shares.
 MODES = ("vault", "published", "repaired", "two-party")

@@ -18,9 +18,9 @@ from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.confidential.attacks import layer0, length, recompute
-from spu_llm.systems.confidential.attacks.outcome import Outcome, wilson
 from spu_llm.systems.confidential.attacks.views import Seen, Shares, WatchingEngine, asked_of
 from spu_llm.systems.decoding import viewed
+from spu_llm.systems.outcome import Outcome, wilson
 from spu_llm.systems.program import Held, Job
 from tests.confidential.test_vault import Vaults
 from tests.tiny import LLAMA, PRIVATE, tiny_params

@@ -13,7 +13,8 @@ _Z = 1.959963984540054  # of the normal distribution: 95 % within
 @dataclass(frozen=True)
 class Outcome:
     """`what`: what counts as a success, and as a try. chance: the rate of whoever sees nothing.
-    bound: the highest rate that is claimed for whoever sees all, where one is.
+    bound: the highest rate that is claimed for whoever sees all, where one is. luck: `by_luck`,
+    where tries are not independent and it was found in another way.
     """
 
     attack: str
@@ -24,6 +25,7 @@ class Outcome:
     chance: float
     bound: float | None = None
     notes: str = ""
+    luck: float | None = None
 
     @property
     def rate(self) -> float:
@@ -39,6 +41,8 @@ class Outcome:
         """Probability that as many independent guesses succeed as often, or more so. The interval
         does not say that: of rates near 0 a single success lifts its lower end above chance.
         """
+        if self.luck is not None:
+            return self.luck
         if not self.successes:
             return 1.0
         return float(bdtrc(self.successes - 1, self.tries, self.chance))

@@ -1,0 +1,1 @@
+"""What NOIR compares itself with: tokens replaced (T2T), embeddings noised (SnD)."""
