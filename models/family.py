@@ -342,18 +342,29 @@ def bounds_of(weights: Any, config: ModelConfig) -> Bounds:
     """What activations on shares can reach with these folded weights. InputError for weights that
     are no numbers.
     """
+    largest = bounds_of_blocks(weights["blocks"], config)
+    outside = [weights["head"], *(family_of(config).embeddings(weights))]
+    _check_finite(outside)
+    last = Linear.of(weights["head"])
+    return largest._replace(
+        linear=max(largest.linear, ranges.SLACK * last.largest_product(config.width)),
+        spread=ranges.SLACK * 2 * last.largest(config.width),
+        entry=ranges.SLACK * max(float(np.max(np.abs(table))) for table in outside[1:]),
+    )
+
+
+def bounds_of_blocks(blocks: Sequence[Params], config: ModelConfig) -> Bounds:
+    """The same of these folded blocks alone."""
+    _check_finite(blocks)
+    of_blocks = [family_of(config).bounds(block, config) for block in blocks]
+    largest = Bounds(*(max(found) for found in zip(*of_blocks, strict=True)))
+    largest = largest._replace(linear=max(largest.linear, largest.added))
+    return Bounds(*(ranges.SLACK * bound for bound in largest))
+
+
+def _check_finite(weights: Any) -> None:
     if not all(np.all(np.isfinite(w)) for w in jax.tree.leaves(weights)):
         raise InputError("the model has NaN or infinite weights; save it again")
-    family, d = family_of(config), config.width
-    of_blocks = [family.bounds(block, config) for block in weights["blocks"]]
-    largest = Bounds(*(max(found) for found in zip(*of_blocks, strict=True)))
-    last = Linear.of(weights["head"])
-    whole = largest._replace(
-        linear=max(largest.linear, largest.added, last.largest_product(d)),
-        spread=2 * last.largest(d),
-        entry=max(float(np.max(np.abs(table))) for table in family.embeddings(weights)),
-    )
-    return Bounds(*(ranges.SLACK * bound for bound in whole))
 
 
 def check_ranges(weights: Any, config: ModelConfig) -> None:

@@ -1,4 +1,5 @@
-"""Folded weights once in memory, for all processes that a provider starts.
+"""Folded weights, or those of a split model's middle, once in memory, for all processes that a
+provider starts.
 
 They lie one after the other in a file without a name, which exists as long as somebody has it open
 and can no longer be changed by anybody; a process that inherits its descriptor maps it.
@@ -15,17 +16,26 @@ import jax
 import numpy as np
 
 from models.family import ModelConfig, Params, check_ranges, family_of
+from models.split import Split, check_middle
 
 _ALIGNED = 64  # bytes
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
-def place(params: Params, config: ModelConfig) -> int:
-    """A descriptor of the folded weights, which the caller closes. InputError when activations may
-    leave their ranges, OSError when there is not enough memory.
+def place(
+    params: Params, config: ModelConfig, split: Split | None = None, *, on_shares: bool = True
+) -> int:
+    """A descriptor of the folded weights, or of the middle's blocks alone, which the caller closes.
+    InputError when activations `on_shares` may leave their ranges, OSError when there is not enough
+    memory.
     """
     weights = family_of(config).fold(params, config)
-    check_ranges(weights, config)
+    if split is not None:
+        weights = split.parts(weights)[1]
+    if on_shares and split is None:
+        check_ranges(weights, config)
+    elif on_shares:
+        check_middle(weights, config)
     descriptor = os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -40,9 +50,7 @@ def place(params: Params, config: ModelConfig) -> int:
 
 
 def mapped(descriptor: int, weights: Any) -> Any:
-    """The folded weights in it, which nobody can write to. `weights`: their shapes, by
-    `family.weight_shapes`.
-    """
+    """The folded weights in it, which nobody can write to. `weights`: their shapes."""
     shapes, tree = jax.tree.flatten(weights)
     # Private, since a shared mapping could be made writable: older kernels refuse it.
     memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)

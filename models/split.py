@@ -7,14 +7,18 @@ and head. What crosses a boundary is the residual stream, rows [n, d] as folded 
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from models import ranges
 from models.cache import Block, Rows, rows_after
-from models.family import ModelConfig, Params, family_of
+from models.family import ModelConfig, Params, bounds_of_blocks, family_of
 from spu_llm.core.errors import InputError
 
 
@@ -48,6 +52,27 @@ class Split(NamedTuple):
             blocks[self.front : end],
             {"blocks": blocks[end:], "head": weights["head"]},
         )
+
+
+def check_middle(blocks: Sequence[Params], config: ModelConfig) -> None:
+    """InputError when activations of these folded blocks may leave the ranges of `config` without
+    being noticed. The ends need none where they are computed in the clear.
+    """
+    ranges.check_bounds(bounds_of_blocks(blocks, config), config)
+
+
+def ends_digest(params: Params, split: Split) -> str:
+    """SHA-256 (hex) of the parameters of both ends, not folded: parties who find the same one have
+    the same ends, whatever their machines fold them to.
+    """
+    blocks = params["blocks"]
+    ends = {**params, "blocks": [blocks[: split.front], blocks[len(blocks) - split.back :]]}
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(ends)[0]:
+        values = np.ascontiguousarray(leaf, "<f4")
+        digest.update(f"{jax.tree_util.keystr(path)} {values.shape}\n".encode())
+        digest.update(values.data)
+    return digest.hexdigest()
 
 
 def front(

@@ -153,7 +153,7 @@ class _Sweep:
     def prefill(self) -> dict[str, Any]:
         """The prompt into the cache; its cost."""
         session, shape = self._session, (1, self.prompt_tokens)
-        prompt = session.private(CLIENT, ClientSide.prompts, shape, np.int32, self._client)
+        prompt = session.private(CLIENT, ClientSide.prefill_input, shape, np.int32, self._client)
         inputs = self._inputs(0)
         return self._measured("prefill", lambda: self._decoder.prefill(prompt, inputs)).cost
 
@@ -163,7 +163,7 @@ class _Sweep:
         started = time.perf_counter()
         inputs = self._inputs(n - 1)
         drafting = time.perf_counter() - started
-        tokens = session.private(CLIENT, ClientSide.step_tokens, (1, n), np.int32, self._client)
+        tokens = session.private(CLIENT, ClientSide.step_input, (1, n), np.int32, self._client)
         # The text never moves on.
         nothing, self._last = np.zeros((1, self._last), bool), n
         done = self._measured(

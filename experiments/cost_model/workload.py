@@ -19,7 +19,7 @@ import numpy as np
 
 from experiments.common.kinds import kind_of
 from experiments.common.replay import ROUNDS, Replay, dry_parties
-from models.family import ModelConfig, weight_shapes
+from models.family import ModelConfig
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.plan import Plan, Run
 from spu_llm.core._jax import shape_of
@@ -30,7 +30,8 @@ from spu_llm.offline.silent.products import matrix_of
 from spu_llm.runtime.dry_session import Noted
 from spu_llm.systems.decoding.generate import Completion, announce, announce_end
 from spu_llm.systems.decoding.preparation import dry_course
-from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.request import Course
+from spu_llm.systems.decoding.secure_model import held_shapes
 from spu_llm.systems.program import Before
 
 
@@ -70,7 +71,7 @@ COMPUTE = ("messages", "words", "weight_products")
 
 
 def of_completion(
-    config: ModelConfig, request: Request, networks: Sequence[NetworkShape], steps: int = 1,
+    config: ModelConfig, request: Course, networks: Sequence[NetworkShape], steps: int = 1,
     before: Before = Before(),  # noqa: B008 - frozen
 ) -> list[Workload]:  # fmt: skip
     """Of the prefill, and the mean of the first `steps` decode steps, whose drafts all stay. Steps
@@ -83,13 +84,13 @@ def of_completion(
 
 def of_steps(
     config: ModelConfig,
-    request: Request,
+    request: Course,
     networks: Sequence[NetworkShape],
     accepted: Sequence[int],
     before: Before = Before(),  # noqa: B008 - frozen
 ) -> list[Workload]:
     """Of the prefill, and of every step of a course: so many drafts stay in each."""
-    if config.layers <= 2:
+    if config.layers <= 2 or request.split is not None:
         return _whole(config, request, networks, accepted, before)
     one, two = (
         _whole(config.with_layers(n), request, networks, accepted, before) for n in (1, 2)
@@ -109,12 +110,12 @@ def of_layers(one: Workload, two: Workload, layers: int) -> Workload:
 
 def _whole(
     config: ModelConfig,
-    request: Request,
+    request: Course,
     networks: Sequence[NetworkShape],
     accepted: Sequence[int],
     before: Before,
 ) -> list[Workload]:
-    completion, weights = Completion.of(config, request, before), weight_shapes(config)
+    completion, weights = Completion.of(config, request, before), held_shapes(config, request.split)
     parties = dry_parties()
     announcement = announce_end if request.hide_progress else announce
     said = jax.ShapeDtypeStruct(completion.announced, np.int32)

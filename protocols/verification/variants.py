@@ -32,6 +32,9 @@ whether the client gives up for an activation out of range may still depend on w
 answer questions about single weights: layers can be extracted, as MUSE does (Lehmkuhl et al., \
 USENIX Security 2021) | the same |
 
+Where the logits are the client's (a split model's, `spu_llm.systems.split.secure`) nothing runs on
+shares, and the rule alone is left: `protocols.verification.plain`.
+
 "The private model's distribution" is meant up to rounding; the tests bound it. A draft is accepted
 with min(1, p / q) rounded to a multiple of 2^-accept (`protocols.verification.sampling.Widths`: 14
 bits for 4,096 tokens, 11 for 50,257), the token drawn by fractions of 20 bits; where these do not
@@ -80,7 +83,34 @@ FUNCTIONALITIES = {  # with progress shown
 }
 
 
-class Verifier(Protocol):
+class Rule(Protocol):
+    """The client's plaintext half of a variant, for one way of sampling."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are drawn."""
+
+    def propose(
+        self, logits: np.ndarray, position: int, streams: Streams
+    ) -> tuple[int, np.ndarray]:
+        """A draft for `position` of the text from the public model's logits [vocab], and the
+        distribution float64 [vocab] that it was drawn from.
+        """
+
+    def client_input(
+        self, drafts: Sequence[int], q: np.ndarray, position: int, streams: Streams
+    ) -> Any:
+        """The client's input to the secure half: its drafts with their distributions q [d, vocab];
+        `position` is that of the first draft.
+        """
+
+    def resolve(
+        self, outcome: Any, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
+    ) -> tuple[int, int]:
+        """Accepted drafts, and the token after them."""
+
+
+class Verifier(Rule, Protocol):
     """One variant for one way of sampling; both parties hold equal ones.
 
     Shapes: d drafts, logits [lane, d + 1, vocab] already divided by the temperature; row i belongs
@@ -94,10 +124,6 @@ class Verifier(Protocol):
         """As `--verify` calls it."""
 
     @property
-    def sampling(self) -> Sampling:
-        """How tokens are drawn."""
-
-    @property
     def hide_progress(self) -> bool:
         """Whether the provider does not learn how many drafts stay."""
 
@@ -107,20 +133,6 @@ class Verifier(Protocol):
     def provider_shapes(self, drafts: int) -> Any:
         """Shapes and types of the provider's: its part of the joint randomness, or None."""
 
-    def propose(
-        self, logits: np.ndarray, position: int, streams: Streams
-    ) -> tuple[int, np.ndarray]:
-        """A draft for `position` of the text from the public model's logits [vocab], and the
-        distribution float64 [vocab] that it was drawn from.
-        """
-
-    def client_input(
-        self, drafts: Sequence[int], q: np.ndarray, position: int, streams: Streams
-    ) -> Any:
-        """The client's input: its drafts with their distributions q [d, vocab]; `position` is that
-        of the first draft.
-        """
-
     def provider_input(self, drafts: int, stream: Prg) -> Any:
         """The provider's input."""
 
@@ -128,11 +140,6 @@ class Verifier(Protocol):
         """The secure half: an outcome for the client alone and the numbers of accepted drafts
         [lane], which are the client's or public.
         """
-
-    def resolve(
-        self, outcome: Any, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
-    ) -> tuple[int, int]:
-        """The client's plaintext half: accepted drafts, and the token after them."""
 
 
 def side_by_side(lanes: Sequence[Any]) -> Any:

@@ -190,7 +190,16 @@ def _parser() -> Parser:
     add_identity_options(generate)
     generate.set_defaults(run=_complete, model=None)
 
-    from spu_llm.app import attacking, calibrating, doctor, keys, listing, private_text, vaults
+    from spu_llm.app import (
+        attacking,
+        calibrating,
+        doctor,
+        keys,
+        listing,
+        private_text,
+        splitting,
+        vaults,
+    )
     from spu_llm.app.studies import add_commands
 
     doctor.add_command(commands)
@@ -200,6 +209,7 @@ def _parser() -> Parser:
     vaults.add_command(commands)
     attacking.add_command(commands)
     private_text.add_command(commands)
+    splitting.add_command(commands)
     add_commands(commands)
     return parser
 
@@ -256,7 +266,7 @@ def _jobs_option(parser: argparse.ArgumentParser) -> None:
                         "(default: all, or with both parties here half of them each)")  # fmt: skip
 
 
-def _jobs(options: argparse.Namespace, parties_here: int) -> int:
+def jobs_of(options: argparse.Namespace, parties_here: int) -> int:
     """InputError unless `--jobs` is a number of cores, or not given."""
     if options.jobs is None:
         return own_cores(parties_here)
@@ -317,7 +327,7 @@ def _provider(options: argparse.Namespace) -> Any:
         server = Server(
             *address(options.server, "--server"), options.network, identity_of(options)
         )
-    jobs = _jobs(options, 1 if server is not None else 2)
+    jobs = jobs_of(options, 1 if server is not None else 2)
     model = options.model or shipped("private")
     return Provider(options.network, server, model, options.pool, jobs)
 
@@ -381,7 +391,7 @@ def _text_of(path: Path | None, option: str) -> str:
     return text
 
 
-def _megabytes(options: argparse.Namespace, name: str) -> int | None:
+def megabytes(options: argparse.Namespace, name: str) -> int | None:
     """An option in bytes; InputError unless it is a size, or not given."""
     found = getattr(options, name)
     if found is not None and found < 1:
@@ -390,9 +400,8 @@ def _megabytes(options: argparse.Namespace, name: str) -> int | None:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from spu_llm.service.launching import write_report
     from spu_llm.service.limits import Limits
-    from spu_llm.service.provider import ServeOptions, serve
+    from spu_llm.service.provider import ServeOptions
 
     if options.sampling_seed is not None and not options.once:
         raise InputError("--sampling-seed fixes the randomness of one session; add --once")
@@ -402,10 +411,7 @@ def _serve(options: argparse.Namespace) -> None:
             raise InputError(f"{option} bounds what is kept in --pool; give both")
     if options.client_disk is not None and options.insecure:
         raise InputError("--client-disk is of one certificate: there is none with --insecure")
-    if options.session_minutes < 1:
-        raise InputError(f"--session-minutes must be 1 or more, found {options.session_minutes}")
-    if not 1 <= options.sessions <= MAX_SESSIONS:
-        raise InputError(f"--sessions must be 1 to {MAX_SESSIONS}, found {options.sessions}")
+    check_serving(options)
     of_one = options.sessions if options.client_sessions is None else options.client_sessions
     if options.client_sessions is not None and options.insecure:
         raise InputError("--client-sessions is of one certificate: there is none with --insecure")
@@ -420,34 +426,53 @@ def _serve(options: argparse.Namespace) -> None:
         "prefix_pad": pad,
         "spendable": two_party_text.spendable(options),
         "system_prompt": _text_of(options.system_prompt, "--system-prompt"),
-        "disk_bytes": _megabytes(options, "disk"),
-        "disk_bytes_of_one": _megabytes(options, "client_disk"),
-        "jobs": _jobs(options, 1),
+        "disk_bytes": megabytes(options, "disk"),
+        "disk_bytes_of_one": megabytes(options, "client_disk"),
+        "jobs": jobs_of(options, 1),
         "identity": identity_of(options),
+        "split": None,
         "sessions_of_one": of_one,
         "limits": Limits(
             options.session_minutes,
-            _megabytes(options, "client_traffic"),
-            _megabytes(options, "client_memory"),
+            megabytes(options, "client_traffic"),
+            megabytes(options, "client_memory"),
         ),
     }
     host, port = address(options.listen, "--listen")
 
+    run_provider(
+        _record(ServeOptions, options, host=host, port=port, **more), "serving", options.report_fd
+    )
+
+
+def check_serving(options: argparse.Namespace) -> None:
+    """InputError unless sessions may be so many and so long."""
+    if options.session_minutes < 1:
+        raise InputError(f"--session-minutes must be 1 or more, found {options.session_minutes}")
+    if not 1 <= options.sessions <= MAX_SESSIONS:
+        raise InputError(f"--sessions must be 1 to {MAX_SESSIONS}, found {options.sessions}")
+
+
+def run_provider(options: Any, what: str, report_fd: int | None = None) -> None:
+    """Serve with these `ServeOptions`, and say where: `what` is done there."""
+    from spu_llm.service.launching import write_report
+    from spu_llm.service.provider import serve
+
     def on_port(port: int) -> None:
-        print(f"serving {options.model} on {host}:{port}", flush=True)
-        write_report(options.report_fd, port=port)
+        print(f"{what} {options.model} on {options.host}:{port}", flush=True)
+        write_report(report_fd, port=port)
 
     try:
         serve(
-            _record(ServeOptions, options, host=host, port=port, **more),
+            options,
             say=lambda line: print(f"spu-llm: {line}", file=sys.stderr, flush=True),
             on_port=on_port,
         )
     except SpuLlmError as exc:
-        write_report(options.report_fd, error=_one_line(str(exc)), exit_code=exc.exit_code)
+        write_report(report_fd, error=_one_line(str(exc)), exit_code=exc.exit_code)
         raise
     except Exception as exc:
-        write_report(options.report_fd, error=_one_line(_unforeseen(exc)), exit_code=1)
+        write_report(report_fd, error=_one_line(_unforeseen(exc)), exit_code=1)
         raise
 
 
@@ -462,7 +487,7 @@ def _prepare(options: argparse.Namespace) -> None:
 
     provider = _provider(options)
     check_json(options.json)
-    disk_bytes = _megabytes(options, "disk")
+    disk_bytes = megabytes(options, "disk")
     directory = options.draft_model or shipped("public")
     _settle_draft_length(options)
     new, tokens = options.max_new_tokens, options.prompt_tokens

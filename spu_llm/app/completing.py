@@ -26,8 +26,10 @@ from spu_llm.offline.stock import stored_bytes
 from spu_llm.service.client import OnEvent, Server, run_as_client
 from spu_llm.service.launching import local_provider
 from spu_llm.service.supervisor import Look, Outcome
-from spu_llm.systems.decoding.records import COMPLETION, PREPARATION, ClientInputs, PrepareRequest
-from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.records import COMPLETION, PREPARATION, Ahead, ClientInputs
+from spu_llm.systems.decoding.request import Course
+from spu_llm.systems.program import Program
+from spu_llm.systems.split.secure_records import MiddleInputs
 
 
 class NoRoom(InputError):
@@ -78,11 +80,16 @@ class Provider:
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    request: Request
-    inputs: ClientInputs
+    """`started`: on the monotonic clock: what the first token's and all elapsed seconds are counted
+    from. `model`: the directory of the client's, if it computes the ends of a split one.
+    """
+
+    request: Course
+    inputs: ClientInputs | MiddleInputs
     provider: Provider
-    # On the monotonic clock: what the first token's and all elapsed seconds are counted from.
     started: float
+    program: Program = COMPLETION
+    model: Path | None = None
 
 
 def encoded(prefix: str, prompt: str, directory: Path) -> tuple[list[int], list[int]]:
@@ -123,22 +130,25 @@ def generate(
             first_token.append(time.monotonic() - options.started)
         on_event(event, relay)
 
+    reads = [Path(inputs.draft_dir), *([] if options.model is None else [options.model])]
     with _first(provider, say), provider.reached(inputs.sampling_seed) as (server, pool):
         outcome, agreed = run_as_client(
-            server, COMPLETION, options.request, inputs, watch,
-            tokenizer=Tokenizer.load(Path(inputs.draft_dir)), reads=[Path(inputs.draft_dir)],
-            pool=pool, jobs=provider.jobs, check=check,
+            server, options.program, options.request, inputs, watch,
+            tokenizer=Tokenizer.load(Path(inputs.draft_dir)), reads=reads, pool=pool,
+            jobs=provider.jobs, check=check,
         )  # fmt: skip
         return _summary(options, pool, outcome, agreed, first_token[0])
 
 
 def prepare(
-    request: PrepareRequest,
+    request: Ahead,
     tokenizer: Path,
     provider: Provider,
     on_event: OnEvent,
     disk_bytes: int | None = None,
     look: Look = lambda: None,
+    *,
+    program: Program = PREPARATION,
 ) -> dict[str, Any]:
     """Make material with a provider that keeps some, too; returns the `--json` object.
 
@@ -154,7 +164,7 @@ def prepare(
         request = replace(request, room_bytes=room // provider.halves)
     with provider.reached() as (server, pool):
         outcome, agreed = run_as_client(
-            server, PREPARATION, request, on_event=on_event, tokenizer=own, pool=pool,
+            server, program, request, on_event=on_event, tokenizer=own, pool=pool,
             jobs=provider.jobs, look=look,
         )  # fmt: skip
     result = outcome.result
@@ -168,7 +178,7 @@ def prepare(
         "lacking_bytes": provider.halves * result["lacking_bytes"],
         "room_bytes": result["room_bytes"],
         "seconds": {"offline": round(result["seconds"]["offline"], 3)},
-        **_traffic(result["traffic"], offline=["offline"]),
+        **traffic_of(result["traffic"], offline=["offline"]),
         "learned": result["learned"],
         "config": {"pool": str(pool), "peer": result["peer"], **agreed},
     }
@@ -182,7 +192,7 @@ def _first(provider: Provider, say: Callable[[str], None]) -> AbstractContextMan
     return going_first(directory, lambda: say(words))
 
 
-def _no_room(request: PrepareRequest, provider: Provider, result: dict[str, Any]) -> NoRoom:
+def _no_room(request: Ahead, provider: Provider, result: dict[str, Any]) -> NoRoom:
     """Why nothing was made."""
     rooms, halves = result["room_bytes"], provider.halves
     if limiting(rooms) == ROLES[PROVIDER]:
@@ -237,7 +247,7 @@ def _summary(
         "made_beside": result["beside"],
         "first_token_seconds": round(first_token, 3),
         "elapsed_seconds": round(time.monotonic() - options.started, 3),
-        **_traffic(result["traffic"], offline=["offline"], online=online),
+        **traffic_of(result["traffic"], offline=["offline"], online=online),
         "wire_bytes": {
             "client_to_provider": outcome.wire_sent,
             "provider_to_client": outcome.wire_received,
@@ -256,7 +266,7 @@ def _summary(
     }
 
 
-def _traffic(traffic: dict[str, Any], **kinds: Sequence[str]) -> dict[str, Any]:
+def traffic_of(traffic: dict[str, Any], **kinds: Sequence[str]) -> dict[str, Any]:
     """Payload bytes by direction and messages of both parties; `kinds`: each of which phases."""
 
     def total(name: str, phases: Sequence[str]) -> int:

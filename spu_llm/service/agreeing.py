@@ -86,7 +86,7 @@ def task_of(role: str, agreed: Manifest, own: Any, pool: Path | None) -> Task:
 
 def job_of(program: Program, task: Task) -> Job[Any, Any]:
     """A task as its program takes it; InputError or PeerError for what is malformed, does not fit
-    the model, or lacks what the program needs of this party or of both.
+    the model, is not served, or lacks what the program needs of this party or of both.
     """
     client = task.role == ROLES[CLIENT]
     if program.text and TOKENIZER not in task.agreed:
@@ -104,6 +104,7 @@ def job_of(program: Program, task: Task) -> Job[Any, Any]:
     own: Any = read(kind, task.own, f"the {task.role}'s inputs are malformed")
     if client:
         return Job(request, model, own, None, before)
+    program.admit(request, own)
     return Job(request, model, None, own, before)
 
 

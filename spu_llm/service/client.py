@@ -50,6 +50,7 @@ def run_as_client(
     *,
     tokenizer: Tokenizer | None = None,
     reads: Sequence[Path] = (),
+    writes: Sequence[Path] = (),
     pool: Path | None = None,
     jobs: int = 1,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
@@ -59,17 +60,17 @@ def run_as_client(
     """Run `program` with the provider at `server`; the outcome and the agreed settings.
 
     `request` is told to the provider, `inputs` stay here. `tokenizer`: of the client, where the
-    program has text. `reads`: files of its worker. `jobs`: cores that make material, if the
-    provider gives as many. `wrap` may put a recorder around the connection, `check` refuse the
-    provider's model with InputError, as the program itself may. `look` is called while the workers
-    are at it.
+    program has text. `reads`, `writes`: files and directories of its worker. `jobs`: cores that
+    make material, if the provider gives as many. `wrap` may put a recorder around the connection,
+    `check` refuse the provider's model with InputError, as the program itself may. `look` is called
+    while the workers are at it.
     """
     assert (tokenizer is not None) == program.text
     if pool is not None:
         open_directory(pool)
     # Its slow imports overlap with the handshake.
     worker = Worker(
-        program.name, reads=reads, writes=kept_folders("client", pool),
+        program.name, reads=reads, writes=[*kept_folders("client", pool), *writes],
         confined=program.name not in programs.STUDIES,
     )  # fmt: skip
     try:

@@ -17,6 +17,10 @@ SERVED = {
     "preparation": "spu_llm.systems.decoding.records:PREPARATION",
     "private-text": "spu_llm.systems.dp_text.secure_records:SECRET_MODEL",
     "shared-text": "spu_llm.systems.dp_text.secure_records:SHARED_MODEL",
+    "split-completion": "spu_llm.systems.split.secure_records:SPLIT_COMPLETION",
+    "split-preparation": "spu_llm.systems.split.secure_records:SPLIT_PREPARATION",
+    "split-generate": "spu_llm.systems.split.records:GENERATE",
+    "split-tune": "spu_llm.systems.split.records:TUNE",
 }
 STUDIES = {
     "step-sweep": "experiments.benchmarks.step_sweep:PROGRAM",
@@ -28,6 +32,7 @@ STUDIES = {
     "spu-baseline-layers": "experiments.spu_baseline.layers:PROGRAM",
     "scale": "experiments.benchmarks.scale:PROGRAM",
     "viewed": "spu_llm.systems.decoding.viewed:PROGRAM",
+    "viewed-split": "spu_llm.systems.split.secure_viewed:PROGRAM",
     "completion-study": "experiments.claims.completions:PROGRAM",
 }
 

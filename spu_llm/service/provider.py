@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from models.family import ModelConfig
+from models.family import ModelConfig, Params
 from models.hf import load_model
 from models.resident import place
+from models.split import Split, ends_digest
 from models.tokenizer import TOKENIZER_FILE, Tokenizer
 from spu_llm.core.errors import BusyError, InputError, PeerError, SpuLlmError, WantedError
 from spu_llm.net import tls
@@ -30,6 +31,7 @@ from spu_llm.net.manifest import Manifest, agree, with_nonce
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import ByteStream, TcpStream, listen
+from spu_llm.offline.files import open_folder
 from spu_llm.offline.peer_directories import directory_of, open_directory
 from spu_llm.service import agreeing, programs
 from spu_llm.service.limits import Accounts, Limits
@@ -43,7 +45,8 @@ from spu_llm.service.supervisor import (
     run_session,
 )
 from spu_llm.service.worker import Task
-from spu_llm.systems.program import Before, Held, Spendable
+from spu_llm.systems.program import Before, Held, Spendable, SplitServed
+from spu_llm.systems.split.records import MPC
 
 MAX_HANDSHAKES = 64  # connections that have no place yet, and of one address
 HANDSHAKES_OF_ONE = 8
@@ -73,6 +76,7 @@ class ServeOptions:
     system_prompt: str = ""  # before every prompt, and never the client's to know
     prefix_pad: int = 1  # so many rows, or a multiple, it takes in the client's eyes
     spendable: Spendable | None = None  # of one session: only with `once`
+    split: SplitServed | None = None  # serve this alone; `tunings` is of all clients
 
 
 def serve(
@@ -88,7 +92,8 @@ def serve(
     """
     # What is wrong with the weights is said now, not in the middle of a session.
     config, params = load_model(options.model)
-    weights = place(params, config)
+    options = _with_digest(options, params)
+    weights = _placed(options, params, config)
     del params  # all workers use those in one place
     try:
         _serve(options, config, weights, say, on_port, on_event)
@@ -241,10 +246,11 @@ class _Sessions:
 
     def _worked(self, control: Control, admitted: Admitted) -> Outcome:
         task, root = admitted.task, self._options.pool
-        pool = task.pool_dir
+        pool, split = task.pool_dir, task.own.get("split")
+        tunings = [Path(split["tunings"])] if split and split["tunings"] else []
         worker = Worker(
             task.program, [self._weights],
-            writes=kept_folders("provider", None if pool is None else Path(pool)),
+            writes=[*kept_folders("provider", None if pool is None else Path(pool)), *tunings],
             lists=[] if root is None else [root],  # to see how large it is
             confined=task.program not in programs.STUDIES,
         )  # fmt: skip
@@ -284,7 +290,7 @@ class _Sessions:
             pool, budgets = self._disk(client)
             own = Held(
                 str(options.model), options.sampling_seed, budgets, self._weights, self._own_text,
-                options.spendable,
+                options.spendable, self._split(client),
             )  # fmt: skip
             task = agreeing.task_of("provider", agree(asked, stated), own, pool)
             _check(task, options)
@@ -294,6 +300,17 @@ class _Sessions:
             self._say_failed(error)
             self._end_once(error)
             raise
+
+    def _split(self, client: Certificate | None) -> SplitServed | None:
+        """With the directory of this client's tunings."""
+        split = self._options.split
+        if split is None or split.tunings is None:
+            return split
+        root = Path(split.tunings)
+        own = root if client is None else directory_of(root, client.fingerprint)
+        for directory in (root, own):
+            open_folder(directory)
+        return replace(split, tunings=str(own.absolute()))
 
     def _disk(self, client: Certificate | None) -> tuple[Path | None, dict[str, int]]:
         """Where material of this client is kept, and what it may take there, and with all others'.
@@ -315,6 +332,22 @@ class _Sessions:
     def _look(self) -> None:
         if self._stop.is_set():
             raise WantedError("the provider is shutting down")
+
+
+def _with_digest(options: ServeOptions, params: Params) -> ServeOptions:
+    """With that of the ends of a split model."""
+    if (served := options.split) is None:
+        return options
+    digest = ends_digest(params, Split(served.front, served.back))
+    return replace(options, split=replace(served, ends=digest))
+
+
+def _placed(options: ServeOptions, params: Params, config: ModelConfig) -> int:
+    """The weights in memory; of a split model those of the middle alone."""
+    if (served := options.split) is None:
+        return place(params, config)
+    split = Split(served.front, served.back)
+    return place(params, config, split, on_shares=served.mode == MPC)
 
 
 def _as_ours(exc: Exception) -> SpuLlmError:

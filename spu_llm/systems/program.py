@@ -55,10 +55,25 @@ class Spendable:
 
 
 @dataclass(frozen=True)
+class SplitServed:
+    """A split model (`models.split`): one of the modes of `spu-llm split`, blocks of the client's
+    front and back, the directory with what was tuned of the middle for this client, and the digest
+    of the ends' parameters (`models.split.ends_digest`).
+    """
+
+    mode: str
+    front: int
+    back: int
+    tunings: str | None = None
+    ends: str = ""
+
+
+@dataclass(frozen=True)
 class Held:
     """What every provider brings: its model, a seed where its randomness is repeatable, how much
     material may take, in bytes by directory, a descriptor of its weights in memory
-    (`models.resident`), the tokens of its text before every prompt, and references of its own.
+    (`models.resident`), the tokens of its text before every prompt, references of its own, and how
+    its model is split, where it serves the middle alone.
     """
 
     model_dir: str
@@ -67,6 +82,7 @@ class Held:
     weights: int | None = None
     system_prompt: list[int] = field(default_factory=list)
     spendable: Spendable | None = None
+    split: SplitServed | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +108,15 @@ class Job(Generic[Q, C]):
         return self.of_provider
 
 
+def served_whole(request: Any, held: Held) -> None:
+    """InputError unless the provider serves its whole model."""
+    if (split := held.split) is not None:
+        raise InputError(
+            f"the provider serves the middle of a split model alone: spu-llm split, with --mode "
+            f"{split.mode} --split {split.front},{split.back}"
+        )
+
+
 @dataclass(frozen=True)
 class Program:
     """`module` has `run(session, job, send)`, which returns this party's result as JSON fields:
@@ -101,7 +126,8 @@ class Program:
     request are scalars, or tuples of whole numbers or of words without commas. check: InputError
     for what cannot be run with the provider's model. text: the parties need one tokenizer.
     needs_pool: the provider must keep material. keeps_hints: hints of the weights outlive the
-    session. spu: SPU's settings; None: `run` gets a `PlainSession`, and there is no SPU.
+    session. spu: SPU's settings; None: `run` gets a `PlainSession`, and there is no SPU. admit:
+    InputError for what a provider that brings this does not serve.
     """
 
     name: str
@@ -113,6 +139,7 @@ class Program:
     needs_pool: bool = False
     keeps_hints: bool = True
     spu: SpuConfig | None = SpuConfig()
+    admit: Callable[[Any, Held], None] = served_whole
 
     def load(self) -> Run:
         """The module's `run`."""

@@ -42,6 +42,7 @@ from spu_llm.offline.peer_directories import agree as agree_on_folder
 from spu_llm.offline.pool import _read_inventory
 from spu_llm.service.vault import told
 from spu_llm.systems.decoding.records import COMPLETION
+from spu_llm.systems.split import boundary as split_boundary
 from tests.tiny import PRIVATE, VOCAB, save_tokenizer, tiny_params
 
 _OWN = {"jobs": 1, "wire": 4}
@@ -264,6 +265,7 @@ def _parser() -> argparse.ArgumentParser:
 _OPTIONS = _parser()._actions
 _LABEL = Label("0" * 32, "triple", 0, 4, 3, ("0" * 64,))
 _STATE = State(0, 0, bytes(32))
+_BOUNDARY = split_boundary.Boundary(4, "float16")
 _SMALL = GPT2Config(VOCAB, n_positions=8, n_embd=4, n_layer=1, n_head=1)
 class _Arrived:
     """A stream of these bytes, in pieces, which then ends."""
@@ -294,11 +296,21 @@ def vault(data: bytes) -> bool:
     return False
 
 
+def boundary(data: bytes) -> bool:
+    """A tensor at the boundary of a split model."""
+    with contextlib.suppress(WireError):
+        found = _BOUNDARY.decode(data, split_boundary.Kind.UP, 3, 2, 5)
+        assert found.shape == (2, 5, 4) and np.all(np.isfinite(found))
+        assert _BOUNDARY.encode(split_boundary.Kind.UP, 3, found) == data
+        return True
+    return False
+
+
 TARGETS: dict[str, Callable[[bytes], bool]] = {
     target.__name__: target
     for target in (
         frames, control_messages, manifest, request, messages, sealed, inventory, peer_id, batch,
-        safetensors, model_config, tokenizer, certificates, options, vault,
+        safetensors, model_config, tokenizer, certificates, options, vault, boundary,
     )
 }  # fmt: skip
 
@@ -351,6 +363,9 @@ SEEDS: dict[str, Callable[[], bytes]] = {
     "certificates": _pem,
     "vault": lambda: PREAMBLE + encode(Frame(Kind.CONTROL, 0, _WISH)) + encode(
         Frame(Kind.DATA, 1, bytes(4 * 12))
+    ),
+    "boundary": lambda: _BOUNDARY.encode(
+        split_boundary.Kind.UP, 3, np.linspace(-2, 2, 40, dtype=np.float32).reshape(2, 5, 4)
     ),
     "options": lambda: b'[serve]\nlisten = "h:1"\nsessions = 4\nstop = ["a"]\nonce = true\n',
 }  # fmt: skip

@@ -14,6 +14,7 @@ import pytest
 
 from models.family import ModelConfig, family_of, weight_shapes
 from models.resident import mapped, place
+from models.split import Split
 from spu_llm.core.errors import InputError
 from tests.tiny import LLAMA, PRIVATE, tiny_params
 
@@ -58,3 +59,4 @@ def test_weights_whose_activations_may_leave_their_ranges_are_refused() -> None:
     params = jax.tree.map(lambda w: w * 1000, tiny_params(PRIVATE, 1))
     with pytest.raises(InputError, match="cannot be served"):
         place(params, PRIVATE)
+    os.close(place(params, PRIVATE, Split(0, 0), on_shares=False))

@@ -9,38 +9,54 @@ from typing import Any
 import numpy as np
 
 from models.draft import Drafter
-from models.tokenizer import StreamDecoder, Tokenizer
+from models.ends import Ends
+from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
-from protocols.verification.variants import Verifier, lanes_of
+from protocols.verification.variants import Rule, lanes_of
 from spu_llm.core.prg import Prg
 from spu_llm.systems.decoding.cadence import Cadence
+from spu_llm.systems.decoding.emitted import Emitted
 
 
 @dataclass
 class ClientSide:
     """The client's plaintext half: prompt, drafting, sampling, text.
 
-    `on_text` receives text as soon as it is certain.
+    `on_text` receives text as soon as it is certain. `ends`: of a split model, whose first blocks
+    give what goes into the secure forward, and whose last ones take what comes out of it.
     """
 
     prompt: list[int]
     tokenizer: Tokenizer
     drafter: Drafter | None
-    verifier: Verifier
+    verifier: Rule
     streams: Streams
     stop: list[str] = field(default_factory=list)
     on_text: Callable[[str], None] = lambda text: None
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    finish_reason: str = ""
     prefix: list[int] = field(default_factory=list)  # public, before the prompt
     cadence: Cadence | None = None  # of what the provider sees of a step
+    ends: Ends | None = None
 
     def __post_init__(self) -> None:
-        self._decoder = StreamDecoder(self.tokenizer)
-        self._shown = 0
+        self._emitted = Emitted(self.tokenizer, self.stop, self.on_text)
         self._drafts: list[int] = []
         self._q = np.zeros((0, self.tokenizer.vocab_size))
+        self._raised = np.zeros((0, 0))  # rows of `_next`
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of the completion, so far."""
+        return self._emitted.tokens
+
+    @property
+    def text(self) -> str:
+        """Of these."""
+        return self._emitted.text
+
+    @property
+    def finish_reason(self) -> str:
+        """See `Emitted`."""
+        return self._emitted.finish_reason
 
     @property
     def _text(self) -> list[int]:
@@ -65,16 +81,28 @@ class ClientSide:
 
     def keep_time(self, count: int) -> None:
         """Set the cadence of steps with `count` drafts, by drafts after a text of zeros."""
-        streams = Streams(Prg.from_os(), Prg.from_os())
-        self.cadence = Cadence.of(lambda: self._draft([0] * len(self._text), count, streams))
+        streams, text = Streams(Prg.from_os(), Prg.from_os()), [0] * len(self._text)
 
-    def prompts(self) -> list[list[int]]:
-        """Input of the prefill, one lane."""
-        return [self.prompt]
+        def rehearse() -> None:
+            if self.ends is not None:
+                self.ends.rehearse(count + 1, len(text) - 1)
+            self._draft(text, count, streams)
 
-    def step_tokens(self) -> list[list[int]]:
-        """Input of the secure forward, one lane: the last token, not cached yet, and the drafts."""
-        return [[self._text[-1], *self._drafts]]
+        self.cadence = Cadence.of(rehearse)
+
+    def prefill_input(self) -> Any:
+        """One lane: the prompt, or what the front makes of it."""
+        return [self.prompt if self.ends is None else self.ends.up(self.prompt, 0)]
+
+    def step_input(self) -> Any:
+        """Of the secure forward, one lane: the last token, not cached yet, and the drafts; or what
+        the front makes of them.
+        """
+        return [self._next if self.ends is None else self._raised]
+
+    @property
+    def _next(self) -> list[int]:
+        return [self._text[-1], *self._drafts]
 
     def verifier_inputs(self) -> list[Any]:
         """The client's input to the verifier, one lane."""
@@ -90,55 +118,28 @@ class ClientSide:
             self.cadence.begin()
         (of_lane,) = lanes_of(outcome)
         rows = np.arange(1 + len(self._drafts))
-        retained = rows <= self.resolve(of_lane, limit)
+        retained = rows <= self.resolve(self._seen(of_lane), limit)
         if not self.finish_reason:
             self.propose(drafts)
+            if self.ends is not None:
+                self._raised = self.ends.up(self._next, len(self._text) - 1)
         if self.cadence is not None:
             self.cadence.wait()
         return retained, bool(self.finish_reason)
+
+    def _seen(self, outcome: Any) -> Any:
+        """What the rule resolves: a judge's outcome as it is, or logits of the rows [n, d] that
+        came from a split model's middle, the last of which stand for the drafts.
+        """
+        if self.ends is None:
+            return outcome
+        rows, drafts = np.asarray(outcome), len(self._drafts)
+        return self.ends.down(rows, len(self._text) + drafts - len(rows), drafts + 1)
 
     def resolve(self, outcome: Any, limit: int) -> int:
         """Emit the accepted drafts and the token after; returns the number of accepted drafts."""
         k, token = self.verifier.resolve(
             outcome, self._drafts, self._q, lambda: float(self.streams.sampling.uniform(()))
         )
-        self._emit([*self._drafts[:k], token], limit)
+        self._emitted.add([*self._drafts[:k], token], limit)
         return k
-
-    def _emit(self, tokens: list[int], limit: int) -> None:
-        for token in tokens:
-            if token in self.tokenizer.eos_ids:
-                self.finish_reason = "eos"
-                break
-            self.tokens.append(token)
-            self.text += self._decoder.push([token])
-            if self._cut_at_stop():
-                self.finish_reason = "stop"
-                break
-            if len(self.tokens) >= limit:
-                self.finish_reason = "length"
-                break
-        if self.finish_reason and self.finish_reason != "stop":
-            self.text += self._decoder.finish()
-            self._cut_at_stop()
-        self._show(len(self.text) if self.finish_reason else self._certain())
-
-    def _cut_at_stop(self) -> bool:
-        found = [i for s in self.stop if (i := self.text.find(s)) >= 0]
-        if found:
-            self.text = self.text[: min(found)]
-        return bool(found)
-
-    def _certain(self) -> int:
-        """Length of text that no stop string can still take back."""
-        held = 0
-        for s in self.stop:
-            for n in range(1, len(s)):
-                if self.text.endswith(s[:n]):
-                    held = max(held, n)
-        return len(self.text) - held
-
-    def _show(self, end: int) -> None:
-        if end > self._shown:
-            self.on_text(self.text[self._shown : end])
-            self._shown = end

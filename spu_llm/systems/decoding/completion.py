@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from models.draft import Drafter
-from models.family import ModelConfig, weight_shapes
+from models.family import ModelConfig
 from models.hf import load_model
 from models.resident import mapped
+from models.split import Split
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from spu_llm.core.channel import Traffic
@@ -22,21 +24,34 @@ from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, Report, announce, announce_end, generate
 from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.decoding.secure_model import Text, share_weights
-from spu_llm.systems.program import Job, Send
+from spu_llm.systems.decoding.secure_model import Text, held_shapes, share_weights
+from spu_llm.systems.program import Held, Job, Send
+
+C = TypeVar("C")  # the client's own inputs
 
 PHASES = ("offline", "prefill", "decode")
 
 
 def run(session: PartySession, job: Job[Request, ClientInputs], send: Send) -> dict[str, Any]:
     """Prepare, prefill and decode; the client's result also has the text."""
+    return complete(session, job, send, _client_side)
+
+
+def complete(
+    session: PartySession,
+    job: Job[Any, C],
+    send: Send,
+    client_side: Callable[[C, Completion, Send], ClientSide],
+) -> dict[str, Any]:
+    """The same for any course of a text; `client_side`: makes the client's half of its inputs."""
     config = job.model
     completion = Completion.of(config, job.request, job.before)
     with session.meter.in_phase("offline"):
         text = held_text(session, completion, job)
-        decoder = completion.decoder(session, held_weights(session, config, job), text)
+        weights = held_weights(session, config, job, completion.layout.split)
+        decoder = completion.decoder(session, weights, text)
         completion.prepare(session, decoder)
-    client = _client_side(job.client, completion, send) if session.rank == CLIENT else None
+    client = client_side(job.client, completion, send) if session.rank == CLIENT else None
     provider = stream("joint randomness", job.provider.sampling_seed) if client is None else None
 
     def on_step(report: Report) -> None:
@@ -57,16 +72,26 @@ def run(session: PartySession, job: Job[Request, ClientInputs], send: Send) -> d
     return result
 
 
-def held_weights(session: PartySession, config: ModelConfig, job: Job[Any, Any]) -> Any:
-    """The private model's weights as values of the session; the provider has them in memory, or
-    reads them.
+def held_weights(
+    session: PartySession, config: ModelConfig, job: Job[Any, Any], split: Split | None = None
+) -> Any:
+    """The private model's weights, or its middle's, as values of the session; the provider has them
+    in memory, or reads them.
     """
     provider = job.of_provider
     if provider is not None and provider.weights is not None:
-        shapes = weight_shapes(config)
-        return private_tree(session, PROVIDER, mapped, shapes, provider.weights, shapes)
+        shapes = held_shapes(config, split)
+        return private_tree(session, PROVIDER, _placed, shapes, provider, config, split)
     params = None if provider is None else load_model(Path(provider.model_dir))[1]
-    return share_weights(session, config, params)
+    return share_weights(session, config, params, split)
+
+
+def _placed(provider: Held, config: ModelConfig, split: Split | None) -> Any:
+    """What lies in memory, or the middle of it."""
+    assert provider.weights is not None
+    if split is None or provider.split is not None:
+        return mapped(provider.weights, held_shapes(config, split))
+    return split.parts(mapped(provider.weights, held_shapes(config)))[1]
 
 
 def held_text(session: PartySession, completion: Completion, job: Job[Any, Any]) -> Text | None:
@@ -81,24 +106,29 @@ def stream(label: str, seed: int | None) -> Prg:
 
 
 def _client_side(inputs: ClientInputs, completion: Completion, send: Send) -> ClientSide:
-    drafter = None
-    directory = Path(inputs.draft_dir)
-    if drafts := completion.request.draft_length:
-        config, params = load_model(directory)
-        rows = len(completion.request.public_prefix) + completion.layout.live_rows + drafts
-        drafter = Drafter(config, params, rows)
     return ClientSide(
         prompt=inputs.prompt,
-        tokenizer=Tokenizer.load(directory),
-        drafter=drafter,
+        tokenizer=Tokenizer.load(Path(inputs.draft_dir)),
+        drafter=drafter_of(Path(inputs.draft_dir), completion),
         verifier=completion.verifier,
-        streams=Streams(
-            stream("drafts", inputs.draft_seed), stream("sampling", inputs.sampling_seed)
-        ),
+        streams=streams_of(inputs.draft_seed, inputs.sampling_seed),
         stop=inputs.stop,
         on_text=lambda text: send("text", text=text),
         prefix=list(completion.request.public_prefix),
     )
+
+
+def drafter_of(directory: Path, completion: Completion) -> Drafter | None:
+    """The public model in `directory`, for all that a completion drafts."""
+    if not (drafts := completion.request.draft_length):
+        return None
+    config, params = load_model(directory)
+    rows = len(completion.request.public_prefix) + completion.layout.live_rows + drafts
+    return Drafter(config, params, rows)
+
+
+def streams_of(draft_seed: int | None, sampling_seed: int | None) -> Streams:
+    return Streams(stream("drafts", draft_seed), stream("sampling", sampling_seed))
 
 
 def made_beside(entries: list[Entry]) -> dict[str, Any]:

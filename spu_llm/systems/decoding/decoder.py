@@ -14,15 +14,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from protocols.verification.variants import Verifier, side_by_side
+from protocols.verification.variants import side_by_side
 from spu_llm.compiler.demand import Demand
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, public
 from spu_llm.runtime.session import Session, private_tree
 from spu_llm.systems.decoding.secure_model import (
+    Judge,
     KeepRows,
     Layout,
+    OpenRows,
     Place,
     Text,
     build,
@@ -61,7 +63,7 @@ class Decoder:
         self,
         session: Session,
         layout: Layout,
-        judge: Verifier | KeepRows,
+        judge: Judge,
         weights: Any,
         text: Text | None = None,
     ) -> None:
@@ -86,9 +88,9 @@ class Decoder:
         self.last: tuple[SecureFunction, tuple[Any, ...]] | None = None
 
     def prefill(self, prompts: Any, inputs: JudgeInputs, then: int | None = None) -> Judged:
-        """The prompts [lane, n], int32 of the client's, padded to the longest: their keys and
-        values become shares, and their last rows are judged. `then`: rows of the step that may
-        follow, whose material may be made meanwhile; None: there is none.
+        """The prompts, as `Layout.rows_in` has n rows, the client's, padded to the longest: their
+        keys and values become shares, and their last rows are judged. `then`: rows of the step
+        that may follow, whose material may be made meanwhile; None: there is none.
         """
         self.demand = Demand()
         return self._forward(
@@ -98,7 +100,7 @@ class Decoder:
     def step(
         self, tokens: Any, inputs: JudgeInputs, retained: Retained, then: int | None = None
     ) -> Judged:
-        """`tokens` [lane, n], int32 of the client's, after what the lanes retain of the last step
+        """`tokens`, the client's n rows as there, after what the lanes retain of the last step
         (not looked at after the prefill, all of which stays); every row is judged. `then`: as for
         the prefill.
         """
@@ -125,10 +127,7 @@ class Decoder:
             self._session.prepare(function, *args)
             return function.results(*args)
 
-        def tokens(count: int) -> Any:
-            return shape((layout.lanes, count), np.int32)
-
-        prompts, inputs = tokens(max(layout.prompts)), self.judge_shapes(1)
+        prompts, inputs = layout.rows_in(max(layout.prompts)), self.judge_shapes(1)
         prefix = self._prefix, self._hidden
         _, _, shared, _ = run(programs.prefill, self._weights, prompts, *inputs, *prefix)
         for size in layout.sizes:
@@ -137,11 +136,12 @@ class Decoder:
             for count in counts:
                 place = Place(*_place_shapes(layout, count, size))
                 run(
-                    programs.decode, self._weights, tokens(count), place,
+                    programs.decode, self._weights, layout.rows_in(count), place,
                     *self.judge_shapes(count), shared, shape((), np.int32), *prefix,
                 )  # fmt: skip
         if layout.packs:
-            run(pack(layout.sizes[-1], layout.inside), tokens(layout.live_rows), shared)
+            kept = shape((layout.lanes, layout.live_rows), np.int32)
+            run(pack(layout.sizes[-1], layout.inside), kept, shared)
 
     def inputs(
         self, count: int, provider: Prg | None, client: Callable[..., Sequence[Any]], *args: Any
@@ -156,7 +156,7 @@ class Decoder:
         )
 
     def _of_provider(self, count: int, stream: Prg) -> Any:
-        assert not isinstance(self._judge, KeepRows)
+        assert not isinstance(self._judge, KeepRows | OpenRows)
         drawn = [self._judge.provider_input(count - 1, stream) for _ in self._layout.prompts]
         return side_by_side(drawn)
 
@@ -242,10 +242,8 @@ class Decoder:
         self._session = dry
         self._forward(count, None, function, *args)
         self._last_count = count
-        lanes = self._layout.lanes
-        retained = np.tile(np.arange(count) < 1, (lanes, 1))
-        tokens = jax.ShapeDtypeStruct((lanes, then), np.int32)
-        self.step(tokens, self.judge_shapes(then), retained)
+        retained = np.tile(np.arange(count) < 1, (self._layout.lanes, 1))
+        self.step(self._layout.rows_in(then), self.judge_shapes(then), retained)
 
     def _call(self, function: SecureFunction, *args: Any) -> Any:
         self._make_ready(function, *args)

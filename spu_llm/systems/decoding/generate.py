@@ -16,18 +16,17 @@ import numpy as np
 from jax import Array
 
 from models.family import ModelConfig
-from protocols.verification import variants
 from protocols.verification.variants import Verifier
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.errors import WireError
+from spu_llm.core.errors import InputError, WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, Public
 from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder, Judged, Retained
-from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.decoding.secure_model import Layout, Text, share_text
+from spu_llm.systems.decoding.request import Course
+from spu_llm.systems.decoding.secure_model import Layout, OpenRows, Text, share_text
 from spu_llm.systems.program import Before
 
 
@@ -44,30 +43,37 @@ class Report:
 
 @dataclass(frozen=True)
 class Completion:
-    """A request to a model: the verifier that it asks for, the most tokens, and public sizes."""
+    """A request to a model: the judge that it asks for, the most tokens, and public sizes."""
 
-    request: Request
-    verifier: Verifier
+    request: Course
+    judge: Verifier | OpenRows
     limit: int
     layout: Layout
 
     @staticmethod
     def of(
-        config: ModelConfig, request: Request, before: Before = Before()  # noqa: B008 - frozen
+        config: ModelConfig, request: Course, before: Before = Before()  # noqa: B008 - frozen
     ) -> Completion:
         """InputError when the request does not fit the model, after the provider's own text."""
         left = config.with_context(config.context - before.rows)
         request.check(left)
-        sampling = replace(request.sampling, logit_spread=config.logit_spread)
-        verifier = variants.verifier(
-            request.verify, sampling, hide_progress=request.hide_progress
-        )
+        if request.split is not None and before.rows:
+            raise InputError(
+                "the provider has a text of its own before every prompt, which the front of a "
+                "split model cannot see; it must be started without one"
+            )
         prefix = before.rows + len(request.public_prefix)
         layout = replace(
             layout_of(left, request), config=config, sizes=request.sizes(left, prefix),
             prefix=prefix, padded=before.padded, public=len(request.public_prefix),
         )  # fmt: skip
-        return Completion(request, verifier, request.limit(left), layout)
+        return Completion(request, request.judge(config), request.limit(left), layout)
+
+    @property
+    def verifier(self) -> Verifier:
+        """The judge, where it verifies drafts on shares."""
+        assert not isinstance(self.judge, OpenRows)
+        return self.judge
 
     def text(self, session: Session, system_prompt: Sequence[int] = ()) -> Text | None:
         """What stands before the prompt, as values of `session`; the provider has `system_prompt`.
@@ -76,7 +82,7 @@ class Completion:
 
     def decoder(self, session: Session, weights: Any, text: Text | None = None) -> Decoder:
         """One that decodes in `session`, after what `text` gave."""
-        return Decoder(session, self.layout, self.verifier, weights, text)
+        return Decoder(session, self.layout, self.judge, weights, text)
 
     def prepare(self, session: Session, decoder: Decoder) -> None:
         """Compile everything and agree with the peer on every program, before the first secret."""
@@ -90,7 +96,7 @@ class Completion:
         return (1,) if self.request.hide_progress else (2,)
 
 
-def layout_of(config: ModelConfig, request: Request) -> Layout:
+def layout_of(config: ModelConfig, request: Course) -> Layout:
     """The public sizes of a completion."""
     return Layout(
         config,
@@ -100,6 +106,7 @@ def layout_of(config: ModelConfig, request: Request) -> Layout:
         hidden=request.hide_progress,
         packs=request.may_pack(config),
         scale=request.logits_scale,
+        split=request.split,
     )
 
 
@@ -128,7 +135,7 @@ def generate(
     """Complete the client's prompt with the provider's weights (POST, Algorithms 1 and 2).
 
     `client` and `provider` are what each party alone has: its plaintext half, and its stream of
-    secrets for joint randomness; None at the other one. What the parties learn is the verifier's
+    secrets for joint randomness; None at the other one. What the parties learn is the judge's
     functionality, the prompt's length, the request's public fields, the length of the provider's
     own text before the prompt, rounded up, and when the text ended.
 
@@ -140,13 +147,17 @@ def generate(
     request, report = completion.request, Report()
     drafts = request.draft_length
     _declare(session, completion)
+
+    def put_in(count: int, work: Callable[..., Any]) -> Any:
+        given = completion.layout.rows_in(count)
+        return session.private(CLIENT, work, given.shape, given.dtype, client)
+
     if request.hide_progress:
         session.local(CLIENT, ClientSide.keep_time, client, drafts)
 
     # Prefill: the prompt's keys and values become shares; its last row gives the first token.
     with session.meter.in_phase("prefill"):
-        shape = (1, request.prompt_tokens)
-        prompt = session.private(CLIENT, ClientSide.prompts, shape, np.int32, client)
+        prompt = put_in(request.prompt_tokens, ClientSide.prefill_input)
         session.local(CLIENT, ClientSide.propose, client, 0)
         inputs = decoder.inputs(1, provider, ClientSide.verifier_inputs, client)
         judged = decoder.prefill(prompt, inputs, _following(completion, 0))
@@ -156,11 +167,10 @@ def generate(
     # Decode: verify all drafts in one secure forward, keep what was accepted, draft in the clear.
     with session.meter.in_phase("decode"):
         while not report.finish_reason:
-            shape = (1, drafts + 1)
-            tokens = session.private(CLIENT, ClientSide.step_tokens, shape, np.int32, client)
+            rows = put_in(drafts + 1, ClientSide.step_input)
             inputs = decoder.inputs(drafts + 1, provider, ClientSide.verifier_inputs, client)
             written = report.steps + 1 if request.hide_progress else sum(report.emitted)
-            judged = decoder.step(tokens, inputs, retained, _following(completion, written))
+            judged = decoder.step(rows, inputs, retained, _following(completion, written))
             report.steps += 1
             retained = _resolve(session, completion, client, judged, drafts, report)
             on_step(report)
@@ -226,9 +236,7 @@ def _progress(settled: tuple[np.ndarray, bool], hidden: bool) -> list[int]:
 
 def _declare(session: Session, completion: Completion) -> None:
     request = completion.request
-    functionality = variants.functionality(
-        request.verify, hide_progress=request.hide_progress
-    )
+    functionality = request.functionality
     for learner in (CLIENT, PROVIDER):
         session.ledger.declare(learner, "model shape, vocabulary and context length")
     layout = completion.layout
@@ -239,12 +247,12 @@ def _declare(session: Session, completion: Completion) -> None:
         session.ledger.declare(CLIENT, "whether that text is as long as in an earlier session")
     if layout.public:
         session.ledger.declare(PROVIDER, f"the public prefix, {layout.public} tokens")
-    name = f"functionality {request.verify}"
+    name = f"functionality {completion.judge.name}"
     session.ledger.declare(CLIENT, f"{name}: {functionality.client}")
     session.ledger.declare(PROVIDER, f"{name}: {functionality.provider}")
     session.ledger.declare(PROVIDER, f"prompt length: {request.prompt_tokens} tokens")
     session.ledger.declare(PROVIDER, f"draft length: {request.draft_length}")
-    session.ledger.declare(PROVIDER, "temperature, top-k, top-p and token limit")
+    session.ledger.declare(PROVIDER, request.told)
     for learner in (CLIENT, PROVIDER):
         session.ledger.declare(learner, "whether activations left their ranges, which ends it")
     session.ledger.declare(CLIENT, "ranges of the model's activations, by powers of two")

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
 
-import jax
 import numpy as np
 
 from spu_llm.compiler.demand import Demand, Taken
@@ -25,12 +24,12 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.completion import held_text, held_weights
 from spu_llm.systems.decoding.decoder import Retained
 from spu_llm.systems.decoding.generate import Completion
-from spu_llm.systems.decoding.records import PrepareRequest
+from spu_llm.systems.decoding.records import Ahead
 from spu_llm.systems.decoding.secure_model import Text
 from spu_llm.systems.program import Job, Nothing, Send
 
 
-def run(session: PartySession, job: Job[PrepareRequest, Nothing], send: Send) -> dict[str, Any]:
+def run(session: PartySession, job: Job[Ahead, Nothing], send: Send) -> dict[str, Any]:
     """Make what a prefill and `steps` decode steps take and the pool lacks, or those of them that
     there is room for; nothing if that is not even the first.
 
@@ -46,7 +45,7 @@ def run(session: PartySession, job: Job[PrepareRequest, Nothing], send: Send) ->
         session.ledger.declare(CLIENT, "how much disk the provider has left for material")
     completion = Completion.of(config, job.request, job.before)
     with session.meter.in_phase("offline"):
-        weights = held_weights(session, config, job)
+        weights = held_weights(session, config, job, completion.layout.split)
         text = held_text(session, completion, job)
         completion.prepare(session, completion.decoder(session, weights, text))
         send("stage", name="finding out what is needed")
@@ -88,13 +87,12 @@ def dry_course(
     yields after each.
     """
     decoder, request = completion.decoder(session, weights, text), completion.request
-    shape, count = jax.ShapeDtypeStruct, request.draft_length + 1
-    prompt = shape((1, request.prompt_tokens), np.int32)
-    decoder.prefill(prompt, decoder.judge_shapes(1))
+    layout, count = completion.layout, request.draft_length + 1
+    decoder.prefill(layout.rows_in(request.prompt_tokens), decoder.judge_shapes(1))
     yield
     retained: Retained = None
     for stay in accepted:
-        decoder.step(shape((1, count), np.int32), decoder.judge_shapes(count), retained)
+        decoder.step(layout.rows_in(count), decoder.judge_shapes(count), retained)
         retained = np.arange(count)[None] <= stay
         yield
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from models.family import ModelConfig
 from spu_llm.core.errors import InputError
-from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.request import Course, Request
 from spu_llm.systems.program import Program
 
 
@@ -22,8 +22,8 @@ class ClientInputs:
 
 
 @dataclass(frozen=True)
-class PrepareRequest(Request):
-    """A completion to come, and for how many of its steps to make material; `room_bytes`: for fewer
+class Ahead(Course):
+    """Of a completion to come: for how many of its steps to make material; `room_bytes`: for fewer
     if the files of a party would grow by more.
     """
 
@@ -39,6 +39,11 @@ class PrepareRequest(Request):
                 f"--steps must be 0 to {most}, the most that such a completion takes, found "
                 f"{self.steps}"
             )
+
+
+@dataclass(frozen=True)
+class PrepareRequest(Ahead, Request):
+    """A completion to come."""
 
 
 COMPLETION = Program(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from models.family import ModelConfig
 from models.ranges import LARGEST_LINEAR
+from models.split import Split
 from protocols.verification import variants as verification
 from protocols.verification.distribution import Sampling
+from protocols.verification.variants import Verifier
 from spu_llm.core.errors import InputError
+from spu_llm.core.op import Functionality
+
+if TYPE_CHECKING:
+    from spu_llm.systems.decoding.secure_model import OpenRows
 
 MAX_NEW_TOKENS = 1_000_000  # any model's context ends before
 MAX_PREFIX_TOKENS = 1_000  # which a setting of a session holds
@@ -25,46 +32,52 @@ def _rounded(rows: int) -> int:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What both parties know of a completion before it starts."""
+class Course:
+    """How a text may grow, which both parties know: lengths, and whether the provider learns which
+    drafts stay. What judges the drafts, its kinds say.
+    """
 
     prompt_tokens: int
     max_new_tokens: int
     draft_length: int  # 0 is standard decoding
-    temperature: float  # 0 is greedy
-    verify: str = "token"  # a variant of protocols.verification.variants
-    top_k: int = 0
-    top_p: float = 1.0
-    show_progress: bool = False  # to the provider: how many drafts stay
-    public_prefix: tuple[int, ...] = ()  # tokens before the prompt, which the provider may know
+    show_progress: bool = field(default=False, kw_only=True)  # to the provider: drafts that stay
+    # Tokens before the prompt, which the provider may know.
+    public_prefix: tuple[int, ...] = field(default=(), kw_only=True)
 
     @property
     def hide_progress(self) -> bool:
-        """Whether the provider does not learn how many drafts stay: wherever there are drafts and
-        the variant can hide it, unless asked otherwise.
+        """Whether the provider does not learn how many drafts stay: wherever there are drafts,
+        unless asked otherwise.
         """
-        can = self.draft_length > 0 and self.verify in verification.HIDING
-        return can and not self.show_progress
+        return self.draft_length > 0 and not self.show_progress
 
     @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_k, self.top_p)
+    def split(self) -> Split | None:
+        """Where the model is split, if the client computes its ends."""
+        return None
 
     @property
     def logits_scale(self) -> float:
-        """What logits are multiplied by: greedy decoding needs none."""
-        return 1.0 / self.temperature if self.temperature else 1.0
+        """What logits on shares are multiplied by."""
+        return 1.0
+
+    def judge(self, config: ModelConfig) -> Verifier | OpenRows:
+        """What decides on drafts, on shares."""
+        raise NotImplementedError
+
+    @property
+    def functionality(self) -> Functionality:
+        """What the judge gives to whom."""
+        raise NotImplementedError
+
+    @property
+    def told(self) -> str:
+        """What else the provider learns of how tokens are drawn, in words."""
+        return "token limit"
 
     def check(self, config: ModelConfig) -> None:
         """InputError when the request does not fit the model."""
         self.check_options()
-        # Scaled logits are products of the head, whose words hold LARGEST_LINEAR.
-        if self.logits_scale * config.logit_spread / 2 > LARGEST_LINEAR:
-            raise InputError(
-                f"--temperature {self.temperature} is too low for this model, whose logits spread "
-                f"over {config.logit_spread:g}; give 0 (greedy) or "
-                f"{config.logit_spread / 2 / LARGEST_LINEAR:.3g} or more"
-            )
         if any(not 0 <= token < config.vocab_size for token in self.public_prefix):
             raise InputError("the public prefix has tokens that the model lacks")
         room = self._room(config)
@@ -89,15 +102,6 @@ class Request:
             )
         if not 0 <= self.draft_length <= 16:
             raise InputError(f"--draft-length must be 0 to 16, found {self.draft_length}")
-        if self.temperature != 0 and not 0.05 <= self.temperature <= 5.0:
-            raise InputError(
-                f"--temperature must be 0 (greedy) or 0.05 to 5, found {self.temperature}"
-            )
-        if self.top_k < 0:
-            raise InputError(f"--top-k must be 1 or more (0: all), found {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"--top-p must be above 0 and at most 1, found {self.top_p}")
-        verification.check(self.verify, self.sampling)
 
     def most_steps(self, config: ModelConfig) -> int:
         """Secure steps at most: the prefill and each step write a token or more."""
@@ -147,3 +151,67 @@ class Request:
     def _taken(self) -> str:
         count = len(self.public_prefix)
         return f", {count} of which the public prefix takes" if count else ""
+
+
+@dataclass(frozen=True)
+class Request(Course):
+    """What both parties know of a completion before it starts."""
+
+    temperature: float  # 0 is greedy
+    verify: str = "token"  # a variant of protocols.verification.variants
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @property
+    def hide_progress(self) -> bool:
+        """As there, where the variant can hide it."""
+        return self.verify in verification.HIDING and super().hide_progress
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_k, self.top_p)
+
+    @property
+    def logits_scale(self) -> float:
+        """Greedy decoding needs none."""
+        return 1.0 / self.temperature if self.temperature else 1.0
+
+    def judge(self, config: ModelConfig) -> Verifier:
+        sampling = replace(self.sampling, logit_spread=config.logit_spread)
+        return verification.verifier(self.verify, sampling, hide_progress=self.hide_progress)
+
+    @property
+    def functionality(self) -> Functionality:
+        return verification.functionality(self.verify, hide_progress=self.hide_progress)
+
+    @property
+    def told(self) -> str:
+        return "temperature, top-k, top-p and token limit"
+
+    def check(self, config: ModelConfig) -> None:
+        self.check_options()
+        # Scaled logits are products of the head, whose words hold LARGEST_LINEAR.
+        if self.logits_scale * config.logit_spread / 2 > LARGEST_LINEAR:
+            raise InputError(
+                f"--temperature {self.temperature} is too low for this model, whose logits spread "
+                f"over {config.logit_spread:g}; give 0 (greedy) or "
+                f"{config.logit_spread / 2 / LARGEST_LINEAR:.3g} or more"
+            )
+        super().check(config)
+
+    def check_options(self) -> None:
+        super().check_options()
+        check_sampling(self.sampling)
+        verification.check(self.verify, self.sampling)
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """InputError for options of sampling that nobody can follow."""
+    if sampling.temperature != 0 and not 0.05 <= sampling.temperature <= 5.0:
+        raise InputError(
+            f"--temperature must be 0 (greedy) or 0.05 to 5, found {sampling.temperature}"
+        )
+    if sampling.top_k < 0:
+        raise InputError(f"--top-k must be 1 or more (0: all), found {sampling.top_k}")
+    if not 0 < sampling.top_p <= 1:
+        raise InputError(f"--top-p must be above 0 and at most 1, found {sampling.top_p}")

@@ -3,6 +3,9 @@
 Each function is a forward (`models.family`) with a judge of its logits on top, as verification of
 drafts is (`protocols.verification.variants`). Which parts become SPU segments, which the client's
 or the provider's own plaintext work, follows from the owners of the inputs.
+
+Of a split model (`models.split`) the forward is the middle alone: the client puts in rows of the
+residual stream instead of tokens, and gets those that the middle makes of them.
 """
 
 from __future__ import annotations
@@ -30,10 +33,12 @@ from models.cache import (
     see,
 )
 from models.family import ModelConfig, Params, check_ranges, family_of, weight_shapes
+from models.split import Split, check_middle
 from protocols.arithmetic.known_rows import known_rows
 from protocols.functions.in_range import when_in_range
 from protocols.verification.variants import Verifier
 from spu_llm.compiler.secure_function import SecureFunction
+from spu_llm.core.reveal import reveal
 from spu_llm.core.values import PROVIDER, Owner
 from spu_llm.runtime.session import Session, private_tree
 
@@ -47,7 +52,9 @@ class Layout:
     the client knows which they are; packs: whether the block may be full then before the text ends,
     and is packed. scale: what logits are multiplied by. prefix: rows before every lane's prompt
     that the provider knows in the clear; of them, padded: how many, the first ones, may hold no
-    text; public: how many, the last ones, hold tokens that the client knows, too.
+    text; public: how many, the last ones, hold tokens that the client knows, too. split: where the
+    model is split, if the client computes its ends; then nothing comes before a prompt, and logits
+    are the client's.
     """
 
     config: ModelConfig
@@ -60,10 +67,30 @@ class Layout:
     prefix: int = 0
     padded: int = 0
     public: int = 0
+    split: Split | None = None
 
     @property
     def lanes(self) -> int:
         return len(self.prompts)
+
+    @property
+    def held(self) -> ModelConfig:
+        """The shape of what the provider holds, and of the cache: with the middle's blocks alone
+        where the model is split.
+        """
+        config = self.config
+        held: ModelConfig = config
+        if self.split is not None:
+            held = config.with_layers(self.split.middle(config))
+        return held
+
+    def rows_in(self, count: int) -> jax.ShapeDtypeStruct:
+        """What the client puts in for `count` rows of every lane: tokens, int32 [lane, count], or
+        rows of the residual stream, float32 [lane, count, d].
+        """
+        if self.split is None:
+            return jax.ShapeDtypeStruct((self.lanes, count), np.int32)
+        return jax.ShapeDtypeStruct((self.lanes, count, self.config.width), np.float32)
 
     @property
     def inside(self) -> int:
@@ -100,6 +127,31 @@ class KeepRows:
 
     def provider_shapes(self, drafts: int) -> None:
         return None
+
+
+@dataclass(frozen=True)
+class OpenRows:
+    """Stands for a judge of a split model: rows behind the provider's blocks, which the client
+    learns; it decides by itself. float32 [lane, n, d], of all rows of a forward, or where the back
+    has no blocks of the prompts' last ones alone.
+    """
+
+    hide_progress: bool = False
+    name: str = "split"
+
+    def client_shapes(self, drafts: int, vocab: int) -> None:
+        return None
+
+    def provider_shapes(self, drafts: int) -> None:
+        return None
+
+    def verify(self, rows: Array, client: None, provider: None) -> tuple[Array, None]:
+        """The client's outcome, and nothing public."""
+        label = "rows behind the provider's blocks"
+        return reveal(rows, to=Owner.CLIENT, label=label), None
+
+
+Judge = Verifier | KeepRows | OpenRows
 
 
 class SecureModel(NamedTuple):
@@ -152,14 +204,27 @@ def pack(positions: int, inside: int = 0) -> SecureFunction:
 
 
 @functools.lru_cache(maxsize=8)
-def build(layout: Layout, judge: Verifier | KeepRows) -> SecureModel:
+def build(layout: Layout, judge: Judge) -> SecureModel:
     """Secure programs for sessions of this layout; the same ones, with their plans, when asked
     again.
     """
+    if (layout.split is None) == isinstance(judge, OpenRows):
+        raise ValueError("rows are opened where the model is split, and nowhere else")
     config, family = layout.config, family_of(layout.config)
 
+    def forward(
+        weights: Any, given: Array, at: Rows, cache: Block, before: Prefix | None
+    ) -> tuple[Array, Block, Array]:
+        """Rows [L n, d], the cache, and what left its range (`models.family.Family`)."""
+        if layout.split is not None:
+            x = given.reshape(-1, config.width)
+            return family.through(weights, config, x, at, cache)
+        x = embed(weights, given, at.positions, before, at.hidden)
+        at = at._replace(positions=moved(at.positions, layout.prefix))
+        return family.forward(weights, config, x, at, cache, before, layout.scale)
+
     def embed(
-        weights: Any, tokens: Array, positions: Array, before: Prefix | None, hidden: bool = False
+        weights: Any, tokens: Array, positions: Array, before: Prefix | None, hidden: bool
     ) -> Array:
         # A table of positions that is the provider's secret has a hint of its own: it may follow
         # from that secret alone, not from what the client chooses.
@@ -191,39 +256,33 @@ def build(layout: Layout, judge: Verifier | KeepRows) -> SecureModel:
         return Prefix(None if layout.inside else prefix, layout.prefix, hidden)
 
     def prefill(
-        weights: Any, tokens: Array, client: Any, provider: Any, prefix: Block | None,
+        weights: Any, given: Array, client: Any, provider: Any, prefix: Block | None,
         hidden: Array | None,
     ) -> tuple[Any, Any, Block, Block | None]:  # fmt: skip
-        lanes, n = tokens.shape
+        lanes, n = given.shape[:2]
         capacity = layout.sizes[0]
         # Padding comes last, so that no row of the text sees it.
         visible = jnp.broadcast_to(see(0, n, capacity), (lanes, n, capacity))
         positions = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), (lanes, n))
-        before = after(prefix, hidden)
-        x = embed(weights, tokens, positions, before)
-        cache = config.empty_cache(layout.inside + capacity, lanes)
+        cache = layout.held.empty_cache(layout.inside + capacity, lanes)
         if prefix is not None and layout.inside:
             cache = begun(cache, prefix)
-        at = Rows(moved(positions, layout.prefix), visible, 0)
-        rows, shared, outside = family.forward(
-            weights, config, x, at, cache, before, layout.scale
-        )
-        ends = [lane * n + length - 1 for lane, length in enumerate(layout.prompts)]
-        last = jnp.concatenate([rows[end : end + 1] for end in ends])
-        return *judged(weights, last, outside, client, provider), shared, prefix
+        at, before = Rows(positions, visible, 0), after(prefix, hidden)
+        rows, shared, outside = forward(weights, given, at, cache, before)
+        if layout.split is None or not layout.split.back:
+            ends = [lane * n + length - 1 for lane, length in enumerate(layout.prompts)]
+            rows = jnp.concatenate([rows[end : end + 1] for end in ends])
+        return *judged(weights, rows, outside, client, provider), shared, prefix
 
     def decode(
-        weights: Any, tokens: Array, place: Place, client: Any, provider: Any,
+        weights: Any, given: Array, place: Place, client: Any, provider: Any,
         shared: Block, at: Array, prefix: Block | None, hidden: Array | None,
     ) -> tuple[Any, Any, Block, Block | None]:  # fmt: skip
         (positions, visible), before = place, after(prefix, hidden)
         if layout.hidden:
             visible = jnp.where(visible, 0, HIDDEN)
-        x = embed(weights, tokens, positions, before, layout.hidden)
-        written = Rows(moved(positions, layout.prefix), visible, at)
-        rows, shared, outside = family.forward(
-            weights, config, x, written, shared, before, layout.scale
-        )
+        written = Rows(positions, visible, at)
+        rows, shared, outside = forward(weights, given, written, shared, before)
         return *judged(weights, rows, outside, client, provider), shared, prefix
 
     def judged(
@@ -231,6 +290,11 @@ def build(layout: Layout, judge: Verifier | KeepRows) -> SecureModel:
     ) -> tuple[Any, Any]:
         if isinstance(judge, KeepRows):
             return rows.reshape(layout.lanes, -1, config.width), None
+        if isinstance(judge, OpenRows):
+            # No norm follows that would see the last block's own rows: they are sums of rows that
+            # one saw and of what weights bound (`models.ranges.Bounds.added`).
+            known = when_in_range(outside, rows)
+            return judge.verify(known.reshape(layout.lanes, -1, config.width), client, provider)
         logits = when_in_range(outside, family.head(weights, rows, layout.scale))
         by_lane = logits.reshape(layout.lanes, -1, config.vocab_size)
         with jax.named_scope("verification"):
@@ -245,11 +309,21 @@ def build(layout: Layout, judge: Verifier | KeepRows) -> SecureModel:
     )
 
 
-def share_weights(session: Session, config: ModelConfig, params: Params | None) -> Any:
-    """The provider's weights, folded, as private values; the client, who has none, passes None.
-    InputError at the provider when activations may leave their ranges.
+def share_weights(
+    session: Session, config: ModelConfig, params: Params | None, split: Split | None = None
+) -> Any:
+    """The provider's weights, folded, as private values; the client, who has none, passes None. Of
+    a split model the middle's blocks. InputError at the provider when activations may leave their
+    ranges.
     """
-    return private_tree(session, PROVIDER, _folded, weight_shapes(config), params, config)
+    shapes = held_shapes(config, split)
+    return private_tree(session, PROVIDER, _folded, shapes, params, config, split)
+
+
+def held_shapes(config: ModelConfig, split: Split | None = None) -> Any:
+    """Shapes and dtypes of what a provider holds: folded weights, or the middle's blocks."""
+    whole = weight_shapes(config)
+    return whole if split is None else split.parts(whole)[1]
 
 
 def share_text(session: Session, layout: Layout, tokens: Sequence[int]) -> Text | None:
@@ -272,7 +346,11 @@ def _padded(layout: Layout, tokens: Sequence[int]) -> Text:
     return Text(np.array([0] * empty + list(tokens), np.int32), hidden.astype(np.int32))
 
 
-def _folded(params: Params, config: ModelConfig) -> Any:
+def _folded(params: Params, config: ModelConfig, split: Split | None) -> Any:
     weights = family_of(config).fold(params, config)
-    check_ranges(weights, config)
-    return weights
+    if split is None:
+        check_ranges(weights, config)
+        return weights
+    middle = split.parts(weights)[1]
+    check_middle(middle, config)
+    return middle

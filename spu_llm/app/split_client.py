@@ -1,0 +1,306 @@
+"""`spu-llm split generate` and `tune` without shares: the client's commands in plain and noir."""
+
+from __future__ import annotations
+
+import argparse
+import string
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from secrets import choice, token_hex
+from typing import TYPE_CHECKING, Any
+
+from spu_llm.app import splitting
+from spu_llm.app.defaults import shipped
+from spu_llm.app.output import check_json, mb, write_json
+from spu_llm.app.screen import Screen, Stages, learned_lines
+from spu_llm.core.errors import InputError
+from spu_llm.net.relay import Relay
+
+if TYPE_CHECKING:
+    from models.family import ModelConfig, Params
+    from spu_llm.service.client import Server
+    from spu_llm.systems.split.state import ClientSecrets, Settings
+
+PREFIX_LETTERS = 8  # the paper's most: 20 made its texts worse
+
+
+def say_insecure(mode: str) -> None:
+    """On stderr, where a mode protects nothing."""
+    if mode == splitting.PLAIN:
+        print(
+            "spu-llm: --mode plain is insecure: the provider can read the text off what it gets",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+
+class _Screen(Screen):
+    """Shows the events of one text."""
+
+    def on_event(self, event: dict[str, Any], relay: Relay) -> None:
+        super().on_event(event, relay)
+        if event["event"] == "token":
+            self._doing = f"decoding, {event['tokens']} tokens"
+            self._progress.update(self._doing)
+
+
+def _server(options: argparse.Namespace) -> Server:
+    from spu_llm.app.cli import address, identity_of
+    from spu_llm.service.client import Server
+
+    return Server(*address(options.server, "--server"), options.network, identity_of(options))
+
+
+def _model(options: argparse.Namespace) -> tuple[Path, ModelConfig, Params]:
+    from models.hf import load_model
+
+    directory = (options.model or shipped("private")).absolute()
+    config, params = load_model(directory)
+    splitting.split_of(options).check(config)
+    return directory, config, params
+
+
+def generate(options: argparse.Namespace) -> None:
+    """Stream the text to stdout, progress to stderr, the result to `--json`."""
+    from models.split import ends_digest
+    from models.tokenizer import Tokenizer
+    from spu_llm.service.client import run_as_client
+    from spu_llm.systems.split.records import GENERATE, GenerateInputs, GenerateRequest
+
+    check_json(options.json)
+    server = _server(options)
+    _check_sampling(options)
+    directory, config, params = _model(options)
+    split, tokenizer = splitting.split_of(options), Tokenizer.load(directory)
+    tuned = _tuned(options, config)
+    if options.random_prefix and options.mode != splitting.NOIR:
+        raise InputError("--random-prefix is of --mode noir")
+    letters = string.ascii_lowercase
+    prefix = "".join(choice(letters) for _ in range(PREFIX_LETTERS))
+    text = (prefix if options.random_prefix else "") + options.prompt
+    prompt = tokenizer.encode(text)
+    request = GenerateRequest(
+        options.mode, *split, ends_digest(params, split), options.precision,
+        tuning=tuned.id if tuned is not None and tuned.lora else "",
+        lora=0 if tuned is None else tuned.lora,
+        round=0 if tuned is None or not tuned.lora else _round(options, config),
+        prompt_tokens=(len(prompt),), max_new_tokens=options.max_new_tokens,
+    )  # fmt: skip
+    if tuned is not None and tuned.ends != request.ends:
+        raise InputError("--secrets are of another model; give that one as --model")
+    request.check(config)
+    where = "" if options.secrets is None else str(options.secrets.absolute())
+    inputs = GenerateInputs(
+        [prompt], str(directory), where, options.temperature, options.top_p, options.stop,
+        options.seed,
+    )  # fmt: skip
+    say_insecure(options.mode)
+    screen, first = _Screen(options.prompt), 0.0
+
+    def on_event(event: dict[str, Any], relay: Relay) -> None:
+        nonlocal first
+        if event["event"] == "token" and not first:
+            first = time.monotonic() - options.started
+        screen.on_event(event, relay)
+
+    try:
+        outcome, agreed = run_as_client(
+            server, GENERATE, request, inputs, on_event, tokenizer=tokenizer,
+            reads=[directory, *([] if options.secrets is None else [options.secrets.absolute()])],
+        )  # fmt: skip
+        screen.finish()
+    finally:
+        screen.close()
+    result = _result(options, outcome, agreed, first)
+    print("\n".join([*learned_lines(result["learned"]), *_figures(result)]), file=sys.stderr)
+    write_json(options.json, result)
+
+
+def _check_sampling(options: argparse.Namespace) -> None:
+    if options.temperature != 0 and not 0.05 <= options.temperature <= 5.0:
+        raise InputError(
+            f"--temperature must be 0 (greedy) or 0.05 to 5, found {options.temperature}"
+        )
+    if not 0 < options.top_p <= 1:
+        raise InputError(f"--top-p must be above 0 and at most 1, found {options.top_p}")
+    for text, name in ((options.prompt, "the prompt"), *((s, "--stop") for s in options.stop)):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise InputError(f"{name} is not valid UTF-8 text; give it as UTF-8") from None
+        if not text:
+            raise InputError(f"{name} is empty; give at least one character of text")
+
+
+def _tuned(options: argparse.Namespace, config: ModelConfig) -> Settings | None:
+    """What `--secrets` were tuned as; None without them. InputError when they do not fit."""
+    if options.secrets is None:
+        if options.mode == splitting.NOIR:
+            raise InputError("--mode noir needs --secrets DIR, which spu-llm split tune makes")
+        return None
+    found = _load(options.secrets, config).settings
+    split = splitting.split_of(options)
+    if (found.mode, found.split) != (options.mode, split):
+        raise InputError(
+            f"--secrets were tuned with --mode {found.mode} --split {found.front},{found.back}; "
+            "give the same"
+        )
+    return found
+
+
+def _load(directory: Path, config: ModelConfig) -> ClientSecrets:
+    from spu_llm.systems.split.state import ClientSecrets
+
+    return ClientSecrets.load(directory.absolute(), config)
+
+
+def _round(options: argparse.Namespace, config: ModelConfig) -> int:
+    return _load(options.secrets, config).round
+
+
+def _result(
+    options: argparse.Namespace, outcome: Any, agreed: dict[str, Any], first: float
+) -> dict[str, Any]:
+    """The `--json` object."""
+    from spu_llm.app.completing import traffic_of
+    from spu_llm.core.machine import machine
+
+    result = outcome.result
+    (text,) = result["texts"]
+    return {
+        **text, "drafted": 0, "accepted": 0,
+        "seconds": {
+            "offline": 0.0, **{name: round(s, 3) for name, s in result["seconds"].items()}
+        },
+        "first_token_seconds": round(first, 3),
+        "elapsed_seconds": round(time.monotonic() - options.started, 3),
+        **traffic_of(result["traffic"], offline=(), online=("prefill", "decode")),
+        "wire_bytes": {
+            "client_to_provider": outcome.wire_sent, "provider_to_client": outcome.wire_received,
+        },
+        "learned": result["learned"],
+        "machine": asdict(machine()),
+        "config": {
+            "stop": options.stop, "sampling_seed": options.seed,
+            "temperature": options.temperature, "top_p": options.top_p, **agreed,
+        },
+    }  # fmt: skip
+
+
+def _figures(result: dict[str, Any]) -> list[str]:
+    tokens, steps, seconds = len(result["token_ids"]), result["steps"], result["seconds"]
+    lines = [f"{tokens} tokens, ended by {result['finish_reason']}"]
+    if steps and seconds["decode"]:
+        lines.append(
+            f"{steps / seconds['decode']:.1f} tokens/s, first token after "
+            f"{result['first_token_seconds']:.1f} s, everything {result['elapsed_seconds']:.1f} s"
+        )
+    online = result["bytes"]["online"]
+    lines.append(
+        f"payload: {mb(sum(online.values()))} in {result['messages']['online']:,} messages; on the "
+        f"wire {mb(sum(result['wire_bytes'].values()))}"
+    )
+    return lines
+
+
+# ---- tuning
+
+
+def tune(options: argparse.Namespace) -> None:
+    """Progress to stderr; in the end the directory with what was tuned to stdout."""
+    from models.tokenizer import Tokenizer
+    from spu_llm.service.client import run_as_client
+    from spu_llm.systems.split.records import TUNE, TuneInputs, TuneRequest
+
+    server = _server(options)
+    directory, config, params = _model(options)
+    tokenizer = Tokenizer.load(directory)
+    texts = [path.absolute() for path in options.texts]
+    asked = _settings(options, config, params, tokenizer, texts)
+    where = options.secrets.absolute()
+    stages = Stages()
+    try:
+        secrets = _begun(where, asked, config, params, stages)
+        request = TuneRequest(
+            asked.mode, asked.front, asked.back, asked.ends, asked.precision,
+            tuning=secrets.settings.id if asked.lora else "", lora=asked.lora,
+            round=secrets.round, batch=asked.batch, length=asked.length, rounds=options.rounds,
+            save_every=options.save_every, learning_rate=asked.learning_rate,
+        )  # fmt: skip
+        request.check(config)
+        say_insecure(options.mode)
+
+        def on_event(event: dict[str, Any], relay: Relay) -> None:
+            if event["event"] == "round":
+                stages.say(
+                    f"round {event['done']} of {event['rounds']}, loss {event['loss']:.3f}"
+                )
+            stages.on_event(event, relay)
+
+        inputs = TuneInputs(str(directory), str(where), [str(path) for path in texts])
+        outcome, _ = run_as_client(
+            server, TUNE, request, inputs, on_event, tokenizer=tokenizer,
+            reads=[directory, *texts], writes=[where],
+        )  # fmt: skip
+    finally:
+        stages.close()
+    result = outcome.result
+    print("\n".join(learned_lines(result["learned"])), file=sys.stderr)
+    loss = "" if result["loss"] is None else f", loss {result['loss']:.3f}"
+    print(f"{where}: {result['rounds']} rounds{loss}", flush=True)
+
+
+def _settings(
+    options: argparse.Namespace, config: ModelConfig, params: Params, tokenizer: Any,
+    texts: list[Path],
+) -> Settings:  # fmt: skip
+    """What the command asks for, with a fresh id; InputError for nonsense."""
+    from models.split import ends_digest
+    from spu_llm.systems.split.state import Settings
+    from spu_llm.systems.split.texts import digest_of, tokens_of
+
+    plain, split = options.mode == splitting.PLAIN, splitting.split_of(options)
+    mechanism = options.mechanism or ("none" if plain else "exponential")
+    if plain != (mechanism == "none"):
+        raise InputError(
+            "--mode plain is without a codebook; leave --mechanism out" if plain else
+            "--mechanism none protects nothing; that is --mode plain"
+        )  # fmt: skip
+    if plain and options.epsilon is not None:
+        raise InputError("--epsilon is of a codebook, which --mode plain has none of")
+    epsilon = options.epsilon
+    if epsilon is None:
+        epsilon = splitting.EPSILON / splitting.FEATURES * config.width
+    if not 0 < epsilon < float("inf"):
+        raise InputError(f"--epsilon must be above 0, found {epsilon}")
+    tokens = tokens_of(texts, tokenizer)
+    if len(tokens) <= options.length:
+        raise InputError(
+            f"--texts have {len(tokens)} tokens in all; a batch needs {options.length + 1} in a row"
+        )
+    if len(tokens) and int(tokens.max()) >= config.vocab_size:
+        raise InputError("the model lacks tokens that its tokenizer has")
+    return Settings(
+        id=token_hex(16), ends=ends_digest(params, split), mode=options.mode,
+        front=split.front, back=split.back, mechanism=mechanism,
+        epsilon=0.0 if plain else epsilon, precision=options.precision, batch=options.batch,
+        length=options.length, learning_rate=options.learning_rate, lora=options.lora,
+        texts=digest_of(tokens),
+    )  # fmt: skip
+
+
+def _begun(
+    where: Path, asked: Settings, config: ModelConfig, params: Params, stages: Stages
+) -> ClientSecrets:
+    """What the directory has of this tuning; that of a new one where there is nothing."""
+    from spu_llm.systems.split.beginning import begin
+    from spu_llm.systems.split.state import SECRETS, ClientSecrets, held
+
+    with held(where):
+        if not (where / SECRETS).exists():
+            stages.say("drawing the codebook")
+            begin(asked, config, params).save(where)
+        secrets = ClientSecrets.load(where, config)
+    secrets.settings.check_same(asked)
+    return secrets

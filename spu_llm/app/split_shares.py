@@ -1,0 +1,224 @@
+"""Mode mpc of `spu-llm split`: what its commands take beside those of the other modes, and do."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spu_llm.app.defaults import DRAFT_LENGTH, PROMPT, shipped
+from spu_llm.core.errors import InputError
+
+if TYPE_CHECKING:
+    from spu_llm.app.completing import Provider
+    from spu_llm.systems.split.secure_records import MiddleRequest
+
+R = TypeVar("R", bound="MiddleRequest")
+
+# Of this mode alone, with what they are where they are left out.
+_OF_GENERATE = {
+    "draft_length": None, "standard": False, "draft_model": None, "show_progress": False,
+    "top_k": None, "pool": None, "jobs": None,
+}  # fmt: skip
+_ELSEWHERE = {"secrets": None, "random_prefix": False, "precision": "float32"}
+_OF_SERVE = {"pool": None, "disk": None, "jobs": None}
+
+
+def add_serve_options(parser: Any) -> None:
+    parser.add_argument("--pool", type=Path, metavar="DIR",
+                        help="in mpc: keep what is made ahead of time, for each client that does"
+                        )  # fmt: skip
+    parser.add_argument("--disk", type=int, metavar="MB",
+                        help="in mpc: keep no more than that in --pool, for all clients together"
+                        )  # fmt: skip
+    _jobs(parser)
+
+
+def add_client_options(parser: Any) -> None:
+    """Of a text."""
+    _drafts(parser)
+    parser.add_argument("--top-k", type=int, metavar="K",
+                        help="in mpc: draw among the K likeliest tokens")  # fmt: skip
+    parser.add_argument("--pool", type=Path, metavar="DIR",
+                        help="in mpc: keep what is made ahead of time, if the provider does"
+                        )  # fmt: skip
+    _jobs(parser)
+
+
+def add_prepare_command(roles: Any, common: Any, about: str) -> None:
+    """`split prepare`. common: adds what all of these commands take, for modes that are named."""
+    prepare = roles.add_parser(
+        "prepare", help="client: material for a text in mode mpc, ahead of time",
+        description="Both parties make what a text takes, which then finds it in --pool: give it "
+        "the same options, and a prompt of the same length. " + about,
+    )  # fmt: skip
+    common(prepare, ("mpc",))
+    prepare.add_argument("--server", required=True, metavar="HOST:PORT")
+    length = prepare.add_mutually_exclusive_group()
+    length.add_argument("--prompt", default=PROMPT,
+                        help="for its length alone (default: that of demo)")  # fmt: skip
+    length.add_argument("--prompt-tokens", type=int, metavar="N", help="the length itself")
+    prepare.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
+    prepare.add_argument("--steps", type=int, metavar="K",
+                         help="default: --max-new-tokens at three a step, with --standard at one"
+                         )  # fmt: skip
+    _drafts(prepare)
+    prepare.add_argument("--pool", type=Path, required=True, metavar="DIR",
+                         help="where the client's half is kept")  # fmt: skip
+    prepare.add_argument("--disk", type=int, metavar="MB",
+                         help="make no more than fits, if --pool is to hold so much in all"
+                         )  # fmt: skip
+    _jobs(prepare)
+    prepare.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    prepare.set_defaults(run=_prepare)
+
+
+def _drafts(parser: Any) -> None:
+    parser.add_argument("--draft-length", type=int, metavar="G",
+                        help=f"in mpc: drafts a step, 1 to 16 (default: {DRAFT_LENGTH})"
+                        )  # fmt: skip
+    parser.add_argument("--standard", action="store_true",
+                        help="in mpc: no drafting, one token a step")  # fmt: skip
+    parser.add_argument("--draft-model", type=Path, metavar="DIR",
+                        help="in mpc: the model that drafts (default: the shipped public one)"
+                        )  # fmt: skip
+    parser.add_argument("--show-progress", action="store_true",
+                        help="in mpc: the provider learns how many drafts stay, step by step: "
+                        "somewhat cheaper")  # fmt: skip
+
+
+def _jobs(parser: Any) -> None:
+    parser.add_argument("--jobs", type=int, metavar="N",
+                        help="in mpc: cores that make material, if the other party gives as many "
+                        "(default: all)")  # fmt: skip
+
+
+def refuse_elsewhere(options: argparse.Namespace) -> None:
+    """InputError for an option of this mode in another one."""
+    of_mode = _OF_SERVE if options.role == "serve" else _OF_GENERATE
+    for name, left_out in of_mode.items():
+        if getattr(options, name) != left_out:
+            raise InputError(f"--{name.replace('_', '-')} is of --mode mpc; leave it out")
+
+
+def served(options: argparse.Namespace) -> dict[str, Any]:
+    """Fields of `ServeOptions`: material is this mode's alone."""
+    from spu_llm.app.cli import jobs_of, megabytes
+
+    if options.mode != "mpc":
+        refuse_elsewhere(options)
+    if options.disk is not None and options.pool is None:
+        raise InputError("--disk bounds what is kept in --pool; give both")
+    return {
+        "pool": options.pool, "disk_bytes": megabytes(options, "disk"), "disk_bytes_of_one": None,
+        "jobs": jobs_of(options, 1),
+    }  # fmt: skip
+
+
+def generate(options: argparse.Namespace) -> None:
+    """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
+    from spu_llm.app.completing import GenerateOptions, encoded
+    from spu_llm.app.completing import generate as complete
+    from spu_llm.app.output import check_json, write_json
+    from spu_llm.app.screen import Screen
+    from spu_llm.systems.decoding.request import check_sampling
+    from spu_llm.systems.split.secure_records import (
+        SPLIT_COMPLETION,
+        MiddleInputs,
+        MiddleRequest,
+    )
+
+    for name, left_out in _ELSEWHERE.items():
+        if getattr(options, name) != left_out:
+            raise InputError(f"--{name.replace('_', '-')} is of --mode noir; leave it out")
+    provider, model = _provider(options), options.model or shipped("private")
+    drafts = _draft_length(options)
+    check_json(options.json)
+    with closing(Screen(options.prompt)) as screen:
+        directory = (options.draft_model or shipped("public")) if drafts else model
+        _, prompt = encoded("", options.prompt, directory)
+        inputs = MiddleInputs(
+            prompt, str(model), str(directory), options.temperature, options.top_k or 0,
+            options.top_p, options.stop, options.seed, options.seed,
+        )  # fmt: skip
+        check_sampling(inputs.sampling)
+        request = _request(MiddleRequest, options, model, len(prompt), drafts)
+        asked = GenerateOptions(
+            request, inputs, provider, options.started, SPLIT_COMPLETION, model
+        )
+        result = complete(asked, screen.on_event, screen.say)
+        screen.finish()
+    screen.summary(result)
+    write_json(options.json, result)
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    """Progress to stderr, what was made to stdout, the result to `--json`."""
+    from spu_llm.app.cli import megabytes
+    from spu_llm.app.completing import encoded, prepare
+    from spu_llm.app.material import material_table
+    from spu_llm.app.output import check_json, write_json
+    from spu_llm.app.screen import Stages
+    from spu_llm.systems.split.secure_records import SPLIT_PREPARATION, MiddlePrepareRequest
+
+    provider, model = _provider(options), options.model or shipped("private")
+    drafts, new, tokens = _draft_length(options), options.max_new_tokens, options.prompt_tokens
+    check_json(options.json)
+    disk_bytes = megabytes(options, "disk")
+    directory = (options.draft_model or shipped("public")) if drafts else model
+    if tokens is None:
+        tokens = len(encoded("", options.prompt, directory)[1])
+    likely = -(-(new - 1) // 3) if drafts else new - 1
+    steps = likely if options.steps is None else options.steps
+    request = _request(MiddlePrepareRequest, options, model, tokens, drafts, steps=steps)
+    with closing(Stages()) as screen:
+        result = prepare(
+            request, directory, provider, screen.on_event, disk_bytes, program=SPLIT_PREPARATION
+        )
+    write_json(options.json, result)
+    print(material_table(result), flush=True)
+
+
+def _provider(options: argparse.Namespace) -> Provider:
+    from spu_llm.app.cli import address, identity_of, jobs_of
+    from spu_llm.app.completing import Provider
+    from spu_llm.service.client import Server
+
+    host, port = address(options.server, "--server")
+    server = Server(host, port, options.network, identity_of(options))
+    return Provider(
+        options.network, server, options.model or shipped("private"), options.pool,
+        jobs_of(options, 1),
+    )  # fmt: skip
+
+
+def _request(
+    kind: type[R], options: argparse.Namespace, model: Path, prompt_tokens: int, drafts: int,
+    **more: Any,
+) -> R:  # fmt: skip
+    """InputError when no split of the client's model is asked for."""
+    from models.hf import load_model
+    from models.split import ends_digest
+    from spu_llm.app.splitting import split_of
+
+    config, params = load_model(model)
+    split = split_of(options)
+    split.check(config)
+    request = kind(
+        prompt_tokens, options.max_new_tokens, drafts, show_progress=options.show_progress,
+        front=split.front, back=split.back, ends=ends_digest(params, split), **more,
+    )  # fmt: skip
+    request.check_options()
+    return request
+
+
+def _draft_length(options: argparse.Namespace) -> int:
+    if options.standard:
+        return 0
+    found = DRAFT_LENGTH if options.draft_length is None else options.draft_length
+    if found < 1:
+        raise InputError(
+            f"--draft-length must be 1 to 16, found {found}; --standard turns drafting off"
+        )
+    return int(found)

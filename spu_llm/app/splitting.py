@@ -1,0 +1,195 @@
+"""`spu-llm split`: the client keeps both ends of an open model, the provider the middle."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spu_llm.app import split_shares
+from spu_llm.app.defaults import PROMPT, SESSION_MINUTES, SESSIONS, shipped
+from spu_llm.core.errors import InputError
+
+if TYPE_CHECKING:
+    from models.split import Split
+
+PLAIN, NOIR, MPC = MODES = ("plain", "noir", "mpc")
+MECHANISMS = ("none", "arr", "arr-renormalised", "grr", "exponential")
+PRECISIONS = ("float32", "float16", "bfloat16")
+EPSILON, FEATURES = 13.0, 4096  # the paper's, of its first model
+BATCH, LENGTH, ROUNDS, SAVE_EVERY, LEARNING_RATE = 16, 64, 200, 10, 1e-3
+
+_ABOUT = (
+    "A model that both parties have is split at two block boundaries (NOIR): the client computes "
+    "the embedding, the first F blocks, the last B and the head; the provider computes the blocks "
+    "between. A token takes a round trip. What the provider learns is the mode's. plain, INSECURE: "
+    "rows of the residual stream, off which the whole text can be read. noir: such rows under a "
+    "secret codebook and tuned ends; no proof says how little they tell, only attacks that were "
+    "tried ('spu-llm attack noir'), and lengths, equal beginnings and times show. mpc: the rows "
+    "are shared between both; the provider learns the lengths of prompt and drafts, how many steps "
+    "there were, when the text ends, and whether activations left their ranges. In all of them the "
+    "client learns what the middle makes of rows of its choice: with enough of them, the middle "
+    "itself."
+)
+
+
+def add_command(commands: Any) -> None:
+    split = commands.add_parser(
+        "split", help="the client keeps both ends of a model, the provider the middle",
+        description=_ABOUT,
+    )  # fmt: skip
+    roles = split.add_subparsers(dest="role", required=True, parser_class=type(split))
+
+    serve = roles.add_parser("serve", help="provider: the middle", description=_ABOUT)
+    _common(serve, MODES)
+    serve.add_argument("--listen", required=True, metavar="HOST:PORT")
+    serve.add_argument("--tunings", type=Path, metavar="DIR",
+                       help="keep what clients tune of the middle (split tune --lora)"
+                       )  # fmt: skip
+    serve.add_argument("--once", action="store_true", help="end after one session")
+    serve.add_argument("--sessions", type=int, default=SESSIONS, metavar="N",
+                       help="at a time, each with a worker process (default: %(default)s)"
+                       )  # fmt: skip
+    serve.add_argument("--session-minutes", type=int, default=SESSION_MINUTES, metavar="N",
+                       help="end a session after that (default: %(default)s)")  # fmt: skip
+    serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
+    serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
+    split_shares.add_serve_options(serve)
+    serve.set_defaults(run=_serve)
+
+    generate = roles.add_parser("generate", help="client: a text", description=_ABOUT)
+    _common(generate, MODES)
+    generate.add_argument("--server", required=True, metavar="HOST:PORT")
+    generate.add_argument("--prompt", default=PROMPT)
+    generate.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
+    generate.add_argument("--temperature", type=float, default=0.7, metavar="T",
+                          help="0 is greedy (default: %(default)s)")  # fmt: skip
+    generate.add_argument("--top-p", type=float, default=1.0, metavar="P",
+                          help="draw among the likeliest that hold mass P")  # fmt: skip
+    generate.add_argument("--stop", action="append", default=[], metavar="TEXT",
+                          help="end before this text; may be given again")  # fmt: skip
+    generate.add_argument("--seed", type=int, metavar="S", help="fix sampling")
+    generate.add_argument("--secrets", type=Path, metavar="DIR",
+                          help="what split tune made: codebook, permutation, tuned ends"
+                          )  # fmt: skip
+    generate.add_argument("--random-prefix", action="store_true",
+                          help="in noir: put 8 random letters before the prompt, so that equal "
+                          "beginnings do not show")  # fmt: skip
+    _precision(generate)
+    split_shares.add_client_options(generate)
+    generate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    generate.set_defaults(run=_generate)
+
+    split_shares.add_prepare_command(roles, _common, _ABOUT)
+
+    tune = roles.add_parser(
+        "tune", help="client: tune both ends on private texts, through the middle",
+        description="NOIR's STuning, over the wire: rows go up, rows and then gradients come back. "
+        "In noir under a codebook and a permutation that are drawn first and stay in DIR, with "
+        "what is tuned and the curve of the loss. Repeated, the command goes on where it was, also "
+        "after either party was killed. " + _ABOUT,
+    )  # fmt: skip
+    _common(tune, (PLAIN, NOIR))
+    tune.add_argument("--server", required=True, metavar="HOST:PORT")
+    tune.add_argument("--texts", type=Path, nargs="+", required=True, metavar="FILE",
+                      help='a text each; of a .jsonl, a JSON object with "text" a line'
+                      )  # fmt: skip
+    tune.add_argument("--secrets", type=Path, required=True, metavar="DIR",
+                      help="where all of it is kept; its owner alone may read it")  # fmt: skip
+    tune.add_argument("--mechanism", choices=MECHANISMS,
+                      help="how the codebook is drawn (default: exponential; in plain: none); arr "
+                      "is as published, and does not hold its epsilon")  # fmt: skip
+    tune.add_argument("--epsilon", type=float, metavar="E",
+                      help="of the codebook, all features together (default: as much for each "
+                      f"as the paper's {EPSILON:g} for {FEATURES})")  # fmt: skip
+    tune.add_argument("--rounds", type=int, default=ROUNDS, metavar="N",
+                      help="in all (default: %(default)s)")  # fmt: skip
+    tune.add_argument("--batch", type=int, default=BATCH, metavar="B",
+                      help="texts a round (default: %(default)s)")  # fmt: skip
+    tune.add_argument("--length", type=int, default=LENGTH, metavar="N",
+                      help="tokens of each (default: %(default)s)")  # fmt: skip
+    tune.add_argument("--learning-rate", type=float, default=LEARNING_RATE, metavar="R",
+                      help="Adam's (default: %(default)s)")  # fmt: skip
+    tune.add_argument("--lora", type=int, default=0, metavar="RANK",
+                      help="the provider tunes LoRA of this rank in the middle, and keeps it"
+                      )  # fmt: skip
+    tune.add_argument("--save-every", type=int, default=SAVE_EVERY, metavar="N",
+                      help="rounds (default: %(default)s)")  # fmt: skip
+    _precision(tune)
+    tune.set_defaults(run=_tune)
+
+
+def _common(parser: Any, modes: tuple[str, ...]) -> None:
+    from spu_llm.app.cli import add_identity_options
+
+    parser.add_argument("--mode", required=True, choices=modes)
+    parser.add_argument("--split", default="1,1", metavar="F,B",
+                        help="blocks of the client's front and back (default: %(default)s)"
+                        )  # fmt: skip
+    parser.add_argument("--model", type=Path, metavar="DIR",
+                        help="the model, which both parties have (default: the shipped private "
+                        "one)")  # fmt: skip
+    parser.add_argument("--network", choices=("local", "lan", "wan"), default="local",
+                        help="emulate a network (default: local, none)")  # fmt: skip
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    add_identity_options(parser)
+
+
+def _precision(parser: Any) -> None:
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32",
+                        help="of what crosses the boundaries (default: %(default)s)")  # fmt: skip
+
+
+def split_of(options: argparse.Namespace) -> Split:
+    """`--split`; InputError when it is none."""
+    from models.split import Split
+
+    parts = options.split.split(",")
+    if len(parts) != 2 or not all(p.isascii() and p.isdigit() and len(p) < 5 for p in parts):
+        raise InputError(f"--split must be F,B, two numbers of blocks, found {options.split!r}")
+    return Split(*map(int, parts))
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from models.hf import load_config
+    from spu_llm.app.cli import address, check_serving, identity_of, run_provider
+    from spu_llm.app.split_client import say_insecure
+    from spu_llm.service.limits import Limits
+    from spu_llm.service.provider import ServeOptions
+    from spu_llm.systems.program import SplitServed
+
+    check_serving(options)
+    model = options.model or shipped("private")
+    split = split_of(options)
+    split.check(load_config(model))
+    if options.mode == MPC and options.tunings is not None:
+        raise InputError("--mode mpc tunes nothing; leave --tunings out")
+    of_mode = split_shares.served(options)
+    host, port = address(options.listen, "--listen")
+    tunings = None if options.tunings is None else str(options.tunings.absolute())
+    served = ServeOptions(
+        model=model, host=host, port=port, network=options.network, once=options.once,
+        sessions=options.sessions, sessions_of_one=options.sessions,
+        limits=Limits(options.session_minutes), studies=False,
+        identity=identity_of(options), exit_with_parent=options.exit_with_parent,
+        split=SplitServed(options.mode, split.front, split.back, tunings),
+        **of_mode,
+    )  # fmt: skip
+    say_insecure(options.mode)
+    run_provider(served, f"serving the middle ({options.mode}) of", options.report_fd)
+
+
+def _generate(options: argparse.Namespace) -> None:
+    from spu_llm.app import split_client
+
+    if options.mode == MPC:
+        split_shares.generate(options)
+    else:
+        split_shares.refuse_elsewhere(options)
+        split_client.generate(options)
+
+
+def _tune(options: argparse.Namespace) -> None:
+    from spu_llm.app import split_client
+
+    split_client.tune(options)

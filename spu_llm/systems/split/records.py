@@ -1,0 +1,236 @@
+"""Split models between two parties: what both know before a session, and the programs' records.
+
+A provider serves them only when it was started with `spu-llm split serve`, and then nothing else:
+one mode, one split, of a model that both have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from models.family import ModelConfig
+from models.split import Split
+from protocols.verification.distribution import Sampling
+from spu_llm.core.errors import InputError
+from spu_llm.core.ledger import Ledger
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.systems.program import Held, Program
+from spu_llm.systems.split.boundary import MAX_VALUES, Boundary
+
+PLAIN, NOIR, MPC = MODES = ("plain", "noir", "mpc")
+MAX_TEXTS = 1000
+MAX_ROUNDS = 10_000_000
+MAX_RANK = 64
+
+
+def check_served(mode: str, split: Split, held: Held, ends: str | None = None) -> None:
+    """InputError unless the provider serves this mode of its model, split like this; `ends`: and
+    has the very ends with this digest.
+    """
+    asked = f"--mode {mode} --split {split.front},{split.back}"
+    if (served := held.split) is None:
+        raise InputError(
+            "the provider serves its whole model, no split one; it must be started with spu-llm "
+            f"split serve {asked}"
+        )
+    if (served.mode, served.front, served.back) != (mode, *split):
+        raise InputError(
+            f"the provider serves --mode {served.mode} --split {served.front},{served.back}, not "
+            f"{asked}"
+        )
+    if ends is not None and ends != served.ends:
+        raise InputError(
+            "the parties have models with different ends; both need the same one (--model)"
+        )
+
+
+@dataclass(frozen=True)
+class SplitRequest:
+    """mode: PLAIN or NOIR. front, back: the client's blocks. ends: digest of their parameters
+    (`models.split.ends_digest`). precision: of what crosses the boundaries. tuning: the id of the
+    client's tuning, where the provider has LoRA of rank `lora` > 0 for it: that after `round`
+    rounds.
+    """
+
+    mode: str
+    front: int
+    back: int
+    ends: str
+    precision: str
+    tuning: str
+    lora: int
+    round: int
+
+    @property
+    def split(self) -> Split:
+        return Split(self.front, self.back)
+
+    def boundary(self, config: ModelConfig) -> Boundary:
+        """InputError for a precision that is none."""
+        return Boundary(config.width, self.precision)
+
+    def check(self, config: ModelConfig) -> None:
+        """InputError when the request does not fit the model."""
+        if self.mode not in (PLAIN, NOIR):
+            raise InputError(f"there is no mode {self.mode!r} without shares")
+        self.split.check(config)
+        self.boundary(config)
+        if not 0 <= self.lora <= MAX_RANK:
+            raise InputError(f"--lora must be 0 (none) to {MAX_RANK}, found {self.lora}")
+        if not 0 <= self.round <= MAX_ROUNDS or (self.lora and not self.tuning):
+            raise InputError("the request names no round of a tuning")
+
+    def admit(self, held: Held) -> None:
+        """InputError unless the provider serves this."""
+        check_served(self.mode, self.split, held, self.ends)
+        assert held.split is not None
+        if self.lora and held.split.tunings is None:
+            raise InputError(
+                "the provider keeps nothing that is tuned; it must be started with --tunings DIR, "
+                "or tune without --lora"
+            )
+
+
+@dataclass(frozen=True)
+class GenerateRequest(SplitRequest):
+    """Texts one after the other. prompt_tokens: of each; max_new_tokens: at most, of each."""
+
+    prompt_tokens: tuple[int, ...] = field(kw_only=True)
+    max_new_tokens: int = field(kw_only=True)
+
+    def check(self, config: ModelConfig) -> None:
+        """InputError when the request does not fit the model."""
+        super().check(config)
+        if not 1 <= len(self.prompt_tokens) <= MAX_TEXTS:
+            raise InputError(f"a session has 1 to {MAX_TEXTS} texts")
+        if self.max_new_tokens < 1:
+            raise InputError(f"--max-new-tokens must be 1 or more, found {self.max_new_tokens}")
+        for count in self.prompt_tokens:
+            if not 1 <= count < config.context:
+                raise InputError(
+                    f"the prompt has {count} tokens; this model takes 1 to {config.context - 1}"
+                )
+
+    def limit(self, config: ModelConfig, prompt: int) -> int:
+        """Tokens that a text gets: as asked, and within the model's context."""
+        return min(self.max_new_tokens, config.context - prompt)
+
+    def capacity(self, config: ModelConfig, prompt: int) -> int:
+        """Rows of a text's cache: the last token needs none."""
+        return prompt + self.limit(config, prompt) - 1
+
+
+@dataclass(frozen=True)
+class GenerateInputs:
+    """The client's own: prompts as token ids; `secrets`: the directory of a tuning, "" for none;
+    `seed` fixes sampling.
+    """
+
+    prompts: list[list[int]]
+    model_dir: str
+    secrets: str = ""
+    temperature: float = 0.7
+    top_p: float = 1.0
+    stop: list[str] = field(default_factory=list)
+    seed: int | None = None
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, 0, self.top_p)
+
+
+@dataclass(frozen=True)
+class TuneRequest(SplitRequest):
+    """Rounds from `round` on to `rounds`, of `batch` texts of `length` tokens each; what was tuned
+    is kept every `save_every` rounds and after the last one. learning_rate: of LoRA.
+    """
+
+    batch: int = field(kw_only=True)
+    length: int = field(kw_only=True)
+    rounds: int = field(kw_only=True)
+    save_every: int = field(kw_only=True)
+    learning_rate: float = field(kw_only=True)
+
+    def check(self, config: ModelConfig) -> None:
+        """InputError when the request does not fit the model."""
+        super().check(config)
+        if not 1 <= self.length < config.context:
+            raise InputError(
+                f"--length must be 1 to {config.context - 1} for this model, found {self.length}"
+            )
+        most = MAX_VALUES // (self.length * config.width)
+        if not 1 <= self.batch <= most:
+            raise InputError(f"--batch must be 1 to {most}, found {self.batch}")
+        if not self.round <= self.rounds <= MAX_ROUNDS:
+            raise InputError(
+                f"--rounds must be {self.round}, as many as are done, to {MAX_ROUNDS}, found "
+                f"{self.rounds}"
+            )
+        if self.save_every < 1:
+            raise InputError(f"--save-every must be 1 or more, found {self.save_every}")
+        if not 0 < self.learning_rate <= 1:
+            raise InputError(
+                f"--learning-rate must be above 0 and at most 1, found {self.learning_rate}"
+            )
+
+    def keeps(self, done: int) -> bool:
+        """Whether what was tuned is kept when so many rounds are done."""
+        return done % self.save_every == 0 or done == self.rounds
+
+
+@dataclass(frozen=True)
+class TuneInputs:
+    """The client's own: the directories of its model and of its secrets, and files with texts."""
+
+    model_dir: str
+    secrets: str
+    texts: list[str]
+
+
+# ---- what each party learns
+
+_ROWS = {
+    PLAIN: "the rows that go up: the text can be read off them, token by token (insecure)",
+    NOIR: "the rows that go up, under a secret codebook: what is known not to be read off them is "
+    "what attacks were tried (spu-llm attack noir); equal beginnings of texts are seen",
+}
+_GRADIENTS = {
+    PLAIN: "gradients of the loss by the rows that came down: of the true labels (insecure)",
+    NOIR: "gradients of the loss by the rows that came down: which labels are equal, under a "
+    "secret permutation of them",
+}
+
+
+def declare_generation(ledger: Ledger, request: GenerateRequest) -> None:
+    """What a generation tells."""
+    ledger.declare(PROVIDER, _ROWS[request.mode])
+    ledger.declare(PROVIDER, "each text's length, and when each of its tokens comes")
+    _declare_client(ledger)
+
+
+def declare_tuning(ledger: Ledger, request: TuneRequest) -> None:
+    """What a tuning tells."""
+    ledger.declare(PROVIDER, _ROWS[request.mode])
+    ledger.declare(PROVIDER, _GRADIENTS[request.mode])
+    ledger.declare(PROVIDER, "how many texts of which length, how many rounds, the learning rate")
+    _declare_client(ledger)
+
+
+def _declare_client(ledger: Ledger) -> None:
+    ledger.declare(
+        CLIENT, "what the middle makes of rows of its choice: with enough of them, the middle"
+    )
+
+
+def _admit(request: SplitRequest, held: Held) -> None:
+    request.admit(held)
+
+
+GENERATE = Program(
+    "split-generate", "spu_llm.systems.split.generating", GenerateRequest, GenerateInputs,
+    GenerateRequest.check, keeps_hints=False, spu=None, admit=_admit,
+)  # fmt: skip
+TUNE = Program(
+    "split-tune", "spu_llm.systems.split.serving", TuneRequest, TuneInputs, TuneRequest.check,
+    keeps_hints=False, spu=None, admit=_admit,
+)  # fmt: skip

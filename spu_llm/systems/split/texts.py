@@ -1,0 +1,47 @@
+"""Private texts to tune on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import InputError
+
+
+def tokens_of(paths: Sequence[Path], tokenizer: Tokenizer) -> np.ndarray:
+    """Tokens int32 of all texts one after the other, each with what ends it. A file is a text; of
+    one that ends in .jsonl, each line is an object with "text". InputError for others.
+    """
+    end = min(tokenizer.eos_ids)
+    found = [[*tokenizer.encode(text), end] for path in paths for text in _texts(path) if text]
+    return np.array([token for text in found for token in text], np.int32)
+
+
+def digest_of(tokens: np.ndarray) -> str:
+    """SHA-256 (hex): it stays with the secrets, since texts could be tried on it."""
+    return hashlib.sha256(np.asarray(tokens, "<i4").tobytes()).hexdigest()
+
+
+def _texts(path: Path) -> list[str]:
+    try:
+        whole = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+        raise InputError(f"cannot read {path}, of --texts: {reason}") from None
+    if path.suffix != ".jsonl":
+        return [whole]
+    texts = []
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            text = json.loads(line)["text"]
+        except (ValueError, KeyError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            raise InputError(f'{path}, line {number}: must be a JSON object with "text"')
+        texts.append(text)
+    return texts
