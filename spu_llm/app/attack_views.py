@@ -64,7 +64,7 @@ def of_wishes(
     # Lanes are given back a moment after their texts: there is room for two requests.
     lanes = 2 * max(len(wish.prompts) for wish in wishes)
     options = engine.EngineOptions(model, HOST, 0, lanes, None)
-    port = _started(lambda on_port: engine.serve(options, on_stage, on_port, make))
+    port = started(lambda on_port: engine.serve(options, on_stage, on_port, make))
     with _vault(port) as place:
         for i, wish in enumerate(wishes):
             on_stage(f"request {i + 1} of {len(wishes)}")
@@ -97,7 +97,7 @@ def of_two_parties(
         limits=Limits(SESSION_MINUTES, None, None), studies=True, pool=None, disk_bytes=None,
         disk_bytes_of_one=None, jobs=1, identity=None, exit_with_parent=False,
     )  # fmt: skip
-    port = _started(
+    port = started(
         lambda on_port: provider.serve(options, on_stage, on_port, lambda e: note(PROVIDER, e))
     )
     run_as_client(
@@ -115,7 +115,7 @@ def of_two_parties(
     ]
 
 
-def _started(serve: Callable[[Callable[[int], None]], None]) -> int:
+def started(serve: Callable[[Callable[[int], None]], None]) -> int:
     """Run `serve(on_port)` in a thread; where it listens."""
     said: queue.Queue[int | SpuLlmError] = queue.Queue()
 

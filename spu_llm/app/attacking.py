@@ -16,21 +16,32 @@ from spu_llm.core.errors import InputError
 if TYPE_CHECKING:
     from spu_llm.systems.outcome import Outcome
 
-# Vault mode; prompt obfuscation in it as published, and repaired; both parties on shares.
-MODES = ("vault", "published", "repaired", "two-party")
+# Vault mode; prompt obfuscation in it as published, and repaired; both parties on shares; the modes
+# of split models.
+SPLIT_MODES = ("plain", "noir", "mpc")
+MODES = ("vault", "published", "repaired", "two-party", *SPLIT_MODES)
 PROMPTS = 20
 MAX_PROMPTS = 10_000
 _RUNS, _SETS = "spu_llm.app.attack_runs:", "spu_llm.app.attack_sets:"
+_SPLIT = "spu_llm.app.attack_split:"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an attack is run on. `on_stage` hears of progress."""
+    """What an attack is run on. `on_stage` hears of progress. Of split models: which attacks (none:
+    all), blocks of front and back, and the codebook's law, where it is not the default, or what a
+    tuning left.
+    """
 
     model: Path
     prompts: int
     seed: int
     on_stage: Callable[[str], None]
+    attacks: tuple[str, ...] = ()
+    split: tuple[int, int] = (1, 1)
+    mechanism: str | None = None
+    epsilon: float | None = None
+    secrets: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,11 @@ ATTACKS = {
             "repaired": _SETS + "intersection_repaired",
         },
     ),
+    "noir": Attack(
+        "on split models, what their host reads off rows and gradients: all attacks of "
+        "spu_llm/systems/split/attacks, or those of --attack",
+        {"plain": _SPLIT + "plain", "noir": _SPLIT + "noir", "mpc": _SPLIT + "mpc"},
+    ),
 }  # fmt: skip
 
 
@@ -104,7 +120,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument("name", metavar="NAME", help=", ".join(ATTACKS))
     parser.add_argument("--mode", required=True, metavar="MODE",
                         help="vault: vault mode as published; published, repaired: with prompt "
-                        "obfuscation in it; two-party: generate, on shares")  # fmt: skip
+                        "obfuscation in it; two-party: generate, on shares; of split models "
+                        "plain, noir (a secret codebook), mpc (the middle on shares)"
+                        )  # fmt: skip
     parser.add_argument("--prompts", type=int, default=PROMPTS, metavar="N",
                         help="default: %(default)s; on shares each takes half a minute"
                         )  # fmt: skip
@@ -114,6 +132,21 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--model", type=Path, metavar="DIR",
                         help="the owner's model directory (default: the shipped one)"
                         )  # fmt: skip
+    split = parser.add_argument_group("of split models")
+    split.add_argument("--attack", default="", metavar="NAME,...",
+                       help="a1 to a6, a8 to a12 (default: all)")  # fmt: skip
+    split.add_argument("--split", default="1,1", metavar="F,B",
+                       help="blocks of the client's front and back (default: %(default)s)"
+                       )  # fmt: skip
+    split.add_argument("--mechanism", metavar="NAME",
+                       help="of the codebook in mode noir: arr, arr-renormalised, grr, exponential "
+                       "(default: a sound one)")  # fmt: skip
+    split.add_argument("--epsilon", type=float, metavar="E",
+                       help="of the codebook, for all features together (default: 13 / 4096 each)"
+                       )  # fmt: skip
+    split.add_argument("--secrets", type=Path, metavar="DIR",
+                       help="in mode noir the codebook and the ends that spu-llm split tune made "
+                       "(default: a drawn codebook, no tuning)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes as JSON")
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
     parser.set_defaults(run=_run)
@@ -134,6 +167,34 @@ def place_of(name: str, mode: str) -> str:
     return ATTACKS[name].runs[mode]
 
 
+def _of_split(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of split models, as fields of `Wanted`; InputError for what they cannot be."""
+    codebook = bool(options.mechanism) or options.epsilon is not None
+    given = options.attack or codebook or options.secrets
+    if options.mode not in SPLIT_MODES:
+        if given:
+            raise InputError(
+                "--attack, --mechanism, --epsilon and --secrets are of: spu-llm attack noir"
+            )
+        return {}
+    if options.mode != "noir" and (codebook or options.secrets):
+        raise InputError(
+            f"--mechanism, --epsilon and --secrets are of --mode noir, not {options.mode}"
+        )
+    if options.secrets and codebook:
+        raise InputError("--secrets have a codebook; leave --mechanism and --epsilon out")
+    from spu_llm.app.attack_split import check_attacks, check_codebook
+    from spu_llm.app.splitting import split_of
+
+    names = tuple(name for name in options.attack.split(",") if name)
+    check_attacks(names)
+    check_codebook(options.mechanism, options.epsilon)
+    return {
+        "attacks": names, "split": tuple(split_of(options)), "mechanism": options.mechanism,
+        "epsilon": options.epsilon, "secrets": options.secrets,
+    }  # fmt: skip
+
+
 def _run(options: argparse.Namespace) -> None:
     check_json(options.json)
     place = place_of(options.name, options.mode)
@@ -141,13 +202,15 @@ def _run(options: argparse.Namespace) -> None:
         raise InputError(f"--prompts must be 2 to {MAX_PROMPTS}, found {options.prompts}")
     if options.seed < 0:
         raise InputError(f"--seed must be 0 or more, found {options.seed}")
+    of_split = _of_split(options)
     from spu_llm.app.progress import Progress
     from spu_llm.core.machine import machine
 
     progress = Progress()
     wanted = Wanted(
-        options.model or shipped("private"), options.prompts, options.seed, progress.stage
-    )
+        options.model or shipped("private"), options.prompts, options.seed, progress.stage,
+        **of_split,
+    )  # fmt: skip
     run: Callable[[Wanted], Iterator[Outcome]] = resolve_name(place)
     outcomes = []
     try:
@@ -163,5 +226,10 @@ def _run(options: argparse.Namespace) -> None:
         for o in outcomes
     ]  # fmt: skip
     config = {"model": wanted.model.name, "prompts": wanted.prompts, "seed": wanted.seed}
+    config |= {
+        name: value if isinstance(value, float | tuple) else str(value)
+        for name, value in of_split.items()
+        if value is not None
+    }
     result = {"outcomes": shown, "machine": asdict(machine()), "config": config}
     write_json(options.json, result)

@@ -63,6 +63,13 @@ STUDIES = {
         "experiments.claims.dp_text",
         "differentially private text: utility against model calls, by method",
     ),
+    "experiment noir": (
+        "experiments.claims.noir",
+        "split models: NOIR's codebook, what it costs and what it keeps from the host",
+    ),
+    "experiment split": (
+        "experiments.claims.split_runs", "split models: a token by mode, beside all on shares"
+    ),
     "experiment scale": (
         "experiments.benchmarks.scale", "a completion by a model of GPT-2 small's shape"
     ),

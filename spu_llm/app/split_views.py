@@ -1,0 +1,60 @@
+"""A real run of a split model whose middle runs on shares, as its host sees it: this process is the
+host's, and the client's worker a process of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.split import Split
+from models.tokenizer import Tokenizer
+from spu_llm.app.attack_views import HOST, started
+from spu_llm.app.defaults import SESSION_MINUTES
+from spu_llm.core.settings import SpuConfig
+from spu_llm.service import provider
+from spu_llm.service.client import Server, run_as_client
+from spu_llm.service.limits import Limits
+from spu_llm.systems.split import secure_viewed
+from spu_llm.systems.split.secure_viewed import as_rows
+
+
+def views_of_middle(
+    model: Path,
+    split: Split,
+    texts: Sequence[Sequence[int]],
+    on_stage: Callable[[str], None] = lambda name: None,
+    *,
+    steps: int = 0,
+) -> list[np.ndarray]:
+    """Of each text the boundary rows float32 [n, d] that the host received: the words of the one
+    message of a forward's first product, for what they stand for in fixed point. They are the rows
+    under masks of the client's. `steps`: the last so many tokens come one by one, each in a forward
+    of its own, after a prefill of those before.
+    """
+    seen: list[np.ndarray] = []
+
+    def note(event: dict[str, Any]) -> None:
+        if event["event"] == "seen":
+            words = np.frombuffer(base64.b64decode(event["words"]), np.uint64)
+            seen.append(as_rows(words.reshape(event["shape"]), SpuConfig().frac_bits))
+
+    options = provider.ServeOptions(
+        model, HOST, 0, "local", once=True, sessions=1, sessions_of_one=1,
+        limits=Limits(SESSION_MINUTES, None, None), studies=True, pool=None, disk_bytes=None,
+        disk_bytes_of_one=None, jobs=1, identity=None, exit_with_parent=False,
+    )  # fmt: skip
+    port = started(lambda on_port: provider.serve(options, on_stage, on_port, note))
+    prompts = tuple(len(text) - steps for text in texts)
+    run_as_client(
+        Server(HOST, port, "local"), secure_viewed.PROGRAM,
+        secure_viewed.Asked(prompts, steps, *split),
+        secure_viewed.ClientInputs([list(map(int, text)) for text in texts], str(model)),
+        lambda event, relay: on_stage(event["name"]) if event["event"] == "stage" else None,
+        tokenizer=Tokenizer.load(model),
+    )  # fmt: skip
+    return seen

@@ -1,0 +1,126 @@
+"""A4: BiSR (Chen et al. 2024, "Unveiling the vulnerability of private fine-tuning in split-based
+frameworks for large language models", and its public code), whose three parts are tried here each
+by itself.
+
+(a) An inverter trained on public text (`trained.base`), as first guess.
+(b) Backward gradient matching: soft labels are optimised so that the gradient by what the host
+    returned, at the public back, is the one that came.
+(c) Forward embedding matching: dummy embeddings are optimised so that what the public front makes
+    of them has the direction of the rows that came; each stands for the nearest token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from models.cache import Block, rows_after
+from models.family import Params, family_of
+from models.split import back_texts
+from spu_llm.systems.split.attacks import NONE
+from spu_llm.systems.split.attacks.views import HostView, Public, Texts
+
+ITERATIONS = 300
+RATE = 0.09
+SQUARES, SIZES = 0.85, 0.15  # of the two losses of (b)
+SURE = 5.0  # logit of the inverter's guess in first soft labels
+
+
+def by_gradients(
+    view: HostView, public: Public, guesses: Texts, iterations: int = ITERATIONS
+) -> list[list[int]]:
+    """(b): labels of tuning texts, of which `guesses` are (a)'s.
+
+    The gradient is linear in soft labels q: J' (p - q), J the back's derivative. Both sides are
+    divided by the size of the gradient that came, so that the losses have their shares.
+    """
+    assert view.gradients is not None and view.tuning_rows is not None
+    back, config = public.parts[2], public.config
+
+    @jax.jit
+    def matched(y: Array, wanted: Array, first: Array) -> Array:
+        def logits(y: Array) -> Array:
+            return back_texts(back, config, y[None])[0]
+
+        found, pull = jax.vjp(logits, y)
+        chances, size = jax.nn.softmax(found), jnp.sqrt(jnp.mean(wanted**2)) + 1e-30
+
+        def loss(soft: Array) -> Array:
+            (would,) = pull(chances - jax.nn.softmax(soft))
+            apart = (would - wanted) / size
+            return SQUARES * jnp.mean(apart**2) + SIZES * jnp.mean(jnp.abs(apart))
+
+        return _minimised(loss, first, iterations)
+
+    found = []
+    returned = public.returned(view.tuning_rows)
+    for y, gradient, guess in zip(returned, view.gradients, guesses, strict=True):
+        # Of the last token's label (a) says nothing.
+        first = SURE * jax.nn.one_hot(np.array([*guess[1:], NONE]), config.vocab_size)
+        soft = np.asarray(matched(y, gradient, first))
+        found.append(soft.argmax(axis=1).tolist())
+    return found
+
+
+def by_embeddings(
+    view: HostView, public: Public, guesses: Texts, iterations: int = ITERATIONS
+) -> list[list[int]]:
+    """(c), from the embeddings of (a)'s `guesses` on. Nearest by the dot product with tokens' own
+    embeddings of length one.
+    """
+    config, front = public.config, public.parts[0]
+    family = family_of(config)
+    table = np.asarray(family.embeddings(public.weights)[0])
+    lengths = np.linalg.norm(table, axis=1, keepdims=True)
+    scale = float(np.sqrt(np.square(table).mean()))
+    through = jax.jit(_match(front, config, scale, iterations))
+    found = []
+    for rows, guess in zip(view.rows, guesses, strict=True):
+        n = len(rows)
+        at = jnp.arange(n)
+        places = np.asarray(
+            family.embed(front, config, jnp.zeros(n, jnp.int32), at) - table[0]
+        )  # what positions add
+        first = table[np.asarray(guess)] + places
+        dummies = np.asarray(through(jnp.asarray(first), jnp.asarray(rows))) - places
+        found.append((dummies @ (table / (lengths + 1e-30)).T).argmax(axis=1).tolist())
+    return found
+
+
+def _match(
+    front: Params, config: Any, scale: float, iterations: int
+) -> Callable[[Array, Array], Array]:
+    """Embeddings that give the rows, from first ones on; `scale`: of embeddings' values."""
+    family, layers = family_of(config), len(front["blocks"])
+
+    def matched(first: Array, rows: Array) -> Array:
+        n = first.shape[0]
+        cache = config.with_layers(layers).empty_cache(n) if layers else Block((), ())
+
+        def loss(dummies: Array) -> Array:
+            x = scale * dummies
+            x, _, _ = family.through(front["blocks"], config, x, rows_after(0, n, n), cache)
+            sizes = jnp.linalg.norm(x, axis=1) * jnp.linalg.norm(rows, axis=1)
+            return -jnp.mean(jnp.sum(x * rows, axis=1) / (sizes + 1e-30))
+
+        return scale * _minimised(loss, first / scale, iterations)
+
+    return matched
+
+
+def _minimised(loss: Callable[[Array], Array], first: Array, iterations: int) -> Array:
+    optimiser = optax.adamw(RATE, weight_decay=0.0)
+
+    def step(carried: tuple[Array, Any], _: None) -> tuple[tuple[Array, Any], None]:
+        at, state = carried
+        updates, state = optimiser.update(jax.grad(loss)(at), state, at)
+        return (optax.apply_updates(at, updates), state), None
+
+    (found, _), _ = jax.lax.scan(step, (first, optimiser.init(first)), None, length=iterations)
+    return found

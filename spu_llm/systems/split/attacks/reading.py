@@ -1,0 +1,64 @@
+"""A2 and A3: the public model reads the code off.
+
+A2 (CodeRA-direct): what comes back goes into the public back; the likeliest token of each row is
+the next one, at positions of a prompt as well as at generated ones.
+
+A3 (CodeRA via the prompt): a guessed prompt goes into the whole public model, which goes on as the
+client's would.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from models.cache import Block, Rows, see
+from models.family import family_of
+from spu_llm.systems.split.attacks import NONE
+from spu_llm.systems.split.attacks.views import HostView, Public, Texts
+
+
+def attack(view: HostView, public: Public) -> list[list[int]]:
+    """A2. Nothing says what a text begins with."""
+    logits = public.logits(public.returned(view.rows))
+    return [[NONE, *np.argmax(rows[:-1], axis=-1).tolist()] for rows in logits]
+
+
+def of_prompts(public: Public, prompts: Texts, count: int) -> list[list[int]]:
+    """A3: the `count` likeliest next tokens, one after the other, of each guessed prompt, all of
+    one length. Token 0, which ends texts in most models, stands where a guess lacks a token.
+    """
+    config, family = public.config, family_of(public.config)
+    tokens = np.maximum(np.asarray(prompts, np.int32), 0)
+    lanes, length = tokens.shape
+    room = length + count
+
+    @jax.jit
+    def said(tokens: Array, at: Array, cache: Block) -> tuple[Array, Block]:
+        n = tokens.shape[1]
+        positions = jnp.broadcast_to(at + jnp.arange(n, dtype=jnp.int32), (lanes, n))
+        visible = jnp.broadcast_to(see(at, n, room), (lanes, n, room))
+        x = family.embed(public.weights, config, tokens.reshape(-1), positions.reshape(-1))
+        rows = Rows(positions, visible, at)
+        normed, cache, _ = family.forward(public.weights, config, x, rows, cache)
+        last = normed.reshape(lanes, n, -1)[:, -1]
+        return jnp.argmax(family.head(public.weights, last), axis=-1), cache
+
+    cache, found = config.empty_cache(room, lanes), []
+    some: Any = tokens
+    for i in range(count):
+        at = 0 if i == 0 else length + i - 1
+        some, cache = said(some, jnp.int32(at), cache)
+        found.append(np.asarray(some))
+        some = some[:, None]
+    return np.stack(found, axis=1).tolist() if count else [[] for _ in prompts]
+
+
+def continued(public: Public, prompts: Texts, count: int) -> list[list[int]]:
+    """Prompts and what the public model says after them: texts as a client with it has them."""
+    more = of_prompts(public, prompts, count)
+    return [[*prompt, *added] for prompt, added in zip(prompts, more, strict=True)]

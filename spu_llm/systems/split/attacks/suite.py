@@ -1,0 +1,233 @@
+"""All attacks on one session's view, each judged by what it claims to find.
+
+Names are the digest's of NOIR (§3): a1 to a6, a8 to a12. What an attack cannot be run on (there is
+no tuning on shares) it yields nothing for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from spu_llm.systems.outcome import Outcome
+from spu_llm.systems.split.attacks import (
+    adversarial,
+    beginnings,
+    bisr,
+    counting,
+    inversion,
+    labels,
+    reading,
+    scored,
+    templates,
+    trained,
+)
+from spu_llm.systems.split.attacks.inverters import Inverter
+from spu_llm.systems.split.attacks.views import HostView, Public, Texts, labels_of
+
+TOKEN = "the right token in its place"
+CODE = "the right generated token in its place"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Rounds of tuning, as the host saw them with its honest middle and with that of A12; their
+    texts, of one token more than rows; LTokenizer's label of each token.
+    """
+
+    honest: HostView
+    adversarial: HostView
+    texts: Texts
+    relabelled: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the host saw, what is true, and how much work it does.
+
+    texts: what the rows are of; the first `prompt` tokens of each are the client's prompt, the
+    others what the model said, of which A10's host knows the first `template`. others: more such
+    texts, which the host does not see. beginnings: a view of texts some of which begin alike, and
+    these. steps: of training (A1, A4). iterations: of matching (A4).
+    """
+
+    mode: str
+    view: HostView
+    public: Public
+    texts: list[list[int]]
+    prompt: int
+    template: int
+    others: Texts = ()
+    beginnings: tuple[HostView, Texts] | None = None
+    tuned: Tuned | None = None
+    steps: int = trained.STEPS
+    iterations: int = bisr.ITERATIONS
+    seed: int = 0
+
+    @property
+    def base(self) -> Inverter:
+        """Of A1, A3 and A4."""
+        return trained.base(self.public, self.steps, self.seed)
+
+    def judged(
+        self, attack: str, guess: Texts, how: str = "", what: str = TOKEN,
+        counted: slice = slice(None), notes: str = "",
+    ) -> Outcome:  # fmt: skip
+        what = f"{what}, {how}" if how else what
+        return scored.of_tokens(
+            attack, self.mode, what, guess, self.texts, self.others, counted, notes
+        )
+
+    def won(
+        self, attack: str, guess: Texts, how: str, counted: slice = slice(None)
+    ) -> Iterator[Outcome]:
+        """By the paper's rules, where there is a tokenizer that makes text of tokens."""
+        if (tokenizer := self.public.tokenizer) is not None:
+            yield from scored.of_texts(
+                attack, self.mode, how, guess, self.texts, self.others, tokenizer, counted
+            )
+
+
+def a1(session: Session) -> Iterator[Outcome]:
+    view, public = session.view, session.public
+    yield session.judged("A1", session.base.tokens(view.rows), "by the inverter")
+    guess = trained.attack(view, public, session.steps, seed=session.seed)
+    yield session.judged("A1", guess, "by inverter and corrector")
+    yield from session.won("A1", guess, "by inverter and corrector")
+
+
+def a2(session: Session) -> Iterator[Outcome]:
+    guess, prompt = reading.attack(session.view, session.public), session.prompt
+    yield session.judged(
+        "A2", guess, "by the public back", CODE, slice(prompt, None)
+    )  # fmt: skip
+    yield session.judged(
+        "A2", guess, "by the public back", "the right next token of a prompt", slice(1, prompt)
+    )
+    yield from session.won("A2", guess, "of generated code", slice(prompt, None))
+    shifted = [[*text[1:], -1] for text in guess]
+    yield session.judged("A2", shifted, "by the public back", "the right token of the row itself")
+
+
+def a3(session: Session) -> Iterator[Outcome]:
+    """From the prompts that A1's inverter finds, and A2's reading of them."""
+    prompt = session.prompt
+    count = min(map(len, session.texts)) - prompt
+    for how, guess in (
+        ("A1", session.base.tokens(session.view.rows)),
+        ("A2", reading.attack(session.view, session.public)),
+    ):
+        prompts = [text[:prompt] for text in guess]
+        said = reading.of_prompts(session.public, prompts, count)
+        whole = [[*p, *more] for p, more in zip(prompts, said, strict=True)]
+        counted = slice(prompt, prompt + count)
+        yield session.judged("A3", whole, f"after the prompt that {how} found", CODE, counted)
+        yield from session.won("A3", whole, f"after the prompt that {how} found", counted)
+
+
+def a4(session: Session) -> Iterator[Outcome]:
+    base, public = session.base, session.public
+    first = base.tokens(session.view.rows)
+    yield session.judged("A4", first, "by the inverter")
+    guess = bisr.by_embeddings(session.view, public, first, session.iterations)
+    yield session.judged("A4", guess, "by matching embeddings")
+    yield from session.won("A4", guess, "by matching embeddings")
+    if (tuned := session.tuned) is not None:
+        assert tuned.honest.tuning_rows is not None
+        first = base.tokens(tuned.honest.tuning_rows)
+        guess = bisr.by_gradients(tuned.honest, public, first, session.iterations)
+        yield _of_labels(session, tuned, "A4", guess, "by matching gradients")
+
+
+def a5(session: Session) -> Iterator[Outcome]:
+    grouped = counting.groups(session.view, session.public)
+    yield scored.of_pairs(
+        "A5", session.mode, "two rows said to be of the same token", grouped, session.texts
+    )
+    for k in (1, 3):
+        guess = counting.by_frequency(grouped, session.public, k)
+        yield session.judged("A5", guess, f"by how frequent it is, k = {k}")
+        yield from session.won("A5", guess, f"by how frequent it is, k = {k}")
+
+
+def a6(session: Session) -> Iterator[Outcome]:
+    grouped = counting.groups(session.view, session.public)
+    for way in counting.WAYS:
+        guess = counting.by_place(session.view, session.public, way, grouped)
+        yield session.judged("A6", guess, f"by what is at a place, grouped by {way}")
+        yield from session.won("A6", guess, f"by what is at a place, grouped by {way}")
+
+
+def a8(session: Session) -> Iterator[Outcome]:
+    guess = inversion.attack(session.view, session.public)
+    pairs = zip(guess, session.texts, strict=True)
+    whole = sum(list(found) == list(text) for found, text in pairs)
+    yield session.judged(
+        "A8", guess, "by trying all", notes=f"{whole} of {len(guess)} texts whole"
+    )  # fmt: skip
+    yield from session.won("A8", guess, "by trying all")
+
+
+def a9(session: Session) -> Iterator[Outcome]:
+    if session.beginnings is not None:
+        view, texts = session.beginnings
+        guess, true = beginnings.attack(view), beginnings.truth(texts)
+        yield scored.of_beginnings("A9", session.mode, guess, true)
+
+
+def a10(session: Session) -> Iterator[Outcome]:
+    known = [text[: session.template] for text in session.texts]
+    guess = templates.attack(session.view, session.public, known)
+    there = {token for text in known for token in text}
+    rest = [token for text in session.texts for token in text[session.template :]]
+    share = sum(token in there for token in rest) / len(rest)
+    yield session.judged(
+        "A10", guess, f"the first {session.template} of each text known",
+        counted=slice(session.template, None),
+        notes=f"{share:.1%} of the others are among those known",
+    )  # fmt: skip
+    yield from session.won(
+        "A10", guess, f"the first {session.template} known", slice(session.template, None)
+    )
+
+
+def a11(session: Session) -> Iterator[Outcome]:
+    if (tuned := session.tuned) is not None:
+        groups = labels.attack(tuned.honest, session.public)
+        yield scored.of_pairs(
+            "A11", session.mode, "two labels said to be equal", groups, labels_of(tuned.texts)
+        )
+        guess = labels.matched(groups, session.public)
+        yield _of_labels(session, tuned, "A11", guess, "by how frequent its gradient is")
+
+
+def a12(session: Session) -> Iterator[Outcome]:
+    if (tuned := session.tuned) is not None:
+        guess = adversarial.attack(tuned.adversarial, session.public)
+        how = "by gradients of rows of the host's choice"
+        if tuned.relabelled is not None:
+            yield scored.of_tokens(
+                "A12", session.mode, f"the label as the client calls it, {how}", guess,
+                labels_of(tuned.texts, tuned.relabelled),
+            )  # fmt: skip
+        yield _of_labels(session, tuned, "A12", guess, how)
+        yield scored.of_pairs(
+            "A12", session.mode, f"two labels said to be equal, {how}", guess,
+            labels_of(tuned.texts),
+        )  # fmt: skip
+
+
+def _of_labels(session: Session, tuned: Tuned, attack: str, guess: Texts, how: str) -> Outcome:
+    """The token that a tuning text goes on with."""
+    return scored.of_tokens(
+        attack, session.mode, f"the right next token of a tuning text, {how}", guess,
+        labels_of(tuned.texts), [text[1:] for text in session.others],
+    )  # fmt: skip
+
+
+ATTACKS: dict[str, Callable[[Session], Iterator[Outcome]]] = {
+    "a1": a1, "a2": a2, "a3": a3, "a4": a4, "a5": a5, "a6": a6, "a8": a8, "a9": a9, "a10": a10,
+    "a11": a11, "a12": a12,
+}  # fmt: skip

@@ -1,0 +1,156 @@
+"""What the provider really receives of the boundary rows when the middle runs on shares: a prefill
+and a few steps of texts, whose worker tells of the words that came. For attacks, which try what can
+be read off them.
+
+The client's rows x stay with it: the first norm is its own work, and what comes is the norm's
+result in fixed point under a mask of the client's, uniform over all words of the ring, in the one
+message of the first product (`protocols.arithmetic.product`, `linear`).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.ends import Ends
+from models.family import ModelConfig, Params
+from models.hf import load_model
+from models.split import Split
+from protocols.arithmetic.product import LIFT
+from spu_llm.core.channel import Channel
+from spu_llm.core.errors import InputError
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.systems.decoding.completion import held_weights
+from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
+from spu_llm.systems.decoding.secure_model import Layout, OpenRows
+from spu_llm.systems.program import Job, Program, Send
+
+_NOTHING = JudgeInputs(None, None)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Lengths of prompts, one after the other, and steps of one token each after every one."""
+
+    prompt_tokens: tuple[int, ...]
+    steps: int
+    front: int
+    back: int
+
+    @property
+    def split(self) -> Split:
+        return Split(self.front, self.back)
+
+    def check(self, config: ModelConfig) -> None:
+        """InputError when they do not fit the model."""
+        self.split.check(config)
+        if self.steps < 0 or min(self.prompt_tokens, default=0) < 1:
+            raise InputError("there is nothing to run")
+        rows = max(self.prompt_tokens) + self.steps
+        if rows > config.context:
+            raise InputError(f"{rows} tokens do not fit this model")
+
+
+@dataclass(frozen=True)
+class ClientInputs:
+    """texts: each a prompt and the tokens of its steps."""
+
+    texts: list[list[int]]
+    model_dir: str
+
+
+PROGRAM = Program("viewed-split", __name__, Asked, ClientInputs, check=Asked.check)
+
+
+def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
+    """At the provider after each text an event "seen" with `words`, uint64 [n, d] in base64."""
+    config, asked = job.model, job.request
+    with session.meter.in_phase("offline"):
+        weights = held_weights(session, config, job, asked.split)
+    params, texts = None, None
+    if session.rank == CLIENT:
+        params, texts = load_model(Path(job.client.model_dir))[1], job.client.texts
+    for i, length in enumerate(asked.prompt_tokens):
+        send("stage", name=f"text {i + 1} of {len(asked.prompt_tokens)}")
+        text = None if texts is None else texts[i]
+        words = received(
+            session, config, asked.split, weights, params, text, length, asked.steps
+        )
+        if words is not None:
+            seen = base64.b64encode(words.tobytes()).decode("ascii")
+            send("seen", words=seen, shape=list(words.shape))
+    return {"learned": session.ledger.learned()}
+
+
+def received(
+    session: PartySession, config: ModelConfig, split: Split, weights: Any, params: Params | None,
+    text: Sequence[int] | None, prompt: int, steps: int,
+) -> np.ndarray | None:  # fmt: skip
+    """The words uint64 [prompt + steps, d] of one text that the provider received; None at the
+    client, who brings its parameters and the text.
+    """
+    rows = prompt + steps
+    layout = Layout(config, (prompt,), (rows,), split=split)
+    decoder = Decoder(session, layout, OpenRows(), weights)
+    ends = None if params is None else Ends(config, params, split, rows)
+
+    def up(at: int, count: int) -> Any:
+        given = layout.rows_in(count)
+
+        def rows_of() -> Any:
+            assert ends is not None and text is not None
+            return ends.up(text[at : at + count], at)[None]
+
+        return session.private(CLIENT, rows_of, given.shape, given.dtype)
+
+    found = []
+    for at, count in [(0, prompt), *((prompt + i, 1) for i in range(steps))]:
+        given = up(at, count)
+        with _Noted(session, 8 * count * config.width) as noted:
+            if not at:
+                decoder.prefill(given, _NOTHING)
+            else:
+                # Every row stays: both know the positions.
+                decoder.step(given, _NOTHING, np.ones((1, 1), bool))
+        if session.rank == PROVIDER:
+            found.append(np.frombuffer(noted.first, np.uint64).reshape(count, config.width))
+    return np.concatenate(found) if found else None
+
+
+def as_rows(words: np.ndarray, frac_bits: int) -> np.ndarray:
+    """float32 [n, d]: what words stand for in fixed point, as the first product takes them."""
+    return (words.view(np.int64) * 2.0 ** -(frac_bits + LIFT)).astype(np.float32)
+
+
+class _Noted:
+    """The first message that comes to the provider within a forward, of the first product: of so
+    many bytes.
+    """
+
+    def __init__(self, session: PartySession, size: int) -> None:
+        self._party, self._size = session.party, size
+        self.first = b""
+
+    def __enter__(self) -> _Noted:
+        self._channel: Channel = self._party.channel
+        self._party.channel = self
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._party.channel = self._channel
+
+    def send(self, data: bytes) -> None:
+        self._channel.send(data)
+
+    def recv(self) -> bytes:
+        data = self._channel.recv()
+        if not self.first and self._party.rank == PROVIDER:
+            assert len(data) == self._size, "the first message is not of the first product"
+            self.first = data
+        return data
