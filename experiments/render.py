@@ -24,8 +24,10 @@ from experiments.claims import (
     headline,
     logits,
     measured_tables,
+    noir_report,
     obfuscation,
     shipped,
+    split_runs,
     transcript,
 )
 from experiments.claims.measured_tables import Files
@@ -175,6 +177,8 @@ TABLES: dict[str, Tables] = {
     "confidential": single("confidential", confidential_report.in_results),
     "obfuscation": printed("obfuscation", obfuscation.table),
     "dp_text": single("dp_text", dp_text_report.in_results, seconds=False),
+    "noir": single("noir", noir_report.in_results, seconds=False),
+    "split_runs": Tables(("split_runs",), split_runs.in_results),
     "attacks": Tables(attack_tables.NAMES, attack_tables.in_results, seconds=False),
 }
 

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -213,14 +213,13 @@ def table(result: Run) -> str:
     return "\n".join([*rows(result), "", *criteria(result)])
 
 
-def in_results(data: Run, origin: str) -> list[str]:
+def in_results(files: Mapping[str, Run]) -> list[str]:
     """The same as paragraphs of RESULTS.md."""
+    ((name, data),) = files.items()
     others = [r["others"] for r in data["runs"]]
-    load = f"load of other work {min(others):.2f} to {max(others):.2f} cores"
-    return [
-        "\n".join(rows(data)), under_table(("split_runs",), [data["machine"]], load),
-        "\n".join(f"- {line}" for line in criteria(data)),
-    ]  # fmt: skip
+    load = f"other work {min(others):.2f} to {max(others):.2f} cores"
+    found = "\n".join(f"- {line}" for line in criteria(data))
+    return ["\n".join(rows(data)), under_table((name,), [data["machine"]], load), found]
 
 
 # ---- the command
