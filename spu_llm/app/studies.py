@@ -70,6 +70,10 @@ STUDIES = {
     "experiment split": (
         "experiments.claims.split_runs", "split models: a token by mode, beside all on shares"
     ),
+    "experiment split-view": (
+        "experiments.claims.split_view",
+        "split models: what the provider receives of a text in mode mpc",
+    ),
     "experiment scale": (
         "experiments.benchmarks.scale", "a completion by a model of GPT-2 small's shape"
     ),
