@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.claims.measured_tables import Files
 from experiments.common import report, saved
-from spu_llm.app.attacking import ATTACKS, MODES
+from spu_llm.app.attacking import ATTACKS, MODES, SPLIT_MODES
 
 # Files of `spu-llm attack NAME --mode MODE --json`.
 NAMES = tuple(
@@ -15,6 +15,7 @@ NAMES = tuple(
     for mode in MODES
     if mode in attack.runs
 )
+SPLIT_NAMES = tuple(f"attack_noir_{mode}" for mode in SPLIT_MODES)
 
 
 def in_results(files: Files) -> list[str]:
