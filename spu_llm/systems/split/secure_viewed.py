@@ -112,13 +112,16 @@ def received(
     found = []
     for at, count in [(0, prompt), *((prompt + i, 1) for i in range(steps))]:
         given = up(at, count)
-        with _Noted(session, 8 * count * config.width) as noted:
+        phase = session.meter.in_phase("decode" if at else "prefill")
+        with phase, _Noted(session) as noted:
             if not at:
                 decoder.prefill(given, _NOTHING)
             else:
                 # Every row stays: both know the positions.
                 decoder.step(given, _NOTHING, np.ones((1, 1), bool))
         if session.rank == PROVIDER:
+            size = 8 * count * config.width
+            assert len(noted.first) == size, "the first message is not of the first product"
             found.append(np.frombuffer(noted.first, np.uint64).reshape(count, config.width))
     return np.concatenate(found) if found else None
 
@@ -129,12 +132,12 @@ def as_rows(words: np.ndarray, frac_bits: int) -> np.ndarray:
 
 
 class _Noted:
-    """The first message that comes to the provider within a forward, of the first product: of so
-    many bytes.
+    """The first message that comes within a forward, but for those of what is made for it on the
+    way: at the provider that of the first product.
     """
 
-    def __init__(self, session: PartySession, size: int) -> None:
-        self._party, self._size = session.party, size
+    def __init__(self, session: PartySession) -> None:
+        self._party, self._meter = session.party, session.meter
         self.first = b""
 
     def __enter__(self) -> _Noted:
@@ -150,7 +153,6 @@ class _Noted:
 
     def recv(self) -> bytes:
         data = self._channel.recv()
-        if not self.first and self._party.rank == PROVIDER:
-            assert len(data) == self._size, "the first message is not of the first product"
+        if not self.first and self._meter.phase != "offline":
             self.first = data
         return data

@@ -24,7 +24,7 @@ from models.family import family_of
 from spu_llm.systems.split.attacks.inverters import Inverter, trained
 from spu_llm.systems.split.attacks.views import HostView, Public
 
-STEPS = 300  # of training each of the two
+STEPS = 200  # of training each of the two
 ROUNDS = 4
 NOISE = 1.0  # of rows of training hypotheses, in units of their spread
 
