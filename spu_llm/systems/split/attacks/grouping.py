@@ -7,7 +7,7 @@ equal in public text.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
