@@ -199,6 +199,7 @@ def _parser() -> Parser:
         private_text,
         splitting,
         vaults,
+        watermarking,
     )
     from spu_llm.app.studies import add_commands
 
@@ -210,6 +211,7 @@ def _parser() -> Parser:
     attacking.add_command(commands)
     private_text.add_command(commands)
     splitting.add_command(commands)
+    watermarking.add_command(commands)
     add_commands(commands)
     return parser
 

@@ -43,6 +43,9 @@ from spu_llm.offline.pool import _read_inventory
 from spu_llm.service.vault import told
 from spu_llm.systems.decoding.records import COMPLETION
 from spu_llm.systems.split import boundary as split_boundary
+from spu_llm.systems.watermark.history import HistoryFile
+from spu_llm.systems.watermark.keys import Key, read_key
+from spu_llm.systems.watermark.sampler import read_answer, read_completion
 from tests.tiny import PRIVATE, VOCAB, save_tokenizer, tiny_params
 
 _OWN = {"jobs": 1, "wire": 4}
@@ -306,11 +309,51 @@ def boundary(data: bytes) -> bool:
     return False
 
 
+def sampled(data: bytes) -> bool:
+    """What a program that samples answers to a request for two texts."""
+    with contextlib.suppress(PeerError):
+        return len(read_answer(data, 2, "it")) == 2
+    return False
+
+
+def completion(data: bytes) -> bool:
+    """What an endpoint does."""
+    with contextlib.suppress(PeerError):
+        return len(read_completion(data, 2, "it")) == 2
+    return False
+
+
+def _private_file(name: str, data: bytes) -> Path:
+    path = _FOLDER / name
+    path.write_bytes(data)
+    path.chmod(0o600)
+    return path
+
+
+def mark(data: bytes) -> bool:
+    """The key of a watermark."""
+    with contextlib.suppress(InputError):
+        return bool(read_key(_private_file("mark", data)).key.secret)
+    return False
+
+
+_MARK = Key(bytes(32))
+
+
+def mark_history(data: bytes) -> bool:
+    """Which n-grams it marked; what was torn off while it was begun is as good as none."""
+    path = _private_file("history", data)
+    with contextlib.suppress(InputError), HistoryFile(path, _MARK) as kept:
+        return len(kept) > 0
+    return False
+
+
 TARGETS: dict[str, Callable[[bytes], bool]] = {
     target.__name__: target
     for target in (
         frames, control_messages, manifest, request, messages, sealed, inventory, peer_id, batch,
-        safetensors, model_config, tokenizer, certificates, options, vault, boundary,
+        safetensors, model_config, tokenizer, certificates, options, vault, boundary, sampled,
+        completion, mark, mark_history,
     )
 }  # fmt: skip
 
@@ -367,5 +410,13 @@ SEEDS: dict[str, Callable[[], bytes]] = {
     "boundary": lambda: _BOUNDARY.encode(
         split_boundary.Kind.UP, 3, np.linspace(-2, 2, 40, dtype=np.float32).reshape(2, 5, 4)
     ),
+    "sampled": lambda: b'{"sequences": [{"text": "a", "ended": false}, {"text": "", '
+    b'"ended": true}]}',
+    "completion": lambda: b'{"choices": [{"text": "a", "finish_reason": "stop"}, {"text": "b", '
+    b'"finish_reason": "length"}]}',
+    "mark": lambda: b'{"format": 1, "key": "' + b"5a" * 32 + b'", "family": {"name": "uniform", '
+    b'"k": 1}, "ngram": 4, "units": "words", "method": "candidates", "tokenizer": ""}',
+    "mark_history": lambda: b"spu-llm watermark history 1 " + _MARK.fingerprint().hex().encode()
+    + b"\n" + bytes(16),
     "options": lambda: b'[serve]\nlisten = "h:1"\nsessions = 4\nstop = ["a"]\nonce = true\n',
 }  # fmt: skip

@@ -1,0 +1,379 @@
+"""`spu-llm watermark`: text that its key finds again."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from spu_llm.app.defaults import PROMPT, shipped
+from spu_llm.app.output import check_json, write_json
+from spu_llm.core.errors import InputError
+
+NGRAM, CANDIDATES, CHUNK, NEW_TOKENS = 4, 16, 1, 128
+_ABOUT = (
+    "A watermark for anything that samples text (Bahri et al., A Watermark for Black-Box Language "
+    "Models): of several candidates for the next few tokens a secret key chooses one, and the text "
+    "has the law that it has without. Whoever has the key finds the mark in the text alone."
+)
+
+
+def add_command(commands: Any) -> None:
+    mark = commands.add_parser(
+        "watermark", help="mark generated text, and find marks", description=_ABOUT
+    )
+    parts = mark.add_subparsers(dest="part", required=True, parser_class=type(mark))
+    _add_keygen(parts)
+    _add_embed(parts)
+    _add_detect(parts)
+
+
+def _add_keygen(parts: Any) -> None:
+    keygen = parts.add_parser(
+        "keygen", help="make a key",
+        description="Makes FILE, readable by you alone: a key, and what it marks by. Who has it "
+        "can find the mark, and can put it on any text.",
+    )  # fmt: skip
+    keygen.add_argument("--out", type=Path, required=True, metavar="FILE")
+    keygen.add_argument("--ngram", type=int, default=NGRAM, metavar="N",
+                        help="units of text that a mark hangs on: fewer outlast more changes, and "
+                        "come again sooner (default: %(default)s)")  # fmt: skip
+    keygen.add_argument("--tokenizer", type=Path, metavar="DIR",
+                        help="units are this model's tokens (default: words, whatever writes them)"
+                        )  # fmt: skip
+    keygen.add_argument("--race", action="store_true",
+                        help="no candidates: the noise of a race, of a model whose distribution is "
+                        "known; needs --tokenizer")  # fmt: skip
+    keygen.add_argument("--family", default="uniform", metavar="F",
+                        help="law of the numbers: uniform, normal, chi2, gamma (default: "
+                        "%(default)s)")  # fmt: skip
+    keygen.add_argument("--gamma-k", type=int, default=1, metavar="K",
+                        help="of gamma: the length of chunks")  # fmt: skip
+    _debug(keygen)
+    keygen.set_defaults(run=_keygen)
+
+
+def _add_embed(parts: Any) -> None:
+    embed = parts.add_parser(
+        "embed", help="write marked text", description=_ABOUT + " The text goes to stdout."
+    )
+    _key_option(embed, "several keys mark one inside the other, with M^t candidates")
+    source = embed.add_mutually_exclusive_group()
+    source.add_argument("--model", type=Path, metavar="DIR",
+                        help="model directory, run here (default: the shipped private one)"
+                        )  # fmt: skip
+    source.add_argument("--command", dest="program", metavar="CMD",
+                        help='reads lines {"prefix", "n", "max_tokens"}, writes lines '
+                        '{"sequences": [{"text", "ended"}, ...]}')  # fmt: skip
+    source.add_argument("--endpoint", metavar="URL",
+                        help="a completion endpoint, .../v1/completions; SPU_LLM_API_KEY may hold "
+                        "its key")  # fmt: skip
+    embed.add_argument("--endpoint-model", default="", metavar="NAME")
+    embed.add_argument("--prompt", default=PROMPT, metavar="TEXT")
+    embed.add_argument("--max-new-tokens", type=int, default=NEW_TOKENS, metavar="N",
+                       help="default: %(default)s")  # fmt: skip
+    embed.add_argument("--candidates", type=int, default=CANDIDATES, metavar="M",
+                       help="for a chunk and key; 0: every token, of a model run here (default: "
+                       "%(default)s)")  # fmt: skip
+    embed.add_argument("--chunk", type=int, default=CHUNK, metavar="K",
+                       help="tokens of a candidate (default: %(default)s)")  # fmt: skip
+    embed.add_argument("--spread", action="store_true",
+                       help="candidates of a model run here share their draws, so that fewer are "
+                       "alike")  # fmt: skip
+    embed.add_argument("--temperature", type=float, default=1.0, metavar="T",
+                       help="of a model run here or an endpoint (default: %(default)s)"
+                       )  # fmt: skip
+    embed.add_argument("--stop", action="append", default=[], metavar="TEXT",
+                       help="end before this text; may be given again")  # fmt: skip
+    embed.add_argument("--no-history", action="store_true",
+                       help="an n-gram marks whenever it comes, as published; without this, "
+                       "KEYFILE.history keeps which ones were used, and they mark no further text, "
+                       "so that all texts together look unmarked")  # fmt: skip
+    _tokenizer_option(embed)
+    embed.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    _debug(embed)
+    embed.set_defaults(run=_embed)
+
+
+def _add_detect(parts: Any) -> None:
+    detect = parts.add_parser(
+        "detect", help="is a text marked, and where",
+        description="p is how often an unmarked text looks as much like a marked one, whatever its "
+        "length. Of a text that holds little of the marked one, the parts tell more than p.",
+    )  # fmt: skip
+    detect.add_argument("text", type=Path, metavar="TEXT", help="a file; -: standard input")
+    _key_option(detect, "several are tested, and joined")
+    detect.add_argument("--score", metavar="S",
+                        help="sum, fisher, lrt, the likelihood ratio for --candidates and "
+                        "--chunk, or lrt-published (default: sum; fisher for a key of --race)"
+                        )  # fmt: skip
+    detect.add_argument("--candidates", type=int, default=CANDIDATES, metavar="M",
+                        help="default: %(default)s")  # fmt: skip
+    detect.add_argument("--chunk", type=int, default=CHUNK, metavar="K",
+                        help="default: %(default)s")  # fmt: skip
+    detect.add_argument("--join", type=float, action="append", default=[], metavar="P",
+                        help="p of this text by a key that somebody else holds; may be given again"
+                        )  # fmt: skip
+    detect.add_argument("--alpha", type=float, default=1e-3, metavar="A",
+                        help="call marked what has p of this or less (default: %(default)s)"
+                        )  # fmt: skip
+    _tokenizer_option(detect)
+    detect.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    detect.add_argument("--html", type=Path, metavar="FILE", help="write the text, highlighted")
+    _debug(detect)
+    detect.set_defaults(run=_detect)
+
+
+def _key_option(parser: Any, several: str) -> None:
+    parser.add_argument("--key", type=Path, action="append", required=True, metavar="FILE",
+                        help=f"as keygen makes it; may be given again: {several}")  # fmt: skip
+
+
+def _tokenizer_option(parser: Any) -> None:
+    parser.add_argument("--tokenizer", type=Path, metavar="DIR",
+                        help="of a key whose units are tokens (default: that of the model)"
+                        )  # fmt: skip
+
+
+def _debug(parser: Any) -> None:
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+
+
+def _keygen(options: argparse.Namespace) -> None:
+    from models.tokenizer import Tokenizer
+    from spu_llm.systems.watermark.cdfs import Family
+    from spu_llm.systems.watermark.keys import Key, Scheme, write_key
+
+    digest = Tokenizer.load(options.tokenizer).digest if options.tokenizer else ""
+    units = "tokens" if options.tokenizer else "words"
+    method = "race" if options.race else "candidates"
+    family = Family(options.family, options.gamma_k)
+    scheme = Scheme(options.ngram, family, units, method, digest)
+    write_key(options.out, Key.from_os(), scheme)
+    print(
+        f"{options.out}: a key for n-grams of {scheme.ngram} {scheme.units}; keep it", flush=True
+    )
+
+
+def _embed(options: argparse.Namespace) -> None:
+    from spu_llm.systems.watermark.history import History, HistoryFile, history_path
+    from spu_llm.systems.watermark.keys import read_key
+
+    check_json(options.json)
+    if options.max_new_tokens < 1:
+        raise InputError(f"--max-new-tokens must be 1 or more, found {options.max_new_tokens}")
+    if options.candidates < 0:
+        raise InputError(f"--candidates must be 0 (all) or more, found {options.candidates}")
+    if not options.prompt:
+        raise InputError("the prompt is empty; give at least one character of text")
+    files = [read_key(path) for path in options.key]
+    if len({file.scheme for file in files}) > 1:
+        raise InputError("the keys mark by different things; make them with the same options")
+    keys = tuple(file.key for file in files)
+    scheme = files[0].scheme
+    if len(set(keys)) < len(keys):
+        raise InputError("a text is marked under one key or several different ones")
+    with ExitStack() as kept:
+        histories = tuple(
+            History(False)
+            if options.no_history
+            else kept.enter_context(HistoryFile(history_path(path), key))
+            for path, key in zip(options.key, keys, strict=True)
+        )
+        result = _written(options, keys, scheme, histories)
+    print(result["text"], flush=True)
+    write_json(options.json, result)
+
+
+def _written(options: argparse.Namespace, keys: Any, scheme: Any, histories: Any) -> dict[str, Any]:
+    """A marked text, from wherever the options say."""
+    from spu_llm.app.progress import Progress
+
+    progress = Progress()
+    try:
+        progress.stage("starting")
+        if options.program is None and options.endpoint is None:
+            return _from_model(options, keys, scheme, histories, progress)
+        return _from_outside(options, keys, scheme, histories, progress)
+    finally:
+        progress.close()
+
+
+def _from_model(
+    options: argparse.Namespace, keys: Any, scheme: Any, histories: Any, progress: Any
+) -> dict[str, Any]:
+    from models.hf import load_folded
+    from models.tokenizer import Tokenizer
+    from protocols.verification.distribution import Sampling
+    from spu_llm.systems.watermark.model_sampler import ModelSampler
+    from spu_llm.systems.watermark.race_marks import MarkedNoise, race_text
+
+    directory = options.model or shipped("private")
+    if not 0.05 <= options.temperature <= 5:
+        raise InputError(f"--temperature must be 0.05 to 5, found {options.temperature}")
+    tokenizer = Tokenizer.load(directory)
+    _check_tokenizer(scheme, tokenizer, directory)
+    config, weights = load_folded(directory)
+    prompt = tuple(tokenizer.encode(options.prompt))
+    room = config.context - len(prompt)
+    if room < 1:
+        raise InputError(
+            f"the prompt has {len(prompt)} tokens, but the model's context is {config.context}; "
+            f"shorten it to {config.context - 1} or fewer"
+        )
+    count = min(options.max_new_tokens, room)
+    sampling = Sampling(options.temperature)
+    sampler = ModelSampler(config, weights, tokenizer.eos_ids, sampling, spread=options.spread)
+    if scheme.method == "candidates":
+        made = _embedder(options, keys, scheme, sampler, tokenizer, histories).text(
+            prompt, count, options.stop, tokenizer.decode,
+            lambda content: progress.update(f"{len(content)} tokens"),
+        )  # fmt: skip
+        return _result(tokenizer.decode(made.content), made, list(made.content))
+    if len(keys) > 1 or options.stop:
+        raise InputError("a key of --race marks alone, and without --stop")
+    noise = MarkedNoise(keys[0], scheme.ngram, config.vocab_size, histories[0])
+    progress.update("writing")
+    tokens, ended = race_text(sampler.distribution, noise, prompt, count, tokenizer.eos_ids)
+    noise.finish(tokens)
+    reason = "eos" if ended else "length"
+    return {"text": tokenizer.decode(tokens), "finish_reason": reason, "tokens": list(tokens)}
+
+
+def _from_outside(
+    options: argparse.Namespace, keys: Any, scheme: Any, histories: Any, progress: Any
+) -> dict[str, Any]:
+    from spu_llm.systems.watermark.sampler import CommandSampler, HttpSampler
+
+    if scheme.method != "candidates":
+        raise InputError("a key of --race marks what a model run here writes; leave it out")
+    tokenizer = _tokenizer(options, scheme)
+    with _outside(options) as sampler:
+        assert isinstance(sampler, CommandSampler | HttpSampler)
+        made = _embedder(options, keys, scheme, sampler, tokenizer, histories).text(
+            options.prompt, options.max_new_tokens, options.stop, None,
+            lambda content: progress.update(f"{len(content)} characters"),
+        )  # fmt: skip
+    return _result(made.content, made, None)
+
+
+@contextmanager
+def _outside(options: argparse.Namespace) -> Iterator[Any]:
+    from spu_llm.systems.watermark.sampler import CommandSampler, HttpSampler
+
+    if options.endpoint is not None:
+        yield HttpSampler(options.endpoint, options.endpoint_model, options.temperature)
+        return
+    try:
+        arguments = shlex.split(options.program)
+    except ValueError as exc:
+        raise InputError(f"--command cannot be read ({exc}): {options.program!r}") from None
+    if not arguments:
+        raise InputError("--command is empty; give a program and its arguments")
+    sampler = CommandSampler(arguments)
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+
+
+def _embedder(
+    options: argparse.Namespace, keys: Any, scheme: Any, sampler: Any, tokenizer: Any,
+    histories: Any,
+) -> Any:  # fmt: skip
+    from spu_llm.systems.watermark.embedding import Embedder
+
+    return Embedder(
+        keys, scheme, sampler, _units(scheme, tokenizer), options.candidates or None, options.chunk,
+        histories,
+    )  # fmt: skip
+
+
+def _result(text: Any, made: Any, tokens: list[int] | None) -> dict[str, Any]:
+    return {
+        "text": text,
+        "finish_reason": made.reason,
+        **({} if tokens is None else {"tokens": tokens}),
+        "chunks": [{"distinct": c.distinct, "seeds": list(c.seeds)} for c in made.chunks],
+    }
+
+
+def _units(scheme: Any, tokenizer: Any) -> Any:
+    from spu_llm.systems.watermark.units import TokenUnits, WordUnits
+
+    return (TokenUnits if scheme.units == "tokens" else WordUnits)(tokenizer)
+
+
+def _tokenizer(options: argparse.Namespace, scheme: Any) -> Any:
+    """That of a key whose units are tokens; None for words."""
+    from models.tokenizer import Tokenizer
+
+    if scheme.units != "tokens":
+        return None
+    directory = options.tokenizer or shipped("private")
+    tokenizer = Tokenizer.load(directory)
+    _check_tokenizer(scheme, tokenizer, directory)
+    return tokenizer
+
+
+def _check_tokenizer(scheme: Any, tokenizer: Any, directory: Path) -> None:
+    if scheme.units == "tokens" and scheme.tokenizer != tokenizer.digest:
+        raise InputError(
+            f"the key marks tokens of another tokenizer than that in {directory}; give --tokenizer"
+        )
+
+
+def _detect(options: argparse.Namespace) -> None:
+    """The verdict to stdout, all of it to `--json`, the text with marks to `--html`."""
+    from spu_llm.systems.watermark.detecting import as_json, as_p, detect
+    from spu_llm.systems.watermark.keys import read_key
+    from spu_llm.systems.watermark.page import page
+
+    check_json(options.json)
+    files = [read_key(path) for path in options.key]
+    text = _text(options.text)
+    units = [_units(file.scheme, _tokenizer(options, file.scheme)) for file in files]
+    verdict = detect(
+        files, units, text, score=options.score, m=options.candidates, k=options.chunk,
+        told=options.join, alpha=options.alpha,
+    )  # fmt: skip
+    joined = len(files) + len(options.join)
+    print(
+        f"{'marked' if verdict.marked else 'no mark found'}: p = {as_p(verdict.log_p)}"
+        + (f", of {joined} keys together" if joined > 1 else "")
+    )
+    for path, one in zip(options.key, verdict.keys, strict=True):
+        if len(files) > 1:
+            print(f"{path}: p = {as_p(one.log_p)}, {one.scored} n-grams")
+        for span in one.spans:
+            print(f"  characters {span.start} to {span.end}: p = {as_p(span.log_p_corrected)}")
+    sys.stdout.flush()
+    write_json(options.json, as_json(verdict))
+    if options.html is not None:
+        _write(options.html, page(text, verdict))
+
+
+def _text(path: Path) -> str:
+    try:
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        text = data.decode()
+    except OSError as exc:
+        raise InputError(f"cannot read {path}: {exc.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8; give a text file") from None
+    if not text.strip():
+        raise InputError(f"{path} is empty; there is nothing to find a mark in")
+    return text
+
+
+def _write(path: Path, text: str) -> None:
+    from spu_llm.offline.files import replace_whole
+
+    try:
+        replace_whole(path, text.encode("utf-8", "backslashreplace"))
+    except OSError as exc:
+        raise InputError(f"--html: cannot write {path}: {exc.strerror}; choose another") from None

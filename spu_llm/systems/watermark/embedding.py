@@ -1,0 +1,184 @@
+"""Marked text from any sampler: Watermark and WatermarkRecursive (§2.1, §2.6), chunk by chunk.
+
+A chunk is one of m candidates of up to k tokens. With several keys K_1, ..., K_t there are m^t, in
+groups of m: one of each is chosen under K_t, of m such winners one under K_(t-1), and so on (all
+m^t are drawn at once, which is the same law). With k = 1 and a sampler whose distribution is known
+(`m` None), every token of the vocabulary is a candidate and its probability is its count: the limit
+of many candidates, Aaronson's rule on n-grams that end with the token.
+
+N-grams go over what was generated, never into the prompt, which a detector does not know. The
+history keeps a seed from deciding twice; within one chunk siblings below another key may share
+seeds, since the choice between them is under a key of its own and each has the right law.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from spu_llm.core.errors import InputError
+from spu_llm.core.prg import Prg
+from spu_llm.systems.watermark.history import History
+from spu_llm.systems.watermark.keys import Key, Scheme, token_unit
+from spu_llm.systems.watermark.model_sampler import ModelSampler
+from spu_llm.systems.watermark.sampler import Drawn, Sampler
+from spu_llm.systems.watermark.selecting import choose
+from spu_llm.systems.watermark.units import Content, Units, common, grams
+
+MAX_CANDIDATES = 4096
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """How a chunk came about: distinct candidates of all, and seeds that marked it, key by key."""
+
+    distinct: int
+    seeds: tuple[int, ...]
+
+
+@dataclass
+class Made:
+    """What was generated; `reason`: eos, stop or length."""
+
+    content: Content
+    reason: str = "length"
+    chunks: list[Chunk] = field(default_factory=list)
+
+
+@dataclass
+class Embedder:
+    """Marks whatever a sampler writes. `m`: candidates a chunk and key, None: all (k = 1 alone)."""
+
+    keys: tuple[Key, ...]
+    scheme: Scheme
+    sampler: Sampler
+    units: Units
+    m: int | None = 16
+    k: int = 1
+    histories: tuple[History, ...] = ()  # one a key; none given: of the texts made here
+    prg: Prg = field(default_factory=Prg.from_os)
+
+    def __post_init__(self) -> None:
+        if not self.keys or len(set(self.keys)) < len(self.keys):
+            raise InputError("a text is marked under one key or several different ones")
+        self.histories = self.histories or tuple(History() for _ in self.keys)
+        if self.k < 1:
+            raise InputError(f"a chunk has 1 token or more, found {self.k}")
+        if self.m is None:
+            known = isinstance(self.sampler, ModelSampler) and self.scheme.units == "tokens"
+            if self.k != 1 or len(self.keys) > 1 or not known:
+                raise InputError(
+                    "all candidates are known of a model's next token alone: chunks of 1, one key, "
+                    "units that are tokens"
+                )
+        elif self.m < 1 or self.m ** len(self.keys) > MAX_CANDIDATES:
+            raise InputError(
+                f"there are 1 to {MAX_CANDIDATES} candidates, of all keys together, found {self.m} "
+                f"for each of {len(self.keys)}"
+            )
+
+    def text(
+        self, prompt: Content, max_tokens: int, stop: Sequence[str] = (),
+        as_text: Callable[[Content], str] | None = None,
+        on_chunk: Callable[[Content], None] = lambda content: None,
+    ) -> Made:  # fmt: skip
+        """What follows the prompt. max_tokens: the sampler's own, k to a chunk; a chunk that ends
+        early is charged in full where only text comes back. It ends before the first of `stop`;
+        `as_text` says where, of tokens.
+        """
+        made = Made(prompt[:0])
+        left = max_tokens
+        while left > 0:
+            drawn, chunk = self.chunk(prompt, made.content, min(self.k, left))
+            made.content = _joined(made.content, drawn.content)
+            made.chunks.append(chunk)
+            left -= len(drawn.content) if not isinstance(drawn.content, str) else self.k
+            if stop and _cut_at(made, stop, as_text):
+                made.reason = "stop"
+                break
+            if drawn.ended or not drawn.content:
+                made.reason = "eos"
+                break
+            on_chunk(made.content)
+        return made
+
+    def chunk(self, prompt: Content, before: Content, count: int) -> tuple[Drawn, Chunk]:
+        """The next chunk after what was generated before, of up to `count` tokens."""
+        prefix = _joined(prompt, before)
+        if self.m is None:
+            return self._of_all(prefix, before)
+        level = list(self.sampler.sample(prefix, self.m ** len(self.keys), count))
+        distinct, own = set(level), self.units.of(before)
+        known = {one: self._grams(own, before, one) for one in distinct}
+        marked: dict[Drawn, tuple[int, ...]] = dict.fromkeys(distinct, ())
+        used: list[set[bytes]] = [set() for _ in self.keys]
+        for depth in reversed(range(len(self.keys))):
+            winners, seeds = [], {}
+            for start in range(0, len(level), self.m):
+                counts = Counter(level[start : start + self.m])
+                found = choose(
+                    self.keys[depth], [known[one] for one in counts], list(counts.values()),
+                    self.scheme.family, self.prg, self.histories[depth],
+                )  # fmt: skip
+                used[depth] |= found.used
+                winner = list(counts)[found.index]
+                winners.append(winner)
+                seeds[winner] = (found.seeds, *marked[winner])
+            level, marked = winners, seeds
+        for history, names in zip(self.histories, used, strict=True):
+            history.add(names)
+        return level[0], Chunk(len(distinct), marked[level[0]])
+
+    def _grams(
+        self, own: list[bytes], before: Content, one: Drawn
+    ) -> list[tuple[bytes, ...]]:
+        """The n-grams that a candidate adds."""
+        units = self.units.of(_joined(before, one.content))
+        return grams(units, self.scheme.ngram, common(own, units))
+
+    def _of_all(self, prefix: Content, before: Content) -> tuple[Drawn, Chunk]:
+        assert isinstance(self.sampler, ModelSampler)
+        p = self.sampler.distribution(prefix)
+        possible = np.flatnonzero(p)
+        head = tuple(self.units.of(before))[max(0, len(before) - self.scheme.ngram + 1) :]
+        found = choose(
+            self.keys[0], [[(*head, token_unit(int(token)))] for token in possible],
+            p[possible].tolist(), self.scheme.family, self.prg, self.histories[0],
+        )  # fmt: skip
+        self.histories[0].add(found.used)
+        token = int(possible[found.index])
+        ended = token in self.sampler.ends
+        drawn = Drawn(() if ended else (token,), ended)
+        return drawn, Chunk(len(possible), (found.seeds,))
+
+
+def _joined(before: Content, after: Content) -> Content:
+    return before + after  # type: ignore[operator, no-any-return]
+
+
+def _cut_at(
+    made: Made, stop: Sequence[str], as_text: Callable[[Content], str] | None
+) -> bool:
+    """Cut what was made before the first stop string in it, tokens where the text with them has
+    none yet; whether there was one.
+    """
+    content = made.content
+    text = content if isinstance(content, str) else (as_text or _no_text)(content)
+    found = [at for s in stop if (at := text.find(s)) >= 0]
+    if not found:
+        return False
+    if isinstance(content, str):
+        made.content = content[: min(found)]
+        return True
+    kept = len(content)
+    while kept and len((as_text or _no_text)(content[:kept])) > min(found):
+        kept -= 1
+    made.content = content[:kept]
+    return True
+
+
+def _no_text(content: Content) -> str:
+    raise ValueError("stop strings of tokens need as_text")

@@ -1,0 +1,108 @@
+"""Marked without candidates: the noise of a race, from the n - 1 tokens before.
+
+`protocols.verification.race` draws a token as argmax (z_j + g_j), g_j Gumbel noise of the client's
+choice. With g_j a pseudorandom function of a key and the tokens before position j it is the exact
+one-sample watermark: argmax_v log p_v - log(-log u_v) is Aaronson's argmax u_v^(1/p_v). The noise
+is made from uniforms just as the race makes its own, so it has its law to the last bit, and the
+text that of the model.
+
+A row depends on tokens alone, so it is the same whenever it is asked for: drafts may use it, and
+those that are rejected have changed nothing. Contexts that occurred before, in this text or in the
+history, get noise from a private stream of the position instead: a second draw from the same noise
+would depend on the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from spu_llm.core.prg import Prg
+from spu_llm.systems.watermark.history import History
+from spu_llm.systems.watermark.keys import Key, token_unit
+
+TINY = 2.0**-53
+
+
+def uniforms(key: Key, context: Sequence[int], vocab: int) -> np.ndarray:
+    """float64 [vocab] in (0, 1), of the tokens before (up to n - 1)."""
+    row = key.stream([token_unit(token) for token in context]).uniform((vocab,))
+    return np.clip(row, TINY, 1 - TINY)
+
+
+def gumbel(uniform: np.ndarray) -> np.ndarray:
+    """As `protocols.verification.race` makes its own: |g| < 37."""
+    return -np.log(-np.log(uniform))
+
+
+def context_of(tokens: Sequence[int], ngram: int) -> tuple[int, ...]:
+    """The n - 1 tokens at the end, fewer where there are not so many."""
+    return tuple(tokens[max(0, len(tokens) - ngram + 1) :]) if ngram > 1 else ()
+
+
+class MarkedNoise:
+    """The rows of one text's noise. `history`: contexts of texts before; those of this one are
+    added by `finish`. `private`: noise of contexts that were used.
+    """
+
+    def __init__(
+        self, key: Key, ngram: int, vocab: int, history: History, private: Prg | None = None
+    ) -> None:
+        self._key, self._ngram, self._vocab = key, ngram, vocab
+        self._history, self._private = history, private or Prg.from_os()
+
+    def row(self, generated: Sequence[int]) -> np.ndarray:
+        """float64 [vocab]: noise of the token after those generated so far, drafts included."""
+        context = context_of(generated, self._ngram)
+        if self.fresh(generated):
+            return gumbel(uniforms(self._key, context, self._vocab))
+        own = self._private.child(f"noise {len(generated)}").uniform((self._vocab,))
+        return gumbel(np.clip(own, TINY, 1 - TINY))
+
+    def fresh(self, generated: Sequence[int]) -> bool:
+        """Whether the next token is marked."""
+        if not self._history.on:
+            return True
+        context = context_of(generated, self._ngram)
+        if self._name(context) in self._history:
+            return False
+        return all(context_of(generated[:i], self._ngram) != context for i in range(len(generated)))
+
+    def finish(self, generated: Sequence[int]) -> None:
+        """The text is done: its contexts are used. Call it before the text is shown to others."""
+        places = range(len(generated) + 1)
+        self._history.add({self._name(context_of(generated[:i], self._ngram)) for i in places})
+
+    def _name(self, context: tuple[int, ...]) -> bytes:
+        return self._key.seed([b"context", *(token_unit(token) for token in context)]).name
+
+
+def scored(key: Key, tokens: Sequence[int], ngram: int) -> list[tuple[bytes, float]]:
+    """Of every token: a name of its n-gram, and the number that it was drawn by if the text is
+    marked; uniform otherwise. (A row of a larger vocabulary begins with that of a smaller one.)
+    """
+    found = []
+    for i, token in enumerate(tokens):
+        context = context_of(tokens[:i], ngram)
+        gram = [token_unit(t) for t in (*context, token)]
+        found.append((key.seed(gram).name, float(uniforms(key, context, token + 1)[token])))
+    return found
+
+
+def race_text(
+    distribution: Callable[[tuple[int, ...]], np.ndarray], noise: MarkedNoise,
+    prompt: tuple[int, ...], max_tokens: int, ends: frozenset[int],
+) -> tuple[tuple[int, ...], bool]:  # fmt: skip
+    """The tokens that a race draws with this noise, in the clear, and whether the text ended.
+    `distribution`: probabilities [vocab] after a text.
+    """
+    generated: tuple[int, ...] = ()
+    while len(generated) < max_tokens:
+        with np.errstate(divide="ignore"):
+            logs = np.log(distribution(prompt + generated))
+        token = int(np.argmax(logs + noise.row(generated)))
+        if token in ends:
+            return generated, True
+        generated += (token,)
+    return generated, False

@@ -1,0 +1,79 @@
+"""Which candidate comes out: WatermarkSingle and ScoreSeqs (§2.2, §2.3).
+
+u_i is uniform given the counts c, since no seed is in two candidates. -log(-log u_i) is then
+standard Gumbel, and argmax_i -log(-log u_i) + log c_i is candidate i with probability c_i / sum c
+(the form in logarithms of argmax u_i^(m / c_i), which underflows).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from spu_llm.core.prg import Prg
+from spu_llm.systems.watermark.cdfs import Family, Tails
+from spu_llm.systems.watermark.keys import Key, Seed
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The number of the winner, and what took part."""
+
+    index: int
+    used: frozenset[bytes]  # names of all seeds that scored a candidate
+    seeds: int  # of the winner: how many marked it
+
+
+def gumbels(tails: Sequence[Tails], counts: Sequence[float]) -> np.ndarray:
+    """-log(-log u_i) + log c_i, float64 [candidate]."""
+    return np.array([t.gumbel + math.log(c) for t, c in zip(tails, counts, strict=True)])
+
+
+def choose(
+    key: Key, grams: Sequence[Sequence[tuple[bytes, ...]]], counts: Sequence[float],
+    family: Family, prg: Prg, used: Container[bytes] = frozenset(),
+) -> Choice:  # fmt: skip
+    """Among distinct candidates with these n-grams and counts (or probabilities). `used`: seeds
+    that may not decide any more. `prg`: private randomness, for who owns a shared seed and for
+    candidates that are left with none.
+    """
+    seeds = own([[key.seed(gram) for gram in of_one] for of_one in grams], prg, used)
+    scored = [
+        np.array([seed.uniform for seed in of_one]) if of_one else open_uniform(prg)
+        for of_one in seeds
+    ]
+    best = int(np.argmax(gumbels([family.tails(u) for u in scored], counts)))
+    names = frozenset(seed.name for of_one in seeds for seed in of_one)
+    return Choice(best, names, len(seeds[best]))
+
+
+def own(
+    seeds: Sequence[Sequence[Seed]], prg: Prg, used: Container[bytes] = frozenset()
+) -> list[list[Seed]]:
+    """The seeds that score each candidate: every seed has one owner, uniformly at random among the
+    candidates that have it (§2.3 step 3: across the whole set, as prose and proof need it).
+    """
+    numbers: dict[bytes, float] = {}
+    owners: dict[bytes, list[int]] = {}
+    for i, of_one in enumerate(seeds):
+        for name, uniform in of_one:
+            if name not in used:
+                numbers[name] = uniform
+                having = owners.setdefault(name, [])
+                if not having or having[-1] != i:
+                    having.append(i)
+    found: list[list[Seed]] = [[] for _ in seeds]
+    for name, having in owners.items():
+        owner = having[0]
+        if len(having) > 1:
+            owner = having[int(float(prg.uniform(())) * len(having))]
+        found[owner].append(Seed(name, numbers[name]))
+    return found
+
+
+def open_uniform(prg: Prg) -> np.ndarray:
+    """One number in (0, 1)."""
+    return np.maximum(prg.uniform((1,)), 2.0**-53)

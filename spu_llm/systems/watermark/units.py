@@ -1,0 +1,107 @@
+"""What n-grams are made of: tokens of a model, or words of the text, which no tokenizer has to be
+known for, and which stay when somebody changes spaces, line breaks or capitals.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, cast
+
+from models.tokenizer import Tokenizer
+from spu_llm.systems.watermark.keys import token_unit
+
+# What a sampler writes: token ids, or text.
+Content = tuple[int, ...] | str
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+class Unit(NamedTuple):
+    """A unit and where it stands in a text, in characters."""
+
+    value: bytes
+    start: int
+    end: int
+
+
+class Units(Protocol):
+    def of(self, content: Content) -> list[bytes]:
+        """Of what was generated so far."""
+
+    def placed(self, text: str) -> list[Unit]:
+        """Of a text that is found somewhere."""
+
+
+class TokenUnits:
+    """Token ids. A text is tokenized again, which seldom gives others than it was made of."""
+
+    def __init__(self, tokenizer: Tokenizer | None = None) -> None:
+        self._tokenizer = tokenizer
+
+    def of(self, content: Content) -> list[bytes]:
+        if isinstance(content, str):
+            return [unit.value for unit in self.placed(content)]
+        return [token_unit(token) for token in content]
+
+    def placed(self, text: str) -> list[Unit]:
+        if self._tokenizer is None:
+            raise ValueError("a text's tokens need a tokenizer")
+        found, at = [], 0
+        tokens = self._tokenizer.encode(text, goes_on=True)
+        # Characters that end with each token: a character of several tokens is the last one's.
+        for token in tokens:
+            end = at + len(self._tokenizer.token_bytes([token]))
+            found.append((token, at, end))
+            at = end
+        characters = _characters(text)
+        return [
+            Unit(token_unit(token), characters[min(start, len(characters) - 1)],
+                 characters[min(end, len(characters) - 1)])
+            for token, start, end in found
+        ]  # fmt: skip
+
+
+class WordUnits:
+    """Words and signs of a text, without case and spaces. `tokenizer`: where tokens are sampled."""
+
+    def __init__(self, tokenizer: Tokenizer | None = None) -> None:
+        self._tokenizer = tokenizer
+
+    def of(self, content: Content) -> list[bytes]:
+        if not isinstance(content, str):
+            if self._tokenizer is None:
+                raise ValueError("words of tokens need a tokenizer")
+            content = self._tokenizer.decode(cast(Sequence[int], content))
+        return [unit.value for unit in self.placed(content)]
+
+    def placed(self, text: str) -> list[Unit]:
+        return [
+            Unit(_plain(match[0]).encode("utf-8", "surrogatepass"), match.start(), match.end())
+            for match in _WORD.finditer(text)
+        ]
+
+
+def _plain(word: str) -> str:
+    return unicodedata.normalize("NFKC", word).casefold()
+
+
+def _characters(text: str) -> list[int]:
+    """For every byte of the text in UTF-8, and its end, the number of its character."""
+    found = []
+    for i, character in enumerate(text):
+        found += [i] * len(character.encode("utf-8", "surrogatepass"))
+    return [*found, len(text)]
+
+
+def common(before: Sequence[bytes], after: Sequence[bytes]) -> int:
+    """How many units both begin with."""
+    for i, (one, other) in enumerate(zip(before, after, strict=False)):
+        if one != other:
+            return i
+    return min(len(before), len(after))
+
+
+def grams(units: Sequence[bytes], n: int, first: int = 0) -> list[tuple[bytes, ...]]:
+    """The n-grams that end at each place from `first` on; shorter ones where the text begins."""
+    return [tuple(units[max(0, i - n + 1) : i + 1]) for i in range(first, len(units))]
