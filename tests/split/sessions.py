@@ -11,7 +11,7 @@ from models.gpt2 import GPT2Config
 from models.hf import load_model, save_model
 from models.resident import place
 from models.split import Split, ends_digest
-from spu_llm.core.channel import MemoryChannel
+from spu_llm.core.channel import Channel, MemoryChannel
 from spu_llm.core.errors import PeerError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.service.plain_session import PlainSession
@@ -79,8 +79,11 @@ class Fragile:
 def run_both(
     program: Program, request: Any, inputs: Any, held: Held,
     wrap: Callable[[int, MemoryChannel], Any] = lambda rank, channel: channel,
+    inside: Callable[[int, Channel], Channel] = lambda rank, channel: channel,
 ) -> tuple[list[Any], list[BaseException | None]]:  # fmt: skip
-    """Results and errors of client and provider."""
+    """Results and errors of client and provider. `wrap` gets the wire, with what is sealed on it;
+    `inside` what the programs themselves send and receive.
+    """
     ends = MemoryChannel.pair()
     run = program.load()
     results: list[Any] = [None, None]
@@ -92,6 +95,7 @@ def run_both(
     def party(rank: int) -> None:
         try:
             session = PlainSession(rank, wrap(rank, ends[rank]), "session")
+            session.channel.inner = inside(rank, session.channel.inner)
             results[rank] = run(session, jobs[rank], lambda event, **fields: None)
             session.close()
         except BaseException as exc:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from models.family import logits
 from models.hf import load_model
 from models.split import back_texts, front_texts, middle_texts
 from models.tokenizer import Tokenizer
-from spu_llm.core.channel import MemoryChannel
-from spu_llm.core.errors import InputError, PeerError
+from spu_llm.core.channel import Channel, MemoryChannel
+from spu_llm.core.errors import InputError, PeerError, WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.service import programs
@@ -26,7 +26,7 @@ from spu_llm.systems.decoding.records import COMPLETION
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.program import Held, Job, SplitServed
 from spu_llm.systems.split.beginning import begin
-from spu_llm.systems.split.boundary import Boundary
+from spu_llm.systems.split.boundary import HEADER_BYTES, Boundary, Kind
 from spu_llm.systems.split.ends import client_ends, with_table, without_table
 from spu_llm.systems.split.generating import middle_of, sampled
 from spu_llm.systems.split.records import (
@@ -40,7 +40,7 @@ from spu_llm.systems.split.records import (
 )
 from spu_llm.systems.split.state import ClientSecrets, Settings, Tunings, held
 from spu_llm.systems.split.texts import digest_of, tokens_of
-from spu_llm.systems.split.tuning import HostHalf
+from spu_llm.systems.split.tuning import Batches, HostHalf
 from tests.split.sessions import (
     CONFIG,
     SPLIT,
@@ -52,6 +52,7 @@ from tests.split.sessions import (
     run_both,
     served,
 )
+from tests.tiny import VOCAB
 
 TEXT = "def read(path):\n    return alpha beta gamma\n"
 NEW = 12
@@ -195,7 +196,7 @@ class Tuning:
     settings: Settings
     held: Held
 
-    def run(self, rounds: int, save_every: int = 2, wrap: Any = None) -> Any:
+    def run(self, rounds: int, save_every: int = 2, **around: Any) -> Any:
         """From where it is, to `rounds`: results and errors."""
         secrets, s = ClientSecrets.load(self.secrets, CONFIG), self.settings
         request = TuneRequest(
@@ -205,8 +206,7 @@ class Tuning:
         )  # fmt: skip
         request.check(CONFIG)
         inputs = TuneInputs(str(self.model), str(self.secrets), [str(self.texts)])
-        more = {} if wrap is None else {"wrap": wrap}
-        return run_both(TUNE, request, inputs, self.held, **more)
+        return run_both(TUNE, request, inputs, self.held, **around)
 
     def files(self) -> dict[str, bytes]:
         """All that is kept, but for what the provider may still have of rounds before the last."""
@@ -238,6 +238,22 @@ def make_tuning(model: Path, tmp_path: Path, **change: Any) -> Tuning:
     return Tuning(
         model, secrets, tunings, texts, settings, served(model, settings.mode, tunings)
     )
+
+
+def sends(who: int, change: Callable[[bytes], bytes]) -> Callable[[int, Channel], Channel]:
+    """Around a party's channel: what it sends, changed, before it is sealed."""
+
+    class Changed:
+        def __init__(self, inner: Channel) -> None:
+            self._inner = inner
+
+        def send(self, data: bytes) -> None:
+            self._inner.send(change(data))
+
+        def recv(self) -> bytes:
+            return self._inner.recv()
+
+    return lambda rank, channel: Changed(channel) if rank == who else channel
 
 
 def copied(tuning: Tuning, to: Path) -> Tuning:
@@ -335,30 +351,62 @@ def test_a_client_that_lost_its_last_round_goes_on(tuning: Tuning, tmp_path: Pat
         raise errors[PROVIDER] or AssertionError
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [(Kind.GRADIENT_DOWN, 3e38, "gradients"), (Kind.GRADIENT_DOWN, 1e25, "gradients"),
+     (Kind.DOWN, 3e38, "rows")],
+)  # fmt: skip
+def test_finite_numbers_of_a_host_destroy_no_secrets(
+    tuning: Tuning, kind: Kind, value: float, said: str
+) -> None:
+    """One message of huge ones, of which 1e25 overflows in Adam's squares alone: files stay, and
+    the tuning goes on.
+    """
+
+    def huge(data: bytes) -> bytes:
+        if len(data) <= HEADER_BYTES or data[1] != kind:
+            return data
+        sign = np.where(np.arange((len(data) - HEADER_BYTES) // 4) % CONFIG.width, -1.0, 1.0)
+        return data[:HEADER_BYTES] + (value * sign).astype("<f4").tobytes()
+
+    finished(*tuning.run(1))
+    before = {path.name: path.read_bytes() for path in tuning.secrets.iterdir()}
+    _, errors = tuning.run(2, inside=sends(PROVIDER, huge))
+    with pytest.raises(WireError, match=f"round 1 of the tuning the provider's {said} make"):
+        raise errors[CLIENT] or AssertionError
+    assert before == {path.name: path.read_bytes() for path in tuning.secrets.iterdir()}
+    assert finished(*tuning.run(2))[CLIENT]["loss"] > 0
+
+
 def test_secret_bytes_are_in_no_message(tuning: Tuning) -> None:
-    """Neither the codebook's rows nor the permutation, nor the stream's key, in any message."""
+    """Neither the codebook or the folded table, row by row, nor the permutation, nor what is tuned,
+    nor the stream's key, in any message before it is sealed.
+    """
     sent: list[bytes] = []
 
-    class Tap:
-        def __init__(self, inner: MemoryChannel) -> None:
-            self._inner = inner
+    def tap(data: bytes) -> bytes:
+        sent.append(data)
+        return data
 
-        def send(self, data: bytes) -> None:
-            sent.append(data)
-            self._inner.send(data)
-
-        def recv(self) -> bytes:
-            return self._inner.recv()
-
-    def wrap(rank: int, channel: MemoryChannel) -> Any:
-        return Tap(channel) if rank == CLIENT else channel
-
-    finished(*tuning.run(2, wrap=wrap))
+    begun = ClientSecrets.load(tuning.secrets, CONFIG)
+    finished(*tuning.run(2, inside=sends(CLIENT, tap)))
     secrets, whole = ClientSecrets.load(tuning.secrets, CONFIG), b"".join(sent)
-    assert len(sent) == 2 + 2 * 2 + 1
-    rows = [row.astype(np.float32).tobytes() for row in secrets.codebook]
-    pieces = [secrets.key, *rows, secrets.permutation[:4].tobytes()]
+    assert len(sent) == 2 * 2 + 1
+    front, _ = client_ends(load_model(tuning.model)[1], CONFIG, SPLIT, secrets.codebook)
+    tuned = jax.tree.leaves([[s.front, s.back] for s in (begun, secrets)])
+    # Zeros are no secret.
+    leaves = [leaf.ravel() for leaf in tuned if np.count_nonzero(leaf.ravel()[:8]) == 8]
+    assert len(leaves) > len(tuned) // 2
+    rows = [row.astype(np.float32) for row in (*secrets.codebook, *front["wte"])]
+    labels = [secrets.permutation[:4].astype(kind) for kind in (np.int64, np.int32, np.uint16)]
+    pieces = [secrets.key, *(array[:8].tobytes() for array in (*rows, *leaves, *labels))]
+    assert len(set(pieces)) > 2 * VOCAB - 10
     assert not any(piece in whole for piece in pieces)
+    # It is of what is sent: rows of the first round.
+    windows = Batches(tokens_of([tuning.texts], Tokenizer.load(tuning.model)), 2, 6, secrets.key)
+    x = np.asarray(front_texts(front, CONFIG, windows.windows(0)[:, :-1]), np.float32)
+    sent_rows = np.frombuffer(sent[0], np.float32, offset=HEADER_BYTES).reshape(x.shape)
+    np.testing.assert_allclose(sent_rows, x, atol=1e-5)
 
 
 def test_without_lora_the_provider_keeps_nothing(model: Path, tmp_path: Path) -> None:

@@ -144,6 +144,16 @@ def test_a_host_takes_nothing_but_what_comes_next(params: Params) -> None:
     assert round_.over and Loopback(round_).recv() == b""
 
 
+def test_a_client_that_sends_huge_gradients_changes_nothing(params: Params) -> None:
+    _, host, boundary, _, _ = made(params, rank=2)
+    rows = np.ones((B, N, CONFIG.width), np.float32)
+    round_, before = host.round(0, B, N), (host.lora, host.state)
+    round_.answer(boundary.encode(Kind.UP, 0, rows))
+    with pytest.raises(WireError, match="the client's gradients leave no finite numbers"):
+        round_.answer(boundary.encode(Kind.GRADIENT_UP, 0, 1e30 * rows))
+    assert (host.lora, host.state) == before and not round_.over
+
+
 def test_batches_are_windows_of_the_text() -> None:
     batches = Batches(TOKENS, 50, 7, KEY)
     first, again, other = (batches.windows(number) for number in (0, 0, 1))

@@ -78,7 +78,9 @@ class ClientHalf:
     def round(
         self, channel: Channel, boundary: Boundary, number: int, windows: np.ndarray
     ) -> float:
-        """One round on windows int [b, n + 1]: the mean loss of a token, in nats."""
+        """One round on windows int [b, n + 1]: the mean loss of a token, in nats. WireError, and
+        nothing of the round stays, where what the host sends leaves no finite numbers.
+        """
         b, n = windows.shape[0], windows.shape[1] - 1
         # 1.
         tokens = np.asarray(windows[:, :-1], np.int32)
@@ -89,11 +91,14 @@ class ClientHalf:
         # 3.
         labels = self._labels[windows[:, 1:]]
         loss, (of_back, of_y) = self._loss(self.weights["back"], y, labels)
+        _check_finite((loss, of_y), "rows", number)
         boundary.send(channel, Kind.GRADIENT_UP, number, np.asarray(of_y))
         # 4.
         of_x = boundary.recv(channel, Kind.GRADIENT_DOWN, number, b, n)
         # 5.
-        self.weights, self.state = self._step(self.weights, self.state, pull, of_x, of_back)
+        weights, state = self._step(self.weights, self.state, pull, of_x, of_back)
+        _check_finite((weights, state), "gradients", number)
+        self.weights, self.state = weights, state
         return float(loss) / (b * n)
 
     def loss(self, middle: Callable[[Any], Any], windows: np.ndarray) -> float:
@@ -101,6 +106,21 @@ class ClientHalf:
         x, _ = self._forward(self.weights["front"], self._table, windows[:, :-1])
         labels = self._labels[windows[:, 1:]]
         return float(self._alone(self.weights["back"], middle(x), labels)) / labels.size
+
+
+@jax.jit
+def _finite(tree: Any) -> Any:
+    """Whether all values are: finite gradients may still leave others, in Adam's squares first."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
+def _check_finite(tree: Any, what: str, number: int) -> None:
+    if not _finite(tree):
+        raise WireError(
+            f"in round {number} of the tuning the provider's {what} make what is tuned no finite "
+            "numbers; --secrets are as they were: give the command again, or, if it always ends "
+            "like this, begin in another directory with a lower --learning-rate"
+        )
 
 
 @functools.cache
@@ -215,8 +235,13 @@ class Round:
             return boundary.encode(Kind.DOWN, number, np.asarray(y))
         of_y = boundary.decode(data, Kind.GRADIENT_UP, number, *self._shape)
         self._on_seen(Kind.GRADIENT_UP, number, of_y)
-        of_x, host.lora, host.state = host._step(host.lora, host.state, self._pull, of_y)
-        self.over = True
+        of_x, lora, state = host._step(host.lora, host.state, self._pull, of_y)
+        if not _finite((of_x, lora, state)):
+            raise WireError(
+                f"in round {number} of the tuning the client's gradients leave no finite numbers; "
+                "if they always do, its --learning-rate is too high"
+            )
+        host.lora, host.state, self.over = lora, state, True
         return boundary.encode(Kind.GRADIENT_DOWN, number, np.asarray(of_x))
 
 
