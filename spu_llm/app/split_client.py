@@ -54,10 +54,12 @@ def _server(options: argparse.Namespace) -> Server:
 
 def _model(options: argparse.Namespace) -> tuple[Path, ModelConfig, Params]:
     from models.hf import load_model
+    from spu_llm.systems.split.records import check_front
 
-    directory = (options.model or shipped("private")).absolute()
+    directory, split = (options.model or shipped("private")).absolute(), splitting.split_of(options)
+    check_front(options.mode, split)
     config, params = load_model(directory)
-    splitting.split_of(options).check(config)
+    split.check(config)
     return directory, config, params
 
 

@@ -157,11 +157,13 @@ def _serve(options: argparse.Namespace) -> None:
     from spu_llm.service.limits import Limits
     from spu_llm.service.provider import ServeOptions
     from spu_llm.systems.program import SplitServed
+    from spu_llm.systems.split.records import check_front
 
     check_serving(options)
     model = options.model or shipped("private")
     split = split_of(options)
     split.check(load_config(model))
+    check_front(options.mode, split)
     if options.mode == MPC and options.tunings is not None:
         raise InputError("--mode mpc tunes nothing; leave --tunings out")
     of_mode = split_shares.served(options)

@@ -173,6 +173,8 @@ BAD = {
     "mode": (["generate", "--mode", "noir"], "--mode noir needs --secrets DIR"),
     "split": (["generate", "--mode", "plain", "--split", "1,2"], "leaves no middle of a model"),
     "no split": (["generate", "--mode", "plain", "--split", "1"], "--split must be F,B"),
+    "front": (["tune", "--mode", "noir", "--split", "0,1"], "--mode noir --split 0,1 has no front"),
+    "served": (["serve", "--mode", "noir", "--split", "0,1"], "the secret codebook's own"),
     "prefix": (["generate", "--mode", "plain", "--random-prefix"], "--random-prefix is of --mode"),
     "secrets": (["generate", "--mode", "noir", "--secrets", "nowhere"], "No such file"),
     "top-p": (["generate", "--mode", "plain", "--top-p", "0"], "--top-p must be above 0"),

@@ -154,6 +154,13 @@ def test_a_client_that_sends_huge_gradients_changes_nothing(params: Params) -> N
     assert (host.lora, host.state) == before and not round_.over
 
 
+def test_a_loss_that_is_no_number_ends_a_round(params: Params) -> None:
+    client, host, boundary, batches, _ = made(params)
+    client.weights["back"] = jax.tree.map(lambda leaf: 1e38 * leaf, client.weights["back"])
+    with pytest.raises(WireError, match="in round 0 of the tuning the provider's rows"):
+        tune(client, host, boundary, batches, range(1))
+
+
 def test_batches_are_windows_of_the_text() -> None:
     batches = Batches(TOKENS, 50, 7, KEY)
     first, again, other = (batches.windows(number) for number in (0, 0, 1))

@@ -44,6 +44,15 @@ def check_served(mode: str, split: Split, held: Held, ends: str | None = None) -
         )
 
 
+def check_front(mode: str, split: Split) -> None:
+    """InputError for a codebook whose rows themselves would go up."""
+    if mode == NOIR and split.front < 1:
+        raise InputError(
+            f"--mode noir --split {split.front},{split.back} has no front: the rows that go up "
+            "would be the secret codebook's own; give it a block or more"
+        )
+
+
 @dataclass(frozen=True)
 class SplitRequest:
     """mode: PLAIN or NOIR. front, back: the client's blocks. ends: digest of their parameters
@@ -74,6 +83,7 @@ class SplitRequest:
         if self.mode not in (PLAIN, NOIR):
             raise InputError(f"there is no mode {self.mode!r} without shares")
         self.split.check(config)
+        check_front(self.mode, self.split)
         self.boundary(config)
         if not 0 <= self.lora <= MAX_RANK:
             raise InputError(f"--lora must be 0 (none) to {MAX_RANK}, found {self.lora}")
