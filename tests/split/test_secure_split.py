@@ -7,7 +7,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -22,6 +24,7 @@ from models.draft import Drafter
 from models.ends import Ends
 from models.family import ModelConfig, logits
 from models.gpt2 import GPT2Config
+from models.hf import save_model
 from models.llama import LlamaConfig
 from models.split import Split
 from models.tokenizer import Tokenizer
@@ -40,9 +43,10 @@ from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
 from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.preparation import demand_of
 from spu_llm.systems.decoding.secure_model import Layout, OpenRows, held_shapes, share_weights
-from spu_llm.systems.program import Before
+from spu_llm.systems.program import Before, Job
+from spu_llm.systems.split import secure
 from spu_llm.systems.split.secure import ends_of
-from spu_llm.systems.split.secure_records import MiddleRequest
+from spu_llm.systems.split.secure_records import MiddleInputs, MiddleRequest
 from tests.models.watching import Watched
 from tests.tiny import PUBLIC, VOCAB, endless, save_tokenizer, tiny_params
 
@@ -432,6 +436,18 @@ def test_the_first_product_is_one_masked_message() -> None:
     assert first.messages[0] == (True, 8 * given.size) and len(first.messages) == 2 + 1
     norms = {c.scope.split("/")[0] for c in noted.demand.calls if c.scope.endswith("rms_norm")}
     assert norms == {"mlp"}
+
+
+@pytest.mark.parametrize("stated", [replace(GPT2, n_head=4), replace(GPT2, n_layer=4), LLAMA])
+def test_a_client_with_a_model_of_another_shape_is_told(
+    tmp_path: Path, stated: ModelConfig
+) -> None:
+    """Before anything is sent: the session is never looked at."""
+    session: Any = SimpleNamespace(rank=CLIENT)
+    save_model(tmp_path, GPT2, PARAMS[GPT2])
+    inputs = MiddleInputs(PROMPT, str(tmp_path), str(tmp_path), 0.0)
+    with pytest.raises(InputError, match="models of different shapes"):
+        secure.run(session, Job(asked(4, 2), stated, inputs), lambda *_, **fields: None)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -11,7 +11,16 @@ import numpy as np
 
 from models.family import ModelConfig, Params, family_of
 from models.split import Split
+from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
+
+
+def check_same_shape(own: ModelConfig, stated: ModelConfig) -> None:
+    """InputError unless the client's model is of the shape that the provider states: equal ends
+    may still have heads or positions of other numbers, or another middle between.
+    """
+    if (own.family, own.shape()) != (stated.family, stated.shape()):
+        raise InputError("the parties have models of different shapes; both need the same one")
 
 
 def table_path(config: ModelConfig) -> tuple[str, ...]:

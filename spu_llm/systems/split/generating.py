@@ -36,7 +36,7 @@ from spu_llm.core.values import CLIENT
 from spu_llm.systems.decoding.emitted import Emitted
 from spu_llm.systems.program import Held, Job, Send
 from spu_llm.systems.split.boundary import Boundary, Kind
-from spu_llm.systems.split.ends import client_ends, with_table, without_table
+from spu_llm.systems.split.ends import check_same_shape, client_ends, with_table, without_table
 from spu_llm.systems.split.records import GenerateInputs, GenerateRequest, declare_generation
 from spu_llm.systems.split.state import ClientSecrets, Tunings
 from spu_llm.systems.split.tuning import HostHalf
@@ -190,8 +190,7 @@ def sampled(logits: np.ndarray, sampling: Sampling, prg: Prg) -> int:
 def own_params(directory: Path, job: Job[Any, Any]) -> Params:
     """The client's model, which is that of the session; InputError when it has another shape."""
     config, params = load_model(directory)
-    if config.shape() != job.model.shape():
-        raise InputError("the parties have models of different shapes; both need the same one")
+    check_same_shape(config, job.model)
     return params
 
 

@@ -28,7 +28,8 @@ others. One that adds constants to its shares inside the forward gets answers of
 provider that deviates, or serves another middle than it says, makes y, and so the text, wrong in a
 way of its choice; what it sees of that is the number of steps, when the text ends, and with shown
 progress which drafts stay: with false y it may choose what that depends on. Nobody checks that the
-provider's middle belongs to the ends: both state a digest of the ends alone.
+provider's middle belongs to the ends: the client states a digest of its ends, and the provider
+compares it with that of its own.
 """
 
 from __future__ import annotations
@@ -37,20 +38,26 @@ from pathlib import Path
 from typing import Any
 
 from models.ends import Ends
-from models.hf import load_model
+from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.plain import Plain
 from spu_llm.core.errors import InputError
+from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.completion import complete, drafter_of, streams_of
 from spu_llm.systems.decoding.generate import Completion
 from spu_llm.systems.program import Job, Send
+from spu_llm.systems.split.ends import check_same_shape
 from spu_llm.systems.split.secure_records import MiddleInputs, MiddleRequest
 
 
 def run(session: PartySession, job: Job[MiddleRequest, MiddleInputs], send: Send) -> dict[str, Any]:
-    """See `spu_llm.systems.decoding.completion.complete`."""
+    """See `spu_llm.systems.decoding.completion.complete`. InputError at a client whose model is of
+    another shape than the provider's.
+    """
+    if session.rank == CLIENT:
+        check_same_shape(load_config(Path(job.client.model_dir)), job.model)
     return complete(session, job, send, _client_side)
 
 
