@@ -25,9 +25,11 @@ _ABOUT = (
     "between. A token takes a round trip. What the provider learns is the mode's. plain, INSECURE: "
     "rows of the residual stream, off which the whole text can be read. noir: such rows under a "
     "secret codebook and tuned ends; no proof says how little they tell, only attacks that were "
-    "tried ('spu-llm attack noir'), and lengths, equal beginnings and times show. mpc: the rows "
-    "are shared between both; the provider learns the lengths of prompt and drafts, how many steps "
-    "there were, when the text ends, and whether activations left their ranges. In all of them the "
+    "tried ('spu-llm attack noir'). Lengths and times show, rows of equal tokens are alike "
+    "wherever they stand, and when tuning, equal labels show: a substitution cipher, at best, "
+    "hides those texts. mpc: the rows are shared between both; the provider learns the lengths of "
+    "prompt and drafts, how many steps there were, when the text ends, whether activations left "
+    "their ranges, and with --show-progress how many drafts stay, step by step. In all of them the "
     "client learns what the middle makes of rows of its choice: with enough of them, the middle "
     "itself."
 )
@@ -73,8 +75,9 @@ def add_command(commands: Any) -> None:
                           help="what split tune made: codebook, permutation, tuned ends"
                           )  # fmt: skip
     generate.add_argument("--random-prefix", action="store_true",
-                          help="in noir: put 8 random letters before the prompt, so that equal "
-                          "beginnings do not show")  # fmt: skip
+                          help="in noir: put 8 random letters before the prompt: rows of equal "
+                          "beginnings are then not equal to the bit, but stay alike, and show"
+                          )  # fmt: skip
     _precision(generate)
     split_shares.add_client_options(generate)
     generate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")

@@ -222,5 +222,10 @@ def test_help_says_what_each_mode_tells(role: str, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         cli.main(["split", role, "--help"])
     words = " ".join(capsys.readouterr().out.split())
-    for said in ("plain, INSECURE: rows", "noir: such rows under a secret codebook", "mpc: the"):
+    for said in (
+        "plain, INSECURE: rows", "noir: such rows under a secret codebook",
+        "equal tokens are alike wherever they stand", "a substitution cipher, at best",
+        "mpc: the rows are shared", "lengths of prompt and drafts", "how many steps there were",
+        "when the text ends", "activations left their ranges", "how many drafts stay",
+    ):  # fmt: skip
         assert said in words

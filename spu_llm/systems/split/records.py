@@ -202,12 +202,13 @@ class TuneInputs:
 _ROWS = {
     PLAIN: "the rows that go up: the text can be read off them, token by token (insecure)",
     NOIR: "the rows that go up, under a secret codebook: what is known not to be read off them is "
-    "what attacks were tried (spu-llm attack noir); equal beginnings of texts are seen",
+    "what attacks were tried (spu-llm attack noir); rows of equal tokens are alike wherever they "
+    "stand, most of all in equal beginnings of texts",
 }
 _GRADIENTS = {
     PLAIN: "gradients of the loss by the rows that came down: of the true labels (insecure)",
     NOIR: "gradients of the loss by the rows that came down: which labels are equal, under a "
-    "secret permutation of them",
+    "secret permutation of them: a substitution cipher, at best, hides what is tuned on",
 }
 
 

@@ -27,9 +27,11 @@ Semi-honest. A client that deviates may bring rows x that no text has: those are
 others. One that adds constants to its shares inside the forward gets answers of inner layers. A
 provider that deviates, or serves another middle than it says, makes y, and so the text, wrong in a
 way of its choice; what it sees of that is the number of steps, when the text ends, and with shown
-progress which drafts stay: with false y it may choose what that depends on. Nobody checks that the
-provider's middle belongs to the ends: the client states a digest of its ends, and the provider
-compares it with that of its own.
+progress which drafts stay: with false y it may choose what that depends on. So it may with the bit
+of the ranges, which it states itself: with those, and with blocks made for it, the bit answers one
+question of its choice a session, and the client judges its own x, at the first norm, by a range
+that the provider stated. Nobody checks that the provider's middle belongs to the ends: the client
+states a digest of its ends, and the provider compares it with that of its own.
 """
 
 from __future__ import annotations
