@@ -104,7 +104,9 @@ def test_texts_of_the_whole_model(model: Path) -> None:
     assert traffic["decode"]["received_messages"] == 2 * (NEW - 1)
     assert traffic["decode"]["received_bytes"] == 2 * (NEW - 1) * (24 + 4 * CONFIG.width)
     assert client["learned"] == provider["learned"]
-    assert "insecure" in client["learned"]["provider"][0]
+    rows, *lengths = client["learned"]["provider"]
+    assert "insecure" in rows and "the most tokens that a text may get" in lengths
+    assert not any("tuning" in line for line in lengths)
 
 
 def test_a_text_ends_before_a_stop_string_and_within_the_context(model: Path) -> None:
@@ -283,6 +285,7 @@ def test_a_tuned_text(tuning: Tuning) -> None:
     )
     inputs = GenerateInputs([prompt], str(tuning.model), str(tuning.secrets), temperature=0.0)
     client, _ = finished(*run_both(GENERATE, request, inputs, tuning.held))
+    assert any("it is linked with all others" in line for line in client["learned"]["provider"])
     (text,) = client["texts"]
     # By whole texts without caches, from what is on disk.
     config, params = load_model(tuning.model)

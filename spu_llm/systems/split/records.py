@@ -216,6 +216,8 @@ def declare_generation(ledger: Ledger, request: GenerateRequest) -> None:
     """What a generation tells."""
     ledger.declare(PROVIDER, _ROWS[request.mode])
     ledger.declare(PROVIDER, "each text's length, and when each of its tokens comes")
+    ledger.declare(PROVIDER, "the most tokens that a text may get")
+    _declare_tuned(ledger, request)
     _declare_client(ledger)
 
 
@@ -223,8 +225,20 @@ def declare_tuning(ledger: Ledger, request: TuneRequest) -> None:
     """What a tuning tells."""
     ledger.declare(PROVIDER, _ROWS[request.mode])
     ledger.declare(PROVIDER, _GRADIENTS[request.mode])
-    ledger.declare(PROVIDER, "how many texts of which length, how many rounds, the learning rate")
+    ledger.declare(
+        PROVIDER, "how many texts of which length, how many rounds, how often what is tuned is "
+        "kept, the learning rate",
+    )  # fmt: skip
+    _declare_tuned(ledger, request)
     _declare_client(ledger)
+
+
+def _declare_tuned(ledger: Ledger, request: SplitRequest) -> None:
+    if request.tuning:
+        ledger.declare(
+            PROVIDER, "of which tuning a session is, and after how many rounds: it is linked with "
+            "all others of that tuning",
+        )  # fmt: skip
 
 
 def _declare_client(ledger: Ledger) -> None:

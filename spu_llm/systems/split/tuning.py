@@ -12,6 +12,18 @@ A round, with a batch of texts [b, n + 1] of the client's:
 L is here the sum over all tokens of the batch, so that rows of dL/dy are of a size whatever the
 batch is; steps are by the mean. Both halves are plain functions of bytes: between processes they
 stand at the ends of a channel, in one process the host's half is called in place (`Loopback`).
+
+Semi-honest. What both check of messages is their shape, and that they, and what a step makes of
+them, are finite numbers. A host that deviates answers with y and dL/dx of its choice:
+
+- It decides whether the front becomes secret at all: with dL/dx = 0 in every round it stays the
+  public one, behind the codebook alone. Other gradients train front and back to ends of its own,
+  such as rows that are easier to read. The client sees losses, and nothing else of it.
+- It may withhold the last answer of a round, or end a session. The client then does the rounds
+  since it last saved again, with the same batches and from the same weights, and the host may
+  answer with another y: of the same labels it gets gradients at several points of its choice.
+
+A client that deviates asks the middle, and its LoRA, whatever it likes; the LoRA is its own.
 """
 
 from __future__ import annotations
