@@ -104,7 +104,7 @@ def job_of(program: Program, task: Task) -> Job[Any, Any]:
     own: Any = read(kind, task.own, f"the {task.role}'s inputs are malformed")
     if client:
         return Job(request, model, own, None, before)
-    program.admit(request, own)
+    program.admit(request, own, model)
     return Job(request, model, None, own, before)
 
 

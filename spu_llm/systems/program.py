@@ -108,7 +108,7 @@ class Job(Generic[Q, C]):
         return self.of_provider
 
 
-def served_whole(request: Any, held: Held) -> None:
+def served_whole(request: Any, held: Held, model: ModelConfig) -> None:
     """InputError unless the provider serves its whole model."""
     if (split := held.split) is not None:
         raise InputError(
@@ -127,7 +127,8 @@ class Program:
     for what cannot be run with the provider's model. text: the parties need one tokenizer.
     needs_pool: the provider must keep material. keeps_hints: hints of the weights outlive the
     session. spu: SPU's settings; None: `run` gets a `PlainSession`, and there is no SPU. admit:
-    InputError for what a provider that brings this does not serve.
+    InputError for what a provider that brings this, and this model, does not serve: its supervisor
+    asks first, and what that says the client is told.
     """
 
     name: str
@@ -139,7 +140,7 @@ class Program:
     needs_pool: bool = False
     keeps_hints: bool = True
     spu: SpuConfig | None = SpuConfig()
-    admit: Callable[[Any, Held], None] = served_whole
+    admit: Callable[[Any, Held, ModelConfig], None] = served_whole
 
     def load(self) -> Run:
         """The module's `run`."""

@@ -139,7 +139,7 @@ def test_tokens_are_drawn_by_temperature_and_mass() -> None:
 
 def test_a_provider_serves_one_mode_of_one_split(model: Path) -> None:
     request, own = asked(model, [[1]]), served(model, "plain")
-    request.admit(own)
+    request.admit(own, CONFIG)
     for held_, said in (
         (Held(str(model)), r"started with spu-llm split serve --mode plain --split 1,1"),
         (served(model, "noir"), "serves --mode noir --split 1,1, not --mode plain --split 1,1"),
@@ -147,9 +147,9 @@ def test_a_provider_serves_one_mode_of_one_split(model: Path) -> None:
         (replace(own, split=SplitServed("plain", 1, 1, None, "x")), "models with different ends"),
     ):
         with pytest.raises(InputError, match=said):
-            request.admit(held_)
+            request.admit(held_, CONFIG)
     with pytest.raises(InputError, match="must be started with --tunings DIR"):
-        replace(request, lora=2, tuning="0" * 32).admit(own)
+        replace(request, lora=2, tuning="0" * 32).admit(own, CONFIG)
     check_served("mpc", SPLIT, served(model, "mpc"))
     tokenizer = Tokenizer.load(model)
     stated = of_provider(CONFIG, tokenizer, "local", 1)
@@ -201,6 +201,11 @@ class Tuning:
 
     def run(self, rounds: int, save_every: int = 2, **around: Any) -> Any:
         """From where it is, to `rounds`: results and errors."""
+        request = self.request(rounds, save_every)
+        inputs = TuneInputs(str(self.model), str(self.secrets), [str(self.texts)])
+        return run_both(TUNE, request, inputs, self.held, **around)
+
+    def request(self, rounds: int, save_every: int = 2) -> TuneRequest:
         secrets, s = ClientSecrets.load(self.secrets, CONFIG), self.settings
         request = TuneRequest(
             s.mode, s.front, s.back, s.ends, s.precision, s.id if s.lora else "", s.lora,
@@ -208,8 +213,7 @@ class Tuning:
             learning_rate=s.learning_rate,
         )  # fmt: skip
         request.check(CONFIG)
-        inputs = TuneInputs(str(self.model), str(self.secrets), [str(self.texts)])
-        return run_both(TUNE, request, inputs, self.held, **around)
+        return request
 
     def files(self) -> dict[str, bytes]:
         """All that is kept, but for what the provider may still have of rounds before the last."""
@@ -305,13 +309,25 @@ def test_a_tuned_text(tuning: Tuning) -> None:
 
     labels = np.argmax(whole(tokens)[0], axis=-1)[len(prompt) - 1 : -1]
     assert secrets.permutation[text["token_ids"]].tolist() == labels.tolist()
+    # The provider's supervisor knows, whose errors the client hears, and so does its worker.
+    request.admit(tuning.held, CONFIG)
     for change, said in (
         ({"round": 3}, "goes on after round 3"), ({"lora": 3}, "of another rank"),
-        ({"tuning": "c" * 32}, "after rounds none"),
+        ({"tuning": "c" * 32}, "after rounds none"), ({"tuning": "../x"}, "no id"),
     ):  # fmt: skip
-        _, errors = run_both(GENERATE, replace(request, **change), inputs, tuning.held)
         with pytest.raises(InputError, match=said):
-            raise errors[PROVIDER] or AssertionError
+            replace(request, **change).admit(tuning.held, CONFIG)
+    _, errors = run_both(GENERATE, replace(request, round=3), inputs, tuning.held)
+    with pytest.raises(InputError, match="goes on after round 3"):
+        raise errors[PROVIDER] or AssertionError
+    with held(tuning.tunings / s.id):
+        request.admit(tuning.held, CONFIG)
+        with pytest.raises(InputError, match="another session uses the provider's half"):
+            tuning.request(8).admit(tuning.held, CONFIG)
+    tuning.request(8).admit(tuning.held, CONFIG)
+    with pytest.raises(InputError, match="goes on after round 0"):
+        replace(tuning.request(8), round=0).admit(tuning.held, CONFIG)
+    replace(tuning.request(8), round=0, tuning="c" * 32).admit(tuning.held, CONFIG)
 
 
 @pytest.mark.parametrize("who", [CLIENT, PROVIDER])

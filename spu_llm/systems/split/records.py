@@ -7,6 +7,8 @@ one mode, one split, of a model that both have.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from models.family import ModelConfig
 from models.split import Split
@@ -16,6 +18,9 @@ from spu_llm.core.ledger import Ledger
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.systems.program import Held, Program
 from spu_llm.systems.split.boundary import MAX_VALUES, Boundary
+
+if TYPE_CHECKING:
+    from spu_llm.systems.split.state import Tunings
 
 PLAIN, NOIR, MPC = MODES = ("plain", "noir", "mpc")
 MAX_TEXTS = 1000
@@ -90,15 +95,23 @@ class SplitRequest:
         if not 0 <= self.round <= MAX_ROUNDS or (self.lora and not self.tuning):
             raise InputError("the request names no round of a tuning")
 
-    def admit(self, held: Held) -> None:
-        """InputError unless the provider serves this."""
+    def admit(self, held: Held, model: ModelConfig) -> None:
+        """InputError unless the provider serves this, and has its half of the tuning."""
         check_served(self.mode, self.split, held, self.ends)
         assert held.split is not None
-        if self.lora and held.split.tunings is None:
+        if not self.lora:
+            return
+        if held.split.tunings is None:
             raise InputError(
                 "the provider keeps nothing that is tuned; it must be started with --tunings DIR, "
                 "or tune without --lora"
             )
+        from spu_llm.systems.split.state import Tunings  # not of the client's supervisor
+
+        self._admit_tuning(Tunings(Path(held.split.tunings), self.tuning), held, model)
+
+    def _admit_tuning(self, tunings: Tunings, held: Held, model: ModelConfig) -> None:
+        tunings.check(self.lora, self.round)
 
 
 @dataclass(frozen=True)
@@ -183,6 +196,11 @@ class TuneRequest(SplitRequest):
                 f"--learning-rate must be above 0 and at most 1, found {self.learning_rate}"
             )
 
+    def _admit_tuning(self, tunings: Tunings, held: Held, model: ModelConfig) -> None:
+        tunings.check_free()
+        if self.round or tunings.rounds():
+            tunings.check(self.lora, self.round)
+
     def keeps(self, done: int) -> bool:
         """Whether what was tuned is kept when so many rounds are done."""
         return done % self.save_every == 0 or done == self.rounds
@@ -247,8 +265,8 @@ def _declare_client(ledger: Ledger) -> None:
     )
 
 
-def _admit(request: SplitRequest, held: Held) -> None:
-    request.admit(held)
+def _admit(request: SplitRequest, held: Held, model: ModelConfig) -> None:
+    request.admit(held, model)
 
 
 GENERATE = Program(

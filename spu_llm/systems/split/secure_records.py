@@ -91,7 +91,7 @@ class MiddleInputs:
         return Sampling(self.temperature, self.top_k, self.top_p)
 
 
-def _admit(request: MiddleRequest, held: Held) -> None:
+def _admit(request: MiddleRequest, held: Held, model: ModelConfig) -> None:
     check_served(MPC, request.split, held, request.ends)
 
 

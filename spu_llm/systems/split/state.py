@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -34,11 +34,13 @@ from models.family import ModelConfig, Params, weight_shapes
 from models.split import Split
 from spu_llm.core.errors import InputError, PoolError
 from spu_llm.core.prg import KEY_BYTES
-from spu_llm.offline.access import take_lock
+from spu_llm.offline.access import is_locked, take_lock
 from spu_llm.offline.files import replace_whole
 from spu_llm.systems.program import read
 from spu_llm.systems.split.ends import without_table
-from spu_llm.systems.split.tuning import ClientHalf, HostHalf
+
+if TYPE_CHECKING:
+    from spu_llm.systems.split.tuning import ClientHalf, HostHalf
 
 SECRETS, LOSSES, LOCK = "secrets.safetensors", "loss.jsonl", "lock"
 MAX_TUNINGS = 64  # that a provider keeps for one client
@@ -241,10 +243,17 @@ class Tunings:
         found = (path.name.partition(".")[0] for path in self.folder.glob("*.safetensors"))
         return sorted(int(name) for name in found if name.isdigit())
 
-    def give(self, half: HostHalf, rank: int, done: int) -> None:
-        """Put the LoRA after `done` rounds into a half of the same shape. InputError when it is not
-        kept, or of another rank.
-        """
+    def check_free(self) -> None:
+        """InputError while another session uses it."""
+        with _failures(self.folder):
+            if is_locked(self.folder / LOCK):
+                raise InputError(
+                    "another session uses the provider's half of this tuning; try again when that "
+                    "has ended"
+                )
+
+    def check(self, rank: int, done: int) -> None:
+        """InputError when the LoRA after `done` rounds is not kept, or of another rank."""
         kept = self.rounds()
         if done not in kept:
             some = ", ".join(map(str, kept)) or "none"
@@ -253,9 +262,15 @@ class Tunings:
                 f"its own half after rounds {some}; without it the tuning is lost"
             )
         with _failures(self.folder):
-            tensors, fields = _read(self._path(done))
+            fields = _fields(self._path(done))
         if fields != {"round": done, "rank": rank}:
             raise InputError("the provider's half of this tuning is of another rank")
+
+    def give(self, half: HostHalf, rank: int, done: int) -> None:
+        """Put the LoRA after `done` rounds into a half of the same shape; as `check`."""
+        self.check(rank, done)
+        with _failures(self.folder):
+            tensors, _ = _read(self._path(done))
         try:
             half.lora = jax.device_put(_tree(tensors, "lora", half.lora))
             half.state = _like(half.state, _leaves(tensors, "optimiser"))
@@ -291,17 +306,28 @@ def _write(path: Path, tensors: dict[str, np.ndarray], fields: dict[str, Any]) -
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """InputError for a file that others may read, or that is none of ours."""
+    with _opened(path) as (file, fields):
+        return {name: file.get_tensor(name) for name in file.keys()}, fields
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    """Likewise, without its tensors."""
+    with _opened(path) as (_, fields):
+        return fields
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
     if path.stat().st_mode & 0o077:
         raise InputError(f"others can read {path}, which holds secrets; chmod 600 it")
     try:
         with safe_open(path, "numpy") as file:
             fields = json.loads((file.metadata() or {})["about"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-        if fields.pop("format") != _FORMAT:
-            raise ValueError
+            if fields.pop("format") != _FORMAT:
+                raise ValueError
+            yield file, fields
     except (SafetensorError, KeyError, ValueError, AttributeError):
         raise InputError(f"{path} is damaged; restore it from a copy") from None
-    return tensors, fields
 
 
 def _named(prefix: str, tree: Any) -> dict[str, np.ndarray]:
