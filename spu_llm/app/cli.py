@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spu_llm.app import config, two_party_text
+from spu_llm.app import config, limiting, two_party_text
 from spu_llm.app.defaults import (
     DRAFT_LENGTH,
     MAX_PREFIX_PAD,
@@ -158,23 +158,14 @@ def _parser() -> Parser:
     serve.add_argument("--once", action="store_true", help="end after one session")
     serve.add_argument("--sessions", type=int, default=SESSIONS, metavar="N",
                        help="at a time, each with a worker process (default: %(default)s)")
-    serve.add_argument("--client-sessions", type=int, metavar="N",
-                       help="at a time, of one certificate (default: as many as there are)")
     serve.add_argument("--session-minutes", type=int, default=SESSION_MINUTES, metavar="N",
                        help="end a session after that (default: %(default)s)")
-    serve.add_argument("--client-traffic", type=int, metavar="MB",
-                       help="let one certificate move no more than that within an hour, both ways, "
-                       "in all its sessions (with --insecure: one session)")
-    serve.add_argument("--client-memory", type=int, metavar="MB",
-                       help="let one certificate's workers take no more than that, beside the "
-                       "weights (likewise)")
+    limiting.add_options(serve)
     serve.add_argument("--studies", action="store_true",
                        help="also take part in measurements (bench, experiment)")  # fmt: skip
     _folder(serve, "--pool", "keep what is made ahead of time, for each client that does")
     serve.add_argument("--disk", type=int, metavar="MB",
                        help="keep no more than that in --pool, for all clients together")
-    serve.add_argument("--client-disk", type=int, metavar="MB",
-                       help="keep no more than that for one certificate")
     serve.add_argument("--sampling-seed", type=int, help=argparse.SUPPRESS)
     serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
@@ -402,7 +393,6 @@ def megabytes(options: argparse.Namespace, name: str) -> int | None:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from spu_llm.service.limits import Limits
     from spu_llm.service.provider import ServeOptions
 
     if options.sampling_seed is not None and not options.once:
@@ -411,14 +401,7 @@ def _serve(options: argparse.Namespace) -> None:
         if getattr(options, name) is not None and options.pool is None:
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{option} bounds what is kept in --pool; give both")
-    if options.client_disk is not None and options.insecure:
-        raise InputError("--client-disk is of one certificate: there is none with --insecure")
     check_serving(options)
-    of_one = options.sessions if options.client_sessions is None else options.client_sessions
-    if options.client_sessions is not None and options.insecure:
-        raise InputError("--client-sessions is of one certificate: there is none with --insecure")
-    if not 1 <= of_one <= options.sessions:
-        raise InputError(f"--client-sessions must be 1 to --sessions, found {of_one}")
     pad = PREFIX_PAD if options.prefix_pad is None else options.prefix_pad
     if not 1 <= pad <= MAX_PREFIX_PAD:
         raise InputError(f"--prefix-pad must be 1 to {MAX_PREFIX_PAD}, found {pad}")
@@ -429,16 +412,10 @@ def _serve(options: argparse.Namespace) -> None:
         "spendable": two_party_text.spendable(options),
         "system_prompt": _text_of(options.system_prompt, "--system-prompt"),
         "disk_bytes": megabytes(options, "disk"),
-        "disk_bytes_of_one": megabytes(options, "client_disk"),
         "jobs": jobs_of(options, 1),
         "identity": identity_of(options),
         "split": None,
-        "sessions_of_one": of_one,
-        "limits": Limits(
-            options.session_minutes,
-            megabytes(options, "client_traffic"),
-            megabytes(options, "client_memory"),
-        ),
+        **limiting.of(options),
     }
     host, port = address(options.listen, "--listen")
 

@@ -22,7 +22,7 @@ _OF_GENERATE = {
     "top_k": None, "pool": None, "jobs": None,
 }  # fmt: skip
 _ELSEWHERE = {"secrets": None, "random_prefix": False, "precision": "float32"}
-_OF_SERVE = {"pool": None, "disk": None, "jobs": None}
+_OF_SERVE = {"pool": None, "jobs": None}
 
 
 def add_serve_options(parser: Any) -> None:
@@ -30,7 +30,8 @@ def add_serve_options(parser: Any) -> None:
                         help="in mpc: keep what is made ahead of time, for each client that does"
                         )  # fmt: skip
     parser.add_argument("--disk", type=int, metavar="MB",
-                        help="in mpc: keep no more than that in --pool, for all clients together"
+                        help="keep no more than that in --pool, else in --tunings, for all "
+                        "clients together"
                         )  # fmt: skip
     _jobs(parser)
 
@@ -108,11 +109,13 @@ def served(options: argparse.Namespace) -> dict[str, Any]:
 
     if options.mode != "mpc":
         refuse_elsewhere(options)
-    if options.disk is not None and options.pool is None:
-        raise InputError("--disk bounds what is kept in --pool; give both")
+    kept = "pool" if options.mode == "mpc" else "tunings"
+    for option in ("disk", "client-disk"):
+        asked = getattr(options, option.replace("-", "_"))
+        if asked is not None and getattr(options, kept) is None:
+            raise InputError(f"--{option} bounds what is kept in --{kept}; give both")
     return {
-        "pool": options.pool, "disk_bytes": megabytes(options, "disk"), "disk_bytes_of_one": None,
-        "jobs": jobs_of(options, 1),
+        "pool": options.pool, "disk_bytes": megabytes(options, "disk"), "jobs": jobs_of(options, 1),
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spu_llm.app import split_shares
+from spu_llm.app import limiting, split_shares
 from spu_llm.app.defaults import PROMPT, SESSION_MINUTES, SESSIONS, shipped
 from spu_llm.core.errors import InputError
 
@@ -54,6 +54,7 @@ def add_command(commands: Any) -> None:
                        )  # fmt: skip
     serve.add_argument("--session-minutes", type=int, default=SESSION_MINUTES, metavar="N",
                        help="end a session after that (default: %(default)s)")  # fmt: skip
+    limiting.add_options(serve)
     serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
     split_shares.add_serve_options(serve)
@@ -157,7 +158,6 @@ def _serve(options: argparse.Namespace) -> None:
     from models.hf import load_config
     from spu_llm.app.cli import address, check_serving, identity_of, run_provider
     from spu_llm.app.split_client import say_insecure
-    from spu_llm.service.limits import Limits
     from spu_llm.service.provider import ServeOptions
     from spu_llm.systems.program import SplitServed
     from spu_llm.systems.split.records import check_front
@@ -174,11 +174,10 @@ def _serve(options: argparse.Namespace) -> None:
     tunings = None if options.tunings is None else str(options.tunings.absolute())
     served = ServeOptions(
         model=model, host=host, port=port, network=options.network, once=options.once,
-        sessions=options.sessions, sessions_of_one=options.sessions,
-        limits=Limits(options.session_minutes), studies=False,
-        identity=identity_of(options), exit_with_parent=options.exit_with_parent,
+        sessions=options.sessions, studies=False, identity=identity_of(options),
+        exit_with_parent=options.exit_with_parent,
         split=SplitServed(options.mode, split.front, split.back, tunings),
-        **of_mode,
+        **limiting.of(options), **of_mode,
     )  # fmt: skip
     say_insecure(options.mode)
     run_provider(served, f"serving the middle ({options.mode}) of", options.report_fd)

@@ -251,7 +251,8 @@ class _Sessions:
         worker = Worker(
             task.program, [self._weights],
             writes=[*kept_folders("provider", None if pool is None else Path(pool)), *tunings],
-            lists=[] if root is None else [root],  # to see how large it is
+            # To see how large it is.
+            lists=[root] if root is not None else [*map(Path, task.own.get("disk_bytes", ()))],
             confined=task.program not in programs.STUDIES,
         )  # fmt: skip
         try:
@@ -313,17 +314,23 @@ class _Sessions:
         return replace(split, tunings=str(own.absolute()))
 
     def _disk(self, client: Certificate | None) -> tuple[Path | None, dict[str, int]]:
-        """Where material of this client is kept, and what it may take there, and with all others'.
+        """Where material of this client is kept, and what it may take there, and with all others':
+        it, or tunings.
         """
-        options, root = self._options, self._options.pool
+        options = self._options
+        root, split = options.pool, options.split
+        if root is None and split is not None and split.tunings is not None:
+            root = Path(split.tunings)
         if root is None:
             return None, {}
         own = root if client is None else directory_of(root, client.fingerprint)
-        open_directory(own)
+        if options.pool is not None:
+            open_directory(own)
         limits = {root: options.disk_bytes}
         if client is not None:
             limits[own] = options.disk_bytes_of_one
-        return own, {str(at): limit for at, limit in limits.items() if limit is not None}
+        budgets = {str(at): limit for at, limit in limits.items() if limit is not None}
+        return None if options.pool is None else own, budgets
 
     def _say(self, line: str) -> None:
         with self._printing:

@@ -190,6 +190,9 @@ BAD = {
     "rounds": (["tune", "--mode", "plain", "--rounds", "-1"], "--rounds must be 0"),
     "lora": (["tune", "--mode", "plain", "--lora", "65"], "--lora must be 0 (none) to 64"),
     "rate": (["tune", "--mode", "plain", "--learning-rate", "0"], "--learning-rate must be above"),
+    "disk": (["serve", "--mode", "noir", "--disk", "1"], "--disk bounds what is kept in --tunings"),
+    "of one": (["serve", "--mode", "noir", "--client-sessions", "2"], "there is none with --insec"),
+    "memory": (["serve", "--mode", "mpc", "--client-memory", "0"], "--client-memory must be 1 or"),
     "serve": (["serve", "--mode", "mpc", "--tunings", "x"], "--mode mpc tunes nothing"),
 }  # fmt: skip
 

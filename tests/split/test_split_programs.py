@@ -330,6 +330,35 @@ def test_a_tuned_text(tuning: Tuning) -> None:
     replace(tuning.request(8), round=0, tuning="c" * 32).admit(tuning.held, CONFIG)
 
 
+def test_a_provider_keeps_no_more_of_tunings_than_it_has_room_for(tuning: Tuning) -> None:
+    request, where, mb = tuning.request(8), str(tuning.tunings), 10**6
+
+    def admit(limit: int, request: TuneRequest = request) -> None:
+        request.admit(replace(tuning.held, disk_bytes={where: limit}), CONFIG)
+
+    admit(mb)
+    (tuning.tunings / "of another").write_bytes(bytes(mb // 2))
+    admit(mb)
+    for limit, asked_ in ((mb // 2, request), (mb, replace(request, lora=64))):
+        with pytest.raises(InputError, match="no room on disk for this tuning"):
+            admit(limit, asked_)
+    # It is enough for what is kept, and what is already there of this tuning is not counted twice.
+    finished(*tuning.run(4))
+    kept = sum(path.stat().st_size for path in (tuning.tunings / request.tuning).iterdir())
+    assert kept < 300_000
+    admit(mb, tuning.request(8))
+
+
+def test_a_round_takes_no_more_memory_than_a_session_gets(tuning: Tuning) -> None:
+    request, large = tuning.request(8), replace(CONFIG, n_positions=100_000, n_layer=40)
+    with pytest.raises(InputError, match="--batch must be 1 to "):
+        replace(request, batch=10**6).check(CONFIG)
+    with pytest.raises(InputError, match="--batch must be 1 to 3, found 4"):
+        replace(request, length=2000, batch=4).check(large)
+    with pytest.raises(InputError, match="--length 50000 takes more memory"):
+        replace(request, length=50_000, batch=1).check(large)
+
+
 @pytest.mark.parametrize("who", [CLIENT, PROVIDER])
 @pytest.mark.parametrize("receiving", [False, True])
 def test_killed_at_any_message_it_goes_on_bit_for_bit(

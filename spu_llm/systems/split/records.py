@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.family import ModelConfig
+from models.family import ModelConfig, weight_shapes
 from models.split import Split
 from protocols.verification.distribution import Sampling
 from spu_llm.core.errors import InputError
@@ -26,6 +26,7 @@ PLAIN, NOIR, MPC = MODES = ("plain", "noir", "mpc")
 MAX_TEXTS = 1000
 MAX_ROUNDS = 10_000_000
 MAX_RANK = 64
+MAX_KEPT = 1 << 31  # values of a round that wait for its gradients, about: 8 GB
 
 
 def check_served(mode: str, split: Split, held: Held, ends: str | None = None) -> None:
@@ -106,7 +107,7 @@ class SplitRequest:
                 "the provider keeps nothing that is tuned; it must be started with --tunings DIR, "
                 "or tune without --lora"
             )
-        from spu_llm.systems.split.state import Tunings  # not of the client's supervisor
+        from spu_llm.systems.split.state import Tunings  # of the provider alone
 
         self._admit_tuning(Tunings(Path(held.split.tunings), self.tuning), held, model)
 
@@ -181,7 +182,12 @@ class TuneRequest(SplitRequest):
             raise InputError(
                 f"--length must be 1 to {config.context - 1} for this model, found {self.length}"
             )
-        most = MAX_VALUES // (self.length * config.width)
+        tokens = min(MAX_VALUES // config.width, MAX_KEPT // _kept(config, self.length))
+        most = tokens // self.length
+        if not most:
+            raise InputError(
+                f"--length {self.length} takes more memory than a session gets; give a smaller one"
+            )
         if not 1 <= self.batch <= most:
             raise InputError(f"--batch must be 1 to {most}, found {self.batch}")
         if not self.round <= self.rounds <= MAX_ROUNDS:
@@ -198,6 +204,8 @@ class TuneRequest(SplitRequest):
 
     def _admit_tuning(self, tunings: Tunings, held: Held, model: ModelConfig) -> None:
         tunings.check_free()
+        shapes = self.split.parts(weight_shapes(model))[1]
+        tunings.check_room(shapes, self.lora, held.disk_bytes)
         if self.round or tunings.rounds():
             tunings.check(self.lora, self.round)
 
@@ -263,6 +271,14 @@ def _declare_client(ledger: Ledger) -> None:
     ledger.declare(
         CLIENT, "what the middle makes of rows of its choice: with enough of them, the middle"
     )
+
+
+def _kept(config: ModelConfig, length: int) -> int:
+    """Values for each token of a text, about, that wait for gradients: in each block some sixteen
+    rows, and for each head scores and their softmax.
+    """
+    heads = config.kv_heads * config.query_groups
+    return config.layers * (16 * config.width + 2 * heads * length)
 
 
 def _admit(request: SplitRequest, held: Held, model: ModelConfig) -> None:

@@ -36,6 +36,7 @@ from spu_llm.core.errors import InputError, PoolError
 from spu_llm.core.prg import KEY_BYTES
 from spu_llm.offline.access import is_locked, take_lock
 from spu_llm.offline.files import replace_whole
+from spu_llm.offline.stock import file_bytes
 from spu_llm.systems.program import read
 from spu_llm.systems.split.ends import without_table
 
@@ -46,6 +47,7 @@ SECRETS, LOSSES, LOCK = "secrets.safetensors", "loss.jsonl", "lock"
 MAX_TUNINGS = 64  # that a provider keeps for one client
 _ID = re.compile(r"[0-9a-f]{32}")
 _FORMAT = 1
+_HEADER_BYTES = 1 << 16  # of a file, at most about
 
 
 @dataclass(frozen=True)
@@ -250,6 +252,22 @@ class Tunings:
                 raise InputError(
                     "another session uses the provider's half of this tuning; try again when that "
                     "has ended"
+                )
+
+    def check_room(self, blocks: list[Params], rank: int, limits: dict[str, int]) -> None:
+        """InputError unless there is room for LoRA of this rank of such blocks, three times while
+        it is written; limits: bytes, by the directory that is to have no more in all.
+        """
+        values = sum(
+            rank * sum(matrix["weight"].shape) for block in blocks for matrix in block.values()
+        )
+        needed = 3 * (3 * 4 * values + _HEADER_BYTES)  # each value, and two of Adam's
+        own = file_bytes(self.folder)
+        for directory, limit in limits.items():
+            if file_bytes(Path(directory)) - own + needed > limit:
+                raise InputError(
+                    "the provider has no room on disk for this tuning; give a smaller --lora, or "
+                    "have it give more (split serve --disk, --client-disk)"
                 )
 
     def check(self, rank: int, done: int) -> None:
