@@ -7,7 +7,7 @@ equal in public text.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
@@ -63,7 +63,7 @@ def without_positions(public: Public, rows: Sequence[np.ndarray]) -> list[np.nda
     return [r - table[: len(r)] if len(table) > 1 else np.asarray(r) for r in rows]
 
 
-def cut(flat: Sequence[int] | np.ndarray, like: Sequence[np.ndarray]) -> list[list[int]]:
+def cut(flat: Sequence[int] | np.ndarray, like: Sequence[Sized]) -> list[list[int]]:
     """Numbers one after the other, as texts of the lengths of `like`."""
     ends = np.cumsum([len(one) for one in like])
     return [part.tolist() for part in np.split(np.asarray(flat, int), ends[:-1])]
