@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from string import ascii_lowercase
 from typing import NamedTuple
 
 import numpy as np
@@ -27,10 +28,12 @@ from spu_llm.app.attacking import Wanted
 from spu_llm.app.split_views import views_of_middle
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
+from spu_llm.core.settings import SpuConfig
 from spu_llm.systems.outcome import Outcome
 from spu_llm.systems.split import ltokenizer, vocabulary
-from spu_llm.systems.split.attacks import adversarial, reading, suite
+from spu_llm.systems.split.attacks import adversarial, beginnings, reading, suite
 from spu_llm.systems.split.attacks.suite import Session, Tuned
+from spu_llm.systems.split.attacks.trained import Inverters
 from spu_llm.systems.split.attacks.views import (
     HostView,
     Public,
@@ -39,6 +42,7 @@ from spu_llm.systems.split.attacks.views import (
     of_tuning,
 )
 from spu_llm.systems.split.ends import client_ends, table_of, with_table, without_table
+from spu_llm.systems.split.secure_viewed import as_rows
 from spu_llm.systems.split.state import ClientSecrets
 
 PROMPT, GENERATED = 32, 32  # tokens of a text
@@ -126,14 +130,18 @@ def mpc(wanted: Wanted) -> Iterator[Outcome]:
     point, in place of rows. There is no tuning.
     """
     setting = setting_of(wanted)
-    texts, _, others, alike = _texts(wanted, setting)
-    more = alike if not wanted.attacks or "a9" in wanted.attacks else []
-    rows = views_of_middle(
-        wanted.model, setting.public.split, [*texts, *more], wanted.on_stage
+    sample = _texts(wanted, setting)
+    of_a9 = not wanted.attacks or "a9" in wanted.attacks
+    more = [*sample.alike, *sample.prefixed] if of_a9 else []
+    words = views_of_middle(
+        wanted.model, setting.public.split, [*sample.attacked, *more], wanted.on_stage
     )
+    rows = [as_rows(of_text, SpuConfig().frac_bits) for of_text in words]
+    ends = np.cumsum([len(sample.attacked), len(sample.alike)])
+    seen, alike, prefixed = (HostView(rows[part]) for part in map(slice, [0, *ends], [*ends, None]))
     session = Session(
-        "mpc", HostView(rows[: len(texts)]), setting.public, texts, PROMPT, TEMPLATE, others,
-        (HostView(rows[len(texts) :]), more) if more else None, seed=wanted.seed,
+        "mpc", seen, Inverters(setting.public, seed=wanted.seed), sample.attacked, PROMPT, TEMPLATE,
+        sample.others, (alike, sample.alike) if of_a9 else None, prefixed if of_a9 else None,
     )  # fmt: skip
     yield from _attacked(wanted, session)
 
@@ -152,51 +160,62 @@ def _drawn(wanted: Wanted, setting: Setting) -> Client:
 
 
 class Attacker:
-    """Attacks views that are made in this process, all of the same texts. texts: what is attacked,
-    token ids; of each the first `PROMPT` are the prompt.
+    """Attacks views that are made in this process, all of the same texts, with the same inverters.
+    texts: what is attacked, token ids; of each the first `PROMPT` are the prompt.
     """
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self.setting = setting_of(wanted)
-        self.texts, self._tuning, self._others, self._alike = _texts(wanted, self.setting)
+        self._inverters = Inverters(self.setting.public, seed=wanted.seed)
+        self._sample = _texts(wanted, self.setting)
+        self.texts = self._sample.attacked
 
     def outcomes(self, mode: str, client: Client) -> Iterator[Outcome]:
         """What the host of this client finds out."""
         config, public = self.setting.config, self.setting.public
         self._wanted.on_stage(f"{mode}: views")
         ends, front = (client.front, client.back), client.front
+        tuning, alike = self._sample.tuning, self._sample.alike
         tuned = Tuned(
-            of_tuning(ends, config, public.middle, self._tuning, client.relabelled),
-            of_tuning(
-                ends, config, adversarial.middle(public), self._tuning, client.relabelled
-            ),
-            self._tuning, client.relabelled,
+            of_tuning(ends, config, public.middle, tuning, client.relabelled),
+            of_tuning(ends, config, adversarial.middle(public), tuning, client.relabelled),
+            tuning, client.relabelled,
         )  # fmt: skip
-        alike = HostView(of_front(front, config, self._alike)), self._alike
-        yield from self._attacked(mode, of_front(front, config, self.texts), alike, tuned)
+        seen, of_alike, prefixed = (
+            HostView(of_front(front, config, texts))
+            for texts in (self.texts, alike, self._sample.prefixed)
+        )
+        yield from self._attacked(mode, seen, (of_alike, alike), prefixed, tuned)
 
     def of_rows(self, mode: str, rows: list[np.ndarray]) -> Iterator[Outcome]:
         """The same of rows of the texts alone."""
-        yield from self._attacked(mode, rows, None, None)
+        yield from self._attacked(mode, HostView(rows))
 
     def _attacked(
-        self, mode: str, rows: list[np.ndarray], alike: tuple[HostView, Texts] | None,
-        tuned: Tuned | None,
+        self, mode: str, seen: HostView, alike: tuple[HostView, Texts] | None = None,
+        prefixed: HostView | None = None, tuned: Tuned | None = None,
     ) -> Iterator[Outcome]:  # fmt: skip
         session = Session(
-            mode, HostView(rows), self.setting.public, self.texts, PROMPT, TEMPLATE, self._others,
-            alike, tuned, seed=self._wanted.seed,
+            mode, seen, self._inverters, self.texts, PROMPT, TEMPLATE, self._sample.others, alike,
+            prefixed, tuned,
         )  # fmt: skip
         yield from _attacked(self._wanted, session)
 
 
-def _texts(
-    wanted: Wanted, setting: Setting
-) -> tuple[list[list[int]], Texts, Texts, list[list[int]]]:
-    """Texts that are attacked, those of tuning, others like the first, and those that begin alike.
-    A text is the beginning of a held-out piece, and what the model says after it.
+class Sample(NamedTuple):
+    """attacked: beginnings of held-out pieces, each with what the model says after it; others: more
+    of these. tuning: held-out pieces. alike, prefixed: as in `suite.Session`.
     """
+
+    attacked: list[list[int]]
+    tuning: list[list[int]]
+    others: list[list[int]]
+    alike: list[list[int]]
+    prefixed: list[list[int]]
+
+
+def _texts(wanted: Wanted, setting: Setting) -> Sample:
     count, pieces = wanted.prompts, setting.pieces
     if 2 * count > len(pieces):
         raise InputError(f"--prompts: held-out text has {len(pieces) // 2} pieces for that")
@@ -208,7 +227,22 @@ def _texts(
     for first, second in zip(alike[::2], alike[1::2], strict=False):
         common = int(setting.source.integers(1, LENGTH))
         second[:common] = first[:common]
-    return said[:count], tuning, said[count:], alike
+    return Sample(said[:count], tuning, said[count:], alike, _prefixed(setting, said[:count]))
+
+
+def _prefixed(setting: Setting, texts: Texts) -> list[list[int]]:
+    """Pairs of texts with one prompt, that go on as different texts do, each after letters of its
+    own as of --random-prefix: as many as there are texts, four at least.
+    """
+    tokenizer, found = setting.public.tokenizer, []
+    assert tokenizer is not None
+    for i in range(max(2, len(texts) // 2)):
+        for other in (i, i - 1):
+            whole = [*texts[i][:PROMPT], *texts[other][PROMPT:]]
+            letters = setting.source.choice(list(ascii_lowercase), beginnings.PREFIX)
+            text = tokenizer.encode("".join(letters) + tokenizer.decode(whole))
+            found.append(text[:LENGTH])
+    return found
 
 
 def _attacked(wanted: Wanted, session: Session) -> Iterator[Outcome]:

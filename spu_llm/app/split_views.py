@@ -15,12 +15,10 @@ from models.split import Split
 from models.tokenizer import Tokenizer
 from spu_llm.app.attack_views import HOST, started
 from spu_llm.app.defaults import SESSION_MINUTES
-from spu_llm.core.settings import SpuConfig
 from spu_llm.service import provider
 from spu_llm.service.client import Server, run_as_client
 from spu_llm.service.limits import Limits
 from spu_llm.systems.split import secure_viewed
-from spu_llm.systems.split.secure_viewed import as_rows
 
 
 def views_of_middle(
@@ -31,9 +29,9 @@ def views_of_middle(
     *,
     steps: int = 0,
 ) -> list[np.ndarray]:
-    """Of each text the boundary rows float32 [n, d] that the host received: the words of the one
-    message of a forward's first product, for what they stand for in fixed point. They are the rows
-    under masks of the client's. `steps`: the last so many tokens come one by one, each in a forward
+    """Of each text the words uint64 [n, d] that the host received in place of boundary rows, of the
+    one message of a forward's first product: rows in fixed point (`secure_viewed.as_rows`) under
+    masks of the client's. `steps`: the last so many tokens come one by one, each in a forward
     of its own, after a prefill of those before.
     """
     seen: list[np.ndarray] = []
@@ -41,7 +39,7 @@ def views_of_middle(
     def note(event: dict[str, Any]) -> None:
         if event["event"] == "seen":
             words = np.frombuffer(base64.b64decode(event["words"]), np.uint64)
-            seen.append(as_rows(words.reshape(event["shape"]), SpuConfig().frac_bits))
+            seen.append(words.reshape(event["shape"]))
 
     options = provider.ServeOptions(
         model, HOST, 0, "local", once=True, sessions=1, sessions_of_one=1,

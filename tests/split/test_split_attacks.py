@@ -13,8 +13,17 @@ from models.family import ModelConfig, family_of
 from models.gpt2 import GPT2Config
 from models.llama import LlamaConfig
 from models.split import Split
-from spu_llm.systems.split.attacks import NONE, beginnings, inversion, reading, scored, suite
+from spu_llm.systems.split.attacks import (
+    NONE,
+    beginnings,
+    counting,
+    inversion,
+    reading,
+    scored,
+    suite,
+)
 from spu_llm.systems.split.attacks.suite import Session, Tuned
+from spu_llm.systems.split.attacks.trained import Inverters
 from spu_llm.systems.split.attacks.views import (
     HostView,
     Public,
@@ -122,6 +131,56 @@ def test_equal_beginnings_show_under_a_codebook_and_not_after_random_tokens() ->
     assert outcome.successes == 0 and "0 were said" in outcome.notes
 
 
+def after_prefixes(texts: list[list[int]], seed: int) -> list[list[int]]:
+    """Of each of these two, that differ after 10 tokens, after one to three random tokens each."""
+    source, found = np.random.default_rng(seed), []
+    for i, text in enumerate(texts):
+        for ending in (text[10:], texts[i - 1][10:]):
+            before = source.integers(VOCAB, size=source.integers(1, 4)).tolist()
+            found.append([*before, *text[:10], *ending][:LENGTH])
+    return found
+
+
+def test_equal_beginnings_show_after_random_tokens_by_cosine() -> None:
+    """Also under a codebook, of tokens alone, most of which are the same few; other pairs of the 20
+    texts fit as well once in 1,000 times at most. On views as masked words are, 3 seeds, they do so
+    in one with a probability of 0.3 %.
+    """
+    public, texts = public_of(GPT2), after_prefixes(zipf_texts(10, 2), 3)
+    for front in (public.parts[0], secret_front(GPT2)):
+        view = HostView(of_front(front, GPT2, texts))
+        equal = beginnings.attack(view)
+        assert not any(equal[i][i ^ 1] for i in range(20))
+        outcome = scored.of_twins("A9", "noir", "t", beginnings.twins(view, public))
+        assert outcome.rate >= 0.5 and outcome.by_luck < 1e-3, outcome.line()
+        assert outcome.chance == 1 / 19 and outcome.tries == 20
+    for seed in range(3):
+        found = beginnings.twins(random_view(seed, view), public)
+        assert scored.of_twins("A9", "mpc", "t", found).by_luck >= 1e-3
+
+
+def test_rows_of_one_token_are_nearest_wherever_they_stand() -> None:
+    """Also under a codebook: 999 shuffles do worse. On views as masked words are, 3 seeds: none is
+    among the best one of 200 with a probability of 98.5 %.
+    """
+    public, texts = public_of(GPT2), zipf_texts(20, 2)
+    texts[3] = texts[3][:5]  # of another length
+    for front in (public.parts[0], secret_front(GPT2)):
+        view = HostView(of_front(front, GPT2, texts))
+        outcome = scored.of_nearest("A5", "noir", "t", counting.nearest(view, public), texts)
+        assert outcome.rate > outcome.chance + 0.3 and outcome.by_luck == 1e-3, outcome.line()
+        assert outcome.tries == 19 * LENGTH + 5
+    rates = [
+        [np.mean(np.concatenate([t for t in texts if t is not own]) == token) for token in own]
+        for own in texts
+    ]
+    assert outcome.chance == pytest.approx(np.mean(np.concatenate(rates)))
+    for seed in range(3):
+        found = counting.nearest(random_view(seed, view), public)
+        assert all(j != i for i, of_text in enumerate(found) for j, _ in of_text)
+        assert scored.of_nearest("A5", "mpc", "t", found, texts).by_luck >= 5e-3
+
+
 def test_a_secret_table_stops_exact_inversion() -> None:
     """It is as good as a guess: no sign that few texts' chance is better than other texts'."""
     public, texts, others = public_of(GPT2), zipf_texts(TEXTS, 2), zipf_texts(100, 3)
@@ -139,7 +198,7 @@ PROMPT, TEMPLATE = 7, 7
 
 @pytest.fixture(scope="module")
 def sessions() -> dict[str, Session]:
-    """Of plain and noir, untuned, with the same texts."""
+    """Of plain and noir, untuned, with the same texts and inverters."""
     public = public_of(GPT2)
     public = dataclasses.replace(public, texts=zipf_texts(300, 1, LONGER))
     prompts = [text[:PROMPT] for text in zipf_texts(220, 2)]
@@ -148,19 +207,23 @@ def sessions() -> dict[str, Session]:
     alike = [list(text) for text in texts]
     for i in range(0, 20, 2):
         alike[i + 1][: i // 2 + 1] = alike[i][: i // 2 + 1]
+    prefixed = after_prefixes(zipf_texts(10, 5), 6)
     plain, _, back = public.parts
+    inverters = Inverters(public, steps=150)
 
     def session(mode: str, front: dict, relabelled: np.ndarray | None) -> Session:
         def tuned(middle: Callable) -> HostView:
             return of_tuning((front, back), GPT2, middle, tuning, relabelled)
 
         return Session(
-            mode, HostView(of_front(front, GPT2, texts)), public, texts, PROMPT, TEMPLATE, others,
+            mode, HostView(of_front(front, GPT2, texts)), inverters, texts, PROMPT, TEMPLATE,
+            others,
             (HostView(of_front(front, GPT2, alike)), alike),
+            HostView(of_front(front, GPT2, prefixed)),
             Tuned(
                 tuned(public.middle), tuned(suite.adversarial.middle(public)), tuning, relabelled
             ),
-            steps=150, iterations=100,
+            iterations=100,
         )  # fmt: skip
 
     return {
@@ -176,7 +239,7 @@ def outcomes(session: Session, attack: str) -> dict[str, float]:
 # depends on text more than on the attack.
 PLAIN = {
     "a1": [0.9, 0.9], "a2": [1, None, None], "a3": [0.7, None], "a4": [0.9, 0.9, 0.9],
-    "a5": [0.5, None, None], "a6": [None, None, None], "a8": [1], "a9": [1], "a10": [0.5],
+    "a5": [0.5, 0.5, None, None], "a6": [None, None, None], "a8": [1], "a9": [1, 0.5], "a10": [0.5],
     "a11": [0.5, None], "a12": [1, 1],
 }  # fmt: skip
 
@@ -193,8 +256,9 @@ def test_plain_views_are_read(sessions: dict[str, Session], name: str) -> None:
 # What a secret codebook and permutation leave: True where an attack finds more than chance.
 NOIR = {
     "a1": [False, False], "a2": [False, None, None], "a3": [False, False],
-    "a4": [False, False, False], "a5": [True, None, None], "a6": [None, None, None],
-    "a8": [False], "a9": [True], "a10": [True], "a11": [True, None], "a12": [True, False, True],
+    "a4": [False, False, False], "a5": [True, True, None, None], "a6": [None, None, None],
+    "a8": [False], "a9": [True, True], "a10": [True], "a11": [True, None],
+    "a12": [True, False, True],
 }  # fmt: skip
 
 
@@ -210,14 +274,16 @@ def test_a_codebook_hides_tokens_and_not_that_they_are_equal(
 
 
 def test_random_words_say_nothing(sessions: dict[str, Session]) -> None:
-    """Of attacks on rows, on views as masked words are: 3 seeds and 11 outcomes. Each has its own
-    probability of luck; that the least is below 1e-3 happens with a probability of 3.3 % at most.
+    """Of attacks on rows, on views as masked words are: 3 seeds and 12 outcomes. Each has its own
+    probability of luck; that the least is below 1e-3 happens with a probability of 3.6 % at most.
     """
     plain, lucks = sessions["plain"], []
     for seed in range(3):
         view = random_view(seed, plain.view)
-        session = dataclasses.replace(plain, view=view, beginnings=(view, plain.texts), tuned=None)
+        session = dataclasses.replace(
+            plain, view=view, beginnings=(view, plain.texts), prefixed=None, tuned=None
+        )
         for name in ("a2", "a5", "a6", "a8", "a10"):
             lucks += [o.by_luck for o in suite.ATTACKS[name](session)]
         assert all(o.successes == 0 for o in suite.a9(session))
-    assert len(lucks) == 3 * 11 and min(lucks) >= 1e-3, sorted(lucks)[:4]
+    assert len(lucks) == 3 * 12 and min(lucks) >= 1e-3, sorted(lucks)[:4]

@@ -2,7 +2,7 @@
 frameworks for large language models", and its public code), whose three parts are tried here each
 by itself.
 
-(a) An inverter trained on public text (`trained.base`), as first guess.
+(a) An inverter trained on public text (`trained.Inverters`), as first guess.
 (b) Backward gradient matching: soft labels are optimised so that the gradient by what the host
     returned, at the public back, is the one that came.
 (c) Forward embedding matching: dummy embeddings are optimised so that what the public front makes

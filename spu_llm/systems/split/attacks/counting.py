@@ -1,6 +1,7 @@
 """A5 and A6: the same token is the same codebook vector, and language is known.
 
-Both group rows, less the public positions, that are alike (`grouping`).
+Both group rows, less the public positions, that are alike (`grouping`). What they rest on, that
+rows of one token are alike wherever they stand, shows without groups (`nearest`).
 
 A5 (frequency): counts of groups, or of k-grams of groups, are ranked, and matched with ranked
 public k-grams.
@@ -27,6 +28,19 @@ def groups(view: HostView, public: Public) -> list[list[int]]:
     rows = grouping.without_positions(public, view.rows)
     found = grouping.groups_of(np.concatenate(rows), grouping.equal_share(public.texts))
     return grouping.cut(found, rows)
+
+
+def nearest(view: HostView, public: Public) -> list[list[tuple[int, int]]]:
+    """Of each row of each text that of another text, (text, place), of highest centred cosine."""
+    rows = grouping.directions(public, view.rows)
+    every = np.concatenate(rows)
+    text = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
+    place = np.concatenate([np.arange(len(r)) for r in rows])
+    found = []
+    for i, own in enumerate(rows):
+        best = np.where(text == i, -np.inf, own @ every.T).argmax(axis=1)
+        found.append([(int(text[j]), int(place[j])) for j in best])
+    return found
 
 
 def by_frequency(grouped: Texts, public: Public, k: int = 1) -> list[list[int]]:

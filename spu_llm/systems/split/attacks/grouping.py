@@ -63,6 +63,15 @@ def without_positions(public: Public, rows: Sequence[np.ndarray]) -> list[np.nda
     return [r - table[: len(r)] if len(table) > 1 else np.asarray(r) for r in rows]
 
 
+def directions(public: Public, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Rows [n, d] of each text without positions, less the mean of all rows, of length one: their
+    products are centred cosines.
+    """
+    bare = [r.astype(np.float64) for r in without_positions(public, rows)]
+    mean = np.concatenate(bare).mean(axis=0)
+    return [(r - mean) / (np.linalg.norm(r - mean, axis=1, keepdims=True) + 1e-300) for r in bare]
+
+
 def cut(flat: Sequence[int] | np.ndarray, like: Sequence[Sized]) -> list[list[int]]:
     """Numbers one after the other, as texts of the lengths of `like`."""
     ends = np.cumsum([len(one) for one in like])

@@ -131,6 +131,54 @@ def of_beginnings(
     )  # fmt: skip
 
 
+def of_twins(attack: str, mode: str, what: str, found: Sequence[int]) -> Outcome:
+    """Of each text the other one of its pair, 0 and 1, 2 and 3, and so on (A9). Chance: that of one
+    of the others; the probability of luck is found by other ways of pairing texts.
+    """
+    guess, n = np.asarray(found), len(found)
+    if n < 4 or n % 2:
+        raise ValueError(f"{n} texts are no pairs to choose from")
+    right, source = int((guess == (np.arange(n) ^ 1)).sum()), np.random.default_rng(0)
+
+    def drawn() -> int:
+        pairs, partner = source.permutation(n).reshape(-1, 2), np.empty(n, int)
+        partner[pairs] = pairs[:, ::-1]
+        return int((guess == partner).sum())
+
+    luck = (1 + sum(drawn() >= right for _ in range(DRAWS))) / (1 + DRAWS)
+    return Outcome(attack, mode, what, n, right, 1 / (n - 1), luck=luck)
+
+
+def of_nearest(
+    attack: str, mode: str, what: str, found: Sequence[Sequence[tuple[int, int]]], texts: Texts
+) -> Outcome:
+    """Of each row another text's, as (text, place), that is said to be of the same token (A5).
+    Chance: of a random row of another text; the probability of luck is found by shuffling the
+    tokens of each text.
+    """
+    tokens, source = [np.asarray(text) for text in texts], np.random.default_rng(0)
+    start = np.concatenate([[0], np.cumsum([len(text) for text in tokens])])
+    said = np.array([start[text] + at for of_text in found for text, at in of_text])
+
+    def equal(tokens: Sequence[np.ndarray]) -> int:
+        flat = np.concatenate(tokens)
+        return int((flat == flat[said]).sum())
+
+    every = np.concatenate(tokens)
+    rates = [
+        np.mean(text[:, None] == np.delete(every, slice(start[i], start[i + 1])), axis=1)
+        for i, text in enumerate(tokens)
+    ]
+    right = equal(tokens)
+    shuffled = [equal([source.permutation(text) for text in tokens]) for _ in range(SHUFFLES)]
+    luck = (1 + sum(n >= right for n in shuffled)) / (1 + SHUFFLES)
+    chances = np.concatenate(rates)
+    return Outcome(
+        attack, mode, what, len(every), right, float(chances.mean()), luck=luck,
+        notes=f"{(chances > 0).mean():.1%} of the rows have one of their token in another text",
+    )  # fmt: skip
+
+
 def of_pairs(
     attack: str, mode: str, what: str, groups: Sequence[Sequence[int]], labels: Texts
 ) -> Outcome:

@@ -24,7 +24,7 @@ from spu_llm.systems.split.attacks import (
     templates,
     trained,
 )
-from spu_llm.systems.split.attacks.inverters import Inverter
+from spu_llm.systems.split.attacks.trained import Inverters
 from spu_llm.systems.split.attacks.views import HostView, Public, Texts, labels_of
 
 TOKEN = "the right token in its place"
@@ -47,29 +47,29 @@ class Tuned:
 class Session:
     """What the host saw, what is true, and how much work it does.
 
-    texts: what the rows are of; the first `prompt` tokens of each are the client's prompt, the
-    others what the model said, of which A10's host knows the first `template`. others: more such
-    texts, which the host does not see. beginnings: a view of texts some of which begin alike, and
-    these. steps: of training (A1, A4). iterations: of matching (A4).
+    inverters: of the public model, those of A1, A3 and A4; they outlive the session. texts: what
+    the rows are of; the first `prompt` tokens of each are the client's prompt, the others what the
+    model said, of which A10's host knows the first `template`. others: more such texts, which the
+    host does not see. beginnings: a view of texts some of which begin alike, and these. prefixed: a
+    view of texts each after random tokens of its own, of which 0 and 1, 2 and 3, and so on, begin
+    alike but for these. iterations: of matching (A4).
     """
 
     mode: str
     view: HostView
-    public: Public
+    inverters: Inverters
     texts: list[list[int]]
     prompt: int
     template: int
     others: Texts = ()
     beginnings: tuple[HostView, Texts] | None = None
+    prefixed: HostView | None = None
     tuned: Tuned | None = None
-    steps: int = trained.STEPS
     iterations: int = bisr.ITERATIONS
-    seed: int = 0
 
     @property
-    def base(self) -> Inverter:
-        """Of A1, A3 and A4."""
-        return trained.base(self.public, self.steps, self.seed)
+    def public(self) -> Public:
+        return self.inverters.public
 
     def judged(
         self, attack: str, guess: Texts, how: str = "", what: str = TOKEN,
@@ -91,9 +91,9 @@ class Session:
 
 
 def a1(session: Session) -> Iterator[Outcome]:
-    view, public = session.view, session.public
-    yield session.judged("A1", session.base.tokens(view.rows), "by the inverter")
-    guess = trained.attack(view, public, session.steps, seed=session.seed)
+    first = session.inverters.base.tokens(session.view.rows)
+    yield session.judged("A1", first, "by the inverter")
+    guess = trained.attack(session.view, session.inverters)
     yield session.judged("A1", guess, "by inverter and corrector")
     yield from session.won("A1", guess, "by inverter and corrector")
 
@@ -116,7 +116,7 @@ def a3(session: Session) -> Iterator[Outcome]:
     prompt = session.prompt
     count = min(map(len, session.texts)) - prompt
     for how, guess in (
-        ("A1", session.base.tokens(session.view.rows)),
+        ("A1", session.inverters.base.tokens(session.view.rows)),
         ("A2", reading.attack(session.view, session.public)),
     ):
         prompts = [text[:prompt] for text in guess]
@@ -128,7 +128,7 @@ def a3(session: Session) -> Iterator[Outcome]:
 
 
 def a4(session: Session) -> Iterator[Outcome]:
-    base, public = session.base, session.public
+    base, public = session.inverters.base, session.public
     first = base.tokens(session.view.rows)
     yield session.judged("A4", first, "by the inverter")
     guess = bisr.by_embeddings(session.view, public, first, session.iterations)
@@ -146,6 +146,10 @@ def a5(session: Session) -> Iterator[Outcome]:
     yield scored.of_pairs(
         "A5", session.mode, "two rows said to be of the same token", grouped, session.texts
     )
+    yield scored.of_nearest(
+        "A5", session.mode, "the nearest row of another text is of the same token",
+        counting.nearest(session.view, session.public), session.texts,
+    )  # fmt: skip
     for k in (1, 3):
         guess = counting.by_frequency(grouped, session.public, k)
         yield session.judged("A5", guess, f"by how frequent it is, k = {k}")
@@ -175,6 +179,10 @@ def a9(session: Session) -> Iterator[Outcome]:
         view, texts = session.beginnings
         guess, true = beginnings.attack(view), beginnings.truth(texts)
         yield scored.of_beginnings("A9", session.mode, guess, true)
+    if session.prefixed is not None:
+        found = beginnings.twins(session.prefixed, session.public)
+        what = "after a random prefix, the other text that begins alike"
+        yield scored.of_twins("A9", session.mode, what, found)
 
 
 def a10(session: Session) -> Iterator[Outcome]:

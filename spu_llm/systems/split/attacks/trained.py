@@ -15,8 +15,9 @@ row, no beam.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -29,25 +30,48 @@ ROUNDS = 4
 NOISE = 1.0  # of rows of training hypotheses, in units of their spread
 
 
-@functools.lru_cache(maxsize=2)
-def base(public: Public, steps: int = STEPS, seed: int = 0) -> Inverter:
-    """1. BiSR's inverter, too."""
-    rows = public.front(public.texts)
-    return trained(
-        lambda those: [rows[i] for i in those], public.texts, public.config.vocab_size, steps, seed
-    )
+@dataclass(frozen=True, eq=False)
+class Inverters:
+    """Of one public model and its texts, each trained when it is first asked for. Whoever holds
+    them has them for one view after the other.
+    """
+
+    public: Public
+    steps: int = STEPS
+    seed: int = 0
+
+    @cached_property
+    def base(self) -> Inverter:
+        """1. BiSR's inverter, too."""
+        rows = self.public.front(self.public.texts)
+        return self._trained(lambda those: [rows[i] for i in those], self.seed)
+
+    @cached_property
+    def corrector(self) -> Inverter:
+        """2."""
+        public, source = self.public, np.random.default_rng([self.seed, 1])
+        rows = public.front(public.texts)
+        spread = NOISE * float(np.std(np.concatenate(rows[:64])))
+        noisy = [r + spread * source.standard_normal(r.shape, np.float32) for r in rows]
+        hypotheses = self.base.tokens(noisy)
+        again, table = public.front(hypotheses), _table(public)
+
+        def features(those: Sequence[int]) -> list[np.ndarray]:
+            return [_features(rows[i], again[i], table[np.asarray(hypotheses[i])]) for i in those]
+
+        return self._trained(features, self.seed + 1)
+
+    def _trained(
+        self, features: Callable[[Sequence[int]], list[np.ndarray]], seed: int
+    ) -> Inverter:
+        public = self.public
+        return trained(features, public.texts, public.config.vocab_size, self.steps, seed)
 
 
-def attack(
-    view: HostView,
-    public: Public,
-    steps: int = STEPS,
-    rounds: int = ROUNDS,
-    seed: int = 0,
-) -> list[list[int]]:
-    """3. What was trained on this public text stands ready for the next view."""
-    corrector = _corrector(public, steps, seed)
-    best = base(public, steps, seed).tokens(view.rows)
+def attack(view: HostView, inverters: Inverters, rounds: int = ROUNDS) -> list[list[int]]:
+    """3."""
+    public, corrector = inverters.public, inverters.corrector
+    best = inverters.base.tokens(view.rows)
     tried, again, table = best, public.front(best), _table(public)
     cosine = _cosines(view.rows, again)
     for _ in range(rounds):
@@ -59,21 +83,6 @@ def attack(
         best = [new if yes else old for new, old, yes in zip(tried, best, better, strict=True)]
         cosine = np.maximum(cosine, found)
     return best
-
-
-@functools.lru_cache(maxsize=2)
-def _corrector(public: Public, steps: int, seed: int) -> Inverter:
-    """2."""
-    rows, source = public.front(public.texts), np.random.default_rng([seed, 1])
-    spread = NOISE * float(np.std(np.concatenate(rows[:64])))
-    noisy = [r + spread * source.standard_normal(r.shape, np.float32) for r in rows]
-    hypotheses = base(public, steps, seed).tokens(noisy)
-    again, table = public.front(hypotheses), _table(public)
-
-    def features(those: Sequence[int]) -> list[np.ndarray]:
-        return [_features(rows[i], again[i], table[np.asarray(hypotheses[i])]) for i in those]
-
-    return trained(features, public.texts, public.config.vocab_size, steps, seed + 1)
 
 
 def _table(public: Public) -> np.ndarray:
