@@ -20,6 +20,7 @@ from models.hf import load_model, save_model
 from models.split import Split
 from models.tokenizer import Tokenizer
 from spu_llm.app.split_views import views_of_middle
+from spu_llm.offline.silent.ring import SPARE_BITS
 from tests.app.conftest import Pair
 from tests.app.processes import Start
 from tests.tiny import PUBLIC, VOCAB, endless, save_tokenizer, tiny_params
@@ -115,17 +116,21 @@ def test_material_is_prepared_and_taken(start: Start, three: Pair, tmp_path: Pat
 
 @pytest.mark.slow
 def test_what_the_host_receives_is_uniform(three: Pair) -> None:
-    """Of two texts that differ everywhere, and of the same one again: words that no row follows
-    from. Chi-square of their bytes; a false alarm once in 1,000 times.
+    """Of two texts that differ everywhere, each twice: words that no row follows from, and that
+    differ by such words where the text is the same. The lowest bits are those that no mask has, and
+    zero; chi-square of each byte above these, 14 tests: one of them is a false alarm once in 1,000
+    times.
     """
-    texts = [list(range(40, 56)), list(range(100, 116)), list(range(40, 56))]
-    views = views_of_middle(three.private, Split(1, 1), texts, steps=2)
-    assert [view.shape for view in views] == [(16, MODEL.n_embd)] * 3
-    assert all(view.dtype == np.float32 for view in views)
-    words: Any = np.concatenate(views)
-    # Fixed point: the numbers lie anywhere between these.
-    spread = 2.0**33
-    counts = np.histogram(words, 16, (-spread, spread))[0]
-    assert counts.sum() == words.size
-    assert chisquare(counts).pvalue > 1e-3
-    assert not np.array_equal(views[0], views[2])
+    length = 60
+    texts = [list(range(40, 40 + length)), list(range(100, 100 + length))]
+    views = views_of_middle(three.private, Split(1, 1), [*texts, *texts], steps=2)
+    assert all(view.dtype == np.uint64 for view in views)
+    words: Any = np.stack(views)
+    assert words.shape == (4, length, MODEL.n_embd)
+    for uniform in (words, words[:2] - words[2:]):
+        assert not (uniform % (1 << SPARE_BITS)).any()
+        for low, column in enumerate(uniform.astype("<u8").reshape(-1, 1).view(np.uint8).T):
+            zeros = min(8, max(0, SPARE_BITS - 8 * low))  # of this byte
+            counts = np.bincount(column >> zeros, minlength=256 >> zeros)
+            assert counts.sum() == uniform.size
+            assert zeros == 8 or chisquare(counts).pvalue > 1e-3 / 14

@@ -3,8 +3,9 @@ and a few steps of texts, whose worker tells of the words that came. For attacks
 be read off them.
 
 The client's rows x stay with it: the first norm is its own work, and what comes is the norm's
-result in fixed point under a mask of the client's, uniform over all words of the ring, in the one
-message of the first product (`protocols.arithmetic.product`, `linear`).
+result in fixed point under a mask of the client's, uniform over the words whose lowest SPARE_BITS
+bits are zero, as those of every result are, in the one message of the first product
+(`protocols.arithmetic.product`, `linear`; `spu_llm.offline.silent.ring`).
 """
 
 from __future__ import annotations
