@@ -16,6 +16,8 @@ from models.tokenizer import Tokenizer
 from spu_llm.app.progress import Progress
 from spu_llm.app.split_views import views_of_middle
 from spu_llm.core.machine import machine
+from spu_llm.core.settings import SpuConfig
+from spu_llm.systems.split.secure_viewed import as_rows
 
 SPLIT = Split(1, 1)
 TEXT = '''def password_of(user, secrets):
@@ -29,11 +31,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     model = commands.private_model(options)
     progress = Progress()
     try:
-        rows = views_of_middle(model, SPLIT, [Tokenizer.load(model).encode(TEXT)], progress.stage)
+        (words,) = views_of_middle(
+            model, SPLIT, [Tokenizer.load(model).encode(TEXT)], progress.stage
+        )
     finally:
         progress.close()
     # Up to 2^33 in size: whole numbers say it all.
-    kept = np.asarray(rows[0], float).round().astype(int)
+    kept = np.asarray(as_rows(words, SpuConfig().frac_bits), float).round().astype(int)
     return {"text": TEXT, "rows": kept.tolist(), "machine": asdict(machine())}
 
 
