@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import signal
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from spu_llm.app import cli, splitting
+from models.tokenizer import Tokenizer
+from spu_llm.app import cli, split_client, splitting
+from spu_llm.app.screen import Stages
+from spu_llm.systems.split.boundary import Boundary
 from spu_llm.systems.split.mechanisms import MECHANISMS
+from spu_llm.systems.split.state import Tunings, own_directory
+from spu_llm.systems.split.tuning import halves
 from spu_llm.systems.split.vocabulary import DEFAULT
 from tests.app.processes import ERROR, Command, Start, eventually
 from tests.split.sessions import make_model
@@ -58,6 +66,25 @@ def generate(port: int, model: Path, mode: str, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+def begun(command: list[str], tunings: Path) -> Path:
+    """What such a command and its provider keep before the first round; the provider's folder."""
+    options = cli._parser().parse_args([*command, "1"], argparse.Namespace(started=0.0))
+    directory, config, params = split_client._model(options)
+    tokenizer = Tokenizer.load(directory)
+    asked = split_client._settings(options, config, params, tokenizer, options.texts)
+    with closing(Stages()) as stages:
+        split_client._begun(options.secrets, asked, config, params, stages)
+    boundary, labels = Boundary(config.width, asked.precision), np.arange(config.vocab_size)
+    _, host = halves(
+        params, config, asked.split, codebook=None, labels=labels, boundary=boundary,
+        learning_rate=asked.learning_rate, rank=asked.lora,
+    )  # fmt: skip
+    own_directory(tunings)
+    kept = Tunings(tunings, asked.id)
+    kept.save(host, asked.lora, 0)
+    return kept.folder
+
+
 def rounds_of(secrets: Path) -> int:
     path = secrets / "loss.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
@@ -72,12 +99,10 @@ def kept(secrets: Path, tuning: Path) -> dict[str, bytes]:
 def test_a_killed_client_goes_on_bit_for_bit(
     noir: Command, start: Start, model: Path, tmp_path: Path
 ) -> None:
-    """What both keep is what they keep of an uninterrupted run with the same secrets."""
+    """What both keep is what they keep of an uninterrupted run with the same secrets and LoRA."""
     port, secrets = noir.until_listening(), tmp_path / "secrets"
     command = tune(port, model, secrets, "--rounds")
-    first = start(*command, "1")
-    assert first.wait(RUN_S) == 0, first.stderr
-    (tuning,) = noir.tmp.parent.joinpath("tunings").iterdir()
+    tuning = begun(command, noir.tmp.parent / "tunings")
     shutil.copytree(secrets, tmp_path / "whole")
     shutil.copytree(tuning, tmp_path / "of-provider")
     killed = start(*command, str(ROUNDS))
