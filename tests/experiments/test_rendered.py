@@ -16,7 +16,7 @@ from experiments.common import saved
 from tests.experiments.test_cost import result as cost_result
 from tests.experiments.test_latency import results as latency_results
 
-NAMES = ("quickstart", "primitives", "cost", "latency", "confidential", "dp_text")
+NAMES = ("quickstart", "primitives", "cost", "latency", "confidential", "dp_text", "split")
 LARGEST = 400_000  # bytes of a committed notebook
 
 
