@@ -84,20 +84,24 @@ class Race:
     def propose(
         self, logits: np.ndarray, position: int, streams: Streams
     ) -> tuple[int, np.ndarray]:
-        q = self.sampling.distribution(logits)
-        if not self.noise:
-            return int(np.argmax(q)), q
-        with np.errstate(divide="ignore"):
-            return int(np.argmax(np.log(q) + self._noise(q.size, position, streams))), q
+        noise = self._noise(logits.size, position, streams) if self.noise else None
+        return self.drafted(logits, noise)
 
     def client_input(
         self, drafts: Sequence[int], q: np.ndarray, position: int, streams: Streams
     ) -> ClientInput:
-        noise = None
-        if self.noise:
-            rows = [self._noise(q.shape[1], position + i, streams) for i in range(len(drafts) + 1)]
-            noise = np.stack(rows).astype(np.float32)
-        return ClientInput(np.array(drafts, np.int32), noise)
+        places = range(position, position + len(drafts) + 1) if self.noise else ()
+        return brought(drafts, [self._noise(q.shape[1], place, streams) for place in places])
+
+    def drafted(
+        self, logits: np.ndarray, noise: np.ndarray | None
+    ) -> tuple[int, np.ndarray]:
+        """The winner of the public model's logits [vocab] under noise [vocab], and q."""
+        q = self.sampling.distribution(logits)
+        if noise is None:
+            return int(np.argmax(q)), q
+        with np.errstate(divide="ignore"):
+            return int(np.argmax(np.log(q) + noise)), q
 
     def provider_input(self, drafts: int, stream: Prg) -> None:
         return None
@@ -123,6 +127,12 @@ class Race:
         # Never 0 or 1, and |g| < 37.
         uniform = streams.sampling.child(f"noise {position}").uniform((vocab,))
         return -np.log(-np.log(np.clip(uniform, 2.0**-53, 1 - 2.0**-53)))
+
+
+def brought(drafts: Sequence[int], noise: Sequence[np.ndarray]) -> ClientInput:
+    """The client's input: drafts, and noise of their positions and the one after, if any."""
+    rows = np.stack(noise).astype(np.float32) if noise else None
+    return ClientInput(np.array(drafts, np.int32), rows)
 
 
 def verify(

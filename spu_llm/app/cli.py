@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spu_llm.app import config, limiting, two_party_text
+from spu_llm.app import config, limiting, marking, two_party_text
 from spu_llm.app.defaults import (
     DRAFT_LENGTH,
     MAX_PREFIX_PAD,
@@ -224,6 +224,7 @@ def _client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
                         help="end before this text; may be given again")  # fmt: skip
     parser.add_argument("--seed", type=int, metavar="S", help="fix sampling")
+    marking.add_option(parser)
     _request_options(parser)
     _session_options(parser)
     _jobs_option(parser)
@@ -352,17 +353,21 @@ def _complete(options: argparse.Namespace) -> None:
     provider = _provider(options)
     _settle_draft_length(options)
     check_json(options.json)
-    with closing(Screen(options.prompt)) as screen:
-        directory = options.draft_model or shipped("public")
+    directory = options.draft_model or shipped("public")
+    with marking.opened(options, directory) as marked, closing(Screen(options.prompt)) as screen:
         prefix, prompt = encoded(options.public_prefix, options.prompt, directory)
         own_seed = options.seed if provider.server is None else None
         asked = GenerateOptions(
             request=_record(
                 Request, options, prompt_tokens=len(prompt), public_prefix=tuple(prefix)
             ),
-            inputs=ClientInputs(prompt, str(directory), options.stop, options.seed, own_seed),
+            inputs=ClientInputs(
+                prompt, str(directory), options.stop, options.seed, own_seed,
+                None if marked is None else marked.mark,
+            ),
             provider=provider,
             started=options.started,
+            marking=marked,
         )
         result = generate(asked, screen.on_event, screen.say)
         screen.finish()

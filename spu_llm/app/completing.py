@@ -14,6 +14,7 @@ from typing import Any
 from models.family import ModelConfig
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
+from spu_llm.app.marking import Marking
 from spu_llm.app.material import limiting, tokens_of
 from spu_llm.app.output import mb
 from spu_llm.core.errors import InputError
@@ -81,7 +82,8 @@ class Provider:
 @dataclass(frozen=True)
 class GenerateOptions:
     """`started`: on the monotonic clock: what the first token's and all elapsed seconds are counted
-    from. `model`: the directory of the client's, if it computes the ends of a split one.
+    from. `model`: the directory of the client's, if it computes the ends of a split one. `marking`:
+    where `inputs` have a mark.
     """
 
     request: Course
@@ -90,6 +92,7 @@ class GenerateOptions:
     started: float
     program: Program = COMPLETION
     model: Path | None = None
+    marking: Marking | None = None
 
 
 def encoded(prefix: str, prompt: str, directory: Path) -> tuple[list[int], list[int]]:
@@ -126,6 +129,8 @@ def generate(
     first_token: list[float] = []
 
     def watch(event: dict[str, Any], relay: Relay) -> None:
+        if options.marking is not None and options.marking.noted(event):
+            return
         if event["event"] in ("text", "step") and not first_token:
             first_token.append(time.monotonic() - options.started)
         on_event(event, relay)
@@ -258,6 +263,7 @@ def _summary(
         "config": {
             "draft_model": options.inputs.draft_dir,
             "stop": options.inputs.stop,
+            "watermark": None if options.marking is None else options.marking.scheme,
             "draft_seed": options.inputs.draft_seed,
             "sampling_seed": options.inputs.sampling_seed,
             "pool": None if pool is None else str(pool.absolute()),

@@ -216,7 +216,7 @@ def _from_model(
     if not 0.05 <= options.temperature <= 5:
         raise InputError(f"--temperature must be 0.05 to 5, found {options.temperature}")
     tokenizer = Tokenizer.load(directory)
-    _check_tokenizer(scheme, tokenizer, directory)
+    check_tokenizer(scheme, tokenizer, directory)
     config, weights = load_folded(directory)
     prompt = tuple(tokenizer.encode(options.prompt))
     room = config.context - len(prompt)
@@ -316,14 +316,16 @@ def _tokenizer(options: argparse.Namespace, scheme: Any) -> Any:
         return None
     directory = options.tokenizer or shipped("private")
     tokenizer = Tokenizer.load(directory)
-    _check_tokenizer(scheme, tokenizer, directory)
+    check_tokenizer(scheme, tokenizer, directory)
     return tokenizer
 
 
-def _check_tokenizer(scheme: Any, tokenizer: Any, directory: Path) -> None:
+def check_tokenizer(
+    scheme: Any, tokenizer: Any, directory: Path, option: str = "--tokenizer"
+) -> None:
     if scheme.units == "tokens" and scheme.tokenizer != tokenizer.digest:
         raise InputError(
-            f"the key marks tokens of another tokenizer than that in {directory}; give --tokenizer"
+            f"the key marks tokens of another tokenizer than that in {directory}; give {option}"
         )
 
 

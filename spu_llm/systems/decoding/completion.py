@@ -14,7 +14,9 @@ from models.resident import mapped
 from models.split import Split
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
+from protocols.verification.race import Race
 from spu_llm.core.channel import Traffic
+from spu_llm.core.errors import InputError
 from spu_llm.core.meter import Entry
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
@@ -22,10 +24,14 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import private_tree
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, Report, announce, announce_end, generate
+from spu_llm.systems.decoding.marked import USED, MarkedRace
 from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import Text, held_shapes, share_weights
 from spu_llm.systems.program import Held, Job, Send
+from spu_llm.systems.watermark.history import History
+from spu_llm.systems.watermark.keys import Key
+from spu_llm.systems.watermark.race_marks import MarkedNoise
 
 C = TypeVar("C")  # the client's own inputs
 
@@ -106,16 +112,33 @@ def stream(label: str, seed: int | None) -> Prg:
 
 
 def _client_side(inputs: ClientInputs, completion: Completion, send: Send) -> ClientSide:
+    streams, rule = streams_of(inputs.draft_seed, inputs.sampling_seed), completion.verifier
     return ClientSide(
         prompt=inputs.prompt,
         tokenizer=Tokenizer.load(Path(inputs.draft_dir)),
         drafter=drafter_of(Path(inputs.draft_dir), completion),
-        verifier=completion.verifier,
-        streams=streams_of(inputs.draft_seed, inputs.sampling_seed),
+        verifier=rule if inputs.mark is None else _marked(inputs, completion, streams, send),
+        streams=streams,
         stop=inputs.stop,
         on_text=lambda text: send("text", text=text),
         prefix=list(completion.request.public_prefix),
     )
+
+
+def _marked(
+    inputs: ClientInputs, completion: Completion, streams: Streams, send: Send
+) -> MarkedRace:
+    """The rule of a marked text; an event tells what contexts were used, before their text."""
+    race, mark = completion.verifier, inputs.mark
+    assert mark is not None
+    if not isinstance(race, Race) or not race.noise:
+        raise InputError("a mark is made of the noise of --verify race")
+    noise = MarkedNoise(
+        Key(bytes.fromhex(mark.secret)), mark.ngram, completion.layout.config.vocab_size,
+        History.of(bytes.fromhex(mark.used)), streams.sampling,
+    )  # fmt: skip
+    before = len(completion.request.public_prefix) + len(inputs.prompt)
+    return MarkedRace(race, noise, before, lambda names: send(USED, names=names.hex()))
 
 
 def drafter_of(directory: Path, completion: Completion) -> Drafter | None:

@@ -11,6 +11,17 @@ from spu_llm.systems.program import Program
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A watermark of the race's noise (`spu_llm.systems.watermark`): the key's secret, the length
+    of its n-grams, and names of contexts that were used before; bytes in hex.
+    """
+
+    secret: str = field(repr=False)
+    ngram: int
+    used: str = field(repr=False)
+
+
+@dataclass(frozen=True)
 class ClientInputs:
     """`draft_seed` fixes the drafts; `sampling_seed` also acceptance and bonus draws."""
 
@@ -19,6 +30,7 @@ class ClientInputs:
     stop: list[str] = field(default_factory=list)
     draft_seed: int | None = None
     sampling_seed: int | None = None
+    mark: Mark | None = None
 
 
 @dataclass(frozen=True)

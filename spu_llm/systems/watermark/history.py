@@ -32,6 +32,18 @@ def history_path(key_file: Path) -> Path:
     return key_file.with_name(key_file.name + ".history")
 
 
+def unpacked(data: bytes) -> set[bytes]:
+    """Names that lie one after the other; ValueError for a part of one."""
+    if len(data) % NAME_BYTES:
+        raise ValueError(f"names have {NAME_BYTES} bytes, found {len(data)}")
+    return {data[i : i + NAME_BYTES] for i in range(0, len(data), NAME_BYTES)}
+
+
+def packed(names: Iterable[bytes]) -> bytes:
+    """The other way round."""
+    return b"".join(sorted(names))
+
+
 class History:
     """In memory. `on` False: nothing is kept, as in the paper."""
 
@@ -52,6 +64,17 @@ class History:
             self._store(fresh)
             self._used |= fresh
 
+    def packed(self) -> bytes:
+        """All of them, as a file has them."""
+        return packed(self._used)
+
+    @staticmethod
+    def of(data: bytes) -> History:
+        """In memory, with these used."""
+        found = History()
+        found.add(unpacked(data))
+        return found
+
     def _store(self, fresh: set[bytes]) -> None:
         pass
 
@@ -69,8 +92,9 @@ class HistoryFile(History):
         try:
             self._file = os.open(path, flags, 0o600)
         except OSError as exc:
-            reason = f"{exc.strerror}; --no-history does without"
-            raise InputError(f"cannot keep {path}: {reason}") from None
+            raise InputError(
+                f"cannot keep {path}: {exc.strerror}; move the key to where it can lie beside it"
+            ) from None
         try:
             self._read(header)
         except BaseException:
@@ -98,11 +122,11 @@ class HistoryFile(History):
         whole = len(rest) - len(rest) % NAME_BYTES
         if whole < len(rest):  # what was being written chose nothing yet
             os.ftruncate(self._file, len(header) + whole)
-        self._used = {rest[i : i + NAME_BYTES] for i in range(0, whole, NAME_BYTES)}
+        self._used = unpacked(rest[:whole])
 
     def _store(self, fresh: set[bytes]) -> None:
         if fresh:
-            self._write(b"".join(sorted(fresh)))
+            self._write(packed(fresh))
 
     def _write(self, data: bytes) -> None:
         try:

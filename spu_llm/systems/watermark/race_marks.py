@@ -27,8 +27,15 @@ TINY = 2.0**-53
 
 def uniforms(key: Key, context: Sequence[int], vocab: int) -> np.ndarray:
     """float64 [vocab] in (0, 1), of the tokens before (up to n - 1)."""
-    row = key.stream([token_unit(token) for token in context]).uniform((vocab,))
-    return np.clip(row, TINY, 1 - TINY)
+    return _inside(stream_of(key, context), vocab)
+
+
+def stream_of(key: Key, context: Sequence[int]) -> Prg:
+    return key.stream([token_unit(token) for token in context])
+
+
+def _inside(stream: Prg, count: int) -> np.ndarray:
+    return np.clip(stream.uniform((count,)), TINY, 1 - TINY)
 
 
 def gumbel(uniform: np.ndarray) -> np.ndarray:
@@ -54,25 +61,28 @@ class MarkedNoise:
 
     def row(self, generated: Sequence[int]) -> np.ndarray:
         """float64 [vocab]: noise of the token after those generated so far, drafts included."""
-        context = context_of(generated, self._ngram)
-        if self.fresh(generated):
-            return gumbel(uniforms(self._key, context, self._vocab))
-        own = self._private.child(f"noise {len(generated)}").uniform((self._vocab,))
-        return gumbel(np.clip(own, TINY, 1 - TINY))
+        # Both streams are begun, and one is used: the work says little of whether it is marked.
+        marked = stream_of(self._key, context_of(generated, self._ngram))
+        private = self._private.child(f"noise {len(generated)}")
+        return gumbel(_inside(marked if self.fresh(generated) else private, self._vocab))
 
     def fresh(self, generated: Sequence[int]) -> bool:
         """Whether the next token is marked."""
         if not self._history.on:
             return True
         context = context_of(generated, self._ngram)
-        if self._name(context) in self._history:
-            return False
-        return all(context_of(generated[:i], self._ngram) != context for i in range(len(generated)))
+        before = {context_of(generated[:i], self._ngram) for i in range(len(generated))}
+        return context not in before and self._name(context) not in self._history
+
+    def names(self, generated: Sequence[int], first: int, last: int) -> set[bytes]:
+        """Of the contexts that the tokens at places `first` to `last - 1` are drawn in, for the
+        history.
+        """
+        return {self._name(context_of(generated[:i], self._ngram)) for i in range(first, last)}
 
     def finish(self, generated: Sequence[int]) -> None:
         """The text is done: its contexts are used. Call it before the text is shown to others."""
-        places = range(len(generated) + 1)
-        self._history.add({self._name(context_of(generated[:i], self._ngram)) for i in places})
+        self._history.add(self.names(generated, 0, len(generated) + 1))
 
     def _name(self, context: tuple[int, ...]) -> bytes:
         return self._key.seed([b"context", *(token_unit(token) for token in context)]).name

@@ -1,0 +1,86 @@
+"""`--watermark KEYFILE` of `generate` and `demo`: private text that its key finds again.
+
+The key goes to the client's worker over its standard input, with the prompt, and nowhere else. What
+the worker used of it comes back as events, and is in the history beside the key before the text
+that follows them is shown: the worker itself may touch neither file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spu_llm.core.errors import InputError
+
+if TYPE_CHECKING:
+    from spu_llm.systems.decoding.records import Mark
+    from spu_llm.systems.watermark.history import History
+    from spu_llm.systems.watermark.keys import KeyFile
+
+
+@dataclass(frozen=True)
+class Marking:
+    """A key for one text, and the history that no other run has meanwhile."""
+
+    file: KeyFile
+    history: History
+
+    @property
+    def mark(self) -> Mark:
+        """What the worker has to know."""
+        from spu_llm.systems.decoding.records import Mark
+
+        key, used = self.file.key, self.history.packed()
+        return Mark(key.secret.hex(), self.file.scheme.ngram, used.hex())
+
+    @property
+    def scheme(self) -> dict[str, Any]:
+        """What anybody may know."""
+        return {"method": self.file.scheme.method, "ngram": self.file.scheme.ngram}
+
+    def noted(self, event: dict[str, Any]) -> bool:
+        """Whether an event is of contexts that were used, which are then in the history."""
+        from spu_llm.systems.decoding.marked import USED
+        from spu_llm.systems.watermark.history import unpacked
+
+        if event["event"] != USED:
+            return False
+        self.history.add(unpacked(bytes.fromhex(event["names"])))
+        return True
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--watermark", type=Path, metavar="KEYFILE",
+                        help="mark the text under a key of watermark keygen --race (with --verify "
+                        "race), which watermark detect then finds; KEYFILE.history keeps what was "
+                        "used of it")  # fmt: skip
+
+
+@contextmanager
+def opened(options: argparse.Namespace, directory: Path) -> Iterator[Marking | None]:
+    """Of `--watermark`, or None without it; `directory`: with the client's tokenizer. InputError
+    for a key that cannot mark such a text, or that another run is using.
+    """
+    if options.watermark is None:
+        yield None
+        return
+    from models.tokenizer import Tokenizer
+    from spu_llm.app.watermarking import check_tokenizer
+    from spu_llm.systems.watermark.history import HistoryFile, history_path
+    from spu_llm.systems.watermark.keys import read_key
+
+    if options.verify != "race":
+        raise InputError("--watermark marks the noise of a race; add --verify race")
+    file = read_key(options.watermark)
+    if file.scheme.method != "race":
+        raise InputError(
+            f"{options.watermark} marks by candidates; make a key with spu-llm watermark keygen "
+            "--race --tokenizer DIR"
+        )
+    check_tokenizer(file.scheme, Tokenizer.load(directory), directory, "--draft-model")
+    with HistoryFile(history_path(options.watermark), file.key) as history:
+        yield Marking(file, history)
