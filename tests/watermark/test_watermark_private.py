@@ -1,0 +1,382 @@
+"""Marked noise in private completions: the text, its law, what is kept of it, and who sees what."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from models.draft import Drafter
+from models.family import logits as whole_logits
+from models.tokenizer import Tokenizer
+from protocols.verification.distribution import Sampling, Streams
+from protocols.verification.race import Outcome, Race
+from spu_llm.app import cli, completing
+from spu_llm.app.completing import GenerateOptions, Provider
+from spu_llm.app.defaults import shipped
+from spu_llm.app.marking import Marking
+from spu_llm.core.errors import InputError
+from spu_llm.core.prg import Prg
+from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.session import PlaintextSession
+from spu_llm.runtime.simulation import Simulation
+from spu_llm.service import programs
+from spu_llm.service.agreeing import job_of, of_client, of_provider, task_of
+from spu_llm.service.client import Server
+from spu_llm.service.worker import Task
+from spu_llm.systems.decoding import completion
+from spu_llm.systems.decoding.client_side import ClientSide
+from spu_llm.systems.decoding.generate import Completion, generate
+from spu_llm.systems.decoding.marked import USED, MarkedRace
+from spu_llm.systems.decoding.records import ClientInputs, Mark
+from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.secure_model import share_weights
+from spu_llm.systems.watermark.detecting import marks_of
+from spu_llm.systems.watermark.detecting import uniforms as numbers_of
+from spu_llm.systems.watermark.history import History, HistoryFile, history_path, packed, unpacked
+from spu_llm.systems.watermark.keys import KeyFile, Scheme, token_unit, write_key
+from spu_llm.systems.watermark.race_marks import (
+    MarkedNoise,
+    context_of,
+    gumbel,
+    race_text,
+    uniforms,
+)
+from spu_llm.systems.watermark.scores import log_p
+from spu_llm.systems.watermark.units import Unit
+from tests.app.conftest import Pair
+from tests.app.processes import ERROR, Start
+from tests.tiny import PRIVATE, PUBLIC, VOCAB, endless, make_pair, save_tokenizer, tiny_params
+from tests.watermark.chains import FALSE_ALARM, NEXT, START, key_of, p_value
+
+PARAMS, DRAFT_PARAMS = endless(tiny_params(PRIVATE, 1)), endless(tiny_params(PUBLIC, 2))
+LOGITS = jax.jit(lambda tokens: whole_logits(PARAMS, PRIVATE, tokens))
+PROMPT = [40, 41, 42, 43]
+RUN_S = 240.0
+RACE = Scheme(4, method="race")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(*make_pair(tmp_path_factory.mktemp("pair")))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(directory)
+    return Tokenizer.load(directory)
+
+
+def asked(new: int, drafts: int) -> Completion:
+    return Completion.of(PRIVATE, Request(len(PROMPT), new, drafts, 0.8, "race"))
+
+
+def noise_of(number: int, history: History, ngram: int = 4) -> MarkedNoise:
+    return MarkedNoise(key_of(number), ngram, VOCAB, history, Prg.from_seed(number, "private"))
+
+
+def side_of(
+    tokenizer: Tokenizer, completion: Completion, noise: MarkedNoise | None,
+    used: Callable[[bytes], None] = lambda names: None,
+) -> ClientSide:  # fmt: skip
+    """A client with marked noise, or without."""
+    race = completion.verifier
+    assert isinstance(race, Race)
+    drafter = Drafter(PUBLIC, DRAFT_PARAMS, 80) if completion.request.draft_length else None
+    rule = race if noise is None else MarkedRace(race, noise, len(PROMPT), used)
+    streams = Streams(Prg.from_seed(8, "drafts"), Prg.from_seed(8, "sampling"))
+    return ClientSide(list(PROMPT), tokenizer, drafter, rule, streams)
+
+
+def in_the_clear(side: ClientSide, completion: Completion) -> Any:
+    session = PlaintextSession()
+    decoder = completion.decoder(session, share_weights(session, PRIVATE, PARAMS))
+    return generate(session, completion, decoder, side, Prg.from_seed(8, "joint"))
+
+
+def expected_text(noise: MarkedNoise, tokens: int) -> list[int]:
+    """A race in the clear, token by token, with the private model's own distribution."""
+
+    def distribution(text: tuple[int, ...]) -> np.ndarray:
+        padded = np.zeros(PRIVATE.context, np.int32)
+        padded[: len(text)] = text
+        return Sampling(0.8).distribution(np.asarray(LOGITS(padded))[len(text) - 1])
+
+    return list(race_text(distribution, noise, tuple(PROMPT), tokens, frozenset())[0])
+
+
+def test_a_second_text_is_the_races_too_and_no_context_marks_twice(tokenizer: Tokenizer) -> None:
+    """60 tokens, drafts included: what a race with the same noise gives; the mark is found under
+    its key alone. Then the same prompt once more, after the first text's history.
+    """
+    plan, history, marked = asked(60, 3), History(), []
+    for turn in range(2):
+        before, kept = History.of(history.packed()), History()
+        side = side_of(
+            tokenizer, plan, noise_of(5, before), lambda names, kept=kept: kept.add(unpacked(names))
+        )
+        report = in_the_clear(side, plan)
+        noise = noise_of(5, before)
+        assert side.tokens == expected_text(noise_of(5, before), 60), turn
+        assert 0 < report.accepted < report.drafted
+        for i in range(60):
+            context = context_of(side.tokens[:i], 4)
+            if np.array_equal(noise.row(side.tokens[:i]), gumbel(uniforms(key_of(5), context, VOCAB))):
+                marked.append(context)
+        # What was kept are the contexts of all tokens of whole steps.
+        names = noise.names(side.tokens, 0, 60)
+        assert names <= unpacked(kept.packed()) and len(kept) <= len(names) + 3
+        history.add(unpacked(kept.packed()))
+        if not turn:
+            assert len(marked) > 40
+            assert found(5, side.tokens) < math.log(1e-6) < found(6, side.tokens)
+    assert len(marked) == len(set(marked)) > 60 and () in marked
+
+
+def found(key: int, tokens: Sequence[int]) -> float:
+    """log p of tokens under a key."""
+    placed = [Unit(token_unit(token), i, i + 1) for i, token in enumerate(tokens)]
+    numbers = numbers_of(marks_of(KeyFile(key_of(key), RACE), placed))
+    return log_p(numbers, RACE.family, "fisher", 2, 1)
+
+
+def test_the_provider_sees_the_same_with_a_mark_and_without(
+    tokenizer: Tokenizer, simulation: Simulation
+) -> None:
+    """Two parties write the marked text of the clear, by the messages of a race without a mark, of
+    the same sizes in the same order; neither learns another thing.
+    """
+    plan = asked(5, 2)
+
+    def run(marked: bool) -> Any:
+        def program(session: PartySession) -> Any:
+            session.ledger.openings.clear()
+            began = len(session.meter.entries)
+            noise = noise_of(5, History()) if marked else None
+            client = session.local(CLIENT, side_of, tokenizer, plan, noise)
+            provider = session.local(PROVIDER, Prg.from_seed, 8, "joint")
+            weights = share_weights(session, PRIVATE, PARAMS if session.rank == PROVIDER else None)
+            report = generate(session, plan, plan.decoder(session, weights), client, provider)
+            sent = [  # the second run finds that both parties have agreed on its plans
+                (e.phase, e.kind, e.name, e.function, e.traffic)
+                for e in session.meter.entries[began:]
+                if e.phase in ("prefill", "decode") and e.name != "agree on plan"
+            ]
+            return client and client.tokens, report.steps, sent, session.ledger.learned()
+
+        return simulation.run(program)
+
+    (tokens, steps, *of_client), (_, _, *of_provider) = run(True)
+    assert tokens == expected_text(noise_of(5, History()), 5)
+    (others, other_steps, *plain_client), (_, _, *plain_provider) = run(False)
+    assert others != tokens and steps == other_steps
+    assert of_client == plain_client and of_provider == plain_provider
+    assert sum(traffic.messages for *_, traffic in of_provider[0]) > 20
+
+
+# ---- the law
+
+
+def played(rule: MarkedRace, tokens: int, drafts: int) -> tuple[int, ...]:
+    """Races of the chain, whose public model has other rows, in the clear."""
+    text, streams = [0], Streams(Prg.from_seed(0, "unused"), Prg.from_seed(0, "unused"))
+
+    def row(model: np.ndarray, text: list[int]) -> np.ndarray:
+        return np.log(model[text[-1]] if len(text) > 1 else START)
+
+    while len(text) <= tokens:
+        drafted: list[int] = []
+        for _ in range(drafts):
+            logits = row(NEXT[::-1], [*text, *drafted])
+            drafted.append(rule.propose(logits, len(text) + len(drafted), streams)[0])
+        noise = rule.client_input(drafted, np.zeros((drafts, 3)), len(text), streams).noise
+        winners = [
+            int(np.argmax(row(NEXT, [*text, *drafted[:i]]) + noise[i])) for i in range(drafts + 1)
+        ]
+        stay = next((i for i in range(drafts) if winners[i] != drafted[i]), drafts)
+        outcome = Outcome(np.int32(stay), np.int32(winners[stay]))
+        k, token = rule.resolve(outcome, drafted, np.zeros((1, 3)), lambda: 0.5)
+        text += [*drafted[:k], token]
+    return tuple(text[1 : tokens + 1])
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_texts_of_a_key_have_the_law_of_the_model_together(kept: bool) -> None:
+    """Two texts of two tokens under each of 1,500 keys, n-grams of two, one draft a step: all four
+    tokens have the law of unmarked ones. False alarm: 1e-6. Where the second text does not know of
+    the first, it does not pass.
+    """
+    row = lambda text: NEXT[text[-1]] if text else START  # noqa: E731
+    law = {
+        (a, b): float(row(())[a] * row((a,))[b]) for a in range(3) for b in range(3)
+    }  # fmt: skip
+    both = {(one, two): law[one] * law[two] for one in law for two in law}
+    drawn = []
+    for number in range(1500):
+        history, texts = History(), []
+        for _ in range(2):
+            before = History.of(history.packed() if kept else b"")
+            noise = MarkedNoise(key_of(number), 2, 3, before)
+            rule = MarkedRace(
+                Race(Sampling()), noise, 1, lambda names, h=history: h.add(unpacked(names))
+            )
+            texts.append(played(rule, 2, 1))
+        drawn.append(tuple(texts))
+    assert (p_value(drawn, both) > FALSE_ALARM) == kept
+
+
+# ---- on its way
+
+
+def mark_of(number: int) -> Mark:
+    return Mark(key_of(number).secret.hex(), 4, packed([b"12345678", b"abcdefgh"]).hex())
+
+
+def test_the_key_goes_to_the_clients_worker_alone() -> None:
+    program, request = programs.find("completion"), Request(4, 9, 2, 0.8, "race")
+    text: Any = type("Text", (), {"digest": "x"})
+    agreed = of_provider(PRIVATE, text, "local", 1) | of_client(program, request, text, "local", 1)
+    inputs = ClientInputs(list(PROMPT), "dir", mark=mark_of(3))
+    task = Task.of_line(task_of("client", agreed, inputs, None).line().decode())
+    assert job_of(program, task).client == inputs
+    secret = key_of(3).secret.hex()
+    assert secret not in repr(inputs) + repr(agreed) and "12345678".encode().hex() not in repr(inputs)
+
+
+def test_contexts_are_told_before_their_text(pair: Pair) -> None:
+    """As the worker makes its side of its inputs; text of several tokens a step."""
+    events: list[tuple[str, dict[str, Any]]] = []
+    plan, inputs = asked(12, 3), ClientInputs(list(PROMPT), str(pair.public), mark=mark_of(4))
+    side = completion._client_side(inputs, plan, lambda event, **f: events.append((event, f)))
+    in_the_clear(side, plan)
+    told: set[bytes] = set()
+    shown, decode, noise = "", side.tokenizer.decode, noise_of(4, History())
+    for event, fields in events:
+        if event == USED:
+            told |= unpacked(bytes.fromhex(fields["names"]))
+        else:
+            shown += fields["text"]
+            # A text of n tokens begins with what is shown, and no shorter one does.
+            count = next(n for n in range(13) if decode(side.tokens[:n]).startswith(shown))
+            assert noise.names(side.tokens, 0, count) <= told
+    assert shown == side.text and events[0][0] == USED and len(told) >= 12
+    plain = replace(plan, judge=replace(plan.verifier, noise=False))  # type: ignore[type-var]
+    with pytest.raises(InputError, match="--verify race"):
+        completion._client_side(inputs, plain, lambda event, **fields: None)
+
+
+def test_the_history_has_contexts_before_text_is_shown(
+    tmp_path: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the events of a session, in the order in which they come; the file itself is read."""
+    path, name, seen = tmp_path / "key.history", b"\0abcdefg", []
+
+    def session(*args: Any, **more: Any) -> Any:
+        on_event = args[4]
+        on_event({"event": USED, "names": name.hex()}, None)
+        on_event({"event": "text", "text": "x"}, None)
+        raise InputError("enough")
+
+    def shown(event: dict[str, Any], relay: Any) -> None:
+        seen.append((event["event"], path.read_bytes().endswith(name)))
+
+    monkeypatch.setattr(completing, "run_as_client", session)
+    request, inputs = Request(4, 9, 0, 0.8, "race"), ClientInputs(PROMPT, str(pair.public))
+    provider = Provider("local", Server("127.0.0.1", 1, "local"), pair.private, None, 1)
+    with HistoryFile(path, key_of(2)) as history, pytest.raises(InputError, match="enough"):
+        marking = Marking(KeyFile(key_of(2), RACE), history)
+        options = GenerateOptions(request, inputs, provider, 0.0, marking=marking)
+        completing.generate(options, shown, lambda words: None)
+    assert seen == [("text", True)]
+    assert marking.scheme == {"method": "race", "ngram": 4}
+
+
+# ---- the command
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "words"),
+    [
+        ("race", [], ["add --verify race"]),
+        ("race", ["--verify", "race", "--temperature", "0"], ["no greedy"]),
+        ("none", ["--verify", "race"], ["keygen makes one"]),
+        ("open", ["--verify", "race"], ["chmod 600"]),
+        ("candidates", ["--verify", "race"], ["by candidates", "--race"]),
+        ("foreign", ["--verify", "race"], ["another tokenizer", "--draft-model"]),
+        ("busy", ["--verify", "race"], ["in use by another run"]),
+        ("stray", ["--verify", "race"], ["no history of this key"]),
+    ],
+)
+def test_what_is_refused(
+    key: str, options: Sequence[str], words: Sequence[str], pair: Pair, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    own = Tokenizer.load(pair.public).digest
+    schemes = {
+        "race": RACE, "open": RACE, "busy": RACE, "stray": RACE,
+        "candidates": Scheme(), "foreign": Scheme(method="race", tokenizer="other"),
+    }  # fmt: skip
+    path = tmp_path / key
+    if key in schemes:
+        scheme = schemes[key]
+        write_key(path, key_of(1), replace(scheme, tokenizer=scheme.tokenizer or own))
+    held = open(history_path(path), "ab")  # noqa: SIM115
+    history_path(path).chmod(0o600)
+    if key == "open":
+        path.chmod(0o644)
+    elif key == "busy":
+        fcntl.flock(held, fcntl.LOCK_EX)
+    elif key == "stray":
+        held.write(b"of another one")
+        held.flush()
+    with held, pytest.raises(SystemExit) as end:
+        cli.main([*pair.demo, "--watermark", str(path), *options])
+    heard = capsys.readouterr()
+    (line,) = (line for line in heard.err.splitlines() if line.startswith(ERROR))
+    assert end.value.code == 2 and heard.out == "" and all(word in line for word in words), line
+
+
+@pytest.mark.slow
+def test_two_processes_mark_what_its_key_finds(start: Start, tmp_path: Path) -> None:
+    """The shipped pair; the text alone is looked at. A second run leaves out what the first used,
+    and neither shows the key.
+    """
+    public = Tokenizer.load(shipped("public"))
+    key, file = tmp_path / "key", tmp_path / "result.json"
+    write_key(key, key_of(0), replace(RACE, tokenizer=public.digest))
+    sizes, tokens = [], []
+    for new in (28, 2):
+        demo = start(
+            "demo", "--verify", "race", "--watermark", str(key), "--temperature", "1",
+            "--max-new-tokens", str(new), "--json", str(file),
+        )  # fmt: skip
+        assert demo.wait(RUN_S) == 0, demo.stderr
+        result = json.loads(file.read_text())
+        assert result["config"]["watermark"] == {"method": "race", "ngram": 4}
+        said = file.read_text() + demo.stdout + demo.stderr
+        assert key_of(0).secret.hex() not in said and str(key_of(0).secret) not in said
+        sizes.append(history_path(key).stat().st_size)
+        tokens.append(result["token_ids"])
+        if len(tokens) == 1:
+            (text := tmp_path / "text").write_text(result["text"])
+    header = len(history_path(key).read_bytes().split(b"\n")[0]) + 1
+    noise = MarkedNoise(key_of(0), 4, public.vocab_size, History())
+    first = noise.names(tokens[0], 0, len(tokens[0]))
+    assert 8 * len(first) <= sizes[0] - header <= 8 * (len(first) + 4)
+    both = first | noise.names(tokens[1], 0, len(tokens[1]))
+    assert 8 * len(both) <= sizes[1] - header
+    told = tmp_path / "found.json"
+    detect = start("watermark", "detect", str(text), "--key", str(key), "--tokenizer",
+                   str(shipped("public")), "--json", str(told))  # fmt: skip
+    assert detect.wait(RUN_S) == 0 and detect.stdout.startswith("marked")
+    assert json.loads(told.read_text())["log10_p"] < -6
