@@ -18,7 +18,7 @@ from models.draft import Drafter
 from models.family import logits as whole_logits
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling, Streams
-from protocols.verification.race import Outcome, Race
+from protocols.verification.race import ClientInput, Outcome, Race
 from spu_llm.app import cli, completing
 from spu_llm.app.completing import GenerateOptions, Provider
 from spu_llm.app.defaults import shipped
@@ -55,8 +55,9 @@ from spu_llm.systems.watermark.scores import log_p
 from spu_llm.systems.watermark.units import Unit
 from tests.app.conftest import Pair
 from tests.app.processes import ERROR, Start
+from tests.protocols.verifying import two_parties
 from tests.tiny import PRIVATE, PUBLIC, VOCAB, endless, make_pair, save_tokenizer, tiny_params
-from tests.watermark.chains import FALSE_ALARM, NEXT, START, key_of, p_value
+from tests.watermark.chains import FALSE_ALARM, NEXT, START, Chain, key_of, p_value
 
 PARAMS, DRAFT_PARAMS = endless(tiny_params(PRIVATE, 1)), endless(tiny_params(PUBLIC, 2))
 LOGITS = jax.jit(lambda tokens: whole_logits(PARAMS, PRIVATE, tokens))
@@ -130,9 +131,10 @@ def test_a_second_text_is_the_races_too_and_no_context_marks_twice(tokenizer: To
         assert side.tokens == expected_text(noise_of(5, before), 60), turn
         assert 0 < report.accepted < report.drafted
         for i in range(60):
-            context = context_of(side.tokens[:i], 4)
-            if np.array_equal(noise.row(side.tokens[:i]), gumbel(uniforms(key_of(5), context, VOCAB))):
-                marked.append(context)
+            text = side.tokens[:i]
+            row = gumbel(uniforms(key_of(5), context_of(text, 4), VOCAB))
+            if np.array_equal(noise.row(text), row):
+                marked.append(context_of(text, 4))
         # What was kept are the contexts of all tokens of whole steps.
         names = noise.names(side.tokens, 0, 60)
         assert names <= unpacked(kept.packed()) and len(kept) <= len(names) + 3
@@ -150,6 +152,7 @@ def found(key: int, tokens: Sequence[int]) -> float:
     return log_p(numbers, RACE.family, "fisher", 2, 1)
 
 
+@pytest.mark.slow
 def test_the_provider_sees_the_same_with_a_mark_and_without(
     tokenizer: Tokenizer, simulation: Simulation
 ) -> None:
@@ -187,8 +190,18 @@ def test_the_provider_sees_the_same_with_a_mark_and_without(
 # ---- the law
 
 
-def played(rule: MarkedRace, tokens: int, drafts: int) -> tuple[int, ...]:
-    """Races of the chain, whose public model has other rows, in the clear."""
+def winners_of(rows: np.ndarray, drafts: np.ndarray) -> Outcome:
+    """A race in the clear."""
+    winners = rows.argmax(axis=-1)
+    stay = next((i for i, draft in enumerate(drafts) if winners[i] != draft), len(drafts))
+    return Outcome(np.int32(stay), np.int32(winners[stay]))
+
+
+def played(
+    rule: MarkedRace, tokens: int, drafts: int,
+    race: Callable[[np.ndarray, np.ndarray], Outcome] = winners_of,
+) -> tuple[int, ...]:  # fmt: skip
+    """Races of the chain, whose public model has other rows."""
     text, streams = [0], Streams(Prg.from_seed(0, "unused"), Prg.from_seed(0, "unused"))
 
     def row(model: np.ndarray, text: list[int]) -> np.ndarray:
@@ -200,11 +213,8 @@ def played(rule: MarkedRace, tokens: int, drafts: int) -> tuple[int, ...]:
             logits = row(NEXT[::-1], [*text, *drafted])
             drafted.append(rule.propose(logits, len(text) + len(drafted), streams)[0])
         noise = rule.client_input(drafted, np.zeros((drafts, 3)), len(text), streams).noise
-        winners = [
-            int(np.argmax(row(NEXT, [*text, *drafted[:i]]) + noise[i])) for i in range(drafts + 1)
-        ]
-        stay = next((i for i in range(drafts) if winners[i] != drafted[i]), drafts)
-        outcome = Outcome(np.int32(stay), np.int32(winners[stay]))
+        rows = np.stack([row(NEXT, [*text, *drafted[:i]]) for i in range(drafts + 1)])
+        outcome = race(rows + noise, np.array(drafted))
         k, token = rule.resolve(outcome, drafted, np.zeros((1, 3)), lambda: 0.5)
         text += [*drafted[:k], token]
     return tuple(text[1 : tokens + 1])
@@ -235,6 +245,26 @@ def test_texts_of_a_key_have_the_law_of_the_model_together(kept: bool) -> None:
     assert (p_value(drawn, both) > FALSE_ALARM) == kept
 
 
+def test_two_parties_play_marked_races(simulation: Simulation) -> None:
+    """Drafts, noise and rows on shares: the text of a race in the clear."""
+
+    def race(rows: np.ndarray, drafts: np.ndarray) -> Outcome:
+        client, provider = two_parties(
+            simulation, "race hidden", rows, ClientInput(drafts, None), None
+        )
+        assert provider.outcome.token is None and provider.accepted is None
+        return client.outcome  # type: ignore[no-any-return]
+
+    def noise() -> MarkedNoise:
+        return MarkedNoise(key_of(3), 3, 3, History(), Prg.from_seed(3, "private"))
+
+    told: list[bytes] = []
+    text = played(MarkedRace(Race(Sampling()), noise(), 1, told.append), 20, 3, race)
+    chain = Chain(Prg.from_seed(0, "unused"))
+    assert text == race_text(chain.distribution, noise(), (0,), 20, frozenset())[0]
+    assert 5 <= len(told) < 20
+
+
 # ---- on its way
 
 
@@ -250,7 +280,8 @@ def test_the_key_goes_to_the_clients_worker_alone() -> None:
     task = Task.of_line(task_of("client", agreed, inputs, None).line().decode())
     assert job_of(program, task).client == inputs
     secret = key_of(3).secret.hex()
-    assert secret not in repr(inputs) + repr(agreed) and "12345678".encode().hex() not in repr(inputs)
+    said = repr(inputs) + repr(agreed)
+    assert secret not in said and b"12345678".hex() not in said and secret in task.line().decode()
 
 
 def test_contexts_are_told_before_their_text(pair: Pair) -> None:
