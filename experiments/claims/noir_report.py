@@ -27,15 +27,22 @@ def name_of(row: Row) -> str:
 
 def table(result: Row) -> str:
     """All of it as Markdown."""
-    return "\n".join([circumstances(result), "", *utility(result), "", *attacks(result)])
+    lines = [circumstances(result), "", *utility(result)]
+    for epsilon in _epsilons(result):
+        lines += ["", *attacks(result, epsilon)]
+    return "\n".join(lines)
 
 
 def in_results(result: Row, origin: str) -> list[str]:
     """The same as paragraphs of RESULTS.md."""
-    return [
-        circumstances(result), "\n".join(utility(result)), origin, "\n".join(attacks(result)),
-        origin,
-    ]  # fmt: skip
+    found = [circumstances(result), "\n".join(utility(result)), origin]
+    for epsilon in _epsilons(result):
+        found += ["\n".join(attacks(result, epsilon)), origin]
+    return found
+
+
+def _epsilons(result: Row) -> list[float]:
+    return sorted({r["epsilon"] for r in result["rows"] if r["epsilon"] is not None})
 
 
 def circumstances(result: Row) -> str:
@@ -76,11 +83,14 @@ def utility(result: Row) -> list[str]:
     return report.table(heads, lines)
 
 
-def attacks(result: Row) -> list[str]:
-    """What each attack recovers, in per cent, after tuning (without a codebook: before)."""
+def attacks(result: Row, epsilon: float) -> list[str]:
+    """What each attack recovers, in per cent, after tuning, at an epsilon; and before any where
+    there is no codebook.
+    """
     columns = [
-        (name, rows.get(name != "no codebook") or next(iter(rows.values())))
+        (name.partition(",")[0], rows.get(name != "no codebook") or next(iter(rows.values())))
         for name, rows in _by_name(result).items()
+        if next(iter(rows.values()))["epsilon"] in (None, epsilon)
     ]
     whats: dict[tuple[str, str], None] = {}
     for _, row in columns:
@@ -92,7 +102,7 @@ def attacks(result: Row) -> list[str]:
     for attack, what in whats:
         cells = [_cell(row["outcomes"], attack, what) for _, row in columns]
         lines.append([f"{attack}: {what}", *cells])
-    return report.table(["%, after tuning", *(name for name, _ in columns)], lines)
+    return report.table([f"%, ε / m = {epsilon:.3g}", *(name for name, _ in columns)], lines)
 
 
 def _cell(outcomes: Sequence[Row], attack: str, what: str) -> str:

@@ -68,7 +68,7 @@ def test_the_tables_have_what_was_measured() -> None:
         "| grr, ε / m = 0.5 | 1.5 | 40 (× or / 1.11) | 0.0 ± 2.0 % | 40 (× or / 1.11) | "
         "12.5 ± 2.0 % |"
     )
-    assert noir_report.attacks(result())[-1] == (
+    assert noir_report.attacks(result(), 0.5)[-1] == (
         "| A8: the right token in its place, by trying all | 25.0 (12.5 to 50.0) | "
         "25.0 (12.5 to 50.0) |"
     )
