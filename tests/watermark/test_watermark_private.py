@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,10 +16,6 @@ from models.family import logits as whole_logits
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.race import ClientInput, Outcome, Race
-from spu_llm.app import cli, completing
-from spu_llm.app.completing import GenerateOptions, Provider
-from spu_llm.app.defaults import shipped
-from spu_llm.app.marking import Marking
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
@@ -31,7 +24,6 @@ from spu_llm.runtime.session import PlaintextSession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.service import programs
 from spu_llm.service.agreeing import job_of, of_client, of_provider, task_of
-from spu_llm.service.client import Server
 from spu_llm.service.worker import Task
 from spu_llm.systems.decoding import completion
 from spu_llm.systems.decoding.client_side import ClientSide
@@ -42,8 +34,8 @@ from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.watermark.detecting import marks_of
 from spu_llm.systems.watermark.detecting import uniforms as numbers_of
-from spu_llm.systems.watermark.history import History, HistoryFile, history_path, packed, unpacked
-from spu_llm.systems.watermark.keys import KeyFile, Scheme, token_unit, write_key
+from spu_llm.systems.watermark.history import History, packed, unpacked
+from spu_llm.systems.watermark.keys import KeyFile, Scheme, token_unit
 from spu_llm.systems.watermark.race_marks import (
     MarkedNoise,
     context_of,
@@ -54,7 +46,6 @@ from spu_llm.systems.watermark.race_marks import (
 from spu_llm.systems.watermark.scores import log_p
 from spu_llm.systems.watermark.units import Unit
 from tests.app.conftest import Pair
-from tests.app.processes import ERROR, Start
 from tests.protocols.verifying import two_parties
 from tests.tiny import PRIVATE, PUBLIC, VOCAB, endless, make_pair, save_tokenizer, tiny_params
 from tests.watermark.chains import FALSE_ALARM, NEXT, START, Chain, key_of, p_value
@@ -62,7 +53,6 @@ from tests.watermark.chains import FALSE_ALARM, NEXT, START, Chain, key_of, p_va
 PARAMS, DRAFT_PARAMS = endless(tiny_params(PRIVATE, 1)), endless(tiny_params(PUBLIC, 2))
 LOGITS = jax.jit(lambda tokens: whole_logits(PARAMS, PRIVATE, tokens))
 PROMPT = [40, 41, 42, 43]
-RUN_S = 240.0
 RACE = Scheme(4, method="race")
 
 
@@ -304,110 +294,3 @@ def test_contexts_are_told_before_their_text(pair: Pair) -> None:
     plain = replace(plan, judge=replace(plan.verifier, noise=False))  # type: ignore[type-var]
     with pytest.raises(InputError, match="--verify race"):
         completion._client_side(inputs, plain, lambda event, **fields: None)
-
-
-def test_the_history_has_contexts_before_text_is_shown(
-    tmp_path: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the events of a session, in the order in which they come; the file itself is read."""
-    path, name, seen = tmp_path / "key.history", b"\0abcdefg", []
-
-    def session(*args: Any, **more: Any) -> Any:
-        on_event = args[4]
-        on_event({"event": USED, "names": name.hex()}, None)
-        on_event({"event": "text", "text": "x"}, None)
-        raise InputError("enough")
-
-    def shown(event: dict[str, Any], relay: Any) -> None:
-        seen.append((event["event"], path.read_bytes().endswith(name)))
-
-    monkeypatch.setattr(completing, "run_as_client", session)
-    request, inputs = Request(4, 9, 0, 0.8, "race"), ClientInputs(PROMPT, str(pair.public))
-    provider = Provider("local", Server("127.0.0.1", 1, "local"), pair.private, None, 1)
-    with HistoryFile(path, key_of(2)) as history, pytest.raises(InputError, match="enough"):
-        marking = Marking(KeyFile(key_of(2), RACE), history)
-        options = GenerateOptions(request, inputs, provider, 0.0, marking=marking)
-        completing.generate(options, shown, lambda words: None)
-    assert seen == [("text", True)]
-    assert marking.scheme == {"method": "race", "ngram": 4}
-
-
-# ---- the command
-
-
-@pytest.mark.parametrize(
-    ("key", "options", "words"),
-    [
-        ("race", [], ["add --verify race"]),
-        ("race", ["--verify", "race", "--temperature", "0"], ["no greedy"]),
-        ("none", ["--verify", "race"], ["keygen makes one"]),
-        ("open", ["--verify", "race"], ["chmod 600"]),
-        ("candidates", ["--verify", "race"], ["by candidates", "--race"]),
-        ("foreign", ["--verify", "race"], ["another tokenizer", "--draft-model"]),
-        ("busy", ["--verify", "race"], ["in use by another run"]),
-        ("stray", ["--verify", "race"], ["no history of this key"]),
-    ],
-)
-def test_what_is_refused(
-    key: str, options: Sequence[str], words: Sequence[str], pair: Pair, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    own = Tokenizer.load(pair.public).digest
-    schemes = {
-        "race": RACE, "open": RACE, "busy": RACE, "stray": RACE,
-        "candidates": Scheme(), "foreign": Scheme(method="race", tokenizer="other"),
-    }  # fmt: skip
-    path = tmp_path / key
-    if key in schemes:
-        scheme = schemes[key]
-        write_key(path, key_of(1), replace(scheme, tokenizer=scheme.tokenizer or own))
-    held = open(history_path(path), "ab")  # noqa: SIM115
-    history_path(path).chmod(0o600)
-    if key == "open":
-        path.chmod(0o644)
-    elif key == "busy":
-        fcntl.flock(held, fcntl.LOCK_EX)
-    elif key == "stray":
-        held.write(b"of another one")
-        held.flush()
-    with held, pytest.raises(SystemExit) as end:
-        cli.main([*pair.demo, "--watermark", str(path), *options])
-    heard = capsys.readouterr()
-    (line,) = (line for line in heard.err.splitlines() if line.startswith(ERROR))
-    assert end.value.code == 2 and heard.out == "" and all(word in line for word in words), line
-
-
-@pytest.mark.slow
-def test_two_processes_mark_what_its_key_finds(start: Start, tmp_path: Path) -> None:
-    """The shipped pair; the text alone is looked at. A second run leaves out what the first used,
-    and neither shows the key.
-    """
-    public = Tokenizer.load(shipped("public"))
-    key, file = tmp_path / "key", tmp_path / "result.json"
-    write_key(key, key_of(0), replace(RACE, tokenizer=public.digest))
-    sizes, tokens = [], []
-    for new in (28, 2):
-        demo = start(
-            "demo", "--verify", "race", "--watermark", str(key), "--temperature", "1",
-            "--max-new-tokens", str(new), "--json", str(file),
-        )  # fmt: skip
-        assert demo.wait(RUN_S) == 0, demo.stderr
-        result = json.loads(file.read_text())
-        assert result["config"]["watermark"] == {"method": "race", "ngram": 4}
-        said = file.read_text() + demo.stdout + demo.stderr
-        assert key_of(0).secret.hex() not in said and str(key_of(0).secret) not in said
-        sizes.append(history_path(key).stat().st_size)
-        tokens.append(result["token_ids"])
-        if len(tokens) == 1:
-            (text := tmp_path / "text").write_text(result["text"])
-    header = len(history_path(key).read_bytes().split(b"\n")[0]) + 1
-    noise = MarkedNoise(key_of(0), 4, public.vocab_size, History())
-    first = noise.names(tokens[0], 0, len(tokens[0]))
-    assert 8 * len(first) <= sizes[0] - header <= 8 * (len(first) + 5)
-    both = first | noise.names(tokens[1], 0, len(tokens[1]))
-    assert 8 * len(both) <= sizes[1] - header
-    told = tmp_path / "found.json"
-    detect = start("watermark", "detect", str(text), "--key", str(key), "--tokenizer",
-                   str(shipped("public")), "--json", str(told))  # fmt: skip
-    assert detect.wait(RUN_S) == 0 and detect.stdout.startswith("marked")
-    assert json.loads(told.read_text())["log10_p"] < -6
