@@ -48,7 +48,7 @@ def test_the_history_has_contexts_before_text_is_shown(
         seen.append((event["event"], path.read_bytes().endswith(name)))
 
     monkeypatch.setattr(completing, "run_as_client", session)
-    request, inputs = Request(4, 9, 0, 0.8, "race"), ClientInputs([40, 41, 42, 43], str(pair.public))
+    request, inputs = Request(4, 9, 0, 0.8, "race"), ClientInputs([40] * 4, str(pair.public))
     provider = Provider("local", Server("127.0.0.1", 1, "local"), pair.private, None, 1)
     with HistoryFile(path, key_of(2)) as history, pytest.raises(InputError, match="enough"):
         marking = Marking(KeyFile(key_of(2), RACE), history)
