@@ -13,7 +13,7 @@ NAMES = tuple(
     f"attack_{name}_{mode.replace('-', '_')}"
     for name, attack in ATTACKS.items()
     for mode in MODES
-    if mode in attack.runs
+    if mode in attack.runs and mode not in SPLIT_MODES
 )
 SPLIT_NAMES = tuple(f"attack_noir_{mode}" for mode in SPLIT_MODES)
 

@@ -217,7 +217,7 @@ def in_results(files: Mapping[str, Run]) -> list[str]:
     """The same as paragraphs of RESULTS.md."""
     ((name, data),) = files.items()
     others = [r["others"] for r in data["runs"]]
-    load = f"other work {min(others):.2f} to {max(others):.2f} cores"
+    load = f"load of other work {min(others):.2f} to {max(others):.2f} cores"
     found = "\n".join(f"- {line}" for line in criteria(data))
     return ["\n".join(rows(data)), under_table((name,), [data["machine"]], load), found]
 
