@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import tempfile
@@ -30,12 +29,11 @@ from experiments.common.saved import under_table
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import SpuLlmError
 from spu_llm.core.machine import machine
-from spu_llm.service.launching import end
+from spu_llm.service.launching import own_provider
 from spu_llm.service.supervisor import python_command
 
 MODES = ("full", "mpc", "noir", "plain")
 SPLIT = "1,1"
-_START_S = 60.0
 
 Run = dict[str, Any]
 
@@ -57,24 +55,11 @@ def _client(arguments: Sequence[str], json_file: Path) -> Run:
 @contextmanager
 def _middle(mode: str, model: Path, network: str) -> Iterator[str]:
     """A provider of the middle for one session; where it listens."""
-    readable, writable = os.pipe()
     command = [*python_command("spu_llm.app.cli"), "split", "serve", "--mode", mode,
                "--split", SPLIT, "--model", str(model), "--listen", "127.0.0.1:0", "--insecure",
-               "--network", network, "--once", "--exit-with-parent",
-               f"--report-fd={writable}"]  # fmt: skip
-    with open(readable, encoding="utf-8") as reports:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            pass_fds=[writable], start_new_session=True,
-        )  # fmt: skip
-        os.close(writable)
-        try:
-            told = json.loads(reports.readline() or "{}")
-            if "port" not in told:
-                raise SpuLlmError(f"the provider did not start: {told.get('error', '')}")
-            yield f"127.0.0.1:{told['port']}"
-        finally:
-            end(process)
+               "--network", network, "--once", "--exit-with-parent"]  # fmt: skip
+    with own_provider(command, network) as server:
+        yield f"{server.host}:{server.port}"
 
 
 def one(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -32,10 +32,8 @@ def local_provider(
     jobs: int = 1,
     credentials: tuple[Path, Path] | None = None,
 ) -> Iterator[Server]:
-    """A provider process on this machine that serves one session. `credentials`: its identity and
-    whom it trusts; None: in the clear.
-
-    When the session fails because of the provider, the error says what the provider reported.
+    """A provider process on this machine that serves one session (`own_provider`). `credentials`:
+    its identity and whom it trusts; None: in the clear.
     """
     command = [*python_command("spu_llm.app.cli"), "serve", "--model", str(model)]
     command += ["--listen", "127.0.0.1:0", "--network", network]
@@ -48,6 +46,16 @@ def local_provider(
     command += [f"--sampling-seed={sampling_seed}"] if sampling_seed is not None else []
     command += [f"--pool={pool}"] if pool is not None else []
     command += [f"--jobs={jobs}"]
+    with own_provider(command, network) as server:
+        yield server
+
+
+@contextmanager
+def own_provider(command: Sequence[str], network: str) -> Iterator[Server]:
+    """A provider process that ends with this one, by a command that takes `--report-fd`.
+
+    When the session fails because of the provider, the error says what the provider reported.
+    """
     readable, writable = os.pipe()
     with open(readable, encoding="utf-8") as reports:
         try:
