@@ -120,19 +120,32 @@ def _run(
     return jax.tree.map(whole, found)  # type: ignore[no-any-return]
 
 
+def lanes_after(
+    config: ModelConfig, weights: Params, tokens: jax.Array, cache: Block, at: jax.Array
+) -> tuple[jax.Array, Block]:
+    """Normalised rows [lane, k, d] of tokens [lane, k] after the first `at` rows of every lane of
+    the cache, for the head; and the cache with theirs. What only fills up may stand past the
+    context.
+    """
+    family, (lanes, k) = family_of(config), tokens.shape
+    columns = jnp.arange(cache.positions)
+    seen = columns[None] <= at + jnp.arange(k)[:, None]
+    positions = jnp.minimum(at + jnp.arange(k, dtype=jnp.int32), config.context - 1)
+    rows = Rows(jnp.tile(positions, (lanes, 1)), jnp.broadcast_to(seen, (lanes, *seen.shape)), at)
+    x = family.embed(weights, config, tokens.reshape(-1), rows.positions.reshape(-1))
+    out, written, _ = family.forward(weights, config, x, rows, cache)
+    return out.reshape(lanes, k, -1), written
+
+
 def _forward(
     config: ModelConfig, weights: Params, tokens: jax.Array, cache: Block, at: jax.Array,
     last: jax.Array,
 ) -> tuple[jax.Array, jax.Array, Block]:  # fmt: skip
     """The same of few."""
-    family, (m, k) = family_of(config), tokens.shape
-    columns = jnp.arange(cache.positions)
-    seen = columns[None] <= at + jnp.arange(k)[:, None]
-    positions = jnp.minimum(at + jnp.arange(k, dtype=jnp.int32), config.context - 1)
-    rows = Rows(jnp.tile(positions, (m, 1)), jnp.broadcast_to(seen, (m, *seen.shape)), at)
-    x = family.embed(weights, config, tokens.reshape(-1), rows.positions.reshape(-1))
-    out, written, _ = family.forward(weights, config, x, rows, cache)
-    logs = jax.nn.log_softmax(family.head(weights, out).reshape(m, k, -1), axis=-1)
+    m, k = tokens.shape
+    out, written = lanes_after(config, weights, tokens, cache, at)
+    logits = family_of(config).head(weights, out.reshape(m * k, -1))
+    logs = jax.nn.log_softmax(logits.reshape(m, k, -1), axis=-1)
     which = jax.nn.one_hot(tokens[:, 1:], config.vocab_size, dtype=bool)
     inside = jnp.sum(jnp.where(which, logs[:, :-1], 0.0), axis=-1)
     return inside, jax.lax.dynamic_index_in_dim(logs, last, 1, keepdims=False), written

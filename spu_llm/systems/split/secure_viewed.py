@@ -24,9 +24,9 @@ from models.hf import load_model
 from models.split import Split
 from protocols.arithmetic.product import LIFT
 from spu_llm.core.channel import Channel
-from spu_llm.core.errors import InputError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
+from spu_llm.systems.decoding import viewed
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
 from spu_llm.systems.decoding.secure_model import Layout, OpenRows
@@ -36,11 +36,9 @@ _NOTHING = JudgeInputs(None, None)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Lengths of prompts, one after the other, and steps of one token each after every one."""
+class Asked(viewed.Asked):
+    """The same of a split model: blocks of its front and back."""
 
-    prompt_tokens: tuple[int, ...]
-    steps: int
     front: int
     back: int
 
@@ -51,11 +49,7 @@ class Asked:
     def check(self, config: ModelConfig) -> None:
         """InputError when they do not fit the model."""
         self.split.check(config)
-        if self.steps < 0 or min(self.prompt_tokens, default=0) < 1:
-            raise InputError("there is nothing to run")
-        rows = max(self.prompt_tokens) + self.steps
-        if rows > config.context:
-            raise InputError(f"{rows} tokens do not fit this model")
+        super().check(config)
 
 
 @dataclass(frozen=True)

@@ -191,8 +191,8 @@ class Losses:
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """The directory is this session's alone. InputError when another one uses it, or others than
-    its owner may read it.
+    """Nothing else uses the directory meanwhile. InputError when something does, or when others
+    than its owner may read it.
     """
     own_directory(directory)
     with _failures(directory):

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.cache import Block, Rows
+from models.cache import Block
 from models.family import ModelConfig, family_of
+from models.scoring import lanes_after
 from protocols.verification.distribution import Sampling
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
@@ -152,12 +153,6 @@ def _forward(
     """Of tokens [lane, k] after the first `at` rows: logits [lane, vocab] after number `last`, and
     the cache with all of them.
     """
-    family, (lanes, k) = family_of(config), tokens.shape
-    columns = jnp.arange(cache.positions)
-    seen = columns[None] <= at + jnp.arange(k)[:, None]
-    positions = jnp.minimum(at + jnp.arange(k, dtype=jnp.int32), config.context - 1)
-    rows = Rows(jnp.tile(positions, (lanes, 1)), jnp.broadcast_to(seen, (lanes, *seen.shape)), at)
-    x = family.embed(weights, config, tokens.reshape(-1), rows.positions.reshape(-1))
-    out, written, _ = family.forward(weights, config, x, rows, cache)
-    after = jax.lax.dynamic_index_in_dim(out.reshape(lanes, k, -1), last, 1, keepdims=False)
-    return family.head(weights, after), written
+    out, written = lanes_after(config, weights, tokens, cache, at)
+    after = jax.lax.dynamic_index_in_dim(out, last, 1, keepdims=False)
+    return family_of(config).head(weights, after), written
