@@ -37,3 +37,12 @@ def simulation() -> Iterator[Simulation]:
     """Both parties as threads on real Cheetah; set up once, since oblivious transfer is."""
     with Simulation() as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def own_simulation() -> Iterator[Simulation]:
+    """One for a file's weights alone: a session has one matrix of a name and a shape, so in
+    `simulation` those of `tests.models.test_generate` are the only ones that are named as theirs.
+    """
+    with Simulation() as running:
+        yield running

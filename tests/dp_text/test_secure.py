@@ -76,7 +76,7 @@ def test_without_noise_it_is_the_likeliest_text() -> None:
 
 
 @pytest.mark.slow
-def test_two_parties_write_the_likeliest_text(simulation: Simulation) -> None:
+def test_two_parties_write_the_likeliest_text(own_simulation: Simulation) -> None:
     """Without noise; they learn what is declared."""
     wanted, ahead = likeliest_text(REQUEST)
     assert ahead > 0.03  # more than a secure forward is off by
@@ -85,7 +85,7 @@ def test_two_parties_write_the_likeliest_text(simulation: Simulation) -> None:
         session.ledger.openings.clear()
         return session_text(session), [vars(o) for o in session.ledger.openings]
 
-    (of_client, openings), (of_provider, same) = simulation.run(program)
+    (of_client, openings), (of_provider, same) = own_simulation.run(program)
     assert of_client == of_provider == wanted and openings == same
     seen = [(o["learner"], o["label"], o["count"]) for o in openings]
     place = ("provider", "place of the token among its candidates", 1)
@@ -105,7 +105,7 @@ ONE = replace(REQUEST, clip=2.0, top_k=2, temperature=0.3, max_new_tokens=1, pla
 
 
 @pytest.mark.slow
-def test_a_token_has_the_generators_law(simulation: Simulation) -> None:
+def test_a_token_has_the_generators_law(own_simulation: Simulation) -> None:
     """Chi-square of 200 first tokens, each of noise and an order of its own, on the rows of one
     forward, against the plaintext generator's law: false-alarm rate 1e-6. The law without
     references, and that of half the noise, fail.
@@ -121,7 +121,7 @@ def test_a_token_has_the_generators_law(simulation: Simulation) -> None:
         rows, live = drawn.begin(drawn.decoder(), client)
         return [drawn.draw(client, provider, rows, live, []) for _ in range(200)]
 
-    client, provider = simulation.run(program)
+    client, provider = own_simulation.run(program)
     assert client == provider
     laws = []
     of_public, of_private = first_logits(ONE)
@@ -158,7 +158,7 @@ def p_of(tokens: list[int], law: np.ndarray) -> float:
 
 
 @pytest.mark.slow
-def test_what_is_sent_does_not_depend_on_the_references(simulation: Simulation) -> None:
+def test_what_is_sent_does_not_depend_on_the_references(own_simulation: Simulation) -> None:
     """As many messages and bytes whether references are null or not, and where activations leave
     their ranges, which ends a completion; nothing but the place and the token is opened.
     """
@@ -182,7 +182,7 @@ def test_what_is_sent_does_not_depend_on_the_references(simulation: Simulation) 
                 found.append((sent.messages - before.messages, sent.bytes - before.bytes))
         return found
 
-    client, provider = simulation.run(program)
+    client, provider = own_simulation.run(program)
     assert client == provider
     for of_config in (client[:3], client[3:]):
         # SPU's own messages differ by a few bytes from run to run.

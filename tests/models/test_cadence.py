@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,16 +182,9 @@ def watch(simulation: Simulation, tokenizer: Tokenizer, slower: float) -> Any:
     return gaps, stayed == DRAFTS + 1
 
 
-@pytest.fixture(scope="module")
-def simulation() -> Iterator[Simulation]:
-    """Its own: material of products with weights belongs to one set of weights a session."""
-    with Simulation() as parties:
-        yield parties
-
-
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "no cadence"])
 def test_gaps_say_nothing_of_the_accepted_count(
-    simulation: Simulation, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, kept: bool
+    own_simulation: Simulation, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     """Times at the provider after steps whose drafts all stayed and after steps whose drafts all
     went, with a client that drafts 60 ms longer after the former: ranks as of one distribution
@@ -200,7 +192,7 @@ def test_gaps_say_nothing_of_the_accepted_count(
     """
     interval = Cadence(0.2 if kept else 1e-9)
     monkeypatch.setattr(client_side.Cadence, "of", lambda rehearse: interval)
-    gaps, stayed = watch(simulation, tokenizer, slower=0.06)
+    gaps, stayed = watch(own_simulation, tokenizer, slower=0.06)
     p = [mannwhitneyu(g[stayed], g[~stayed]).pvalue for g in gaps.T]
     if kept:
         assert min(p) > FALSE_ALARM / 2, gaps

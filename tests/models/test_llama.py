@@ -4,7 +4,7 @@ lanes, positions public and hidden, drafted completions; and checkpoints that ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -299,13 +299,6 @@ class Opened:
 
 
 OPENED: Any = Opened()
-
-
-@pytest.fixture(scope="module")
-def own_simulation() -> Iterator[Simulation]:
-    """With material for this model's weights alone."""
-    with Simulation() as running:
-        yield running
 
 
 def tokens_of(lane: int, step: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -177,13 +176,6 @@ def outliers() -> Params:
         block["proj"]["weight"] *= 0.2
     params["ln_f"]["gain"] = np.full(64, 4.5, np.float32)
     return params
-
-
-@pytest.fixture(scope="module")
-def own_simulation() -> Iterator[Simulation]:
-    """With material for this model's weights alone, some of which is left over."""
-    with Simulation() as running:
-        yield running
 
 
 def test_outliers_are_as_large_as_they_should_be() -> None:

@@ -144,7 +144,7 @@ def found(key: int, tokens: Sequence[int]) -> float:
 
 @pytest.mark.slow
 def test_the_provider_sees_the_same_with_a_mark_and_without(
-    tokenizer: Tokenizer, simulation: Simulation
+    tokenizer: Tokenizer, own_simulation: Simulation
 ) -> None:
     """Two parties write the marked text of the clear, by the messages of a race without a mark, of
     the same sizes in the same order; neither learns another thing.
@@ -167,7 +167,7 @@ def test_the_provider_sees_the_same_with_a_mark_and_without(
             ]
             return client and client.tokens, report.steps, sent, session.ledger.learned()
 
-        return simulation.run(program)
+        return own_simulation.run(program)
 
     (tokens, steps, *of_client), (_, _, *of_provider) = run(True)
     assert tokens == expected_text(noise_of(5, History()), 5)
