@@ -3,7 +3,7 @@
 Both parties make the same random logits of a step and share them under uniform masks; the client
 drafts from distributions near them. From logits: what a step runs after its forward. From
 probabilities: the same without the exponential, on shares of the exact weights exp(z - max z).
-`race` takes logits alone.
+`race` and `marked` take logits alone.
 
 Correlated randomness is made before the clock starts and reported on its own. A run lasts from a
 moment that both parties agreed on until the later one of them is done; they read one clock, since a
@@ -51,6 +51,7 @@ from spu_llm.runtime.session import private_tree
 from spu_llm.systems.program import Job, Nothing, Program, Send
 
 SOURCES = ("probabilities", "logits")
+NOISY = ("race", "marked")  # they add noise to logits, and take no weights
 
 _open = opening("rows of a block (study)", Owner.JOINT, "open")
 
@@ -80,7 +81,7 @@ class Request:
         _check_names("--from", self.sources, SOURCES)
         commands.check_range("--repeat", self.repeat, 1)
         if not self.cells and not self.block:
-            raise InputError("race takes logits alone; add --from logits or another variant")
+            raise InputError("race and marked take logits; add --from logits or another variant")
 
     @property
     def cells(self) -> list[tuple[str, str]]:
@@ -89,7 +90,7 @@ class Request:
             (variant, source)
             for variant in dict.fromkeys(self.variants)
             for source in dict.fromkeys(self.sources)
-            if (variant, source) != ("race", "probabilities")
+            if source == "logits" or variant not in NOISY
         ]
 
 
@@ -247,10 +248,11 @@ class VerifyBench(Bench):
         self, chosen: Verifier, step: Step | None, number: int, count: int
     ) -> tuple[Any, Any]:
         """Both parties' inputs to the verifier."""
-        session, shapes = self._session, chosen.client_shapes(count, self._request.vocab)
+        session, vocab = self._session, self._request.vocab
+        shapes = chosen.client_shapes(count, vocab)
         return private_tree(session, CLIENT, attrgetter("client"), shapes, step), private_tree(
-            session, PROVIDER, chosen.provider_input, chosen.provider_shapes(count),
-            count, verify_data.provider_stream(number),
+            session, PROVIDER, chosen.provider_input, chosen.provider_shapes(count, vocab),
+            count, vocab, verify_data.provider_stream(number),
         )  # fmt: skip
 
 
@@ -328,7 +330,7 @@ def cost(variant: str, source: str, drafts: int, vocab: int) -> Cost:
     args = [
         jax.ShapeDtypeStruct((drafts + 1, vocab), np.float32),
         chosen.client_shapes(drafts, vocab),
-        chosen.provider_shapes(drafts),
+        chosen.provider_shapes(drafts, vocab),
     ]
     return cost_of(function_of(chosen, source == "probabilities"), args)
 

@@ -87,7 +87,7 @@ class Step:
             draft, q[i] = variant.propose(draft_logits(logits, i), i, streams)
             drafts.append(draft)
         client = variant.client_input(drafts, q, 0, streams)
-        provider = variant.provider_input(count, provider_stream(run))
+        provider = variant.provider_input(count, logits.shape[1], provider_stream(run))
         return Step(variant, logits, exact, run, drafts, q, client, provider)
 
     def weights(self, row: int) -> np.ndarray:
@@ -119,7 +119,7 @@ def mistakes(step: Step, outcome: Any) -> list[str]:
     count, vocab = len(step.drafts), step.logits.shape[1]
     if not (0 <= k <= count and 0 <= chosen < vocab):
         return [f"{k} of {count} drafts accepted, then token {chosen} of {vocab}"]
-    check = {"token": _token_mistakes, "race": _race_mistakes}.get(
+    check = {"token": _token_mistakes, "race": _race_mistakes, "marked": _race_mistakes}.get(
         step.verifier.name, _post_mistakes
     )
     return check(step, outcome, k, chosen)
@@ -210,9 +210,10 @@ def places(weights: np.ndarray, off: np.ndarray, fraction: float) -> range:
 
 def _race_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
     """Every emitted token wins its row; the rejected draft does not."""
+    noise = step.provider if step.verifier.name == "marked" else step.client.noise
     found = []
     for i, emitted in enumerate([*step.drafts[:k], chosen]):
-        row = step.logits[i] / _UNIT + step.client.noise[i]
+        row = step.logits[i] / _UNIT + noise[i]
         if row.max() - row[emitted] > NOISE_ERROR:
             found.append(f"token {emitted} does not win row {i}")
     if k < len(step.drafts) and chosen == step.drafts[k]:

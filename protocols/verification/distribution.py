@@ -80,6 +80,11 @@ class Sampling:
         return keep
 
 
+def gumbel(uniform: np.ndarray) -> np.ndarray:
+    """Standard Gumbel numbers of uniform ones in [0, 1): |g| < 37."""
+    return -np.log(-np.log(np.clip(uniform, 2.0**-53, 1 - 2.0**-53)))
+
+
 def quantised(p: np.ndarray, bits: int = DRAFT_BITS) -> np.ndarray:
     """Integers [vocab] that sum to 2^bits, nearest to p 2^bits (largest remainders)."""
     scaled = p * (2.0**bits / p.sum())

@@ -85,7 +85,7 @@ class Post:
         rows = jax.ShapeDtypeStruct((drafts, vocab), np.int32)
         return ClientInput(each, rows if self.naive else each, each)
 
-    def provider_shapes(self, drafts: int) -> None:
+    def provider_shapes(self, drafts: int, vocab: int) -> None:
         return None
 
     def propose(
@@ -104,7 +104,7 @@ class Post:
         r = streams.sampling.uniform((count,)) * 2**accept
         return ClientInput(np.array(drafts, np.int32), of_drafts, r.astype(np.int32))
 
-    def provider_input(self, drafts: int, stream: Prg) -> None:
+    def provider_input(self, drafts: int, vocab: int, stream: Prg) -> None:
         return None
 
     def verify(

@@ -18,7 +18,7 @@ by ten times that.
 
 Numbers and places are chosen between as words of 24 or 32 bits, whose products are off by one with
 probability 2^-31 each (`protocols.bits.mux`): over a tournament of 32,000 numbers a place is wrong
-with some 10^-8. It is then a neighbour, or no token at all, which `Race.resolve` refuses.
+with some 10^-8. It is then a neighbour, or no token at all, which `winner` refuses.
 
 Simulation. Openings: the bits 0^k 1^(d-k), and the winner of row k, of d + 1 winners the only one
 that is opened. Both follow from the emitted tokens. The client knows the noise: a token also says
@@ -41,7 +41,7 @@ from protocols.bits.compare import sign
 from protocols.bits.logic import prefix_or
 from protocols.bits.slices import by_rows
 from protocols.functions.argmax import argmax
-from protocols.verification.distribution import Sampling, Streams
+from protocols.verification.distribution import Sampling, Streams, gumbel
 from protocols.verification.progress import open_stop, row_at
 from spu_llm.core.errors import WireError
 from spu_llm.core.prg import Prg
@@ -78,7 +78,7 @@ class Race:
         noise = jax.ShapeDtypeStruct((drafts + 1, vocab), np.float32) if self.noise else None
         return ClientInput(jax.ShapeDtypeStruct((drafts,), np.int32), noise)
 
-    def provider_shapes(self, drafts: int) -> None:
+    def provider_shapes(self, drafts: int, vocab: int) -> None:
         return None
 
     def propose(
@@ -103,7 +103,7 @@ class Race:
         with np.errstate(divide="ignore"):
             return int(np.argmax(np.log(q) + noise)), q
 
-    def provider_input(self, drafts: int, stream: Prg) -> None:
+    def provider_input(self, drafts: int, vocab: int, stream: Prg) -> None:
         return None
 
     def verify(
@@ -117,22 +117,25 @@ class Race:
     def resolve(
         self, outcome: Outcome, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
     ) -> tuple[int, int]:
-        token = int(outcome.token)
-        if not 0 <= token < q.shape[-1]:
-            raise WireError(f"the winner stands at {token}, where there is no token")
-        return int(outcome.accepted), token
+        return winner(outcome, q.shape[-1])
 
     def _noise(self, vocab: int, position: int, streams: Streams) -> np.ndarray:
         """Gumbel noise of a position: the same whenever it is asked for."""
-        # Never 0 or 1, and |g| < 37.
-        uniform = streams.sampling.child(f"noise {position}").uniform((vocab,))
-        return -np.log(-np.log(np.clip(uniform, 2.0**-53, 1 - 2.0**-53)))
+        return gumbel(streams.sampling.child(f"noise {position}").uniform((vocab,)))
 
 
 def brought(drafts: Sequence[int], noise: Sequence[np.ndarray]) -> ClientInput:
     """The client's input: drafts, and noise of their positions and the one after, if any."""
     rows = np.stack(noise).astype(np.float32) if noise else None
     return ClientInput(np.array(drafts, np.int32), rows)
+
+
+def winner(outcome: Outcome, vocab: int) -> tuple[int, int]:
+    """Accepted drafts, and the token after them; WireError when it is none of `vocab`."""
+    token = int(outcome.token)
+    if not 0 <= token < vocab:
+        raise WireError(f"the winner stands at {token}, where there is no token")
+    return int(outcome.accepted), token
 
 
 def verify(

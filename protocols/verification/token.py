@@ -80,10 +80,10 @@ class Token:
         return ClientInput(
             jax.ShapeDtypeStruct((drafts,), np.int32),
             jax.ShapeDtypeStruct((drafts + 1, vocab), np.int32),
-            self.provider_shapes(drafts),
+            self.provider_shapes(drafts, vocab),
         )
 
-    def provider_shapes(self, drafts: int) -> Randomness:
+    def provider_shapes(self, drafts: int, vocab: int) -> Randomness:
         return Randomness(*(jax.ShapeDtypeStruct((n,), np.int32) for n in (drafts, 2)))
 
     def propose(
@@ -98,7 +98,7 @@ class Token:
         secret = _secret(len(drafts), streams.sampling)
         return ClientInput(np.array(drafts, np.int32), distributions.astype(np.int32), secret)
 
-    def provider_input(self, drafts: int, stream: Prg) -> Randomness:
+    def provider_input(self, drafts: int, vocab: int, stream: Prg) -> Randomness:
         return _secret(drafts, stream)
 
     def verify(

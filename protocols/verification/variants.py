@@ -1,4 +1,4 @@
-"""Verification of drafted tokens: one interface, four variants, and who learns what.
+"""Verification of drafted tokens: one interface, five variants, and who learns what.
 
 A step: the client drafts in the clear (`propose`), both parties run one secure forward over the
 last token and the drafts, `verify` decides on its logits which drafts stay, and the client writes
@@ -9,16 +9,16 @@ distribution; the variants differ in what the parties see on the way:
 |---|---|---|
 | `naive`, `post` | tokens, all rejection bits (top-k, top-p: and as many more), one row of the \
 distribution a step | draft length, steps, accepted count per step |
-| `token` (default), `race` | the emitted tokens | draft length, steps, length limits |
-| `token`, `race` with progress shown | the emitted tokens | and accepted count per step |
+| `token` (default), `race`, `marked` | the emitted tokens | draft length, steps, length limits |
+| `token`, `race`, `marked` with progress shown | the emitted tokens | and accepted count per step |
 
 The emitted tokens are those of whole steps: where the text ends inside one, the client has seen up
 to d tokens more. They are a function of what the client brings, and it may bring what it likes:
 drafts and their distributions q everywhere, thresholds r in `naive` and `post`, the noise in
-`race`. In `token` a client that claims false distributions learns more from a token than an honest
-one (a claim that leaves room for one token alone asks whether p exceeds it; a claim of next to
-nothing forces a draft through). Joint randomness takes r from its hands, not q: no variant is more
-than semi-honest.
+`race`; in `marked` drafts alone. In `token` a client that claims false distributions learns more
+from a token than an honest one (a claim that leaves room for one token alone asks whether p exceeds
+it; a claim of next to nothing forces a draft through). Joint randomness takes r from its hands, not
+q: no variant is more than semi-honest.
 
 A party that deviates reaches more:
 
@@ -28,6 +28,8 @@ A party that deviates reaches more:
 opened stop answers a question of its choice about the drafts or the prompt at every step: a draft \
 among 64 candidates in 6 steps | nothing at a step; when the text ends, after how many steps, and \
 whether the client gives up for an activation out of range may still depend on what it asked |
+| provider brings noise of its choice in `marked` | the same: a large number makes a token of its \
+choice win | the same; and the text is the provider's |
 | client adds constants to its shares | logits and acceptance biased at will, and tokens that \
 answer questions about single weights: layers can be extracted, as MUSE does (Lehmkuhl et al., \
 USENIX Security 2021) | the same |
@@ -53,6 +55,7 @@ import numpy as np
 from jax import Array
 
 from protocols.verification.distribution import Sampling, Streams
+from protocols.verification.marked import Marked
 from protocols.verification.post import Post
 from protocols.verification.race import Race
 from protocols.verification.token import Token
@@ -60,8 +63,8 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.op import Functionality
 from spu_llm.core.prg import Prg
 
-VARIANTS = ("token", "post", "naive", "race")
-HIDING = ("token", "race")  # those that can hide progress from the provider
+VARIANTS = ("token", "post", "naive", "race", "marked")
+HIDING = ("token", "race", "marked")  # those that can hide progress from the provider
 
 _STEPS = "draft length, number of steps"
 _PUBLISHED = Functionality(
@@ -78,6 +81,10 @@ FUNCTIONALITIES = {  # with progress shown
     ),
     "race": Functionality(
         client="emitted tokens of whole steps, under noise of its own choice",
+        provider=f"{_STEPS}, accepted count per step",
+    ),
+    "marked": Functionality(
+        client="emitted tokens of whole steps, under noise of the provider's",
         provider=f"{_STEPS}, accepted count per step",
     ),
 }
@@ -130,10 +137,10 @@ class Verifier(Rule, Protocol):
     def client_shapes(self, drafts: int, vocab: int) -> Any:
         """Shapes and types of the client's input to `verify`."""
 
-    def provider_shapes(self, drafts: int) -> Any:
-        """Shapes and types of the provider's: its part of the joint randomness, or None."""
+    def provider_shapes(self, drafts: int, vocab: int) -> Any:
+        """Shapes and types of the provider's: its part of the joint randomness, noise, or None."""
 
-    def provider_input(self, drafts: int, stream: Prg) -> Any:
+    def provider_input(self, drafts: int, vocab: int, stream: Prg) -> Any:
         """The provider's input."""
 
     def verify(self, logits: Array, client: Any, provider: Any) -> tuple[Any, Array]:
@@ -168,6 +175,8 @@ def verifier(variant: str, sampling: Sampling, *, hide_progress: bool = False) -
         raise InputError(f"--verify {variant} shows progress to the provider; use --verify token")
     if sampling.greedy or variant == "race":
         return Race(sampling, not sampling.greedy, hide_progress)
+    if variant == "marked":
+        return Marked(sampling, hide_progress)
     if variant == "token":
         return Token(sampling, hide_progress)
     return Post(sampling, naive=variant == "naive")

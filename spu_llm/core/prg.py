@@ -44,6 +44,18 @@ class Prg:
         count = math.prod(shape)
         return np.frombuffer(self._stream.update(bytes(8 * count)), np.uint64).reshape(shape)
 
+    def words_at(self, places: np.ndarray) -> np.ndarray:
+        """The words at these places (int64, of any shape) of the stream from its beginning on, as
+        `words` gives them one after the other. The stream stays where it is.
+        """
+        flat = np.asarray(places, np.int64).reshape(-1)
+        # In counter mode block b is the encryption of b; two words of eight bytes are in each.
+        counters = np.zeros((flat.size, 2), ">u8")
+        counters[:, 1] = flat >> 1
+        single = Cipher(algorithms.AES(self._key), modes.ECB()).encryptor()
+        blocks = np.frombuffer(single.update(counters.tobytes()), np.uint64).reshape(-1, 2)
+        return np.where(flat & 1, blocks[:, 1], blocks[:, 0]).reshape(np.shape(places))
+
     def uniform(self, shape: tuple[int, ...]) -> np.ndarray:
         """float64 uniform in [0, 1) with 53 random bits."""
         return (self.words(shape) >> np.uint64(11)).astype(np.float64) * 2.0**-53

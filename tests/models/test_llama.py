@@ -290,7 +290,7 @@ class Opened:
     def client_shapes(self, drafts: int, vocab: int) -> None:
         return None
 
-    def provider_shapes(self, drafts: int) -> None:
+    def provider_shapes(self, drafts: int, vocab: int) -> None:
         return None
 
     def verify(self, rows: Any, client: None, provider: None) -> tuple[Any, Any]:

@@ -220,8 +220,8 @@ def test_each_party_brings_its_own_randomness() -> None:
     streams = Streams(Prg.from_seed(1, "drafts"), Prg.from_seed(1, "sampling"))
     made = [verifier.client_input(drafts, q, 0, streams).randomness for _ in range(2)]
     stream = Prg.from_seed(2, "provider")
-    made += [verifier.provider_input(3, stream) for _ in range(2)]
-    made.append(verifier.provider_input(3, Prg.from_seed(3, "provider")))
+    made += [verifier.provider_input(3, 4, stream) for _ in range(2)]
+    made.append(verifier.provider_input(3, 4, Prg.from_seed(3, "provider")))
     words = np.concatenate([np.concatenate(r) for r in made])
     assert words.dtype == np.int32 and len(set(words.tolist())) == words.size == 25
 
@@ -242,7 +242,7 @@ def test_draws_with_the_randomness_of_both_follow_the_private_model() -> None:
     for _ in range(4_000):
         draft, q = verifier.propose(public, 0, streams)
         of_client = verifier.client_input([draft], q[None], 0, streams)
-        of_provider = verifier.provider_input(1, provider)
+        of_provider = verifier.provider_input(1, vocab, provider)
         same = [r._replace(draw=r.draw[:1].repeat(2)) for r in (of_client.randomness, of_provider)]
         for tally, m, t in ((counts, of_client, of_provider),
                             (broken, of_client._replace(randomness=same[0]), same[1])):  # fmt: skip

@@ -36,7 +36,7 @@ from tests.watermark.chains import key_of
 GRAM = st.lists(st.binary(max_size=6), max_size=6).map(tuple)
 SCHEMES = st.builds(
     Scheme, st.integers(1, MAX_NGRAM), st.sampled_from([Family(f) for f in FAMILIES]),
-    st.just("tokens"), st.sampled_from(["candidates", "race"]), st.text(max_size=8),
+    st.just("tokens"), st.sampled_from(["candidates", "race", "provider"]), st.text(max_size=8),
 )  # fmt: skip
 
 

@@ -157,7 +157,10 @@ class Decoder:
 
     def _of_provider(self, count: int, stream: Prg) -> Any:
         assert not isinstance(self._judge, KeepRows | OpenRows)
-        drawn = [self._judge.provider_input(count - 1, stream) for _ in self._layout.prompts]
+        vocab = self._layout.config.vocab_size
+        drawn = [
+            self._judge.provider_input(count - 1, vocab, stream) for _ in self._layout.prompts
+        ]
         return side_by_side(drawn)
 
     def judge_shapes(self, count: int) -> JudgeInputs:
@@ -167,8 +170,8 @@ class Decoder:
         def of_all(lane: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((layout.lanes, *lane.shape), lane.dtype)
 
-        client = self._judge.client_shapes(count - 1, layout.config.vocab_size)
-        provider = self._judge.provider_shapes(count - 1)
+        sizes = count - 1, layout.config.vocab_size
+        client, provider = self._judge.client_shapes(*sizes), self._judge.provider_shapes(*sizes)
         return JudgeInputs(*jax.tree.map(of_all, (client, provider)))
 
     def _retain(self, retained: Retained) -> None:

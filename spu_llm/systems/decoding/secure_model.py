@@ -125,7 +125,7 @@ class KeepRows:
     def client_shapes(self, drafts: int, vocab: int) -> None:
         return None
 
-    def provider_shapes(self, drafts: int) -> None:
+    def provider_shapes(self, drafts: int, vocab: int) -> None:
         return None
 
 
@@ -142,7 +142,7 @@ class OpenRows:
     def client_shapes(self, drafts: int, vocab: int) -> None:
         return None
 
-    def provider_shapes(self, drafts: int) -> None:
+    def provider_shapes(self, drafts: int, vocab: int) -> None:
         return None
 
     def verify(self, rows: Array, client: None, provider: None) -> tuple[Array, None]:

@@ -25,7 +25,7 @@ from spu_llm.systems.watermark.cdfs import Family
 FORMAT = 1
 MAX_NGRAM = 32
 UNITS = ("tokens", "words")
-METHODS = ("candidates", "race")
+METHODS = ("candidates", "race", "provider")
 _HALF = 8  # bytes: of a digest's number, and of its name
 
 
@@ -40,7 +40,8 @@ class Seed(NamedTuple):
 class Scheme:
     """What detection has to know beside the key. `method`: `candidates`, the black-box watermark,
     whose n-grams end with the unit they mark; `race`, noise from the n - 1 tokens before it
-    (`race_marks`). `tokenizer`: its digest, where units are tokens.
+    (`race_marks`); `provider`, noise of a place in a session, whatever text stands there
+    (`sessions`). `tokenizer`: its digest, where units are tokens.
     """
 
     ngram: int = 4
@@ -55,9 +56,9 @@ class Scheme:
         if self.units not in UNITS:
             raise InputError(f"units are {' or '.join(UNITS)}, not {self.units!r}")
         if self.method not in METHODS:
-            raise InputError(f"methods are {' and '.join(METHODS)}, not {self.method!r}")
-        if self.method == "race" and self.units != "tokens":
-            raise InputError("the method race marks tokens")
+            raise InputError(f"methods are {', '.join(METHODS)}, not {self.method!r}")
+        if self.method != "candidates" and self.units != "tokens":
+            raise InputError(f"the method {self.method} marks tokens")
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,14 @@ class Key:
     def row(self, number: int) -> Prg:
         """A stream of numbers for a place, whatever text stands there."""
         return Prg(self._hash(b"place", number.to_bytes(8, "little"), KEY_BYTES))
+
+    def session(self, nonce: bytes) -> Prg:
+        """The stream of numbers for all places of one session."""
+        return Prg(self.of_session(nonce))
+
+    def of_session(self, nonce: bytes) -> bytes:
+        """That stream's own key, of which neither this key nor another session's follows."""
+        return self._hash(b"session", nonce, KEY_BYTES)
 
     def fingerprint(self) -> bytes:
         return self._hash(b"fingerprint", b"", 16)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from protocols.verification.distribution import gumbel
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.history import History
 from spu_llm.systems.watermark.keys import Key, token_unit
@@ -36,11 +37,6 @@ def stream_of(key: Key, context: Sequence[int]) -> Prg:
 
 def _inside(stream: Prg, count: int) -> np.ndarray:
     return np.clip(stream.uniform((count,)), TINY, 1 - TINY)
-
-
-def gumbel(uniform: np.ndarray) -> np.ndarray:
-    """As `protocols.verification.race` makes its own: |g| < 37."""
-    return -np.log(-np.log(uniform))
 
 
 def context_of(tokens: Sequence[int], ngram: int) -> tuple[int, ...]:
