@@ -117,6 +117,7 @@ def _parser() -> Parser:
     _folder(demo, "--model", "the provider's private model directory")
     _client_options(demo)
     _folder(demo, "--pool", "keep what is made ahead of time, both parties' halves")
+    marking.add_provider_option(demo, "of the provider here (default: a key for this run alone); ")
     demo.set_defaults(run=_complete, server=None)
 
     prepare = commands.add_parser(
@@ -154,6 +155,7 @@ def _parser() -> Parser:
     serve.add_argument("--prefix-pad", type=int, metavar="N",
                        help="clients see its length rounded up to a multiple of that, in tokens "
                        f"(default: {PREFIX_PAD})")
+    marking.add_provider_option(serve, "nothing else is served; ")
     two_party_text.add_serve_options(serve)
     serve.add_argument("--once", action="store_true", help="end after one session")
     serve.add_argument("--sessions", type=int, default=SESSIONS, metavar="N",
@@ -239,7 +241,7 @@ def _request_options(parser: argparse.ArgumentParser) -> None:
                         help="0 is greedy (default: %(default)s)")  # fmt: skip
     parser.add_argument("--verify", default="token", metavar="VARIANT",
                         help="token (default; gives away tokens alone), post and naive (as "
-                        "published), race")  # fmt: skip
+                        "published), race; marked, of a provider that marks texts")  # fmt: skip
     parser.add_argument("--show-progress", action="store_true",
                         help="the provider learns how many drafts stay, step by step: somewhat "
                         "cheaper (with --verify post and naive it always does)")  # fmt: skip
@@ -354,7 +356,11 @@ def _complete(options: argparse.Namespace) -> None:
     _settle_draft_length(options)
     check_json(options.json)
     directory = options.draft_model or shipped("public")
-    with marking.opened(options, directory) as marked, closing(Screen(options.prompt)) as screen:
+    with (
+        marking.opened(options, directory) as marked,
+        marking.provider_key(options, provider.model) as mark,
+        closing(Screen(options.prompt)) as screen,
+    ):
         prefix, prompt = encoded(options.public_prefix, options.prompt, directory)
         own_seed = options.seed if provider.server is None else None
         asked = GenerateOptions(
@@ -365,7 +371,7 @@ def _complete(options: argparse.Namespace) -> None:
                 prompt, str(directory), options.stop, options.seed, own_seed,
                 None if marked is None else marked.mark,
             ),
-            provider=provider,
+            provider=dataclasses.replace(provider, mark=mark),
             started=options.started,
             marking=marked,
         )
@@ -492,13 +498,15 @@ def _prepare(options: argparse.Namespace) -> None:
         write_json(options.json, result)
         return result
 
-    if options.watch:
-        assert provider.client_pool is not None
-        keeping.watch(
-            provider.client_pool, make, lambda line: print(_timed(line), flush=True)
-        )
-    else:
-        print(material_table(make(lambda: None)), flush=True)
+    with marking.provider_key(options, provider.model) as mark:
+        provider = dataclasses.replace(provider, mark=mark)
+        if options.watch:
+            assert provider.client_pool is not None
+            keeping.watch(
+                provider.client_pool, make, lambda line: print(_timed(line), flush=True)
+            )
+        else:
+            print(material_table(make(lambda: None)), flush=True)
 
 
 def _timed(line: str) -> str:

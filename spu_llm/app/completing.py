@@ -42,7 +42,8 @@ class Provider:
     """Whoever listens at `server`, or, without one, a process for `model` on this machine.
 
     `pool`: where material outlives the session, the client's; with a process here, a directory of
-    each party in it. `jobs`: cores of a party that make material.
+    each party in it. `jobs`: cores of a party that make material. `mark`: the key of
+    a process here that marks texts.
     """
 
     network: str
@@ -50,6 +51,7 @@ class Provider:
     model: Path
     pool: Path | None
     jobs: int
+    mark: Path | None = None
 
     @property
     def halves(self) -> int:
@@ -74,7 +76,8 @@ class Provider:
             return
         pool = self._own_pools[PROVIDER]
         with local_provider(
-            self.model, self.network, sampling_seed=sampling_seed, pool=pool, jobs=self.jobs
+            self.model, self.network, sampling_seed=sampling_seed, pool=pool, jobs=self.jobs,
+            mark=self.mark,
         ) as server:
             yield server, self.client_pool
 

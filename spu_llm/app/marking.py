@@ -1,6 +1,7 @@
-"""`--watermark KEYFILE` of `generate` and `demo`: private text that its key finds again.
+"""`--watermark KEYFILE` of `generate` and `demo`: private text that its key finds again; and
+`--mark KEYFILE`, the key of a provider that is started here.
 
-The key goes to the client's worker over its standard input, with the prompt, and nowhere else. What
+The client's key goes to its worker over its standard input, with the prompt, and nowhere else. What
 the worker used of it comes back as events, and is in the history beside the key before the text
 that follows them is shown: the worker itself may touch neither file.
 """
@@ -8,6 +9,7 @@ that follows them is shown: the worker itself may touch neither file.
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,10 +79,45 @@ def opened(options: argparse.Namespace, directory: Path) -> Iterator[Marking | N
         raise InputError("--watermark marks the noise of a race; add --verify race")
     file = read_key(options.watermark)
     if file.scheme.method != "race":
+        what = "marks by candidates" if file.scheme.method == "candidates" else "is a provider's"
         raise InputError(
-            f"{options.watermark} marks by candidates; make a key with spu-llm watermark keygen "
+            f"{options.watermark} {what}; make a key with spu-llm watermark keygen "
             "--race --tokenizer DIR"
         )
     check_tokenizer(file.scheme, Tokenizer.load(directory), directory, "--draft-model")
     with HistoryFile(history_path(options.watermark), file.key) as history:
         yield Marking(file, history)
+
+
+def add_provider_option(parser: argparse.ArgumentParser, words: str) -> None:
+    parser.add_argument("--mark", type=Path, metavar="KEYFILE",
+                        help="mark every text under a key of watermark keygen --provider, which "
+                        f"clients ask for with --verify marked; {words}KEYFILE.sessions keeps what "
+                        "watermark detect needs")  # fmt: skip
+
+
+@contextmanager
+def provider_key(options: argparse.Namespace, directory: Path) -> Iterator[Path | None]:
+    """The key of a provider with the model in `directory` that is started here; one of its own,
+    which nobody has afterwards, where none is given. None where the provider is elsewhere or marks
+    nothing.
+    """
+    from spu_llm.systems.decoding.records import MARKED
+
+    given: Path | None = getattr(options, "mark", None)
+    if options.verify != MARKED:
+        if given is not None:
+            raise InputError(f"with --mark every text is marked; add --verify {MARKED}")
+        yield None
+        return
+    if options.server is not None or given is not None:
+        yield given
+        return
+    from models.tokenizer import Tokenizer
+    from spu_llm.systems.watermark.keys import Key, Scheme, write_key
+
+    digest = Tokenizer.load(directory).digest
+    with tempfile.TemporaryDirectory(prefix="spu-llm-") as folder:
+        path = Path(folder, "key")
+        write_key(path, Key.from_os(), Scheme(method="provider", tokenizer=digest))
+        yield path

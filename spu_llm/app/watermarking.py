@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from spu_llm.app import provider_marks
 from spu_llm.app.defaults import PROMPT, shipped
 from spu_llm.app.output import check_json, write_json
 from spu_llm.core.errors import InputError
@@ -48,6 +49,9 @@ def _add_keygen(parts: Any) -> None:
     keygen.add_argument("--race", action="store_true",
                         help="no candidates: the noise of a race, of a model whose distribution is "
                         "known; needs --tokenizer")  # fmt: skip
+    keygen.add_argument("--provider", action="store_true",
+                        help="for serve --mark: the noise of a session's places, whatever its "
+                        "client does; needs --tokenizer, the model's")  # fmt: skip
     keygen.add_argument("--family", default="uniform", metavar="F",
                         help="law of the numbers: uniform, normal, chi2, gamma (default: "
                         "%(default)s)")  # fmt: skip
@@ -121,6 +125,7 @@ def _add_detect(parts: Any) -> None:
     detect.add_argument("--alpha", type=float, default=1e-3, metavar="A",
                         help="call marked what has p of this or less (default: %(default)s)"
                         )  # fmt: skip
+    provider_marks.add_options(detect)
     _tokenizer_option(detect)
     detect.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     detect.add_argument("--html", type=Path, metavar="FILE", help="write the text, highlighted")
@@ -150,13 +155,14 @@ def _keygen(options: argparse.Namespace) -> None:
 
     digest = Tokenizer.load(options.tokenizer).digest if options.tokenizer else ""
     units = "tokens" if options.tokenizer else "words"
-    method = "race" if options.race else "candidates"
+    if options.race and options.provider:
+        raise InputError("--race is a client's key, --provider a provider's; give one of them")
+    method = "race" if options.race else "provider" if options.provider else "candidates"
     family = Family(options.family, options.gamma_k)
     scheme = Scheme(options.ngram, family, units, method, digest)
     write_key(options.out, Key.from_os(), scheme)
-    print(
-        f"{options.out}: a key for n-grams of {scheme.ngram} {scheme.units}; keep it", flush=True
-    )
+    what = "all texts of a provider" if options.provider else f"n-grams of {scheme.ngram} {units}"
+    print(f"{options.out}: a key for {what}; keep it", flush=True)
 
 
 def _embed(options: argparse.Namespace) -> None:
@@ -175,6 +181,8 @@ def _embed(options: argparse.Namespace) -> None:
         raise InputError("the keys mark by different things; make them with the same options")
     keys = tuple(file.key for file in files)
     scheme = files[0].scheme
+    if scheme.method == "provider":
+        raise InputError("a provider's key marks what serve --mark gives; embed takes another one")
     if len(set(keys)) < len(keys):
         raise InputError("a text is marked under one key or several different ones")
     with ExitStack() as kept:
@@ -338,6 +346,12 @@ def _detect(options: argparse.Namespace) -> None:
     check_json(options.json)
     files = [read_key(path) for path in options.key]
     text = _text(options.text)
+    if any(file.scheme.method == "provider" for file in files):
+        if len(files) > 1:
+            raise InputError("a provider's key finds its texts alone; give no other one")
+        provider_marks.detect(options, files[0], _tokenizer(options, files[0].scheme), text)
+        return
+    provider_marks.check_unused(options)
     units = [_units(file.scheme, _tokenizer(options, file.scheme)) for file in files]
     verdict = detect(
         files, units, text, score=options.score, m=options.candidates, k=options.chunk,

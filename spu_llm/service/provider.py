@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,10 @@ from spu_llm.service.supervisor import (
     run_session,
 )
 from spu_llm.service.worker import Task
-from spu_llm.systems.program import Before, Held, Spendable, SplitServed
+from spu_llm.systems.decoding.records import COMPLETION, MARKED, PREPARATION
+from spu_llm.systems.program import Before, Held, Job, Spendable, SplitServed
 from spu_llm.systems.split.records import MPC
+from spu_llm.systems.watermark.serving import Marker
 
 MAX_HANDSHAKES = 64  # connections that have no place yet, and of one address
 HANDSHAKES_OF_ONE = 8
@@ -77,6 +79,7 @@ class ServeOptions:
     prefix_pad: int = 1  # so many rows, or a multiple, it takes in the client's eyes
     spendable: Spendable | None = None  # of one session: only with `once`
     split: SplitServed | None = None  # serve this alone; `tunings` is of all clients
+    mark: Path | None = None  # a key, under which every text is marked
 
 
 def serve(
@@ -110,8 +113,13 @@ def _serve(
     stated = agreeing.of_provider(config, tokenizer, options.network, options.jobs, before)
     if options.pool is not None:
         open_directory(options.pool)
-    sessions = _Sessions(options, stated, weights, own_text, say, on_event)
-    with sessions as all_, listen(options.host, options.port) as listener:
+    marker = _marker(options, tokenizer)
+    sessions = _Sessions(options, stated, weights, own_text, say, on_event, marker)
+    with (
+        nullcontext() if marker is None else closing(marker),
+        sessions as all_,
+        listen(options.host, options.port) as listener,
+    ):
         on_port(listener.getsockname()[1])
         while not (options.once and all_.over):
             tcp = accepted(listener, options.exit_with_parent)
@@ -130,7 +138,9 @@ class _Sessions:
     def __init__(
         self, options: ServeOptions, stated: Manifest, weights: int, own_text: list[int],
         say: Callable[[str], None], on_event: Callable[[dict[str, Any]], None],
+        marker: Marker | None = None,
     ) -> None:  # fmt: skip
+        self._marker = marker
         self._options, self._stated, self._print = options, stated, say
         self._on_event = on_event
         self._weights, self._own_text = weights, own_text
@@ -289,13 +299,21 @@ class _Sessions:
                 seen = agreeing.certificates(client=client, provider=identity.own)
             stated = with_nonce(self._stated | seen)
             pool, budgets = self._disk(client)
+            marker, nonce, noise = self._marker, b"", None
+            if marker is not None:
+                nonce = marker.nonce()
+                noise = marker.noise(nonce).hex()
             own = Held(
                 str(options.model), options.sampling_seed, budgets, self._weights, self._own_text,
-                options.spendable, self._split(client),
+                options.spendable, self._split(client), noise,
             )  # fmt: skip
             task = agreeing.task_of("provider", agree(asked, stated), own, pool)
-            _check(task, options)
-            return stated, self._places.admit(task, client)
+            job = _check(task, options)
+            ticket = self._places.admit(task, client)
+            if marker is not None and job is not None and task.program == COMPLETION.name:
+                # Nobody has the ticket before this is durable.
+                _record(marker, nonce, job)
+            return stated, ticket
         except Exception as exc:
             error = _as_ours(exc)
             self._say_failed(error)
@@ -392,11 +410,34 @@ def _own_text(
     return Before(rows, pad - 1), tokens
 
 
-def _check(task: Task, options: ServeOptions) -> None:
-    """InputError when this provider does not run what the client asks for; of a study its worker
-    says so: to import it takes seconds.
+def _check(task: Task, options: ServeOptions) -> Job[Any, Any] | None:
+    """What is asked for. InputError when this provider does not run it; of a study, None, its
+    worker says so: to import it takes seconds.
     """
-    if task.program not in programs.STUDIES:
-        agreeing.job_of(programs.find(task.program), task)
-    elif not options.studies:
+    if task.program in programs.STUDIES:
+        if options.studies:
+            return None
         raise InputError(f"{task.program} is a study; the provider must be started with --studies")
+    if options.mark is not None and task.program not in (COMPLETION.name, PREPARATION.name):
+        raise InputError(
+            f"this provider marks its texts, which {task.program} has no way to: ask for a "
+            f"completion with --verify {MARKED}"
+        )
+    return agreeing.job_of(programs.find(task.program), task)
+
+
+def _marker(options: ServeOptions, tokenizer: Tokenizer | None) -> Marker | None:
+    if options.mark is None:
+        return None
+    if options.studies or options.spendable is not None:
+        other = "--studies" if options.studies else "--references"
+        raise InputError(f"with --mark every text is a marked completion; leave {other} out")
+    assert tokenizer is not None
+    return Marker(options.mark, tokenizer)
+
+
+def _record(marker: Marker, nonce: bytes, job: Job[Any, Any]) -> None:
+    left = job.model.with_context(job.model.context - job.before.rows)
+    request = job.request
+    forwards = 1 + request.most_steps(left)
+    marker.record(nonce, job.model.vocab_size, request.draft_length, forwards)

@@ -72,8 +72,9 @@ class SplitServed:
 class Held:
     """What every provider brings: its model, a seed where its randomness is repeatable, how much
     material may take, in bytes by directory, a descriptor of its weights in memory
-    (`models.resident`), the tokens of its text before every prompt, references of its own, and how
-    its model is split, where it serves the middle alone.
+    (`models.resident`), the tokens of its text before every prompt, references of its own, how its
+    model is split, where it serves the middle alone, and where it marks texts the key of this
+    session's noise, 32 bytes in hex (`watermark.sessions`).
     """
 
     model_dir: str
@@ -83,6 +84,7 @@ class Held:
     system_prompt: list[int] = field(default_factory=list)
     spendable: Spendable | None = None
     split: SplitServed | None = None
+    noise: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,11 @@ def test_settings_arrive_as_they_were_sent() -> None:
 # ---- the checks
 
 
+def test_noise_of_either_party_costs_the_same() -> None:
+    ours, theirs = (verify_bench.cost(name, "logits", 2, 64) for name in ("marked", "race"))
+    assert ours == theirs and ours.messages > 0
+
+
 def test_a_place_is_where_a_fraction_falls() -> None:
     weights, exact = np.array([1.0, 0, 2, 1]), np.zeros(4)
     assert [places(weights, exact, u) for u in (0.1, 0.3, 0.7, 0.8)] == [

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from protocols.ot.select import select
-from protocols.verification import token
+from protocols.verification import race, token
 from protocols.verification.post import ClientInput
 from protocols.verification.sampling import Widths
 from spu_llm.core.op import protocol_op
@@ -136,6 +136,23 @@ def test_span_of_the_head_from_opened_rows(simulation: Simulation) -> None:
 
 
 # ---- 3. the provider counts
+
+
+def test_noise_of_the_providers_choice(simulation: Simulation) -> None:
+    """In `marked` the provider may bring noise under which a token of its choice wins: where
+    progress is shown it then reads whether the first draft is that token, and only there. The
+    client gets that token.
+    """
+    noise = np.zeros((4, 5), np.float32)
+    noise[:, 2] = 30.0
+    for name, visible in (("marked", True), ("marked hidden", False)):
+        counts = []
+        for drafts in ([2, 1, 2], [1, 2, 2], [2, 2, 2]):
+            brought = race.ClientInput(np.array(drafts), None)
+            client, provider = two_parties(simulation, name, np.zeros((4, 5)), brought, noise)
+            assert client.outcome.token == 2
+            counts.append(provider.accepted)
+        assert counts == ([1, 0, 3] if visible else [None] * 3)
 
 
 def test_progress_is_hidden_from_the_provider(simulation: Simulation) -> None:

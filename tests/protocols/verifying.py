@@ -12,6 +12,7 @@ from scipy.stats import chi2
 
 from protocols.verification import post, race, token
 from protocols.verification.distribution import Sampling
+from protocols.verification.marked import Marked
 from protocols.verification.sampling import Widths
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.channel import Channel
@@ -138,6 +139,7 @@ def shared(name: str, of: tuple[int, ...]) -> Any:
         of_client.drafts, 27), "race hidden": lambda w, of_client, of_provider: race.verify(
             w, of_client.drafts, 27, hide_progress=True
         ),
+        "marked": Marked(Sampling()).verify, "marked hidden": Marked(Sampling(), True).verify,
     }[name]
     verify = verifying if len(of) == 3 else of_one_lane(verifying)
     C, P = Owner.CLIENT, Owner.PROVIDER  # noqa: N806

@@ -58,7 +58,7 @@ def complete(
         decoder = completion.decoder(session, weights, text)
         completion.prepare(session, decoder)
     client = client_side(job.client, completion, send) if session.rank == CLIENT else None
-    provider = stream("joint randomness", job.provider.sampling_seed) if client is None else None
+    provider = _provider_stream(job.provider) if client is None else None
 
     def on_step(report: Report) -> None:
         send("step", steps=report.steps, accepted=report.accepted, drafted=report.drafted)
@@ -104,6 +104,13 @@ def held_text(session: PartySession, completion: Completion, job: Job[Any, Any])
     """What stands before the prompt, likewise."""
     provider = job.of_provider
     return completion.text(session, () if provider is None else provider.system_prompt)
+
+
+def _provider_stream(held: Held) -> Prg:
+    """What it draws from: joint randomness, or a marked text's noise from its beginning."""
+    if held.noise is not None:
+        return Prg(bytes.fromhex(held.noise))
+    return stream("joint randomness", held.sampling_seed)
 
 
 def stream(label: str, seed: int | None) -> Prg:

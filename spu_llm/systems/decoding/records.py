@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from models.family import ModelConfig
+from protocols.verification.marked import Marked
 from spu_llm.core.errors import InputError
 from spu_llm.systems.decoding.request import Course, Request
-from spu_llm.systems.program import Program
+from spu_llm.systems.program import Held, Program, served_whole
+
+MARKED = Marked.name  # the variant whose noise is the provider's
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,26 @@ class PrepareRequest(Ahead, Request):
     """A completion to come."""
 
 
+def admit(request: Request, held: Held, model: ModelConfig) -> None:
+    """InputError unless the provider serves its whole model, and marks the text if it marks any."""
+    served_whole(request, held, model)
+    if held.noise is not None and request.verify != MARKED:
+        raise InputError(
+            f"this provider marks its texts: ask with --verify {MARKED}, and a --temperature above "
+            "0"
+        )
+    if held.noise is None and request.verify == MARKED:
+        raise InputError(
+            f"this provider has no key to mark texts with (serve --mark KEYFILE), which --verify "
+            f"{MARKED} is for; choose another"
+        )
+
+
 COMPLETION = Program(
-    "completion", "spu_llm.systems.decoding.completion", Request, ClientInputs, Request.check
-)
+    "completion", "spu_llm.systems.decoding.completion", Request, ClientInputs, Request.check,
+    admit=admit,
+)  # fmt: skip
 PREPARATION = Program(
     "preparation", "spu_llm.systems.decoding.preparation", PrepareRequest,
-    check=PrepareRequest.check, needs_pool=True,
+    check=PrepareRequest.check, needs_pool=True, admit=admit,
 )  # fmt: skip

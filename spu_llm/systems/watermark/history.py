@@ -15,14 +15,11 @@ numbers:
 
 from __future__ import annotations
 
-import fcntl
-import os
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
-from spu_llm.core.errors import InputError
+from spu_llm.systems.watermark.kept import Kept
 from spu_llm.systems.watermark.keys import Key
 
 NAME_BYTES = 8
@@ -86,58 +83,19 @@ class HistoryFile(History):
 
     def __init__(self, path: Path, key: Key) -> None:
         super().__init__()
-        self._path = path
         header = f"spu-llm watermark history 1 {key.fingerprint().hex()}\n".encode()
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            self._file = os.open(path, flags, 0o600)
-        except OSError as exc:
-            raise InputError(
-                f"cannot keep {path}: {exc.strerror}; move the key to where it can lie beside it"
-            ) from None
-        try:
-            self._read(header)
-        except BaseException:
-            os.close(self._file)
-            raise
-
-    def _read(self, header: bytes) -> None:
-        status = os.fstat(self._file)
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{self._path} is no plain file; move it away")
-        if stat.S_IMODE(status.st_mode) & 0o077:
-            raise InputError(f"{self._path} is open to others; run: chmod 600 {self._path}")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{self._path} is in use by another run") from None
-        data = os.pread(self._file, os.fstat(self._file).st_size, 0)
-        if header.startswith(data):  # empty, or torn while it was begun
-            os.ftruncate(self._file, 0)
-            self._write(header)
-            return
-        if not data.startswith(header):
-            raise InputError(f"{self._path} is no history of this key; move it away, or restore it")
-        rest = data[len(header) :]
-        whole = len(rest) - len(rest) % NAME_BYTES
-        if whole < len(rest):  # what was being written chose nothing yet
-            os.ftruncate(self._file, len(header) + whole)
-        self._used = unpacked(rest[:whole])
+        self._file = Kept(path, header, "history")
+        whole = len(self._file.rest) - len(self._file.rest) % NAME_BYTES
+        if whole < len(self._file.rest):  # what was being written chose nothing yet
+            self._file.keep(whole)
+        self._used = unpacked(self._file.rest[:whole])
 
     def _store(self, fresh: set[bytes]) -> None:
         if fresh:
-            self._write(packed(fresh))
-
-    def _write(self, data: bytes) -> None:
-        try:
-            while data:
-                data = data[os.write(self._file, data) :]
-            os.fsync(self._file)
-        except OSError as exc:
-            raise InputError(f"cannot write {self._path}: {exc.strerror}") from None
+            self._file.append(packed(fresh))
 
     def close(self) -> None:
-        os.close(self._file)
+        self._file.close()
 
     def __enter__(self) -> HistoryFile:
         return self

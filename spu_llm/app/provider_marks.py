@@ -1,0 +1,159 @@
+"""`spu-llm watermark detect` with a provider's key: a text against the sessions beside the key."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spu_llm.app.output import write_json
+from spu_llm.core.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from models.tokenizer import Tokenizer
+    from spu_llm.systems.watermark.aligning import Found
+    from spu_llm.systems.watermark.keys import KeyFile
+    from spu_llm.systems.watermark.sessions import Session
+    from spu_llm.systems.watermark.units import Unit
+
+MAX_REFERENCES = 100_000
+
+
+def add_options(detect: argparse.ArgumentParser) -> None:
+    """What `detect` takes for such a key."""
+    detect.add_argument("--session", metavar="NONCE",
+                        help="of a provider's key: this session of KEYFILE.sessions alone, not all")
+    detect.add_argument("--draft-model", type=Path, metavar="DIR",
+                        help="of a provider's key: the public model that clients draft with; what "
+                        "it would have drafted says how the text was made: finds marks in "
+                        "shorter texts, and about where they are")  # fmt: skip
+    detect.add_argument("--references", type=int, default=0, metavar="N",
+                        help="of a provider's key: also compare with N sessions that never were, "
+                        "an exact p down to 1 / N")  # fmt: skip
+
+
+def check_unused(options: argparse.Namespace) -> None:
+    """InputError for options that another key has no use for."""
+    given = options.session, options.draft_model
+    if options.references or any(option is not None for option in given):
+        raise InputError(
+            "--session, --draft-model and --references are for a provider's key; leave them out"
+        )
+
+
+def detect(
+    options: argparse.Namespace, file: KeyFile, tokenizer: Tokenizer, text: str
+) -> None:
+    """The verdict to stdout, all of it to `--json`. InputError for options of other keys, and for a
+    session that is not recorded.
+    """
+    from spu_llm.app.progress import Progress
+    from spu_llm.systems.watermark import aligning
+    from spu_llm.systems.watermark.sessions import recorded, sessions_path
+    from spu_llm.systems.watermark.units import TokenUnits
+
+    (path,) = options.key
+    _check(options)
+    sessions = _chosen(recorded(sessions_path(path), file.key), options.session, path)
+    units = TokenUnits(tokenizer).placed(text)
+    tokens = [int.from_bytes(unit.value, "little") for unit in units]
+    laws = _laws(options.draft_model, tokenizer, tokens)
+    progress = Progress()
+    try:
+        progress.stage("comparing")
+        found = aligning.detect(
+            file.key, sessions, tokens, laws, options.references,
+            lambda done, of: progress.update(f"{done} of {of} sessions"),
+        )  # fmt: skip
+        spans = []
+        marked = found.log_p <= math.log(options.alpha)
+        # Where a text begins and ends is vague while nothing is known of its drafts.
+        if found.best is not None and marked and options.draft_model is not None:
+            stream = file.key.session(found.best.nonce)
+            spans = _spans(units, aligning.drawn(stream, found.best.shape, tokens, laws))
+    finally:
+        progress.close()
+    print(said(found, options.alpha, spans), flush=True)
+    write_json(options.json, as_json(found, options.alpha, spans))
+
+
+def said(found: Found, alpha: float, spans: Sequence[tuple[int, int]] = ()) -> str:
+    """In a line or two."""
+    from spu_llm.systems.watermark.detecting import as_p
+
+    if found.best is None:
+        return "no mark found: there are no sessions yet"
+    verdict = "marked" if found.log_p <= math.log(alpha) else "no mark found"
+    lines = [
+        f"{verdict}: p <= {as_p(found.log_p)}, of {found.sessions} sessions",
+        f"  most like session {found.best.nonce.hex()} of {found.best.began}",
+    ]
+    lines += [f"  characters {start} to {end}" for start, end in spans]
+    if found.rank is not None:
+        lines.append(f"  by {found.references} sessions that never were: p = {found.rank:.3g}")
+    return "\n".join(lines)
+
+
+def as_json(
+    found: Found, alpha: float, spans: Sequence[tuple[int, int]] = ()
+) -> dict[str, Any]:
+    best = found.best
+    return {
+        "marked": found.log_p <= math.log(alpha),
+        "alpha": alpha,
+        "log10_p": found.log_p / math.log(10),
+        "sessions": found.sessions,
+        "tokens": found.tokens,
+        "session": None if best is None else {"nonce": best.nonce.hex(), "began": best.began},
+        "spans": [{"start": start, "end": end} for start, end in spans],
+        "references": found.references,
+        "rank_p": found.rank,
+    }
+
+
+def _spans(units: Sequence[Unit], drawn: np.ndarray) -> list[tuple[int, int]]:
+    """Characters from the first to the last token of each run that is likelier drawn than not."""
+    found: list[tuple[int, int]] = []
+    for i, unit in enumerate(units):
+        if drawn[i] > 0.5:
+            goes_on = i > 0 and drawn[i - 1] > 0.5
+            start = found.pop()[0] if goes_on else unit.start
+            found.append((start, unit.end))
+    return found
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.score is not None or options.join or options.html is not None:
+        raise InputError("--score, --join and --html are not for a provider's key; leave them out")
+    if not 0 < options.alpha < 1:
+        raise InputError(f"--alpha must be between 0 and 1, found {options.alpha}")
+    if not 0 <= options.references <= MAX_REFERENCES:
+        raise InputError(f"--references must be 0 to {MAX_REFERENCES}, found {options.references}")
+
+
+def _chosen(sessions: list[Session], nonce: str | None, path: Path) -> list[Session]:
+    """All, or the one with this nonce."""
+    if nonce is None:
+        return sessions
+    chosen = [session for session in sessions if session.nonce.hex() == nonce.lower()]
+    if not chosen:
+        raise InputError(f"--session: {path}.sessions has no {nonce!r:.80}")
+    return chosen
+
+
+def _laws(directory: Path | None, tokenizer: Tokenizer, tokens: list[int]) -> Any:
+    """Of alignments, by what a public model would have drafted, if there is one."""
+    from models.hf import load_model
+    from models.tokenizer import Tokenizer
+    from spu_llm.systems.watermark.aligning import Law
+    from spu_llm.systems.watermark.guessing import drafts_of
+
+    if directory is None:
+        return Law.unknown(len(tokens))
+    if Tokenizer.load(directory).digest != tokenizer.digest:
+        raise InputError(f"--draft-model: {directory} has another tokenizer than the key's")
+    return Law.guessed(drafts_of(*load_model(directory), tokens))
