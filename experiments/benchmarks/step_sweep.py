@@ -212,9 +212,9 @@ def _client_side(inputs: ClientInputs, capacity: int, chosen: Verifier) -> Clien
 
 def _resolve(client: ClientSide, outcome: Any) -> int:
     """Accepted drafts. The text keeps the prefill's token, and no other."""
-    accepted = client.resolve(outcome, NEW_TOKENS)
+    retained = client.resolve([outcome], NEW_TOKENS)
     del client.tokens[1:]
-    return accepted
+    return int(retained.sum()) - 1
 
 
 # ---- the command at the client

@@ -90,7 +90,7 @@ def cost(config: ModelConfig, request: Request, accepted: Sequence[int], prices:
         ]
         spent[name] = summed(steps), summed(step["offline"] for step in steps)
     online, offline = spent[NETWORKS[0]]
-    written = request.prompt_tokens + (request.draft_length + 1) * len(accepted)
+    written = request.prompt_tokens + request.step_rows * len(accepted)
     if not request.hide_progress:
         written = request.prompt_tokens + sum(accepted[:-1]) + len(accepted)
         written += request.draft_length

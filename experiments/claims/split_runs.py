@@ -26,6 +26,7 @@ from experiments.claims.completions import Prompt, read_prompts
 from experiments.common import commands, report
 from experiments.common.load import busy_seconds, own_seconds
 from experiments.common.saved import under_table
+from experiments.common.two_parties import run_command
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import SpuLlmError
 from spu_llm.core.machine import machine
@@ -39,17 +40,6 @@ Run = dict[str, Any]
 
 
 # ---- one run
-
-
-def _client(arguments: Sequence[str], json_file: Path) -> Run:
-    """What a command of the client's writes with `--json`. SpuLlmError when it fails."""
-    command = [*python_command("spu_llm.app.cli"), *arguments, f"--json={json_file}"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        last = done.stderr.strip().rsplit("\n", 1)[-1]
-        raise SpuLlmError(f"{' '.join(arguments[:2])} ended with {done.returncode}: {last}")
-    found: Run = json.loads(json_file.read_text(encoding="utf-8"))
-    return found
 
 
 @contextmanager
@@ -72,14 +62,14 @@ def one(
     busy, own, started = busy_seconds(), own_seconds(), time.perf_counter()
     if mode == "full":
         arguments = ["demo", *of_text, "--model", str(model), "--draft-model", str(draft)]
-        found = _client(arguments, json_file)
+        found = run_command(arguments, json_file)
     else:
         with _middle(mode, model, network) as server:
             arguments = ["split", "generate", "--mode", mode, "--split", SPLIT, "--model",
                          str(model), "--server", server, "--insecure", *of_text]  # fmt: skip
             arguments += ["--draft-model", str(draft)] if mode == "mpc" else []
             arguments += ["--secrets", str(folder / "secrets")] if mode == "noir" else []
-            found = _client(arguments, json_file)
+            found = run_command(arguments, json_file)
     elapsed = time.perf_counter() - started
     others = busy_seconds() - busy - (own_seconds() - own)
     return {

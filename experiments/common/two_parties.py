@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from models.tokenizer import Tokenizer
 from spu_llm.app.progress import Progress
+from spu_llm.core.errors import SpuLlmError
 from spu_llm.core.machine import machine
 from spu_llm.core.settings import SpuConfig
 from spu_llm.net.manifest import Manifest
@@ -16,7 +19,7 @@ from spu_llm.net.relay import Relay
 from spu_llm.net.stream import ByteStream
 from spu_llm.service.client import run_as_client
 from spu_llm.service.launching import local_provider
-from spu_llm.service.supervisor import Outcome
+from spu_llm.service.supervisor import Outcome, python_command
 from spu_llm.systems.program import Nothing, Program
 
 # SPU's own way to a result transfers while it runs: its stock is then extended in few messages.
@@ -83,3 +86,16 @@ def session_record(outcome: Outcome, agreed: Manifest, **more: str) -> dict[str,
         "machine": asdict(machine()),
         "config": {**more, **agreed},
     }
+
+
+def run_command(arguments: Sequence[str], json_file: Path) -> dict[str, Any]:
+    """What a command of `spu-llm` writes with `--json`, in a process of its own. SpuLlmError when
+    it fails.
+    """
+    command = [*python_command("spu_llm.app.cli"), *arguments, f"--json={json_file}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        last = done.stderr.strip().rsplit("\n", 1)[-1]
+        raise SpuLlmError(f"{' '.join(arguments[:2])} ended with {done.returncode}: {last}")
+    found: dict[str, Any] = json.loads(json_file.read_text(encoding="utf-8"))
+    return found

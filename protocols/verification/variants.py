@@ -11,9 +11,12 @@ distribution; the variants differ in what the parties see on the way:
 distribution a step | draft length, steps, accepted count per step |
 | `token` (default), `race`, `marked` | the emitted tokens | draft length, steps, length limits |
 | `token`, `race`, `marked` with progress shown | the emitted tokens | and accepted count per step |
+| with m candidates (progress hidden) | those of all candidates | and m |
 
 The emitted tokens are those of whole steps: where the text ends inside one, the client has seen up
-to d tokens more. They are a function of what the client brings, and it may bring what it likes:
+to d tokens more. With m candidates they are those of all m continuations that a step verifies side
+by side, of which one goes on: m times the model's samples; the provider learns m, too. They are a
+function of what the client brings, and it may bring what it likes:
 drafts and their distributions q everywhere, thresholds r in `naive` and `post`, the noise in
 `race`; in `marked` drafts alone. In `token` a client that claims false distributions learns more
 from a token than an honest one (a claim that leaves room for one token alone asks whether p exceeds
@@ -160,12 +163,21 @@ def lanes_of(tree: Any) -> list[Any]:
     return [jax.tree.unflatten(shape, of_lane) for of_lane in zip(*leaves, strict=True)]
 
 
-def functionality(variant: str, *, hide_progress: bool = False) -> Functionality:
-    """What a variant gives to whom."""
+def functionality(
+    variant: str, *, hide_progress: bool = False, candidates: int = 1
+) -> Functionality:
+    """What a variant gives to whom. `candidates`: continuations that a step verifies side by side,
+    with progress hidden.
+    """
     found = FUNCTIONALITIES[variant]
     if not hide_progress:
         return found
-    return Functionality(client=found.client, provider=f"{_STEPS}, length limits")
+    if candidates == 1:
+        return Functionality(client=found.client, provider=f"{_STEPS}, length limits")
+    return Functionality(
+        client=f"of each of {candidates} candidates a step: {found.client}",
+        provider=f"{_STEPS}, number of candidates, length limits",
+    )
 
 
 def verifier(variant: str, sampling: Sampling, *, hide_progress: bool = False) -> Verifier:

@@ -252,6 +252,7 @@ def _request_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--public-prefix", default="", metavar="TEXT",
                         help="text before the prompt that the provider may know; it costs no "
                         "secure prefill")  # fmt: skip
+    marking.add_candidates(parser)
     _folder(parser, "--draft-model", "public model directory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
 

@@ -1,5 +1,6 @@
-"""`--watermark KEYFILE` of `generate` and `demo`: private text that its key finds again; and
-`--mark KEYFILE`, the key of a provider that is started here.
+"""`--watermark KEYFILE` of `generate` and `demo`: private text that its key finds again, by the
+noise of a race or as one of several candidates a step (`--candidates`); and `--mark KEYFILE`, the
+key of a provider that is started here.
 
 The client's key goes to its worker over its standard input, with the prompt, and nowhere else. What
 the worker used of it comes back as events, and is in the history beside the key before the text
@@ -36,8 +37,11 @@ class Marking:
         """What the worker has to know."""
         from spu_llm.systems.decoding.records import Mark
 
-        key, used = self.file.key, self.history.packed()
-        return Mark(key.secret.hex(), self.file.scheme.ngram, used.hex())
+        key, scheme = self.file
+        return Mark(
+            key.secret.hex(), scheme.ngram, self.history.packed().hex(), scheme.method,
+            scheme.units, scheme.family.name, scheme.family.k,
+        )  # fmt: skip
 
     @property
     def scheme(self) -> dict[str, Any]:
@@ -45,7 +49,7 @@ class Marking:
         return {"method": self.file.scheme.method, "ngram": self.file.scheme.ngram}
 
     def noted(self, event: dict[str, Any]) -> bool:
-        """Whether an event is of contexts that were used, which are then in the history."""
+        """Whether an event is of what was used of the key, which is then in the history."""
         from spu_llm.systems.decoding.marked import USED
         from spu_llm.systems.watermark.history import unpacked
 
@@ -57,9 +61,17 @@ class Marking:
 
 def add_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watermark", type=Path, metavar="KEYFILE",
-                        help="mark the text under a key of watermark keygen --race (with --verify "
-                        "race), which watermark detect then finds; KEYFILE.history keeps what was "
-                        "used of it")  # fmt: skip
+                        help="mark the text under a key of watermark keygen (with --candidates) or "
+                        "watermark keygen --race (with --verify race), which watermark detect then "
+                        "finds; KEYFILE.history keeps what was used of it")  # fmt: skip
+
+
+def add_candidates(parser: argparse.ArgumentParser) -> None:
+    """Also of a completion to come."""
+    parser.add_argument("--candidates", type=int, default=1, metavar="M",
+                        help="a step verifies 2 to 16 continuations, each with drafts of its own, "
+                        "of which the key of --watermark chooses one; you see all M, the provider "
+                        "learns M, not which")  # fmt: skip
 
 
 @contextmanager
@@ -68,6 +80,8 @@ def opened(options: argparse.Namespace, directory: Path) -> Iterator[Marking | N
     for a key that cannot mark such a text, or that another run is using.
     """
     if options.watermark is None:
+        if options.candidates != 1:
+            raise InputError("a key chooses among --candidates; add --watermark KEYFILE")
         yield None
         return
     from models.tokenizer import Tokenizer
@@ -75,14 +89,24 @@ def opened(options: argparse.Namespace, directory: Path) -> Iterator[Marking | N
     from spu_llm.systems.watermark.history import HistoryFile, history_path
     from spu_llm.systems.watermark.keys import read_key
 
-    if options.verify != "race":
-        raise InputError("--watermark marks the noise of a race; add --verify race")
     file = read_key(options.watermark)
-    if file.scheme.method != "race":
-        what = "marks by candidates" if file.scheme.method == "candidates" else "is a provider's"
+    if file.scheme.method == "provider":
         raise InputError(
-            f"{options.watermark} {what}; make a key with spu-llm watermark keygen "
+            f"{options.watermark} is a provider's; make a key with spu-llm watermark keygen "
             "--race --tokenizer DIR"
+        )
+    if file.scheme.method == "race":
+        if options.candidates != 1:
+            raise InputError(
+                f"{options.watermark} marks the noise of a race, without --candidates; leave them "
+                "out, or make a key with spu-llm watermark keygen without --race"
+            )
+        if options.verify != "race":
+            raise InputError(f"{options.watermark} marks the noise of a race; add --verify race")
+    elif options.candidates == 1:
+        raise InputError(
+            f"{options.watermark} marks by candidates; add --candidates 4, or make a key with "
+            "spu-llm watermark keygen --race --tokenizer DIR"
         )
     check_tokenizer(file.scheme, Tokenizer.load(directory), directory, "--draft-model")
     with HistoryFile(history_path(options.watermark), file.key) as history:

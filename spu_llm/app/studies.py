@@ -74,6 +74,10 @@ STUDIES = {
         "experiments.claims.split_view",
         "split models: what the provider receives of a text in mode mpc",
     ),
+    "experiment watermark-runs": (
+        "experiments.claims.watermark_runs",
+        "private text marked by candidates: a token, beside unmarked ones",
+    ),
     "experiment scale": (
         "experiments.benchmarks.scale", "a completion by a model of GPT-2 small's shape"
     ),

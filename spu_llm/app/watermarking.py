@@ -311,9 +311,9 @@ def _result(text: Any, made: Any, tokens: list[int] | None) -> dict[str, Any]:
 
 
 def _units(scheme: Any, tokenizer: Any) -> Any:
-    from spu_llm.systems.watermark.units import TokenUnits, WordUnits
+    from spu_llm.systems.watermark.units import units_of
 
-    return (TokenUnits if scheme.units == "tokens" else WordUnits)(tokenizer)
+    return units_of(scheme.units, tokenizer)
 
 
 def _tokenizer(options: argparse.Namespace, scheme: Any) -> Any:

@@ -70,6 +70,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
         (["--top-p", "0.5", "--verify", "race"], ["--top-p", "--verify post"]),
         (["--top-p", "0", "--verify", "post"], ["--top-p", "above 0"]),
         (["--top-k", "-1", "--verify", "post"], ["--top-k", "-1"]),
+        (["--candidates", "4"], ["--candidates", "--watermark KEYFILE"]),
         (["--stop", ""], ["--stop", "empty"]),
         (["--stop", b"\xff"], ["--stop", "UTF-8"]),
         (["--network", "moon"], ["--network", "'moon'", "wan"]),

@@ -69,7 +69,8 @@ class Client:
         *self._drafter.next, last = tokens
         self.side.propose(len(self._drafter.next))
         stay = len(self._drafter.next) if accept is None else accept
-        return self.side.resolve(Outcome(np.int32(stay), np.int32(last)), self._limit)
+        outcome = Outcome(np.int32(stay), np.int32(last))
+        return int(self.side.resolve([outcome], self._limit).sum()) - 1
 
     def type(self, data: bytes) -> None:
         for token in self.tokens(data):
@@ -196,7 +197,7 @@ def test_a_stop_string_that_is_not_ascii(tokenizer: Tokenizer) -> None:
 def test_a_request_from_a_peer_has_exact_types(change: dict[str, Any], said: str) -> None:
     fields = {"prompt_tokens": 5, "max_new_tokens": 5, "draft_length": 1}
     fields |= {"temperature": 0.7, "verify": "token", "top_k": 0, "top_p": 1.0}
-    fields |= {"show_progress": False, "public_prefix": "", **change}
+    fields |= {"show_progress": False, "public_prefix": "", "candidates": 1, **change}
     if not said:
         assert COMPLETION.asked(fields) == Request(5, 5, 1, 0.7)
         return

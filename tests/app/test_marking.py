@@ -65,7 +65,12 @@ def test_the_history_has_contexts_before_text_is_shown(
         ("race", ["--verify", "race", "--temperature", "0"], ["no greedy"]),
         ("none", ["--verify", "race"], ["keygen makes one"]),
         ("open", ["--verify", "race"], ["chmod 600"]),
-        ("candidates", ["--verify", "race"], ["by candidates", "--race"]),
+        ("candidates", ["--verify", "race"], ["by candidates", "--candidates 4", "--race"]),
+        ("candidates", ["--candidates", "17"], ["--candidates must be 2 to 16", "17"]),
+        ("candidates", ["--candidates", "4", "--show-progress"], ["--show-progress", "leave"]),
+        ("candidates", ["--candidates", "4", "--verify", "post"], ["--verify token or race"]),
+        ("candidates", ["--candidates", "4", "--temperature", "0"], ["--temperature 0"]),
+        ("race", ["--verify", "race", "--candidates", "4"], ["without --candidates"]),
         ("foreign", ["--verify", "race"], ["another tokenizer", "--draft-model"]),
         ("busy", ["--verify", "race"], ["in use by another run"]),
         ("stray", ["--verify", "race"], ["no history of this key"]),
@@ -134,3 +139,28 @@ def test_two_processes_mark_what_its_key_finds(start: Start, tmp_path: Path) -> 
                    str(shipped("public")), "--json", str(told))  # fmt: skip
     assert detect.wait(RUN_S) == 0 and detect.stdout.startswith("marked")
     assert json.loads(told.read_text())["log10_p"] < -6
+
+
+@pytest.mark.slow
+def test_two_processes_choose_among_candidates(start: Start, tmp_path: Path) -> None:
+    """The same with four candidates a step, of which a key chooses one: a weaker mark."""
+    public = Tokenizer.load(shipped("public"))
+    key, file, told = tmp_path / "key", tmp_path / "result.json", tmp_path / "found.json"
+    write_key(key, key_of(0), Scheme(3, tokenizer=public.digest))
+    demo = start(
+        "demo", "--watermark", str(key), "--candidates", "4", "--draft-length", "1",
+        "--temperature", "1", "--max-new-tokens", "40", "--seed", "5", "--json", str(file),
+    )  # fmt: skip
+    assert demo.wait(RUN_S) == 0, demo.stderr
+    result = json.loads(file.read_text())
+    assert result["config"]["request.candidates"] == 4
+    assert result["config"]["watermark"] == {"method": "candidates", "ngram": 3}
+    assert "number of candidates: 4" in result["learned"]["provider"]
+    assert key_of(0).secret.hex() not in file.read_text() + demo.stdout + demo.stderr
+    _, names = history_path(key).read_bytes().split(b"\n", 1)
+    assert len(names) > 8 * len(result["token_ids"])  # losers' seeds, too
+    (text := tmp_path / "text").write_text(result["text"])
+    detect = start("watermark", "detect", str(text), "--key", str(key), "--tokenizer",
+                   str(shipped("public")), "--json", str(told))  # fmt: skip
+    assert detect.wait(RUN_S) == 0
+    assert json.loads(told.read_text())["log10_p"] < -2

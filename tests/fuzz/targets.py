@@ -394,7 +394,7 @@ SEEDS: dict[str, Callable[[], bytes]] = {
     ).SerializeToString(),
     "request": lambda: b'{"prompt_tokens":5,"max_new_tokens":5,"draft_length":1,"temperature":0.7,'
     b'"verify":"token","top_k":0,"top_p":1.0,"show_progress":false,'
-    b'"public_prefix":"7,8"}',
+    b'"public_prefix":"7,8","candidates":2}',
     "messages": lambda: b"\3" + bytes(7) + b"abc" + bytes(8) + b"\1" + bytes(8),
     "sealed": _sealed_message,
     "inventory": lambda: json.dumps({"0" * 32: 3}).encode(),

@@ -19,7 +19,7 @@ from spu_llm.systems.watermark.history import History
 from spu_llm.systems.watermark.keys import Scheme, Seed, token_unit
 from spu_llm.systems.watermark.race_marks import MarkedNoise, race_text
 from spu_llm.systems.watermark.sampler import Drawn
-from spu_llm.systems.watermark.selecting import choose, own
+from spu_llm.systems.watermark.selecting import added, choose, own
 from spu_llm.systems.watermark.units import TokenUnits
 from tests.watermark.chains import FALSE_ALARM, Chain, key_of, p_value
 
@@ -182,10 +182,10 @@ def test_n_grams_begin_where_the_prompt_ends() -> None:
     """What the prompt was makes no difference to what marks a text."""
     marks = embedder(0, 1, 4, 2)
     a, b, c, d = (token_unit(i) for i in range(4))
-    own = marks.units.of((0, 1))
-    assert marks._grams([], (), Drawn((0, 1), False)) == [(a,), (a, b)]
-    assert marks._grams(own, (0, 1), Drawn((2, 3), True)) == [(a, b, c), (b, c, d)]
-    assert marks._grams(own, (0, 1), Drawn((), True)) == []
+    one, other, nothing = Drawn((0, 1), False), Drawn((2, 3), True), Drawn((), True)
+    assert added(marks.units, 3, (), [one]) == {one: [(a,), (a, b)]}
+    found = added(marks.units, 3, (0, 1), [other, nothing, other])
+    assert found == {other: [(a, b, c), (b, c, d)], nothing: []}
     made = marks.text((0,), 6)
     assert [len(chunk.seeds) for chunk in made.chunks] == [1, 1, 1]
     # The first token has an n-gram of one, whatever the prompt.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +17,7 @@ from protocols.verification.distribution import Streams
 from protocols.verification.variants import Rule, lanes_of
 from spu_llm.core.prg import Prg
 from spu_llm.systems.decoding.cadence import Cadence
+from spu_llm.systems.decoding.candidates import Branch, Branching, Single
 from spu_llm.systems.decoding.emitted import Emitted
 
 
@@ -24,6 +27,7 @@ class ClientSide:
 
     `on_text` receives text as soon as it is certain. `ends`: of a split model, whose first blocks
     give what goes into the secure forward, and whose last ones take what comes out of it.
+    `branching`: continuations of a step, where there are several.
     """
 
     prompt: list[int]
@@ -36,11 +40,12 @@ class ClientSide:
     prefix: list[int] = field(default_factory=list)  # public, before the prompt
     cadence: Cadence | None = None  # of what the provider sees of a step
     ends: Ends | None = None
+    branching: Branching | None = None
 
     def __post_init__(self) -> None:
         self._emitted = Emitted(self.tokenizer, self.stop, self.on_text)
-        self._drafts: list[int] = []
-        self._q = np.zeros((0, self.tokenizer.vocab_size))
+        self._branching = self.branching or Single(self.streams)
+        self._branches: list[Branch] = []
         self._raised = np.zeros((0, 0))  # rows of `_next`
 
     @property
@@ -64,29 +69,37 @@ class ClientSide:
         return [*self.prefix, *self.prompt, *self.tokens]
 
     def propose(self, count: int) -> None:
-        """Draft in the clear (POST, Algorithm 1, line 1)."""
-        self._drafts, self._q = [], np.zeros((0, self._q.shape[1]))
-        if count:
-            self._drafts, self._q = self._draft(self._text, count, self.streams)
+        """Draft every continuation in the clear (POST, Algorithm 1, line 1)."""
+        self._branches = [
+            self._draft(self._text, count, streams) for streams in self._branching.streams()
+        ]
 
-    def _draft(
-        self, text: list[int], count: int, streams: Streams
-    ) -> tuple[list[int], np.ndarray]:
+    def _draft(self, text: list[int], count: int, streams: Streams) -> Branch:
+        if not count:
+            return Branch([], np.zeros((0, self.tokenizer.vocab_size)), streams)
         assert self.drafter is not None
-        return self.drafter.propose(
+        drafts, q = self.drafter.propose(
             text,
             count,
             lambda logits, position: self.verifier.propose(logits, position, streams),
         )
+        return Branch(drafts, q, streams)
 
     def keep_time(self, count: int) -> None:
-        """Set the cadence of steps with `count` drafts, by drafts after a text of zeros."""
-        streams, text = Streams(Prg.from_os(), Prg.from_os()), [0] * len(self._text)
+        """Set the cadence of steps with `count` drafts, by drafts after a text of zeros. Among
+        several continuations one may go on that the drafter did not see last, with all its drafts.
+        """
+        length, several = len(self._text), self._branching.count
+        unseen = min(length, count + 1) if several > 1 else 0
+        streams, tokens = Streams(Prg.from_os(), Prg.from_os()), itertools.cycle((0, 1))
 
         def rehearse() -> None:
             if self.ends is not None:
-                self.ends.rehearse(count + 1, len(text) - 1)
-            self._draft(text, count, streams)
+                self.ends.rehearse(count + 1, length - 1)
+            text = [0] * (length - unseen) + [next(tokens)] * unseen
+            for _ in range(several):
+                self._draft(text, count, streams)
+            self._branching.rehearse(count)
 
         self.cadence = Cadence.of(rehearse)
 
@@ -95,30 +108,28 @@ class ClientSide:
         return [self.prompt if self.ends is None else self.ends.up(self.prompt, 0)]
 
     def step_input(self) -> Any:
-        """Of the secure forward, one lane: the last token, not cached yet, and the drafts; or what
-        the front makes of them.
+        """Of the secure forward, one lane: the last token, not cached yet, and the drafts, one
+        continuation's after the other's; or what the front makes of them.
         """
         return [self._next if self.ends is None else self._raised]
 
     @property
     def _next(self) -> list[int]:
-        return [self._text[-1], *self._drafts]
+        return [self._text[-1], *itertools.chain(*(b.drafts for b in self._branches))]
 
     def verifier_inputs(self) -> list[Any]:
-        """The client's input to the verifier, one lane."""
-        text = len(self._text)
-        return [self.verifier.client_input(self._drafts, self._q, text, self.streams)]
+        """The client's input to the verifier, one for each continuation."""
+        text, rule = len(self._text), self.verifier
+        return [rule.client_input(b.drafts, b.q, text, b.streams) for b in self._branches]
 
     def settle(self, outcome: Any, limit: int, drafts: int) -> tuple[np.ndarray, bool]:
-        """Emit a step's tokens and draft the next one's: which of its rows stay, bool [d + 1], and
+        """Emit a step's tokens and draft the next one's: which of its rows stay, bool [n], and
         whether the text ends. Where the provider may not know, it takes a time that says nothing.
-        `outcome`: of one lane, lane first.
+        `outcome`: of every continuation, these first.
         """
         if self.cadence is not None:
             self.cadence.begin()
-        (of_lane,) = lanes_of(outcome)
-        rows = np.arange(1 + len(self._drafts))
-        retained = rows <= self.resolve(self._seen(of_lane), limit)
+        retained = self.resolve(list(map(self._seen, lanes_of(outcome))), limit)
         if not self.finish_reason:
             self.propose(drafts)
             if self.ends is not None:
@@ -133,13 +144,29 @@ class ClientSide:
         """
         if self.ends is None:
             return outcome
-        rows, drafts = np.asarray(outcome), len(self._drafts)
+        rows, drafts = np.asarray(outcome), len(self._next) - 1
         return self.ends.down(rows, len(self._text) + drafts - len(rows), drafts + 1)
 
-    def resolve(self, outcome: Any, limit: int) -> int:
-        """Emit the accepted drafts and the token after; returns the number of accepted drafts."""
-        k, token = self.verifier.resolve(
-            outcome, self._drafts, self._q, lambda: float(self.streams.sampling.uniform(()))
-        )
-        self._emitted.add([*self._drafts[:k], token], limit)
-        return k
+    def resolve(self, outcomes: Sequence[Any], limit: int) -> np.ndarray:
+        """Emit the accepted drafts of the continuation that goes on, and the token after; returns
+        which rows of the step stay, bool [n].
+        """
+        stay, found = [], []
+        for branch, outcome in zip(self._branches, outcomes, strict=True):
+            k, token = self.verifier.resolve(
+                outcome, branch.drafts, branch.q,
+                functools.partial(_uniform, branch.streams),
+            )  # fmt: skip
+            stay.append(k)
+            found.append([*branch.drafts[:k], token])
+        won = self._branching.choose(self.tokens, found, limit)
+        kept = [
+            np.arange(len(branch.drafts)) < (k if i == won else 0)
+            for i, (branch, k) in enumerate(zip(self._branches, stay, strict=True))
+        ]
+        self._emitted.add(found[won], limit)
+        return np.concatenate([[True], *kept])
+
+
+def _uniform(streams: Streams) -> float:
+    return float(streams.sampling.uniform(()))

@@ -15,6 +15,7 @@ from models.split import Split
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from protocols.verification.race import Race
+from protocols.verification.variants import Rule
 from spu_llm.core.channel import Traffic
 from spu_llm.core.errors import InputError
 from spu_llm.core.meter import Entry
@@ -22,6 +23,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import private_tree
+from spu_llm.systems.decoding.candidates import Branching, Candidates, Single
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, Report, announce, announce_end, generate
 from spu_llm.systems.decoding.marked import USED, MarkedRace
@@ -29,9 +31,11 @@ from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import Text, held_shapes, share_weights
 from spu_llm.systems.program import Held, Job, Send
+from spu_llm.systems.watermark.cdfs import Family
 from spu_llm.systems.watermark.history import History
-from spu_llm.systems.watermark.keys import Key
+from spu_llm.systems.watermark.keys import Key, Scheme
 from spu_llm.systems.watermark.race_marks import MarkedNoise
+from spu_llm.systems.watermark.units import units_of
 
 C = TypeVar("C")  # the client's own inputs
 
@@ -119,33 +123,50 @@ def stream(label: str, seed: int | None) -> Prg:
 
 
 def _client_side(inputs: ClientInputs, completion: Completion, send: Send) -> ClientSide:
-    streams, rule = streams_of(inputs.draft_seed, inputs.sampling_seed), completion.verifier
+    streams = streams_of(inputs.draft_seed, inputs.sampling_seed)
+    tokenizer = Tokenizer.load(Path(inputs.draft_dir))
+    rule, branching = _marked(inputs, completion, tokenizer, streams, send)
     return ClientSide(
         prompt=inputs.prompt,
-        tokenizer=Tokenizer.load(Path(inputs.draft_dir)),
+        tokenizer=tokenizer,
         drafter=drafter_of(Path(inputs.draft_dir), completion),
-        verifier=rule if inputs.mark is None else _marked(inputs, completion, streams, send),
+        verifier=rule,
         streams=streams,
         stop=inputs.stop,
         on_text=lambda text: send("text", text=text),
         prefix=list(completion.request.public_prefix),
+        branching=branching,
     )
 
 
 def _marked(
-    inputs: ClientInputs, completion: Completion, streams: Streams, send: Send
-) -> MarkedRace:
-    """The rule of a marked text; an event tells what contexts were used, before their text."""
-    race, mark = completion.verifier, inputs.mark
-    assert mark is not None
-    if not isinstance(race, Race) or not race.noise:
+    inputs: ClientInputs, completion: Completion, tokenizer: Tokenizer, streams: Streams, send: Send
+) -> tuple[Rule, Branching]:
+    """How tokens are drawn, and what is chosen of a step, by the mark if there is one. What it is
+    used for is told before the text is. InputError for a mark of another kind than was asked for.
+    """
+    rule, mark, candidates = completion.verifier, inputs.mark, completion.request.candidates
+
+    def on_used(names: bytes) -> None:
+        send(USED, names=names.hex())
+
+    if (candidates > 1) != (mark is not None and mark.method == "candidates"):
+        raise InputError("a step has candidates where a key chooses one of them, and nowhere else")
+    if mark is None:
+        return rule, Single(streams)
+    key, history = Key(bytes.fromhex(mark.secret)), History.of(bytes.fromhex(mark.used))
+    if candidates > 1:
+        scheme = Scheme(mark.ngram, Family(mark.family, mark.k), mark.units)
+        units = units_of(scheme.units, tokenizer)
+        return rule, Candidates(
+            candidates, key, scheme, units, tokenizer.eos_ids, history, streams, on_used
+        )
+    if not isinstance(rule, Race) or not rule.noise:
         raise InputError("a mark is made of the noise of --verify race")
-    noise = MarkedNoise(
-        Key(bytes.fromhex(mark.secret)), mark.ngram, completion.layout.config.vocab_size,
-        History.of(bytes.fromhex(mark.used)), streams.sampling,
-    )  # fmt: skip
+    vocab = completion.layout.config.vocab_size
+    noise = MarkedNoise(key, mark.ngram, vocab, history, streams.sampling)
     before = len(completion.request.public_prefix) + len(inputs.prompt)
-    return MarkedRace(race, noise, before, lambda names: send(USED, names=names.hex()))
+    return MarkedRace(rule, noise, before, on_used), Single(streams)
 
 
 def drafter_of(directory: Path, completion: Completion) -> Drafter | None:

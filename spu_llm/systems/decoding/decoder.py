@@ -39,8 +39,8 @@ Retained = np.ndarray | None
 
 
 class JudgeInputs(NamedTuple):
-    """What the parties put into the judge of a forward, as private values of the session, lane
-    first.
+    """What the parties put into the judge of a forward, as private values of the session, for each
+    that it decides on: a lane, or a branch of one (`Layout.judged`).
     """
 
     client: Any
@@ -48,7 +48,7 @@ class JudgeInputs(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What came of a forward, lane first: the judge's outcome, the client's; and how many drafts it
+    """What came of a forward, likewise: the judge's outcome, the client's; and how many drafts it
     accepts, or whatever else it makes public.
     """
 
@@ -72,7 +72,7 @@ class Decoder:
             raise ValueError(f"`{judge.name}` opens how many drafts stay: rows cannot be hidden")
         self._session, self._layout, self._judge, self._weights = session, layout, judge, weights
         self._programs = build(layout, judge)  # type: ignore[arg-type]  # frozen
-        self._rows = TextRows(layout.prompts)
+        self._rows = TextRows(layout.prompts, layout.branches)
         self._written = self._rows.written  # as both know it
         self._shared: Any = None
         self._prefix: Any = None
@@ -147,7 +147,8 @@ class Decoder:
         self, count: int, provider: Prg | None, client: Callable[..., Sequence[Any]], *args: Any
     ) -> JudgeInputs:
         """What the parties put into the judge of `count` rows of every lane: the client
-        `client(*args)`, an input for each lane; the provider what it draws from its stream.
+        `client(*args)`, an input for each that it decides on; the provider what it draws from its
+        stream.
         """
         shapes, session = self.judge_shapes(count), self._session
         return JudgeInputs(
@@ -157,20 +158,19 @@ class Decoder:
 
     def _of_provider(self, count: int, stream: Prg) -> Any:
         assert not isinstance(self._judge, KeepRows | OpenRows)
-        vocab = self._layout.config.vocab_size
-        drawn = [
-            self._judge.provider_input(count - 1, vocab, stream) for _ in self._layout.prompts
-        ]
+        layout = self._layout
+        sizes = layout.drafts(count), layout.config.vocab_size
+        drawn = [self._judge.provider_input(*sizes, stream) for _ in range(layout.judged)]
         return side_by_side(drawn)
 
     def judge_shapes(self, count: int) -> JudgeInputs:
         """Shapes of what the parties put into the judge of `count` rows of every lane."""
         layout = self._layout
 
-        def of_all(lane: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((layout.lanes, *lane.shape), lane.dtype)
+        def of_all(one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((layout.judged, *one.shape), one.dtype)
 
-        sizes = count - 1, layout.config.vocab_size
+        sizes = layout.drafts(count), layout.config.vocab_size
         client, provider = self._judge.client_shapes(*sizes), self._judge.provider_shapes(*sizes)
         return JudgeInputs(*jax.tree.map(of_all, (client, provider)))
 

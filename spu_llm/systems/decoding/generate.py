@@ -86,7 +86,7 @@ class Completion:
 
     def prepare(self, session: Session, decoder: Decoder) -> None:
         """Compile everything and agree with the peer on every program, before the first secret."""
-        decoder.prepare([self.request.draft_length + 1])
+        decoder.prepare([self.request.step_rows])
         announcement = announce_end if self.request.hide_progress else announce
         session.prepare(announcement, jax.ShapeDtypeStruct(self.announced, np.int32))
 
@@ -105,6 +105,7 @@ def layout_of(config: ModelConfig, request: Course) -> Layout:
         live_rows=request.live_rows(config),
         hidden=request.hide_progress,
         packs=request.may_pack(config),
+        branches=request.candidates,
         scale=request.logits_scale,
         split=request.split,
     )
@@ -145,7 +146,7 @@ def generate(
     is; after a text that ends before, some of it was for nothing.
     """
     request, report = completion.request, Report()
-    drafts = request.draft_length
+    drafts, count = request.draft_length, request.step_rows
     _declare(session, completion)
 
     def put_in(count: int, work: Callable[..., Any]) -> Any:
@@ -167,12 +168,12 @@ def generate(
     # Decode: verify all drafts in one secure forward, keep what was accepted, draft in the clear.
     with session.meter.in_phase("decode"):
         while not report.finish_reason:
-            rows = put_in(drafts + 1, ClientSide.step_input)
-            inputs = decoder.inputs(drafts + 1, provider, ClientSide.verifier_inputs, client)
+            rows = put_in(count, ClientSide.step_input)
+            inputs = decoder.inputs(count, provider, ClientSide.verifier_inputs, client)
             written = report.steps + 1 if request.hide_progress else sum(report.emitted)
             judged = decoder.step(rows, inputs, retained, _following(completion, written))
             report.steps += 1
-            retained = _resolve(session, completion, client, judged, drafts, report)
+            retained = _resolve(session, completion, client, judged, count - 1, report)
             on_step(report)
     session.stop_beside()
     return report
@@ -182,7 +183,7 @@ def _following(completion: Completion, written: int) -> int | None:
     """Rows of the step that may follow the next forward, by what both parties know: `written`
     tokens are there, at least, and it brings one or more. None when the text then has its length.
     """
-    return completion.request.draft_length + 1 if written + 1 < completion.limit else None
+    return completion.request.step_rows if written + 1 < completion.limit else None
 
 
 def _resolve(
@@ -252,6 +253,8 @@ def _declare(session: Session, completion: Completion) -> None:
     session.ledger.declare(PROVIDER, f"{name}: {functionality.provider}")
     session.ledger.declare(PROVIDER, f"prompt length: {request.prompt_tokens} tokens")
     session.ledger.declare(PROVIDER, f"draft length: {request.draft_length}")
+    if request.candidates > 1:
+        session.ledger.declare(PROVIDER, f"number of candidates: {request.candidates}")
     session.ledger.declare(PROVIDER, request.told)
     for learner in (CLIENT, PROVIDER):
         session.ledger.declare(learner, "whether activations left their ranges, which ends it")

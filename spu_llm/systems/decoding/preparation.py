@@ -87,7 +87,7 @@ def dry_course(
     yields after each.
     """
     decoder, request = completion.decoder(session, weights, text), completion.request
-    layout, count = completion.layout, request.draft_length + 1
+    layout, count = completion.layout, request.step_rows
     decoder.prefill(layout.rows_in(request.prompt_tokens), decoder.judge_shapes(1))
     yield
     retained: Retained = None

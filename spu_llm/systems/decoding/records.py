@@ -15,13 +15,18 @@ MARKED = Marked.name  # the variant whose noise is the provider's
 
 @dataclass(frozen=True)
 class Mark:
-    """A watermark of the race's noise (`spu_llm.systems.watermark`): the key's secret, the length
-    of its n-grams, and names of contexts that were used before; bytes in hex.
+    """A key of a watermark and its scheme (`spu_llm.systems.watermark.keys`), and names of what it
+    was used for before: contexts of a race, or seeds; bytes in hex. `family`, `k` and `units` are
+    of candidates.
     """
 
     secret: str = field(repr=False)
     ngram: int
     used: str = field(repr=False)
+    method: str = "race"
+    units: str = "tokens"
+    family: str = "uniform"
+    k: int = 1
 
 
 @dataclass(frozen=True)

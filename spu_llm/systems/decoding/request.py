@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 MAX_NEW_TOKENS = 1_000_000  # any model's context ends before
 MAX_PREFIX_TOKENS = 1_000  # which a setting of a session holds
+MAX_CANDIDATES = 16
 
 # Rows that steps write before a full block is packed again: packing takes as long to prepare as
 # several steps, and a text of 64 tokens ends before it, at 2.5 tokens a step of 8 rows.
 _SPARE_ROWS = 160
+_SPARE_STEPS = 4  # and room for as many steps' rows of further candidates
 _LEAST_ROWS = 72
 _ROWS_AT_ONCE = 32
 
@@ -50,6 +52,16 @@ class Course:
         unless asked otherwise.
         """
         return self.draft_length > 0 and not self.show_progress
+
+    @property
+    def candidates(self) -> int:
+        """Continuations that a step verifies side by side, of which the client chooses one."""
+        return 1
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of a step: the last token, and the drafts of every candidate."""
+        return 1 + self.candidates * self.draft_length
 
     @property
     def split(self) -> Split | None:
@@ -116,8 +128,9 @@ class Course:
         progress the rows of rejected drafts stay until the block is full and is packed.
         """
         if not self.hide_progress:
-            return self.live_rows(config) + self.draft_length + 1
-        return min(self._most_written(config), self.live_rows(config) + _SPARE_ROWS)
+            return self.live_rows(config) + self.step_rows
+        spare = _SPARE_ROWS + _SPARE_STEPS * (self.candidates - 1) * self.draft_length
+        return min(self._most_written(config), self.live_rows(config) + spare)
 
     def may_pack(self, config: ModelConfig) -> bool:
         """Whether a block of `capacity` rows may be full before the text ends."""
@@ -125,14 +138,14 @@ class Course:
 
     def _most_written(self, config: ModelConfig) -> int:
         """Rows of the prompt and of all steps, rejected drafts included."""
-        return self.prompt_tokens + self.most_steps(config) * (self.draft_length + 1)
+        return self.prompt_tokens + self.most_steps(config) * self.step_rows
 
     def sizes(self, config: ModelConfig, prefix: int = 0) -> tuple[int, ...]:
         """Rows that the block has one after the other: each some quarter more than the one before.
         All of them, with `prefix` rows before, have tiles of one size
         (`protocols.functions.aggregation.tile_for`), so that no row moves.
         """
-        most, size = self.capacity(config), self.prompt_tokens + self.draft_length + 1
+        most, size = self.capacity(config), self.prompt_tokens + self.step_rows
         size = max(_LEAST_ROWS - prefix, _rounded(size))
         sizes = []
         while size + _ROWS_AT_ONCE // 2 < most:
@@ -161,11 +174,15 @@ class Request(Course):
     verify: str = "token"  # a variant of protocols.verification.variants
     top_k: int = 0
     top_p: float = 1.0
+    candidates: int = field(default=1, kw_only=True)
 
     @property
     def hide_progress(self) -> bool:
-        """As there, where the variant can hide it."""
-        return self.verify in verification.HIDING and super().hide_progress
+        """As there, where the variant can hide it; which of several candidates goes on the provider
+        never learns.
+        """
+        some = self.candidates > 1 or super().hide_progress
+        return self.verify in verification.HIDING and some
 
     @property
     def sampling(self) -> Sampling:
@@ -182,7 +199,9 @@ class Request(Course):
 
     @property
     def functionality(self) -> Functionality:
-        return verification.functionality(self.verify, hide_progress=self.hide_progress)
+        return verification.functionality(
+            self.verify, hide_progress=self.hide_progress, candidates=self.candidates
+        )
 
     @property
     def told(self) -> str:
@@ -203,6 +222,33 @@ class Request(Course):
         super().check_options()
         check_sampling(self.sampling)
         verification.check(self.verify, self.sampling)
+        if not 1 <= self.candidates <= MAX_CANDIDATES:
+            raise InputError(
+                f"--candidates must be 2 to {MAX_CANDIDATES} (1: no candidates), found "
+                f"{self.candidates}"
+            )
+        if self.candidates > 1:
+            self._check_candidates()
+
+    def _check_candidates(self) -> None:
+        if self.sampling.greedy:
+            raise InputError(
+                "--candidates would all be the same at --temperature 0; give a --temperature"
+            )
+        if self.verify == "marked":
+            raise InputError(
+                "--verify marked finds one continuation a step again; leave out --candidates"
+            )
+        if self.verify not in verification.HIDING:
+            raise InputError(
+                f"--verify {self.verify} would show the provider which of --candidates goes on; "
+                "use --verify token or race"
+            )
+        if self.show_progress:
+            raise InputError(
+                "--show-progress would show the provider which of --candidates goes on; leave it "
+                "out"
+            )
 
 
 def check_sampling(sampling: Sampling) -> None:

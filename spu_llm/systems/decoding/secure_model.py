@@ -50,11 +50,12 @@ class Layout:
     prompts: tokens of every lane. sizes: own rows that the shared block has, one after the other;
     it starts with the first of them. live_rows: that hold the text at most. hidden: whether only
     the client knows which they are; packs: whether the block may be full then before the text ends,
-    and is packed. scale: what logits are multiplied by. prefix: rows before every lane's prompt
-    that the provider knows in the clear; of them, padded: how many, the first ones, may hold no
-    text; public: how many, the last ones, hold tokens that the client knows, too. split: where the
-    model is split, if the client computes its ends; then nothing comes before a prompt, and logits
-    are the client's.
+    and is packed. branches: of a step's rows after the first one, as `text_rows.tree` has them;
+    each is judged by itself. scale: what logits are multiplied by. prefix: rows before every lane's
+    prompt that the provider knows in the clear; of them, padded: how many, the first ones, may hold
+    no text; public: how many, the last ones, hold tokens that the client knows, too. split: where
+    the model is split, if the client computes its ends; then nothing comes before a prompt, and
+    logits are the client's.
     """
 
     config: ModelConfig
@@ -63,6 +64,7 @@ class Layout:
     live_rows: int = 0
     hidden: bool = False
     packs: bool = False
+    branches: int = 1
     scale: float = 1.0
     prefix: int = 0
     padded: int = 0
@@ -72,6 +74,15 @@ class Layout:
     @property
     def lanes(self) -> int:
         return len(self.prompts)
+
+    @property
+    def judged(self) -> int:
+        """Sequences that the judge decides on: every branch of every lane."""
+        return self.lanes * self.branches
+
+    def drafts(self, count: int) -> int:
+        """Drafts of a branch, in `count` rows of a lane."""
+        return (count - 1) // self.branches
 
     @property
     def held(self) -> ModelConfig:
@@ -156,9 +167,9 @@ Judge = Verifier | KeepRows | OpenRows
 
 class SecureModel(NamedTuple):
     """The programs of one decoding session. `client` and `provider` are the parties' inputs to the
-    judge, lane first, as its outcomes are. Before anything else is opened, both learn whether an
-    activation left the range that functions on shares hold for; if so, prefill and decode end with
-    a RangeError.
+    judge, lane first, or branch by branch within a lane, as its outcomes are. Before anything else
+    is opened, both learn whether an activation left the range that functions on shares hold for; if
+    so, prefill and decode end with a RangeError.
 
     prefix(weights, tokens [n], hidden [m])
         -> keys and values of text that the provider knows, its own plaintext work, and its own they
@@ -298,7 +309,7 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
         logits = when_in_range(outside, family.head(weights, rows, layout.scale))
         by_lane = logits.reshape(layout.lanes, -1, config.vocab_size)
         with jax.named_scope("verification"):
-            return judge.verify(by_lane, client, provider)
+            return judge.verify(by_branch(by_lane, layout.branches), client, provider)
 
     C, P, J, X = Owner.CLIENT, Owner.PROVIDER, Owner.JOINT, Owner.PUBLIC  # noqa: N806
     placed = C if layout.hidden else X
@@ -307,6 +318,21 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
         SecureFunction(prefill, (P, C, C, P, P, P), "prefill"),
         SecureFunction(decode, (P, C, placed, C, P, J, X, P, P), "decode"),
     )
+
+
+def by_branch(rows: Array, branches: int) -> Array:
+    """Rows [lane, 1 + branch * d, ...] of a step's tree as what each branch is judged by,
+    [lane * branch, 1 + d, ...]: the first row, and the branch's own. Copies of shares cost nothing.
+    """
+    if branches == 1:
+        return rows
+    lanes, n, *rest = rows.shape
+    drafts = (n - 1) // branches
+    first = jnp.expand_dims(rows[:, :1], 1)
+    parts = [jnp.broadcast_to(first, (lanes, branches, 1, *rest))]
+    if drafts:
+        parts.append(rows[:, 1:].reshape(lanes, branches, drafts, *rest))
+    return jnp.concatenate(parts, axis=2).reshape(lanes * branches, 1 + drafts, *rest)
 
 
 def share_weights(

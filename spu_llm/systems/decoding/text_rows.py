@@ -14,9 +14,10 @@ class TextRows:
     Where the provider may not know how many drafts stay, this is the client's secret.
     """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
-        """Prompts of so many tokens, padded to the longest."""
+    def __init__(self, lengths: Sequence[int], branches: int = 1) -> None:
+        """Prompts of so many tokens, padded to the longest. `branches`: of every step."""
         self._text = np.arange(max(lengths))[None, :] < np.asarray(lengths)[:, None]
+        self._branches = branches
 
     @property
     def written(self) -> int:
@@ -24,16 +25,17 @@ class TextRows:
         return int(self._text.shape[1])
 
     def place(self, count: int, capacity: int, context: int) -> tuple[np.ndarray, np.ndarray]:
-        """`count` further rows of every lane, a chain: their positions in the text (int32
+        """`count` further rows of every lane, a `tree`: their positions in the text (int32
         [lane, count], at most context - 1), and what each sees of a cache of `capacity` rows
         (bool [lane, count, capacity]).
         """
         lanes, written = self._text.shape
         lengths = self._text.sum(axis=1, dtype=np.int32)
-        positions = lengths[:, None] + np.arange(count, dtype=np.int32)
+        after, seen = tree(count, self._branches)
+        positions = lengths[:, None] + after
         visible = np.zeros((lanes, count, capacity), bool)
         visible[:, :, :written] = self._text[:, None]
-        visible[:, :, written : written + count] = np.tril(np.ones((count, count), bool))
+        visible[:, :, written : written + count] = seen
         return np.minimum(positions, context - 1), visible
 
     def add(self, retained: np.ndarray, count: int) -> None:
@@ -57,3 +59,15 @@ class TextRows:
             kept[lane, : rows.size] = rows
         self._text = kept >= 0
         return kept
+
+
+def tree(count: int, branches: int) -> tuple[np.ndarray, np.ndarray]:
+    """A step's rows: the first one, and after it branches of d = (count - 1) / branches rows, one
+    branch after the other. How far behind the text each stands (int32 [count]), and which of them
+    each sees (bool [count, count]): the first row, itself, and those of its branch before it.
+    """
+    branch, draft = np.divmod(np.arange(count - 1), max(1, (count - 1) // branches))
+    seen = np.zeros((count, count), bool)
+    seen[:, 0] = True
+    seen[1:, 1:] = (branch[:, None] == branch) & (draft[:, None] >= draft)
+    return np.concatenate([[0], draft + 1]).astype(np.int32), seen

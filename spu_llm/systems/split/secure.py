@@ -80,10 +80,9 @@ def ends_of(params: Any, completion: Completion) -> Ends:
     """The client's ends for a completion, of a model with these parameters and of the ranges that
     the provider states.
     """
-    layout, drafts = completion.layout, completion.request.draft_length
+    layout, count = completion.layout, completion.request.step_rows
     if layout.split is None:
         raise InputError("the model is not split")
-    rows = layout.live_rows + drafts + 1
-    ends = Ends(layout.config, params, layout.split, rows)
-    ends.rehearse(drafts + 1, layout.prompts[0])
+    ends = Ends(layout.config, params, layout.split, layout.live_rows + count)
+    ends.rehearse(count, layout.prompts[0])
     return ends

@@ -13,7 +13,6 @@ seeds, since the choice between them is under a key of its own and each has the 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,8 +24,8 @@ from spu_llm.systems.watermark.history import History
 from spu_llm.systems.watermark.keys import Key, Scheme, token_unit
 from spu_llm.systems.watermark.model_sampler import ModelSampler
 from spu_llm.systems.watermark.sampler import Drawn, Sampler
-from spu_llm.systems.watermark.selecting import choose
-from spu_llm.systems.watermark.units import Content, Units, common, grams
+from spu_llm.systems.watermark.selecting import added, among, choose
+from spu_llm.systems.watermark.units import Content, Units, joined
 
 MAX_CANDIDATES = 4096
 
@@ -93,7 +92,7 @@ class Embedder:
         left = max_tokens
         while left > 0:
             drawn, chunk = self.chunk(prompt, made.content, min(self.k, left))
-            made.content = _joined(made.content, drawn.content)
+            made.content = joined(made.content, drawn.content)
             made.chunks.append(chunk)
             left -= len(drawn.content) if not isinstance(drawn.content, str) else self.k
             if stop and _cut_at(made, stop, as_text):
@@ -107,37 +106,27 @@ class Embedder:
 
     def chunk(self, prompt: Content, before: Content, count: int) -> tuple[Drawn, Chunk]:
         """The next chunk after what was generated before, of up to `count` tokens."""
-        prefix = _joined(prompt, before)
+        prefix = joined(prompt, before)
         if self.m is None:
             return self._of_all(prefix, before)
         level = list(self.sampler.sample(prefix, self.m ** len(self.keys), count))
-        distinct, own = set(level), self.units.of(before)
-        known = {one: self._grams(own, before, one) for one in distinct}
-        marked: dict[Drawn, tuple[int, ...]] = dict.fromkeys(distinct, ())
+        known = added(self.units, self.scheme.ngram, before, level)
+        marked: dict[Drawn, tuple[int, ...]] = dict.fromkeys(known, ())
         used: list[set[bytes]] = [set() for _ in self.keys]
         for depth in reversed(range(len(self.keys))):
             winners, seeds = [], {}
             for start in range(0, len(level), self.m):
-                counts = Counter(level[start : start + self.m])
-                found = choose(
-                    self.keys[depth], [known[one] for one in counts], list(counts.values()),
-                    self.scheme.family, self.prg, self.histories[depth],
+                winner, found = among(
+                    self.keys[depth], level[start : start + self.m], known, self.scheme.family,
+                    self.prg, self.histories[depth],
                 )  # fmt: skip
                 used[depth] |= found.used
-                winner = list(counts)[found.index]
                 winners.append(winner)
                 seeds[winner] = (found.seeds, *marked[winner])
             level, marked = winners, seeds
         for history, names in zip(self.histories, used, strict=True):
             history.add(names)
-        return level[0], Chunk(len(distinct), marked[level[0]])
-
-    def _grams(
-        self, own: list[bytes], before: Content, one: Drawn
-    ) -> list[tuple[bytes, ...]]:
-        """The n-grams that a candidate adds."""
-        units = self.units.of(_joined(before, one.content))
-        return grams(units, self.scheme.ngram, common(own, units))
+        return level[0], Chunk(len(known), marked[level[0]])
 
     def _of_all(self, prefix: Content, before: Content) -> tuple[Drawn, Chunk]:
         assert isinstance(self.sampler, ModelSampler)
@@ -153,10 +142,6 @@ class Embedder:
         ended = token in self.sampler.ends
         drawn = Drawn(() if ended else (token,), ended)
         return drawn, Chunk(len(possible), (found.seeds,))
-
-
-def _joined(before: Content, after: Content) -> Content:
-    return before + after  # type: ignore[operator, no-any-return]
 
 
 def _cut_at(

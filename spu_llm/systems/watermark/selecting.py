@@ -8,7 +8,8 @@ standard Gumbel, and argmax_i -log(-log u_i) + log c_i is candidate i with proba
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,10 @@ import numpy as np
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.cdfs import Family, Tails
 from spu_llm.systems.watermark.keys import Key, Seed
+from spu_llm.systems.watermark.sampler import Drawn
+from spu_llm.systems.watermark.units import Content, Units, common, grams, joined
+
+Grams = Sequence[tuple[bytes, ...]]  # that a candidate adds to the text before it
 
 
 @dataclass(frozen=True)
@@ -32,8 +37,33 @@ def gumbels(tails: Sequence[Tails], counts: Sequence[float]) -> np.ndarray:
     return np.array([t.gumbel + math.log(c) for t, c in zip(tails, counts, strict=True)])
 
 
+def added(
+    units: Units, ngram: int, before: Content, candidates: Sequence[Drawn]
+) -> dict[Drawn, Grams]:
+    """The n-grams that each adds to what was generated before; distinct ones in their order."""
+    old, found = units.of(before), dict[Drawn, Grams]()
+    for one in dict.fromkeys(candidates):
+        whole = units.of(joined(before, one.content))
+        found[one] = grams(whole, ngram, common(old, whole))
+    return found
+
+
+def among(
+    key: Key, candidates: Sequence[Drawn], known: Mapping[Drawn, Grams], family: Family, prg: Prg,
+    used: Container[bytes] = frozenset(),
+) -> tuple[Drawn, Choice]:  # fmt: skip
+    """One of independent candidates of one law, equal ones counted together; `known` has their
+    n-grams, the rest is as in `choose`.
+    """
+    counts = Counter(candidates)
+    found = choose(
+        key, [known[one] for one in counts], list(counts.values()), family, prg, used
+    )
+    return list(counts)[found.index], found
+
+
 def choose(
-    key: Key, grams: Sequence[Sequence[tuple[bytes, ...]]], counts: Sequence[float],
+    key: Key, grams: Sequence[Grams], counts: Sequence[float],
     family: Family, prg: Prg, used: Container[bytes] = frozenset(),
 ) -> Choice:  # fmt: skip
     """Among distinct candidates with these n-grams and counts (or probabilities). `used`: seeds

@@ -82,6 +82,11 @@ class WordUnits:
         ]
 
 
+def units_of(name: str, tokenizer: Tokenizer | None) -> Units:
+    """Of a scheme (`keys.Scheme.units`)."""
+    return TokenUnits(tokenizer) if name == "tokens" else WordUnits(tokenizer)
+
+
 def _plain(word: str) -> str:
     return unicodedata.normalize("NFKC", word).casefold()
 
@@ -92,6 +97,11 @@ def _characters(text: str) -> list[int]:
     for i, character in enumerate(text):
         found += [i] * len(character.encode("utf-8", "surrogatepass"))
     return [*found, len(text)]
+
+
+def joined(before: Content, after: Content) -> Content:
+    """Both, of one kind."""
+    return before + after  # type: ignore[operator, no-any-return]
 
 
 def common(before: Sequence[bytes], after: Sequence[bytes]) -> int:

@@ -1,0 +1,136 @@
+"""Continuations of a text that a step verifies: one, or several of which a watermark chooses one.
+
+The watermark of Bahri et al. (WatermarkSingle, §2.2) in secure decoding. A step's rows are a tree
+(`text_rows.tree`): m candidates, each with drafts of its own, go through one secure forward, and
+the next step stands after the winner, by rows that only the client knows.
+
+A chunk is what one step gives, however many tokens that are, and the text has the model's law:
+
+1. A candidate's tokens X_1, ..., X_(k+1) are the accepted drafts and the token after. Whether they
+   end at place j follows from what was drawn up to j, so that k + 1 is a stopping time, and each
+   X_j has the model's law after the text and X_1, ..., X_(j-1) (speculative sampling, or the race).
+   By the strong Markov property such a step and then a text of the model's law, drawn by fresh
+   randomness, are together one text of the model's law. Where the text ends, or has its length,
+   follows from the tokens.
+2. Given the text, the candidates of a step are independent and of one law, and the choice keeps it
+   (Theorem 4.1), since it is made by numbers that nothing before depends on: the history has the
+   seeds of all candidates of the steps before, not of the winners alone.
+
+Everything is drawn afresh in every step. A race that took the noise of a place again, as it does
+without candidates, would bring tokens of candidates back that lost, whose seeds mark no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from protocols.verification.distribution import Streams
+from spu_llm.core.prg import Prg
+from spu_llm.systems.watermark.history import History, packed
+from spu_llm.systems.watermark.keys import Key, Scheme
+from spu_llm.systems.watermark.sampler import Drawn
+from spu_llm.systems.watermark.selecting import Choice, added, among
+from spu_llm.systems.watermark.units import Units
+
+
+class Branch(NamedTuple):
+    """A continuation: its drafts, their distributions q float64 [d, vocab], and the streams that
+    they, and all that decides on them, are drawn from.
+    """
+
+    drafts: list[int]
+    q: np.ndarray
+    streams: Streams
+
+
+class Branching(Protocol):
+    """What the client tries in a step, and what it goes on with. count: of continuations."""
+
+    count: int
+
+    def streams(self) -> list[Streams]:
+        """Of every continuation of the next step."""
+
+    def choose(
+        self, generated: Sequence[int], found: Sequence[Sequence[int]], limit: int
+    ) -> int:
+        """Which of the continuations, as they came out, goes on the text generated so far, which
+        has `limit` tokens at most.
+        """
+
+    def rehearse(self, drafts: int) -> None:
+        """Work like that of `choose` after so many drafts."""
+
+
+@dataclass
+class Single:
+    """One continuation, always by the same streams."""
+
+    own: Streams
+    count: int = 1
+
+    def streams(self) -> list[Streams]:
+        return [self.own]
+
+    def choose(
+        self, generated: Sequence[int], found: Sequence[Sequence[int]], limit: int
+    ) -> int:
+        return 0
+
+    def rehearse(self, drafts: int) -> None:
+        """Nothing is to be chosen."""
+
+
+@dataclass
+class Candidates:
+    """`count` of them, one chosen under a key. own: streams that theirs are children of. ends:
+    tokens that end the text. on_used gets the names of seeds (`history.packed`) that have scored a
+    candidate, losers' too, before anybody gets the winner's tokens.
+    """
+
+    count: int
+    key: Key
+    scheme: Scheme
+    units: Units
+    ends: frozenset[int]
+    history: History
+    own: Streams
+    on_used: Callable[[bytes], None] = lambda names: None
+
+    def __post_init__(self) -> None:
+        self._steps = 0
+        self._private = self.own.sampling.child("choice")
+
+    def streams(self) -> list[Streams]:
+        self._steps += 1
+        names = [f"step {self._steps}, candidate {i}" for i in range(self.count)]
+        return [Streams(*(stream.child(name) for stream in self.own)) for name in names]
+
+    def choose(
+        self, generated: Sequence[int], found: Sequence[Sequence[int]], limit: int
+    ) -> int:
+        room = limit - len(generated)
+        drawn = [self._drawn(tokens, room) for tokens in found]
+        winner, choice = self._among(tuple(generated), drawn, self._private, self.history)
+        self.history.add(choice.used)
+        self.on_used(packed(choice.used))
+        return drawn.index(winner)
+
+    def rehearse(self, drafts: int) -> None:
+        made = [Drawn((i,) * (drafts + 1), False) for i in range(self.count)]
+        self._among((), made, Prg.from_os(), History())
+
+    def _among(
+        self, generated: tuple[int, ...], drawn: Sequence[Drawn], private: Prg, history: History
+    ) -> tuple[Drawn, Choice]:
+        known = added(self.units, self.scheme.ngram, generated, drawn)
+        return among(self.key, drawn, known, self.scheme.family, private, history)
+
+    def _drawn(self, tokens: Sequence[int], room: int) -> Drawn:
+        """What the text gets of a continuation."""
+        length = next((i for i, token in enumerate(tokens) if token in self.ends), len(tokens))
+        return Drawn(tuple(tokens[: min(length, room)]), length < min(len(tokens), room))
