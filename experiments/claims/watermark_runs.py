@@ -33,7 +33,7 @@ from experiments.common.load import busy_seconds, own_seconds
 from experiments.common.saved import under_table
 from experiments.common.two_parties import run_command
 from models.tokenizer import Tokenizer
-from protocols.verification.variants import HIDING
+from protocols.verification.variants import BRANCHING
 from spu_llm.app.defaults import DRAFT_LENGTH
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.machine import machine
@@ -221,8 +221,10 @@ def command(options: argparse.Namespace) -> None:
         commands.check_range("--draft-length", drafts, 1, 16)
     if unknown := set(options.only) - set(SYSTEMS):
         raise InputError(f"--only: there is no {min(unknown)!r}; choose from {', '.join(SYSTEMS)}")
-    if unknown := set(options.verify) - set(HIDING):
-        raise InputError(f"--verify: there is no {min(unknown)!r}; choose from {', '.join(HIDING)}")
+    if unknown := set(options.verify) - set(BRANCHING):
+        raise InputError(
+            f"--verify: there is no {min(unknown)!r}; choose from {', '.join(BRANCHING)}"
+        )
     runs = matrix(
         prompts[: options.prompts], options.network, options.only, options.tokens,
         options.candidates, options.draft_length, options.verify,

@@ -68,6 +68,7 @@ from spu_llm.core.prg import Prg
 
 VARIANTS = ("token", "post", "naive", "race", "marked")
 HIDING = ("token", "race", "marked")  # those that can hide progress from the provider
+BRANCHING = ("token", "race")  # those whose steps may have several candidates
 
 _STEPS = "draft length, number of steps"
 _PUBLISHED = Functionality(

@@ -251,7 +251,7 @@ def test_every_row_of_a_step_is_counted() -> None:
         ({"show_progress": True}, "--show-progress"),
         ({"verify": "post"}, "--verify token or race"),
         ({"verify": "naive"}, "--verify token or race"),
-        ({"verify": "marked"}, "leave out --candidates"),
+        ({"verify": "marked"}, "--verify token or race"),
         ({"temperature": 0.0}, "--temperature 0"),
     ],
 )

@@ -235,14 +235,9 @@ class Request(Course):
             raise InputError(
                 "--candidates would all be the same at --temperature 0; give a --temperature"
             )
-        if self.verify == "marked":
+        if self.verify not in verification.BRANCHING:
             raise InputError(
-                "--verify marked finds one continuation a step again; leave out --candidates"
-            )
-        if self.verify not in verification.HIDING:
-            raise InputError(
-                f"--verify {self.verify} would show the provider which of --candidates goes on; "
-                "use --verify token or race"
+                f"--verify {self.verify} verifies no --candidates; use --verify token or race"
             )
         if self.show_progress:
             raise InputError(
