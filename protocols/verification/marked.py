@@ -22,8 +22,15 @@ Numbers, widths and rounding are the race's (`protocols.verification.race`).
 
 Simulation. Openings: the bits 0^k 1^(d-k), and the winner of row k, of d + 1 winners the only one
 that is opened. Both follow from the emitted tokens. That is all the client gets, of the noise no
-more than that these tokens won. The provider gets what it gets of a race: its noise is its own
-input and comes back in nothing.
+more than that these tokens won. The provider gets what it gets of a race: number of steps, end of
+text, and accepted counts if progress is shown.
+
+Here that says more than in a race. Text and accepted counts are a function of prompt, noise and
+drafts; the provider knows the noise, and the drafts follow from the prompt where the draft model is
+public. So it can run a prompt that it guesses and compare when the text ends: of 24 prompts, texts
+of 24 tokens and three drafts, the number of steps alone told some 3 of the 4.6 bits, and another
+session with the same prompt tells as much again. In `race` and `token` the client's own randomness
+is between. And whoever hands a marked text over hands the provider a test of its prompt.
 
 Parties that deviate. A client that adds to its share biases the text, and with it the mark, as in
 every variant. One that follows the messages may bring any drafts: they move forwards, not the law

@@ -13,6 +13,9 @@ distribution a step | draft length, steps, accepted count per step |
 | `token`, `race`, `marked` with progress shown | the emitted tokens | and accepted count per step |
 | with m candidates (progress hidden) | those of all candidates | and m |
 
+In `marked` the provider knows the noise, so that steps and accepted counts test a prompt that it
+guesses (`protocols.verification.marked`).
+
 The emitted tokens are those of whole steps: where the text ends inside one, the client has seen up
 to d tokens more. With m candidates they are those of all m continuations that a step verifies side
 by side, of which one goes on: m times the model's samples; the provider learns m, too. They are a

@@ -62,8 +62,8 @@ class Branching(Protocol):
         has `limit` tokens at most.
         """
 
-    def rehearse(self, drafts: int) -> None:
-        """Work like that of `choose` after so many drafts."""
+    def rehearse(self, drafts: int, limit: int) -> None:
+        """Work like that of `choose` after so many drafts, of a text that has its limit nearly."""
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Single:
     ) -> int:
         return 0
 
-    def rehearse(self, drafts: int) -> None:
+    def rehearse(self, drafts: int, limit: int) -> None:
         """Nothing is to be chosen."""
 
 
@@ -120,9 +120,11 @@ class Candidates:
         self.on_used(packed(choice.used))
         return drawn.index(winner)
 
-    def rehearse(self, drafts: int) -> None:
+    def rehearse(self, drafts: int, limit: int) -> None:
+        # A longer text, and candidates that differ, take longer.
+        text = (0,) * max(0, limit - drafts - 1)
         made = [Drawn((i,) * (drafts + 1), False) for i in range(self.count)]
-        self._among((), made, Prg.from_os(), History())
+        self._among(text, made, Prg.from_os(), History())
 
     def _among(
         self, generated: tuple[int, ...], drawn: Sequence[Drawn], private: Prg, history: History

@@ -85,9 +85,10 @@ class ClientSide:
         )
         return Branch(drafts, q, streams)
 
-    def keep_time(self, count: int) -> None:
-        """Set the cadence of steps with `count` drafts, by drafts after a text of zeros. Among
-        several continuations one may go on that the drafter did not see last, with all its drafts.
+    def keep_time(self, count: int, limit: int) -> None:
+        """Set the cadence of steps with `count` drafts, of a completion of `limit` tokens at most,
+        by drafts after a text of zeros. Among several continuations one may go on that the drafter
+        did not see last, with all its drafts.
         """
         length, several = len(self._text), self._branching.count
         unseen = min(length, count + 1) if several > 1 else 0
@@ -99,7 +100,7 @@ class ClientSide:
             text = [0] * (length - unseen) + [next(tokens)] * unseen
             for _ in range(several):
                 self._draft(text, count, streams)
-            self._branching.rehearse(count)
+            self._branching.rehearse(count, limit)
 
         self.cadence = Cadence.of(rehearse)
 

@@ -154,7 +154,7 @@ def generate(
         return session.private(CLIENT, work, given.shape, given.dtype, client)
 
     if request.hide_progress:
-        session.local(CLIENT, ClientSide.keep_time, client, drafts)
+        session.local(CLIENT, ClientSide.keep_time, client, drafts, completion.limit)
 
     # Prefill: the prompt's keys and values become shares; its last row gives the first token.
     with session.meter.in_phase("prefill"):
