@@ -29,6 +29,7 @@ from experiments.claims import (
     shipped,
     split_runs,
     transcript,
+    watermark_report,
 )
 from experiments.claims.measured_tables import Files
 from experiments.common import saved
@@ -186,6 +187,7 @@ TABLES: dict[str, Tables] = {
     "noir": single("noir", noir_report.in_results, seconds=False),
     "split_attacks": Tables(attack_tables.SPLIT_NAMES, attack_tables.in_results, seconds=False),
     "split_runs": Tables(("split_runs",), split_runs.in_results),
+    "watermark": single("watermark", watermark_report.in_results, seconds=False),
     "attacks": Tables(attack_tables.NAMES, attack_tables.in_results, seconds=False),
 }
 

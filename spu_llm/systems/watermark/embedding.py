@@ -110,7 +110,12 @@ class Embedder:
         prefix = _joined(prompt, before)
         if self.m is None:
             return self._of_all(prefix, before)
-        level = list(self.sampler.sample(prefix, self.m ** len(self.keys), count))
+        return self.chosen(self.sampler.sample(prefix, self.m ** len(self.keys), count), before)
+
+    def chosen(self, drawn: Sequence[Drawn], before: Content) -> tuple[Drawn, Chunk]:
+        """The next chunk, of m^t candidates that were drawn after what was generated before."""
+        assert self.m is not None and len(drawn) == self.m ** len(self.keys)
+        level = list(drawn)
         distinct, own = set(level), self.units.of(before)
         known = {one: self._grams(own, before, one) for one in distinct}
         marked: dict[Drawn, tuple[int, ...]] = dict.fromkeys(distinct, ())
