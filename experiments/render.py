@@ -29,6 +29,7 @@ from experiments.claims import (
     shipped,
     split_runs,
     transcript,
+    watermark_report,
     watermark_runs,
 )
 from experiments.claims.measured_tables import Files
@@ -189,6 +190,7 @@ TABLES: dict[str, Tables] = {
     "noir": single("noir", noir_report.in_results, seconds=False),
     "split_attacks": Tables(attack_tables.SPLIT_NAMES, attack_tables.in_results, seconds=False),
     "split_runs": Tables(("split_runs",), split_runs.in_results),
+    "watermark": single("watermark", watermark_report.in_results, seconds=False),
     "watermark_runs": Tables(("watermark_runs",), watermark_runs.in_results),
     "attacks": Tables(attack_tables.NAMES, attack_tables.in_results, seconds=False),
 }

@@ -67,6 +67,10 @@ STUDIES = {
         "experiments.claims.noir",
         "split models: NOIR's codebook, what it costs and what it keeps from the host",
     ),
+    "experiment watermark": (
+        "experiments.claims.watermark",
+        "a watermark: how it is found, what it changes, edits, forgery, drafts",
+    ),
     "experiment split": (
         "experiments.claims.split_runs", "split models: a token by mode, beside all on shares"
     ),

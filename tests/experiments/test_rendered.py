@@ -16,7 +16,9 @@ from experiments.common import saved
 from tests.experiments.test_cost import result as cost_result
 from tests.experiments.test_latency import results as latency_results
 
-NAMES = ("quickstart", "primitives", "cost", "latency", "confidential", "dp_text", "split")
+NAMES = (
+    "quickstart", "primitives", "cost", "latency", "confidential", "dp_text", "split", "watermark",
+)  # fmt: skip
 LARGEST = 400_000  # bytes of a committed notebook
 
 

@@ -89,8 +89,11 @@ class Kirchenbauer:
 
     def z(self, tokens: Sequence[int]) -> float:
         """(T_g - gamma T) / sqrt(T gamma (1 - gamma)), of distinct n-grams."""
-        numbers = list(dict(scored(self.key, tokens, self.ngram)).values())
-        green, count = sum(u < self.gamma for u in numbers), len(numbers)
+        return self.z_of(np.array(list(dict(scored(self.key, tokens, self.ngram)).values())))
+
+    def z_of(self, numbers: np.ndarray) -> float:
+        """The same of their numbers."""
+        green, count = int((numbers < self.gamma).sum()), len(numbers)
         spread = math.sqrt(count * self.gamma * (1 - self.gamma))
         return (green - self.gamma * count) / spread if count else 0.0
 
@@ -130,19 +133,28 @@ class Kuditipudi:
         Levenshtein distance, in which a token against a row costs log(1 - R) (negative, very where
         the row chose the token). Low where it is marked.
         """
-        rows = np.stack([row_of(key or self.key, i, self.vocab) for i in range(self.length)])
-        costs = np.log1p(-rows[:, np.asarray(tokens, int)])  # [row, token]
+        return float(self.costs(tokens, self.rows(key))[-1]) if len(tokens) else 0.0
+
+    def rows(self, key: Key | None = None) -> np.ndarray:
+        """The list under its key, or another: float64 [length, vocab]."""
+        return np.stack([row_of(key or self.key, i, self.vocab) for i in range(self.length)])
+
+    def costs(self, tokens: Sequence[int], rows: np.ndarray) -> np.ndarray:
+        """Of every beginning of the text, from one token on: float64 [token]."""
+        along = np.log1p(-rows[:, np.asarray(tokens, int)])  # [row, token]
         count = len(tokens)
-        starts = np.arange(self.length)
-        # best[j]: of the tokens so far with j rows, for every start at once.
-        best = [self.gap * j * np.ones(self.length) for j in range(count + 1)]
+        # Of the tokens so far with j rows, for every start at once: [j, start].
+        place = (np.arange(self.length) + np.arange(count)[:, None]) % self.length
+        gaps = self.gap * np.arange(count + 1)[:, None]
+        best = np.broadcast_to(gaps, (count + 1, self.length))
+        found = np.zeros(count)
         for i in range(count):
-            new = [best[0] + self.gap]
-            for j in range(count):
-                along = best[j] + costs[(starts + j) % self.length, i]
-                new.append(np.minimum(along, np.minimum(best[j + 1], new[j]) + self.gap))
-            best = new
-        return float(best[count].min())
+            new = best + self.gap
+            new[1:] = np.minimum(new[1:], best[:-1] + along[place, i])
+            # A row that no token has: min over j' <= j of new[j'] + gap (j - j').
+            best = np.minimum.accumulate(new - gaps) + gaps
+            found[i] = best[i + 1].min()
+        return found
 
     def p_value(self, tokens: Sequence[int], references: int, prg: Prg) -> float:
         """Against lists of other keys: (1 + how many align as well) / (1 + references)."""

@@ -109,7 +109,12 @@ class Embedder:
         prefix = joined(prompt, before)
         if self.m is None:
             return self._of_all(prefix, before)
-        level = list(self.sampler.sample(prefix, self.m ** len(self.keys), count))
+        return self.chosen(self.sampler.sample(prefix, self.m ** len(self.keys), count), before)
+
+    def chosen(self, drawn: Sequence[Drawn], before: Content) -> tuple[Drawn, Chunk]:
+        """The next chunk, of m^t candidates that were drawn after what was generated before."""
+        assert self.m is not None and len(drawn) == self.m ** len(self.keys)
+        level = list(drawn)
         known = added(self.units, self.scheme.ngram, before, level)
         marked: dict[Drawn, tuple[int, ...]] = dict.fromkeys(known, ())
         used: list[set[bytes]] = [set() for _ in self.keys]

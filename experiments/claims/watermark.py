@@ -1,0 +1,118 @@
+"""What a watermark is worth: how well it is found, what it changes, what becomes of it under edits,
+and what somebody without the key can do. "A Watermark for Black-Box Language Models" (Bahri,
+Wieting, Alon, Metzler), tables 1 and 5, on the shipped private model.
+
+All texts follow the first tokens of held-out snippets, one of a method after each; each has a key
+of its own, so that figures are averages over keys. At temperature 1 the model's text has more than
+5 bits a token; at the lower one less than 2, which is nearer to the paper's. Unmarked texts are
+several after each prompt; detection is of equal lengths, cut from the same texts, against unmarked
+texts under many keys (`watermark_scores`), and intervals are 95 % ones by prompt
+(`watermark_metrics`).
+
+Distortion has two signs, so that neither is a merit: nats per token under the law that is sampled
+from, less those of unmarked texts of the same prompts; and the excess of a text's nats over the
+entropy that each token was drawn with, which is 0 in the mean for the unmarked law, whatever course
+texts take. `history`: an n-gram marks once per key, the default of `spu-llm watermark embed`; off,
+as published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.claims.watermark_plan import (
+    TEMPERATURES,
+    TEXTS,
+    TOKENS,
+    Plan,
+    cell_of,
+    cells,
+)
+from experiments.claims.watermark_study import Study
+from experiments.common import commands
+from spu_llm.app.progress import Progress
+from spu_llm.core.errors import InputError
+from spu_llm.core.machine import machine
+
+
+def measure(
+    private: Path, public: Path, plan: Plan, say: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None] = lambda result: None, done: Sequence[Any] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """All cells; `keep` is given the result so far after each. done: rows of an earlier run."""
+    say("reading")
+    study = Study(private, public, plan, say)
+    result: dict[str, Any] = {"plan": asdict(plan), "rows": list(done)}
+    there = {cell_of(row).name for row in done}
+    for cell in cells(plan):
+        if cell.name in there:
+            continue
+        result["rows"].append(study.row(cell))
+        result["machine"] = asdict(machine())
+        keep(result)
+    return result
+
+
+# ---- the command
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Half an hour: each cell is written at once, and the same command goes on."
+    commands.add_number(parser, "--texts", TEXTS, "of a method")
+    commands.add_number(parser, "--tokens", TOKENS, "of a text", "T")
+    parser.add_argument("--temperatures", type=_fractions, metavar="T,...", default=TEMPERATURES,
+                        help="default: 1,0.5")  # fmt: skip
+    commands.add_number(parser, "--seed", 0, "of all draws", "S")
+    commands.add_draft_model(parser)
+    commands.add_plot(parser, "draw detection against length and edits")
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    from experiments.claims import watermark_report as report
+
+    commands.check_folders(options)
+    commands.check_range("--texts", options.texts, 4)
+    commands.check_range("--tokens", options.tokens, 30)
+    if not all(0.05 <= t <= 5 for t in options.temperatures):
+        raise InputError(f"--temperatures must be 0.05 to 5, found {min(options.temperatures)}")
+    plan = Plan(options.texts, options.tokens, options.temperatures, seed=options.seed)
+    done = earlier(options.json, plan)
+    progress = Progress()
+    try:
+        result = measure(
+            *commands.pair(options), plan, progress.update,
+            lambda found: commands.write(options, found), done,
+        )  # fmt: skip
+    finally:
+        progress.close()
+    print(report.table(result), flush=True)
+    if options.plot is not None:
+        report.plot(result, options.plot)
+
+
+def _fractions(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers like 1,0.5, found {text!r}") from None
+
+
+def earlier(path: Path | None, plan: Plan) -> list[dict[str, Any]]:
+    """Rows that the file holds of the same plan; InputError when it is of another."""
+    if path is None or not path.exists():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        same = found["plan"] == json.loads(json.dumps(asdict(plan)))
+        rows: list[dict[str, Any]] = found["rows"]
+    except (OSError, ValueError, KeyError, TypeError):
+        same, rows = False, []
+    if not same:
+        raise InputError(f"--json: {path} holds no cells of this very plan; name another")
+    return rows
