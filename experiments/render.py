@@ -188,6 +188,7 @@ TABLES: dict[str, Tables] = {
     "obfuscation": printed("obfuscation", obfuscation.table),
     "dp_text": single("dp_text", dp_text_report.in_results, seconds=False),
     "noir": single("noir", noir_report.in_results, seconds=False),
+    "noir_more": single("noir_more", noir_report.in_results, seconds=False),
     "split_attacks": Tables(attack_tables.SPLIT_NAMES, attack_tables.in_results, seconds=False),
     "split_runs": Tables(("split_runs",), split_runs.in_results),
     "watermark": single("watermark", watermark_report.in_results, seconds=False),

@@ -15,7 +15,8 @@ NAMES = tuple(
     for mode in MODES
     if mode in attack.runs and mode not in SPLIT_MODES
 )
-SPLIT_NAMES = tuple(f"attack_noir_{mode}" for mode in SPLIT_MODES)
+# What was run later of each mode is in files of its own.
+SPLIT_NAMES = tuple(f"attack_noir_{mode}{more}" for more in ("", "_more") for mode in SPLIT_MODES)
 
 
 def in_results(files: Files) -> list[str]:

@@ -57,7 +57,7 @@ TEXTS, EVALUATED = 20, 64  # attacked texts, and windows that perplexity is of
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured."""
+    """What is measured. fully: mechanisms that all attacks are run on, not `attacks` alone."""
 
     mechanisms: Sequence[str] = (*vocabulary.MECHANISMS, *BASELINES)
     epsilons: Sequence[float] = EPSILONS
@@ -65,6 +65,10 @@ class Plan:
     attacks: Sequence[str] = tuple(suite.ATTACKS)
     texts: int = TEXTS
     seed: int = 0
+    fully: Sequence[str] = ()
+
+    def attacks_on(self, mechanism: str) -> tuple[str, ...]:
+        return tuple(suite.ATTACKS if mechanism in self.fully else self.attacks)
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,8 @@ class Cell:
 def cells(plan: Plan) -> list[Cell]:
     """In the order in which they are run: without tuning, too, where that says something."""
     found = [Cell(NONE, None, 0), Cell(NONE, None, plan.rounds)]
-    for epsilon in plan.epsilons:
-        for mechanism in plan.mechanisms:
+    for mechanism in plan.mechanisms:
+        for epsilon in plan.epsilons:
             tunings = (0,) if mechanism in BASELINES else (0, plan.rounds)
             found += [Cell(mechanism, epsilon, rounds) for rounds in tunings]
     return found
@@ -178,8 +182,17 @@ class Study:
         outcomes = []
         if cell.rounds or cell.mechanism == NONE:  # nobody generates with ends that are not tuned
             seen = attack_split.Client(front, back, None if cell.epsilon is None else labels)
-            outcomes = [as_dict(o) for o in self.attacker.outcomes(cell.name, seen)]
+            names = self.plan.attacks_on(cell.mechanism)
+            outcomes = [as_dict(o) for o in self.attacker.outcomes(cell.name, seen, names)]
         return {**facts, "outcomes": outcomes}
+
+    def inverters(self) -> dict[str, Any] | None:
+        """What those of A1, A3 and A4 find in public text without a codebook, where one is used."""
+        if not {"a1", "a3", "a4"} & set(self.plan.attacks):
+            return None
+        trained = self.attacker.inverters
+        steps = {"base_steps": trained.base.steps, "corrector_steps": trained.corrector.steps}
+        return {**trained.on_public._asdict(), **steps}
 
     def baseline(self, cell: Cell) -> dict[str, Any]:
         """Noise on embeddings instead of a codebook; ends and middle are the public ones."""
@@ -274,10 +287,14 @@ def utility(
 
 
 def as_dict(outcome: Outcome) -> dict[str, Any]:
-    """As the result keeps it."""
+    """As the result keeps it: a file of many of them is not to be large."""
+    low, high = outcome.interval
     return {
-        **asdict(outcome), "rate": outcome.rate, "interval": outcome.interval,
-        "by_luck": outcome.by_luck, "at_chance": outcome.at_chance,
+        "attack": outcome.attack, "what": outcome.what, "tries": outcome.tries,
+        "successes": outcome.successes, "chance": round(outcome.chance, 6),
+        "notes": outcome.notes, "rate": round(outcome.rate, 6),
+        "interval": [round(low, 6), round(high, 6)], "by_luck": round(outcome.by_luck, 6),
+        "at_chance": outcome.at_chance,
     }  # fmt: skip
 
 
@@ -301,6 +318,7 @@ def measure(
         if cell.name in there:
             continue
         result["rows"].append(study.row(cell, say))
+        result["inverters"] = study.inverters()
         result["machine"] = asdict(machine())
         keep(result)
     return result
@@ -323,6 +341,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attacks", type=commands.names, metavar="NAME,...",
                         default=list(suite.ATTACKS),
                         help=f"{', '.join(suite.ATTACKS)} (default: all)")  # fmt: skip
+    parser.add_argument("--fully", type=commands.names, metavar="NAME,...", default=[],
+                        help="mechanisms that all attacks are run on")  # fmt: skip
     commands.add_number(parser, "--rounds", ROUNDS, f"of tuning, {BATCH} x {LENGTH} tokens each")
     commands.add_number(parser, "--texts", TEXTS, "that are attacked")
     commands.add_number(parser, "--seed", 0, "of all draws", "S")
@@ -336,13 +356,16 @@ def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     commands.check_range("--texts", options.texts, 4)
     commands.check_range("--rounds", options.rounds, 1)
-    for option, known in (("mechanisms", Plan.mechanisms), ("attacks", suite.ATTACKS)):
+    known_by = {
+        "mechanisms": Plan.mechanisms, "attacks": suite.ATTACKS, "fully": options.mechanisms
+    }  # fmt: skip
+    for option, known in known_by.items():
         if unknown := set(getattr(options, option)) - set(known):
             raise InputError(f"--{option}: there is no {min(unknown)!r}; choose from "
                              f"{', '.join(known)}")  # fmt: skip
     plan = Plan(
         options.mechanisms, options.epsilons, options.rounds, options.attacks, options.texts,
-        options.seed,
+        options.seed, options.fully,
     )  # fmt: skip
     done = earlier(options.json, plan)
     progress = Progress()

@@ -46,13 +46,20 @@ def _epsilons(result: Row) -> list[float]:
 
 
 def circumstances(result: Row) -> str:
-    of, plan = result["corpus"], result["plan"]
-    return (
+    of, plan, found = result["corpus"], result["plan"], result.get("inverters")
+    text = (
         f"Tuning: {plan['rounds']} rounds, {of['tuning_tokens']:,} tokens of {of['known_files']} "
         f"files. Perplexity and accuracy: {of['windows']} windows of {of['length']} tokens from "
         f"{of['held_out_files']} held-out files. Attacked: {plan['texts']} texts of {of['length']} "
         f"tokens from these files, the first half of each as the prompt. 95 % intervals (±)."
     )
+    if found:
+        text += (
+            f" Of {found['tokens']:,} tokens of public text that it was not trained on, the "
+            f"inverter of A1, A3 and A4 finds {found['base']:.1%} where there is no "
+            f"codebook, with A1's corrector {found['corrected']:.1%}."
+        )
+    return text
 
 
 def _by_name(result: Row) -> dict[str, dict[bool, Row]]:
@@ -84,13 +91,13 @@ def utility(result: Row) -> list[str]:
 
 
 def attacks(result: Row, epsilon: float) -> list[str]:
-    """What each attack recovers, in per cent, after tuning, at an epsilon; and before any where
-    there is no codebook.
+    """What each attack recovers, in per cent, after tuning, at an epsilon; where there is no
+    codebook, also before.
     """
     columns = [
-        (name.partition(",")[0], rows.get(name != "no codebook") or next(iter(rows.values())))
-        for name, rows in _by_name(result).items()
-        if next(iter(rows.values()))["epsilon"] in (None, epsilon)
+        (_column(row), row)
+        for row in result["rows"]
+        if row["outcomes"] and row["epsilon"] in (None, epsilon)
     ]
     whats: dict[tuple[str, str], None] = {}
     for _, row in columns:
@@ -99,10 +106,16 @@ def attacks(result: Row, epsilon: float) -> list[str]:
             for o in row["outcomes"] if not o["what"].startswith(_LEFT_OUT)
         }  # fmt: skip
     lines = []
-    for attack, what in whats:
+    for attack, what in sorted(whats, key=lambda known: int(known[0][1:])):
         cells = [_cell(row["outcomes"], attack, what) for _, row in columns]
         lines.append([f"{attack}: {what}", *cells])
     return report.table([f"%, ε / m = {epsilon:.3g}", *(name for name, _ in columns)], lines)
+
+
+def _column(row: Row) -> str:
+    if row["mechanism"] == "none":
+        return "no codebook, tuned" if row["rounds"] else "no codebook"
+    return str(row["mechanism"])
 
 
 def _cell(outcomes: Sequence[Row], attack: str, what: str) -> str:

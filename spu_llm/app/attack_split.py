@@ -10,7 +10,7 @@ Mode mpc: a real session (`spu_llm.app.split_views`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from string import ascii_lowercase
 from typing import NamedTuple
@@ -36,6 +36,7 @@ from spu_llm.systems.split.attacks.suite import Session, Tuned
 from spu_llm.systems.split.attacks.trained import Inverters
 from spu_llm.systems.split.attacks.views import (
     HostView,
+    Middle,
     Public,
     Texts,
     of_front,
@@ -49,6 +50,7 @@ PROMPT, GENERATED = 32, 32  # tokens of a text
 LENGTH = PROMPT + GENERATED
 TEMPLATE = 16  # tokens that A10's host knows
 OTHERS = 200  # texts beside these, that say what chance is
+PAIRS = 40  # of texts that begin alike (A9), where their views cost nothing but a forward
 SNIPPETS, SNIPPET = 1500, 500  # of public text, of so many characters at most
 BUDGET = 13 / 4096  # of a feature: the paper's epsilon and width
 
@@ -130,8 +132,8 @@ def mpc(wanted: Wanted) -> Iterator[Outcome]:
     point, in place of rows. There is no tuning.
     """
     setting = setting_of(wanted)
-    sample = _texts(wanted, setting)
-    of_a9 = not wanted.attacks or "a9" in wanted.attacks
+    sample = _texts(wanted, setting, wanted.prompts)
+    of_a9 = _wants(wanted.attacks, "a9")
     more = [*sample.alike, *sample.prefixed] if of_a9 else []
     words = views_of_middle(
         wanted.model, setting.public.split, [*sample.attacked, *more], wanted.on_stage
@@ -143,7 +145,7 @@ def mpc(wanted: Wanted) -> Iterator[Outcome]:
         "mpc", seen, Inverters(setting.public, seed=wanted.seed), sample.attacked, PROMPT, TEMPLATE,
         sample.others, (alike, sample.alike) if of_a9 else None, prefixed if of_a9 else None,
     )  # fmt: skip
-    yield from _attacked(wanted, session)
+    yield from _attacked(wanted, session, wanted.attacks)
 
 
 def _drawn(wanted: Wanted, setting: Setting) -> Client:
@@ -161,46 +163,51 @@ def _drawn(wanted: Wanted, setting: Setting) -> Client:
 
 class Attacker:
     """Attacks views that are made in this process, all of the same texts, with the same inverters.
-    texts: what is attacked, token ids; of each the first `PROMPT` are the prompt.
+    texts: what is attacked, token ids; of each the first `PROMPT` are the prompt. Which attacks:
+    those that are wanted, unless others are named.
     """
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self.setting = setting_of(wanted)
-        self._inverters = Inverters(self.setting.public, seed=wanted.seed)
-        self._sample = _texts(wanted, self.setting)
+        self.inverters = Inverters(self.setting.public, seed=wanted.seed)
+        self._sample = _texts(wanted, self.setting, 2 * PAIRS)
         self.texts = self._sample.attacked
 
-    def outcomes(self, mode: str, client: Client) -> Iterator[Outcome]:
+    def outcomes(
+        self, mode: str, client: Client, attacks: Sequence[str] | None = None
+    ) -> Iterator[Outcome]:
         """What the host of this client finds out."""
-        config, public = self.setting.config, self.setting.public
+        names = self._wanted.attacks if attacks is None else attacks
+        config, public, sample = self.setting.config, self.setting.public, self._sample
         self._wanted.on_stage(f"{mode}: views")
-        ends, front = (client.front, client.back), client.front
-        tuning, alike = self._sample.tuning, self._sample.alike
-        tuned = Tuned(
-            of_tuning(ends, config, public.middle, tuning, client.relabelled),
-            of_tuning(ends, config, adversarial.middle(public), tuning, client.relabelled),
-            tuning, client.relabelled,
-        )  # fmt: skip
-        seen, of_alike, prefixed = (
-            HostView(of_front(front, config, texts))
-            for texts in (self.texts, alike, self._sample.prefixed)
-        )
-        yield from self._attacked(mode, seen, (of_alike, alike), prefixed, tuned)
+
+        def seen(texts: Texts) -> HostView:
+            return HostView(of_front(client.front, config, texts))
+
+        def tuned_by(middle: Middle) -> HostView:
+            ends = client.front, client.back
+            return of_tuning(ends, config, middle, sample.tuning, client.relabelled)
+
+        session = self._session(mode, seen(sample.attacked))
+        if _wants(names, "a9"):
+            alike = seen(sample.alike), sample.alike
+            session = replace(session, beginnings=alike, prefixed=seen(sample.prefixed))
+        if _wants(names, "a4", "a11", "a12"):
+            honest, adverse = tuned_by(public.middle), tuned_by(adversarial.middle(public))
+            tuned = Tuned(honest, adverse, sample.tuning, client.relabelled)
+            session = replace(session, tuned=tuned)
+        yield from _attacked(self._wanted, session, names)
 
     def of_rows(self, mode: str, rows: list[np.ndarray]) -> Iterator[Outcome]:
         """The same of rows of the texts alone."""
-        yield from self._attacked(mode, HostView(rows))
+        session = self._session(mode, HostView(rows))
+        yield from _attacked(self._wanted, session, self._wanted.attacks)
 
-    def _attacked(
-        self, mode: str, seen: HostView, alike: tuple[HostView, Texts] | None = None,
-        prefixed: HostView | None = None, tuned: Tuned | None = None,
-    ) -> Iterator[Outcome]:  # fmt: skip
-        session = Session(
-            mode, seen, self._inverters, self.texts, PROMPT, TEMPLATE, self._sample.others, alike,
-            prefixed, tuned,
-        )  # fmt: skip
-        yield from _attacked(self._wanted, session)
+    def _session(self, mode: str, seen: HostView) -> Session:
+        return Session(
+            mode, seen, self.inverters, self.texts, PROMPT, TEMPLATE, self._sample.others
+        )
 
 
 class Sample(NamedTuple):
@@ -215,7 +222,8 @@ class Sample(NamedTuple):
     prefixed: list[list[int]]
 
 
-def _texts(wanted: Wanted, setting: Setting) -> Sample:
+def _texts(wanted: Wanted, setting: Setting, begun: int) -> Sample:
+    """`begun`: of how many texts those that begin alike are made, where there are so many."""
     count, pieces = wanted.prompts, setting.pieces
     if 2 * count > len(pieces):
         raise InputError(f"--prompts: held-out text has {len(pieces) // 2} pieces for that")
@@ -223,11 +231,11 @@ def _texts(wanted: Wanted, setting: Setting) -> Sample:
     tuning = pieces[count : 2 * count]
     asked = [*pieces[:count], *pieces[2 * count : 2 * count + OTHERS]]
     said = reading.continued(setting.public, [piece[:PROMPT] for piece in asked], GENERATED)
-    alike = [list(text) for text in said[:count]]
+    alike = [list(text) for text in said[:begun]]
     for first, second in zip(alike[::2], alike[1::2], strict=False):
         common = int(setting.source.integers(1, LENGTH))
         second[:common] = first[:common]
-    return Sample(said[:count], tuning, said[count:], alike, _prefixed(setting, said[:count]))
+    return Sample(said[:count], tuning, said[count:], alike, _prefixed(setting, said[:begun]))
 
 
 def _prefixed(setting: Setting, texts: Texts) -> list[list[int]]:
@@ -245,9 +253,14 @@ def _prefixed(setting: Setting, texts: Texts) -> list[list[int]]:
     return found
 
 
-def _attacked(wanted: Wanted, session: Session) -> Iterator[Outcome]:
+def _wants(names: Sequence[str], *attacks: str) -> bool:
+    """Whether one of these attacks is among the names; none stands for all."""
+    return not names or any(name in names for name in attacks)
+
+
+def _attacked(wanted: Wanted, session: Session, names: Sequence[str]) -> Iterator[Outcome]:
     for name, attack in suite.ATTACKS.items():
-        if not wanted.attacks or name in wanted.attacks:
+        if _wants(names, name):
             wanted.on_stage(f"{session.mode}: {name}")
             yield from attack(session)
 

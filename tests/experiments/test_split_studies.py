@@ -14,6 +14,7 @@ from models.gpt2 import GPT2Config
 from models.split import Split
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
+from spu_llm.systems.split.attacks import suite
 from spu_llm.systems.split.baselines.noise import NOISES
 from spu_llm.systems.split.ends import client_ends, table_of
 
@@ -46,8 +47,8 @@ def test_cells_are_tuned_and_not_tuned_and_baselines_are_not() -> None:
     found = [(c.mechanism, c.epsilon, c.rounds) for c in noir.cells(PLAN)]
     assert found == [
         ("none", None, 0), ("none", None, 7),
-        ("grr", 0.5, 0), ("grr", 0.5, 7), ("t2t", 0.5, 0),
-        ("grr", 6.0, 0), ("grr", 6.0, 7), ("t2t", 6.0, 0),
+        ("grr", 0.5, 0), ("grr", 0.5, 7), ("grr", 6.0, 0), ("grr", 6.0, 7),
+        ("t2t", 0.5, 0), ("t2t", 6.0, 0),
     ]  # fmt: skip
 
 
@@ -72,6 +73,25 @@ def test_the_tables_have_what_was_measured() -> None:
         "| A8: the right token in its place, by trying all | 25.0 (12.5 to 50.0) | "
         "25.0 (12.5 to 50.0) |"
     )
+
+
+def test_a_mechanism_may_have_all_attacks_and_others_some() -> None:
+    plan = noir.Plan(("grr", "arr"), attacks=("a1", "a9"), fully=("arr",))
+    assert plan.attacks_on("grr") == plan.attacks_on("none") == ("a1", "a9")
+    assert plan.attacks_on("arr") == tuple(suite.ATTACKS)
+    some = result()
+    other = outcome(0.5, at_chance=True) | {"attack": "A10", "what": "templates"}
+    some["rows"] += [row("none", None, 7, 0.4), row("arr", 0.5, 7, 0.1)]
+    some["rows"][-1]["outcomes"].insert(0, other)
+    lines = noir_report.attacks(some, 0.5)
+    assert lines[0] == "| %, ε / m = 0.5 | no codebook | grr | no codebook, tuned | arr |"
+    assert lines[2].startswith("| A8: ") and lines[3] == (
+        "| A10: templates | – | – | – | 50.0 (25.0 to 100.0), at chance |"
+    )
+    some["inverters"] = {"base": 0.987, "corrected": 0.99, "tokens": 4096}
+    assert "4,096" not in noir_report.circumstances(result())
+    said = noir_report.circumstances(some)
+    assert "Of 4,096 tokens" in said and "98.7%" in said and "99.0%" in said
 
 
 def test_utility_is_of_the_labels() -> None:

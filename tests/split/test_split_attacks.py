@@ -273,6 +273,31 @@ def test_a_codebook_hides_tokens_and_not_that_they_are_equal(
         assert shows is None or (outcome.by_luck < 0.01) == shows, outcome.line()
 
 
+def test_inverters_read_public_text_that_they_were_not_trained_on(
+    sessions: dict[str, Session],
+) -> None:
+    """By the regression alone, too: it is what training begins from."""
+    inverters = sessions["plain"].inverters
+    found = inverters.on_public
+    assert found.tokens == 30 * LONGER and min(found.base, found.corrected) >= 0.9, found
+    at_first = Inverters(inverters.public, steps=0)
+    assert at_first.base.steps == 0 < inverters.base.steps
+    texts = sessions["plain"].texts
+    assert right(at_first.base.tokens(sessions["plain"].view.rows), texts) >= 0.8
+
+
+def test_guesses_made_for_other_texts_find_no_beginnings() -> None:
+    """Of pairs with beginnings of one length: places that are drawn find it as often by luck."""
+    texts = zipf_texts(20, 2)
+    for i in range(0, 20, 2):
+        texts[i + 1] = [*texts[i][:5], (texts[i][5] + 1) % VOCAB, *texts[i + 1][6:]]
+    true = np.array(beginnings.truth(texts))
+    place = np.random.default_rng(5).permutation(20)
+    for guess, luck in ((true, (0, 1e-3)), (true[np.ix_(place, place)], (0.01, 1))):
+        outcome = scored.of_beginnings("A9", "noir", guess, true)
+        assert luck[0] <= outcome.by_luck <= luck[1], outcome.line()
+
+
 def test_random_words_say_nothing(sessions: dict[str, Session]) -> None:
     """Of attacks on rows, on views as masked words are: 3 seeds and 12 outcomes. Each has its own
     probability of luck; that the least is below 1e-3 happens with a probability of 3.6 % at most.

@@ -12,7 +12,8 @@ by itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +22,13 @@ import optax
 from jax import Array
 
 from models.cache import Block, rows_after
-from models.family import Params, family_of
+from models.family import ModelConfig, Params, family_of
 from models.split import back_texts
 from spu_llm.systems.split.attacks import NONE
 from spu_llm.systems.split.attacks.views import HostView, Public, Texts
 
-ITERATIONS = 300
+ITERATIONS = 300  # at most:
+SOME, LEAST = 20, 0.01  # they end where so many lower the loss by less than this part of it
 RATE = 0.09
 SQUARES, SIZES = 0.85, 0.15  # of the two losses of (b)
 SURE = 5.0  # logit of the inverter's guess in first soft labels
@@ -42,30 +44,36 @@ def by_gradients(
     """
     assert view.gradients is not None and view.tuning_rows is not None
     back, config = public.parts[2], public.config
-
-    @jax.jit
-    def matched(y: Array, wanted: Array, first: Array) -> Array:
-        def logits(y: Array) -> Array:
-            return back_texts(back, config, y[None])[0]
-
-        found, pull = jax.vjp(logits, y)
-        chances, size = jax.nn.softmax(found), jnp.sqrt(jnp.mean(wanted**2)) + 1e-30
-
-        def loss(soft: Array) -> Array:
-            (would,) = pull(chances - jax.nn.softmax(soft))
-            apart = (would - wanted) / size
-            return SQUARES * jnp.mean(apart**2) + SIZES * jnp.mean(jnp.abs(apart))
-
-        return _minimised(loss, first, iterations)
-
     found = []
     returned = public.returned(view.tuning_rows)
     for y, gradient, guess in zip(returned, view.gradients, guesses, strict=True):
         # Of the last token's label (a) says nothing.
         first = SURE * jax.nn.one_hot(np.array([*guess[1:], NONE]), config.vocab_size)
-        soft = np.asarray(matched(y, gradient, first))
+        soft = np.asarray(_soft_labels(back, config, iterations, y, gradient, first))
         found.append(soft.argmax(axis=1).tolist())
     return found
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _soft_labels(
+    back: Params, config: ModelConfig, iterations: int, y: Array, wanted: Array, first: Array
+) -> Array:
+    """Logits of labels [n, vocab] by whose gradient at y [n, d] the wanted one [n, d] is matched,
+    from first ones on.
+    """
+
+    def logits(y: Array) -> Array:
+        return back_texts(back, config, y[None])[0]
+
+    found, pull = jax.vjp(logits, y)
+    chances, size = jax.nn.softmax(found), jnp.sqrt(jnp.mean(wanted**2)) + 1e-30
+
+    def loss(soft: Array) -> Array:
+        (would,) = pull(chances - jax.nn.softmax(soft))
+        apart = (would - wanted) / size
+        return SQUARES * jnp.mean(apart**2) + SIZES * jnp.mean(jnp.abs(apart))
+
+    return _minimised(loss, first, iterations)
 
 
 def by_embeddings(
@@ -79,7 +87,6 @@ def by_embeddings(
     table = np.asarray(family.embeddings(public.weights)[0])
     lengths = np.linalg.norm(table, axis=1, keepdims=True)
     scale = float(np.sqrt(np.square(table).mean()))
-    through = jax.jit(_match(front, config, scale, iterations))
     found = []
     for rows, guess in zip(view.rows, guesses, strict=True):
         n = len(rows)
@@ -87,40 +94,59 @@ def by_embeddings(
         places = np.asarray(
             family.embed(front, config, jnp.zeros(n, jnp.int32), at) - table[0]
         )  # what positions add
-        first = table[np.asarray(guess)] + places
-        dummies = np.asarray(through(jnp.asarray(first), jnp.asarray(rows))) - places
-        found.append((dummies @ (table / (lengths + 1e-30)).T).argmax(axis=1).tolist())
+        first = (table[np.asarray(guess)] + places) / scale
+        dummies = _dummies(front, config, iterations, scale, first, jnp.asarray(rows))
+        own = scale * np.asarray(dummies) - places
+        found.append((own @ (table / (lengths + 1e-30)).T).argmax(axis=1).tolist())
     return found
 
 
-def _match(
-    front: Params, config: Any, scale: float, iterations: int
-) -> Callable[[Array, Array], Array]:
-    """Embeddings that give the rows, from first ones on; `scale`: of embeddings' values."""
-    family, layers = family_of(config), len(front["blocks"])
+@partial(jax.jit, static_argnums=(1, 2))
+def _dummies(
+    front: Params, config: ModelConfig, iterations: int, scale: float, first: Array, rows: Array
+) -> Array:
+    """Embeddings [n, d], in units of `scale`, that give the direction of the rows [n, d], from
+    first ones on.
+    """
+    family, layers, n = family_of(config), len(front["blocks"]), first.shape[0]
+    cache = config.with_layers(layers).empty_cache(n) if layers else Block((), ())
 
-    def matched(first: Array, rows: Array) -> Array:
-        n = first.shape[0]
-        cache = config.with_layers(layers).empty_cache(n) if layers else Block((), ())
+    def loss(dummies: Array) -> Array:
+        x = scale * dummies
+        x, _, _ = family.through(front["blocks"], config, x, rows_after(0, n, n), cache)
+        sizes = jnp.linalg.norm(x, axis=1) * jnp.linalg.norm(rows, axis=1)
+        return 1 - jnp.mean(jnp.sum(x * rows, axis=1) / (sizes + 1e-30))
 
-        def loss(dummies: Array) -> Array:
-            x = scale * dummies
-            x, _, _ = family.through(front["blocks"], config, x, rows_after(0, n, n), cache)
-            sizes = jnp.linalg.norm(x, axis=1) * jnp.linalg.norm(rows, axis=1)
-            return -jnp.mean(jnp.sum(x * rows, axis=1) / (sizes + 1e-30))
+    return _minimised(loss, first, iterations)
 
-        return scale * _minimised(loss, first / scale, iterations)
 
-    return matched
+class _Descent(NamedTuple):
+    """losses: the least of the last steps, and of those before."""
+
+    at: Array
+    state: Any
+    losses: tuple[Array, Array]
+    steps: Array
 
 
 def _minimised(loss: Callable[[Array], Array], first: Array, iterations: int) -> Array:
+    """By AdamW, in `SOME` steps at a time."""
     optimiser = optax.adamw(RATE, weight_decay=0.0)
 
-    def step(carried: tuple[Array, Any], _: None) -> tuple[tuple[Array, Any], None]:
+    def step(carried: tuple[Array, Any], _: None) -> tuple[tuple[Array, Any], Array]:
         at, state = carried
-        updates, state = optimiser.update(jax.grad(loss)(at), state, at)
-        return (optax.apply_updates(at, updates), state), None
+        value, slope = jax.value_and_grad(loss)(at)
+        updates, state = optimiser.update(slope, state, at)
+        return (optax.apply_updates(at, updates), state), value
 
-    (found, _), _ = jax.lax.scan(step, (first, optimiser.init(first)), None, length=iterations)
-    return found
+    def some(now: _Descent) -> _Descent:
+        (at, state), values = jax.lax.scan(step, (now.at, now.state), None, length=SOME)
+        return _Descent(at, state, (values.min(), now.losses[0]), now.steps + SOME)
+
+    def goes_on(now: _Descent) -> Array:
+        falls = now.losses[0] < (1 - LEAST) * now.losses[1]
+        return (now.steps < iterations) & ((now.steps < 2 * SOME) | falls)
+
+    far = jnp.float32(jnp.inf), jnp.float32(jnp.inf)
+    begin = _Descent(first, optimiser.init(first), far, jnp.int32(0))
+    return jax.lax.while_loop(goes_on, some, begin).at

@@ -9,6 +9,7 @@ client's would.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from models.cache import Block, Rows, see
-from models.family import family_of
+from models.family import ModelConfig, Params, family_of
 from spu_llm.systems.split.attacks import NONE
 from spu_llm.systems.split.attacks.views import HostView, Public, Texts
 
@@ -32,30 +33,33 @@ def of_prompts(public: Public, prompts: Texts, count: int) -> list[list[int]]:
     """A3: the `count` likeliest next tokens, one after the other, of each guessed prompt, all of
     one length. Token 0, which ends texts in most models, stands where a guess lacks a token.
     """
-    config, family = public.config, family_of(public.config)
+    config = public.config
     tokens = np.maximum(np.asarray(prompts, np.int32), 0)
     lanes, length = tokens.shape
-    room = length + count
-
-    @jax.jit
-    def said(tokens: Array, at: Array, cache: Block) -> tuple[Array, Block]:
-        n = tokens.shape[1]
-        positions = jnp.broadcast_to(at + jnp.arange(n, dtype=jnp.int32), (lanes, n))
-        visible = jnp.broadcast_to(see(at, n, room), (lanes, n, room))
-        x = family.embed(public.weights, config, tokens.reshape(-1), positions.reshape(-1))
-        rows = Rows(positions, visible, at)
-        normed, cache, _ = family.forward(public.weights, config, x, rows, cache)
-        last = normed.reshape(lanes, n, -1)[:, -1]
-        return jnp.argmax(family.head(public.weights, last), axis=-1), cache
-
-    cache, found = config.empty_cache(room, lanes), []
+    cache, found = config.empty_cache(length + count, lanes), []
     some: Any = tokens
     for i in range(count):
         at = 0 if i == 0 else length + i - 1
-        some, cache = said(some, jnp.int32(at), cache)
+        some, cache = _said(public.weights, config, some, jnp.int32(at), cache)
         found.append(np.asarray(some))
         some = some[:, None]
     return np.stack(found, axis=1).tolist() if count else [[] for _ in prompts]
+
+
+@partial(jax.jit, static_argnums=1)
+def _said(
+    weights: Params, config: ModelConfig, tokens: Array, at: Array, cache: Block
+) -> tuple[Array, Block]:
+    """The likeliest token [lane] after further ones [lane, n], which stand at `at`."""
+    family, room = family_of(config), cache.positions
+    lanes, n = tokens.shape
+    positions = jnp.broadcast_to(at + jnp.arange(n, dtype=jnp.int32), (lanes, n))
+    visible = jnp.broadcast_to(see(at, n, room), (lanes, n, room))
+    x = family.embed(weights, config, tokens.reshape(-1), positions.reshape(-1))
+    rows = Rows(positions, visible, at)
+    normed, cache, _ = family.forward(weights, config, x, rows, cache)
+    last = normed.reshape(lanes, n, -1)[:, -1]
+    return jnp.argmax(family.head(weights, last), axis=-1), cache
 
 
 def continued(public: Public, prompts: Texts, count: int) -> list[list[int]]:

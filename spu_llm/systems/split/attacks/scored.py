@@ -115,18 +115,28 @@ def of_beginnings(
     attack: str, mode: str, guess: Sequence[Sequence[int]], true: Sequence[Sequence[int]]
 ) -> Outcome:
     """Pairs of texts that have a beginning in common, of which its length was found (A9). Chance:
-    that of a guess that was made for another pair.
+    that of a guess that was made for another pair; the probability of luck is found by giving the
+    texts each other's places, since a text stands in many pairs.
     """
-    upper = np.triu_indices(len(true), 1)
-    found, wanted = np.asarray(guess)[upper], np.asarray(true)[upper]
-    common = wanted > 0
-    said = int((found[~common] > 0).sum())
+    found, wanted = np.asarray(guess), np.asarray(true)
+    upper, source = np.triu_indices(len(true), 1), np.random.default_rng(0)
+    common = wanted[upper] > 0
+    first, second = upper[0][common], upper[1][common]
+    said = int((found[upper][~common] > 0).sum())
     if not common.any():
         raise ValueError("no two of the texts have a beginning in common")
-    chance = float((found[None] == wanted[common][:, None]).mean())
+    lengths = wanted[first, second]
+    chance = float((found[upper][None] == lengths[:, None]).mean())
+    right = int((found[first, second] == lengths).sum())
+
+    def drawn() -> int:
+        place = source.permutation(len(true))
+        return int((found[place[first], place[second]] == lengths).sum())
+
+    luck = (1 + sum(drawn() >= right for _ in range(DRAWS))) / (1 + DRAWS)
     return Outcome(
         attack, mode, "the length of the beginning that two texts have in common",
-        int(common.sum()), int((found == wanted)[common].sum()), chance,
+        int(common.sum()), right, chance, luck=luck,
         notes=f"of {int((~common).sum())} pairs without one, {said} were said to have one",
     )  # fmt: skip
 

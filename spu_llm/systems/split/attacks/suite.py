@@ -91,10 +91,17 @@ class Session:
 
 
 def a1(session: Session) -> Iterator[Outcome]:
-    first = session.inverters.base.tokens(session.view.rows)
-    yield session.judged("A1", first, "by the inverter")
-    guess = trained.attack(session.view, session.inverters)
-    yield session.judged("A1", guess, "by inverter and corrector")
+    """Beside what inverters find in public text without a codebook: a guess is no better than
+    chance by a codebook only where they are good there.
+    """
+    inverters, said = session.inverters, "{:.1%} of public text that it was not trained on"
+    known = inverters.on_public
+    first = inverters.base.tokens(session.view.rows)
+    yield session.judged("A1", first, "by the inverter", notes=said.format(known.base))
+    guess = trained.attack(session.view, inverters)
+    yield session.judged(
+        "A1", guess, "by inverter and corrector", notes=said.format(known.corrected)
+    )
     yield from session.won("A1", guess, "by inverter and corrector")
 
 

@@ -1,9 +1,10 @@
 """A1 (PromptRA-Vec2Text): an inverter trained on public text, and a corrector that is iterated.
 
 The paper's are T5 models (Morris et al. 2023). There is none for rows of a small model: here both
-are recurrent networks of a few million weights (`inverters`), and what is inverted is a row a token
+are a regression and a recurrent network on it (`inverters`), and what is inverted is a row a token
 in place of one vector a text, so that hypotheses are of the right length and each is one guess a
-row, no beam.
+row, no beam. What they find in public text that they were not trained on says what they are worth
+(`Inverters.on_public`).
 
 1. Base: of public text, rows to tokens.
 2. Corrector: of public text, the rows that came, the hypothesis (its embeddings) and the rows that
@@ -15,19 +16,29 @@ row, no beam.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from models.family import family_of
-from spu_llm.systems.split.attacks.inverters import Inverter, trained
+from spu_llm.systems.split.attacks.inverters import Features, Inverter, held_out, trained
 from spu_llm.systems.split.attacks.views import HostView, Public
 
-STEPS = 200  # of training each of the two
+STEPS = 100  # of training each of the two, at most
+LEARNED = 800  # public texts, at most
 ROUNDS = 4
 NOISE = 1.0  # of rows of training hypotheses, in units of their spread
+
+
+class Found(NamedTuple):
+    """Shares of the tokens of public texts that were held out of training."""
+
+    base: float
+    corrected: float
+    tokens: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,14 +54,13 @@ class Inverters:
     @cached_property
     def base(self) -> Inverter:
         """1. BiSR's inverter, too."""
-        rows = self.public.front(self.public.texts)
+        rows = self._rows
         return self._trained(lambda those: [rows[i] for i in those], self.seed)
 
     @cached_property
     def corrector(self) -> Inverter:
         """2."""
-        public, source = self.public, np.random.default_rng([self.seed, 1])
-        rows = public.front(public.texts)
+        public, rows, source = self.public, self._rows, np.random.default_rng([self.seed, 1])
         spread = NOISE * float(np.std(np.concatenate(rows[:64])))
         noisy = [r + spread * source.standard_normal(r.shape, np.float32) for r in rows]
         hypotheses = self.base.tokens(noisy)
@@ -61,11 +71,27 @@ class Inverters:
 
         return self._trained(features, self.seed + 1)
 
-    def _trained(
-        self, features: Callable[[Sequence[int]], list[np.ndarray]], seed: int
-    ) -> Inverter:
-        public = self.public
-        return trained(features, public.texts, public.config.vocab_size, self.steps, seed)
+    @cached_property
+    def on_public(self) -> Found:
+        """What base and corrector are worth: the attack on text that it was not trained on."""
+        apart = held_out(len(self._texts))
+        texts, view = np.asarray(self._texts[-apart:]), HostView(self._rows[-apart:])
+        base, corrected = (
+            float(np.mean(np.asarray(guess) == texts))
+            for guess in (self.base.tokens(view.rows), attack(view, self))
+        )
+        return Found(base, corrected, texts.size)
+
+    @property
+    def _texts(self) -> list[list[int]]:
+        return self.public.texts[:LEARNED]
+
+    @cached_property
+    def _rows(self) -> list[np.ndarray]:
+        return self.public.front(self._texts)
+
+    def _trained(self, features: Features, seed: int) -> Inverter:
+        return trained(features, self._texts, _table(self.public), self.steps, seed)
 
 
 def attack(view: HostView, inverters: Inverters, rounds: int = ROUNDS) -> list[list[int]]:
