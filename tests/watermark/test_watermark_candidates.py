@@ -416,7 +416,7 @@ def test_the_provider_sees_the_same_whatever_wins(
 def test_seeds_are_told_before_their_text(pair: Pair) -> None:
     """As the worker makes its side of its inputs; a key of words, another family."""
     mark = Mark(key_of(4).secret.hex(), 3, "", "candidates", "words", "gamma", 2)
-    inputs = ClientInputs(list(PROMPT), str(pair.public), mark=mark)
+    inputs = ClientInputs(list(PROMPT), str(pair.public), [], 1, 1, mark)
     events: list[tuple[str, dict[str, Any]]] = []
     plan = asked(12, 2, 3)
     side = completion._client_side(inputs, plan, lambda event, **f: events.append((event, f)))
