@@ -116,8 +116,8 @@ def opened(options: argparse.Namespace, directory: Path) -> Iterator[Marking | N
 def add_provider_option(parser: argparse.ArgumentParser, words: str) -> None:
     parser.add_argument("--mark", type=Path, metavar="KEYFILE",
                         help="mark every text under a key of watermark keygen --provider, which "
-                        f"clients ask for with --verify marked; {words}KEYFILE.sessions keeps what "
-                        "watermark detect needs")  # fmt: skip
+                        "clients ask for with --verify marked and --temperature 0.5 or more; "
+                        f"{words}KEYFILE.sessions keeps what watermark detect needs")  # fmt: skip
 
 
 @contextmanager

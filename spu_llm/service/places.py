@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from spu_llm.core.errors import BusyError, PeerError
@@ -17,11 +18,14 @@ TICKET_S = 10.0  # from a ticket to the connection that shows it
 
 @dataclass(frozen=True)
 class Admitted:
-    """A session that both parties have agreed on, and the client that it is with."""
+    """A session that both parties have agreed on, and the client that it is with. begin: comes
+    before its worker gets its inputs, and what it raises ends the session.
+    """
 
     task: Task
     client: Certificate | None
     until: float  # by the monotonic clock
+    begin: Callable[[], None]
 
 
 class Places:
@@ -39,7 +43,9 @@ class Places:
         with self._lock:
             return bool(self._running or self._unexpired())
 
-    def admit(self, task: Task, client: Certificate | None) -> bytes:
+    def admit(
+        self, task: Task, client: Certificate | None, begin: Callable[[], None] = lambda: None
+    ) -> bytes:
         """A ticket for what `task` is; BusyError when there is no place for it."""
         with self._lock:
             self._expected = self._unexpired()
@@ -55,7 +61,7 @@ class Places:
                 )
             ticket = os.urandom(TICKET_BYTES)
             until = time.monotonic() + TICKET_S
-            self._expected[ticket] = Admitted(task, client, until)
+            self._expected[ticket] = Admitted(task, client, until, begin)
         return ticket
 
     def enter(self, shown: bytes, client: Certificate | None) -> Admitted:

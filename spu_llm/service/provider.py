@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +273,9 @@ class _Sessions:
                     self._look()
                     watch()
 
-                return run_session(control, worker, task, self._on_event, look)
+                return run_session(
+                    control, worker, task, self._on_event, look, admitted.begin
+                )
         finally:
             worker.stop()
 
@@ -309,11 +312,10 @@ class _Sessions:
             )  # fmt: skip
             task = agreeing.task_of("provider", agree(asked, stated), own, pool)
             job = _check(task, options)
-            ticket = self._places.admit(task, client)
-            if marker is not None and job is not None and task.program == COMPLETION.name:
-                # Nobody has the ticket before this is durable.
-                _record(marker, nonce, job)
-            return stated, ticket
+            if marker is None or job is None or task.program != COMPLETION.name:
+                return stated, self._places.admit(task, client)
+            # Who is admitted and does not come leaves no line.
+            return stated, self._places.admit(task, client, partial(_record, marker, nonce, job))
         except Exception as exc:
             error = _as_ours(exc)
             self._say_failed(error)
@@ -432,6 +434,8 @@ def _marker(options: ServeOptions, tokenizer: Tokenizer | None) -> Marker | None
     if options.studies or options.spendable is not None:
         other = "--studies" if options.studies else "--references"
         raise InputError(f"with --mark every text is a marked completion; leave {other} out")
+    if options.split is not None:
+        raise InputError("a split model marks no texts: leave --mark out, or serve the whole model")
     assert tokenizer is not None
     return Marker(options.mark, tokenizer)
 

@@ -220,8 +220,10 @@ def run_session(
     task: Task,
     on_event: OnEvent,
     look: Look = lambda: None,
+    begin: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Run `task` in `worker` over an agreed session; the caller closes both afterwards.
+    """Run `task` in `worker` over an agreed session; the caller closes both afterwards. begin: when
+    both parties are ready, before the worker gets the task; what it raises ends the session.
 
     PeerError, WorkerError, StalledError or the worker's own error, whichever ended the session; the
     peer is told who failed unless it was itself, but not how: a worker's words may quote its
@@ -240,6 +242,7 @@ def run_session(
         task = replace(
             task, link=tuple(f"{HOST}:{port}" for port in link), messages=messages[PROVIDER]
         )
+        begin()
         worker.submit(task)
         result = _follow(control, worker, on_event, look)
         worker.wait(5.0)

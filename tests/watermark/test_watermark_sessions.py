@@ -9,6 +9,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -21,12 +22,14 @@ from protocols.verification.marked import Marked
 from spu_llm.core.errors import BusyError, InputError, SpuLlmError
 from spu_llm.core.prg import Prg
 from spu_llm.net.manifest import with_nonce
-from spu_llm.service import agreeing, programs
+from spu_llm.service import agreeing, programs, provider
 from spu_llm.service.limits import Limits
 from spu_llm.service.provider import ServeOptions, _Sessions
-from spu_llm.systems.decoding.records import COMPLETION, PREPARATION, PrepareRequest
+from spu_llm.service.supervisor import run_session
+from spu_llm.service.worker import Task
+from spu_llm.systems.decoding.records import COMPLETION, PrepareRequest
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.program import Held, Nothing
+from spu_llm.systems.program import Held, Nothing, SplitServed
 from spu_llm.systems.watermark import kept, sessions
 from spu_llm.systems.watermark.keys import Scheme, write_key
 from spu_llm.systems.watermark.serving import Marker
@@ -126,9 +129,18 @@ def session(number: int) -> Session:
 def test_sessions_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, key = sessions_path(tmp_path / "key"), key_of(0)
     assert path.name == "key.sessions"
+    synced: list[str] = []
+    sync = os.fsync
+
+    def noted(file: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{file}"))
+        sync(file)
+
+    monkeypatch.setattr(kept.os, "fsync", noted)
     with pytest.raises(InputError, match="serve --mark"):
         recorded(path, key)
     with SessionsFile(path, key) as file:
+        assert synced == [str(path), str(tmp_path)]  # its name, too
         assert recorded(path, key) == []
         file.add(session(1))
         with pytest.raises(InputError, match="in use by another run"):
@@ -160,6 +172,13 @@ def test_sessions_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(kept.os, "write", write)
         file.add(session(21))
         assert recorded(path, key)[-1].nonce == session(21).nonce
+    file.close()
+    whole = path.read_bytes()
+    reused = os.open(tmp_path / "reused", os.O_RDWR | os.O_CREAT)
+    with pytest.raises(SpuLlmError, match="it is closed"):
+        file.add(session(22))
+    os.close(reused)
+    assert path.read_bytes() == whole and not (tmp_path / "reused").stat().st_size
     with pytest.raises(InputError, match="no list of sessions of this key"):
         recorded(path, key_of(1))
     path.chmod(0o640)
@@ -204,7 +223,8 @@ def test_a_worker_gets_its_sessions_noise_alone(pair: Pair, tmp_path: Path) -> N
         ("marked", 0.8, True, None), ("token", 0.8, False, None), ("race", 0.8, False, None),
         ("token", 0.8, True, "marks its texts: ask with --verify marked"),
         ("race", 0.8, True, "marks its texts"), ("post", 0.8, True, "marks its texts"),
-        ("token", 0.0, True, "a --temperature above 0"),
+        ("token", 0.0, True, "a --temperature of 0.5 or more"), ("marked", 0.5, True, None),
+        ("marked", 0.49, True, "marks its texts, which takes --temperature 0.5 or more"),
         ("marked", 0.8, False, "serve --mark KEYFILE"),
         ("marked", 0.0, True, "no greedy decoding"),
     ],
@@ -240,11 +260,11 @@ def options_of(pair: Pair, **changed: Any) -> ServeOptions:
     )  # fmt: skip
 
 
-def test_a_session_is_recorded_when_it_is_admitted_and_at_no_other_time(
+def test_a_session_is_recorded_when_it_begins_and_at_no_other_time(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its noise is that of the recorded nonce; what is refused or prepared leaves no line, and what
-    cannot be recorded is not admitted.
+    """Its noise is that of the recorded nonce; what is refused, prepared or only admitted leaves no
+    line, and what cannot be recorded does not begin.
     """
     tokenizer, path = Tokenizer.load(pair.private), tmp_path / "key"
     write_key(path, key_of(2), Scheme(1, method="provider", tokenizer=tokenizer.digest))
@@ -274,20 +294,49 @@ def test_a_session_is_recorded_when_it_is_admitted_and_at_no_other_time(
         assert found() == []
         good = asked(COMPLETION, Request(5, 9, 3, 0.7, "marked"))
         _, ticket = serving._admit(good, None)
+        admitted = serving._places.enter(ticket, None)
+        assert found() == []
+        admitted.begin()
         (one,) = found()
         assert one.shape == Shape(PRIVATE.vocab_size, 3, 9)
-        own = serving._places.enter(ticket, None).task.own
-        assert own["noise"] == key_of(2).of_session(one.nonce).hex()
+        assert admitted.task.own["noise"] == key_of(2).of_session(one.nonce).hex()
+        other = serving._places.enter(serving._admit(good, None)[1], None)
+        with pytest.raises(BusyError):
+            serving._admit(good, None)
         monkeypatch.setattr(kept.os, "fsync", _fails)
-        with pytest.raises(SpuLlmError) as failed:
-            serving._admit(good, None)
-        assert type(failed.value) is SpuLlmError  # whose words the client is not told
+        with pytest.raises(SpuLlmError, match="cannot write"):
+            other.begin()
         monkeypatch.undo()
-        with pytest.raises(BusyError):  # that place is free again when its ticket has expired
-            serving._admit(good, None)
-        assert found() == [one] and any("cannot write" in line for line in lines)
-    marker.close()
-    assert PREPARATION.name == "preparation"
+        marker.close()
+        with pytest.raises(SpuLlmError, match="it is closed"):
+            other.begin()
+        assert found() == [one]
+
+
+def test_what_cannot_begin_gives_its_worker_no_inputs() -> None:
+    """And the client hears that it ends, not why."""
+    heard: list[str] = []
+    control, worker = MagicMock(), MagicMock()
+    worker.next_event.return_value = {"event": "ready", "apart": []}
+    control.relay.open_worker_side.side_effect = lambda side: heard.append("ready")
+
+    def begin() -> None:
+        heard.append("begin")
+        raise SpuLlmError("cannot write it")
+
+    task = Task("provider", "completion", {}, {}, 1000, None)
+    with pytest.raises(SpuLlmError, match="cannot write it"):
+        run_session(control, worker, task, lambda event: None, begin=begin)
+    assert heard == ["ready", "begin"]
+    worker.submit.assert_not_called()
+    worker.stop.assert_called()
+    control.bye.assert_called_once_with("the provider's worker failed", ok=False)
+
+
+def test_the_middle_of_a_model_marks_nothing(pair: Pair, tmp_path: Path) -> None:
+    options = options_of(pair, mark=tmp_path / "key", split=SplitServed("clear", 1, 1))
+    with pytest.raises(InputError, match="a split model marks no texts: leave --mark out"):
+        provider._marker(options, Tokenizer.load(pair.private))
 
 
 def _fails(descriptor: int) -> None:

@@ -11,6 +11,8 @@ from spu_llm.systems.decoding.request import Course, Request
 from spu_llm.systems.program import Held, Program, served_whole
 
 MARKED = Marked.name  # the variant whose noise is the provider's
+# Of a marked text: the colder, the surer a token is without noise, and the less of a mark there is.
+LEAST_TEMPERATURE = 0.5
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,18 @@ class PrepareRequest(Ahead, Request):
 
 
 def admit(request: Request, held: Held, model: ModelConfig) -> None:
-    """InputError unless the provider serves its whole model, and marks the text if it marks any."""
+    """InputError unless the provider serves its whole model, and marks the text if it marks any,
+    by enough noise.
+    """
     served_whole(request, held, model)
     if held.noise is not None and request.verify != MARKED:
         raise InputError(
-            f"this provider marks its texts: ask with --verify {MARKED}, and a --temperature above "
-            "0"
+            f"this provider marks its texts: ask with --verify {MARKED}, and a --temperature of "
+            f"{LEAST_TEMPERATURE} or more"
+        )
+    if held.noise is not None and request.temperature < LEAST_TEMPERATURE:
+        raise InputError(
+            f"this provider marks its texts, which takes --temperature {LEAST_TEMPERATURE} or more"
         )
     if held.noise is None and request.verify == MARKED:
         raise InputError(

@@ -45,6 +45,7 @@ class Kept:
         if header.startswith(data):  # empty, or torn while it was begun
             os.ftruncate(self._file, 0)
             self.append(header)
+            _sync_folder(self._path)
             return b""
         return after(header, data, self._path, self._what)
 
@@ -53,7 +54,9 @@ class Kept:
         os.ftruncate(self._file, self._begins + size)
 
     def append(self, data: bytes) -> None:
-        """Durably, and whole: InputError leaves the file as it was."""
+        """Durably, and whole: InputError leaves the file as it was, also when it is closed."""
+        if self._file < 0:
+            raise InputError(f"cannot write {self._path}: it is closed")
         size = os.fstat(self._file).st_size
         try:
             while data:
@@ -65,7 +68,23 @@ class Kept:
             raise InputError(f"cannot write {self._path}: {exc.strerror}") from None
 
     def close(self) -> None:
-        os.close(self._file)
+        """Nothing is written after it, not to a file that has the same descriptor by then, either.
+        """
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+
+def _sync_folder(path: Path) -> None:
+    """So that a file's name in it is as durable as the file."""
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as exc:
+        raise InputError(f"cannot keep {path}: its folder: {exc.strerror}") from None
 
 
 def check_own(file: int, path: Path) -> None:

@@ -42,7 +42,9 @@ class Marker:
         return self._key.of_session(nonce)
 
     def record(self, nonce: bytes, vocab: int, drafts: int, forwards: int) -> None:
-        """Before the session begins; SpuLlmError when that cannot be, and then it must not."""
+        """Before its worker has its noise; SpuLlmError when that cannot be, as after `close`, and
+        then it must not have it.
+        """
         self._sessions.add(Session.now(nonce, Shape(vocab, drafts, forwards)))
 
     def close(self) -> None:

@@ -131,7 +131,9 @@ class SessionsFile:
                 raise SpuLlmError(str(exc)) from None
 
     def close(self) -> None:
-        self._file.close()
+        """No session can be added after it."""
+        with self._lock:
+            self._file.close()
 
     def __enter__(self) -> SessionsFile:
         return self
