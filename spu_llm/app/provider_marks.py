@@ -26,14 +26,18 @@ MAX_REFERENCES = 100_000
 def add_options(detect: argparse.ArgumentParser) -> None:
     """What `detect` takes for such a key."""
     detect.add_argument("--session", metavar="NONCE",
-                        help="of a provider's key: this session of KEYFILE.sessions alone, not all")
+                        help="of a provider's key: this session of KEYFILE.sessions alone, known "
+                        "from elsewhere: p is too small for one that an earlier detect has named"
+                        )  # fmt: skip
     detect.add_argument("--draft-model", type=Path, metavar="DIR",
                         help="of a provider's key: the public model that clients draft with; what "
                         "it would have drafted says how the text was made: finds marks in "
-                        "shorter texts, and about where they are")  # fmt: skip
+                        "shorter texts, and about where they are; texts of a client that drafted "
+                        "otherwise are found as without it")  # fmt: skip
     detect.add_argument("--references", type=int, default=0, metavar="N",
-                        help="of a provider's key: also compare with N sessions that never were, "
-                        "an exact p down to 1 / N")  # fmt: skip
+                        help="of a provider's key: also compare with N sessions that never were: "
+                        "a p by their rank times the sessions that there are (Bonferroni), so down "
+                        "to sessions / (N + 1)")  # fmt: skip
 
 
 def check_unused(options: argparse.Namespace) -> None:
@@ -87,11 +91,11 @@ def said(found: Found, alpha: float, spans: Sequence[tuple[int, int]] = ()) -> s
 
     if found.best is None:
         return "no mark found: there are no sessions yet"
-    verdict = "marked" if found.log_p <= math.log(alpha) else "no mark found"
-    lines = [
-        f"{verdict}: p <= {as_p(found.log_p)}, of {found.sessions} sessions",
-        f"  most like session {found.best.nonce.hex()} of {found.best.began}",
-    ]
+    marked = found.log_p <= math.log(alpha)
+    verdict = "marked" if marked else "no mark found"
+    lines = [f"{verdict}: p <= {as_p(found.log_p)}, of {found.sessions} sessions"]
+    if marked:  # of a text without a mark it would say nothing
+        lines.append(f"  most like session {found.best.nonce.hex()} of {found.best.began}")
     lines += [f"  characters {start} to {end}" for start, end in spans]
     if found.rank is not None:
         lines.append(f"  by {found.references} sessions that never were: p = {found.rank:.3g}")
@@ -101,9 +105,10 @@ def said(found: Found, alpha: float, spans: Sequence[tuple[int, int]] = ()) -> s
 def as_json(
     found: Found, alpha: float, spans: Sequence[tuple[int, int]] = ()
 ) -> dict[str, Any]:
-    best = found.best
+    marked = found.log_p <= math.log(alpha)
+    best = found.best if marked else None
     return {
-        "marked": found.log_p <= math.log(alpha),
+        "marked": marked,
         "alpha": alpha,
         "log10_p": found.log_p / math.log(10),
         "sessions": found.sessions,
@@ -156,4 +161,4 @@ def _laws(directory: Path | None, tokenizer: Tokenizer, tokens: list[int]) -> An
         return Law.unknown(len(tokens))
     if Tokenizer.load(directory).digest != tokenizer.digest:
         raise InputError(f"--draft-model: {directory} has another tokenizer than the key's")
-    return Law.guessed(drafts_of(*load_model(directory), tokens))
+    return Law.mixed(drafts_of(*load_model(directory), tokens))

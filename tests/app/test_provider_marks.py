@@ -80,7 +80,9 @@ def test_from_a_key_to_a_verdict(
     assert said.startswith("marked: p <= ") and nonces[1].hex() in said and "p = 0.03" in said
     assert found["session"]["nonce"] == nonces[1].hex() and found["log10_p"] < -6
     assert (found["sessions"], found["references"], found["rank_p"]) == (3, 99, 0.03)
-    assert ran(capsys, *detect, "--session", nonces[0].hex()).startswith("no mark found")
+    other = ran(capsys, *detect, "--session", nonces[0].hex(), "--json", told)
+    assert other.startswith("no mark found") and "session " not in other
+    assert json.loads(told.read_text())["session"] is None
     alone = ran(capsys, *detect, "--session", nonces[1].hex(), "--draft-model", pair.public)
     assert alone.startswith("marked") and "of 1 sessions" in alone
     (span,) = (line for line in alone.splitlines() if "characters" in line)
