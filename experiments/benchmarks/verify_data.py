@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from protocols.verification.distribution import Sampling, Streams
+from protocols.verification.race import UNIT_BITS
 from protocols.verification.sampling import Widths
 from protocols.verification.variants import Verifier
 from spu_llm.core.errors import WireError
@@ -25,7 +26,9 @@ SAMPLING = Sampling(1.0)
 LOGITS_DEVIATION = 3.0
 DRAFT_DEVIATION = 0.7  # of the public model's logits from the private one's
 WEIGHT_ERROR = 2.0  # units of 2^-18 that a weight from shared logits may be off by
-NOISE_ERROR = 2.0**-15  # the same of a logit with encoded noise, in nats
+# By which a winner may be below the largest number, in nats: two units of those that run, and the
+# encoded noise's.
+NOISE_ERROR = 2.0 * 2.0**-UNIT_BITS + 2.0**-15
 
 FRAC_BITS = SpuConfig().frac_bits
 _UNIT = 2.0**FRAC_BITS
