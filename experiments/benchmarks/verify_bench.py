@@ -134,8 +134,9 @@ def run(session: PartySession, job: Job[Request, Nothing], send: Send) -> dict[s
 
 
 class Zeros:
-    """Units of zeros at both parties, for a run that nobody looks at: every result is the product of
-    its masks, but words of few bits are chosen between right only where shares are uniform.
+    """Units of zeros at both parties, for a run whose outcome nobody looks at: every result is the
+    product of its masks, but words of few bits are chosen between right only where shares are
+    uniform.
     """
 
     def take(
