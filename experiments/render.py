@@ -96,7 +96,10 @@ def with_headline(readme: str) -> str:
     """The README with what complete generations say between its two marks."""
     data, name = main_study()
     text = headline.headline(data, timed=saved.timed(name))
-    return between(readme, "headline", text, _filled(f"All of it {saved.origin(name)}."))
+    fetched = completions_report.hints(data["runs"])
+    elsewhere = fetched and not completions_report.hints(saved.load(name)["runs"])
+    words = "All but the hint" if elsewhere else "All of it"
+    return between(readme, "headline", text, _filled(f"{words} {saved.origin(name)}."))
 
 
 def completions(files: Files) -> list[str]:

@@ -93,5 +93,5 @@ def test_the_headline_is_of_the_file_of_its_network(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(saved, "load", committed().__getitem__)
     changed = render.with_headline(README)
     assert "**0.344 s a token online on an emulated LAN**" in changed
-    assert "All of it from `spu-llm completions_lan`.\n" in changed
+    assert "All but the hint from `spu-llm completions_lan`.\n" in changed
     assert "a client fetches a hint of the model, 2 MB, which" in changed  # of any run

@@ -126,11 +126,13 @@ def headline(data: dict[str, Any], *, timed: bool) -> str:
         )
     if fetched := hints(data["runs"]):
         size, seconds = sum(map(both_ways, fetched)) / 1e6, sum(h["seconds"] for h in fetched)
+        networks = {r["asked"]["network"]: None for r in data["runs"] if hints([r])}
+        places = " and ".join(PLACES[network] for network in networks)
         texts.append(
             f"- Before its first completion a client fetches a hint of the model, {size:.0f} MB, "
             "which it keeps. These figures are without it; spread over the tokens of that one "
-            f"completion it is {_figure(size / tokens)} MB and {_figure(seconds / tokens)} s more "
-            "for each."
+            f"completion it is {_figure(size / tokens)} MB and, fetched {places}, "
+            f"{_figure(seconds / tokens)} s more for each."
         )
     first, *bullets = (
         textwrap.fill(text, 100, subsequent_indent="  " if text.startswith("-") else "",
