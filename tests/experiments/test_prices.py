@@ -154,7 +154,10 @@ def _predicted(record: dict[str, Any], found: Prices) -> dict[str, float]:
     silent products, which take none.
     """
     asked, kinds, agreed = record["asked"], record["costs"]["kinds"], record["config"]
-    shape = {n.removeprefix("model."): agreed[n] for n in agreed if n.startswith("model.")}
+    shape = {
+        n.removeprefix("model."): agreed[n] for n in agreed
+        if n.startswith("model.") and not n.startswith("model.before.")
+    }  # fmt: skip
     assert shape.pop("family") == "gpt2"
     config = GPT2Config(**shape)
     drafts = agreed["request.draft_length"]
@@ -170,7 +173,7 @@ def _predicted(record: dict[str, Any], found: Prices) -> dict[str, float]:
 
 def _ratios(system: str, found: Prices) -> Iterator[tuple[str, float]]:
     """What is predicted of all generations of a system, by what was measured."""
-    runs = saved.load("completions")["runs"]
+    runs = saved.load("completions")["runs"] + saved.load("standard")["runs"]
     records = [r for r in runs if r["asked"]["system"] == system]
     assert len(records) >= 4
     predicted = [_predicted(r, found) for r in records]
