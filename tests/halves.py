@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-LONGER = ("app", "confidential", "net", "split", "watermark")
+LONGER = ("app", "confidential", "split", "watermark")
 
 
 def halves() -> tuple[list[str], list[str]]:

@@ -54,7 +54,10 @@ def printed(notebook: Any) -> str:
     return "\n".join(text for cell in outputs(notebook) for text in cell)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow) if name in ("dp_text", "watermark") else name
+    for name in NAMES
+])  # fmt: skip
 def test_a_committed_notebook_is_as_it_runs(name: str) -> None:
     path = render.NOTEBOOKS / f"{name}.ipynb"
     committed = nbformat.read(path, as_version=4)

@@ -330,6 +330,7 @@ def test_nonsense_is_refused(
     assert end.value.code == 2 and words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_measures_a_tiny_model(
     tmp_path: Path, tiny_pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
