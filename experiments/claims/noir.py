@@ -14,7 +14,6 @@ last, on other held-out texts.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -336,7 +335,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mechanisms", type=commands.names, metavar="NAME,...",
                         default=list(Plan.mechanisms),
                         help=f"{', '.join(Plan.mechanisms)} (default: all)")  # fmt: skip
-    parser.add_argument("--epsilons", type=_fractions, metavar="E,...", default=EPSILONS,
+    parser.add_argument("--epsilons", type=commands.fractions, metavar="E,...", default=EPSILONS,
                         help="of a feature (default: the paper's 13 / 4096, 6, 9)")  # fmt: skip
     parser.add_argument("--attacks", type=commands.names, metavar="NAME,...",
                         default=list(suite.ATTACKS),
@@ -367,7 +366,7 @@ def command(options: argparse.Namespace) -> None:
         options.mechanisms, options.epsilons, options.rounds, options.attacks, options.texts,
         options.seed, options.fully,
     )  # fmt: skip
-    done = earlier(options.json, plan)
+    done = commands.earlier(options.json, plan)
     progress = Progress()
     try:
         result = measure(
@@ -379,25 +378,3 @@ def command(options: argparse.Namespace) -> None:
     print(report.table(result), flush=True)
     if options.plot is not None:
         report.plot(result, options.plot)
-
-
-def _fractions(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers like 0.01,6, found {text!r}") from None
-
-
-def earlier(path: Path | None, plan: Plan) -> list[dict[str, Any]]:
-    """Rows that the file holds of the same plan; InputError when it is of another."""
-    if path is None or not path.exists():
-        return []
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        same = found["plan"] == json.loads(json.dumps(asdict(plan)))
-        rows: list[dict[str, Any]] = found["rows"]
-    except (OSError, ValueError, KeyError, TypeError):
-        same, rows = False, []
-    if not same:
-        raise InputError(f"--json: {path} holds no cells of this very plan; name another")
-    return rows

@@ -19,7 +19,6 @@ as published.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -65,8 +64,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Half an hour: each cell is written at once, and the same command goes on."
     commands.add_number(parser, "--texts", TEXTS, "of a method")
     commands.add_number(parser, "--tokens", TOKENS, "of a text", "T")
-    parser.add_argument("--temperatures", type=_fractions, metavar="T,...", default=TEMPERATURES,
-                        help="default: 1,0.5")  # fmt: skip
+    parser.add_argument("--temperatures", type=commands.fractions, metavar="T,...",
+                        default=TEMPERATURES, help="default: 1,0.5")  # fmt: skip
     commands.add_number(parser, "--seed", 0, "of all draws", "S")
     commands.add_draft_model(parser)
     commands.add_plot(parser, "draw detection against length and edits")
@@ -82,7 +81,7 @@ def command(options: argparse.Namespace) -> None:
     if not all(0.05 <= t <= 5 for t in options.temperatures):
         raise InputError(f"--temperatures must be 0.05 to 5, found {min(options.temperatures)}")
     plan = Plan(options.texts, options.tokens, options.temperatures, seed=options.seed)
-    done = earlier(options.json, plan)
+    done = commands.earlier(options.json, plan)
     progress = Progress()
     try:
         result = measure(
@@ -94,25 +93,3 @@ def command(options: argparse.Namespace) -> None:
     print(report.table(result), flush=True)
     if options.plot is not None:
         report.plot(result, options.plot)
-
-
-def _fractions(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers like 1,0.5, found {text!r}") from None
-
-
-def earlier(path: Path | None, plan: Plan) -> list[dict[str, Any]]:
-    """Rows that the file holds of the same plan; InputError when it is of another."""
-    if path is None or not path.exists():
-        return []
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        same = found["plan"] == json.loads(json.dumps(asdict(plan)))
-        rows: list[dict[str, Any]] = found["rows"]
-    except (OSError, ValueError, KeyError, TypeError):
-        same, rows = False, []
-    if not same:
-        raise InputError(f"--json: {path} holds no cells of this very plan; name another")
-    return rows

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,14 @@ def numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected numbers like 1,2,4, found {text!r}") from None
+
+
+def fractions(text: str) -> list[float]:
+    """Of an option: numbers with commas between them."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers like 0.5,6, found {text!r}") from None
 
 
 def names(text: str) -> list[str]:
@@ -142,6 +152,21 @@ def write(options: argparse.Namespace, result: Any) -> None:
     """To `--json`, where it is given."""
     if options.json is not None:
         write_json(options.json, result)
+
+
+def earlier(path: Path | None, plan: Any) -> list[dict[str, Any]]:
+    """Rows that the file holds of the same plan, a dataclass; InputError when it is of another."""
+    if path is None or not path.exists():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        same = found["plan"] == json.loads(json.dumps(asdict(plan)))
+        rows: list[dict[str, Any]] = found["rows"]
+    except (OSError, ValueError, KeyError, TypeError):
+        same, rows = False, []
+    if not same:
+        raise InputError(f"--json: {path} holds no cells of this very plan; name another")
+    return rows
 
 
 def check(results: Iterable[dict[str, Any]], complaint: str = "a result is wrong") -> None:

@@ -26,7 +26,7 @@ MAX_REFERENCES = 100_000
 def add_options(detect: argparse.ArgumentParser) -> None:
     """What `detect` takes for such a key."""
     detect.add_argument("--session", metavar="NONCE",
-                        help="of a provider's key: this session of KEYFILE.sessions alone, known "
+                        help="of a provider's key: only the session with this nonce, known "
                         "from elsewhere: p is too small for one that an earlier detect has named"
                         )  # fmt: skip
     detect.add_argument("--draft-model", type=Path, metavar="DIR",

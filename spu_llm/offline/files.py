@@ -126,7 +126,7 @@ class Files:
         with failures(self.folder):
             gone = self.folder.with_name(f".{self.label.id}.gone")
             os.replace(self.folder, gone)
-            _sync(gone.parent)
+            sync_folder(gone.parent)
             shutil.rmtree(gone)
 
     def size(self) -> int:
@@ -195,7 +195,7 @@ class PoolDirectory:
         with failures(final):
             if not folder.exists():
                 os.mkdir(folder, 0o700)
-                _sync(self.path)
+                sync_folder(self.path)
             os.mkdir(made, 0o700)
             with _creating(made / "results.npy") as file:
                 np.save(file, results, allow_pickle=False)
@@ -203,9 +203,9 @@ class PoolDirectory:
                 file.write(_sealed({"format": FORMAT, **asdict(label)}))
             with _creating(made / "state.json") as file:
                 file.write(_state_bytes(label, state))
-            _sync(made)
+            sync_folder(made)
             os.replace(made, final)
-            _sync(folder)
+            sync_folder(folder)
         return Files(final, label)
 
     def close(self) -> None:
@@ -403,7 +403,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
     with _creating(part) as file:
         yield file
     os.replace(part, path)
-    _sync(path.parent)
+    sync_folder(path.parent)
 
 
 def replace_whole(path: Path, data: bytes) -> None:
@@ -412,7 +412,7 @@ def replace_whole(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.claims import noir, noir_report, split_runs
+from experiments.common import commands
 from models.gpt2 import GPT2Config
 from models.split import Split
 from spu_llm.core.errors import InputError
@@ -54,13 +55,13 @@ def test_cells_are_tuned_and_not_tuned_and_baselines_are_not() -> None:
 
 def test_a_file_of_the_same_plan_goes_on_and_another_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "noir.json"
-    assert noir.earlier(file, PLAN) == []
+    assert commands.earlier(file, PLAN) == []
     plan = json.loads(json.dumps(noir.asdict(PLAN)))
     file.write_text(json.dumps({"plan": plan, "rows": [row("grr", 0.5, 7, 0.1)]}))
-    assert [noir.row_name(r) for r in noir.earlier(file, PLAN)] == ["grr 0.5 7"]
+    assert [noir.row_name(r) for r in commands.earlier(file, PLAN)] == ["grr 0.5 7"]
     file.write_text(json.dumps({"plan": plan | {"rounds": 8}, "rows": []}))
     with pytest.raises(InputError, match="no cells of this very plan"):
-        noir.earlier(file, PLAN)
+        commands.earlier(file, PLAN)
 
 
 def test_the_tables_have_what_was_measured() -> None:

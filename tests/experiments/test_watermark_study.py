@@ -19,6 +19,7 @@ from experiments.claims import watermark_metrics as metrics
 from experiments.claims import watermark_scores as scores
 from experiments.claims.watermark_plan import CHUNKED, MARK, RACE, RANDOM, Cell, Plan, cells
 from experiments.claims.watermark_texts import Author, Lanes, Method, draws, law_of, write
+from experiments.common import commands
 from models.hf import load_folded
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling
@@ -306,11 +307,11 @@ def test_cells_go_on_where_they_ended(tmp_path: Path) -> None:
     again = json.loads(json.dumps(rows))
     assert [watermark_plan.cell_of(row).name for row in again] == [cell.name for cell in found]
     file = tmp_path / "found.json"
-    assert watermark.earlier(file, plan) == []
+    assert commands.earlier(file, plan) == []
     file.write_text(json.dumps({"plan": asdict(plan), "rows": rows[:2]}))
-    assert watermark.earlier(file, plan) == again[:2]
+    assert commands.earlier(file, plan) == again[:2]
     with pytest.raises(InputError, match="no cells of this very plan"):
-        watermark.earlier(file, replace(plan, texts=5))
+        commands.earlier(file, replace(plan, texts=5))
 
 
 @pytest.mark.parametrize(("options", "words"), [

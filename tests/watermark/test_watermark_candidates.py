@@ -45,7 +45,7 @@ from spu_llm.systems.watermark.scores import log_p
 from spu_llm.systems.watermark.units import TokenUnits, Unit, grams
 from tests.app.conftest import Pair
 from tests.models.watching import Watched
-from tests.tiny import PRIVATE, PUBLIC, endless, make_pair, save_tokenizer, tiny_params
+from tests.tiny import PRIVATE, PUBLIC, endless, tiny_params
 from tests.watermark.chains import FALSE_ALARM, NEXT, START, Chain, key_of, p_value
 from tests.watermark.test_watermark_private import winners_of
 
@@ -53,18 +53,6 @@ PARAMS, DRAFT_PARAMS = endless(tiny_params(PRIVATE, 1)), endless(tiny_params(PUB
 LOGITS = jax.jit(lambda tokens: whole_logits(PARAMS, PRIVATE, tokens))
 PROMPT = [40, 41, 42, 43]
 SCHEME = Scheme(4)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return Pair(*make_pair(tmp_path_factory.mktemp("pair")))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    directory = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(directory)
-    return Tokenizer.load(directory)
 
 
 def asked(new: int, drafts: int, candidates: int, verify: str = "race") -> Completion:

@@ -27,20 +27,13 @@ from spu_llm.systems.program import Held
 from spu_llm.systems.watermark.aligning import Law, detect
 from spu_llm.systems.watermark.guessing import drafts_of
 from spu_llm.systems.watermark.sessions import Session, Shape
-from tests.tiny import PRIVATE, PUBLIC, VOCAB, endless, save_tokenizer, tiny_params
+from tests.tiny import PRIVATE, PUBLIC, VOCAB, endless, tiny_params
 from tests.watermark.chains import key_of
 
 PARAMS, DRAFT_PARAMS = endless(tiny_params(PRIVATE, 1)), endless(tiny_params(PUBLIC, 2))
 LOGITS = jax.jit(lambda tokens: whole_logits(PARAMS, PRIVATE, tokens))
 PROMPT = [40, 41, 42, 43]
 NONCE = bytes(range(16))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    directory = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(directory)
-    return Tokenizer.load(directory)
 
 
 def asked(new: int, drafts: int, verify: str = "marked", **more: Any) -> Completion:

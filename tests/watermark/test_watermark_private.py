@@ -47,25 +47,13 @@ from spu_llm.systems.watermark.scores import log_p
 from spu_llm.systems.watermark.units import Unit
 from tests.app.conftest import Pair
 from tests.protocols.verifying import two_parties
-from tests.tiny import PRIVATE, PUBLIC, VOCAB, endless, make_pair, save_tokenizer, tiny_params
+from tests.tiny import PRIVATE, PUBLIC, VOCAB, endless, tiny_params
 from tests.watermark.chains import FALSE_ALARM, NEXT, START, Chain, key_of, p_value
 
 PARAMS, DRAFT_PARAMS = endless(tiny_params(PRIVATE, 1)), endless(tiny_params(PUBLIC, 2))
 LOGITS = jax.jit(lambda tokens: whole_logits(PARAMS, PRIVATE, tokens))
 PROMPT = [40, 41, 42, 43]
 RACE = Scheme(4, method="race")
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return Pair(*make_pair(tmp_path_factory.mktemp("pair")))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    directory = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(directory)
-    return Tokenizer.load(directory)
 
 
 def asked(new: int, drafts: int) -> Completion:

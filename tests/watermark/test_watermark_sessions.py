@@ -42,15 +42,10 @@ from spu_llm.systems.watermark.sessions import (
     sessions_path,
 )
 from tests.app.conftest import Pair
-from tests.tiny import PRIVATE, make_pair
+from tests.tiny import PRIVATE
 from tests.watermark.chains import key_of
 
 SHAPES = st.builds(Shape, st.integers(1, 20), st.integers(0, 4), st.integers(1, 5))
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return Pair(*make_pair(tmp_path_factory.mktemp("pair")))
 
 
 # ---- places

@@ -9,7 +9,7 @@ so by a number u of density u^(1/p - 1) / p (its maximum over 1/p chances); one 
 uniform one. p is not known here, so that the ratio of a token is a mixture over p = 2^-j, with
 weights that were set once; its table has 2^16 steps, the mean of which is exactly 1. Along an
 alignment rows are distinct, their numbers independent, and the product of ratios has mean 1 under
-H0: the text was not drawn by this session's rows. So has their mean over alignments, by whatever
+H0: the text was not drawn by the rows of the session. So has their mean over alignments, by any
 law that the text alone decides on: a recursion over tokens, as of a hidden Markov model
 (`log_evidence`).
 

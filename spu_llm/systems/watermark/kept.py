@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from spu_llm.core.errors import InputError
+from spu_llm.offline.files import sync_folder
 
 
 class Kept:
@@ -45,7 +46,7 @@ class Kept:
         if header.startswith(data):  # empty, or torn while it was begun
             os.ftruncate(self._file, 0)
             self.append(header)
-            _sync_folder(self._path)
+            _keep_name(self._path)
             return b""
         return after(header, data, self._path, self._what)
 
@@ -75,14 +76,10 @@ class Kept:
             os.close(file)
 
 
-def _sync_folder(path: Path) -> None:
-    """So that a file's name in it is as durable as the file."""
+def _keep_name(path: Path) -> None:
+    """So that a file's name is as durable as the file."""
     try:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     except OSError as exc:
         raise InputError(f"cannot keep {path}: its folder: {exc.strerror}") from None
 
