@@ -110,7 +110,8 @@ def test_marks_survive_text_and_back(sampler: ModelSampler, tokenizer: Tokenizer
     units, words = TokenUnits(tokenizer), WordUnits(tokenizer)
     marked, others = [], []
     for number in range(2):
-        mark = Embedder((key_of(number),), Scheme(4), sampler, units, 16, 1)
+        own = Prg.from_seed(number, "choices")
+        mark = Embedder((key_of(number),), Scheme(4), sampler, units, 16, 1, prg=own)
         made = mark.text(prompt, 100)
         text = tokenizer.decode(made.content)
         for seen in range(60):
@@ -118,11 +119,12 @@ def test_marks_survive_text_and_back(sampler: ModelSampler, tokenizer: Tokenizer
             log_p = detect([file], [units], text, locate=False).log_p
             (marked if seen == number else others).append(log_p)
     assert max(marked) < math.log(1e-6) and len(others) == 118 and min(others) > math.log(1e-6)
-    by_words = Embedder((key_of(9),), Scheme(3, units="words"), sampler, words, 8, 6)
+    own = Prg.from_seed(9, "choices")
+    by_words = Embedder((key_of(9),), Scheme(3, units="words"), sampler, words, 8, 6, prg=own)
     text = tokenizer.decode(by_words.text(prompt, 90).content)
     file = KeyFile(key_of(9), Scheme(3, units="words"))
     assert detect([file], [WordUnits()], text).log_p < math.log(1e-3)
-    limit = Embedder((key_of(8),), Scheme(4), sampler, units, None, 1)
+    limit = Embedder((key_of(8),), Scheme(4), sampler, units, None, 1, prg=own)
     text = tokenizer.decode(limit.text(prompt, 20).content)
     assert detect([KeyFile(key_of(8), Scheme(4))], [units], text).log_p < math.log(1e-4)
 
