@@ -180,7 +180,7 @@ class _Careless:
         self._file.close()
         os.replace(self._part, self._path)
         if self._fault == "contents are not synced":
-            pool_files._sync(self._path.parent)
+            pool_files.sync_folder(self._path.parent)
 
 
 def _trusting_resume(pool: Pool, theirs: bytes) -> None:

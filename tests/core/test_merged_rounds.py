@@ -118,7 +118,7 @@ def test_an_error_in_one_task_ends_all() -> None:
         channel.recv()
         raise Broken
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     lanes = [[talk("bbb", rank, b"x"), fails if rank == 0 else talk("b", 1, b"y")]
              for rank in (0, 1)]  # fmt: skip
     ends = MemoryChannel.pair()
@@ -128,8 +128,9 @@ def test_an_error_in_one_task_ends_all() -> None:
         run_together(ends[0], lanes[0])
     ends[0].send(pack([(0, b"x")]))
     ends[0].send(pack([(0, b"x")]))
-    other.join(timeout=20)
-    assert threading.active_count() == before
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=20)
+        assert not thread.is_alive()
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=9)), min_size=1, max_size=6))
