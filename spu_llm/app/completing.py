@@ -266,7 +266,7 @@ def _summary(
         "config": {
             "draft_model": options.inputs.draft_dir,
             "stop": options.inputs.stop,
-            "watermark": None if options.marking is None else options.marking.scheme,
+            "watermark": None if options.marking is None else options.marking.told,
             "draft_seed": options.inputs.draft_seed,
             "sampling_seed": options.inputs.sampling_seed,
             "pool": None if pool is None else str(pool.absolute()),

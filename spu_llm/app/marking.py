@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,48 +22,55 @@ from spu_llm.core.errors import InputError
 if TYPE_CHECKING:
     from spu_llm.systems.decoding.records import Mark
     from spu_llm.systems.watermark.history import History
-    from spu_llm.systems.watermark.keys import KeyFile
+    from spu_llm.systems.watermark.keys import Key, Scheme
 
 
 @dataclass(frozen=True)
 class Marking:
-    """A key for one text, and the history that no other run has meanwhile."""
+    """Keys for one text, one scheme, and their histories, which no other run has meanwhile."""
 
-    file: KeyFile
-    history: History
+    keys: tuple[Key, ...]
+    scheme: Scheme
+    histories: tuple[History, ...]
 
     @property
     def mark(self) -> Mark:
         """What the worker has to know."""
         from spu_llm.systems.decoding.records import Mark
 
-        key, scheme = self.file
+        scheme = self.scheme
         return Mark(
-            key.secret.hex(), scheme.ngram, self.history.packed().hex(), scheme.method,
+            [key.secret.hex() for key in self.keys], scheme.ngram,
+            [history.packed().hex() for history in self.histories], scheme.method,
             scheme.units, scheme.family.name, scheme.family.k,
         )  # fmt: skip
 
     @property
-    def scheme(self) -> dict[str, Any]:
+    def told(self) -> dict[str, Any]:
         """What anybody may know."""
-        return {"method": self.file.scheme.method, "ngram": self.file.scheme.ngram}
+        return {
+            "method": self.scheme.method, "ngram": self.scheme.ngram, "keys": len(self.keys)
+        }  # fmt: skip
 
     def noted(self, event: dict[str, Any]) -> bool:
-        """Whether an event is of what was used of the key, which is then in the history."""
+        """Whether an event is of what was used of the keys, which is then in their histories."""
         from spu_llm.systems.decoding.marked import USED
         from spu_llm.systems.watermark.history import unpacked
 
         if event["event"] != USED:
             return False
-        self.history.add(unpacked(bytes.fromhex(event["names"])))
+        for history, names in zip(self.histories, event["names"], strict=True):
+            history.add(unpacked(bytes.fromhex(names)))
         return True
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--watermark", type=Path, metavar="KEYFILE",
-                        help="mark the text under a key of watermark keygen (with --candidates) or "
-                        "watermark keygen --race (with --verify race), which watermark detect then "
-                        "finds; KEYFILE.history keeps what was used of it")  # fmt: skip
+    parser.add_argument("--watermark", type=Path, action="append", default=[], metavar="KEYFILE",
+                        help="mark the text under a key of watermark keygen (with --candidates; "
+                        "may be given again: T keys mark one inside the other, with M^T "
+                        "candidates) or watermark keygen --race (with --verify race), which "
+                        "watermark detect then finds; KEYFILE.history keeps what was used of it"
+                        )  # fmt: skip
 
 
 def add_candidates(parser: argparse.ArgumentParser) -> None:
@@ -77,9 +84,9 @@ def add_candidates(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def opened(options: argparse.Namespace, directory: Path) -> Iterator[Marking | None]:
     """Of `--watermark`, or None without it; `directory`: with the client's tokenizer. InputError
-    for a key that cannot mark such a text, or that another run is using.
+    for keys that cannot mark such a text, or that another run is using.
     """
-    if options.watermark is None:
+    if not options.watermark:
         if options.candidates != 1:
             raise InputError("a key chooses among --candidates; add --watermark KEYFILE")
         yield None
@@ -87,30 +94,40 @@ def opened(options: argparse.Namespace, directory: Path) -> Iterator[Marking | N
     from models.tokenizer import Tokenizer
     from spu_llm.app.watermarking import check_tokenizer
     from spu_llm.systems.watermark.history import HistoryFile, history_path
-    from spu_llm.systems.watermark.keys import read_key
+    from spu_llm.systems.watermark.keys import read_keys
+    from spu_llm.systems.watermark.selecting import group_of
 
-    file = read_key(options.watermark)
-    if file.scheme.method == "provider":
+    first, several = options.watermark[0], len(options.watermark) > 1
+    keys, scheme = read_keys(options.watermark)
+    if scheme.method == "provider":
         raise InputError(
-            f"{options.watermark} is a provider's; make a key with spu-llm watermark keygen "
+            f"{first} is a provider's; make a key with spu-llm watermark keygen "
             "--race --tokenizer DIR"
         )
-    if file.scheme.method == "race":
+    if scheme.method == "race":
+        if several:
+            raise InputError(f"{first} marks the noise of a race, which one key does; give one")
         if options.candidates != 1:
             raise InputError(
-                f"{options.watermark} marks the noise of a race, without --candidates; leave them "
+                f"{first} marks the noise of a race, without --candidates; leave them "
                 "out, or make a key with spu-llm watermark keygen without --race"
             )
         if options.verify != "race":
-            raise InputError(f"{options.watermark} marks the noise of a race; add --verify race")
+            raise InputError(f"{first} marks the noise of a race; add --verify race")
     elif options.candidates == 1:
         raise InputError(
-            f"{options.watermark} marks by candidates; add --candidates 4, or make a key with "
+            f"{first} marks by candidates; add --candidates 4, or make a key with "
             "spu-llm watermark keygen --race --tokenizer DIR"
         )
-    check_tokenizer(file.scheme, Tokenizer.load(directory), directory, "--draft-model")
-    with HistoryFile(history_path(options.watermark), file.key) as history:
-        yield Marking(file, history)
+    elif several:
+        group_of(options.candidates, len(keys))
+    check_tokenizer(scheme, Tokenizer.load(directory), directory, "--draft-model")
+    with ExitStack() as kept:
+        histories = tuple(
+            kept.enter_context(HistoryFile(history_path(path), key))
+            for path, key in zip(options.watermark, keys, strict=True)
+        )
+        yield Marking(keys, scheme, histories)
 
 
 def add_provider_option(parser: argparse.ArgumentParser, words: str) -> None:

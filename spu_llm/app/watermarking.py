@@ -167,7 +167,7 @@ def _keygen(options: argparse.Namespace) -> None:
 
 def _embed(options: argparse.Namespace) -> None:
     from spu_llm.systems.watermark.history import History, HistoryFile, history_path
-    from spu_llm.systems.watermark.keys import read_key
+    from spu_llm.systems.watermark.keys import read_keys
 
     check_json(options.json)
     if options.max_new_tokens < 1:
@@ -176,15 +176,9 @@ def _embed(options: argparse.Namespace) -> None:
         raise InputError(f"--candidates must be 0 (all) or more, found {options.candidates}")
     if not options.prompt:
         raise InputError("the prompt is empty; give at least one character of text")
-    files = [read_key(path) for path in options.key]
-    if len({file.scheme for file in files}) > 1:
-        raise InputError("the keys mark by different things; make them with the same options")
-    keys = tuple(file.key for file in files)
-    scheme = files[0].scheme
+    keys, scheme = read_keys(options.key)
     if scheme.method == "provider":
         raise InputError("a provider's key marks what serve --mark gives; embed takes another one")
-    if len(set(keys)) < len(keys):
-        raise InputError("a text is marked under one key or several different ones")
     with ExitStack() as kept:
         histories = tuple(
             History(False)

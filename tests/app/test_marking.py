@@ -22,7 +22,7 @@ from spu_llm.systems.decoding.marked import USED
 from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.watermark.history import History, HistoryFile, history_path
-from spu_llm.systems.watermark.keys import KeyFile, Scheme, write_key
+from spu_llm.systems.watermark.keys import Scheme, write_key
 from spu_llm.systems.watermark.race_marks import MarkedNoise
 from tests.app.conftest import Pair
 from tests.app.processes import ERROR, Start
@@ -40,7 +40,7 @@ def test_the_history_has_contexts_before_text_is_shown(
 
     def session(*args: Any, **more: Any) -> Any:
         on_event = args[4]
-        on_event({"event": USED, "names": name.hex()}, None)
+        on_event({"event": USED, "names": [name.hex()]}, None)
         on_event({"event": "text", "text": "x"}, None)
         raise InputError("enough")
 
@@ -51,11 +51,11 @@ def test_the_history_has_contexts_before_text_is_shown(
     request, inputs = Request(4, 9, 0, 0.8, "race"), ClientInputs([40] * 4, str(pair.public))
     provider = Provider("local", Server("127.0.0.1", 1, "local"), pair.private, None, 1)
     with HistoryFile(path, key_of(2)) as history, pytest.raises(InputError, match="enough"):
-        marking = Marking(KeyFile(key_of(2), RACE), history)
+        marking = Marking((key_of(2),), RACE, (history,))
         options = GenerateOptions(request, inputs, provider, 0.0, marking=marking)
         completing.generate(options, shown, lambda words: None)
     assert seen == [("text", True)]
-    assert marking.scheme == {"method": "race", "ngram": 4}
+    assert marking.told == {"method": "race", "ngram": 4, "keys": 1}
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,33 @@ def test_what_is_refused(
     assert end.value.code == 2 and heard.out == "" and all(word in line for word in words), line
 
 
+@pytest.mark.parametrize(
+    ("kinds", "candidates", "words"),
+    [
+        (("a", "b"), 3, ["2 keys", "(4, 9, 16, ...)", "found 3"]),
+        (("a", "a"), 4, ["several different ones"]),
+        (("a", "other"), 4, ["the same options"]),
+        (("race", "more"), 1, ["of a race", "give one"]),
+    ],
+)
+def test_several_keys_that_are_refused(
+    kinds: Sequence[str], candidates: int, words: Sequence[str], pair: Pair, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    own = Tokenizer.load(pair.public).digest
+    schemes = {"a": Scheme(), "b": Scheme(), "other": Scheme(3), "race": RACE, "more": RACE}
+    given = []
+    for kind in kinds:
+        given += ["--watermark", str(tmp_path / kind)]
+        if not (tmp_path / kind).exists():
+            write_key(tmp_path / kind, key_of(ord(kind[0])), replace(schemes[kind], tokenizer=own))
+    with pytest.raises(SystemExit) as end:
+        cli.main([*pair.demo, *given, "--candidates", str(candidates)])
+    heard = capsys.readouterr()
+    (line,) = (line for line in heard.err.splitlines() if line.startswith(ERROR))
+    assert end.value.code == 2 and heard.out == "" and all(word in line for word in words), line
+
+
 @pytest.mark.slow
 def test_two_processes_mark_what_its_key_finds(start: Start, tmp_path: Path) -> None:
     """The shipped pair; the text alone is looked at. A second run leaves out what the first used,
@@ -121,7 +148,7 @@ def test_two_processes_mark_what_its_key_finds(start: Start, tmp_path: Path) -> 
         )  # fmt: skip
         assert demo.wait(RUN_S) == 0, demo.stderr
         result = json.loads(file.read_text())
-        assert result["config"]["watermark"] == {"method": "race", "ngram": 4}
+        assert result["config"]["watermark"] == {"method": "race", "ngram": 4, "keys": 1}
         said = file.read_text() + demo.stdout + demo.stderr
         assert key_of(0).secret.hex() not in said and str(key_of(0).secret) not in said
         sizes.append(history_path(key).stat().st_size)
@@ -142,25 +169,35 @@ def test_two_processes_mark_what_its_key_finds(start: Start, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_two_processes_choose_among_candidates(start: Start, tmp_path: Path) -> None:
-    """The same with four candidates a step, of which a key chooses one: a weaker mark."""
+@pytest.mark.parametrize(("count", "candidates"), [(1, 4), (2, 9)])
+def test_two_processes_choose_among_candidates(
+    count: int, candidates: int, start: Start, tmp_path: Path
+) -> None:
+    """The same with candidates, of which a key chooses one, or two keys do: a weaker mark."""
     public = Tokenizer.load(shipped("public"))
-    key, file, told = tmp_path / "key", tmp_path / "result.json", tmp_path / "found.json"
-    write_key(key, key_of(0), Scheme(3, tokenizer=public.digest))
+    file, told = tmp_path / "result.json", tmp_path / "found.json"
+    keys, marked, found = [], [], []
+    for number in range(count):
+        keys.append(tmp_path / f"key{number}")
+        write_key(keys[-1], key_of(number), Scheme(3, tokenizer=public.digest))
+        marked += ["--watermark", str(keys[-1])]
+        found += ["--key", str(keys[-1])]
     demo = start(
-        "demo", "--watermark", str(key), "--candidates", "4", "--draft-length", "1",
+        "demo", *marked, "--candidates", str(candidates), "--draft-length", "1",
         "--temperature", "1", "--max-new-tokens", "40", "--seed", "5", "--json", str(file),
     )  # fmt: skip
     assert demo.wait(RUN_S) == 0, demo.stderr
     result = json.loads(file.read_text())
-    assert result["config"]["request.candidates"] == 4
-    assert result["config"]["watermark"] == {"method": "candidates", "ngram": 3}
-    assert "number of candidates: 4" in result["learned"]["provider"]
-    assert key_of(0).secret.hex() not in file.read_text() + demo.stdout + demo.stderr
-    _, names = history_path(key).read_bytes().split(b"\n", 1)
-    assert len(names) > 8 * len(result["token_ids"])  # losers' seeds, too
+    assert result["config"]["request.candidates"] == candidates
+    assert result["config"]["watermark"] == {"method": "candidates", "ngram": 3, "keys": count}
+    assert f"number of candidates: {candidates}" in result["learned"]["provider"]
+    said = file.read_text() + demo.stdout + demo.stderr
+    for number, key in enumerate(keys):
+        assert key_of(number).secret.hex() not in said
+        _, names = history_path(key).read_bytes().split(b"\n", 1)
+        assert len(names) > 8 * len(result["token_ids"])  # losers' seeds, too
     (text := tmp_path / "text").write_text(result["text"])
-    detect = start("watermark", "detect", str(text), "--key", str(key), "--tokenizer",
+    detect = start("watermark", "detect", str(text), *found, "--tokenizer",
                    str(shipped("public")), "--json", str(told))  # fmt: skip
     assert detect.wait(RUN_S) == 0
     assert json.loads(told.read_text())["log10_p"] < -2

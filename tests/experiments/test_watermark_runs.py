@@ -37,7 +37,7 @@ def test_systems_take_turns_and_runs_go_on_where_they_were_stopped(
         given = list(arguments)
         options = cli._parser().parse_args(given)
         assert options.network == "lan" and options.temperature == 0.7
-        name = "unmarked" if options.watermark is None else f"{options.candidates} {options.verify}"
+        name = f"{options.candidates} {options.verify}" if options.watermark else "unmarked"
         if name == "1 race" and failing:
             failing.clear()
             raise SpuLlmError("the peer is gone")

@@ -39,9 +39,10 @@ from spu_llm.systems.decoding.text_rows import TextRows
 from spu_llm.systems.watermark.cdfs import Family
 from spu_llm.systems.watermark.detecting import marks_of
 from spu_llm.systems.watermark.detecting import uniforms as numbers_of
-from spu_llm.systems.watermark.history import History, unpacked
+from spu_llm.systems.watermark.history import History, packed, unpacked
 from spu_llm.systems.watermark.keys import KeyFile, Scheme, token_unit
 from spu_llm.systems.watermark.scores import log_p
+from spu_llm.systems.watermark.selecting import Chooser, group_of
 from spu_llm.systems.watermark.units import TokenUnits, Unit, grams
 from tests.app.conftest import Pair
 from tests.models.watching import Watched
@@ -65,12 +66,15 @@ def streams() -> Streams:
 
 
 def candidates_of(
-    plan: Completion, number: int, used: Callable[[bytes], None] = lambda names: None
-) -> Candidates:
-    count = plan.request.candidates
-    return Candidates(
-        count, key_of(number), SCHEME, TokenUnits(), frozenset(), History(), streams(), used
-    )
+    plan: Completion, numbers: Sequence[int],
+    used: Callable[[Sequence[bytes]], None] = lambda names: None,
+) -> Candidates:  # fmt: skip
+    chooser = Chooser(
+        tuple(map(key_of, numbers)), SCHEME, TokenUnits(),
+        group_of(plan.request.candidates, len(numbers)), tuple(History() for _ in numbers),
+        Prg.from_seed(8, "choice"),
+    )  # fmt: skip
+    return Candidates(chooser, frozenset(), streams(), used)
 
 
 def drafter_of(plan: Completion) -> Drafter | None:
@@ -78,12 +82,12 @@ def drafter_of(plan: Completion) -> Drafter | None:
 
 
 def side_of(
-    tokenizer: Tokenizer, plan: Completion, number: int,
-    used: Callable[[bytes], None] = lambda names: None,
+    tokenizer: Tokenizer, plan: Completion, numbers: Sequence[int],
+    used: Callable[[Sequence[bytes]], None] = lambda names: None,
 ) -> ClientSide:  # fmt: skip
     return ClientSide(
         list(PROMPT), tokenizer, drafter_of(plan), plan.verifier, streams(),
-        branching=candidates_of(plan, number, used),
+        branching=candidates_of(plan, numbers, used),
     )  # fmt: skip
 
 
@@ -101,9 +105,9 @@ def rows_after(text: Sequence[int], drafts: Sequence[int]) -> np.ndarray:
     return np.asarray(LOGITS(padded))[len(text) - 1 : len(whole)] / 0.8
 
 
-def expected_text(plan: Completion, number: int) -> list[int]:
+def expected_text(plan: Completion, numbers: Sequence[int]) -> list[int]:
     """Races in the clear, candidate by candidate, each over the whole text before it."""
-    race, branching, drafter = plan.verifier, candidates_of(plan, number), drafter_of(plan)
+    race, branching, drafter = plan.verifier, candidates_of(plan, numbers), drafter_of(plan)
     generated: list[int] = []
     while len(generated) < plan.limit:
         text, found = [*PROMPT, *generated], []
@@ -128,25 +132,32 @@ def found(key: int, tokens: Sequence[int]) -> float:
     return log_p(numbers, SCHEME.family, "sum", 4, 1)
 
 
-@pytest.mark.parametrize(("drafts", "candidates"), [(2, 4), (0, 3)])
+@pytest.mark.parametrize(("drafts", "candidates", "keys"), [(2, 4, [5]), (0, 9, [5, 7])])
 def test_a_text_is_that_of_candidates_one_by_one(
-    tokenizer: Tokenizer, drafts: int, candidates: int
+    tokenizer: Tokenizer, drafts: int, candidates: int, keys: list[int]
 ) -> None:
     """60 tokens from the tree of every step: what candidates give of which each goes over its own
-    text alone. The mark is found under its key, and seeds of all its n-grams are kept.
+    text alone. The mark is found under each of its keys, and seeds of all its n-grams are kept.
     """
-    told: set[bytes] = set()
+    told: list[set[bytes]] = [set() for _ in keys]
+
+    def used(names: Sequence[bytes]) -> None:
+        for of_one, more in zip(told, names, strict=True):
+            of_one |= unpacked(more)
+
     plan = asked(60, drafts, candidates)
-    side = side_of(tokenizer, plan, 5, lambda names: told.update(unpacked(names)))
+    side = side_of(tokenizer, plan, keys, used)
     report = in_the_clear(side, plan)
-    assert side.tokens == expected_text(plan, 5)
+    assert side.tokens == expected_text(plan, keys)
     assert report.drafted == candidates * drafts * report.steps
     if drafts:
         assert 0 < report.accepted < report.drafted
-    assert found(5, side.tokens) < math.log(1e-5) < found(6, side.tokens)
+    least = math.log(1e-5 if len(keys) == 1 else 1e-4)  # three of nine each
+    assert all(found(key, side.tokens) < least for key in keys) and found(6, side.tokens) > least
     units = TokenUnits().of(tuple(side.tokens))
-    assert {key_of(5).seed(gram).name for gram in grams(units, SCHEME.ngram)} <= told
-    assert len(told) > 2 * len(units)  # losers' too
+    for key, of_one in zip(keys, told, strict=True):
+        assert {key_of(key).seed(gram).name for gram in grams(units, SCHEME.ngram)} <= of_one
+        assert len(of_one) > 2 * len(units)  # losers' too
 
 
 @pytest.mark.parametrize("verify", ["token", pytest.param("race", marks=pytest.mark.slow)])
@@ -163,7 +174,7 @@ def test_a_block_is_packed_by_the_winners_rows(
                 monkeypatch.setattr(request, name, rows)
         plan = asked(20, 2, 3, verify)
         assert plan.layout.packs == small
-        side = side_of(tokenizer, plan, 5)
+        side = side_of(tokenizer, plan, [5])
         in_the_clear(side, plan)
         texts.append(side.tokens)
     assert texts[0] == texts[1] and len(texts[0]) == 20
@@ -280,16 +291,23 @@ class OfOtherRows:
 
 
 def written(
-    number: int, turn: int, tokens: int, drafts: int, history: History, ends: Iterable[int] = ()
+    number: int, turn: int, tokens: int, drafts: int, histories: Sequence[History],
+    ends: Iterable[int] = (),
 ) -> tuple[int, ...]:  # fmt: skip
-    """A text of the chain, marked by three candidates a step; a race in the clear is the judge."""
+    """A text of the chain, marked by three candidates a step, or by two for each of several keys; a
+    race in the clear is the judge.
+    """
+    keys = tuple(key_of(number + 10_000 * i) for i in range(len(histories)))
     letters: Any = Letters(ends)
     own = Streams(*(Prg.from_seed(2 * number + turn, name) for name in ("drafts", "sampling")))
     drafter: Any = OfOtherRows()
     side = ClientSide(
         [0], letters, drafter, Race(Sampling(), hide_progress=True), own,
         branching=Candidates(
-            3, key_of(number), Scheme(2), TokenUnits(), letters.eos_ids, history, own
+            Chooser(
+                keys, Scheme(2), TokenUnits(), 3 if len(keys) == 1 else 2, tuple(histories),
+                own.sampling.child("choice"),
+            ), letters.eos_ids, own,
         ),
     )  # fmt: skip
     side.propose(0)
@@ -306,12 +324,17 @@ def written(
 LAW = Chain(Prg.from_seed(0, "unused")).law(4)
 
 
-@pytest.mark.parametrize(("drafts", "kept"), [(2, True), (0, True), (0, False)])
-def test_a_marked_text_has_the_law_of_the_model(drafts: int, kept: bool) -> None:
-    """Four tokens under each of 1,000 fresh keys, by three candidates a step: the law of the chain.
-    False alarm: 1e-6. Where a text's own seeds decide again, it does not pass.
+@pytest.mark.parametrize(
+    ("drafts", "kept", "keys"), [(2, True, 1), (0, True, 1), (0, False, 1), (1, True, 2)]
+)
+def test_a_marked_text_has_the_law_of_the_model(drafts: int, kept: bool, keys: int) -> None:
+    """Four tokens under each of 1,000 fresh keys, or pairs of them: the law of the chain. False
+    alarm: 1e-6. Where a text's own seeds decide again, it does not pass.
     """
-    texts = [written(number, 0, 4, drafts, History(kept)) for number in range(1000)]
+    texts = [
+        written(number, 0, 4, drafts, [History(kept) for _ in range(keys)])
+        for number in range(1000)
+    ]
     assert (p_value(texts, LAW) > FALSE_ALARM) == kept
 
 
@@ -321,7 +344,7 @@ def test_a_text_ends_where_the_models_does() -> None:
     for text, p in LAW.items():
         short = tuple(itertools.takewhile(lambda token: token != 2, text))
         law[short] = law.get(short, 0.0) + p
-    texts = [written(number, 0, 4, 1, History(), [2]) for number in range(600)]
+    texts = [written(number, 0, 4, 1, [History()], [2]) for number in range(600)]
     assert p_value(texts, law) > FALSE_ALARM
 
 
@@ -336,7 +359,7 @@ def test_texts_of_a_key_have_the_law_together(kept: bool) -> None:
     drawn = []
     for number in range(1200):
         history = History(kept)
-        drawn.append(tuple(written(number, turn, 2, 1, history) for turn in range(2)))
+        drawn.append(tuple(written(number, turn, 2, 1, [history]) for turn in range(2)))
     assert (p_value(drawn, both) > FALSE_ALARM) == kept
 
 
@@ -358,7 +381,7 @@ def test_the_provider_sees_the_same_whatever_wins(
             session.ledger.openings.clear()
             began = len(session.meter.entries)
             watched: Any = Watched(session)
-            client = session.local(CLIENT, side_of, tokenizer, plan, number)
+            client = session.local(CLIENT, side_of, tokenizer, plan, [number])
             provider = session.local(PROVIDER, Prg.from_seed, 8, "joint")
             weights = share_weights(session, PRIVATE, PARAMS if session.rank == PROVIDER else None)
             report = generate(watched, plan, plan.decoder(watched, weights), client, provider)
@@ -378,7 +401,7 @@ def test_the_provider_sees_the_same_whatever_wins(
 
     runs, texts = [], []
     for number in (5, 6):
-        clear = side_of(tokenizer, plan, number)
+        clear = side_of(tokenizer, plan, [number])
         in_the_clear(clear, plan)
         texts.append(clear.tokens)
         runs.append(run(number))
@@ -402,21 +425,34 @@ def test_the_provider_sees_the_same_whatever_wins(
 
 
 def test_seeds_are_told_before_their_text(pair: Pair) -> None:
-    """As the worker makes its side of its inputs; a key of words, another family."""
-    mark = Mark(key_of(4).secret.hex(), 3, "", "candidates", "words", "gamma", 2)
+    """As the worker makes its side of its inputs; two keys of words, another family."""
+    secrets = [key_of(number).secret.hex() for number in (4, 5)]
+    mark = Mark(secrets, 3, ["", b"12345678".hex()], "candidates", "words", "gamma", 2)
     inputs = ClientInputs(list(PROMPT), str(pair.public), [], 1, 1, mark)
     events: list[tuple[str, dict[str, Any]]] = []
-    plan = asked(12, 2, 3)
+    plan = asked(12, 2, 4)
     side = completion._client_side(inputs, plan, lambda event, **f: events.append((event, f)))
     branching = side.branching
-    assert isinstance(branching, Candidates) and branching.scheme == Scheme(
-        3, Family("gamma", 2), "words"
-    )
+    assert isinstance(branching, Candidates)
+    chooser = branching.chooser
+    assert chooser.scheme == Scheme(3, Family("gamma", 2), "words")
+    assert chooser.keys == (key_of(4), key_of(5)) and chooser.m == 2
+    assert [b"12345678" in history for history in chooser.histories] == [False, True]
     in_the_clear(side, plan)
+    told = [set[bytes](), {b"12345678"}]
+    for event, fields in events:
+        if event == USED:
+            for of_one, names in zip(told, fields["names"], strict=True):
+                of_one |= unpacked(bytes.fromhex(names))
+    assert [packed(of_one) for of_one in told] == [h.packed() for h in chooser.histories]
     assert "".join(fields["text"] for event, fields in events if event == "text") == side.text
     assert [event for event, _ in events[:2]] == [USED, "text"]
     assert sum(event == USED for event, _ in events) > 3 and len(side.tokens) == 12
-    for wrong, of in ((asked(12, 2, 1), mark), (plan, Mark(mark.secret, 3, "")), (plan, None)):
+    race, elsewhere = Mark(secrets[:1], 3, [""]), "candidates where a key chooses"
+    for wrong, of, words in (
+        (asked(12, 2, 1), mark, elsewhere), (plan, race, elsewhere), (plan, None, elsewhere),
+        (asked(12, 2, 3), mark, r"2 keys .* \(4, 9, 16, ...\), found 3"),
+    ):  # fmt: skip
         given = ClientInputs(list(PROMPT), str(pair.public), mark=of)
-        with pytest.raises(InputError, match="candidates where a key chooses"):
+        with pytest.raises(InputError, match=words):
             completion._client_side(given, wrong, lambda event, **fields: None)

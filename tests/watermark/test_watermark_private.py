@@ -247,7 +247,7 @@ def test_two_parties_play_marked_races(simulation: Simulation) -> None:
 
 
 def mark_of(number: int) -> Mark:
-    return Mark(key_of(number).secret.hex(), 4, packed([b"12345678", b"abcdefgh"]).hex())
+    return Mark([key_of(number).secret.hex()], 4, [packed([b"12345678", b"abcdefgh"]).hex()])
 
 
 def test_the_key_goes_to_the_clients_worker_alone() -> None:
@@ -272,7 +272,7 @@ def test_contexts_are_told_before_their_text(pair: Pair) -> None:
     shown, decode, noise = "", side.tokenizer.decode, noise_of(4, History())
     for event, fields in events:
         if event == USED:
-            told |= unpacked(bytes.fromhex(fields["names"]))
+            told |= unpacked(bytes.fromhex(*fields["names"]))
         else:
             shown += fields["text"]
             # A text of n tokens begins with what is shown, and no shorter one does.

@@ -1,8 +1,9 @@
 """Continuations of a text that a step verifies: one, or several of which a watermark chooses one.
 
-The watermark of Bahri et al. (WatermarkSingle, §2.2) in secure decoding. A step's rows are a tree
-(`text_rows.tree`): m candidates, each with drafts of its own, go through one secure forward, and
-the next step stands after the winner, by rows that only the client knows.
+The watermark of Bahri et al. in secure decoding: WatermarkSingle (§2.2), under several keys
+WatermarkRecursive (§2.6). A step's rows are a tree (`text_rows.tree`): the candidates, each with
+drafts of its own, go through one secure forward, and the next step stands after the winner, by rows
+that only the client knows.
 
 A chunk is what one step gives, however many tokens that are, and the text has the model's law:
 
@@ -13,8 +14,9 @@ A chunk is what one step gives, however many tokens that are, and the text has t
    randomness, are together one text of the model's law. Where the text ends, or has its length,
    follows from the tokens.
 2. Given the text, the candidates of a step are independent and of one law, and the choice keeps it
-   (Theorem 4.1), since it is made by numbers that nothing before depends on: the history has the
-   seeds of all candidates of the steps before, not of the winners alone.
+   (Theorem 4.1; so do winners of one key, among which the next one chooses), since it is made by
+   numbers that nothing before depends on: the history has the seeds of all candidates of the steps
+   before, not of the winners alone.
 
 Everything is drawn afresh in every step. A race that took the noise of a place again, as it does
 without candidates, would bring tokens of candidates back that lost, whose seeds mark no more.
@@ -23,7 +25,7 @@ without candidates, would bring tokens of candidates back that lost, whose seeds
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -31,10 +33,8 @@ import numpy as np
 from protocols.verification.distribution import Streams
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.history import History, packed
-from spu_llm.systems.watermark.keys import Key, Scheme
 from spu_llm.systems.watermark.sampler import Drawn
-from spu_llm.systems.watermark.selecting import Choice, added, among
-from spu_llm.systems.watermark.units import Units
+from spu_llm.systems.watermark.selecting import Chooser
 
 
 class Branch(NamedTuple):
@@ -48,9 +48,11 @@ class Branch(NamedTuple):
 
 
 class Branching(Protocol):
-    """What the client tries in a step, and what it goes on with. count: of continuations."""
+    """What the client tries in a step, and what it goes on with."""
 
-    count: int
+    @property
+    def count(self) -> int:
+        """Of continuations."""
 
     def streams(self) -> list[Streams]:
         """Of every continuation of the next step."""
@@ -71,7 +73,10 @@ class Single:
     """One continuation, always by the same streams."""
 
     own: Streams
-    count: int = 1
+
+    @property
+    def count(self) -> int:
+        return 1
 
     def streams(self) -> list[Streams]:
         return [self.own]
@@ -87,23 +92,22 @@ class Single:
 
 @dataclass
 class Candidates:
-    """`count` of them, one chosen under a key. own: streams that theirs are children of. ends:
-    tokens that end the text. on_used gets the names of seeds (`history.packed`) that have scored a
-    candidate, losers' too, before anybody gets the winner's tokens.
+    """As many as the chooser chooses among. own: streams that theirs are children of. ends: tokens
+    that end the text. on_used gets the names of seeds (`history.packed`) that have scored a
+    candidate, losers' too, of every key, before anybody gets the winner's tokens.
     """
 
-    count: int
-    key: Key
-    scheme: Scheme
-    units: Units
+    chooser: Chooser
     ends: frozenset[int]
-    history: History
     own: Streams
-    on_used: Callable[[bytes], None] = lambda names: None
+    on_used: Callable[[Sequence[bytes]], None] = lambda names: None
 
     def __post_init__(self) -> None:
         self._steps = 0
-        self._private = self.own.sampling.child("choice")
+
+    @property
+    def count(self) -> int:
+        return self.chooser.count
 
     def streams(self) -> list[Streams]:
         self._steps += 1
@@ -115,22 +119,16 @@ class Candidates:
     ) -> int:
         room = limit - len(generated)
         drawn = [self._drawn(tokens, room) for tokens in found]
-        winner, choice = self._among(tuple(generated), drawn, self._private, self.history)
-        self.history.add(choice.used)
-        self.on_used(packed(choice.used))
+        winner, _, used = self.chooser.chosen(drawn, tuple(generated))
+        self.on_used([packed(names) for names in used])
         return drawn.index(winner)
 
     def rehearse(self, drafts: int, limit: int) -> None:
         # A longer text, and candidates that differ, take longer.
         text = (0,) * max(0, limit - drafts - 1)
         made = [Drawn((i,) * (drafts + 1), False) for i in range(self.count)]
-        self._among(text, made, Prg.from_os(), History())
-
-    def _among(
-        self, generated: tuple[int, ...], drawn: Sequence[Drawn], private: Prg, history: History
-    ) -> tuple[Drawn, Choice]:
-        known = added(self.units, self.scheme.ngram, generated, drawn)
-        return among(self.key, drawn, known, self.scheme.family, private, history)
+        fresh = tuple(History() for _ in self.chooser.keys)
+        replace(self.chooser, histories=fresh, prg=Prg.from_os()).chosen(made, text)
 
     def _drawn(self, tokens: Sequence[int], room: int) -> Drawn:
         """What the text gets of a continuation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ from spu_llm.systems.watermark.cdfs import Family
 from spu_llm.systems.watermark.history import History
 from spu_llm.systems.watermark.keys import Key, Scheme
 from spu_llm.systems.watermark.race_marks import MarkedNoise
+from spu_llm.systems.watermark.selecting import Chooser, group_of
 from spu_llm.systems.watermark.units import units_of
 
 C = TypeVar("C")  # the client's own inputs
@@ -147,26 +148,28 @@ def _marked(
     """
     rule, mark, candidates = completion.verifier, inputs.mark, completion.request.candidates
 
-    def on_used(names: bytes) -> None:
-        send(USED, names=names.hex())
+    def on_used(names: Sequence[bytes]) -> None:
+        send(USED, names=[of_one.hex() for of_one in names])
 
     if (candidates > 1) != (mark is not None and mark.method == "candidates"):
         raise InputError("a step has candidates where a key chooses one of them, and nowhere else")
     if mark is None:
         return rule, Single(streams)
-    key, history = Key(bytes.fromhex(mark.secret)), History.of(bytes.fromhex(mark.used))
+    keys = tuple(Key(bytes.fromhex(secret)) for secret in mark.secrets)
+    histories = tuple(History.of(bytes.fromhex(used)) for used in mark.used)
     if candidates > 1:
         scheme = Scheme(mark.ngram, Family(mark.family, mark.k), mark.units)
-        units = units_of(scheme.units, tokenizer)
-        return rule, Candidates(
-            candidates, key, scheme, units, tokenizer.eos_ids, history, streams, on_used
-        )
-    if not isinstance(rule, Race) or not rule.noise:
-        raise InputError("a mark is made of the noise of --verify race")
+        chooser = Chooser(
+            keys, scheme, units_of(scheme.units, tokenizer), group_of(candidates, len(keys)),
+            histories, streams.sampling.child("choice"),
+        )  # fmt: skip
+        return rule, Candidates(chooser, tokenizer.eos_ids, streams, on_used)
+    if len(keys) != 1 or not isinstance(rule, Race) or not rule.noise:
+        raise InputError("a mark is made of the noise of --verify race, under one key")
     vocab = completion.layout.config.vocab_size
-    noise = MarkedNoise(key, mark.ngram, vocab, history, streams.sampling)
+    noise = MarkedNoise(keys[0], mark.ngram, vocab, histories[0], streams.sampling)
     before = len(completion.request.public_prefix) + len(inputs.prompt)
-    return MarkedRace(rule, noise, before, on_used), Single(streams)
+    return MarkedRace(rule, noise, before, lambda names: on_used([names])), Single(streams)
 
 
 def drafter_of(directory: Path, completion: Completion) -> Drafter | None:

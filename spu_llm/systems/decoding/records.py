@@ -17,14 +17,14 @@ LEAST_TEMPERATURE = 0.5
 
 @dataclass(frozen=True)
 class Mark:
-    """A key of a watermark and its scheme (`spu_llm.systems.watermark.keys`), and names of what it
-    was used for before: contexts of a race, or seeds; bytes in hex. `family`, `k` and `units` are
-    of candidates.
+    """Keys of a watermark and their scheme (`spu_llm.systems.watermark.keys`), and names of what
+    each was used for before: contexts of a race, or seeds; bytes in hex. `family`, `k` and `units`
+    are of candidates, which alone may have several keys.
     """
 
-    secret: str = field(repr=False)
+    secrets: list[str] = field(repr=False)
     ngram: int
-    used: str = field(repr=False)
+    used: list[str] = field(repr=False)
     method: str = "race"
     units: str = "tokens"
     family: str = "uniform"

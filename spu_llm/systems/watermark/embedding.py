@@ -1,14 +1,12 @@
 """Marked text from any sampler: Watermark and WatermarkRecursive (§2.1, §2.6), chunk by chunk.
 
-A chunk is one of m candidates of up to k tokens. With several keys K_1, ..., K_t there are m^t, in
-groups of m: one of each is chosen under K_t, of m such winners one under K_(t-1), and so on (all
-m^t are drawn at once, which is the same law). With k = 1 and a sampler whose distribution is known
-(`m` None), every token of the vocabulary is a candidate and its probability is its count: the limit
-of many candidates, Aaronson's rule on n-grams that end with the token.
+A chunk is one of m candidates of up to k tokens. With several keys K_1, ..., K_t there are m^t, all
+drawn at once, which is the same law (`selecting.Chooser`). With k = 1 and a sampler whose
+distribution is known (`m` None), every token of the vocabulary is a candidate and its probability
+is its count: the limit of many candidates, Aaronson's rule on n-grams that end with the token.
 
 N-grams go over what was generated, never into the prompt, which a detector does not know. The
-history keeps a seed from deciding twice; within one chunk siblings below another key may share
-seeds, since the choice between them is under a key of its own and each has the right law.
+history keeps a seed from deciding twice.
 """
 
 from __future__ import annotations
@@ -21,21 +19,13 @@ import numpy as np
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.history import History
-from spu_llm.systems.watermark.keys import Key, Scheme, token_unit
+from spu_llm.systems.watermark.keys import Key, Scheme, check_keys, token_unit
 from spu_llm.systems.watermark.model_sampler import ModelSampler
 from spu_llm.systems.watermark.sampler import Drawn, Sampler
-from spu_llm.systems.watermark.selecting import added, among, choose
+from spu_llm.systems.watermark.selecting import Chooser, Chunk, choose
 from spu_llm.systems.watermark.units import Content, Units, joined
 
 MAX_CANDIDATES = 4096
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """How a chunk came about: distinct candidates of all, and seeds that marked it, key by key."""
-
-    distinct: int
-    seeds: tuple[int, ...]
 
 
 @dataclass
@@ -61,8 +51,7 @@ class Embedder:
     prg: Prg = field(default_factory=Prg.from_os)
 
     def __post_init__(self) -> None:
-        if not self.keys or len(set(self.keys)) < len(self.keys):
-            raise InputError("a text is marked under one key or several different ones")
+        check_keys(self.keys)
         self.histories = self.histories or tuple(History() for _ in self.keys)
         if self.k < 1:
             raise InputError(f"a chunk has 1 token or more, found {self.k}")
@@ -113,25 +102,10 @@ class Embedder:
 
     def chosen(self, drawn: Sequence[Drawn], before: Content) -> tuple[Drawn, Chunk]:
         """The next chunk, of m^t candidates that were drawn after what was generated before."""
-        assert self.m is not None and len(drawn) == self.m ** len(self.keys)
-        level = list(drawn)
-        known = added(self.units, self.scheme.ngram, before, level)
-        marked: dict[Drawn, tuple[int, ...]] = dict.fromkeys(known, ())
-        used: list[set[bytes]] = [set() for _ in self.keys]
-        for depth in reversed(range(len(self.keys))):
-            winners, seeds = [], {}
-            for start in range(0, len(level), self.m):
-                winner, found = among(
-                    self.keys[depth], level[start : start + self.m], known, self.scheme.family,
-                    self.prg, self.histories[depth],
-                )  # fmt: skip
-                used[depth] |= found.used
-                winners.append(winner)
-                seeds[winner] = (found.seeds, *marked[winner])
-            level, marked = winners, seeds
-        for history, names in zip(self.histories, used, strict=True):
-            history.add(names)
-        return level[0], Chunk(len(known), marked[level[0]])
+        assert self.m is not None
+        chooser = Chooser(self.keys, self.scheme, self.units, self.m, self.histories, self.prg)
+        winner, chunk, _ = chooser.chosen(drawn, before)
+        return winner, chunk
 
     def _of_all(self, prefix: Content, before: Content) -> tuple[Drawn, Chunk]:
         assert isinstance(self.sampler, ModelSampler)

@@ -156,6 +156,22 @@ def read_key(path: Path) -> KeyFile:
         raise InputError(f"{path} is no key of a watermark, or damaged") from None
 
 
+def read_keys(paths: Sequence[Path]) -> tuple[tuple[Key, ...], Scheme]:
+    """Of one text: different keys and the scheme of them all, or InputError."""
+    files = [read_key(path) for path in paths]
+    if len({file.scheme for file in files}) > 1:
+        raise InputError("the keys mark by different things; make them with the same options")
+    keys = tuple(file.key for file in files)
+    check_keys(keys)
+    return keys, files[0].scheme
+
+
+def check_keys(keys: Sequence[Key]) -> None:
+    """InputError unless a text can be marked under them."""
+    if not keys or len(set(keys)) < len(keys):
+        raise InputError("a text is marked under one key or several different ones")
+
+
 def _parsed(content: Any) -> KeyFile:
     kinds = {"ngram": int, "units": str, "method": str, "tokenizer": str}
     if not isinstance(content, dict) or content["format"] != FORMAT:

@@ -1,4 +1,4 @@
-"""Which candidate comes out: WatermarkSingle and ScoreSeqs (§2.2, §2.3).
+"""Which candidate comes out: WatermarkSingle, WatermarkRecursive and ScoreSeqs (§2.2, §2.3, §2.6).
 
 u_i is uniform given the counts c, since no seed is in two candidates. -log(-log u_i) is then
 standard Gumbel, and argmax_i -log(-log u_i) + log c_i is candidate i with probability c_i / sum c
@@ -11,12 +11,15 @@ import math
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.cdfs import Family, Tails
-from spu_llm.systems.watermark.keys import Key, Seed
+from spu_llm.systems.watermark.history import History
+from spu_llm.systems.watermark.keys import Key, Scheme, Seed, check_keys
 from spu_llm.systems.watermark.sampler import Drawn
 from spu_llm.systems.watermark.units import Content, Units, common, grams, joined
 
@@ -30,6 +33,82 @@ class Choice:
     index: int
     used: frozenset[bytes]  # names of all seeds that scored a candidate
     seeds: int  # of the winner: how many marked it
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """How a chunk came about: distinct candidates of all, and seeds that marked it, key by key."""
+
+    distinct: int
+    seeds: tuple[int, ...]
+
+
+class Chosen(NamedTuple):
+    """`used`: names of all seeds that scored a candidate, key by key."""
+
+    drawn: Drawn
+    chunk: Chunk
+    used: tuple[frozenset[bytes], ...]
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """One of m^t candidates under the keys K_1, ..., K_t (WatermarkRecursive, §2.6).
+
+    They are in groups of m: one of each is chosen under K_t, of m such winners one under K_(t-1),
+    and so on. Within one chunk siblings below another key may share seeds, since the choice between
+    them is under a key of its own and each has the right law. Every key has a history of its own.
+    """
+
+    keys: tuple[Key, ...]
+    scheme: Scheme
+    units: Units
+    m: int
+    histories: tuple[History, ...]
+    prg: Prg
+
+    def __post_init__(self) -> None:
+        check_keys(self.keys)
+
+    @property
+    def count(self) -> int:
+        """Of candidates."""
+        return int(self.m ** len(self.keys))
+
+    def chosen(self, drawn: Sequence[Drawn], before: Content) -> Chosen:
+        """Of `count` candidates, which were drawn after what was generated before. The histories
+        have the seeds from then on.
+        """
+        assert len(drawn) == self.count
+        level, known = list(drawn), added(self.units, self.scheme.ngram, before, drawn)
+        marked: dict[Drawn, tuple[int, ...]] = dict.fromkeys(known, ())
+        used = [frozenset[bytes]() for _ in self.keys]
+        for depth in reversed(range(len(self.keys))):
+            winners, seeds = [], {}
+            for start in range(0, len(level), self.m):
+                winner, found = among(
+                    self.keys[depth], level[start : start + self.m], known, self.scheme.family,
+                    self.prg, self.histories[depth],
+                )  # fmt: skip
+                used[depth] |= found.used
+                winners.append(winner)
+                seeds[winner] = (found.seeds, *marked[winner])
+            level, marked = winners, seeds
+        for history, names in zip(self.histories, used, strict=True):
+            history.add(names)
+        return Chosen(level[0], Chunk(len(known), marked[level[0]]), tuple(used))
+
+
+def group_of(count: int, keys: int) -> int:
+    """m of m^t = `count` candidates under t keys. InputError where there is none of 2 or more."""
+    for m in range(2, count + 1):
+        if m**keys == count:
+            return m
+    few = ", ".join(str(m**keys) for m in (2, 3, 4))
+    raise InputError(
+        f"{keys} keys choose one inside the other, of m^{keys} candidates ({few}, ...), "
+        f"found {count}"
+    )
 
 
 def gumbels(tails: Sequence[Tails], counts: Sequence[float]) -> np.ndarray:
