@@ -16,20 +16,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spu_llm.app import config, limiting, marking, two_party_text
-from spu_llm.app.defaults import (
-    DRAFT_LENGTH,
-    MAX_PREFIX_PAD,
-    MAX_SESSIONS,
-    PREFIX_PAD,
-    PROMPT,
-    SESSION_MINUTES,
-    SESSIONS,
-    shipped,
+from spu_llm.app import config, marking, serving
+from spu_llm.app.defaults import DRAFT_LENGTH, PROMPT, shipped
+from spu_llm.app.options import (
+    add_folder,
+    add_identity_options,
+    add_jobs,
+    add_session_options,
+    address,
+    identity_of,
+    jobs_of,
+    megabytes,
+    record,
 )
-from spu_llm.app.output import check_json, write_json
+from spu_llm.app.output import check_json, one_line, unforeseen, write_json
 from spu_llm.core.errors import InputError, SpuLlmError
-from spu_llm.core.parallel import MAX_JOBS, own_cores
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as exc:
         if debug:
             raise
-        code = _fail(f"{_unforeseen(exc)} (--debug shows where)", 1, debug)
+        code = _fail(f"{unforeseen(exc)} (--debug shows where)", 1, debug)
     sys.exit(code)
 
 
@@ -92,16 +93,8 @@ def _fail(message: str, code: int, debug: bool) -> int:
         import traceback
 
         traceback.print_exc()
-    print(f"spu-llm: error: {_one_line(message)}", file=sys.stderr)
+    print(f"spu-llm: error: {one_line(message)}", file=sys.stderr)
     return code
-
-
-def _one_line(message: str) -> str:
-    return " ".join(message.split())
-
-
-def _unforeseen(exc: Exception) -> str:
-    return f"{type(exc).__name__}: {exc}"
 
 
 def _terminated(signum: int, frame: Any) -> NoReturn:
@@ -114,9 +107,9 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
 
     demo = commands.add_parser("demo", help="both parties on this machine, shipped model pair")
-    _folder(demo, "--model", "the provider's private model directory")
+    add_folder(demo, "--model", "the provider's private model directory")
     _client_options(demo)
-    _folder(demo, "--pool", "keep what is made ahead of time, both parties' halves")
+    add_folder(demo, "--pool", "keep what is made ahead of time, both parties' halves")
     marking.add_provider_option(demo, "of the provider here (default: a key for this run alone); ")
     demo.set_defaults(run=_complete, server=None)
 
@@ -126,11 +119,11 @@ def _parser() -> Parser:
         "--server, with a provider that was started with --pool. Give the completion the same "
         "options, a prompt of the same length, and the same --pool.",
     )  # fmt: skip
-    _folder(prepare, "--pool", "where it is kept: both halves, or with --server the client's",
+    add_folder(prepare, "--pool", "where it is kept: both halves, or with --server the client's",
             required=True)  # fmt: skip
     place = prepare.add_mutually_exclusive_group()
     place.add_argument("--server", metavar="HOST:PORT")
-    _folder(place, "--model", "the provider's private model directory")
+    add_folder(place, "--model", "the provider's private model directory")
     length = prepare.add_mutually_exclusive_group()
     length.add_argument("--prompt", default=PROMPT,
                         help="for its length alone (default: that of demo)")  # fmt: skip
@@ -142,44 +135,17 @@ def _parser() -> Parser:
     prepare.add_argument("--disk", type=int, metavar="MB",
                          help="make no more than fits, if --pool is to hold so much in all")
     _request_options(prepare)
-    _session_options(prepare)
-    _jobs_option(prepare)
+    add_session_options(prepare)
+    add_jobs(prepare)
     add_identity_options(prepare)
     prepare.set_defaults(run=_prepare)
 
-    serve = commands.add_parser("serve", help="provider: serve completions with a private model")
-    _folder(serve, "--model", "private model directory", required=True)
-    serve.add_argument("--listen", required=True, metavar="HOST:PORT")
-    serve.add_argument("--system-prompt", type=Path, metavar="FILE",
-                       help="text before every prompt, which no client gets to know")
-    serve.add_argument("--prefix-pad", type=int, metavar="N",
-                       help="clients see its length rounded up to a multiple of that, in tokens "
-                       f"(default: {PREFIX_PAD})")
-    marking.add_provider_option(serve, "nothing else is served; ")
-    two_party_text.add_serve_options(serve)
-    serve.add_argument("--once", action="store_true", help="end after one session")
-    serve.add_argument("--sessions", type=int, default=SESSIONS, metavar="N",
-                       help="at a time, each with a worker process (default: %(default)s)")
-    serve.add_argument("--session-minutes", type=int, default=SESSION_MINUTES, metavar="N",
-                       help="end a session after that (default: %(default)s)")
-    limiting.add_options(serve)
-    serve.add_argument("--studies", action="store_true",
-                       help="also take part in measurements (bench, experiment)")  # fmt: skip
-    _folder(serve, "--pool", "keep what is made ahead of time, for each client that does")
-    serve.add_argument("--disk", type=int, metavar="MB",
-                       help="keep no more than that in --pool, for all clients together")
-    serve.add_argument("--sampling-seed", type=int, help=argparse.SUPPRESS)
-    serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
-    serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
-    _session_options(serve)
-    _jobs_option(serve)
-    add_identity_options(serve)
-    serve.set_defaults(run=_serve)
+    serving.add_command(commands)
 
     generate = commands.add_parser("generate", help="client: complete a prompt")
     generate.add_argument("--server", required=True, metavar="HOST:PORT")
     _client_options(generate)
-    _folder(generate, "--pool", "keep what is made ahead of time, if the provider does")
+    add_folder(generate, "--pool", "keep what is made ahead of time, if the provider does")
     add_identity_options(generate)
     generate.set_defaults(run=_complete, model=None)
 
@@ -209,18 +175,6 @@ def _parser() -> Parser:
     return parser
 
 
-def _folder(parser: Any, option: str, words: str, *, required: bool = False) -> None:
-    parser.add_argument(option, type=Path, required=required, metavar="DIR", help=words)
-
-
-def _session_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--network", choices=("local", "lan", "wan"), default="local",
-                        help="emulate a network (default: local, none)")  # fmt: skip
-    parser.add_argument(config.OPTION, type=Path, metavar="FILE",
-                        help="options from a TOML file, in a table named after the command")
-    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
-
-
 def _client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", default=PROMPT)
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
@@ -228,8 +182,8 @@ def _client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="S", help="fix sampling")
     marking.add_option(parser)
     _request_options(parser)
-    _session_options(parser)
-    _jobs_option(parser)
+    add_session_options(parser)
+    add_jobs(parser)
 
 
 def _request_options(parser: argparse.ArgumentParser) -> None:
@@ -253,65 +207,8 @@ def _request_options(parser: argparse.ArgumentParser) -> None:
                         help="text before the prompt that the provider may know; it costs no "
                         "secure prefill")  # fmt: skip
     marking.add_candidates(parser)
-    _folder(parser, "--draft-model", "public model directory")
+    add_folder(parser, "--draft-model", "public model directory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
-
-
-def _jobs_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--jobs", type=int, metavar="N",
-                        help="cores that make material, if the other party gives as many "
-                        "(default: all, or with both parties here half of them each)")  # fmt: skip
-
-
-def jobs_of(options: argparse.Namespace, parties_here: int) -> int:
-    """InputError unless `--jobs` is a number of cores, or not given."""
-    if options.jobs is None:
-        return own_cores(parties_here)
-    if not 1 <= options.jobs <= MAX_JOBS:
-        raise InputError(f"--jobs must be 1 to {MAX_JOBS}, found {options.jobs}")
-    return int(options.jobs)
-
-
-def add_identity_options(parser: argparse.ArgumentParser) -> None:
-    """Who this party is, and whom it trusts."""
-    _folder(parser, "--identity", "this party's certificate and key, as spu-llm keygen makes them")
-    parser.add_argument("--trust", type=Path, metavar="FILE",
-                        help="certificates, in PEM form, of whom is let in: the other party's, or "
-                        "of authorities that sign such ones")  # fmt: skip
-    parser.add_argument("--insecure", action="store_true",
-                        help="plain sockets, no certificates: for one machine only")  # fmt: skip
-
-
-def address(text: str, option: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):  # an IPv6 address
-        host = host[1:-1]
-    try:
-        valid = bool(host.encode("idna")) and port.isascii() and port.isdigit()
-        valid = valid and len(port) <= 5
-    except UnicodeError:
-        valid = False
-    # Port 0 lets a listener take any free one.
-    if not valid or not (option != "--listen") <= int(port) <= 65535:
-        raise InputError(f"{option} must be HOST:PORT, found {text!r}")
-    return host, int(port)
-
-
-def identity_of(options: argparse.Namespace) -> Any:
-    """This party's certificate and whom it trusts, or None with `--insecure`."""
-    given = [option is not None for option in (options.identity, options.trust)]
-    if options.insecure:
-        if any(given):
-            raise InputError("--insecure uses no certificates; leave --identity and --trust out")
-        return None
-    if not all(given):
-        raise InputError(
-            "give --identity DIR, which spu-llm keygen makes, and --trust FILE, the other party's "
-            "certificate; or --insecure, for plain connections on a machine you trust"
-        )
-    from spu_llm.net import identity
-
-    return identity.load(options.identity, options.trust)
 
 
 def _provider(options: argparse.Namespace) -> Any:
@@ -327,12 +224,6 @@ def _provider(options: argparse.Namespace) -> Any:
     jobs = jobs_of(options, 1 if server is not None else 2)
     model = options.model or shipped("private")
     return Provider(options.network, server, model, options.pool, jobs)
-
-
-def _record(kind: Any, options: argparse.Namespace, **more: Any) -> Any:
-    """A dataclass of options, which have the names of its fields, but for those in `more`."""
-    known = vars(options) | more
-    return kind(**{field.name: known[field.name] for field in dataclasses.fields(kind)})
 
 
 def _settle_draft_length(options: argparse.Namespace) -> None:
@@ -365,7 +256,7 @@ def _complete(options: argparse.Namespace) -> None:
         prefix, prompt = encoded(options.public_prefix, options.prompt, directory)
         own_seed = options.seed if provider.server is None else None
         asked = GenerateOptions(
-            request=_record(
+            request=record(
                 Request, options, prompt_tokens=len(prompt), public_prefix=tuple(prefix)
             ),
             inputs=ClientInputs(
@@ -380,91 +271,6 @@ def _complete(options: argparse.Namespace) -> None:
         screen.finish()
     screen.summary(result)
     write_json(options.json, result)
-
-
-def _text_of(path: Path | None, option: str) -> str:
-    """All of a file; InputError when it holds no text."""
-    if path is None:
-        return ""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
-        raise InputError(f"cannot read {path}, of {option}: {reason}") from None
-    if not text:
-        raise InputError(f"{path}, of {option}, is empty")
-    return text
-
-
-def megabytes(options: argparse.Namespace, name: str) -> int | None:
-    """An option in bytes; InputError unless it is a size, or not given."""
-    found = getattr(options, name)
-    if found is not None and found < 1:
-        raise InputError(f"--{name.replace('_', '-')} must be 1 or more, in MB, found {found}")
-    return None if found is None else found * 10**6
-
-
-def _serve(options: argparse.Namespace) -> None:
-    from spu_llm.service.provider import ServeOptions
-
-    if options.sampling_seed is not None and not options.once:
-        raise InputError("--sampling-seed fixes the randomness of one session; add --once")
-    for name in ("disk", "client_disk"):
-        if getattr(options, name) is not None and options.pool is None:
-            option = f"--{name.replace('_', '-')}"
-            raise InputError(f"{option} bounds what is kept in --pool; give both")
-    check_serving(options)
-    pad = PREFIX_PAD if options.prefix_pad is None else options.prefix_pad
-    if not 1 <= pad <= MAX_PREFIX_PAD:
-        raise InputError(f"--prefix-pad must be 1 to {MAX_PREFIX_PAD}, found {pad}")
-    if options.prefix_pad is not None and options.system_prompt is None:
-        raise InputError("--prefix-pad is of a --system-prompt; give both")
-    more = {
-        "prefix_pad": pad,
-        "spendable": two_party_text.spendable(options),
-        "system_prompt": _text_of(options.system_prompt, "--system-prompt"),
-        "disk_bytes": megabytes(options, "disk"),
-        "jobs": jobs_of(options, 1),
-        "identity": identity_of(options),
-        "split": None,
-        **limiting.of(options),
-    }
-    host, port = address(options.listen, "--listen")
-
-    run_provider(
-        _record(ServeOptions, options, host=host, port=port, **more), "serving", options.report_fd
-    )
-
-
-def check_serving(options: argparse.Namespace) -> None:
-    """InputError unless sessions may be so many and so long."""
-    if options.session_minutes < 1:
-        raise InputError(f"--session-minutes must be 1 or more, found {options.session_minutes}")
-    if not 1 <= options.sessions <= MAX_SESSIONS:
-        raise InputError(f"--sessions must be 1 to {MAX_SESSIONS}, found {options.sessions}")
-
-
-def run_provider(options: Any, what: str, report_fd: int | None = None) -> None:
-    """Serve with these `ServeOptions`, and say where: `what` is done there."""
-    from spu_llm.service.launching import write_report
-    from spu_llm.service.provider import serve
-
-    def on_port(port: int) -> None:
-        print(f"{what} {options.model} on {options.host}:{port}", flush=True)
-        write_report(report_fd, port=port)
-
-    try:
-        serve(
-            options,
-            say=lambda line: print(f"spu-llm: {line}", file=sys.stderr, flush=True),
-            on_port=on_port,
-        )
-    except SpuLlmError as exc:
-        write_report(report_fd, error=_one_line(str(exc)), exit_code=exc.exit_code)
-        raise
-    except Exception as exc:
-        write_report(report_fd, error=_one_line(_unforeseen(exc)), exit_code=1)
-        raise
 
 
 def _prepare(options: argparse.Namespace) -> None:
@@ -487,7 +293,7 @@ def _prepare(options: argparse.Namespace) -> None:
         tokens = len(prompt)
     likely = -(-(new - 1) // 3) if options.draft_length else new - 1
     steps = likely if options.steps is None else options.steps
-    request = _record(
+    request = record(
         PrepareRequest, options, prompt_tokens=tokens, public_prefix=tuple(prefix), steps=steps,
         room_bytes=None,
     )  # fmt: skip
@@ -511,4 +317,4 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 def _timed(line: str) -> str:
-    return f"{time.strftime('%Y-%m-%d %H:%M:%S')} {_one_line(line)}"
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S')} {one_line(line)}"

@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from spu_llm.app.options import address
 from spu_llm.app.output import check_json, write_json
 from spu_llm.core.errors import InputError, SpuLlmError
 
@@ -210,7 +211,6 @@ def _certificates(directory: Path, trust: Path) -> Iterator[Finding]:
 
 
 def _listening(text: str) -> Finding:
-    from spu_llm.app.cli import address
     from spu_llm.net.stream import listen
 
     def work() -> Finding:
@@ -222,7 +222,6 @@ def _listening(text: str) -> Finding:
 
 
 def _answering(options: argparse.Namespace) -> Finding:
-    from spu_llm.app.cli import address
     from spu_llm.net import identity, tls
     from spu_llm.net.control_plane import check_health
     from spu_llm.service.client import OPEN_S, Server, connected

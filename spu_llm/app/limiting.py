@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from spu_llm.app.options import megabytes
 from spu_llm.core.errors import InputError
 
 
@@ -25,7 +26,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def of(options: argparse.Namespace) -> dict[str, Any]:
     """Fields of `ServeOptions`: what one client gets. InputError for limits that are none."""
-    from spu_llm.app.cli import megabytes
     from spu_llm.service.limits import Limits
 
     for name in ("client_disk", "client_sessions"):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from spu_llm.app import splitting
 from spu_llm.app.defaults import shipped
+from spu_llm.app.options import address, identity_of
 from spu_llm.app.output import check_json, mb, write_json
 from spu_llm.app.screen import Screen, Stages, learned_lines
 from spu_llm.core.errors import InputError
@@ -46,7 +47,6 @@ class _Screen(Screen):
 
 
 def _server(options: argparse.Namespace) -> Server:
-    from spu_llm.app.cli import address, identity_of
     from spu_llm.service.client import Server
 
     return Server(*address(options.server, "--server"), options.network, identity_of(options))

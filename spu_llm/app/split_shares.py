@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spu_llm.app.defaults import DRAFT_LENGTH, PROMPT, shipped
+from spu_llm.app.options import address, identity_of, jobs_of, megabytes
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -105,8 +106,6 @@ def refuse_elsewhere(options: argparse.Namespace) -> None:
 
 def served(options: argparse.Namespace) -> dict[str, Any]:
     """Fields of `ServeOptions`: material is this mode's alone."""
-    from spu_llm.app.cli import jobs_of, megabytes
-
     if options.mode != "mpc":
         refuse_elsewhere(options)
     kept = "pool" if options.mode == "mpc" else "tunings"
@@ -158,7 +157,6 @@ def generate(options: argparse.Namespace) -> None:
 
 def _prepare(options: argparse.Namespace) -> None:
     """Progress to stderr, what was made to stdout, the result to `--json`."""
-    from spu_llm.app.cli import megabytes
     from spu_llm.app.completing import encoded, prepare
     from spu_llm.app.material import material_table
     from spu_llm.app.output import check_json, write_json
@@ -184,7 +182,6 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 def _provider(options: argparse.Namespace) -> Provider:
-    from spu_llm.app.cli import address, identity_of, jobs_of
     from spu_llm.app.completing import Provider
     from spu_llm.service.client import Server
 

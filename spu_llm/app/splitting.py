@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from spu_llm.app import limiting, split_shares
 from spu_llm.app.defaults import PROMPT, SESSION_MINUTES, SESSIONS, shipped
+from spu_llm.app.options import add_identity_options, address, identity_of
+from spu_llm.app.serving import check_serving, run_provider
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -124,8 +126,6 @@ def add_command(commands: Any) -> None:
 
 
 def _common(parser: Any, modes: tuple[str, ...]) -> None:
-    from spu_llm.app.cli import add_identity_options
-
     parser.add_argument("--mode", required=True, choices=modes)
     parser.add_argument("--split", default="1,1", metavar="F,B",
                         help="blocks of the client's front and back (default: %(default)s)"
@@ -156,7 +156,6 @@ def split_of(options: argparse.Namespace) -> Split:
 
 def _serve(options: argparse.Namespace) -> None:
     from models.hf import load_config
-    from spu_llm.app.cli import address, check_serving, identity_of, run_provider
     from spu_llm.app.split_client import say_insecure
     from spu_llm.service.provider import ServeOptions
     from spu_llm.systems.program import SplitServed

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spu_llm.app.defaults import shipped
+from spu_llm.app.options import add_identity_options, address, identity_of
 from spu_llm.core.errors import InputError
 
 REFERENCE_TOKENS, SPARE_PLACES = 64, 8
@@ -18,8 +19,6 @@ REFERENCE_TOKENS, SPARE_PLACES = 64, 8
 
 def add_options(parser: Any) -> None:
     """What `dp generate` takes for it."""
-    from spu_llm.app.cli import add_identity_options
-
     parser.add_argument("--server", metavar="HOST:PORT",
                         help="the model is that provider's, who does not see the references; "
                         "--model is then where the tokenizer lies")  # fmt: skip
@@ -67,7 +66,6 @@ def spendable(options: argparse.Namespace) -> Any:
 def generate(options: argparse.Namespace) -> None:
     """The sessions of a corpus; progress and what is promised to stderr, the texts to `--out`."""
     from models.tokenizer import Tokenizer
-    from spu_llm.app.cli import address, identity_of
     from spu_llm.app.progress import Progress
     from spu_llm.app.screen import learned_lines
     from spu_llm.service.client import Server

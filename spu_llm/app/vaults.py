@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from spu_llm.app import obfuscating
 from spu_llm.app.defaults import PROMPT, shipped
+from spu_llm.app.options import address
 from spu_llm.app.output import check_json, mb, write_json
 from spu_llm.core.errors import InputError
 
@@ -89,7 +90,6 @@ def _common(parser: Any) -> None:
 
 
 def _place(options: argparse.Namespace, text: str, option: str, trust: Path | None) -> Place:
-    from spu_llm.app.cli import address
     from spu_llm.net import identity
     from spu_llm.service.vault.told import Place
 

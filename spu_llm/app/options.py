@@ -1,0 +1,101 @@
+"""Options that several commands have, and what they say."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from spu_llm.app import config
+from spu_llm.core.errors import InputError
+from spu_llm.core.parallel import MAX_JOBS, own_cores
+
+
+def add_folder(parser: Any, option: str, words: str, *, required: bool = False) -> None:
+    """An option that names a directory."""
+    parser.add_argument(option, type=Path, required=required, metavar="DIR", help=words)
+
+
+def add_session_options(parser: argparse.ArgumentParser) -> None:
+    """Of every command that runs between two parties."""
+    parser.add_argument("--network", choices=("local", "lan", "wan"), default="local",
+                        help="emulate a network (default: local, none)")  # fmt: skip
+    parser.add_argument(config.OPTION, type=Path, metavar="FILE",
+                        help="options from a TOML file, in a table named after the command")
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """`jobs_of` reads it."""
+    parser.add_argument("--jobs", type=int, metavar="N",
+                        help="cores that make material, if the other party gives as many "
+                        "(default: all, or with both parties here half of them each)")  # fmt: skip
+
+
+def jobs_of(options: argparse.Namespace, parties_here: int) -> int:
+    """InputError unless `--jobs` is a number of cores, or not given."""
+    if options.jobs is None:
+        return own_cores(parties_here)
+    if not 1 <= options.jobs <= MAX_JOBS:
+        raise InputError(f"--jobs must be 1 to {MAX_JOBS}, found {options.jobs}")
+    return int(options.jobs)
+
+
+def add_identity_options(parser: argparse.ArgumentParser) -> None:
+    """Who this party is, and whom it trusts."""
+    add_folder(
+        parser, "--identity", "this party's certificate and key, as spu-llm keygen makes them"
+    )
+    parser.add_argument("--trust", type=Path, metavar="FILE",
+                        help="certificates, in PEM form, of whom is let in: the other party's, or "
+                        "of authorities that sign such ones")  # fmt: skip
+    parser.add_argument("--insecure", action="store_true",
+                        help="plain sockets, no certificates: for one machine only")  # fmt: skip
+
+
+def address(text: str, option: str) -> tuple[str, int]:
+    """Host and port that an option names; InputError when it does not."""
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):  # an IPv6 address
+        host = host[1:-1]
+    try:
+        valid = bool(host.encode("idna")) and port.isascii() and port.isdigit()
+        valid = valid and len(port) <= 5
+    except UnicodeError:
+        valid = False
+    # Port 0 lets a listener take any free one.
+    if not valid or not (option != "--listen") <= int(port) <= 65535:
+        raise InputError(f"{option} must be HOST:PORT, found {text!r}")
+    return host, int(port)
+
+
+def identity_of(options: argparse.Namespace) -> Any:
+    """This party's certificate and whom it trusts, or None with `--insecure`."""
+    given = [option is not None for option in (options.identity, options.trust)]
+    if options.insecure:
+        if any(given):
+            raise InputError("--insecure uses no certificates; leave --identity and --trust out")
+        return None
+    if not all(given):
+        raise InputError(
+            "give --identity DIR, which spu-llm keygen makes, and --trust FILE, the other party's "
+            "certificate; or --insecure, for plain connections on a machine you trust"
+        )
+    from spu_llm.net import identity
+
+    return identity.load(options.identity, options.trust)
+
+
+def record(kind: Any, options: argparse.Namespace, **more: Any) -> Any:
+    """A dataclass of options, which have the names of its fields, but for those in `more`."""
+    known = vars(options) | more
+    return kind(**{field.name: known[field.name] for field in dataclasses.fields(kind)})
+
+
+def megabytes(options: argparse.Namespace, name: str) -> int | None:
+    """An option in bytes; InputError unless it is a size, or not given."""
+    found = getattr(options, name)
+    if found is not None and found < 1:
+        raise InputError(f"--{name.replace('_', '-')} must be 1 or more, in MB, found {found}")
+    return None if found is None else found * 10**6

@@ -1,0 +1,138 @@
+"""The command `serve`: a provider of completions; and how every provider is run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from spu_llm.app import limiting, marking, two_party_text
+from spu_llm.app.defaults import (
+    MAX_PREFIX_PAD,
+    MAX_SESSIONS,
+    PREFIX_PAD,
+    SESSION_MINUTES,
+    SESSIONS,
+)
+from spu_llm.app.options import (
+    add_folder,
+    add_identity_options,
+    add_jobs,
+    add_session_options,
+    address,
+    identity_of,
+    jobs_of,
+    megabytes,
+    record,
+)
+from spu_llm.app.output import one_line, unforeseen
+from spu_llm.core.errors import InputError, SpuLlmError
+
+
+def add_command(commands: Any) -> None:
+    serve = commands.add_parser("serve", help="provider: serve completions with a private model")
+    add_folder(serve, "--model", "private model directory", required=True)
+    serve.add_argument("--listen", required=True, metavar="HOST:PORT")
+    serve.add_argument("--system-prompt", type=Path, metavar="FILE",
+                       help="text before every prompt, which no client gets to know")
+    serve.add_argument("--prefix-pad", type=int, metavar="N",
+                       help="clients see its length rounded up to a multiple of that, in tokens "
+                       f"(default: {PREFIX_PAD})")
+    marking.add_provider_option(serve, "nothing else is served; ")
+    two_party_text.add_serve_options(serve)
+    serve.add_argument("--once", action="store_true", help="end after one session")
+    serve.add_argument("--sessions", type=int, default=SESSIONS, metavar="N",
+                       help="at a time, each with a worker process (default: %(default)s)")
+    serve.add_argument("--session-minutes", type=int, default=SESSION_MINUTES, metavar="N",
+                       help="end a session after that (default: %(default)s)")
+    limiting.add_options(serve)
+    serve.add_argument("--studies", action="store_true",
+                       help="also take part in measurements (bench, experiment)")  # fmt: skip
+    add_folder(serve, "--pool", "keep what is made ahead of time, for each client that does")
+    serve.add_argument("--disk", type=int, metavar="MB",
+                       help="keep no more than that in --pool, for all clients together")
+    serve.add_argument("--sampling-seed", type=int, help=argparse.SUPPRESS)
+    serve.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
+    serve.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
+    add_session_options(serve)
+    add_jobs(serve)
+    add_identity_options(serve)
+    serve.set_defaults(run=_serve)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from spu_llm.service.provider import ServeOptions
+
+    if options.sampling_seed is not None and not options.once:
+        raise InputError("--sampling-seed fixes the randomness of one session; add --once")
+    for name in ("disk", "client_disk"):
+        if getattr(options, name) is not None and options.pool is None:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} bounds what is kept in --pool; give both")
+    check_serving(options)
+    pad = PREFIX_PAD if options.prefix_pad is None else options.prefix_pad
+    if not 1 <= pad <= MAX_PREFIX_PAD:
+        raise InputError(f"--prefix-pad must be 1 to {MAX_PREFIX_PAD}, found {pad}")
+    if options.prefix_pad is not None and options.system_prompt is None:
+        raise InputError("--prefix-pad is of a --system-prompt; give both")
+    more = {
+        "prefix_pad": pad,
+        "spendable": two_party_text.spendable(options),
+        "system_prompt": _text_of(options.system_prompt, "--system-prompt"),
+        "disk_bytes": megabytes(options, "disk"),
+        "jobs": jobs_of(options, 1),
+        "identity": identity_of(options),
+        "split": None,
+        **limiting.of(options),
+    }
+    host, port = address(options.listen, "--listen")
+
+    run_provider(
+        record(ServeOptions, options, host=host, port=port, **more), "serving", options.report_fd
+    )
+
+
+def _text_of(path: Path | None, option: str) -> str:
+    """All of a file; InputError when it holds no text."""
+    if path is None:
+        return ""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+        raise InputError(f"cannot read {path}, of {option}: {reason}") from None
+    if not text:
+        raise InputError(f"{path}, of {option}, is empty")
+    return text
+
+
+def check_serving(options: argparse.Namespace) -> None:
+    """InputError unless sessions may be so many and so long."""
+    if options.session_minutes < 1:
+        raise InputError(f"--session-minutes must be 1 or more, found {options.session_minutes}")
+    if not 1 <= options.sessions <= MAX_SESSIONS:
+        raise InputError(f"--sessions must be 1 to {MAX_SESSIONS}, found {options.sessions}")
+
+
+def run_provider(options: Any, what: str, report_fd: int | None = None) -> None:
+    """Serve with these `ServeOptions`, and say where: `what` is done there."""
+    from spu_llm.service.launching import write_report
+    from spu_llm.service.provider import serve
+
+    def on_port(port: int) -> None:
+        print(f"{what} {options.model} on {options.host}:{port}", flush=True)
+        write_report(report_fd, port=port)
+
+    try:
+        serve(
+            options,
+            say=lambda line: print(f"spu-llm: {line}", file=sys.stderr, flush=True),
+            on_port=on_port,
+        )
+    except SpuLlmError as exc:
+        write_report(report_fd, error=one_line(str(exc)), exit_code=exc.exit_code)
+        raise
+    except Exception as exc:
+        write_report(report_fd, error=one_line(unforeseen(exc)), exit_code=1)
+        raise
