@@ -71,6 +71,10 @@ STUDIES = {
         "experiments.claims.watermark",
         "a watermark: how it is found, what it changes, edits, forgery, drafts",
     ),
+    "experiment watermark-drawing": (
+        "experiments.claims.watermark_drawing",
+        "a watermark: how its candidates are best drawn, at equal numbers of them",
+    ),
     "experiment split": (
         "experiments.claims.split_runs", "split models: a token by mode, beside all on shares"
     ),

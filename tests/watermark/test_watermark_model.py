@@ -22,7 +22,7 @@ from spu_llm.systems.watermark.detecting import detect
 from spu_llm.systems.watermark.embedding import Embedder
 from spu_llm.systems.watermark.history import History
 from spu_llm.systems.watermark.keys import KeyFile, Scheme, token_unit
-from spu_llm.systems.watermark.model_sampler import ModelSampler
+from spu_llm.systems.watermark.model_sampler import ModelSampler, spread_points
 from spu_llm.systems.watermark.race_marks import MarkedNoise, gumbel, race_text, scored, uniforms
 from spu_llm.systems.watermark.selecting import choose
 from spu_llm.systems.watermark.units import TokenUnits, WordUnits
@@ -61,10 +61,10 @@ def test_lanes_sample_what_the_model_says(
         sampler.sample(prompt, 1, 256)
 
 
-def test_spread_candidates_are_fair_and_differ_more(sampler: ModelSampler) -> None:
+def test_spread_candidates_are_fair_and_differ_more() -> None:
     """Points are uniform, lane by lane, and one in each of g parts. False alarm: 1e-6 a test."""
-    group = np.array([0, 0, 1, 0, 1, 0])
-    points = np.array([sampler._spread_points(group) for _ in range(1500)])
+    group, prg = np.array([0, 0, 1, 0, 1, 0]), Prg.from_seed(7, "points")
+    points = np.array([spread_points(prg, group) for _ in range(1500)])
     for lane in range(6):
         assert stats.kstest(points[:, lane], "uniform").pvalue > FALSE_ALARM
     first = np.sort(points[:, group == 0], axis=1)

@@ -103,7 +103,7 @@ class ModelSampler:
         """A token of each row of p [n, vocab]."""
         points = self._prg.uniform((len(p),))
         if self._spread:
-            points = self._spread_points(group)
+            points = spread_points(self._prg, group)
         cumulative = np.cumsum(p, axis=1)
         found = [
             np.searchsorted(row, point * row[-1], side="right")
@@ -111,20 +111,22 @@ class ModelSampler:
         ]
         return np.minimum(np.array(found), self.vocab - 1)
 
-    def _spread_points(self, group: np.ndarray) -> np.ndarray:
-        points = np.zeros(len(group))
-        for number in np.unique(group):
-            members = np.flatnonzero(group == number)
-            order = np.argsort(self._prg.words((len(members),)))
-            start = float(self._prg.uniform(()))
-            points[members[order]] = (start + np.arange(len(members))) / len(members)
-        return points
-
     def _cut(self, row: list[int]) -> Drawn:
         for i, token in enumerate(row):
             if token in self.ends:
                 return Drawn(tuple(row[:i]), True)
         return Drawn(tuple(row), False)
+
+
+def spread_points(prg: Prg, group: np.ndarray) -> np.ndarray:
+    """Points u0 + i/g of [0, 1), permuted, for the g members of each group [candidate]."""
+    points = np.zeros(len(group))
+    for number in np.unique(group):
+        members = np.flatnonzero(group == number)
+        order = np.argsort(prg.words((len(members),)))
+        start = float(prg.uniform(()))
+        points[members[order]] = (start + np.arange(len(members))) / len(members)
+    return points
 
 
 def _tokens(content: Content) -> list[int]:
