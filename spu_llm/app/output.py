@@ -1,4 +1,4 @@
-"""What commands write: `--json`, and sizes."""
+"""What commands write: `--json`, `--html`, and sizes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def mb(count: int) -> str:
     return f"{count / 1e6:.1f} MB"
 
 
-def check_json(path: Path | None) -> None:
+def check_json(path: Path | None, option: str = "--json") -> None:
     """InputError before anything is done whose result could not be written."""
     if path is None:
         return
     directory = path.resolve().parent
     if not directory.is_dir():
-        raise InputError(f"--json: {directory} is not a directory; make it first")
+        raise InputError(f"{option}: {directory} is not a directory; make it first")
     if path.is_dir():
-        raise InputError(f"--json: {path} is a directory; give a file name")
+        raise InputError(f"{option}: {path} is a directory; give a file name")
 
 
 def write_json(path: Path | None, result: Any) -> None:
@@ -63,3 +63,13 @@ def one_line(message: str) -> str:
 
 def unforeseen(exc: Exception) -> str:
     return f"{type(exc).__name__}: {exc}"
+
+
+def write_page(path: Path, text: str) -> None:
+    """To `--html`, whole or not at all."""
+    from spu_llm.offline.files import replace_whole
+
+    try:
+        replace_whole(path, text.encode("utf-8", "backslashreplace"))
+    except OSError as exc:
+        raise InputError(f"--html: cannot write {path}: {exc.strerror}; choose another") from None

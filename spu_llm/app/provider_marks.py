@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spu_llm.app.output import write_json
+from spu_llm.app.output import write_json, write_page
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,9 +18,15 @@ if TYPE_CHECKING:
     from spu_llm.systems.watermark.aligning import Found
     from spu_llm.systems.watermark.keys import KeyFile
     from spu_llm.systems.watermark.sessions import Session
-    from spu_llm.systems.watermark.units import Unit
 
 MAX_REFERENCES = 100_000
+_SHADES = (
+    "The darker a token, the surer that the session's noise drew it; underlined where that is "
+    "likelier than not."
+)
+_NO_SHADES = (
+    "Which tokens the noise drew is known of a marked text, with --draft-model: none are shaded."
+)
 
 
 def add_options(detect: argparse.ArgumentParser) -> None:
@@ -52,11 +58,14 @@ def check_unused(options: argparse.Namespace) -> None:
 def detect(
     options: argparse.Namespace, file: KeyFile, tokenizer: Tokenizer, text: str
 ) -> None:
-    """The verdict to stdout, all of it to `--json`. InputError for options of other keys, and for a
-    session that is not recorded.
+    """The verdict to stdout, all of it to `--json`, the text with its marks to `--html`. InputError
+    for options of other keys, and for a session that is not recorded.
     """
+    import numpy as np
+
     from spu_llm.app.progress import Progress
     from spu_llm.systems.watermark import aligning
+    from spu_llm.systems.watermark.page import Shaded, page_of
     from spu_llm.systems.watermark.sessions import recorded, sessions_path
     from spu_llm.systems.watermark.units import TokenUnits
 
@@ -73,16 +82,25 @@ def detect(
             file.key, sessions, tokens, laws, options.references,
             lambda done, of: progress.update(f"{done} of {of} sessions"),
         )  # fmt: skip
-        spans = []
+        surely, parts = np.zeros(len(units)), list[tuple[int, int]]()
         marked = found.log_p <= math.log(options.alpha)
         # Where a text begins and ends is vague while nothing is known of its drafts.
         if found.best is not None and marked and options.draft_model is not None:
             stream = file.key.session(found.best.nonce)
-            spans = _spans(units, aligning.drawn(stream, found.best.shape, tokens, laws))
+            surely = aligning.drawn(stream, found.best.shape, tokens, laws)
+            parts = _parts(surely)
     finally:
         progress.close()
-    print(said(found, options.alpha, spans), flush=True)
+    spans = [(units[first].start, units[last - 1].end) for first, last in parts]
+    heard = said(found, options.alpha, spans)
+    print(heard, flush=True)
     write_json(options.json, as_json(found, options.alpha, spans))
+    if options.html is not None:
+        shaded = [
+            Shaded(unit.start, unit.end, float(p)) for unit, p in zip(units, surely, strict=True)
+        ]
+        explained = _SHADES if parts else _NO_SHADES
+        write_page(options.html, page_of(text, heard, explained, shaded, parts))
 
 
 def said(found: Found, alpha: float, spans: Sequence[tuple[int, int]] = ()) -> str:
@@ -120,20 +138,17 @@ def as_json(
     }
 
 
-def _spans(units: Sequence[Unit], drawn: np.ndarray) -> list[tuple[int, int]]:
-    """Characters from the first to the last token of each run that is likelier drawn than not."""
-    found: list[tuple[int, int]] = []
-    for i, unit in enumerate(units):
-        if drawn[i] > 0.5:
-            goes_on = i > 0 and drawn[i - 1] > 0.5
-            start = found.pop()[0] if goes_on else unit.start
-            found.append((start, unit.end))
-    return found
+def _parts(drawn: np.ndarray) -> list[tuple[int, int]]:
+    """Runs of tokens that are likelier drawn than not: the first, and the one after the last."""
+    import numpy as np
+
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], drawn > 0.5, [False]])))
+    return [(int(first), int(last)) for first, last in edges.reshape(-1, 2)]
 
 
 def _check(options: argparse.Namespace) -> None:
-    if options.score is not None or options.join or options.html is not None:
-        raise InputError("--score, --join and --html are not for a provider's key; leave them out")
+    if options.score is not None or options.join:
+        raise InputError("--score and --join are not for a provider's key; leave them out")
     if not 0 < options.alpha < 1:
         raise InputError(f"--alpha must be between 0 and 1, found {options.alpha}")
     if not 0 <= options.references <= MAX_REFERENCES:

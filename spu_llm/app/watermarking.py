@@ -12,7 +12,7 @@ from typing import Any
 
 from spu_llm.app import provider_marks
 from spu_llm.app.defaults import PROMPT, shipped
-from spu_llm.app.output import check_json, write_json
+from spu_llm.app.output import check_json, write_json, write_page
 from spu_llm.core.errors import InputError
 
 NGRAM, CANDIDATES, CHUNK, NEW_TOKENS = 4, 16, 1, 128
@@ -338,6 +338,7 @@ def _detect(options: argparse.Namespace) -> None:
     from spu_llm.systems.watermark.page import page
 
     check_json(options.json)
+    check_json(options.html, "--html")
     files = [read_key(path) for path in options.key]
     text = _text(options.text)
     if any(file.scheme.method == "provider" for file in files):
@@ -364,7 +365,7 @@ def _detect(options: argparse.Namespace) -> None:
     sys.stdout.flush()
     write_json(options.json, as_json(verdict))
     if options.html is not None:
-        _write(options.html, page(text, verdict))
+        write_page(options.html, page(text, verdict))
 
 
 def _text(path: Path) -> str:
@@ -378,12 +379,3 @@ def _text(path: Path) -> str:
     if not text.strip():
         raise InputError(f"{path} is empty; there is nothing to find a mark in")
     return text
-
-
-def _write(path: Path, text: str) -> None:
-    from spu_llm.offline.files import replace_whole
-
-    try:
-        replace_whole(path, text.encode("utf-8", "backslashreplace"))
-    except OSError as exc:
-        raise InputError(f"--html: cannot write {path}: {exc.strerror}; choose another") from None

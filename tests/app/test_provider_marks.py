@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -83,14 +85,22 @@ def test_from_a_key_to_a_verdict(
     other = ran(capsys, *detect, "--session", nonces[0].hex(), "--json", told)
     assert other.startswith("no mark found") and "session " not in other
     assert json.loads(told.read_text())["session"] is None
-    alone = ran(capsys, *detect, "--session", nonces[1].hex(), "--draft-model", pair.public)
+    page = tmp_path / "page.html"
+    alone = ran(
+        capsys, *detect, "--session", nonces[1].hex(), "--draft-model", pair.public, "--html", page
+    )
     assert alone.startswith("marked") and "of 1 sessions" in alone
     (span,) = (line for line in alone.splitlines() if "characters" in line)
     start, end = (int(word) for word in span.split() if word.isdigit())
     assert start < 5 and end > 45
+    (shown,) = re.findall(r"<pre>(.*)</pre>", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert html.unescape(re.sub(r"<[^>]*>", "", shown)) == text.read_text(encoding="utf-8")
+    assert shown.count("<u>") == 1 and shown.count("<span") > 40
+    ran(capsys, *detect, "--session", nonces[0].hex(), "--html", page)
+    assert "no mark found" in page.read_text() and "<span" not in page.read_text()
     for options, words in (
         (["--session", "00"], "has no '00'"), (["--score", "sum"], "not for a provider's key"),
-        (["--html", tmp_path / "page"], "not for a provider's key"), (["--alpha", "1"], "--alpha"),
+        (["--html", tmp_path], "is a directory"), (["--alpha", "1"], "--alpha"),
         (["--references", "-1"], "--references must be"),
         (["--draft-model", shipped("public")], "another tokenizer"),
         (["--key", key], "alone"),

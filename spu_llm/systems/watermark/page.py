@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from spu_llm.systems.watermark.detecting import Marked, OfKey, Verdict, as_p
 
@@ -16,6 +18,14 @@ pre { white-space: pre-wrap; font: 15px/1.7 monospace; }
 u { text-decoration: underline 2px #b00; text-underline-offset: 4px; }
 small { color: #555; }
 """
+
+
+class Shaded(NamedTuple):
+    """Characters of the text, and from 0 to 1 how dark they are."""
+
+    start: int
+    end: int
+    strength: float
 
 
 def page(text: str, verdict: Verdict) -> str:
@@ -29,8 +39,27 @@ def page(text: str, verdict: Verdict) -> str:
         head = f"key {number}: " if len(verdict.keys) > 1 else ""
         parts.append(
             f"<h2>{head}p = {as_p(one.log_p)}, {one.scored} n-grams</h2>"
-            f"<p><small>{_of_spans(one)}</small></p><pre>{_highlighted(text, one)}</pre>"
+            f"<p><small>{_of_spans(one)}</small></p><pre>{_of_key(text, one)}</pre>"
         )
+    return _document(parts)
+
+
+def page_of(
+    text: str, said: str, explained: str, units: Iterable[Shaded],
+    parts: Sequence[tuple[int, int]],
+) -> str:  # fmt: skip
+    """The same of lines that say what was found, the first a heading, and of shaded units; parts:
+    the first unit and the one after the last.
+    """
+    head, *more = map(html.escape, said.splitlines())
+    lines = "".join(f"<p>{line}</p>" for line in more)
+    shown = _highlighted(text, units, parts)
+    return _document([
+        f"<h1>{head}</h1>{lines}<p><small>{html.escape(explained)}</small></p><pre>{shown}</pre>"
+    ])  # fmt: skip
+
+
+def _document(parts: Sequence[str]) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Watermark</title>'
         f"<style>{_STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
@@ -47,25 +76,35 @@ def _of_spans(one: OfKey) -> str:
     return f"Underlined, corrected for how many parts were looked at: {told}."
 
 
-def _highlighted(text: str, one: OfKey) -> str:
+def _of_key(text: str, one: OfKey) -> str:
+    units = [Shaded(mark.start, mark.end, _strength(mark)) for mark in one.units]
+    return _highlighted(text, units, [(span.first, span.last) for span in one.spans])
+
+
+def _strength(mark: Marked) -> float:
+    return 0.0 if mark.uniform is None else min(1.0, -math.log1p(-mark.uniform) / _MOST)
+
+
+def _highlighted(
+    text: str, units: Iterable[Shaded], parts: Sequence[tuple[int, int]]
+) -> str:
     found, at = [], 0
-    opening = {span.first for span in one.spans}
-    closing = {span.last - 1 for span in one.spans}
-    for number, mark in enumerate(one.units):
-        start, end = max(mark.start, at), max(mark.end, at)
+    opening = {first for first, _ in parts}
+    closing = {last - 1 for _, last in parts}
+    for number, unit in enumerate(units):
+        start, end = max(unit.start, at), max(unit.end, at)
         found.append(html.escape(text[at:start]))
         if number in opening:
             found.append("<u>")
-        found.append(_unit(text[start:end], mark))
+        found.append(_unit(text[start:end], unit.strength))
         if number in closing:
             found.append("</u>")
         at = end
     return "".join([*found, html.escape(text[at:])])
 
 
-def _unit(text: str, mark: Marked) -> str:
-    if not text or mark.uniform is None:
+def _unit(text: str, strength: float) -> str:
+    if not text or not strength:
         return html.escape(text)
-    strength = min(1.0, -math.log1p(-mark.uniform) / _MOST)
     colour = f"rgba(255,140,0,{strength:.2f})"
     return f'<span style="background:{colour}">{html.escape(text)}</span>'
