@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from spu_llm.app.defaults import shipped
-from spu_llm.app.output import check_json, write_json
+from spu_llm.app.output import check_output, write_json
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _of_split(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run(options: argparse.Namespace) -> None:
-    check_json(options.json)
+    check_output(options.json)
     place = place_of(options.name, options.mode)
     if not 2 <= options.prompts <= MAX_PROMPTS:
         raise InputError(f"--prompts must be 2 to {MAX_PROMPTS}, found {options.prompts}")

@@ -29,7 +29,7 @@ from spu_llm.app.options import (
     megabytes,
     record,
 )
-from spu_llm.app.output import check_json, one_line, unforeseen, write_json
+from spu_llm.app.output import check_output, one_line, unforeseen, write_json
 from spu_llm.core.errors import InputError, SpuLlmError
 
 
@@ -246,7 +246,7 @@ def _complete(options: argparse.Namespace) -> None:
 
     provider = _provider(options)
     _settle_draft_length(options)
-    check_json(options.json)
+    check_output(options.json)
     directory = options.draft_model or shipped("public")
     with (
         marking.opened(options, directory) as marked,
@@ -283,7 +283,7 @@ def _prepare(options: argparse.Namespace) -> None:
     from spu_llm.systems.decoding.records import PrepareRequest
 
     provider = _provider(options)
-    check_json(options.json)
+    check_output(options.json)
     disk_bytes = megabytes(options, "disk")
     directory = options.draft_model or shipped("public")
     _settle_draft_length(options)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spu_llm.app.options import address
-from spu_llm.app.output import check_json, write_json
+from spu_llm.app.output import check_output, write_json
 from spu_llm.core.errors import InputError, SpuLlmError
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
@@ -56,7 +56,7 @@ class Unwell(SpuLlmError):
 
 
 def _run(options: argparse.Namespace) -> None:
-    check_json(options.json)
+    check_output(options.json)
     if (options.identity is None) != (options.trust is None):
         raise InputError("--identity and --trust go together")
     found = []

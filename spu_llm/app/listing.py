@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from spu_llm.app.output import check_json, write_json
+from spu_llm.app.output import check_output, write_json
 from spu_llm.core.errors import InputError
 
 
@@ -27,7 +27,7 @@ def _list(options: argparse.Namespace) -> None:
     from spu_llm.offline.peer_directories import party_directories
     from spu_llm.offline.stock import stocks
 
-    check_json(options.json)
+    check_output(options.json)
     directory = options.directory
     if not party_directories(directory):
         what = "holds no pool" if directory.is_dir() else "is not a directory"

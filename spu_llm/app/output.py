@@ -16,7 +16,7 @@ def mb(count: int) -> str:
     return f"{count / 1e6:.1f} MB"
 
 
-def check_json(path: Path | None, option: str = "--json") -> None:
+def check_output(path: Path | None, option: str = "--json") -> None:
     """InputError before anything is done whose result could not be written."""
     if path is None:
         return

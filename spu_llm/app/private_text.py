@@ -9,7 +9,7 @@ from typing import Any
 
 from spu_llm.app import two_party_text
 from spu_llm.app.defaults import shipped
-from spu_llm.app.output import check_json, write_json
+from spu_llm.app.output import check_output, write_json
 from spu_llm.core.errors import InputError
 
 DELTA, BATCH, NEW_TOKENS, TOP_K = 1e-6, 8, 64, 50
@@ -164,7 +164,7 @@ def _account(options: argparse.Namespace) -> None:
     from spu_llm.systems.dp_text.accounting import loose_epsilon_of
     from spu_llm.systems.dp_text.parameters import Parameters, check_budget
 
-    check_json(options.json)
+    check_output(options.json)
     if options.runs < 1:
         raise InputError(f"--runs must be 1 or more, found {options.runs}")
     tokens = options.runs * options.max_new_tokens

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from spu_llm.app import splitting
 from spu_llm.app.defaults import shipped
 from spu_llm.app.options import address, identity_of
-from spu_llm.app.output import check_json, mb, write_json
+from spu_llm.app.output import check_output, mb, write_json
 from spu_llm.app.screen import Screen, Stages, learned_lines
 from spu_llm.core.errors import InputError
 from spu_llm.net.relay import Relay
@@ -70,7 +70,7 @@ def generate(options: argparse.Namespace) -> None:
     from spu_llm.service.client import run_as_client
     from spu_llm.systems.split.records import GENERATE, GenerateInputs, GenerateRequest
 
-    check_json(options.json)
+    check_output(options.json)
     server = _server(options)
     _check_sampling(options)
     directory, config, params = _model(options)

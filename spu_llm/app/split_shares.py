@@ -122,7 +122,7 @@ def generate(options: argparse.Namespace) -> None:
     """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
     from spu_llm.app.completing import GenerateOptions, encoded
     from spu_llm.app.completing import generate as complete
-    from spu_llm.app.output import check_json, write_json
+    from spu_llm.app.output import check_output, write_json
     from spu_llm.app.screen import Screen
     from spu_llm.systems.decoding.request import check_sampling
     from spu_llm.systems.split.secure_records import (
@@ -136,7 +136,7 @@ def generate(options: argparse.Namespace) -> None:
             raise InputError(f"--{name.replace('_', '-')} is of --mode noir; leave it out")
     provider, model = _provider(options), options.model or shipped("private")
     drafts = _draft_length(options)
-    check_json(options.json)
+    check_output(options.json)
     with closing(Screen(options.prompt)) as screen:
         directory = (options.draft_model or shipped("public")) if drafts else model
         _, prompt = encoded("", options.prompt, directory)
@@ -159,13 +159,13 @@ def _prepare(options: argparse.Namespace) -> None:
     """Progress to stderr, what was made to stdout, the result to `--json`."""
     from spu_llm.app.completing import encoded, prepare
     from spu_llm.app.material import material_table
-    from spu_llm.app.output import check_json, write_json
+    from spu_llm.app.output import check_output, write_json
     from spu_llm.app.screen import Stages
     from spu_llm.systems.split.secure_records import SPLIT_PREPARATION, MiddlePrepareRequest
 
     provider, model = _provider(options), options.model or shipped("private")
     drafts, new, tokens = _draft_length(options), options.max_new_tokens, options.prompt_tokens
-    check_json(options.json)
+    check_output(options.json)
     disk_bytes = megabytes(options, "disk")
     directory = (options.draft_model or shipped("public")) if drafts else model
     if tokens is None:

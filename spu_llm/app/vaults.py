@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from spu_llm.app import obfuscating
 from spu_llm.app.defaults import PROMPT, shipped
 from spu_llm.app.options import address
-from spu_llm.app.output import check_json, mb, write_json
+from spu_llm.app.output import check_output, mb, write_json
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _generate(options: argparse.Namespace) -> None:
     from spu_llm.service.vault.user import Wish, generate
     from spu_llm.systems.confidential.learned import learned
 
-    check_json(options.json)
+    check_output(options.json)
     place = _place(options, options.vault, "--vault", options.trust)
     tokenizer = Tokenizer.load(options.tokenizer or shipped("public"))
     progress = Progress()

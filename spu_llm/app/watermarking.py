@@ -12,7 +12,7 @@ from typing import Any
 
 from spu_llm.app import provider_marks
 from spu_llm.app.defaults import PROMPT, shipped
-from spu_llm.app.output import check_json, write_json, write_page
+from spu_llm.app.output import check_output, write_json, write_page
 from spu_llm.core.errors import InputError
 
 NGRAM, CANDIDATES, CHUNK, NEW_TOKENS = 4, 16, 1, 128
@@ -169,7 +169,7 @@ def _embed(options: argparse.Namespace) -> None:
     from spu_llm.systems.watermark.history import History, HistoryFile, history_path
     from spu_llm.systems.watermark.keys import read_keys
 
-    check_json(options.json)
+    check_output(options.json)
     if options.max_new_tokens < 1:
         raise InputError(f"--max-new-tokens must be 1 or more, found {options.max_new_tokens}")
     if options.candidates < 0:
@@ -337,8 +337,8 @@ def _detect(options: argparse.Namespace) -> None:
     from spu_llm.systems.watermark.keys import read_key
     from spu_llm.systems.watermark.page import page
 
-    check_json(options.json)
-    check_json(options.html, "--html")
+    check_output(options.json)
+    check_output(options.html, "--html")
     files = [read_key(path) for path in options.key]
     text = _text(options.text)
     if any(file.scheme.method == "provider" for file in files):
