@@ -29,6 +29,7 @@ from experiments.claims import (
     shipped,
     split_runs,
     transcript,
+    watermark_drawing,
     watermark_report,
     watermark_runs,
 )
@@ -195,6 +196,10 @@ TABLES: dict[str, Tables] = {
     "split_attacks": Tables(attack_tables.SPLIT_NAMES, attack_tables.in_results, seconds=False),
     "split_runs": Tables(("split_runs",), split_runs.in_results),
     "watermark": single("watermark", watermark_report.in_results, seconds=False),
+    **{
+        name: printed(name, watermark_drawing.table, seconds=False)
+        for name in ("watermark_drawing", "watermark_drawing_1")
+    },
     "watermark_runs": Tables(("watermark_runs",), watermark_runs.in_results),
     "attacks": Tables(attack_tables.NAMES, attack_tables.in_results, seconds=False),
 }

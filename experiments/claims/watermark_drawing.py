@@ -38,7 +38,7 @@ from spu_llm.systems.watermark.sampler import Drawn
 from spu_llm.systems.watermark.selecting import Chooser
 
 TOKENS, LENGTHS = 100, (25, 100)
-SPREAD, FITTED_M, FITTED_K = "spread", "fitted m", "fitted k"
+INDEPENDENT, SPREAD, FITTED_M, FITTED_K = "independent", "spread", "fitted m", "fitted k"
 
 Row = dict[str, Any]
 
@@ -66,7 +66,7 @@ class Way:
 
 
 def _plain(m: int, k: int = 1) -> Way:
-    return Way("independent", m, k)
+    return Way(INDEPENDENT, m, k)
 
 
 WAYS = (
@@ -236,19 +236,16 @@ def table(result: Row) -> str:
     heads = [
         "candidates", "temperature", "tokens asked for, a token", "tokens a chunk",
         "distinct a chunk", "AUC, % at 25 tokens", "at 100", "pAUC, %, at 100",
-        "mean -log10 p at 100", "more than independent ones", "nats above entropy, in bits a token",
+        "mean -log10 p at 100", "more than as many independent ones",
+        "nats above entropy, in bits a token",
     ]  # fmt: skip
     lines = []
     for row in result["rows"]:
         own, way = unpacked(row["scores"]), way_of(row)
-        plain = next(
-            (other for other in result["rows"]
-             if other["temperature"] == row["temperature"]
-             and way_of(other) == _plain(way.m, way.k)), None,
-        )  # fmt: skip
+        plain = _independent(result, row)
         more = "–"
-        if plain is not None and plain is not row:
-            more = _interval(metrics.mean(own - unpacked(plain["scores"])), "+.2f")
+        if plain is not None and way.name != INDEPENDENT:
+            more = _interval(metrics.mean(own - plain), "+.2f")
         lengths = list(row["by_length"].values())
         lines.append([
             way.title, f"{row['temperature']:g}", f"{row['asked'][0]:.1f}",
@@ -258,6 +255,24 @@ def table(result: Row) -> str:
             _interval(row["excess_bits"], "+.3f"),
         ])  # fmt: skip
     return "\n".join(report.table(heads, lines))
+
+
+def _independent(result: Row, row: Row) -> np.ndarray | None:
+    """-log10 p [text] of independent candidates of as many tokens each that ask for as many in all:
+    between those of two numbers m by the logarithm, or those of the nearest.
+    """
+    plain = {
+        other["m"]: unpacked(other["scores"]) for other in result["rows"]
+        if other["temperature"] == row["temperature"] and other["k"] == row["k"]
+        and other["name"] == INDEPENDENT
+    }  # fmt: skip
+    if not plain:
+        return None
+    sizes = sorted(plain)
+    at = np.interp(np.log(row["asked"][0]), np.log(sizes), np.arange(len(sizes)))
+    low, high = sizes[int(np.floor(at))], sizes[int(np.ceil(at))]
+    share = at - np.floor(at)
+    return np.asarray((1 - share) * plain[low] + share * plain[high])
 
 
 def _interval(found: metrics.Interval, form: str, times: float = 1.0) -> str:

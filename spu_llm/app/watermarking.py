@@ -87,7 +87,8 @@ def _add_embed(parts: Any) -> None:
                        help="tokens of a candidate (default: %(default)s)")  # fmt: skip
     embed.add_argument("--spread", action="store_true",
                        help="candidates of a model run here share their draws, so that fewer are "
-                       "alike")  # fmt: skip
+                       "alike: a stronger mark with --chunk 1, the same law of texts"
+                       )  # fmt: skip
     embed.add_argument("--temperature", type=float, default=1.0, metavar="T",
                        help="of a model run here or an endpoint (default: %(default)s)"
                        )  # fmt: skip

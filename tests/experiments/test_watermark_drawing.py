@@ -89,7 +89,7 @@ def test_the_command_goes_on_with_what_is_there(
             raise InputError("enough")
         one = [float(len(made)), 0.0, 9.0]
         return {
-            "temperature": temperature, **vars(way), "texts": 4, "asked": one,
+            "temperature": temperature, **vars(way), "texts": 4, "asked": [3.0, 3.0, 3.0],
             "tokens_a_chunk": one, "distinct_a_chunk": one, "bits": one, "excess_bits": one,
             "by_length": {"20": {"auc": one, "pauc": one}}, "scores": f"{len(made)} {len(made)}",
         }  # fmt: skip
@@ -109,3 +109,16 @@ def test_the_command_goes_on_with_what_is_there(
     assert [row["name"] for row in found["rows"]] == ["independent", "spread"]
     (line,) = (line for line in table(found).splitlines() if line.startswith("| spread"))
     assert "+2.00 (+2.00 to +2.00)" in line  # 3 less 1
+
+
+def test_as_many_independent_ones() -> None:
+    """Between 4 and 16 tokens asked for, 8 are half the way."""
+    rows = [
+        {"temperature": 1.0, "name": name, "m": m, "k": 1, "asked": [asked], "scores": scores}
+        for name, m, asked, scores in (
+            ("independent", 4, 4.0, "1 2"), ("independent", 16, 16.0, "3 8"),
+            (FITTED_M, 8, 8.0, "9 9"), (FITTED_M, 8, 40.0, "9 9"),
+        )
+    ]  # fmt: skip
+    found = [watermark_drawing._independent({"rows": rows}, row) for row in rows]
+    np.testing.assert_allclose(np.array(found), [[1, 2], [3, 8], [2, 5], [3, 8]])
