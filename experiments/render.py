@@ -9,6 +9,7 @@ Nothing is measured; takes about a minute. Run it after a change of a notebook o
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -231,6 +232,8 @@ def _filled(text: str) -> str:
 def main() -> None:
     import nbformat
 
+    if len(sys.argv) > 1:
+        sys.exit(f"experiments.render takes no arguments, found {sys.argv[1]}")
     data, name = main_study()
     headline.plot_traffic(data, TRAFFIC, timed=saved.timed(name))
     README.write_text(with_headline(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -67,9 +67,9 @@ class Marking:
 def add_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watermark", type=Path, action="append", default=[], metavar="KEYFILE",
                         help="mark the text under a key of watermark keygen (with --candidates; "
-                        "may be given again: T keys mark one inside the other, with M^T "
-                        "candidates) or watermark keygen --race (with --verify race), which "
-                        "watermark detect then finds; KEYFILE.history keeps what was used of it"
+                        "may be given again: two keys choose one inside the other, among 4, 9 or "
+                        "16) or watermark keygen --race (with --verify race), which watermark "
+                        "detect then finds; KEYFILE.history keeps what was used of it"
                         )  # fmt: skip
 
 
@@ -77,8 +77,8 @@ def add_candidates(parser: argparse.ArgumentParser) -> None:
     """Also of a completion to come."""
     parser.add_argument("--candidates", type=int, default=1, metavar="M",
                         help="a step verifies 2 to 16 continuations, each with drafts of its own, "
-                        "of which the key of --watermark chooses one; you see all M, the provider "
-                        "learns M, not which")  # fmt: skip
+                        "of which the key of --watermark chooses one (M of all keys together); you "
+                        "see all M, the provider learns M, not which")  # fmt: skip
 
 
 @contextmanager
@@ -93,6 +93,7 @@ def opened(options: argparse.Namespace, directory: Path) -> Iterator[Marking | N
         return
     from models.tokenizer import Tokenizer
     from spu_llm.app.watermarking import check_tokenizer
+    from spu_llm.systems.decoding.request import MAX_CANDIDATES
     from spu_llm.systems.watermark.history import HistoryFile, history_path
     from spu_llm.systems.watermark.keys import read_keys
     from spu_llm.systems.watermark.selecting import group_of
@@ -120,7 +121,7 @@ def opened(options: argparse.Namespace, directory: Path) -> Iterator[Marking | N
             "spu-llm watermark keygen --race --tokenizer DIR"
         )
     elif several:
-        group_of(options.candidates, len(keys))
+        group_of(options.candidates, len(keys), MAX_CANDIDATES)
     check_tokenizer(scheme, Tokenizer.load(directory), directory, "--draft-model")
     with ExitStack() as kept:
         histories = tuple(

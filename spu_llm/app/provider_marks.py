@@ -99,7 +99,7 @@ def detect(
         shaded = [
             Shaded(unit.start, unit.end, float(p)) for unit, p in zip(units, surely, strict=True)
         ]
-        explained = _SHADES if parts else _NO_SHADES
+        explained = _SHADES if surely.any() else _NO_SHADES
         write_page(options.html, page_of(text, heard, explained, shaded, parts))
 
 

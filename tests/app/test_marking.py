@@ -108,7 +108,9 @@ def test_what_is_refused(
 @pytest.mark.parametrize(
     ("kinds", "candidates", "words"),
     [
-        (("a", "b"), 3, ["2 keys", "(4, 9, 16, ...)", "found 3"]),
+        (("a", "b"), 3, ["2 keys", "among 4 or 9 or 16", "found 3"]),
+        (("a", "b"), 25, ["among 4 or 9 or 16", "found 25"]),
+        (("a", "b", "c", "d", "e"), 16, ["5 keys have no choice among 16"]),
         (("a", "a"), 4, ["several different ones"]),
         (("a", "other"), 4, ["the same options"]),
         (("race", "more"), 1, ["of a race", "give one"]),
@@ -119,7 +121,9 @@ def test_several_keys_that_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     own = Tokenizer.load(pair.public).digest
-    schemes = {"a": Scheme(), "b": Scheme(), "other": Scheme(3), "race": RACE, "more": RACE}
+    schemes = {kind: Scheme() for kind in "abcde"} | {
+        "other": Scheme(3), "race": RACE, "more": RACE,
+    }  # fmt: skip
     given = []
     for kind in kinds:
         given += ["--watermark", str(tmp_path / kind)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from protocols.verification.distribution import Sampling
 from protocols.verification.marked import Marked
 from spu_llm.app import cli
 from spu_llm.app.defaults import shipped
+from spu_llm.systems.watermark import aligning
+from spu_llm.systems.watermark.aligning import Law
 from spu_llm.systems.watermark.keys import Key, Scheme, read_key, write_key
 from spu_llm.systems.watermark.sessions import (
     NONCE_BYTES,
@@ -167,13 +170,17 @@ def test_a_provider_finds_what_its_clients_wrote(start: Start, pair: Pair, tmp_p
     said = file.read_text() + client.stdout + client.stderr + server.stdout + server.stderr
     for secret in (key_of(0).secret, key_of(0).of_session(one.nonce)):
         assert secret.hex() not in said and str(secret) not in said
-    # The tokens of the text: what it decodes to may be tokenized otherwise.
+    # By its tokens: what they decode to is tokenized otherwise where it is no UTF-8.
+    tokens = result["token_ids"]
+    found = aligning.detect(key_of(0), [one], tokens, Law.unknown(len(tokens)))
+    assert len(tokens) == 30 and found.log_p < math.log(1e-6)
     (text := tmp_path / "text").write_text(result["text"], encoding="utf-8")
     told = tmp_path / "found.json"
     detect = start("watermark", "detect", str(text), "--key", str(key), "--tokenizer",
                    str(pair.private), "--draft-model", str(pair.public), "--json", str(told)
                    )  # fmt: skip
-    assert detect.wait(RUN_S) == 0 and detect.stdout.startswith("marked"), detect.stdout
+    assert detect.wait(RUN_S) == 0 and "of 1 sessions" in detect.stdout, detect.stderr
+    assert json.loads(told.read_text())["tokens"] >= 25
     # A demo has a key of its own.
     demo = start(*pair.demo, "--verify", "marked", "--max-new-tokens", "2")
     assert demo.wait(RUN_S) == 0, demo.stderr

@@ -19,6 +19,7 @@ from models.family import logits as whole_logits
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.race import Race
+from spu_llm.app.defaults import shipped
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
@@ -27,7 +28,7 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding import completion, request
-from spu_llm.systems.decoding.candidates import Candidates
+from spu_llm.systems.decoding.candidates import Candidates, usual_tokens
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, generate
 from spu_llm.systems.decoding.marked import USED
@@ -41,9 +42,10 @@ from spu_llm.systems.watermark.detecting import marks_of
 from spu_llm.systems.watermark.detecting import uniforms as numbers_of
 from spu_llm.systems.watermark.history import History, packed, unpacked
 from spu_llm.systems.watermark.keys import KeyFile, Scheme, token_unit
+from spu_llm.systems.watermark.sampler import Drawn
 from spu_llm.systems.watermark.scores import log_p
 from spu_llm.systems.watermark.selecting import Chooser, group_of
-from spu_llm.systems.watermark.units import TokenUnits, Unit, grams
+from spu_llm.systems.watermark.units import TokenUnits, Unit, grams, units_of
 from tests.app.conftest import Pair
 from tests.models.watching import Watched
 from tests.tiny import PRIVATE, PUBLIC, endless, tiny_params
@@ -71,10 +73,10 @@ def candidates_of(
 ) -> Candidates:  # fmt: skip
     chooser = Chooser(
         tuple(map(key_of, numbers)), SCHEME, TokenUnits(),
-        group_of(plan.request.candidates, len(numbers)), tuple(History() for _ in numbers),
+        group_of(plan.request.candidates, len(numbers), 16), tuple(History() for _ in numbers),
         Prg.from_seed(8, "choice"),
     )  # fmt: skip
-    return Candidates(chooser, frozenset(), streams(), used)
+    return Candidates(chooser, frozenset(), streams(), range(40, 90), used)
 
 
 def drafter_of(plan: Completion) -> Drafter | None:
@@ -307,7 +309,7 @@ def written(
             Chooser(
                 keys, Scheme(2), TokenUnits(), 3 if len(keys) == 1 else 2, tuple(histories),
                 own.sampling.child("choice"),
-            ), letters.eos_ids, own,
+            ), letters.eos_ids, own, range(3),
         ),
     )  # fmt: skip
     side.propose(0)
@@ -361,6 +363,27 @@ def test_texts_of_a_key_have_the_law_together(kept: bool) -> None:
         history = History(kept)
         drawn.append(tuple(written(number, turn, 2, 1, [history]) for turn in range(2)))
     assert (p_value(drawn, both) > FALSE_ALARM) == kept
+
+
+def test_a_rehearsal_chooses_as_much_as_a_text_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of words, too: about as many as tokens, new ones in every candidate, and no history of it."""
+    tokenizer, heard = Tokenizer.load(shipped("public")), []
+    units, whole = units_of("words", tokenizer), Chooser.chosen
+
+    def chosen(chooser: Chooser, drawn: Sequence[Drawn], before: Any) -> Any:
+        heard.append((drawn, before))
+        return whole(chooser, drawn, before)
+
+    monkeypatch.setattr(Chooser, "chosen", chosen)
+    history = History()
+    chooser = Chooser((key_of(1),), Scheme(units="words"), units, 4, (history,), streams().sampling)
+    branching = Candidates(chooser, tokenizer.eos_ids, streams(), usual_tokens(tokenizer))
+    branching.rehearse(3, 200)
+    ((drawn, before),) = heard
+    assert len(before) == 196 == len(units.of(before)) and len(set(before)) > 100
+    assert [len(units.of(one.content)) for one in drawn] == [4] * 4
+    assert len({token for one in drawn for token in one.content}) == 16
+    assert len(history) == 0
 
 
 # ---- between two parties
@@ -451,7 +474,7 @@ def test_seeds_are_told_before_their_text(pair: Pair) -> None:
     race, elsewhere = Mark(secrets[:1], 3, [""]), "candidates where a key chooses"
     for wrong, of, words in (
         (asked(12, 2, 1), mark, elsewhere), (plan, race, elsewhere), (plan, None, elsewhere),
-        (asked(12, 2, 3), mark, r"2 keys .* \(4, 9, 16, ...\), found 3"),
+        (asked(12, 2, 3), mark, "2 keys .* among 4 or 9 or 16 candidates, found 3"),
     ):  # fmt: skip
         given = ClientInputs(list(PROMPT), str(pair.public), mark=of)
         with pytest.raises(InputError, match=words):

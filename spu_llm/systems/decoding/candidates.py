@@ -14,9 +14,9 @@ A chunk is what one step gives, however many tokens that are, and the text has t
    randomness, are together one text of the model's law. Where the text ends, or has its length,
    follows from the tokens.
 2. Given the text, the candidates of a step are independent and of one law, and the choice keeps it
-   (Theorem 4.1; so do winners of one key, among which the next one chooses), since it is made by
-   numbers that nothing before depends on: the history has the seeds of all candidates of the steps
-   before, not of the winners alone.
+   (Theorem 4.1), since it is made by numbers that nothing before depends on: the history has the
+   seeds of all candidates of the steps before, not of the winners alone. Winners under one key have
+   that law each, and the next key, which chooses among them, knows nothing of the first.
 
 Everything is drawn afresh in every step. A race that took the noise of a place again, as it does
 without candidates, would bring tokens of candidates back that lost, whose seeds mark no more.
@@ -24,12 +24,15 @@ without candidates, would bring tokens of candidates back that lost, whose seeds
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.history import History, packed
@@ -93,13 +96,15 @@ class Single:
 @dataclass
 class Candidates:
     """As many as the chooser chooses among. own: streams that theirs are children of. ends: tokens
-    that end the text. on_used gets the names of seeds (`history.packed`) that have scored a
-    candidate, losers' too, of every key, before anybody gets the winner's tokens.
+    that end the text. usual: tokens of a rehearsal's text (`usual_tokens`). on_used gets the names
+    of seeds (`history.packed`) that have scored a candidate, losers' too, of every key, before
+    anybody gets the winner's tokens.
     """
 
     chooser: Chooser
     ends: frozenset[int]
     own: Streams
+    usual: Sequence[int]
     on_used: Callable[[Sequence[bytes]], None] = lambda names: None
 
     def __post_init__(self) -> None:
@@ -124,13 +129,28 @@ class Candidates:
         return drawn.index(winner)
 
     def rehearse(self, drafts: int, limit: int) -> None:
-        # A longer text, and candidates that differ, take longer.
-        text = (0,) * max(0, limit - drafts - 1)
-        made = [Drawn((i,) * (drafts + 1), False) for i in range(self.count)]
+        # A longer text, of more units, and candidates that differ take longer.
+        tokens = itertools.cycle(self.usual)
+        text = tuple(itertools.islice(tokens, max(0, limit - drafts - 1)))
+        made = [
+            Drawn(tuple(itertools.islice(tokens, drafts + 1)), False) for _ in range(self.count)
+        ]
         fresh = tuple(History() for _ in self.chooser.keys)
-        replace(self.chooser, histories=fresh, prg=Prg.from_os()).chosen(made, text)
+        alike = replace(self.chooser, histories=fresh, prg=Prg.from_os())
+        for names in alike.chosen(made, text).used:
+            packed(names)
 
     def _drawn(self, tokens: Sequence[int], room: int) -> Drawn:
         """What the text gets of a continuation."""
         length = next((i for i, token in enumerate(tokens) if token in self.ends), len(tokens))
         return Drawn(tuple(tokens[: min(length, room)]), length < min(len(tokens), room))
+
+
+_USUAL = 500  # tokens, more than a text's n-grams come again in
+
+
+def usual_tokens(tokenizer: Tokenizer) -> list[int]:
+    """Tokens that are a word each after a space; any that end no text where there are too few."""
+    ids = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.eos_ids]
+    words = [i for i in ids if re.fullmatch(r" \w+", tokenizer.decode([i]))]
+    return (words if len(words) >= 50 else ids)[:_USUAL]

@@ -23,12 +23,12 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import private_tree
-from spu_llm.systems.decoding.candidates import Branching, Candidates, Single
+from spu_llm.systems.decoding.candidates import Branching, Candidates, Single, usual_tokens
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, Report, announce, announce_end, generate
 from spu_llm.systems.decoding.marked import USED, MarkedRace
 from spu_llm.systems.decoding.records import ClientInputs
-from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.decoding.request import MAX_CANDIDATES, Request
 from spu_llm.systems.decoding.secure_model import Text, held_shapes, share_weights
 from spu_llm.systems.program import Held, Job, Send
 from spu_llm.systems.watermark.cdfs import Family
@@ -160,10 +160,12 @@ def _marked(
     if candidates > 1:
         scheme = Scheme(mark.ngram, Family(mark.family, mark.k), mark.units)
         chooser = Chooser(
-            keys, scheme, units_of(scheme.units, tokenizer), group_of(candidates, len(keys)),
-            histories, streams.sampling.child("choice"),
+            keys, scheme, units_of(scheme.units, tokenizer),
+            group_of(candidates, len(keys), MAX_CANDIDATES), histories,
+            streams.sampling.child("choice"),
         )  # fmt: skip
-        return rule, Candidates(chooser, tokenizer.eos_ids, streams, on_used)
+        usual = usual_tokens(tokenizer)
+        return rule, Candidates(chooser, tokenizer.eos_ids, streams, usual, on_used)
     if len(keys) != 1 or not isinstance(rule, Race) or not rule.noise:
         raise InputError("a mark is made of the noise of --verify race, under one key")
     vocab = completion.layout.config.vocab_size

@@ -37,7 +37,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Chunk:
-    """How a chunk came about: distinct candidates of all, and seeds that marked it, key by key."""
+    """How a chunk came about: distinct candidates of all, and seeds that marked it, key by key (in
+    the last of the groups that it won).
+    """
 
     distinct: int
     seeds: tuple[int, ...]
@@ -99,14 +101,19 @@ class Chooser:
         return Chosen(level[0], Chunk(len(known), marked[level[0]]), tuple(used))
 
 
-def group_of(count: int, keys: int) -> int:
-    """m of m^t = `count` candidates under t keys. InputError where there is none of 2 or more."""
-    for m in range(2, count + 1):
-        if m**keys == count:
-            return m
-    few = ", ".join(str(m**keys) for m in (2, 3, 4))
+def group_of(count: int, keys: int, most: int) -> int:
+    """m of m^t = `count` candidates, `most` at most, under t keys. InputError where there is none
+    of 2 or more.
+    """
+    if count <= most:
+        for m in range(2, count + 1):
+            if m**keys == count:
+                return m
+    few = [str(m**keys) for m in range(2, most + 1) if m**keys <= most]
+    if not few:
+        raise InputError(f"{keys} keys have no choice among {most} candidates; give fewer keys")
     raise InputError(
-        f"{keys} keys choose one inside the other, of m^{keys} candidates ({few}, ...), "
+        f"{keys} keys choose one inside the other, among {' or '.join(few)} candidates, "
         f"found {count}"
     )
 
@@ -131,8 +138,8 @@ def among(
     key: Key, candidates: Sequence[Drawn], known: Mapping[Drawn, Grams], family: Family, prg: Prg,
     used: Container[bytes] = frozenset(),
 ) -> tuple[Drawn, Choice]:  # fmt: skip
-    """One of independent candidates of one law, equal ones counted together; `known` has their
-    n-grams, the rest is as in `choose`.
+    """One of candidates of one law, independent or exchangeable, or winners under other keys; equal
+    ones are counted together. `known` has their n-grams, the rest is as in `choose`.
     """
     counts = Counter(candidates)
     found = choose(
