@@ -31,7 +31,6 @@ from models.tokenizer import Tokenizer
 from models.training.corpus import list_files, read_text
 from spu_llm.app import attack_split
 from spu_llm.app.attacking import Wanted
-from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.core.prg import KEY_BYTES, Prg
@@ -366,15 +365,8 @@ def command(options: argparse.Namespace) -> None:
         options.mechanisms, options.epsilons, options.rounds, options.attacks, options.texts,
         options.seed, options.fully,
     )  # fmt: skip
-    done = commands.earlier(options.json, plan)
-    progress = Progress()
-    try:
-        result = measure(
-            commands.private_model(options), plan, progress.update,
-            lambda found: commands.write(options, found), done,
-        )  # fmt: skip
-    finally:
-        progress.close()
+    model = commands.private_model(options)
+    result = commands.resumed(options, plan, lambda *how: measure(model, plan, *how))
     print(report.table(result), flush=True)
     if options.plot is not None:
         report.plot(result, options.plot)

@@ -25,17 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from experiments.claims.watermark_plan import (
-    TEMPERATURES,
-    TEXTS,
     TOKENS,
     Plan,
+    add_plan,
     cell_of,
     cells,
+    plan_of,
 )
 from experiments.claims.watermark_study import Study
 from experiments.common import commands
-from spu_llm.app.progress import Progress
-from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 
 
@@ -62,12 +60,7 @@ def measure(
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Half an hour: each cell is written at once, and the same command goes on."
-    commands.add_number(parser, "--texts", TEXTS, "of a method")
-    commands.add_number(parser, "--tokens", TOKENS, "of a text", "T")
-    parser.add_argument("--temperatures", type=commands.fractions, metavar="T,...",
-                        default=TEMPERATURES, help="default: 1,0.5")  # fmt: skip
-    commands.add_number(parser, "--seed", 0, "of all draws", "S")
-    commands.add_draft_model(parser)
+    add_plan(parser, "of a method", TOKENS)
     commands.add_plot(parser, "draw detection against length and edits")
     commands.add_common(parser)
 
@@ -76,20 +69,9 @@ def command(options: argparse.Namespace) -> None:
     from experiments.claims import watermark_report as report
 
     commands.check_folders(options)
-    commands.check_range("--texts", options.texts, 4)
-    commands.check_range("--tokens", options.tokens, 30)
-    if not all(0.05 <= t <= 5 for t in options.temperatures):
-        raise InputError(f"--temperatures must be 0.05 to 5, found {min(options.temperatures)}")
-    plan = Plan(options.texts, options.tokens, options.temperatures, seed=options.seed)
-    done = commands.earlier(options.json, plan)
-    progress = Progress()
-    try:
-        result = measure(
-            *commands.pair(options), plan, progress.update,
-            lambda found: commands.write(options, found), done,
-        )  # fmt: skip
-    finally:
-        progress.close()
+    plan = plan_of(options, 30)
+    pair = commands.pair(options)
+    result = commands.resumed(options, plan, lambda *how: measure(*pair, plan, *how))
     print(report.table(result), flush=True)
     if options.plot is not None:
         report.plot(result, options.plot)

@@ -26,12 +26,11 @@ import numpy as np
 
 from experiments.claims import watermark_metrics as metrics
 from experiments.claims import watermark_scores as scores
-from experiments.claims.watermark_plan import TEMPERATURES, TEXTS, Plan
+from experiments.claims.watermark_plan import Plan, add_plan, plan_of
+from experiments.claims.watermark_report import around, percent
 from experiments.claims.watermark_study import Study, figures, unpacked
 from experiments.claims.watermark_texts import UNITS, Author, Method, State, draws, law_of, tail
 from experiments.common import commands, report
-from spu_llm.app.progress import Progress
-from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.systems.watermark.model_sampler import spread_points
 from spu_llm.systems.watermark.sampler import Drawn
@@ -245,14 +244,14 @@ def table(result: Row) -> str:
         plain = _independent(result, row)
         more = "–"
         if plain is not None and way.name != INDEPENDENT:
-            more = _interval(metrics.mean(own - plain), "+.2f")
+            more = around(metrics.mean(own - plain), 2)
         lengths = list(row["by_length"].values())
         lines.append([
             way.title, f"{row['temperature']:g}", f"{row['asked'][0]:.1f}",
             f"{row['tokens_a_chunk'][0]:.2f}", f"{row['distinct_a_chunk'][0]:.2f}",
-            f"{100 * lengths[0]['auc'][0]:.1f}", _interval(lengths[-1]["auc"], ".1f", 100),
-            _interval(lengths[-1]["pauc"], ".1f", 100), _interval(metrics.mean(own), ".2f"), more,
-            _interval(row["excess_bits"], "+.3f"),
+            f"{100 * lengths[0]['auc'][0]:.1f}", percent(lengths[-1]["auc"]),
+            percent(lengths[-1]["pauc"]), "{:.2f} ({:.2f} to {:.2f})".format(*metrics.mean(own)),
+            more, around(row["excess_bits"], 3),
         ])  # fmt: skip
     return "\n".join(report.table(heads, lines))
 
@@ -275,39 +274,18 @@ def _independent(result: Row, row: Row) -> np.ndarray | None:
     return np.asarray((1 - share) * plain[low] + share * plain[high])
 
 
-def _interval(found: metrics.Interval, form: str, times: float = 1.0) -> str:
-    value, low, high = (format(times * x, form) for x in found)
-    return f"{value} ({low} to {high})"
-
-
 # ---- the command
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Each cell is written at once, and the same command goes on."
-    commands.add_number(parser, "--texts", TEXTS, "of a way")
-    commands.add_number(parser, "--tokens", TOKENS, "of a text", "T")
-    parser.add_argument("--temperatures", type=commands.fractions, metavar="T,...",
-                        default=TEMPERATURES, help="default: 1,0.5")  # fmt: skip
-    commands.add_number(parser, "--seed", 0, "of all draws", "S")
-    commands.add_draft_model(parser)
+    add_plan(parser, "of a way", TOKENS)
     commands.add_common(parser)
 
 
 def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
-    commands.check_range("--texts", options.texts, 4)
-    commands.check_range("--tokens", options.tokens, 20)
-    if not all(0.05 <= t <= 5 for t in options.temperatures):
-        raise InputError(f"--temperatures must be 0.05 to 5, found {min(options.temperatures)}")
-    plan = Plan(options.texts, options.tokens, options.temperatures, seed=options.seed)
-    done = commands.earlier(options.json, plan)
-    progress = Progress()
-    try:
-        result = measure(
-            *commands.pair(options), plan, progress.update,
-            lambda found: commands.write(options, found), done,
-        )  # fmt: skip
-    finally:
-        progress.close()
+    plan = plan_of(options, 20)
+    pair = commands.pair(options)
+    result = commands.resumed(options, plan, lambda *how: measure(*pair, plan, *how))
     print(table(result), flush=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from experiments.claims.watermark_texts import Method
+from experiments.common import commands
+from spu_llm.core.errors import InputError
 from spu_llm.systems.watermark.cdfs import FAMILIES
 
 PROMPT_TOKENS = 24
@@ -75,6 +78,25 @@ class Plan:
     samples: int = SAMPLES
     null_keys: int = NULL_KEYS
     seed: int = 0
+
+
+def add_plan(parser: argparse.ArgumentParser, words: str, tokens: int) -> None:
+    """Options of a study's plan; words: what its texts are of. tokens: the default."""
+    commands.add_number(parser, "--texts", TEXTS, words)
+    commands.add_number(parser, "--tokens", tokens, "of a text", "T")
+    parser.add_argument("--temperatures", type=commands.fractions, metavar="T,...",
+                        default=TEMPERATURES, help="default: 1,0.5")  # fmt: skip
+    commands.add_number(parser, "--seed", 0, "of all draws", "S")
+    commands.add_draft_model(parser)
+
+
+def plan_of(options: argparse.Namespace, least: int) -> Plan:
+    """InputError for what cannot be measured, with texts of fewer tokens than `least`, too."""
+    commands.check_range("--texts", options.texts, 4)
+    commands.check_range("--tokens", options.tokens, least)
+    if not all(0.05 <= t <= 5 for t in options.temperatures):
+        raise InputError(f"--temperatures must be 0.05 to 5, found {min(options.temperatures)}")
+    return Plan(options.texts, options.tokens, options.temperatures, seed=options.seed)
 
 
 @dataclass(frozen=True)

@@ -124,12 +124,14 @@ def circumstances(result: Row) -> str:
     )
 
 
-def _percent(interval: Sequence[float], digits: int = 1) -> str:
+def percent(interval: Sequence[float], digits: int = 1) -> str:
+    """A share and its interval."""
     value, low, high = (100 * x for x in interval)
     return f"{value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def _around(interval: Sequence[float], digits: int) -> str:
+def around(interval: Sequence[float], digits: int) -> str:
+    """What may be on either side of zero."""
     value, low, high = interval
     return f"{value:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
 
@@ -145,12 +147,12 @@ def distortion(result: Row, temperature: float) -> list[str]:
     lines = []
     for row in at(result, temperature):
         same = row["agreement"]
-        chunk = _percent(same["chunk"], 0)
+        chunk = percent(same["chunk"], 0)
         lines.append([
             name_of(row), str(row["texts"]), f"{row['bits'][0]:.2f}",
             report.three(math.exp(row["nats"][0])),
             "–" if row["name"] == "random" else _shift(row["shift"]),
-            _around(row["excess_bits"], 3), chunk, _percent(same["text"], 0),
+            around(row["excess_bits"], 3), chunk, percent(same["text"], 0),
             f"{same['common'][0]:.1f}",
         ])  # fmt: skip
     heads = [f"temperature {temperature:g}", "texts", "bits a token", "perplexity",
@@ -171,11 +173,11 @@ def detection(result: Row, temperature: float) -> list[str]:
             p = f"{found['median']:.1f}"
         lines.append([
             name, *(f"{100 * lengths[n]['auc'][0]:.1f}" for n in ("25", "50") if n in lengths),
-            _percent(full["auc"]), _percent(full["pauc"]),
+            percent(full["auc"]), percent(full["pauc"]),
             f"{100 * found['pooled']['auc'][0]:.1f} / {100 * found['pooled']['pauc'][0]:.1f}", p,
             f"{100 * after['replaced 10 %']['auc'][0]:.1f} / "
             f"{100 * after['replaced 10 %']['pauc'][0]:.1f}",
-            _percent(after["paraphrased 50 %"]["auc"]),
+            percent(after["paraphrased 50 %"]["auc"]),
         ])  # fmt: skip
     heads = [f"temperature {temperature:g}", "AUC, 25 tokens", "50", f"{JUDGED}",
              f"pAUC, {JUDGED}", "AUC / pAUC, all three pooled", "median -log10 p",
@@ -205,7 +207,7 @@ def by_score(result: Row) -> list[str]:
         text = f"k = {row['k']}, m = {row['m']}, temperature {row['temperature']:g}"
         for one in row.get("scores", ()):
             lines.append([
-                text, one["family"], one["score"], _percent(one["auc"]), _percent(one["tpr"], 0),
+                text, one["family"], one["score"], percent(one["auc"]), percent(one["tpr"], 0),
                 f"{one['median']:.2f}",
             ])  # fmt: skip
     heads = [f"flat, {JUDGED} tokens", "F", "score", "AUC, %", "TPR at FPR 1 %, %",
@@ -222,7 +224,7 @@ def edited(result: Row, temperature: float) -> list[str]:
     edits = dict.fromkeys(edit for _, found in of for edit in found)
     lines = [
         [edit, *(
-            f"{100 * found[edit]['auc'][0]:.1f} / {_percent(found[edit]['tpr'], 0)}"
+            f"{100 * found[edit]['auc'][0]:.1f} / {percent(found[edit]['tpr'], 0)}"
             for _, found in of
         )]
         for edit in edits
@@ -241,9 +243,9 @@ def parts(result: Row) -> list[str]:
                 lines.append([
                     f"{name}, temperature {temperature:g}",
                     "{} of {}".format(*part["tokens"]),
-                    *(_percent(part[way][figure], 0 if figure == "tpr" else 1)
+                    *(percent(part[way][figure], 0 if figure == "tpr" else 1)
                       for way in ("whole", "parts") for figure in ("auc", "tpr")),
-                    _percent(part["recall"], 0), f"{100 * part['precision']:.0f}",
+                    percent(part["recall"], 0), f"{100 * part['precision']:.0f}",
                 ])  # fmt: skip
     heads = ["a marked part in unmarked text", "tokens", "AUC by p of the whole, %",
              "TPR at FPR 1 %, %", "AUC by its parts, %", "TPR at FPR 1 %, %",
@@ -265,7 +267,7 @@ def history(result: Row) -> list[str]:
         for of in row["rounds"]:
             lines.append([
                 name, f"from {of['first'] + 1} on", f"{100 * of['marked']:.1f}",
-                f"{of['median']:.1f}", _percent(of["auc"]), _percent(of["tpr"], 0),
+                f"{of['median']:.1f}", percent(of["auc"]), percent(of["tpr"], 0),
             ])  # fmt: skip
     heads = [f"one key, flat, k = 1, m = {MARK.m}", "texts", "tokens that the key decides, %",
              "median -log10 p", "AUC, %", "TPR at FPR 1 %, %"]  # fmt: skip
@@ -321,11 +323,11 @@ def drafted(result: Row) -> list[str]:
             of = row["drafts"]
             found = row.get("detection", {}).get("fisher", {}).get("median")
             cells = [f"{name_of(row)}, temperature {temperature:g}",
-                     "–" if found is None else f"{found:.1f}", _percent(of["accepted"]),
+                     "–" if found is None else f"{found:.1f}", percent(of["accepted"]),
                      f"{100 * of['overlap'][0]:.1f}"]  # fmt: skip
             for n in map(str, DRAFTS):
                 cells.append("{:.2f} ({:.2f} to {:.2f})".format(*of[n]))
-                cells.append(_around(_difference(row, plain[0], n), 2) if plain != [row] else "–")
+                cells.append(around(_difference(row, plain[0], n), 2) if plain != [row] else "–")
             lines.append(cells)
     heads = ["race with drafts", "median -log10 p", "drafts that are the text's token, %",
              "sum min(p, q), %"]  # fmt: skip
@@ -377,7 +379,7 @@ def _same_speed(result: Row, temperature: float, where: str) -> list[str]:
         return []
     found = [_difference(marked[0], plain[0], str(n)) for n in DRAFTS]
     said = "; ".join(
-        f"{n} drafts {_around(x, 2)}" for n, x in zip(DRAFTS, found, strict=True)
+        f"{n} drafts {around(x, 2)}" for n, x in zip(DRAFTS, found, strict=True)
     )
     holds = all(low <= 0 <= high for _, low, high in found)
     return [report.criterion(

@@ -11,6 +11,7 @@ from typing import Any
 
 from spu_llm.app.defaults import PROMPT, shipped
 from spu_llm.app.output import write_json
+from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.net.shaping import NETWORKS
 
@@ -167,6 +168,23 @@ def earlier(path: Path | None, plan: Any) -> list[dict[str, Any]]:
     if not same:
         raise InputError(f"--json: {path} holds no cells of this very plan; name another")
     return rows
+
+
+def resumed(
+    options: argparse.Namespace, plan: Any,
+    measure: Callable[
+        [Callable[[str], None], Callable[[dict[str, Any]], None], list[dict[str, Any]]],
+        dict[str, Any],
+    ],
+) -> dict[str, Any]:  # fmt: skip
+    """measure(say, keep, done) of a plan, which goes on with what `--json` holds of it: `say` shows
+    progress, `keep` writes a result so far, `done` are its rows.
+    """
+    done, progress = earlier(options.json, plan), Progress()
+    try:
+        return measure(progress.update, lambda found: write(options, found), done)
+    finally:
+        progress.close()
 
 
 def check(results: Iterable[dict[str, Any]], complaint: str = "a result is wrong") -> None:
