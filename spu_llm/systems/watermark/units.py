@@ -1,5 +1,6 @@
 """What n-grams are made of: tokens of a model, or words of the text, which no tokenizer has to be
-known for, and which stay when somebody changes spaces, line breaks or capitals.
+known for, and which stay when somebody changes spaces, line breaks or capitals, decomposes accents
+or puts invisible characters in (`plain`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple, Protocol, cast
 
 from models.tokenizer import Tokenizer
 from spu_llm.systems.watermark.keys import token_unit
+from spu_llm.systems.watermark.plain import plain
 
 # What a sampler writes: token ids, or text.
 Content = tuple[int, ...] | str
@@ -63,7 +65,9 @@ class TokenUnits:
 
 
 class WordUnits:
-    """Words and signs of a text, without case and spaces. `tokenizer`: where tokens are sampled."""
+    """Words and signs of a text's one form (`plain`), without case and spaces. `tokenizer`: where
+    tokens are sampled.
+    """
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         self._tokenizer = tokenizer
@@ -76,10 +80,14 @@ class WordUnits:
         return [unit.value for unit in self.placed(content)]
 
     def placed(self, text: str) -> list[Unit]:
+        form, places = plain(text)
         return [
-            Unit(_plain(match[0]).encode("utf-8", "surrogatepass"), match.start(), match.end())
-            for match in _WORD.finditer(text)
-        ]
+            Unit(
+                _folded(match[0]).encode("utf-8", "surrogatepass"),
+                places[match.start()][0], places[match.end() - 1][1],
+            )
+            for match in _WORD.finditer(form)
+        ]  # fmt: skip
 
 
 def units_of(name: str, tokenizer: Tokenizer | None) -> Units:
@@ -87,7 +95,7 @@ def units_of(name: str, tokenizer: Tokenizer | None) -> Units:
     return TokenUnits(tokenizer) if name == "tokens" else WordUnits(tokenizer)
 
 
-def _plain(word: str) -> str:
+def _folded(word: str) -> str:
     return unicodedata.normalize("NFKC", word).casefold()
 
 
