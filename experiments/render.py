@@ -37,6 +37,7 @@ from experiments.claims import (
 from experiments.claims.measured_tables import Files
 from experiments.common import saved
 from experiments.spu_baseline import options
+from spu_llm.app.printing import show
 
 FOLDER = Path(__file__).parent
 NOTEBOOKS = FOLDER / "notebooks"
@@ -240,7 +241,7 @@ def main() -> None:
     RESULTS.write_text(with_tables(RESULTS.read_text(encoding="utf-8")), encoding="utf-8")
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         nbformat.write(execute(path), path)
-        print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB", flush=True)
+        show(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from experiments.common import commands, report
 from experiments.common.cable import cable
 from models.hf import load_config
 from models.tokenizer import Tokenizer
+from spu_llm.app.printing import tell
 from spu_llm.core.errors import SpuLlmError
 from spu_llm.core.machine import machine
 from spu_llm.core.values import PROVIDER, ROLES
@@ -100,7 +101,7 @@ def measure(model: Path, network: str, repeat: int, tokens: int) -> dict[str, An
         for i in range(repeat + 1):
             for mode in MODES:
                 run = {"mode": mode, **ways[mode]()}
-                print(f"{network}, {i} of {repeat}: {json.dumps(run)}", file=sys.stderr, flush=True)
+                tell(f"{network}, {i} of {repeat}: {json.dumps(run)}")
                 runs += [run] if i else []
     if len({tuple(run.pop("token_ids")) for run in runs}) != 1:
         raise SpuLlmError("the runs differ in their text; a near-tie has flipped")

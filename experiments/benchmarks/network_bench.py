@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common import commands, report
+from spu_llm.app.printing import show_table
 from spu_llm.core.errors import PeerError
 from spu_llm.core.machine import machine
 from spu_llm.net.frames import Door
@@ -162,7 +163,7 @@ def command(options: argparse.Namespace) -> None:
     networks = [measure(network, options.repeat) for network in options.network]
     result = {"machine": asdict(machine()), "networks": networks}
     commands.write(options, result)
-    print(table(result))
+    show_table(table(result))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import numpy as np
 
 from experiments.common import commands, report
 from protocols.arithmetic.product import LIFT, masked_product
+from spu_llm.app.printing import show_table
 from spu_llm.core.channel import CountingChannel, MemoryChannel
 from spu_llm.core.errors import InputError
 from spu_llm.core.integers import factor_from
@@ -125,4 +126,4 @@ def command(options: argparse.Namespace) -> None:
     matrices = [of_matrix(*shape) for shape in shapes]
     result = {"machine": asdict(machine()), "matrices": matrices}
     commands.write(options, result)
-    print(table(result))
+    show_table(table(result))

@@ -48,6 +48,7 @@ from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from spu_llm.app.defaults import DRAFT_LENGTH
+from spu_llm.app.printing import show, show_table
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.machine import machine
@@ -420,16 +421,16 @@ def command(options: argparse.Namespace) -> None:
     check(*pair, runs)
     found = load(options.json)
     for asked, prompt in missing(runs, found):
-        print(f"{asked.network}, {asked.prompt}, {asked.mode}, {asked.system}", flush=True)
+        show(f"{asked.network}, {asked.prompt}, {asked.mode}, {asked.system}")
         try:
             found["runs"].append(measure(asked, prompt, *pair))
         except SpuLlmError as exc:
             # The next run of hours may do better; this one is made when the command is given again.
-            print(f"  failed: {exc}", flush=True)
+            show(f"  failed: {exc}")
             found["failed"].append({"asked": vars(asked), "error": str(exc)})
         commands.write(options, found)
     if found["runs"]:
-        print(completions_report.table(found), flush=True)
+        show_table(completions_report.table(found))
     if options.plot is not None and found["runs"]:
         completions_report.plot(found, options.plot)
     if left := missing(runs, found):

@@ -48,6 +48,7 @@ from experiments.common.load import busy_seconds, own_seconds, seconds_of
 from models.family import ModelConfig, weight_shapes
 from models.hf import load_config
 from models.tokenizer import Tokenizer
+from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.machine import machine
@@ -360,7 +361,7 @@ def command(options: argparse.Namespace) -> None:
                        lambda found: commands.write(options, found))  # fmt: skip
     finally:
         progress.close()
-    print(report.table(result), flush=True)
+    show_table(report.table(result))
     if options.plot is not None:
         report.plot(result, options.plot)
     commands.check([result], "texts differ between systems, or runs broke off")

@@ -21,6 +21,7 @@ from models.family import ModelConfig
 from models.hf import load_folded
 from models.partials import Partial
 from models.stages import stages_of
+from spu_llm.app.printing import tell
 from spu_llm.core.errors import PeerError
 from spu_llm.core.freed import give_back
 from spu_llm.service.vault.engine import EngineOptions, serve
@@ -152,7 +153,7 @@ def _engine(model: Path, lanes: int) -> None:
         options = EngineOptions(model, "127.0.0.1", 0, lanes, None)
         serve(
             options,
-            lambda line: print(line, file=sys.stderr, flush=True),
+            tell,
             lambda port: _say(port=port),
             make,
         )

@@ -32,6 +32,7 @@ from experiments.claims.dp_text_worth import worth
 from experiments.common import commands
 from models.hf import load_model
 from models.tokenizer import Tokenizer
+from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
@@ -355,6 +356,6 @@ def command(options: argparse.Namespace) -> None:
                          lambda found: commands.write(options, found))  # fmt: skip
     finally:
         progress.close()
-    print(report.table(result), flush=True)
+    show_table(report.table(result))
     if options.plot is not None:
         report.plot(result, options.plot)

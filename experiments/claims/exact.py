@@ -49,6 +49,7 @@ from protocols.ot.select import select
 from protocols.verification.sampling import Widths, locate, reject, residual
 from spu_llm.app.defaults import DRAFT_LENGTH, PREFIX_PAD
 from spu_llm.app.output import write_json
+from spu_llm.app.printing import show_table
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.values import Arith, Bool, Owner
@@ -331,7 +332,7 @@ def command(options: argparse.Namespace) -> None:
     if options.write and options.model is not None:
         raise InputError("--write is for the shipped model's figures; leave --model out")
     found = figures(commands.private_model(options))
-    print(exact_cells.table(found), flush=True)
+    show_table(exact_cells.table(found))
     commands.write(options, found)
     if options.write:
         write_json(FILE, found)

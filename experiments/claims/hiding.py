@@ -23,6 +23,7 @@ from models.family import ModelConfig
 from models.hf import load_config
 from spu_llm.app.defaults import shipped
 from spu_llm.app.output import write_json
+from spu_llm.app.printing import show, show_table
 from spu_llm.core.machine import machine
 from spu_llm.net.shaping import NETWORKS as SHAPES
 from spu_llm.systems.decoding.request import Request
@@ -156,11 +157,11 @@ def main() -> None:
     o = parser.parse_args()
     config, texts = load_config(o.model), []
     for tokens, rate in TEXTS:
-        print(f"{tokens} tokens, {rate:g} a step", flush=True)
+        show(f"{tokens} tokens, {rate:g} a step")
         texts.append(both(config, PROMPT_TOKENS, tokens, DRAFTS, rate))
     result = {"machine": asdict(machine()), "texts": texts}
     write_json(o.json, result)
-    print(table(result))
+    show_table(table(result))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from models.tokenizer import Tokenizer
 from models.training.corpus import list_files, read_text
 from spu_llm.app import attack_split
 from spu_llm.app.attacking import Wanted
+from spu_llm.app.printing import show_table
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.core.prg import KEY_BYTES, Prg
@@ -367,6 +368,6 @@ def command(options: argparse.Namespace) -> None:
     )  # fmt: skip
     model = commands.private_model(options)
     result = commands.resumed(options, plan, lambda *how: measure(model, plan, *how))
-    print(report.table(result), flush=True)
+    show_table(report.table(result))
     if options.plot is not None:
         report.plot(result, options.plot)

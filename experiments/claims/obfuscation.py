@@ -19,6 +19,7 @@ import numpy as np
 from experiments.common import commands, report
 from spu_llm.app.attack_prompts import Setting, of_text, setting_of
 from spu_llm.app.defaults import shipped
+from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
@@ -120,4 +121,4 @@ def command(options: argparse.Namespace) -> None:
         progress.close()
     result = {"machine": asdict(machine()), "most": MOST, "rows": rows}
     commands.write(options, result)
-    print(table(result))
+    show_table(table(result))

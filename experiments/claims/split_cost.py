@@ -23,6 +23,7 @@ from models.hf import load_config
 from models.split import Split
 from spu_llm.app.defaults import shipped
 from spu_llm.app.output import write_json
+from spu_llm.app.printing import show, show_table
 from spu_llm.core.machine import machine
 from spu_llm.systems.decoding.request import Course, Request
 from spu_llm.systems.split.secure_records import MiddleRequest
@@ -116,8 +117,8 @@ def main() -> None:
     split = Split(*map(int, options.split.split(",")))
     result = compared(load_config(options.model), split)
     write_json(options.json, result)
-    print(table(result))
-    print(shares(result))
+    show_table(table(result))
+    show(str(shares(result)))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from experiments.common import commands, report
 from experiments.common.load import busy_seconds, own_seconds
 from experiments.common.saved import under_table
 from experiments.common.two_parties import run_command
+from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import SpuLlmError
 from spu_llm.core.machine import machine
@@ -219,4 +220,4 @@ def command(options: argparse.Namespace) -> None:
         result = measure(options, progress.update, lambda found: commands.write(options, found))
     finally:
         progress.close()
-    print(table(result), flush=True)
+    show_table(table(result))

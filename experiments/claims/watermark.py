@@ -34,6 +34,7 @@ from experiments.claims.watermark_plan import (
 )
 from experiments.claims.watermark_study import Study
 from experiments.common import commands
+from spu_llm.app.printing import show_table
 from spu_llm.core.machine import machine
 
 
@@ -72,6 +73,6 @@ def command(options: argparse.Namespace) -> None:
     plan = plan_of(options, 30)
     pair = commands.pair(options)
     result = commands.resumed(options, plan, lambda *how: measure(*pair, plan, *how))
-    print(report.table(result), flush=True)
+    show_table(report.table(result))
     if options.plot is not None:
         report.plot(result, options.plot)

@@ -31,6 +31,7 @@ from experiments.claims.watermark_report import around, percent
 from experiments.claims.watermark_study import Study, figures, unpacked
 from experiments.claims.watermark_texts import UNITS, Author, Method, State, draws, law_of, tail
 from experiments.common import commands, report
+from spu_llm.app.printing import show_table
 from spu_llm.core.machine import machine
 from spu_llm.systems.watermark.model_sampler import spread_points
 from spu_llm.systems.watermark.sampler import Drawn
@@ -288,4 +289,4 @@ def command(options: argparse.Namespace) -> None:
     plan = plan_of(options, 20)
     pair = commands.pair(options)
     result = commands.resumed(options, plan, lambda *how: measure(*pair, plan, *how))
-    print(table(result), flush=True)
+    show_table(table(result))

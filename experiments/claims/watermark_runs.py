@@ -35,6 +35,7 @@ from experiments.common.two_parties import run_command
 from models.tokenizer import Tokenizer
 from protocols.verification.variants import BRANCHING
 from spu_llm.app.defaults import DRAFT_LENGTH
+from spu_llm.app.printing import show, show_table
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.machine import machine
 from spu_llm.systems.watermark.detecting import detect
@@ -234,13 +235,13 @@ def command(options: argparse.Namespace) -> None:
     left = [(asked, prompt) for asked, prompt in runs if asdict(asked) not in done]
     with tempfile.TemporaryDirectory() as folder:
         for asked, prompt in left:
-            print(f"{asked.network}, {asked.prompt}, {name_of(asdict(asked))}", flush=True)
+            show(f"{asked.network}, {asked.prompt}, {name_of(asdict(asked))}")
             try:
                 found["runs"].append(one(asked, prompt, *pair, Path(folder)))
             except SpuLlmError as exc:
-                print(f"  failed: {exc}", flush=True)
+                show(f"  failed: {exc}")
                 found["failed"].append({"asked": asdict(asked), "error": str(exc)})
             commands.write(options, found)
-    print(table(found), flush=True)
+    show_table(table(found))
     if failed := len(runs) - sum(asdict(a) in [r["asked"] for r in found["runs"]] for a, _ in runs):
         raise SpuLlmError(f"{failed} of {len(runs)} runs failed; give the command again")

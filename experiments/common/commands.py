@@ -11,6 +11,7 @@ from typing import Any
 
 from spu_llm.app.defaults import PROMPT, shipped
 from spu_llm.app.output import write_json
+from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.net.shaping import NETWORKS
@@ -135,7 +136,7 @@ def each_network(
     results: list[dict[str, Any]] = []
     for network in options.network:
         results.append(measure(network))
-        print(table(results[-1]), end="\n\n", flush=True)
+        show_table(table(results[-1]) + "\n")
         write(options, {"networks": results})
         if plot is not None and options.plot is not None:
             plot(results, options.plot)
@@ -144,7 +145,7 @@ def each_network(
 
 def conclude(options: argparse.Namespace, result: dict[str, Any], table: str) -> None:
     """Print and write the result; SpuLlmError when its criterion does not hold."""
-    print(table, flush=True)
+    show_table(table)
     write(options, result)
     check([result], "the criterion does not hold")
 

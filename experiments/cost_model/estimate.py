@@ -26,6 +26,7 @@ from experiments.cost_model.prices import Prices
 from experiments.cost_model.workload import Workload, of_completion
 from models.family import ModelConfig, config_from
 from models.hf import load_config
+from spu_llm.app.printing import show_table
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.net.shaping import NETWORKS, NetworkShape
@@ -234,5 +235,5 @@ def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     asked = Options(**{f.name: getattr(options, f.name) for f in fields(Options)})
     result = estimate(commands.private_model(options), asked, growth=options.growth)
-    print(table(result), flush=True)
+    show_table(table(result))
     commands.write(options, result)

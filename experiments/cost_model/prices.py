@@ -39,6 +39,7 @@ from experiments.common.transfers import STOCK, stocks_extended
 from experiments.cost_model import workload
 from experiments.cost_model.workload import COMPUTE, Workload, matrix_sizes
 from spu_llm.app.output import write_json
+from spu_llm.app.printing import show
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.values import CLIENT, PROVIDER
@@ -328,7 +329,7 @@ def command(options: argparse.Namespace) -> None:
     more = [result for path in options.more for result in _results(path)]
     found = with_others(measure(commands.private_model(options), more=more), Prices.load())
     write_json(options.json or SHIPPED, asdict(found))
-    print(f"written to {options.json or SHIPPED}", flush=True)
+    show(f"written to {options.json or SHIPPED}")
 
 
 def _results(path: str) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from jax import Array
 from experiments.common import commands, report
 from experiments.spu_baseline import layers as spu_layers
 from models.hf import load_config
+from spu_llm.app.printing import show_table
 from spu_llm.core.machine import machine
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT
@@ -167,5 +168,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     result = measure(commands.private_model(options))
-    print(table(result), flush=True)
+    show_table(table(result))
     commands.write(options, result)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from spu_llm.app.defaults import shipped
 from spu_llm.app.output import check_output, write_json
+from spu_llm.app.printing import show
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def _run(options: argparse.Namespace) -> None:
     try:
         for outcome in run(wanted):
             progress.pause()
-            print(outcome.line(), flush=True)
+            show(outcome.line())
             outcomes.append(outcome)
     finally:
         progress.close()

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from spu_llm.app.printing import show
 from spu_llm.core.errors import InputError
 
 MAX_WINDOWS = 64
@@ -47,6 +48,6 @@ def _calibrate(options: argparse.Namespace) -> None:
     chosen = calibrated(config, params, [np.array(window) for window in windows])
     save_ranges(options.model, chosen)
     for name, value in as_dict(chosen).items():
-        print(f"{name:20}{value:g}")
+        show(f"{name:20}{value:g}")
     tokens = sum(map(len, windows))
-    print(f"{options.model / RANGES_FILE} written, from {tokens} tokens of text")
+    show(f"{options.model / RANGES_FILE} written, from {tokens} tokens of text")

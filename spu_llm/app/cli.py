@@ -29,8 +29,10 @@ from spu_llm.app.options import (
     megabytes,
     record,
 )
-from spu_llm.app.output import check_output, one_line, unforeseen, write_json
+from spu_llm.app.output import check_output, unforeseen, write_json
+from spu_llm.app.printing import guard, say, show, show_table, tell_traceback
 from spu_llm.core.errors import InputError, SpuLlmError
+from spu_llm.core.printable import one_line
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,6 +68,7 @@ def main(argv: list[str] | None = None) -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # text that the terminal's encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
+    guard()
     arguments = sys.argv[1:] if argv is None else argv
     debug = "--debug" in arguments
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # prompts, weights and keys are in memory
@@ -82,18 +85,14 @@ def main(argv: list[str] | None = None) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - whoever read our output has gone
         code = 1
     except Exception as exc:
-        if debug:
-            raise
         code = _fail(f"{unforeseen(exc)} (--debug shows where)", 1, debug)
     sys.exit(code)
 
 
 def _fail(message: str, code: int, debug: bool) -> int:
-    if debug:
-        import traceback
-
-        traceback.print_exc()
-    print(f"spu-llm: error: {one_line(message)}", file=sys.stderr)
+    if debug and (error := sys.exc_info()[1]) is not None:
+        tell_traceback(error)
+    say(f"error: {message}")
     return code
 
 
@@ -310,10 +309,10 @@ def _prepare(options: argparse.Namespace) -> None:
         if options.watch:
             assert provider.client_pool is not None
             keeping.watch(
-                provider.client_pool, make, lambda line: print(_timed(line), flush=True)
+                provider.client_pool, make, lambda line: show(_timed(line))
             )
         else:
-            print(material_table(make(lambda: None)), flush=True)
+            show_table(material_table(make(lambda: None)))
 
 
 def _timed(line: str) -> str:

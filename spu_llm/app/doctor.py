@@ -17,6 +17,7 @@ from typing import Any
 
 from spu_llm.app.options import address
 from spu_llm.app.output import check_output, write_json
+from spu_llm.app.printing import show
 from spu_llm.core.errors import InputError, SpuLlmError
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
@@ -62,7 +63,7 @@ def _run(options: argparse.Namespace) -> None:
     found = []
     for finding in examine(options):
         found.append(finding)
-        print(f"{finding.level:<8} {finding.what}: {finding.said}", flush=True)
+        show(f"{finding.level:<8} {finding.what}: {finding.said}")
     write_json(options.json, {"findings": [asdict(finding) for finding in found]})
     if wrong := [finding.what for finding in found if finding.level == FAILURE]:
         raise Unwell(f"not ready: {', '.join(wrong)}")

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from spu_llm.app.printing import show
+
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser(
@@ -26,10 +28,9 @@ def _make(options: argparse.Namespace) -> None:
     from spu_llm.net import identity
 
     made = identity.make(options.out, options.name, options.days)
-    print(
+    show(
         f"{options.out / identity.CERTIFICATE}: for {made.name}, valid until "
-        f"{made.until:%Y-%m-%d}; give it to the other party, by a way that nobody can change\n"
-        f"  SHA-256 {made.fingerprint}\n"
+        f"{made.until:%Y-%m-%d}; give it to the other party, by a way that nobody can change",
+        f"  SHA-256 {made.fingerprint}",
         f"{options.out / identity.KEY}: keep it",
-        flush=True,
     )

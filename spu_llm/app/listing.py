@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spu_llm.app.output import check_output, write_json
+from spu_llm.app.printing import show_table
 from spu_llm.core.errors import InputError
 
 
@@ -33,7 +34,7 @@ def _list(options: argparse.Namespace) -> None:
         what = "holds no pool" if directory.is_dir() else "is not a directory"
         raise InputError(f"{directory} {what}; give the directory that --pool names")
     found = stocks(directory)
-    print(stock_table(found), flush=True)
+    show_table(stock_table(found))
     write_json(
         options.json,
         {

@@ -57,10 +57,6 @@ def write_json(path: Path | None, result: Any) -> None:
         raise InputError(f"--json: cannot write {path}: {exc.strerror}; choose another") from exc
 
 
-def one_line(message: str) -> str:
-    return " ".join(message.split())
-
-
 def unforeseen(exc: Exception) -> str:
     return f"{type(exc).__name__}: {exc}"
 

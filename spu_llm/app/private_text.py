@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from spu_llm.app import two_party_text
 from spu_llm.app.defaults import shipped
 from spu_llm.app.output import check_output, write_json
+from spu_llm.app.printing import show, tell
 from spu_llm.core.errors import InputError
 
 DELTA, BATCH, NEW_TOKENS, TOP_K = 1e-6, 8, 64, 50
@@ -142,8 +142,8 @@ def _generate(options: argparse.Namespace) -> None:
         )
     finally:
         progress.close()
-    print(summary(found), file=sys.stderr)
-    print(f"{options.out}, {corpus.statement_path(options.out)}", flush=True)
+    tell(summary(found))
+    show(f"{options.out}, {corpus.statement_path(options.out)}")
 
 
 def _model(directory: Path) -> Any:
@@ -192,13 +192,13 @@ def _account(options: argparse.Namespace) -> None:
     ]  # fmt: skip
     heads = ("epsilon", "loosely", "rho", "rho of a token", "C", "top-k+ adds within")
     names = ("epsilon", "epsilon_loose", "rho", "rho_token", "clip", "slack")
-    print(
+    show(
         f"{options.adjacency}, delta {options.delta:g}, B = {options.batch}, tau = "
         f"{options.temperature:g}, T = {options.max_new_tokens}"
         + (f", {options.runs} texts of the same references" if options.runs > 1 else "")
     )
     for line in [heads, *[[f"{row[name]:.6g}" for name in names] for row in rows]]:
-        print("".join(f"{cell:>20}" for cell in line))
+        show("".join(f"{cell:>20}" for cell in line))
     write_json(
         options.json,
         {"adjacency": options.adjacency, "delta": options.delta, "batch": options.batch,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from spu_llm.app.output import mb
+from spu_llm.core.printable import one_line
 
 QUIET_INTERVAL_S = 10.0
 
@@ -44,7 +45,7 @@ class Progress:
         """A stage begins; shown at once."""
         with self._lock:
             self._clear()
-            self._stage, self._started = name, time.monotonic()
+            self._stage, self._started = one_line(name), time.monotonic()
             self._show()
 
     def update(self, name: str) -> None:
@@ -52,7 +53,7 @@ class Progress:
         with self._lock:
             if not self._stage:
                 self._started = time.monotonic()
-            self._stage = name
+            self._stage = one_line(name)
 
     def pause(self) -> None:
         """Take the line away, before text is printed."""

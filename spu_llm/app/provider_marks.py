@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spu_llm.app.output import write_json, write_page
+from spu_llm.app.printing import show_table
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def detect(
         progress.close()
     spans = [(units[first].start, units[last - 1].end) for first, last in parts]
     heard = said(found, options.alpha, spans)
-    print(heard, flush=True)
+    show_table(heard)
     write_json(options.json, as_json(found, options.alpha, spans))
     if options.html is not None:
         shaded = [

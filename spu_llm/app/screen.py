@@ -7,19 +7,9 @@ import time
 from typing import Any
 
 from spu_llm.app.output import mb
+from spu_llm.app.printing import Generated, say, tell
 from spu_llm.app.progress import Progress
 from spu_llm.net.relay import Relay
-
-# The provider's model chooses the text: on a terminal, control characters become visible ones, so
-# that it cannot send escape sequences.
-_HARMLESS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"}
-_HARMLESS |= {c: 0xFFFD for c in range(0x7F, 0xA0)}
-
-
-def write_text(text: str) -> None:
-    """Generated text, to stdout at once."""
-    sys.stdout.write(text.translate(_HARMLESS) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
 
 
 class Stages:
@@ -48,7 +38,7 @@ class Stages:
                 self._part(done, total, f"fetching the model's hint, {parts} (once: it is kept)")
             case "note":
                 self._progress.pause()
-                print(f"spu-llm: {event['text']}", file=sys.stderr, flush=True)
+                say(event["text"])
 
     def say(self, doing: str) -> None:
         """A stage before the session."""
@@ -89,6 +79,7 @@ class Screen(Stages):
         super().__init__()
         self._prompt = prompt
         self._texted = False
+        self._generated = Generated()
 
     def on_event(self, event: dict[str, Any], relay: Relay) -> None:
         super().on_event(event, relay)
@@ -96,7 +87,7 @@ class Screen(Stages):
             case "text":
                 self._progress.pause()
                 self._show_prompt()
-                self._write(event["text"])
+                self._generated.write(event["text"])
             case "step":
                 self._doing = (
                     f"decoding, {event['steps']} steps, "
@@ -113,21 +104,17 @@ class Screen(Stages):
         """Take the progress away and end the line of text."""
         super().close()
         if self._texted:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            self._generated.end_line()
 
     def summary(self, result: dict[str, Any]) -> None:
         """What each party learned, and what it took."""
-        print("\n".join([*learned_lines(result["learned"]), *_figures(result)]), file=sys.stderr)
+        tell(*learned_lines(result["learned"]), *_figures(result))
 
     def _show_prompt(self) -> None:
         if not self._texted:
             self._texted = True
-            self._write(self._prompt)
+            self._generated.write(self._prompt)
             self._progress.below = sys.stdout.isatty()
-
-    def _write(self, text: str) -> None:
-        write_text(text)
 
 
 def learned_lines(learned: dict[str, list[str]]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,10 @@ from spu_llm.app.options import (
     megabytes,
     record,
 )
-from spu_llm.app.output import one_line, unforeseen
+from spu_llm.app.output import unforeseen
+from spu_llm.app.printing import say, show
 from spu_llm.core.errors import InputError, SpuLlmError
+from spu_llm.core.printable import one_line
 
 
 def add_command(commands: Any) -> None:
@@ -121,15 +122,11 @@ def run_provider(options: Any, what: str, report_fd: int | None = None) -> None:
     from spu_llm.service.provider import serve
 
     def on_port(port: int) -> None:
-        print(f"{what} {options.model} on {options.host}:{port}", flush=True)
+        show(f"{what} {options.model} on {options.host}:{port}")
         write_report(report_fd, port=port)
 
     try:
-        serve(
-            options,
-            say=lambda line: print(f"spu-llm: {line}", file=sys.stderr, flush=True),
-            on_port=on_port,
-        )
+        serve(options, say=say, on_port=on_port)
     except SpuLlmError as exc:
         write_report(report_fd, error=one_line(str(exc)), exit_code=exc.exit_code)
         raise

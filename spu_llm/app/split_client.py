@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import string
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from spu_llm.app import splitting
 from spu_llm.app.defaults import shipped
 from spu_llm.app.options import address, identity_of
 from spu_llm.app.output import check_output, mb, write_json
+from spu_llm.app.printing import say, show, tell
 from spu_llm.app.screen import Screen, Stages, learned_lines
 from spu_llm.core.errors import InputError
 from spu_llm.net.relay import Relay
@@ -30,10 +30,7 @@ PREFIX_LETTERS = 8  # the paper's most: 20 made its texts worse
 def say_insecure(mode: str) -> None:
     """On stderr, where a mode protects nothing."""
     if mode == splitting.PLAIN:
-        print(
-            "spu-llm: --mode plain is insecure: the provider can read the text off what it gets",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+        say("--mode plain is insecure: the provider can read the text off what it gets")
 
 
 class _Screen(Screen):
@@ -115,7 +112,7 @@ def generate(options: argparse.Namespace) -> None:
     finally:
         screen.close()
     result = _result(options, outcome, agreed, first)
-    print("\n".join([*learned_lines(result["learned"]), *_figures(result)]), file=sys.stderr)
+    tell(*learned_lines(result["learned"]), *_figures(result))
     write_json(options.json, result)
 
 
@@ -248,9 +245,9 @@ def tune(options: argparse.Namespace) -> None:
     finally:
         stages.close()
     result = outcome.result
-    print("\n".join(learned_lines(result["learned"])), file=sys.stderr)
+    tell(*learned_lines(result["learned"]))
     loss = "" if result["loss"] is None else f", loss {result['loss']:.3f}"
-    print(f"{where}: {result['rounds']} rounds{loss}", flush=True)
+    show(f"{where}: {result['rounds']} rounds{loss}")
 
 
 def _settings(

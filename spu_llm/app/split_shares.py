@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from spu_llm.app.defaults import DRAFT_LENGTH, PROMPT, shipped
 from spu_llm.app.options import address, identity_of, jobs_of, megabytes
+from spu_llm.app.printing import show_table
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _prepare(options: argparse.Namespace) -> None:
             request, directory, provider, screen.on_event, disk_bytes, program=SPLIT_PREPARATION
         )
     write_json(options.json, result)
-    print(material_table(result), flush=True)
+    show_table(material_table(result))
 
 
 def _provider(options: argparse.Namespace) -> Provider:

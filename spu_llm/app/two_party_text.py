@@ -5,13 +5,13 @@ with references of its own, too.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from spu_llm.app.defaults import shipped
 from spu_llm.app.options import add_identity_options, address, identity_of
+from spu_llm.app.printing import show, tell
 from spu_llm.core.errors import InputError
 
 REFERENCE_TOKENS, SPARE_PLACES = 64, 8
@@ -99,10 +99,8 @@ def generate(options: argparse.Namespace) -> None:
         )
     finally:
         progress.close()
-    print(summary(found), file=sys.stderr)
-    for line in learned_lines(learned):
-        print(line, file=sys.stderr)
-    print(options.out, flush=True)
+    tell(summary(found), *learned_lines(learned))
+    show(str(options.out))
 
 
 def _by_sessions(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from spu_llm.app import obfuscating
 from spu_llm.app.defaults import PROMPT, shipped
 from spu_llm.app.options import address
 from spu_llm.app.output import check_output, mb, write_json
+from spu_llm.app.printing import Generated, say, show, tell
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -110,11 +110,7 @@ def _place(options: argparse.Namespace, text: str, option: str, trust: Path | No
 
 
 def _listening(what: str, host: str) -> Callable[[int], None]:
-    return lambda port: print(f"{what} on {host}:{port}", flush=True)
-
-
-def _say(line: str) -> None:
-    print(f"spu-llm: {' '.join(line.split())}", file=sys.stderr, flush=True)
+    return lambda port: show(f"{what} on {host}:{port}")
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -129,7 +125,7 @@ def _serve(options: argparse.Namespace) -> None:
             options.model, place.host, place.port, options.lanes, place.identity,
             options.exit_with_parent,
         ),
-        _say,
+        say,
         _listening(f"engine of {options.model}", place.host),
     )  # fmt: skip
 
@@ -139,14 +135,14 @@ def _open(options: argparse.Namespace) -> None:
 
     engine = _place(options, options.server, "--server", options.trust)
     user = _place(options, options.listen, "--listen", options.trust_user)
-    keep(VaultOptions(engine, user, options.exit_with_parent), _say, _listening("vault", user.host))
+    keep(VaultOptions(engine, user, options.exit_with_parent), say, _listening("vault", user.host))
 
 
 def _generate(options: argparse.Namespace) -> None:
     """Stream the text to stdout, progress to stderr, the result to `--json`."""
     from models.tokenizer import StreamDecoder, Tokenizer
     from spu_llm.app.progress import Progress
-    from spu_llm.app.screen import learned_lines, write_text
+    from spu_llm.app.screen import learned_lines
     from spu_llm.service.vault.told import Model
     from spu_llm.service.vault.user import Wish, generate
     from spu_llm.systems.confidential.learned import learned
@@ -177,12 +173,13 @@ def _generate(options: argparse.Namespace) -> None:
 
     decoder = StreamDecoder(tokenizer)
     text: list[str] = []
+    generated = Generated()
 
     def show(part: str) -> None:
         if part:
             progress.pause()
             text.append(part)
-            write_text(part)
+            generated.write(part)
 
     def on_tokens(lanes: Any, tokens: Any) -> None:
         own = [t for lane, t in zip(lanes, tokens, strict=True) if lane == out.own]
@@ -195,7 +192,7 @@ def _generate(options: argparse.Namespace) -> None:
         show(decoder.finish())
     finally:
         progress.close()
-        print(flush=True)
+        generated.end_line()
     shape, tokens = met[0].shape, answered.tokens[out.own]
     facts = learned(shape, [len(row) for row in out.rows], answered.tokens)
     facts["engine"] += out.learned()
@@ -205,7 +202,7 @@ def _generate(options: argparse.Namespace) -> None:
         f"{seconds['prefill']:.1f} s, {mb(sum(sent['prefill'].values()))} of weights; decoding "
         f"{seconds['decode']:.1f} s, {mb(sum(sent['decode'].values()))} between vault and engine"
     )
-    print("\n".join([*learned_lines(facts), figures]), file=sys.stderr)
+    tell(*learned_lines(facts), figures)
     result = {
         "text": "".join(text), "token_ids": tokens, "seconds": answered.seconds,
         "bytes": answered.bytes, "learned": facts,

@@ -13,6 +13,7 @@ from typing import Any
 from spu_llm.app import provider_marks
 from spu_llm.app.defaults import PROMPT, shipped
 from spu_llm.app.output import check_output, write_json, write_page
+from spu_llm.app.printing import Generated, show
 from spu_llm.core.errors import InputError
 
 NGRAM, CANDIDATES, CHUNK, NEW_TOKENS = 4, 16, 1, 128
@@ -163,7 +164,7 @@ def _keygen(options: argparse.Namespace) -> None:
     scheme = Scheme(options.ngram, family, units, method, digest)
     write_key(options.out, Key.from_os(), scheme)
     what = "all texts of a provider" if options.provider else f"n-grams of {scheme.ngram} {units}"
-    print(f"{options.out}: a key for {what}; keep it", flush=True)
+    show(f"{options.out}: a key for {what}; keep it")
 
 
 def _embed(options: argparse.Namespace) -> None:
@@ -188,7 +189,9 @@ def _embed(options: argparse.Namespace) -> None:
             for path, key in zip(options.key, keys, strict=True)
         )
         result = _written(options, keys, scheme, histories)
-    print(result["text"], flush=True)
+    generated = Generated()
+    generated.write(result["text"])
+    generated.end_line()
     write_json(options.json, result)
 
 
@@ -354,16 +357,15 @@ def _detect(options: argparse.Namespace) -> None:
         told=options.join, alpha=options.alpha,
     )  # fmt: skip
     joined = len(files) + len(options.join)
-    print(
+    show(
         f"{'marked' if verdict.marked else 'no mark found'}: p = {as_p(verdict.log_p)}"
         + (f", of {joined} keys together" if joined > 1 else "")
     )
     for path, one in zip(options.key, verdict.keys, strict=True):
         if len(files) > 1:
-            print(f"{path}: p = {as_p(one.log_p)}, {one.scored} n-grams")
+            show(f"{path}: p = {as_p(one.log_p)}, {one.scored} n-grams")
         for span in one.spans:
-            print(f"  characters {span.start} to {span.end}: p = {as_p(span.log_p_corrected)}")
-    sys.stdout.flush()
+            show(f"  characters {span.start} to {span.end}: p = {as_p(span.log_p_corrected)}")
     write_json(options.json, as_json(verdict))
     if options.html is not None:
         write_page(options.html, page(text, verdict))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from spu_llm.core.errors import PeerError, WireError
+from spu_llm.core.printable import one_line
 from spu_llm.net.relay import Relay
 
 HEARTBEAT_S = 2.0
@@ -138,7 +139,7 @@ class Control:
         reason, ok = message.get("reason"), message.get("ok")
         if not isinstance(reason, str) or not isinstance(ok, bool) or self.peer_bye is not None:
             raise WireError("control message with a goodbye that is malformed or repeated")
-        self.peer_bye = Bye(printable(reason), ok)
+        self.peer_bye = Bye(heard(reason), ok)
         # The peer closes only once it has this, so its goodbye cannot be lost to a reset.
         self.relay.expect_end()
         self._send({"type": "bye-answer"})
@@ -206,6 +207,6 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return result
 
 
-def printable(text: str) -> str:
-    """Bound and defuse text that the peer wrote and a terminal may show."""
-    return "".join(c if c.isprintable() else "?" for c in text[:_MAX_REASON])
+def heard(text: str) -> str:
+    """Return words of a peer as one harmless line of bounded length."""
+    return one_line(text[:_MAX_REASON])

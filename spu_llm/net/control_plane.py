@@ -40,7 +40,7 @@ from spu_llm.core.errors import (  # noqa: E402
     WireError,
 )
 from spu_llm.net.carry import PrivateFolder, carry  # noqa: E402
-from spu_llm.net.control import printable  # noqa: E402
+from spu_llm.net.control import heard  # noqa: E402
 from spu_llm.net.control_pb2 import Opened, OpenRequest, Value  # noqa: E402
 from spu_llm.net.frames import check_preamble  # noqa: E402
 from spu_llm.net.identity import Certificate  # noqa: E402
@@ -254,7 +254,7 @@ def _check_first(data: bytes) -> None:
 
 
 def _translated(error: grpc.RpcError) -> SpuLlmError:
-    code, said = error.code(), printable(error.details() or "")
+    code, said = error.code(), heard(error.details() or "")
     match dict(error.trailing_metadata() or ()).get(_ERROR):
         case ManifestMismatch.__name__:
             return ManifestMismatch(said)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from spu_llm.core.errors import PeerError, WireError
-from spu_llm.net.control import printable
+from spu_llm.net.control import heard
 from spu_llm.net.frames import MAX_PAYLOAD, PREAMBLE, Frame, FrameParser, Kind, encode
 from spu_llm.net.stream import ByteStream
 
@@ -58,7 +58,7 @@ class Messages:
         message = self._decoded(frame.payload)
         if message["type"] not in kinds:
             raise WireError(
-                f"{self._peer} sent {printable(message['type'])[:80]!a} in place of "
+                f"{self._peer} sent {message['type'][:80]!a} in place of "
                 f"{' or '.join(kinds)}"
             )
         return message
@@ -143,7 +143,7 @@ class Messages:
         if not isinstance(message, dict) or not isinstance(message.get("type"), str):
             raise WireError(f"{self._peer} sent a message without a type")
         if message["type"] == "error":
-            raise PeerError(f"{self._peer} says: {printable(str(message.get('reason')))}")
+            raise PeerError(f"{self._peer} says: {heard(str(message.get('reason')))}")
         return message
 
     @contextlib.contextmanager

@@ -256,7 +256,7 @@ def test_the_model_cannot_send_escape_sequences_to_a_terminal(
     run(screen, text("a\x1b]0;title\x07\x9b31m\tb\nc\x7f"))
     screen.close()
     shown = terminal.getvalue().rpartition("\x1b[K")[2]
-    assert shown == "a␛]0;title␇\ufffd31m\tb\nc\ufffd\n"
+    assert shown == "a␛]0;title␇<U+009B>31m\tb\nc␡\n"
 
 
 # ---- the JSON file

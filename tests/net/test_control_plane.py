@@ -133,7 +133,7 @@ def test_a_difference_is_named_with_both_values(
         (InputError("no such study"), InputError, "^the provider refused: no such study$"),
         (WireError("no nonce"), PeerError, "^the provider refused: no nonce$"),
         (WantedError("shutting down"), PeerError, "^the provider refused: shutting down$"),
-        (WireError("a\x1b[2Jb"), PeerError, r"^the provider refused: a\?\[2Jb$"),
+        (WireError("a\x1b[2Jb"), PeerError, r"^the provider refused: a␛\[2Jb$"),
         (PoolError("/srv/pool is full"), PeerError, "^the provider refused: the provider failed$"),
     ],
 )
