@@ -1,20 +1,24 @@
 """A party's pool directory: one folder of material for each other party it has sessions with.
 
-    <directory>/id             32 hex digits, drawn once: who this party is to its peers
-    <directory>/<peer's id>/   the pool that it shares with that peer (spu_llm.offline.files)
+    <directory>/id         32 hex digits, drawn once: a secret, never sent
+    <directory>/<name>/    the pool that it shares with one peer (spu_llm.offline.files)
     <directory>/certificate-<32 hex digits of its fingerprint>/   a directory like this one, of a
                                provider for one certificate
     <directory>/wanted, making a client's locks: who goes first (spu_llm.offline.giving_way)
 
 Material serves the two parties that made it, nobody else, and a session that meets other batches at
 its peer drops its own: without a folder for each, one client would cost all others their
-material. The ids go over the sealed channel. A peer thereby recognises a party that comes again
-with the same directory; one that knows another's id can waste what that one has made, never learn
-from it.
+material. Over the sealed channel each tells the other an id, by which a party that comes again with
+the same directory is recognised. An id follows from the secret and from both certificates: to
+another peer, or under another certificate of its own, a party has another one, and nothing tells
+that the two are the same party's. The name of a peer's folder follows from its id in the same way,
+so a peer that tells one id under two certificates finds two folders. Who knows another one's id can
+waste what that one has made, never learn from it.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 import re
 from pathlib import Path
@@ -31,7 +35,7 @@ _ID = re.compile(rb"[0-9a-f]{32}")
 
 
 def open_directory(directory: Path) -> bytes:
-    """This party's id in its pool directory, which is made if need be.
+    """Return the secret of a party's pool directory, which is made if need be.
 
     PoolError when the directory is not this user's alone or cannot be used.
     """
@@ -39,10 +43,10 @@ def open_directory(directory: Path) -> bytes:
     open_folder(directory)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise PoolError(f"{directory} cannot be written to; use another directory")
-    own_id = drawn_once(path, os.urandom(16).hex().encode())
-    if not _ID.fullmatch(own_id):
+    secret = drawn_once(path, os.urandom(16).hex().encode())
+    if not _ID.fullmatch(secret):
         raise PoolError(f"{path} is damaged; remove it and all material beside it")
-    return own_id
+    return secret
 
 
 def party_directories(directory: Path) -> list[Path]:
@@ -70,13 +74,15 @@ def peer_folders(directory: Path) -> list[Path]:
         return sorted(path for path in directory.iterdir() if _is_peers(path))
 
 
-def agree(channel: Channel, directory: Path | None) -> Path | None:
-    """The folder for the peer on this channel, or None when either of the two keeps no material.
+def agree(channel: Channel, directory: Path | None, pair: str = "") -> Path | None:
+    """Return the folder for the peer on this channel, or None when either keeps no material.
+    `pair`: both parties' certificates, the same at both; empty in the clear.
 
     One message each. WireError on anything but an id; PoolError when the directory cannot be used
     or is full of other peers.
     """
-    own_id = open_directory(directory) if directory is not None else b""
+    secret = open_directory(directory) if directory is not None else b""
+    own_id = _derived(secret, pair) if secret else b""
     channel.send(own_id)
     peer_id = channel.recv()
     if peer_id and not _ID.fullmatch(peer_id):
@@ -85,7 +91,7 @@ def agree(channel: Channel, directory: Path | None) -> Path | None:
         return None
     if peer_id == own_id:
         raise PoolError(f"both parties use {directory}, or copies of it; give each its own")
-    folder = directory / peer_id.decode()
+    folder = directory / _derived(secret, f"{pair} {peer_id.decode()}").decode()
     if not folder.exists():
         with failures(directory):
             peers = sum(map(_has_material, directory.iterdir()))
@@ -95,6 +101,11 @@ def agree(channel: Channel, directory: Path | None) -> Path | None:
                 "those that do not come again"
             )
     return folder
+
+
+def _derived(secret: bytes, name: str) -> bytes:
+    """Return 32 hex digits that only `secret` gives for `name`."""
+    return hmac.new(secret, name.encode(), "sha256").hexdigest()[:32].encode()
 
 
 def _has_material(folder: Path) -> bool:

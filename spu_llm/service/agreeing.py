@@ -12,7 +12,7 @@ from models.family import ModelConfig, config_from
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.core.settings import SpuConfig
-from spu_llm.core.values import CLIENT, ROLES
+from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.net import frames
 from spu_llm.net.identity import Certificate
 from spu_llm.net.manifest import (
@@ -28,6 +28,7 @@ from spu_llm.service.worker import Task
 from spu_llm.systems.program import Before, Held, Job, Program, read, stated
 
 _PROGRAM = "program"  # beside the fields of its request
+_CERTIFICATE = "certificate."  # of either role
 _BEFORE = "before."  # beside the model's fields
 # How long SPU waits for one message: the supervisors judge first, and say why.
 _LINK_TIMEOUT_MS = int(1000 * (WAIT_S + 60))
@@ -66,12 +67,19 @@ def _of_both(tokenizer: Tokenizer | None, network: str, jobs: int) -> Manifest:
 
 
 def certificates(*, client: Certificate, provider: Certificate) -> Manifest:
-    """Both parties' certificates, as either sees its own and the other one's: what differs is named
-    before anything else is done, and the session's id, and so its keys, follow from them.
+    """Return both parties' certificates, as either sees its own and the other one's: what differs
+    is named before anything else is done, and the session's id, and so its keys, follow from them.
     """
-    return {
-        "certificate.client": client.fingerprint, "certificate.provider": provider.fingerprint,
-    }  # fmt: skip
+    found = {ROLES[CLIENT]: client, ROLES[PROVIDER]: provider}
+    return {_CERTIFICATE + role: one.fingerprint for role, one in found.items()}
+
+
+def pair_of(agreed: Manifest) -> str:
+    """Return what stands for both certificates of a session, the same at both parties: what a party
+    keeps of another one goes by it. Empty in the clear.
+    """
+    found = [agreed.get(_CERTIFICATE + role) for role in ROLES]
+    return "" if None in found else " ".join(map(str, found))
 
 
 def task_of(role: str, agreed: Manifest, own: Any, pool: Path | None) -> Task:

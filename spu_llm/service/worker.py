@@ -203,6 +203,7 @@ def _spu_session(
     from spu_llm.offline.stock import Budget
     from spu_llm.runtime.party_session import PartySession
     from spu_llm.runtime.spu_runtime import create_link
+    from spu_llm.service.agreeing import pair_of
 
     assert program.spu is not None
     link = create_link(ROLES.index(task.role), task.link, timeout_ms=task.timeout_ms)
@@ -212,7 +213,7 @@ def _spu_session(
     budgets = [Budget(Path(directory), limit) for directory, limit in held.items()]
     session = PartySession(
         link, program.spu, pool_dir=pool_dir, budgets=budgets, hints_dir=hints_dir,
-        jobs=task.agreed[JOBS], session=task.agreed[SESSION],
+        jobs=task.agreed[JOBS], session=task.agreed[SESSION], pair=pair_of(task.agreed),
         open_channel=channels.open,
     )  # fmt: skip
     events.finished = lambda: session.finished

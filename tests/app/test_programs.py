@@ -9,17 +9,21 @@ import shutil
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from spu_llm.core.errors import InputError, PeerError, WireError
 from spu_llm.core.values import CLIENT, PROVIDER
+from spu_llm.net.identity import Certificate
 from spu_llm.net.relay import Relay
 from spu_llm.net.stream_channel import Channels
-from spu_llm.service import programs
-from spu_llm.service.agreeing import job_of, of_client, of_provider, task_of
+from spu_llm.runtime import party_session, spu_runtime
+from spu_llm.service import programs, worker
+from spu_llm.service.agreeing import certificates, job_of, of_client, of_provider, task_of
 from spu_llm.service.client import run_as_client
 from spu_llm.service.launching import local_provider
 from spu_llm.service.plain_session import PlainSession
@@ -288,3 +292,30 @@ def test_only_a_party_asks_for_its_own_inputs() -> None:
     assert job.provider.model_dir == "model" and {CLIENT, PROVIDER} == {0, 1}
     with pytest.raises(AssertionError):
         job.client  # noqa: B018
+
+
+# ---- sessions on SPU
+
+
+def test_a_worker_tells_its_session_both_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which what is kept of the peer goes: the same at both parties, nothing in the clear."""
+    told: list[dict[str, Any]] = []
+    events: Any = SimpleNamespace(send=lambda event, **fields: None)
+    channels: Any = SimpleNamespace(open=None)
+
+    def session(link: Any, config: Any, **given: Any) -> Any:
+        told.append(given)
+        return SimpleNamespace(products=SimpleNamespace(), pool_folder=None)
+
+    monkeypatch.setattr(party_session, "PartySession", session)
+    monkeypatch.setattr(spu_runtime, "create_link", lambda *given, **more: None)
+    soon = datetime.now(timezone.utc)
+    client, provider = (Certificate(digit * 64, "name", soon) for digit in "ab")
+    known = certificates(client=client, provider=provider)
+    for role, own in (("client", Nothing()), ("provider", Held("model"))):
+        for more in ({}, known):
+            agreed = {**of_client(PREPARATION, ASKED, TEXT, "local", 1), **_model(), **more}
+            task = task_of(role, {**agreed, "session": "0"}, own, Path("/pool"))
+            job: Job[Any, Any] = job_of(PREPARATION, task)
+            worker._spu_session(PREPARATION, job, task, events, channels)
+    assert [given["pair"] for given in told] == ["", f"{'a' * 64} {'b' * 64}"] * 2

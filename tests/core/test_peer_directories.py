@@ -31,9 +31,19 @@ class Hears:
 
 
 PEER = b"0123456789abcdef" * 2
+OTHER = PEER[::-1]
 
 
-def test_an_id_is_drawn_once_and_is_its_owner_s(tmp_path: Path) -> None:
+def agreed(directory: Path, pair: str = "", peer: bytes = PEER) -> tuple[bytes, Path]:
+    """The id that a party tells a peer, and the folder that it has for it."""
+    channel = Hears(peer)
+    folder = peer_directories.agree(channel, directory, pair)
+    (told,) = channel.sent
+    assert folder is not None and len(told) == 32
+    return told, folder
+
+
+def test_a_secret_is_drawn_once_and_is_its_owner_s(tmp_path: Path) -> None:
     directory = tmp_path / "deep" / "pool"
     own = peer_directories.open_directory(directory)
     assert peer_directories.open_directory(directory) == own
@@ -44,11 +54,29 @@ def test_an_id_is_drawn_once_and_is_its_owner_s(tmp_path: Path) -> None:
 
 
 def test_every_peer_has_a_folder(tmp_path: Path) -> None:
-    channel = Hears(PEER)
-    folder = peer_directories.agree(channel, tmp_path / "pool")
-    assert folder == tmp_path / "pool" / PEER.decode()
-    assert channel.sent == [peer_directories.open_directory(tmp_path / "pool")]
-    assert peer_directories.agree(Hears(PEER[::-1]), tmp_path / "pool") != folder
+    first, again, other = (agreed(tmp_path / "pool", peer=peer) for peer in (PEER, PEER, OTHER))
+    assert first == again != other
+    assert first[0] == other[0]  # this party's id
+    for _, folder in (first, other):
+        assert folder.parent == tmp_path / "pool"
+        assert peer_directories._is_peers(folder) and PEER.decode() not in str(folder)
+
+
+def test_an_id_is_of_two_certificates(tmp_path: Path) -> None:
+    """Neither this party under two of its own, nor two of a peer's, are known by it as one."""
+    pairs = ["", *(f"{own} {peer}" for own in ("C1", "C2") for peer in ("P1", "P2"))]
+    found = [agreed(tmp_path, pair) for pair in pairs]
+    secret = peer_directories.open_directory(tmp_path)
+    assert len({own_id for own_id, _ in found} | {secret}) == len(pairs) + 1
+    assert found == [agreed(tmp_path, pair) for pair in pairs]
+    other = agreed(tmp_path / "other", pairs[1])
+    assert other[0] != found[1][0]
+
+
+def test_a_peer_that_tells_one_id_under_two_certificates_finds_two_folders(tmp_path: Path) -> None:
+    """What lies in a folder is told to the peer, and would link its own or this party's two."""
+    folders = {agreed(tmp_path, pair)[1] for pair in ("", "C1 P", "C2 P", "C1 Q")}
+    assert len(folders) == 4
 
 
 @pytest.mark.parametrize(("directory", "peer"), [(True, b""), (False, PEER), (False, b"")])
@@ -67,9 +95,9 @@ def test_a_peer_cannot_name_another_path(tmp_path: Path, name: bytes) -> None:
 
 
 def test_a_copy_of_one_directory_is_no_pair(tmp_path: Path) -> None:
-    own = peer_directories.open_directory(tmp_path)
+    own, _ = agreed(tmp_path, "C P")
     with pytest.raises(PoolError, match="give each its own"):
-        peer_directories.agree(Hears(own), tmp_path)
+        agreed(tmp_path, "C P", own)
 
 
 def test_strangers_do_not_fill_a_directory(

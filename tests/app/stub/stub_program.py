@@ -101,6 +101,7 @@ def _prepared(task: Any, peer: Peer) -> dict[str, Any]:
     from spu_llm.core.values import ROLES
     from spu_llm.offline import peer_directories
     from spu_llm.offline.pool import Pool
+    from spu_llm.service.agreeing import pair_of
     from tests.core.dealing import TRIPLE
 
     def zeros(correlation: Any, masks: list[np.ndarray]) -> list[np.ndarray]:
@@ -109,7 +110,7 @@ def _prepared(task: Any, peer: Peer) -> dict[str, Any]:
         )
         return units
 
-    folder = peer_directories.agree(peer, Path(task.pool_dir))
+    folder = peer_directories.agree(peer, Path(task.pool_dir), pair_of(task.agreed))
     assert folder is not None
     session = str(task.agreed["session"]).encode()
     pool = Pool(
