@@ -1,16 +1,17 @@
-"""Shared fixtures. Every test runs JAX on the CPU."""
+"""Shared fixtures. Every test runs JAX with this project's settings, whatever the environment's."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+from spu_llm.core.jax_settings import settle
+
+settle()
 
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-from spu_llm.runtime.simulation import Simulation
+from spu_llm.runtime.simulation import Simulation  # noqa: E402
 from tests.parts import (  # noqa: E402
     pytest_addoption,
     pytest_collection_modifyitems,

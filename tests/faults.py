@@ -117,6 +117,10 @@ FAULTS = (
          "models/test_resident.py::"
          "test_weights_whose_activations_may_leave_their_ranges_are_refused",
          "models/test_hf.py::test_weights_do_not_fit")),
+    Met("a user's settings of JAX and XLA", "without effect on any process; `doctor` names them",
+        ("app/test_jax_settings.py::test_both_parties_work",
+         "app/test_jax_settings.py::test_doctor_says_what_was_overridden",
+         "app/test_jax_settings.py::test_what_runs_as_a_module")),
     Met("SIGTERM, Ctrl-C, a restart", "sessions drain, or hear why; nothing is left running",
         ("app/test_faults.py::test_ctrl_c",
          "app/test_faults.py::test_a_killed_demo_leaves_nothing",

@@ -21,7 +21,7 @@ def test_every_test_that_is_named_is_there() -> None:
 
 def test_the_table_has_every_fault() -> None:
     text = TABLE.read_text(encoding="utf-8")
-    assert len(FAULTS) == 25 and text.count("\n| ") == 25 + 1
+    assert len(FAULTS) >= 26 and text.count("\n| ") == len(FAULTS) + 1
     for i, met in enumerate(FAULTS, 1):
         assert f"| {i} | {met.fault} | {met.expected} | " in text
 

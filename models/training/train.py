@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Two host devices train faster on two cores than one; has to be set before JAX starts.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
-
 import jax
 import numpy as np
 from tokenizers import Tokenizer
@@ -85,6 +82,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="directory for the models")
     out = parser.parse_args().out
+    # Two host devices train faster on two cores than one; XLA reads this when it starts.
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
     out.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     files = list_files()

@@ -32,6 +32,7 @@ from spu_llm.app.options import (
 from spu_llm.app.output import check_output, unforeseen, write_json
 from spu_llm.app.printing import guard, say, show, show_table, tell_traceback
 from spu_llm.core.errors import InputError, SpuLlmError
+from spu_llm.core.jax_settings import settle
 from spu_llm.core.printable import one_line
 
 
@@ -62,6 +63,7 @@ class Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> None:
     """Run a command and exit: 0 success, 2 bad input, 1 any other failure, 130 interrupted."""
     started = time.monotonic()
+    settle()
     signal.signal(signal.SIGTERM, _terminated)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # started with that stream closed

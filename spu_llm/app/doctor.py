@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,6 +19,7 @@ from spu_llm.app.options import address
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import show
 from spu_llm.core.errors import InputError, SpuLlmError
+from spu_llm.core.jax_settings import overridden
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
 WORKER_GIB = 1.5  # of a session of the shipped models, at one party
@@ -98,6 +99,7 @@ def _machine() -> Iterator[Finding]:
     yield _python(sys.version_info[:2], platform.python_implementation(), sys.platform)
     yield _processor(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     yield _packages()
+    yield _settings(overridden())
     yield _memory(Path("/proc/meminfo").read_text(encoding="utf-8"))
     yield _namespace()
     yield _confined()
@@ -130,6 +132,14 @@ def _packages() -> Finding:
         what = "that library (libgomp1 of Debian)" if "libgomp" in str(exc) else "again"
         return Finding("packages", FAILURE, f"{type(exc).__name__}: {exc}; install {what}")
     return Finding("packages", OK, f"spu {spu.__version__}, jax {jax.__version__}")
+
+
+def _settings(names: Sequence[str]) -> Finding:
+    """JAX's and XLA's in the environment."""
+    if not names:
+        return Finding("settings", OK, "the environment has none of JAX's or XLA's")
+    said = f"{', '.join(names)} of the environment: overridden, without effect on any command"
+    return Finding("settings", WARNING, said)
 
 
 def _memory(meminfo: str) -> Finding:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from spu_llm.core.errors import InputError, PeerError, PoolError, SpuLlmError
+from spu_llm.core.jax_settings import settle
 from spu_llm.core.values import ROLES
 from spu_llm.net.manifest import JOBS, SESSION
 from spu_llm.net.stream_channel import Channels
@@ -115,7 +116,7 @@ def main() -> None:
     apart = leave_network()  # before there is another thread
     _die_with_parent()
     drop_rights()
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    settle()
     start = Start.of(sys.argv[1])
     if start.confined:
         confine_files(*(map(Path, paths) for paths in (start.reads, start.writes, start.lists)))

@@ -32,13 +32,13 @@ def test_a_healthy_machine(start: Start, pair: Pair, tmp_path: Path) -> None:
     assert command.wait(RUN_S) == 0, command.stderr
     found = {f["what"]: f for f in json.loads(file.read_text())["findings"]}
     assert list(found) == [
-        "python", "processor", "packages", "memory", "namespace", "confined", "clock",
+        "python", "processor", "packages", "settings", "memory", "namespace", "confined", "clock",
         "own certificate", "trusted peer", "listen", "model", "pool",
     ]  # fmt: skip
     assert found.pop("trusted peer")["level"] == WARNING  # in three days
     assert {found.pop(what)["level"] for what in ("namespace", "confined")} <= {OK, WARNING}
     assert all(f["level"] == OK for f in found.values()), found
-    assert len(command.stdout.splitlines()) == 12 and "me.example" in command.stdout
+    assert len(command.stdout.splitlines()) == 13 and "me.example" in command.stdout
 
 
 def test_whatever_is_wrong_is_said_and_ends_with_one(start: Start, tmp_path: Path) -> None:
@@ -85,6 +85,8 @@ def test_whether_a_provider_lets_one_in(start: Start, pair: Pair, tmp_path: Path
         (doctor._processor("flags : fpu aes\n"), FAILURE, "lacks avx"),
         (doctor._processor("flags : avx aes\n"), OK, "cores"),
         (doctor._processor("nothing\n"), WARNING, "x86-64"),
+        (doctor._settings([]), OK, "none"),
+        (doctor._settings(["JAX_A", "XLA_B"]), WARNING, "JAX_A, XLA_B of the environment"),
         (doctor._memory("MemAvailable: 1000000 kB\n"), FAILURE, "1.0 GiB free: 0 sessions"),
         (doctor._memory("MemAvailable: 8000000 kB\n"), OK, "7.6 GiB free: 5 sessions"),
         (doctor._clock(0.0, 1.0), FAILURE, "1970-01-01 00:00 UTC, before"),
