@@ -73,6 +73,12 @@ class Tokenizer:
             ),
         )
 
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """The numbers of special tokens, which have no text, by their names."""
+        added = self._bpe.get_added_tokens_decoder().items()
+        return {token.content: number for number, token in added if token.special}
+
     def encode(self, text: str, *, goes_on: bool = False) -> list[int]:
         """Token ids of `text`, with what the tokenizer puts before any text (LLaMA's first token,
         nothing of GPT-2's) unless it `goes_on` after another one; what it may put after one would

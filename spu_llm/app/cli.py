@@ -23,6 +23,7 @@ from spu_llm.app.options import (
     add_identity_options,
     add_jobs,
     add_session_options,
+    add_stop,
     address,
     identity_of,
     jobs_of,
@@ -178,8 +179,7 @@ def _parser() -> Parser:
 
 def _client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", default=PROMPT)
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
-                        help="end before this text; may be given again")  # fmt: skip
+    add_stop(parser)
     parser.add_argument("--seed", type=int, metavar="S", help="fix sampling")
     marking.add_option(parser)
     _request_options(parser)

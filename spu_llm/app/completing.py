@@ -13,6 +13,7 @@ from typing import Any
 
 from models.family import ModelConfig
 from models.hf import load_config, load_model
+from models.stops import Stops, check_text
 from models.tokenizer import Tokenizer
 from spu_llm.app.marking import Marking
 from spu_llm.app.material import limiting, tokens_of
@@ -102,11 +103,11 @@ def encoded(prefix: str, prompt: str, directory: Path) -> tuple[list[int], list[
     """The tokens of a public prefix, "" for none, and of the prompt after it, by the tokenizer in
     `directory`.
     """
-    _check_text(prompt, "the prompt")
+    check_text(prompt, "the prompt")
     tokenizer = Tokenizer.load(directory)
     if not prefix:
         return [], tokenizer.encode(prompt)
-    _check_text(prefix, "the public prefix")
+    check_text(prefix, "the public prefix")
     return tokenizer.encode(prefix), tokenizer.encode(prompt, goes_on=True)
 
 
@@ -117,8 +118,10 @@ def generate(
 
     `say` hears when it waits until what is made in the background has given way.
     """
-    draft_vocab = _check(options)
     provider, inputs = options.provider, options.inputs
+    tokenizer = Tokenizer.load(Path(inputs.draft_dir))
+    Stops.of(inputs.stop, tokenizer)
+    draft_vocab = _check(options)
     if provider.server is None:
         options.request.check(load_config(provider.model))
 
@@ -142,7 +145,7 @@ def generate(
     with _first(provider, say), provider.reached(inputs.sampling_seed) as (server, pool):
         outcome, agreed = run_as_client(
             server, options.program, options.request, inputs, watch,
-            tokenizer=Tokenizer.load(Path(inputs.draft_dir)), reads=reads, pool=pool,
+            tokenizer=tokenizer, reads=reads, pool=pool,
             jobs=provider.jobs, check=check,
         )  # fmt: skip
         return _summary(options, pool, outcome, agreed, first_token[0])
@@ -216,22 +219,10 @@ def _no_room(request: Ahead, provider: Provider, result: dict[str, Any]) -> NoRo
 
 def _check(options: GenerateOptions) -> int | None:
     """The draft model's vocabulary, if it drafts; InputError for what no provider could serve."""
-    for text in options.inputs.stop:
-        _check_text(text, "--stop")
     options.request.check_options()
     if not options.request.draft_length:
         return None
     return load_model(Path(options.inputs.draft_dir))[0].vocab_size
-
-
-def _check_text(text: str, name: str) -> None:
-    """InputError, which names it, when a text from the command line cannot be used."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InputError(f"{name} is not valid UTF-8 text; give it as UTF-8") from None
-    if not text:
-        raise InputError(f"{name} is empty; give at least one character of text")
 
 
 def _summary(

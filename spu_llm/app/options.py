@@ -26,6 +26,13 @@ def add_session_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
 
 
+def add_stop(parser: argparse.ArgumentParser) -> None:
+    """`models.stops` reads it."""
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
+                        help="end before this text, or before the special token of this name, say "
+                        "'<|im_end|>'; may be given again")  # fmt: skip
+
+
 def add_jobs(parser: argparse.ArgumentParser) -> None:
     """`jobs_of` reads it."""
     parser.add_argument("--jobs", type=int, metavar="N",

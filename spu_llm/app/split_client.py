@@ -63,6 +63,7 @@ def _model(options: argparse.Namespace) -> tuple[Path, ModelConfig, Params]:
 def generate(options: argparse.Namespace) -> None:
     """Stream the text to stdout, progress to stderr, the result to `--json`."""
     from models.split import ends_digest
+    from models.stops import Stops
     from models.tokenizer import Tokenizer
     from spu_llm.service.client import run_as_client
     from spu_llm.systems.split.records import GENERATE, GenerateInputs, GenerateRequest
@@ -72,6 +73,7 @@ def generate(options: argparse.Namespace) -> None:
     _check_sampling(options)
     directory, config, params = _model(options)
     split, tokenizer = splitting.split_of(options), Tokenizer.load(directory)
+    Stops.of(options.stop, tokenizer)
     tuned = _tuned(options, config)
     if options.random_prefix and options.mode != splitting.NOIR:
         raise InputError("--random-prefix is of --mode noir")
@@ -117,19 +119,15 @@ def generate(options: argparse.Namespace) -> None:
 
 
 def _check_sampling(options: argparse.Namespace) -> None:
+    from models.stops import check_text
+
     if options.temperature != 0 and not 0.05 <= options.temperature <= 5.0:
         raise InputError(
             f"--temperature must be 0 (greedy) or 0.05 to 5, found {options.temperature}"
         )
     if not 0 < options.top_p <= 1:
         raise InputError(f"--top-p must be above 0 and at most 1, found {options.top_p}")
-    for text, name in ((options.prompt, "the prompt"), *((s, "--stop") for s in options.stop)):
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise InputError(f"{name} is not valid UTF-8 text; give it as UTF-8") from None
-        if not text:
-            raise InputError(f"{name} is empty; give at least one character of text")
+    check_text(options.prompt, "the prompt")
 
 
 def _tuned(options: argparse.Namespace, config: ModelConfig) -> Settings | None:

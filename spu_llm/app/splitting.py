@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spu_llm.app import limiting, split_shares
 from spu_llm.app.defaults import PROMPT, SESSION_MINUTES, SESSIONS, shipped
-from spu_llm.app.options import add_identity_options, address, identity_of
+from spu_llm.app.options import add_identity_options, add_stop, address, identity_of
 from spu_llm.app.serving import check_serving, run_provider
 from spu_llm.core.errors import InputError
 
@@ -71,8 +71,7 @@ def add_command(commands: Any) -> None:
                           help="0 is greedy (default: %(default)s)")  # fmt: skip
     generate.add_argument("--top-p", type=float, default=1.0, metavar="P",
                           help="draw among the likeliest that hold mass P")  # fmt: skip
-    generate.add_argument("--stop", action="append", default=[], metavar="TEXT",
-                          help="end before this text; may be given again")  # fmt: skip
+    add_stop(generate)
     generate.add_argument("--seed", type=int, metavar="S", help="fix sampling")
     generate.add_argument("--secrets", type=Path, metavar="DIR",
                           help="what split tune made: codebook, permutation, tuned ends"

@@ -12,6 +12,7 @@ from typing import Any
 
 from spu_llm.app import provider_marks
 from spu_llm.app.defaults import PROMPT, shipped
+from spu_llm.app.options import add_stop
 from spu_llm.app.output import check_output, write_json, write_page
 from spu_llm.app.printing import Generated, show
 from spu_llm.core.errors import InputError
@@ -93,8 +94,7 @@ def _add_embed(parts: Any) -> None:
     embed.add_argument("--temperature", type=float, default=1.0, metavar="T",
                        help="of a model run here or an endpoint (default: %(default)s)"
                        )  # fmt: skip
-    embed.add_argument("--stop", action="append", default=[], metavar="TEXT",
-                       help="end before this text; may be given again")  # fmt: skip
+    add_stop(embed)
     embed.add_argument("--no-history", action="store_true",
                        help="an n-gram marks whenever it comes, as published; without this, "
                        "KEYFILE.history keeps which ones were used, and they mark no further text, "
@@ -213,6 +213,7 @@ def _from_model(
     options: argparse.Namespace, keys: Any, scheme: Any, histories: Any, progress: Any
 ) -> dict[str, Any]:
     from models.hf import load_folded
+    from models.stops import Stops
     from models.tokenizer import Tokenizer
     from protocols.verification.distribution import Sampling
     from spu_llm.systems.watermark.model_sampler import ModelSampler
@@ -236,7 +237,7 @@ def _from_model(
     sampler = ModelSampler(config, weights, tokenizer.eos_ids, sampling, spread=options.spread)
     if scheme.method == "candidates":
         made = _embedder(options, keys, scheme, sampler, tokenizer, histories).text(
-            prompt, count, options.stop, tokenizer.decode,
+            prompt, count, Stops.of(options.stop, tokenizer), tokenizer.decode,
             lambda content: progress.update(f"{len(content)} tokens"),
         )  # fmt: skip
         return _result(tokenizer.decode(made.content), made, list(made.content))
@@ -253,6 +254,7 @@ def _from_model(
 def _from_outside(
     options: argparse.Namespace, keys: Any, scheme: Any, histories: Any, progress: Any
 ) -> dict[str, Any]:
+    from models.stops import Stops
     from spu_llm.systems.watermark.sampler import CommandSampler, HttpSampler
 
     if scheme.method != "candidates":
@@ -261,7 +263,7 @@ def _from_outside(
     with _outside(options) as sampler:
         assert isinstance(sampler, CommandSampler | HttpSampler)
         made = _embedder(options, keys, scheme, sampler, tokenizer, histories).text(
-            options.prompt, options.max_new_tokens, options.stop, None,
+            options.prompt, options.max_new_tokens, Stops.of(options.stop, None), None,
             lambda content: progress.update(f"{len(content)} characters"),
         )  # fmt: skip
     return _result(made.content, made, None)

@@ -12,6 +12,7 @@ import numpy as np
 
 from models.draft import Drafter
 from models.ends import Ends
+from models.stops import Stops
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from protocols.verification.variants import Rule, lanes_of
@@ -43,7 +44,9 @@ class ClientSide:
     branching: Branching | None = None
 
     def __post_init__(self) -> None:
-        self._emitted = Emitted(self.tokenizer, self.stop, self.on_text)
+        self._emitted = Emitted(
+            self.tokenizer, Stops.of(self.stop, self.tokenizer), self.on_text
+        )
         self._branching = self.branching or Single(self.streams)
         self._branches: list[Branch] = []
         self._raised = np.zeros((0, 0))  # rows of `_next`

@@ -4,58 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from models.stops import Stops
 from models.tokenizer import StreamDecoder, Tokenizer
 
 
 class Emitted:
     """`tokens` so far and their `text`; `finish_reason` is "eos", "stop" or "length" in the end.
 
-    `on_text` receives text as soon as no stop string can take it back.
+    `on_text` receives text as soon as no stop can take it back.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str], on_text: Callable[[str], None]
+        self, tokenizer: Tokenizer, stops: Stops, on_text: Callable[[str], None]
     ) -> None:
         self.tokens: list[int] = []
         self.text = ""
         self.finish_reason = ""
-        self._tokenizer, self._stop, self._on_text = tokenizer, stop, on_text
+        self._tokenizer, self._stops, self._on_text = tokenizer, stops, on_text
         self._decoder = StreamDecoder(tokenizer)
         self._shown = 0
 
     def add(self, tokens: Sequence[int], limit: int) -> None:
-        """Further tokens, up to the end of the text, which has `limit` tokens at most."""
+        """Take further tokens, up to the end of the text, which has `limit` tokens at most."""
         for token in tokens:
-            if token in self._tokenizer.eos_ids:
-                self.finish_reason = "eos"
-                break
+            if not self.finish_reason:
+                self._take(token, limit)
+        held = 0 if self.finish_reason else self._stops.held(self.text)
+        self._show(len(self.text) - held)
+
+    def _take(self, token: int, limit: int) -> None:
+        if token in self._tokenizer.eos_ids:
+            self._finish("eos")
+        elif token in self._stops.tokens:
+            self._finish("stop")
+        else:
             self.tokens.append(token)
             self.text += self._decoder.push([token])
-            if self._cut_at_stop():
+            if self._cut():
                 self.finish_reason = "stop"
-                break
-            if len(self.tokens) >= limit:
-                self.finish_reason = "length"
-                break
-        if self.finish_reason and self.finish_reason != "stop":
-            self.text += self._decoder.finish()
-            self._cut_at_stop()
-        self._show(len(self.text) if self.finish_reason else self._certain())
+            elif len(self.tokens) >= limit:
+                self._finish("length")
 
-    def _cut_at_stop(self) -> bool:
-        found = [i for s in self._stop if (i := self.text.find(s)) >= 0]
-        if found:
-            self.text = self.text[: min(found)]
-        return bool(found)
+    def _finish(self, reason: str) -> None:
+        self.finish_reason = reason
+        self.text += self._decoder.finish()
+        self._cut()
 
-    def _certain(self) -> int:
-        """Length of text that no stop string can still take back."""
-        held = 0
-        for s in self._stop:
-            for n in range(1, len(s)):
-                if self.text.endswith(s[:n]):
-                    held = max(held, n)
-        return len(self.text) - held
+    def _cut(self) -> bool:
+        """Cut the text before the first stop in it; return whether there was one."""
+        at = self._stops.first_in(self.text)
+        self.text = self.text[:at]
+        return at is not None
 
     def _show(self, end: int) -> None:
         if end > self._shown:

@@ -27,6 +27,7 @@ from models.cache import Block, rows_after
 from models.family import ModelConfig, Params, weight_shapes
 from models.hf import load_model
 from models.resident import mapped
+from models.stops import Stops
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling, draw
 from spu_llm.core.channel import CountingChannel, Traffic
@@ -146,7 +147,8 @@ class _Client:
 
     def _text(self, number: int, prompt: list[int]) -> dict[str, Any]:
         emitted = Emitted(
-            self._tokenizer, self._inputs.stop, lambda text: self._send("text", text=text)
+            self._tokenizer, Stops.of(self._inputs.stop, self._tokenizer),
+            lambda text: self._send("text", text=text),
         )
         limit = self._request.limit(self._config, len(prompt))
         of = f" of text {number}" if len(self._request.prompt_tokens) > 1 else ""

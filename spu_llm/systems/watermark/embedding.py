@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from models.stops import NONE, Stops
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.history import History
@@ -69,12 +70,12 @@ class Embedder:
             )
 
     def text(
-        self, prompt: Content, max_tokens: int, stop: Sequence[str] = (),
+        self, prompt: Content, max_tokens: int, stops: Stops = NONE,
         as_text: Callable[[Content], str] | None = None,
         on_chunk: Callable[[Content], None] = lambda content: None,
     ) -> Made:  # fmt: skip
         """What follows the prompt. max_tokens: the sampler's own, k to a chunk; a chunk that ends
-        early is charged in full where only text comes back. It ends before the first of `stop`;
+        early is charged in full where only text comes back. It ends before the first of `stops`;
         `as_text` says where, of tokens.
         """
         made = Made(prompt[:0])
@@ -84,7 +85,7 @@ class Embedder:
             made.content = joined(made.content, drawn.content)
             made.chunks.append(chunk)
             left -= len(drawn.content) if not isinstance(drawn.content, str) else self.k
-            if stop and _cut_at(made, stop, as_text):
+            if stops.texts and _cut_at(made, stops, as_text):
                 made.reason = "stop"
                 break
             if drawn.ended or not drawn.content:
@@ -124,25 +125,24 @@ class Embedder:
 
 
 def _cut_at(
-    made: Made, stop: Sequence[str], as_text: Callable[[Content], str] | None
+    made: Made, stops: Stops, as_text: Callable[[Content], str] | None
 ) -> bool:
-    """Cut what was made before the first stop string in it, tokens where the text with them has
-    none yet; whether there was one.
+    """Cut what was made before the first stop in it, tokens where the text with them has none yet;
+    return whether there was one.
     """
     content = made.content
-    text = content if isinstance(content, str) else (as_text or _no_text)(content)
-    found = [at for s in stop if (at := text.find(s)) >= 0]
-    if not found:
-        return False
     if isinstance(content, str):
-        made.content = content[: min(found)]
-        return True
-    kept = len(content)
-    while kept and len((as_text or _no_text)(content[:kept])) > min(found):
-        kept -= 1
-    made.content = content[:kept]
-    return True
+        at = stops.first_in(content)
+        made.content = content[:at]
+        return at is not None
+    named = next((i for i, token in enumerate(content) if token in stops.tokens), None)
+    kept = content[:named]
+    at = stops.first_in((as_text or _no_text)(kept)) if stops.texts else None
+    while at is not None and kept and len((as_text or _no_text)(kept)) > at:
+        kept = kept[:-1]
+    made.content = kept
+    return named is not None or at is not None
 
 
 def _no_text(content: Content) -> str:
-    raise ValueError("stop strings of tokens need as_text")
+    raise ValueError("stops of tokens need as_text")
