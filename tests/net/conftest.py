@@ -104,22 +104,22 @@ class Bench:
             return client, accept(listener, 5)
 
     def controls(
-        self, shape: NetworkShape = NETWORKS["local"], heartbeat_s: float = 2.0
+        self, shape: NetworkShape = NETWORKS["local"], silence_s: float = 9.0
     ) -> tuple[Control, Control]:
         client, provider = self.streams()
         pair = (
-            Control(Relay(client, shape, "client"), heartbeat_s),
-            Control(Relay(provider, shape, "provider"), heartbeat_s),
+            Control(Relay(client, shape, "client"), silence_s),
+            Control(Relay(provider, shape, "provider"), silence_s),
         )
         for control in pair:
             self.cleanup.callback(control.close)
         return pair
 
-    def raw_peer(self, heartbeat_s: float = 2.0) -> tuple[socket.socket, Control]:
+    def raw_peer(self, silence_s: float = 9.0) -> tuple[socket.socket, Control]:
         """A provider's control, and the socket of a client that the test plays by hand."""
         with listen("127.0.0.1", 0) as listener:
             raw, stream = self.dial(listener.getsockname()[1]), accept(listener, 5)
-        control = Control(Relay(stream, NETWORKS["local"], "provider"), heartbeat_s)
+        control = Control(Relay(stream, NETWORKS["local"], "provider"), silence_s)
         self.cleanup.callback(control.close)
         return raw, control
 

@@ -110,7 +110,7 @@ def test_both_say_goodbye_at_once(bench: Bench) -> None:
 
 
 def test_silent_peer_is_a_stall(bench: Bench) -> None:
-    raw, control = bench.raw_peer(heartbeat_s=0.1)
+    raw, control = bench.raw_peer(silence_s=0.3)
     ticket = encode(Frame(Kind.CONTROL, 0, b'{"type": "ticket", "ticket": "00"}'))
     raw.sendall(PREAMBLE + ticket)
     control.take_ticket(1)
@@ -122,14 +122,14 @@ def test_silent_peer_is_a_stall(bench: Bench) -> None:
 
 
 def test_heartbeats_keep_an_idle_session(bench: Bench) -> None:
-    pair = bench.controls(heartbeat_s=0.1)
+    pair = bench.controls(silence_s=0.3)
     open_both(pair)
     time.sleep(0.8)
     assert not any(control.ended.is_set() for control in pair)
 
 
 def test_heartbeats_tell_the_peer_s_progress(bench: Bench) -> None:
-    pair = bench.controls(heartbeat_s=0.1)
+    pair = bench.controls(silence_s=0.3)
     open_both(pair)
     client, provider = pair
     assert client.peer_progress == provider.peer_progress == 0
@@ -140,7 +140,7 @@ def test_heartbeats_tell_the_peer_s_progress(bench: Bench) -> None:
 
 def test_backlog_is_no_stall(bench: Bench) -> None:
     """Two seconds of waiting data on a slow link, with a limit of 0.3 s of silence."""
-    pair = bench.controls(NetworkShape("slow", 8e6, 0.02), heartbeat_s=0.1)
+    pair = bench.controls(NetworkShape("slow", 8e6, 0.02), silence_s=0.3)
     open_both(pair)
     client, provider = pair
     worker = bench.worker(lambda sock: read_all(sock))

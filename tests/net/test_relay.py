@@ -195,7 +195,7 @@ def test_a_worker_that_takes_nothing_holds_back_the_sender(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay_module, "HELD_BYTES", 1 << 20)
-    client, provider = bench.controls(heartbeat_s=0.05)
+    client, provider = bench.controls(silence_s=0.15)
     stop = threading.Event()
     opened(provider.relay, bench.worker(lambda sock: stop.wait(10)).port)
     bench.cleanup.callback(stop.set)
