@@ -10,16 +10,17 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from spu_llm.net.identity import CERTIFICATE
+from tests.patience import RUN_S, eventually
 
 ROOT = Path(__file__).parents[2]
 STUB = Path(__file__).parent / "stub"
 MARKER = "SPU_LLM_TEST_COMMAND"
-START_S = 60.0  # for a phase of a run to begin; machines that run tests are slow
 ERROR = "spu-llm: error: "
 
 
@@ -63,13 +64,18 @@ def _observe(seconds: float) -> None:
             lines.write(json.dumps([test, seconds]) + "\n")
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+@contextmanager
+def _usual_signals() -> Iterator[None]:
+    """Start processes that Ctrl-C and a hang-up end, also when these tests run in the background or
+    under nohup: what is ignored here would be ignored there.
+    """
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Command:
@@ -94,19 +100,17 @@ class Command:
         env |= {MARKER: self._mark, "TMPDIR": str(self.tmp)}
         env |= {} if installed else {"PYTHONPATH": os.pathsep.join(p for p in paths if p)}
         env |= {} if stub is None else {"SPU_LLM_STUB": stub}
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            # Tests run as a background job: the command would inherit that Ctrl-C does nothing.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         place = [] if within is None else ["ip", "netns", "exec", within]
-        self._process = subprocess.Popen(
-            [*place, sys.executable, "-m", "spu_llm", *args],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=directory,
-            env=os.environ | env,
-            start_new_session=True,
-        )
+        with _usual_signals():
+            self._process = subprocess.Popen(
+                [*place, sys.executable, "-m", "spu_llm", *args],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=directory,
+                env=os.environ | env,
+                start_new_session=True,
+            )
         self.pid = self._process.pid
         self._output = {"stdout": b"", "stderr": b""}
         self._readers = [
@@ -139,18 +143,18 @@ class Command:
         def seen() -> bool:
             return text.encode() in self._output[stream] or self._process.poll() is not None
 
-        assert eventually(seen, START_S), f"no {text!r} on {stream}:\n{self.stderr}"
+        assert eventually(seen, RUN_S), f"no {text!r} on {stream}:\n{self.stderr}"
         assert text.encode() in self._output[stream], f"ended before {text!r}:\n{self.stderr}"
 
     def until_count(self, stream: str, text: str, count: int) -> None:
         """Wait until `text` appears so many times in the output."""
-        seen = eventually(lambda: self._output[stream].count(text.encode()) >= count, START_S)
+        seen = eventually(lambda: self._output[stream].count(text.encode()) >= count, RUN_S)
         assert seen, f"no {count} times {text!r} on {stream}:\n{self.stderr}"
 
     def until_phase(self, phase: str) -> None:
         """Wait until the phase has begun; 'decoding' begins with the first streamed text."""
         if phase == "decoding":
-            assert eventually(lambda: len(self._output["stdout"]) > 0, START_S), self.stderr
+            assert eventually(lambda: len(self._output["stdout"]) > 0, RUN_S), self.stderr
         else:
             self.until("stderr", f"[{phase}")
             time.sleep(0.5)

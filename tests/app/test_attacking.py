@@ -9,8 +9,7 @@ import pytest
 
 from tests.app.conftest import Pair
 from tests.app.processes import Start
-
-RUN_S = 120.0
+from tests.patience import RUN_S
 
 
 def test_an_attack_on_a_real_vault_reports_and_leaves_nothing(

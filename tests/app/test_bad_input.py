@@ -21,14 +21,14 @@ from models.hf import load_model, save_model
 from spu_llm.app import cli
 from tests.app.conftest import Pair
 from tests.app.processes import ERROR, Command, Start
+from tests.patience import END_S
 from tests.tiny import PUBLIC, save_tokenizer, tiny_params
 
-FAST_S = 20.0  # about one second on an idle machine
 LONG = "zq" * 70  # 140 tokens; the context is 64
 
 
 def assert_refused(command: Command, *words: str) -> None:
-    command.assert_failed(2, *words, within_s=FAST_S)
+    command.assert_failed(2, *words, within_s=END_S)
     assert "[connecting" not in command.stderr  # no worker has been given a job
     assert command.stdout == ""
 
@@ -216,7 +216,7 @@ def test_a_prompt_too_long_for_the_provider_is_refused_by_generate(
     server = start(*own_pair.serve("--once"))
     client = start(*own_pair.generate(server.until_listening(), "--prompt", "zq" * 10))
     assert_refused(client, "20 tokens", "context is 16", "shorten it to 15")
-    server.assert_failed(2, "20 tokens", "context is 16", within_s=FAST_S)
+    server.assert_failed(2, "20 tokens", "context is 16", within_s=END_S)
 
 
 def test_settings_that_differ_are_named_on_both_sides(start: Start, pair: Pair) -> None:
@@ -224,7 +224,7 @@ def test_settings_that_differ_are_named_on_both_sides(start: Start, pair: Pair) 
     client = start(*pair.generate(server.until_listening()))
     words = ["settings differ", "network", '"local"', '"lan"']
     assert_refused(client, *words)
-    server.assert_failed(2, *words, within_s=FAST_S)
+    server.assert_failed(2, *words, within_s=END_S)
 
 
 def test_a_port_in_use_is_named(start: Start, pair: Pair) -> None:
@@ -243,7 +243,7 @@ def test_a_port_where_nobody_listens(start: Start, pair: Pair) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     client = start(*pair.generate(port))
-    client.assert_failed(1, f"127.0.0.1:{port}", "refused", within_s=FAST_S)
+    client.assert_failed(1, f"127.0.0.1:{port}", "refused", within_s=END_S)
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def web_server() -> Iterator[int]:
 
 def test_a_web_server_is_no_provider(start: Start, pair: Pair, web_server: int) -> None:
     client = start(*pair.generate(web_server))
-    client.assert_failed(1, "the peer does not speak spu-llm", within_s=FAST_S)
+    client.assert_failed(1, "the peer does not speak spu-llm", within_s=END_S)
 
 
 def test_a_server_that_answers_something_else_breaks_the_wire(start: Start, pair: Pair) -> None:
@@ -268,4 +268,4 @@ def test_a_server_that_answers_something_else_breaks_the_wire(start: Start, pair
         connection, _ = server.accept()
         with connection:
             connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
-            client.assert_failed(1, "does not speak spu-llm", within_s=FAST_S)
+            client.assert_failed(1, "does not speak spu-llm", within_s=END_S)

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from tests.app.conftest import Pair
-from tests.app.processes import Start, eventually
-
-RUN_S = 240.0
-END_S = 10.0
+from tests.app.processes import Start
+from tests.patience import END_S, RUN_S, eventually
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,7 @@ from spu_llm.net import identity
 from spu_llm.net.identity import CERTIFICATE, KEY
 from tests.app.conftest import Pair
 from tests.app.processes import Command, Start, credentials
-
-RUN_S = 120.0
-REFUSED_S = 15.0  # most of it to start a process
+from tests.patience import END_S, RUN_S
 
 
 class Parties(NamedTuple):
@@ -35,7 +33,7 @@ def parties(tmp_path_factory: pytest.TempPathFactory, start_shared: Start) -> Pa
     root = tmp_path_factory.mktemp("identities")
     for name in Parties._fields:
         command = start_shared("keygen", "--name", f"{name}.example", "--out", str(root / name))
-        assert command.wait(30) == 0, command.stderr
+        assert command.wait(END_S) == 0, command.stderr
         made = identity.load(root / name, root / name / CERTIFICATE).own
         assert made.fingerprint in command.stdout
     return Parties(*(root / name for name in Parties._fields))
@@ -62,18 +60,18 @@ def ask(start: Start, pair: Pair, server: tuple[Command, int]) -> Callable[..., 
 
 
 def test_a_key_is_written_once_and_for_its_owner(start: Start, tmp_path: Path) -> None:
-    assert start("keygen", "--name", "10.0.0.1", "--out", "me").wait(30) == 0
+    assert start("keygen", "--name", "10.0.0.1", "--out", "me").wait(END_S) == 0
     key = tmp_path / "me" / KEY
     assert key.stat().st_mode & 0o777 == 0o600 and (tmp_path / "me").stat().st_mode & 0o77 == 0
     before = key.read_bytes()
     again = start("keygen", "--name", "10.0.0.1", "--out", "me")
-    assert again.wait(30) == 2 and "is there already" in again.stderr
+    assert again.wait(END_S) == 2 and "is there already" in again.stderr
     assert key.read_bytes() == before
     key.chmod(0o640)
     opened = start(
         "generate", "--server", "h:1", "--identity", "me", "--trust", f"me/{CERTIFICATE}"
     )
-    assert opened.wait(30) == 2 and "chmod 600" in opened.stderr
+    assert opened.wait(END_S) == 2 and "chmod 600" in opened.stderr
 
 
 def test_whoever_is_not_known_is_refused_and_told(
@@ -89,9 +87,9 @@ def test_whoever_is_not_known_is_refused_and_told(
     for options, said in cases:
         started = time.monotonic()
         client = ask(*options)
-        assert client.wait(REFUSED_S) == 1, client.stderr
+        assert client.wait(END_S) == 1, client.stderr
         assert said in client.stderr and len(client.stderr.strip().splitlines()) <= 2
-        assert time.monotonic() - started < REFUSED_S
+        assert time.monotonic() - started < END_S
     for said in ("certificate is refused", "does not trust", "the peer is not speaking TLS"):
         command.until("stderr", said)
 

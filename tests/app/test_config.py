@@ -10,6 +10,7 @@ import pytest
 from spu_llm.app.cli import _parser, main
 from tests.app.conftest import Pair
 from tests.app.processes import ROOT, Start
+from tests.patience import END_S
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
@@ -99,4 +100,4 @@ def test_both_parties_by_one_file(start: Start, pair: Pair, file: Path, tmp_path
     server = start("serve", "--config", str(file), stub="")
     at = f"127.0.0.1:{server.until_listening()}"
     client = start("generate", "--config", str(file), "--server", at, stub="")
-    assert client.wait(60) == 0, client.stderr
+    assert client.wait(END_S) == 0, client.stderr

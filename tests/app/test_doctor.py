@@ -17,8 +17,7 @@ from spu_llm.net import identity
 from spu_llm.net.identity import CERTIFICATE
 from tests.app.conftest import Pair
 from tests.app.processes import Start, credentials
-
-RUN_S = 60.0
+from tests.patience import RUN_S
 
 
 def test_a_healthy_machine(start: Start, pair: Pair, tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ import pytest
 
 from spu_llm.net.frames import MAX_PAYLOAD
 from tests.app.conftest import Pair
-from tests.app.processes import Command, Process, Start, eventually
+from tests.app.processes import Command, Process, Start
 from tests.app.tap import Tap
+from tests.patience import END_S, RUN_S, eventually
 
-END_S = 10.0
 STALL_S = 4.0  # the deadline of a session that stands still, where a test shortens it
 slow = pytest.mark.slow
 PROMPT = "def read("
@@ -139,7 +139,7 @@ def test_a_frozen_provider_ends_the_client(
     command = demo(program, phase)
     for process in command.provider():
         process.send(signal.SIGSTOP)
-    command.assert_failed(1, "stalled", within_s=END_S + 4)
+    command.assert_failed(1, "stalled", within_s=END_S)
     check_streamed(command, phase)
 
 
@@ -150,7 +150,7 @@ def test_a_frozen_client_ends_serve_once(
     server, client = both(program, phase)
     for process in client.processes():
         process.send(signal.SIGSTOP)
-    server.assert_failed(1, "stalled", within_s=END_S + 4)
+    server.assert_failed(1, "stalled", within_s=END_S)
     for process in client.processes():
         process.send(signal.SIGCONT)
     client.assert_failed(1, "peer", within_s=END_S)
@@ -167,7 +167,7 @@ def test_ctrl_c(
 ) -> None:
     command = demo(program, phase)
     command.send(signal.SIGINT, group=group)
-    command.assert_failed(130, "interrupted", within_s=5.0)
+    command.assert_failed(130, "interrupted", within_s=END_S)
     check_streamed(command, phase)
 
 
@@ -209,13 +209,13 @@ def test_the_server_outlives_clients_that_fail(start: Start, pair: Pair) -> None
     client = start(*pair.generate(port, "--prompt", PROMPT))
     client.until_phase("preparing")
     client.send(signal.SIGINT)
-    client.assert_failed(130, "interrupted", within_s=5.0)
+    client.assert_failed(130, "interrupted", within_s=END_S)
     server.until("stderr", "interrupted")
     assert [p.pid for p in server.processes() if not p.is_worker] == [server.pid]
     client = start(*pair.generate(port, "--prompt", PROMPT))
     client.until_phase("preparing")
     os.kill(server.pid, signal.SIGINT)
-    server.assert_failed(130, "interrupted", within_s=5.0)
+    server.assert_failed(130, "interrupted", within_s=END_S)
     client.assert_failed(1, "the provider is shutting down", within_s=END_S)
 
 
@@ -295,7 +295,7 @@ def test_a_slow_worker_is_waited_for(start: Start, pair: Pair) -> None:
     """It sends nothing for longer than the deadline, but computes."""
     stub = "provider:prefilling:computes"
     demo = start(*pair.demo, stub=stub, SPU_LLM_STALL_S=str(STALL_S))
-    assert demo.wait(6 * END_S) == 0, demo.stderr
+    assert demo.wait(RUN_S) == 0, demo.stderr
     assert "decoding" in demo.stderr
 
 

@@ -18,14 +18,14 @@ from spu_llm.offline.access import take_lock
 from spu_llm.offline.files import IN_USE
 from tests.app.conftest import Pair
 from tests.app.pools import PEER, session, use_up
-from tests.app.processes import START_S, Command, Start, eventually
+from tests.app.processes import Command, Start
 from tests.core.dealing import TRIPLE
+from tests.patience import END_S, RUN_S, eventually
 
 NEEDED = 40  # units; three batches have 48
 MORE = "the stock no longer lasts for all steps: making more"
 STOPS = "making stops for now: a completion wants the client's pool directory"
 AWAY = "nothing can be made now, trying again: "
-END_S = 10.0
 
 
 class Ended(Exception):
@@ -224,7 +224,7 @@ def lines_of(command: Command) -> list[str]:
 
 def said(command: Command, count: int, words: str) -> None:
     """Wait for the line number `count` (of all), which has `words`."""
-    there = eventually(lambda: command.stdout.count("\n") >= count, START_S)
+    there = eventually(lambda: command.stdout.count("\n") >= count, RUN_S)
     assert there, command.stdout + command.stderr
     assert words in lines_of(command)[count - 1]
 
@@ -289,7 +289,7 @@ def test_a_completion_gets_the_directory_while_material_is_made(
         return any(p.is_worker for p in command.processes())
 
     for count, stub in [(1, ""), (2, "client:prefilling:holds")]:
-        assert eventually(lambda: works(makes) and works(server), START_S)
+        assert eventually(lambda: works(makes) and works(server), RUN_S)
         client = start(*completion, stub=stub)
         said(makes, count, STOPS)
         assert "waiting for prepare --watch to give way" in client.stderr
@@ -298,9 +298,9 @@ def test_a_completion_gets_the_directory_while_material_is_made(
             client.send(signal.SIGKILL)
             client.wait(END_S)
         else:
-            assert client.wait(START_S) == 0, client.stderr
+            assert client.wait(RUN_S) == 0, client.stderr
         assert eventually(lambda n=count: server.stderr.count("a completion wants") == n, END_S)
-    assert eventually(lambda: works(makes), START_S)
+    assert eventually(lambda: works(makes), RUN_S)
     makes.send(signal.SIGTERM)
     assert makes.wait(END_S) == 0, makes.stderr
     assert lines_of(makes) == [STOPS, STOPS, "ended; what was made stays"]
@@ -312,9 +312,9 @@ def test_a_completion_gets_the_directories_of_both_parties(
     own = ["--model", str(pair.private), "--draft-model", str(pair.public)]
     own += ["--pool", str(tmp_path / "pool")]
     makes = start("prepare", "--watch", *own, *REQUEST, stub="client:preparing:holds", **QUICKLY)
-    assert eventually(lambda: sum(p.is_worker for p in makes.processes()) == 2, START_S)
+    assert eventually(lambda: sum(p.is_worker for p in makes.processes()) == 2, RUN_S)
     demo = start("demo", *own, stub="")
-    assert demo.wait(START_S) == 0, demo.stderr
+    assert demo.wait(RUN_S) == 0, demo.stderr
     said(makes, 1, STOPS)
 
 
@@ -326,7 +326,7 @@ def test_it_may_end_while_material_is_made(
     server = start(*pair.serve("--pool", str(tmp_path / "provider")), stub=stub)
     port = server.until_listening()
     client = start(*at_server(pair, port, tmp_path / "client"), stub=stub)
-    assert eventually(lambda: any(p.is_worker for p in server.processes()), START_S)
+    assert eventually(lambda: any(p.is_worker for p in server.processes()), RUN_S)
     client.send(signum)
     assert client.wait(END_S) == 0, client.stderr
     assert lines_of(client) == ["ended; what was made stays"]

@@ -14,8 +14,7 @@ from spu_llm.service import limits
 from spu_llm.service.limits import Accounts, Limits
 from tests.app.conftest import Pair
 from tests.app.processes import Start
-
-END_S = 15.0
+from tests.patience import END_S
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from models.tokenizer import Tokenizer
 from spu_llm.app import cli
 from tests.app.conftest import Pair
 from tests.app.processes import Start
+from tests.patience import END_S, RUN_S
 from tests.tiny import LLAMA, save_tokenizer, tiny_params
 
-RUN_S = 120.0  # a tenth of it on an idle machine
 PROMPT, NEW, DRAFTS = "def read(", 4, 2
 MARGIN = 0.05  # of every decision in logits: far above what shares blur
 
@@ -82,7 +82,7 @@ def test_material_is_prepared_and_taken(start: Start, llamas: Pair, tmp_path: Pa
     offline = [sum(r["bytes"]["offline"].values()) for r in (prepared, result)]
     assert offline[1] < offline[0]
     server.send(signal.SIGTERM)
-    assert server.wait(20) == 128 + signal.SIGTERM
+    assert server.wait(END_S) == 128 + signal.SIGTERM
 
 
 def test_an_estimate_needs_a_shape_alone(llamas: Pair, tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ from pathlib import Path
 from spu_llm.service.provider import HANDSHAKES_OF_ONE
 from tests.app.conftest import Pair
 from tests.app.processes import Start
-
-RUN_S = 240.0
-END_S = 15.0
+from tests.patience import END_S, RUN_S
 
 
 def asked(pair: Pair, port: int, *options: str) -> list[str]:

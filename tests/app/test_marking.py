@@ -26,9 +26,9 @@ from spu_llm.systems.watermark.keys import Scheme, write_key
 from spu_llm.systems.watermark.race_marks import MarkedNoise
 from tests.app.conftest import Pair
 from tests.app.processes import ERROR, Start
+from tests.patience import RUN_S
 from tests.watermark.chains import key_of
 
-RUN_S = 240.0
 RACE = Scheme(4, method="race")
 
 

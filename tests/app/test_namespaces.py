@@ -14,9 +14,9 @@ import pytest
 from spu_llm.net import identity
 from tests.app.conftest import Pair
 from tests.app.processes import Start, credentials
+from tests.patience import END_S, RUN_S
 
 slow = pytest.mark.slow
-RUN_S = 400.0
 PROVIDER, CLIENT = "10.213.77.1", "10.213.77.2"
 
 
@@ -90,4 +90,4 @@ def test_completions_between_two_namespaces(
     assert server.stderr.count("session finished") == 6
     # Who is not on the cable does not even find the port.
     outside = start(*asked(9, prompts[0]))
-    assert outside.wait(60) == 1 and "cannot reach provider" in outside.stderr
+    assert outside.wait(END_S) == 1 and "cannot reach provider" in outside.stderr

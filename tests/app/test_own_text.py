@@ -14,9 +14,9 @@ from models.hf import load_model
 from models.tokenizer import Tokenizer
 from tests.app.conftest import Pair
 from tests.app.processes import Start
+from tests.patience import END_S, RUN_S
 
 SYSTEM, PREFIX, PROMPT = "zqzq vwvw", "def ", "read("
-RUN_S = 120.0
 NEAR = 0.05  # of a logit: what a forward on shares may be off by, here
 
 
@@ -68,7 +68,7 @@ def test_a_system_prompt_that_cannot_be_served(
     own = tmp_path / "system.txt"
     if content is not None:
         own.write_bytes(content)
-    start(*pair.serve("--system-prompt", str(own), *options)).assert_failed(2, said, within_s=20.0)
+    start(*pair.serve("--system-prompt", str(own), *options)).assert_failed(2, said, within_s=END_S)
 
 
 def test_a_prompt_too_long_after_the_providers_text_is_refused(
@@ -78,7 +78,7 @@ def test_a_prompt_too_long_after_the_providers_text_is_refused(
     own.write_text(SYSTEM)
     server = start(*pair.serve("--system-prompt", str(own), "--prefix-pad", "32"))
     client = start(*pair.generate(server.until_listening(), "--prompt", "zq" * 20))
-    client.assert_failed(2, "model's context is 32; shorten it to 31", within_s=20.0)
+    client.assert_failed(2, "model's context is 32; shorten it to 31", within_s=END_S)
 
 
 @pytest.mark.slow

@@ -28,11 +28,10 @@ from spu_llm.service.client import Server
 from spu_llm.service.supervisor import Outcome
 from spu_llm.systems.decoding.records import PrepareRequest
 from tests.app.conftest import Pair
-from tests.app.processes import Command, Start, eventually
+from tests.app.processes import Command, Start
+from tests.patience import END_S, RUN_S, eventually
 from tests.tiny import PRIVATE, endless, tiny_params
 
-RUN_S = 120.0
-END_S = 20.0
 PROMPT = "def read("
 NEW = 2
 REQUEST = ["--max-new-tokens", str(NEW), "--standard", "--temperature", "0"]

@@ -14,9 +14,9 @@ import pytest
 from spu_llm.app import cli
 from spu_llm.systems.dp_text.corpus import METHODS
 from tests.app.conftest import Pair
-from tests.app.processes import ERROR, Start, eventually
+from tests.app.processes import ERROR, Start
+from tests.patience import RUN_S, eventually
 
-RUN_S = 120.0
 SECRET = "zebra"
 Dp = Callable[..., list[str]]
 

@@ -29,9 +29,8 @@ from spu_llm.systems.watermark.sessions import (
 )
 from tests.app.conftest import Pair
 from tests.app.processes import ERROR, Start
+from tests.patience import RUN_S
 from tests.watermark.chains import key_of
-
-RUN_S = 240.0
 
 
 def provider_key(path: Path, tokenizer: Tokenizer, key: Key) -> Path:

@@ -17,9 +17,9 @@ from models.hf import save_model
 from models.tokenizer import Tokenizer
 from tests.app.conftest import Pair
 from tests.app.processes import Command, Process, Start
+from tests.patience import END_S, RUN_S
 from tests.tiny import PRIVATE, tiny_params
 
-RUN_S = 120.0  # a tenth of it on an idle machine
 CANARY = "kanarie vogel"
 STOPS = [option for c in string.ascii_letters for option in ("--stop", c)]
 
@@ -112,7 +112,7 @@ def served(start_shared: Start, pair: Pair, tmp_path_factory: pytest.TempPathFac
         assert client.wait(RUN_S) == 0, client.stderr
         clients.append(client)
     server.send(signal.SIGTERM)
-    code = server.wait(10)
+    code = server.wait(END_S)
     server.assert_gone(2)
     results = [json.loads(file.read_text()) for file in files]
     return Served(server, provider, clients, results, files, code)

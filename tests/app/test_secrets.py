@@ -17,8 +17,8 @@ from tests.app.conftest import Pair
 from tests.app.processes import Command, Start
 from tests.app.secrets import Needles, memory, prompt_needles, search, weight_needles
 from tests.app.tap import Tap
+from tests.patience import END_S, RUN_S
 
-RUN_S = 120.0
 PROMPT = "Xq7#vLw2@Zk9!rTb4$Jm"
 
 
@@ -79,7 +79,7 @@ def seen(
         assert client.wait(RUN_S) == 0, client.stderr
         server.until("stderr", "session finished")
         server.send(signal.SIGTERM)
-        server.wait(10)
+        server.wait(END_S)
         wire = search(secrets, on_wire(tap))
         sizes = {side: len(data) for side, data in tap.wire.items()}
     return Seen(

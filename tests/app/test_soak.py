@@ -17,7 +17,8 @@ from spu_llm.service.client import Server, run_as_client
 from spu_llm.systems.decoding.records import COMPLETION, ClientInputs
 from spu_llm.systems.decoding.request import Request
 from tests.app.conftest import Pair
-from tests.app.processes import STUB, Start, credentials, eventually
+from tests.app.processes import STUB, Start, credentials
+from tests.patience import eventually
 
 SESSIONS, SETTLED = 200, 20
 MORE_BYTES = 16 << 20  # that memory may differ by, of 150 MiB and more

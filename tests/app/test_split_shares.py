@@ -23,10 +23,10 @@ from spu_llm.app.split_views import views_of_middle
 from spu_llm.offline.silent.ring import SPARE_BITS
 from tests.app.conftest import Pair
 from tests.app.processes import Start
+from tests.patience import END_S, RUN_S
 from tests.tiny import PUBLIC, VOCAB, endless, save_tokenizer, tiny_params
 
 MODEL = GPT2Config(VOCAB, n_positions=64, n_embd=16, n_layer=3, n_head=2)
-RUN_S = 120.0  # a tenth of it on an idle machine
 PROMPT, NEW, DRAFTS = "def read(", 6, 2
 
 
@@ -72,7 +72,7 @@ def test_a_text_is_the_whole_models(start: Start, three: Pair, tmp_path: Path) -
     assert "rows" in " ".join(result["learned"]["client"])
     assert not any("temperature" in name for name in result["config"])
     server.send(signal.SIGTERM)
-    assert server.wait(20) == 128 + signal.SIGTERM
+    assert server.wait(END_S) == 128 + signal.SIGTERM
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_material_is_prepared_and_taken(start: Start, three: Pair, tmp_path: Pat
     offline = [sum(r["bytes"]["offline"].values()) for r in (prepared, result)]
     assert offline[1] < 1.05 * (offline[0] - sum(row["bytes"] for row in prepared["material"]))
     server.send(signal.SIGTERM)
-    assert server.wait(20) == 128 + signal.SIGTERM
+    assert server.wait(END_S) == 128 + signal.SIGTERM
 
 
 @pytest.mark.slow

@@ -23,10 +23,10 @@ from spu_llm.systems.split.mechanisms import MECHANISMS
 from spu_llm.systems.split.state import Tunings, own_directory
 from spu_llm.systems.split.tuning import halves
 from spu_llm.systems.split.vocabulary import DEFAULT
-from tests.app.processes import ERROR, Command, Start, eventually
+from tests.app.processes import ERROR, Command, Start
+from tests.patience import END_S, RUN_S, eventually
 from tests.split.sessions import make_model
 
-RUN_S = 120.0
 ROUNDS, EVERY = 120, 5
 HERE = ["--insecure", "--mode"]
 
@@ -146,10 +146,10 @@ def test_a_killed_provider_ends_the_client_which_goes_on(
     workers = [process for process in server.processes() if process.is_worker]
     for process in server.processes() if whole else workers:
         process.send(signal.SIGKILL)
-    client.assert_failed(1, "peer was lost" if whole else "provider", within_s=10.0)
+    client.assert_failed(1, "peer was lost" if whole else "provider", within_s=END_S)
     assert 3 * EVERY < rounds_of(secrets) < ROUNDS
     if whole:
-        server.wait(10.0)
+        server.wait(END_S)
         server = serving(start, model, "noir", "tunings")
         port = server.until_listening()
     assert start(*tune(port, model, secrets, "--rounds", str(ROUNDS))).wait(RUN_S) == 0

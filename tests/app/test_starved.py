@@ -11,11 +11,11 @@ import pytest
 from tests.app.conftest import Pair
 from tests.app.processes import Command, Process, Start
 from tests.app.starving import starved
+from tests.patience import END_S
 
 SHARE = 0.05
 SHORT_S = 3.0  # of silence that ends a session here; a third of what it is
 MINUTE_S = 60.0
-END_S = 15.0  # for a session to end, from when its peer is dead
 SIDES = ("client", "provider")
 
 

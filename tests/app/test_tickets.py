@@ -30,13 +30,13 @@ from spu_llm.service.worker import Task
 from spu_llm.systems.decoding.records import COMPLETION
 from spu_llm.systems.decoding.request import Request
 from tests.app.conftest import Pair
-from tests.app.processes import Start, eventually
+from tests.app.processes import Start
 from tests.app.tap import Tap
+from tests.patience import END_S, eventually
 from tests.tiny import PRIVATE
 
 TASK = Task("provider", "completion", {}, {}, 1)
 ONE, OTHER = (Certificate(f * 64, f, datetime.now(timezone.utc)) for f in "ab")
-END_S = 15.0
 
 
 def test_a_ticket_is_good_once() -> None:

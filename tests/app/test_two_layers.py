@@ -21,11 +21,11 @@ from models.tokenizer import Tokenizer
 from spu_llm.systems.decoding.request import Request
 from tests.app.conftest import Pair
 from tests.app.processes import Start
+from tests.patience import RUN_S
 from tests.tiny import PRIVATE, endless, save_tokenizer, tiny_params
 
 TWO = replace(PRIVATE, n_layer=2)
 PROMPT, NEW, DRAFTS = "def read", 9, 3
-RUN_S = 300.0  # a tenth of it on an idle machine
 MARGIN = 0.3  # of every decision in logits: far above what shares blur
 
 Greedy = Callable[[list[int]], int]

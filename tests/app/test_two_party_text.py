@@ -12,8 +12,8 @@ import pytest
 from spu_llm.app import cli
 from tests.app.conftest import Pair
 from tests.app.processes import ERROR, Command, Start
+from tests.patience import END_S, RUN_S
 
-RUN_S = 240.0
 TEXTS = ["alpha beta gamma", "", "delta epsilon zeta eta", "return path"]
 
 
@@ -53,7 +53,7 @@ def test_a_provider_writes_texts_it_cannot_read(
     killed: Command = start(*options)
     killed.until("stderr", "text 1 of 2")
     killed.send(signal.SIGKILL)
-    killed.wait(30)
+    killed.wait(END_S)
     again = start(*options)
     assert again.wait(RUN_S) == 0, again.stderr
     lines, statement, ledger = results(out)
@@ -77,7 +77,7 @@ def test_both_bring_references(start: Start, pair: Pair, references: Path, tmp_p
         *asked(server.until_listening(), pair.private, references, out, *options)
     )
     assert client.wait(RUN_S) == 0, client.stderr
-    assert server.wait(30) == 0, server.stderr
+    assert server.wait(END_S) == 0, server.stderr
     lines, statement, ledger = results(out)
     assert [1 <= len(line["tokens"]) + line["ended"] <= 3 for line in lines] == [True, True]
     assert statement["run"]["of_provider"] == 1 and ledger["begun"] == 2

@@ -17,13 +17,12 @@ from spu_llm.net import identity
 from spu_llm.net.identity import CERTIFICATE
 from spu_llm.systems.confidential.learned import floats_per_layer
 from tests.app.conftest import Pair
-from tests.app.processes import Command, Start, eventually
+from tests.app.processes import Command, Start
 from tests.confidential.test_vault import is_greedy
+from tests.patience import END_S, RUN_S, eventually
 from tests.tiny import PRIVATE, VOCAB, endless, make_pair, save_model, tiny_params
 
 TOKENS = 24
-RUN_S = 60.0
-LOST_S = 15.0
 PROMPT = "def read(alpha, beta):"
 
 
@@ -147,13 +146,13 @@ def test_with_certificates_and_only_those(
     kept = vault(start, served.port, *trusting("vault", "owner"), *user)
     asked = ask(kept.port, *trusting("user", "vault"))
     assert asked.wait(RUN_S) == 0, asked.stderr
-    ask(kept.port, *trusting("stranger", "vault")).assert_failed(1, "the vault", within_s=LOST_S)
-    ask(kept.port, "--insecure").assert_failed(1, "the vault", within_s=LOST_S)
+    ask(kept.port, *trusting("stranger", "vault")).assert_failed(1, "the vault", within_s=END_S)
+    ask(kept.port, "--insecure").assert_failed(1, "the vault", within_s=END_S)
     wrong = start(
         "vault", "open", "--server", f"127.0.0.1:{served.port}", "--listen", "127.0.0.1:0",
         *trusting("stranger", "owner"), *user,
     )  # fmt: skip
-    wrong.assert_failed(1, "the engine", within_s=LOST_S)
+    wrong.assert_failed(1, "the engine", within_s=END_S)
 
 
 def test_engine_that_dies_mid_token_is_named_and_its_vault_stays(
@@ -165,9 +164,9 @@ def test_engine_that_dies_mid_token_is_named_and_its_vault_stays(
     user = ask(kept.port, "--insecure", "--max-new-tokens", "50")
     user.until_phase("decoding")
     served.command.send(signal.SIGKILL)
-    user.assert_failed(1, "the vault says: the engine is lost", within_s=LOST_S)
+    user.assert_failed(1, "the vault says: the engine is lost", within_s=END_S)
     user = ask(kept.port, "--insecure")
-    user.assert_failed(1, "cannot reach the engine", within_s=LOST_S)
+    user.assert_failed(1, "cannot reach the engine", within_s=END_S)
     engine(start, pair.private, "--insecure", port=served.port)
     again = ask(kept.port, "--insecure")
     assert again.wait(RUN_S) == 0, again.stderr
@@ -179,12 +178,12 @@ def test_engine_that_comes_back_with_other_weights_is_refused(
     served = engine(start, pair.private, "--insecure")
     kept = vault(start, served.port, "--insecure")
     served.command.send(signal.SIGKILL)
-    served.command.wait(5)
+    served.command.wait(END_S)
     other, _ = make_pair(tmp_path / "other")
     save_model(other, PRIVATE, endless(tiny_params(PRIVATE, 7)))
     engine(start, other, "--insecure", port=served.port)
     refused = ask(kept.port, "--insecure")
-    refused.assert_failed(1, "another one than when this vault was opened", within_s=LOST_S)
+    refused.assert_failed(1, "another one than when this vault was opened", within_s=END_S)
 
 
 def test_vault_that_dies_ends_its_user_and_no_other(
@@ -196,7 +195,7 @@ def test_vault_that_dies_ends_its_user_and_no_other(
     users = [ask(v.port, *longer, "--json", f"{i}.json") for i, v in enumerate(kept)]
     users[0].until_phase("decoding")
     kept[0].command.send(signal.SIGKILL)
-    users[0].assert_failed(1, "the vault is lost", within_s=LOST_S)
+    users[0].assert_failed(1, "the vault is lost", within_s=END_S)
     found = result(users[1], tmp_path / "1.json")
     config, params = load_model(pair.private)
     is_greedy(config, params, prompt_tokens(pair.private), found["token_ids"])
@@ -213,7 +212,7 @@ def test_vault_that_stops_does_not_hold_the_others(
     kept[0].command.send(signal.SIGSTOP)
     started = time.monotonic()
     assert users[1].wait(RUN_S) == 0, users[1].stderr
-    assert time.monotonic() - started < 2 * LOST_S
+    assert time.monotonic() - started < END_S
     kept[0].command.send(signal.SIGCONT)
     assert users[0].wait(RUN_S) == 1
 
@@ -226,12 +225,12 @@ def test_ctrl_c_ends_each_of_them_and_the_rest_goes_on(
     user = ask(kept.port, "--insecure", "--max-new-tokens", "50")
     user.until_phase("decoding")
     user.send(signal.SIGINT)
-    assert user.wait(LOST_S) == 130
+    assert user.wait(END_S) == 130
     again = ask(kept.port, "--insecure")
     assert again.wait(RUN_S) == 0, again.stderr
     for role in (kept, served):
         role.command.send(signal.SIGINT)
-        assert role.command.wait(LOST_S) == 130
+        assert role.command.wait(END_S) == 130
         role.command.assert_gone(2.0)
     assert "Traceback" not in kept.command.stderr + served.command.stderr
 
@@ -254,7 +253,7 @@ def test_engine_without_room_says_so(
     first = ask(kept[0].port, "--insecure", "--max-new-tokens", "50")
     first.until_phase("decoding")
     kept[0].command.send(signal.SIGSTOP)  # its lane stays for as long as a round may take
-    ask(kept[1].port, "--insecure").assert_failed(1, "no room for 1 more", within_s=LOST_S)
+    ask(kept[1].port, "--insecure").assert_failed(1, "no room for 1 more", within_s=END_S)
     kept[0].command.send(signal.SIGCONT)
 
 
@@ -294,7 +293,7 @@ def test_bad_input_is_one_line(
 ) -> None:
     draft = ["--draft-model", str(pair.public)]
     asked = ask(shared[1].port, "--insecure", *draft, *options)
-    asked.assert_failed(2, words, within_s=LOST_S)
+    asked.assert_failed(2, words, within_s=END_S)
 
 
 def test_another_tokenizer_is_refused(
@@ -303,7 +302,7 @@ def test_another_tokenizer_is_refused(
     from spu_llm.app.defaults import shipped
 
     other = ask(shared[1].port, "--insecure", "--tokenizer", str(shipped("public")))
-    other.assert_failed(2, "another tokenizer", within_s=LOST_S)
+    other.assert_failed(2, "another tokenizer", within_s=END_S)
 
 
 def test_strangers_bytes_end_nothing(

@@ -14,7 +14,7 @@ from spu_llm.core.errors import SpuLlmError, StalledError, WorkerError
 from spu_llm.service import watch as watch_module
 from spu_llm.service.supervisor import Worker
 from spu_llm.service.watch import COMPUTED_S, SILENT_S, STALL_S, WAIT_S, Watch
-from tests.app.processes import eventually
+from tests.patience import eventually
 
 BEAT_S = 2.0
 IDLE = 0.0013  # CPU seconds per second of a worker that only waits

@@ -15,10 +15,9 @@ from spu_llm.net import identity
 from spu_llm.service.places import TICKET_S
 from tests.app.conftest import Pair
 from tests.app.processes import Command, Start, credentials
+from tests.patience import END_S, RUN_S
 from tests.wire import FATAL, SIDES, Fault, FaultyWire
 
-END_S = 15.0
-RUN_S = 240.0
 slow = pytest.mark.slow
 STUB = "client:decoding:holds"
 
@@ -136,7 +135,7 @@ def test_other_sessions_go_on(
     good = ask(port)
     good.until_phase("decoding")
     with FaultyWire(port, Fault("corrupt", "client", 60)) as wire:
-        ask(wire.port).assert_failed(1, "peer", within_s=2 * END_S)
+        ask(wire.port).assert_failed(1, "peer", within_s=END_S)
     shown = len(good.stdout)
     command.until("stderr", "session failed")
     assert good.errors == [] and command.errors == [] and shown

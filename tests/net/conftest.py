@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -18,15 +17,7 @@ from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS, NetworkShape
 from spu_llm.net.stream import TcpStream, accept, connect, listen
 from spu_llm.net.worker_side import Loopback
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 2.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
+from tests.patience import SOON_S, eventually
 
 
 def read_all(sock: socket.socket, nbytes: int | None = None) -> bytes:
@@ -89,7 +80,7 @@ class Worker:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(5)
+            thread.join(SOON_S)
 
 
 @dataclass

@@ -8,11 +8,12 @@ import time
 import pytest
 
 from spu_llm.core.errors import PeerError, WireError
-from spu_llm.net.control import Bye, Control
+from spu_llm.net.control import BYE_WAIT_S, Bye, Control
 from spu_llm.net.frames import PREAMBLE, Frame, Kind, encode
 from spu_llm.net.shaping import NetworkShape
+from tests.patience import SOON_S, eventually
 
-from .conftest import Bench, eventually, opened, read_all
+from .conftest import Bench, opened, read_all
 
 TICKET = bytes(range(32))
 
@@ -20,15 +21,13 @@ TICKET = bytes(range(32))
 def open_both(pair: tuple[Control, Control]) -> None:
     client, provider = pair
     client.show_ticket(TICKET)
-    assert provider.take_ticket(2) == TICKET
+    assert provider.take_ticket(SOON_S) == TICKET
 
 
 def test_peer_that_says_nothing(bench: Bench) -> None:
     raw, control = bench.raw_peer()
-    started = time.monotonic()
     with pytest.raises(PeerError, match="showed no ticket within 0.2 s"):
         control.take_ticket(0.2)
-    assert time.monotonic() - started < 1
     control.close()
 
 
@@ -38,19 +37,19 @@ def test_a_ticket_that_is_none(bench: Bench, said: str) -> None:
     message = f'{{"type": "ticket", "ticket": {said}}}'.encode()
     raw.sendall(PREAMBLE + encode(Frame(Kind.CONTROL, 0, message)))
     with pytest.raises(WireError):
-        control.take_ticket(2)
+        control.take_ticket(SOON_S)
 
 
 def test_a_ticket_is_shown_once_and_by_the_client(bench: Bench) -> None:
     pair = bench.controls()
     open_both(pair)
     pair[0].show_ticket(TICKET)
-    assert pair[1].ended.wait(1)
+    assert pair[1].ended.wait(SOON_S)
     with pytest.raises(WireError, match="malformed or repeated"):
         pair[1].check()
     client, provider = bench.controls()
     provider.show_ticket(TICKET)
-    assert client.ended.wait(1)
+    assert client.ended.wait(SOON_S)
     with pytest.raises(WireError, match="malformed or repeated"):
         client.check()
 
@@ -60,7 +59,7 @@ def test_peer_that_refuses_without_a_ticket(bench: Bench) -> None:
     bye = b'{"type": "bye", "reason": "busy\\u001b[2J", "ok": false}'
     raw.sendall(PREAMBLE + encode(Frame(Kind.CONTROL, 0, bye)))
     with pytest.raises(PeerError, match=r"the peer ended the session: busy␛\[2J"):
-        control.take_ticket(2)
+        control.take_ticket(SOON_S)
 
 
 def test_goodbye_comes_after_the_data(bench: Bench) -> None:
@@ -74,25 +73,25 @@ def test_goodbye_comes_after_the_data(bench: Bench) -> None:
     assert eventually(lambda: bool(client.relay._pipes))  # the stream is open
     sock.sendall(bytes(3_000_000))  # 0.3 s at this rate
     client.bye("done", ok=True)
-    assert provider.ended.wait(1)
+    assert provider.ended.wait(SOON_S)
     provider.check()
     assert provider.peer_bye == Bye("done", True)
     assert eventually(lambda: got == [3_000_000])
-    assert provider.relay.ended.wait(1) and provider.relay.failure is None
+    assert provider.relay.ended.wait(SOON_S) and provider.relay.failure is None
 
 
 def test_goodbye_on_error_does_not_wait_for_the_data(bench: Bench) -> None:
-    pair = bench.controls(NetworkShape("slow", 8e6, 0.02))
+    pair = bench.controls(NetworkShape("slow", 8e5, 0.02))
     open_both(pair)
     client, provider = pair
     opened(provider.relay, 1)
     sock = bench.dial(opened(client.relay, 1))
-    sock.sendall(bytes(3_000_000))  # 3 s at this rate
-    time.sleep(0.1)
+    sock.sendall(bytes(3_000_000))  # 30 s at this rate
+    assert eventually(lambda: client.relay._uplink.taken_bytes > 0)
     started = time.monotonic()
     client.bye("out of memory", ok=False)
-    assert provider.ended.wait(1)
-    assert time.monotonic() - started < 1
+    assert provider.ended.wait(SOON_S)
+    assert time.monotonic() - started < 10
     with pytest.raises(PeerError, match="the peer ended the session: out of memory"):
         provider.check()
 
@@ -104,8 +103,8 @@ def test_both_say_goodbye_at_once(bench: Bench) -> None:
     thread = threading.Thread(target=pair[1].bye, args=("p", True))
     thread.start()
     pair[0].bye("c", True)
-    thread.join(10)
-    assert time.monotonic() - started < 1
+    thread.join(SOON_S)
+    assert time.monotonic() - started < BYE_WAIT_S
     assert all(control.relay.failure is None for control in pair)
 
 
@@ -113,10 +112,10 @@ def test_silent_peer_is_a_stall(bench: Bench) -> None:
     raw, control = bench.raw_peer(silence_s=0.3)
     ticket = encode(Frame(Kind.CONTROL, 0, b'{"type": "ticket", "ticket": "00"}'))
     raw.sendall(PREAMBLE + ticket)
-    control.take_ticket(1)
+    control.take_ticket(SOON_S)
     started = time.monotonic()
-    assert control.ended.wait(1)
-    assert 0.25 < time.monotonic() - started < 1
+    assert control.ended.wait(SOON_S)
+    assert time.monotonic() - started > 0.25
     with pytest.raises(PeerError, match="peer stalled: no heartbeat for 0.3 s"):
         control.check()
 
@@ -147,16 +146,14 @@ def test_backlog_is_no_stall(bench: Bench) -> None:
     opened(provider.relay, worker.port)
     sock = bench.dial(opened(client.relay, 1))
     sock.sendall(bytes(2_000_000))
-    time.sleep(1)
+    assert eventually(lambda: client.relay.snapshot().payload_bytes_sent > 700_000)
     assert not any(control.ended.is_set() for control in pair)
-    waiting = client.relay.snapshot().payload_bytes_sent
-    assert 0 < waiting < 1_500_000
 
 
 def test_closing_without_a_word_is_a_loss(bench: Bench) -> None:
     pair = bench.controls()
     open_both(pair)
     pair[0].close()
-    assert pair[1].ended.wait(1)
+    assert pair[1].ended.wait(SOON_S)
     with pytest.raises(PeerError, match="connection to the peer was lost"):
         pair[1].check()

@@ -33,11 +33,12 @@ from spu_llm.net.control_plane import ControlServer, ask_to_open, check_health
 from spu_llm.net.frames import PREAMBLE
 from spu_llm.net.manifest import Manifest, agree, with_nonce
 from spu_llm.net.stream import TcpStream
+from tests.patience import SOON_S, eventually
 
-from .conftest import Bench, eventually
+from .conftest import Bench
 
 TICKET = bytes(range(32))
-ASK_S = 5.0
+ASK_S = SOON_S
 
 
 class Provider:

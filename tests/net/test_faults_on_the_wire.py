@@ -25,9 +25,10 @@ from spu_llm.net.identity import CERTIFICATE, Identity
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import accept, connect, listen
+from tests.patience import eventually
 from tests.wire import DEEDS, DELAY_S, FATAL, SIDES, Fault, FaultyWire
 
-from .conftest import Worker, eventually, opened
+from .conftest import Worker, opened
 
 SHORT_S = 1.5  # of silence that ends a session, where a test waits for that
 KNOWN_S = 30.0  # from a fault until both have ended, on a machine however slow
@@ -176,7 +177,7 @@ def test_a_fault_ends_both_sides(
 ) -> None:
     toy = Toy(known, Fault(deed, side, 40, connection=0), SHORT_S)
     with contextlib.closing(toy):
-        assert eventually(lambda: toy.wire.hit is not None, 10)
+        assert eventually(lambda: toy.wire.hit is not None)
         assert eventually(lambda: toy.over, KNOWN_S)
         assert len(toy.reasons()) == 2
     assert toy.echoed > 0 and not toy.wrong
@@ -185,7 +186,7 @@ def test_a_fault_ends_both_sides(
 def test_a_delay_ends_nothing(known: tuple[Identity, Identity]) -> None:
     toy = Toy(known, Fault("delay", "provider", 40, connection=0), SILENCE_S)
     with contextlib.closing(toy):
-        assert eventually(lambda: toy.wire.hit is not None, 10)
+        assert eventually(lambda: toy.wire.hit is not None)
         before = toy.echoed
         assert eventually(lambda: toy.echoed > before + 50, DELAY_S + KNOWN_S)
         assert not toy.over and not toy.reasons()

@@ -16,6 +16,7 @@ from spu_llm.net.link_frames import MAX_BODY, LinkFrames
 from spu_llm.net.worker_side import Loopback
 from spu_llm.service.programs import doors
 from spu_llm.systems.decoding.records import COMPLETION
+from tests.patience import SOON_S
 
 from .conftest import Bench, echo, opened, read_all
 
@@ -71,7 +72,7 @@ def test_a_worker_never_gets_them(bench: Bench) -> None:
     opening = Frame(Kind.OPEN, 1, bytes([Door.LINK]))
     wire = [opening, Frame(Kind.DATA, 1, good), Frame(Kind.DATA, 1, b"POST / HTTP")]
     raw.sendall(PREAMBLE + b"".join(map(encode, wire)))
-    assert control.ended.wait(2)
+    assert control.ended.wait(SOON_S)
     with pytest.raises(WireError, match="not a message of SPU's link: b'POST'"):
         control.check()
     control.close()
@@ -96,7 +97,7 @@ def test_a_program_without_spu_has_no_door_to_it(bench: Bench) -> None:
     control.relay.allow_streams(doors(replace(COMPLETION, spu=None)))
     opened(control.relay, bench.worker(echo).port)
     raw.sendall(PREAMBLE + encode(Frame(Kind.OPEN, 1, bytes([Door.LINK]))))
-    assert control.ended.wait(2)
+    assert control.ended.wait(SOON_S)
     with pytest.raises(WireError, match="a stream for LINK, which this program lacks"):
         control.check()
 

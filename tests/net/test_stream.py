@@ -10,6 +10,7 @@ import pytest
 
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.net.stream import accept, connect, listen
+from tests.patience import SOON_S
 
 from .conftest import Bench
 
@@ -70,7 +71,7 @@ def test_close_wakes_a_blocked_receive(bench: Bench) -> None:
     woken.wait(0.05)
     client.close()
     client.close()
-    assert woken.wait(1)
+    assert woken.wait(SOON_S)
     with pytest.raises(PeerError, match="closed"):
         client.recv_some(1)
     provider.close()
@@ -96,10 +97,10 @@ def test_nobody_is_listened_to_after_the_deadline(bench: Bench) -> None:
 
     thread = threading.Thread(target=talk)
     thread.start()
-    talking.wait(5.0)
+    talking.wait(SOON_S)
     started = time.monotonic()
     ours.close_after(0.2)
-    assert time.monotonic() - started < 2.0
-    thread.join(5.0)
+    assert time.monotonic() - started < SOON_S
+    thread.join(SOON_S)
     assert not thread.is_alive()
     theirs.close()

@@ -26,10 +26,11 @@ from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import ByteStream
 from spu_llm.net.stream_channel import MAX_MESSAGE, NUMBER_BYTES, Channels, StreamChannel
 from spu_llm.net.worker_side import Loopback
+from tests.patience import SOON_S, eventually
 
-from .conftest import Bench, eventually
+from .conftest import Bench
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_what_is_kept_is_bounded(owned: ExitStack, monkeypatch: pytest.MonkeyPat
             one.send(bytes(1 << 20))
     assert one._waiting_bytes < 3 << 20
     assert other.recv() == bytes(1 << 20)
-    assert eventually(lambda: one._waiting_bytes < 1 << 20, 5.0)
+    assert eventually(lambda: one._waiting_bytes < 1 << 20)
     one.send(b"goes on")
 
 
@@ -145,7 +146,7 @@ def test_a_large_announcement_takes_no_memory(owned: ExitStack) -> None:
     time.sleep(0.2)
     assert _resident() - before < 100 << 20
     raw.close()
-    thread.join(5)
+    thread.join(SOON_S)
     assert not thread.is_alive()
 
 
@@ -157,7 +158,7 @@ def test_a_silent_peer_is_not_waited_for_for_ever(owned: ExitStack) -> None:
     raw.sendall(size(10) + b"half")
     with pytest.raises(PeerError, match="no message from the other party"):
         channel.recv()
-    assert 0.5 < time.monotonic() - started < 3.0
+    assert 0.5 < time.monotonic() - started < SOON_S
 
 
 def test_sending_to_a_peer_that_has_gone(owned: ExitStack) -> None:
@@ -241,7 +242,7 @@ def test_whoever_does_not_say_which_channel_is_no_peer(monkeypatch: pytest.Monke
             with Channels(CLIENT, port, TIMEOUT_S) as callers:
                 called = callers.open()
                 called.send(b"hello")
-                assert opening.result(10).recv() == b"hello"
+                assert opening.result(SOON_S).recv() == b"hello"
 
 
 def test_another_channel_than_the_next_is_refused() -> None:
@@ -251,7 +252,7 @@ def test_another_channel_than_the_next_is_refused() -> None:
         with loopback.connect(port) as raw:
             raw.sendall(size(7))
             with pytest.raises(WireError, match="opens another channel"):
-                opening.result(10)
+                opening.result(SOON_S)
 
 
 def test_nobody_comes() -> None:
@@ -329,12 +330,12 @@ def test_a_worker_that_dies_ends_the_other_s_channel(bench: Bench) -> None:
         opening = pool.submit(channels.open)
         with Channels(CLIENT, ports[0], TIMEOUT_S) as callers:
             callers.open().send(b"last")
-        channel = opening.result(10)
+        channel = opening.result(SOON_S)
         assert channel.recv() == b"last"
         started = time.monotonic()
         with pytest.raises(PeerError, match="no message from the other party"):
             channel.recv()
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < TIMEOUT_S
 
 
 def _resident() -> int:

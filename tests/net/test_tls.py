@@ -24,6 +24,7 @@ from spu_llm.net import tls
 from spu_llm.net.frames import PREAMBLE
 from spu_llm.net.identity import CERTIFICATE, KEY, Identity
 from spu_llm.net.stream import TcpStream
+from tests.patience import SOON_S
 
 NOW = datetime.datetime.now(datetime.timezone.utc)
 DAY = datetime.timedelta(days=1)
@@ -84,7 +85,7 @@ def meet(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10.0)
+        thread.join(SOON_S)
     return found
 
 
@@ -302,7 +303,7 @@ def test_bytes_come_as_they_were(connected: Any, sizes: list[int], at_once: int)
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20.0)
+        thread.join(SOON_S)
     assert [bytes(data) for data in received] == sent[::-1]
 
 
@@ -332,7 +333,7 @@ def test_the_end_is_heard_and_closes_what_waits(folders: dict[str, Path]) -> Non
     thread = threading.Thread(target=wait)
     thread.start()
     other.close()
-    thread.join(5.0)
+    thread.join(SOON_S)
     assert not thread.is_alive() and len(waiting) == 1
     one.close()
 

@@ -15,6 +15,7 @@ import pytest
 from spu_llm.net import worker_side
 from spu_llm.net.frames import Door
 from spu_llm.net.worker_side import Apart, Loopback
+from tests.patience import SOON_S
 
 # A worker that answers on its port, says what it has of a network, and calls its peer when told to.
 WORKER = """
@@ -158,7 +159,7 @@ def test_many_connections_at_once(worker: Worker) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10.0)
+        thread.join(SOON_S)
     assert sorted(heard) == sorted(b"worker:%d" % i for i in range(20))
     side.close()
 
