@@ -37,7 +37,9 @@ DELAY_S = 2.5
 
 @dataclass(frozen=True)
 class Fault:
-    """Of the `at`-th message, from 0 on, that `side` sends on the `connection`-th connection."""
+    """What happens to the `at`-th message, from 0 on, that `side` sends on the `connection`-th
+    connection.
+    """
 
     deed: str
     side: str
@@ -47,11 +49,17 @@ class Fault:
 
 class FaultyWire:
     """Listens on `port` and connects each caller to the provider. `hit`: when the fault was done,
-    by the monotonic clock.
+    by the monotonic clock. Messages are counted from when `counting` is set (`at_once`: from the
+    first one on).
     """
 
-    def __init__(self, provider_port: int, fault: Fault | None = None) -> None:
+    def __init__(
+        self, provider_port: int, fault: Fault | None = None, *, at_once: bool = True
+    ) -> None:
         self.hit: float | None = None
+        self.counting = threading.Event()
+        if at_once:
+            self.counting.set()
         self._fault, self._provider_port = fault, provider_port
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
@@ -99,7 +107,8 @@ class FaultyWire:
                 if hole.is_set():
                     continue
                 for message in messages.feed(data):
-                    if fault is not None and (fault.side, fault.at) == (side, count):
+                    counts = self.counting.is_set()
+                    if counts and fault is not None and (fault.side, fault.at) == (side, count):
                         self.hit = time.monotonic()
                         if fault.deed == "black-hole":
                             hole.set()
@@ -116,7 +125,7 @@ class FaultyWire:
                     elif late and message:
                         message, late = message + late, b""
                     sink.sendall(message)
-                    count += 1
+                    count += counts
         if not hole.is_set():
             with contextlib.suppress(OSError):
                 sink.shutdown(socket.SHUT_WR)

@@ -27,7 +27,9 @@ from tests.app.processes import ERROR, Command, Start
 from tests.patience import END_S, RUN_S, eventually
 from tests.split.sessions import make_model
 
-ROUNDS, EVERY = 120, 5
+EVERY = 5  # rounds from save to save
+MORE = 100  # rounds after a process was killed
+ENDLESS = "1000000"  # rounds: whatever is to be killed does not end before
 HERE = ["--insecure", "--mode"]
 
 
@@ -105,27 +107,27 @@ def test_a_killed_client_goes_on_bit_for_bit(
     tuning = begun(command, noir.tmp.parent / "tunings")
     shutil.copytree(secrets, tmp_path / "whole")
     shutil.copytree(tuning, tmp_path / "of-provider")
-    killed = start(*command, str(ROUNDS))
+    killed = start(*command, ENDLESS)
     assert eventually(lambda: rounds_of(secrets) > 3 * EVERY, RUN_S), killed.stderr
     killed.send(signal.SIGKILL)
-    killed.wait(RUN_S)
-    killed.assert_gone(5.0)
+    killed.wait(END_S)
+    killed.assert_gone(END_S)
     noir.until("stderr", "session failed")
-    assert 3 * EVERY < rounds_of(secrets) < ROUNDS
-    again = start(*command, str(ROUNDS))
+    rounds = rounds_of(secrets) + MORE
+    again = start(*command, str(rounds))
     assert again.wait(RUN_S) == 0, again.stderr
-    assert f"{ROUNDS} rounds, loss" in again.stdout
+    assert f"{rounds} rounds, loss" in again.stdout
     found = kept(secrets, tuning)
     shutil.rmtree(tuning)
     shutil.copytree(tmp_path / "of-provider", tuning)
-    whole = start(*tune(port, model, tmp_path / "whole", "--rounds", str(ROUNDS)))
+    whole = start(*tune(port, model, tmp_path / "whole", "--rounds", str(rounds)))
     assert whole.wait(RUN_S) == 0, whole.stderr
     assert found == kept(tmp_path / "whole", tuning)
     # Nothing of it can be read by others, or is on a screen.
     for path in (secrets, tuning, *secrets.iterdir(), *tuning.iterdir()):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
     curve = [json.loads(line) for line in found["loss.jsonl"].splitlines()]
-    assert [entry["round"] for entry in curve] == list(range(ROUNDS))
+    assert [entry["round"] for entry in curve] == list(range(rounds))
     assert curve[-1]["loss"] < curve[0]["loss"] - 1
     assert "under a secret codebook" in again.stderr and "insecure" not in again.stderr
 
@@ -141,22 +143,22 @@ def test_a_killed_provider_ends_the_client_which_goes_on(
     (tuning,) = (tmp_path / "tunings").iterdir()
     shutil.copytree(secrets, tmp_path / "whole")
     shutil.copytree(tuning, tmp_path / "of-provider")
-    client = start(*tune(port, model, secrets, "--rounds", str(ROUNDS)))
+    client = start(*tune(port, model, secrets, "--rounds", ENDLESS))
     assert eventually(lambda: rounds_of(secrets) > 3 * EVERY, RUN_S), client.stderr
     workers = [process for process in server.processes() if process.is_worker]
     for process in server.processes() if whole else workers:
         process.send(signal.SIGKILL)
     client.assert_failed(1, "peer was lost" if whole else "provider", within_s=END_S)
-    assert 3 * EVERY < rounds_of(secrets) < ROUNDS
+    rounds = rounds_of(secrets) + MORE
     if whole:
         server.wait(END_S)
         server = serving(start, model, "noir", "tunings")
         port = server.until_listening()
-    assert start(*tune(port, model, secrets, "--rounds", str(ROUNDS))).wait(RUN_S) == 0
+    assert start(*tune(port, model, secrets, "--rounds", str(rounds))).wait(RUN_S) == 0
     found = kept(secrets, tuning)
     shutil.rmtree(tuning)
     shutil.copytree(tmp_path / "of-provider", tuning)
-    again = start(*tune(port, model, tmp_path / "whole", "--rounds", str(ROUNDS)))
+    again = start(*tune(port, model, tmp_path / "whole", "--rounds", str(rounds)))
     assert again.wait(RUN_S) == 0, again.stderr
     assert found == kept(tmp_path / "whole", tuning)
     options = ["--secrets", str(secrets), "--random-prefix", "--json", "out.json"]

@@ -65,15 +65,16 @@ def ask(start: Start, pair: Pair, known: Known) -> Ask:
 
 
 def assert_both_end(
-    server: tuple[Command, int], ask: Ask, fault: Fault, within_s: float = END_S
+    server: tuple[Command, int], ask: Ask, fault: Fault, *, in_the_midst: bool
 ) -> None:
     command, port = server
     told = command.stderr.count("session failed")
-    with FaultyWire(port, fault) as wire:
+    with FaultyWire(port, fault, at_once=not in_the_midst) as wire:
         client = ask(wire.port)
-        if fault.at > 10:
+        if in_the_midst:
             client.until_phase("decoding")
-        client.assert_failed(1, within_s=within_s + (10 if fault.at <= 10 else 0))
+            wire.counting.set()
+        client.assert_failed(1, within_s=END_S)
         assert "peer" in client.errors[0] or "does not answer" in client.errors[0]
         assert wire.hit is not None
     if fault.connection == 1:
@@ -96,7 +97,7 @@ def assert_both_end(
 def test_a_fault_in_the_midst(
     server: tuple[Command, int], ask: Ask, deed: str, side: str
 ) -> None:
-    assert_both_end(server, ask, Fault(deed, side, 60))
+    assert_both_end(server, ask, Fault(deed, side, 10), in_the_midst=True)
 
 
 @pytest.mark.parametrize("connection", [0, 1])
@@ -113,7 +114,7 @@ def test_a_fault_in_the_midst(
 def test_a_fault_before_there_is_a_session(
     server: tuple[Command, int], ask: Ask, deed: str, side: str, at: int, connection: int
 ) -> None:
-    assert_both_end(server, ask, Fault(deed, side, at, connection))
+    assert_both_end(server, ask, Fault(deed, side, at, connection), in_the_midst=False)
 
 
 def test_a_delay_is_waited_for(server: tuple[Command, int], ask: Ask) -> None:
@@ -134,8 +135,11 @@ def test_other_sessions_go_on(
     port = command.until_listening()
     good = ask(port)
     good.until_phase("decoding")
-    with FaultyWire(port, Fault("corrupt", "client", 60)) as wire:
-        ask(wire.port).assert_failed(1, "peer", within_s=END_S)
+    with FaultyWire(port, Fault("corrupt", "client", 10), at_once=False) as wire:
+        bad = ask(wire.port)
+        bad.until_phase("decoding")
+        wire.counting.set()
+        bad.assert_failed(1, "peer", within_s=END_S)
     shown = len(good.stdout)
     command.until("stderr", "session failed")
     assert good.errors == [] and command.errors == [] and shown
