@@ -56,6 +56,12 @@ def _look(pid: int) -> Process | None:
     return None if state in "ZX" else Process(pid, int(parent), argv, environ)
 
 
+def all_processes() -> list[Process]:
+    """Return every living process of this machine that can be seen."""
+    found = (_look(int(p.name)) for p in Path("/proc").iterdir() if p.name.isdigit())
+    return [process for process in found if process is not None]
+
+
 def _observe(seconds: float) -> None:
     """Of a command's end: for the table of faults (`tests.faults`)."""
     if (file := os.environ.get("SPU_LLM_OBSERVED")) is not None:
@@ -181,8 +187,7 @@ class Command:
 
     def processes(self) -> list[Process]:
         """Every living process that this command started, itself included."""
-        found = (_look(int(p.name)) for p in Path("/proc").iterdir() if p.name.isdigit())
-        return [p for p in found if p is not None and f"{MARKER}={self._mark}" in p.environ]
+        return [p for p in all_processes() if f"{MARKER}={self._mark}" in p.environ]
 
     def provider(self) -> tuple[Process, Process]:
         """(supervisor, worker) of the provider that a `demo` started."""
