@@ -23,6 +23,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 def test_both_parties_work(start: Start, pair: Pair) -> None:
     demo = start(
         *pair.demo, "--prompt", "ab", "--max-new-tokens", "2", "--draft-length", "1", **HOSTILE

@@ -52,6 +52,7 @@ def greedy(pair: Pair, count: int) -> list[int]:
     return tokens[-count:]
 
 
+@pytest.mark.slow
 def test_demo_writes_the_plaintext_text(start: Start, llamas: Pair, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     demo = start(

@@ -7,6 +7,8 @@ import signal
 import socket
 from pathlib import Path
 
+import pytest
+
 from spu_llm.service.provider import HANDSHAKES_OF_ONE
 from tests.app.conftest import Pair
 from tests.app.processes import Start
@@ -17,6 +19,7 @@ def asked(pair: Pair, port: int, *options: str) -> list[str]:
     return pair.generate(port, "--temperature", "0", "--max-new-tokens", "4", *options)
 
 
+@pytest.mark.slow
 def test_two_at_once_get_their_texts_as_alone_and_sigterm_lets_them_finish(
     start: Start, pair: Pair, tmp_path: Path
 ) -> None:

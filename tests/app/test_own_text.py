@@ -20,6 +20,7 @@ SYSTEM, PREFIX, PROMPT = "zqzq vwvw", "def ", "read("
 NEAR = 0.05  # of a logit: what a forward on shares may be off by, here
 
 
+@pytest.mark.slow
 def test_a_text_goes_on_after_all_that_stands_before_it(
     start: Start, pair: Pair, tmp_path: Path
 ) -> None:

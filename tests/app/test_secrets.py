@@ -87,10 +87,12 @@ def seen(
     )
 
 
+@pytest.mark.slow
 def test_no_secret_crosses_the_wire(seen: Seen) -> None:
     assert seen.wire == set()
 
 
+@pytest.mark.slow
 def test_every_byte_was_looked_at(seen: Seen) -> None:
     counters = seen.result["wire_bytes"]
     for side, name in (("client", "client_to_provider"), ("provider", "provider_to_client")):
@@ -98,14 +100,17 @@ def test_every_byte_was_looked_at(seen: Seen) -> None:
         assert 0 <= seen.wire_bytes[side] - counted < 1000  # a goodbye and its answer come after
 
 
+@pytest.mark.slow
 def test_the_provider_never_holds_the_prompt(seen: Seen, prompt: Needles) -> None:
     assert seen.provider & prompt.keys() == set()
 
 
+@pytest.mark.slow
 def test_the_client_never_holds_the_weights(seen: Seen, weights: Needles) -> None:
     assert seen.client & weights.keys() == set()
 
 
+@pytest.mark.slow
 def test_the_search_finds_secrets_with_their_owners(seen: Seen) -> None:
     assert {"text", "JSON", "ids as int32"} <= seen.client
     assert {"folded ['wte'] row as float32", "folded ['head']['weight'] row as float32"} <= (

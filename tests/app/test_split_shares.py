@@ -59,6 +59,7 @@ def greedy(pair: Pair) -> list[int]:
     return tokens[-NEW:]
 
 
+@pytest.mark.slow
 def test_a_text_is_the_whole_models(start: Start, three: Pair, tmp_path: Path) -> None:
     server = start(*command("serve", three, "--listen", "127.0.0.1:0"))
     port, file = server.until_listening(), tmp_path / "result.json"

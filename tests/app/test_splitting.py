@@ -28,7 +28,7 @@ from tests.patience import END_S, RUN_S, eventually
 from tests.split.sessions import make_model
 
 EVERY = 5  # rounds from save to save
-MORE = 100  # rounds after a process was killed
+MORE = 50  # rounds after a process was killed
 ENDLESS = "1000000"  # rounds: whatever is to be killed does not end before
 HERE = ["--insecure", "--mode"]
 

@@ -145,6 +145,7 @@ def test_a_ticket_used_again_is_refused_also_after_a_restart(
     assert_refused(again.until_listening(), ticket)
 
 
+@pytest.mark.slow
 def test_a_session_played_back_is_refused(start: Start, pair: Pair) -> None:
     """Every byte that a client has sent, to the provider that it was for, in the clear. What it has
     called earns another ticket, for another session: with another nonce of the provider's.
