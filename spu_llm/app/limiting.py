@@ -12,11 +12,12 @@ from spu_llm.core.errors import InputError
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What one client gets of a provider."""
     parser.add_argument("--client-sessions", type=int, metavar="N",
-                        help="at a time, of one certificate (default: as many as there are)"
-                        )  # fmt: skip
+                        help="at a time, of one certificate (default: half of --sessions, rounded "
+                        "up; with --insecure: all)")  # fmt: skip
     parser.add_argument("--client-traffic", type=int, metavar="MB",
                         help="let one certificate move no more than that within an hour, both "
-                        "ways, in all its sessions (with --insecure: one session)")  # fmt: skip
+                        "ways, in all its sessions and calls (with --insecure: one session)"
+                        )  # fmt: skip
     parser.add_argument("--client-memory", type=int, metavar="MB",
                         help="let one certificate's workers take no more than that, beside the "
                         "weights (likewise)")  # fmt: skip
@@ -32,7 +33,9 @@ def of(options: argparse.Namespace) -> dict[str, Any]:
         if getattr(options, name) is not None and options.insecure:
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{option} is of one certificate: there is none with --insecure")
-    of_one = options.sessions if options.client_sessions is None else options.client_sessions
+    # Without certificates clients cannot be told apart.
+    share = options.sessions if options.insecure else -(-options.sessions // 2)
+    of_one = share if options.client_sessions is None else options.client_sessions
     if not 1 <= of_one <= options.sessions:
         raise InputError(f"--client-sessions must be 1 to --sessions, found {of_one}")
     traffic, memory = (megabytes(options, f"client_{name}") for name in ("traffic", "memory"))

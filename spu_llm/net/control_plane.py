@@ -43,7 +43,6 @@ from spu_llm.net.carry import PrivateFolder, carry  # noqa: E402
 from spu_llm.net.control import heard  # noqa: E402
 from spu_llm.net.control_pb2 import Opened, OpenRequest, Value  # noqa: E402
 from spu_llm.net.frames import check_preamble  # noqa: E402
-from spu_llm.net.identity import Certificate  # noqa: E402
 from spu_llm.net.manifest import Manifest, Scalar  # noqa: E402
 from spu_llm.net.stream import ByteStream  # noqa: E402
 
@@ -70,8 +69,8 @@ _OF_SERVER = [
     ("grpc.max_concurrent_streams", 1),
 ]
 
-# A client's manifest and certificate (None in the clear): the provider's manifest and a ticket.
-Admit = Callable[[Mapping[str, object], Certificate | None], tuple[Manifest, bytes]]
+# A client's manifest: the provider's manifest and a ticket.
+Admit = Callable[[Mapping[str, object]], tuple[Manifest, bytes]]
 
 # Errors whose words are the peer's to hear; their names go along, since a status may be gRPC's own.
 _TOLD: dict[type[SpuLlmError], grpc.StatusCode] = {
@@ -96,17 +95,14 @@ class _Health(health.HealthServicer):
 
 @dataclass
 class _Caller:
-    peer: Certificate | None
+    admit: Admit
     answered: bool = False
 
 
 class ControlServer:
-    """Answers clients whose connections are handed to `serve`. Of what `admit` raises a client gets
-    the words where they are meant for it (`_TOLD`), else only that there was something.
-    """
+    """Answers clients whose connections are handed to `serve`."""
 
-    def __init__(self, admit: Admit) -> None:
-        self._admit = admit
+    def __init__(self) -> None:
         self._folder = PrivateFolder()
         self._lock = threading.Lock()
         self._callers: dict[str, _Caller] = {}  # by the names of their sockets
@@ -128,14 +124,16 @@ class ControlServer:
         for name in ("", SERVICE):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
-    def serve(self, stream: ByteStream, peer: Certificate | None) -> None:
-        """All calls that come over a connection, which is closed afterwards, or after _LIFE_S.
-        PeerError when it breaks before one is answered.
+    def serve(self, stream: ByteStream, admit: Admit) -> None:
+        """Answer all calls that come over a connection, which is closed afterwards, or after
+        _LIFE_S. Of what `admit` raises the client gets the words where they are meant for it
+        (`_TOLD`), else only that there was something. PeerError when the connection breaks before
+        a call is answered.
         """
         sock = socket.socket(socket.AF_UNIX)
         with self._lock:
             name = next(self._names)
-            self._callers[name] = caller = _Caller(peer)
+            self._callers[name] = caller = _Caller(admit)
         try:
             # A name of its own, by which a call tells whose it is.
             sock.bind(self._folder.path(name))
@@ -171,7 +169,7 @@ class ControlServer:
         try:
             caller = self._callers[name]
             caller.answered = True
-            own, ticket = self._admit(_manifest(request.manifest), caller.peer)
+            own, ticket = caller.admit(_manifest(request.manifest))
         except Exception as error:
             if (status := _TOLD.get(type(error))) is None:  # type: ignore[arg-type]
                 context.abort(grpc.StatusCode.INTERNAL, "the provider failed")

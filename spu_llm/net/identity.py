@@ -11,7 +11,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import stat
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -50,8 +51,9 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Identity:
-    """This party's certificate, checked against its key, and whom it trusts. `anchors`: the
-    latter's certificates as they were judged, in PEM form, whatever `trust` holds by now.
+    """This party's certificate, checked against its key, and whom it trusts. All as it was judged,
+    in PEM form, whatever the files hold by now: `pem` is the own certificate (a chain) with its
+    key, `anchors` the certificates of whom it trusts.
     """
 
     directory: Path
@@ -60,14 +62,11 @@ class Identity:
     anchors: str
     pinned: tuple[Certificate, ...]
     authorities: tuple[Certificate, ...]
+    pem: bytes = field(repr=False)
 
     @property
     def chain(self) -> Path:
         return self.directory / CERTIFICATE
-
-    @property
-    def key(self) -> Path:
-        return self.directory / KEY
 
 
 def describe(der: bytes) -> Certificate:
@@ -148,8 +147,12 @@ def load(directory: Path, trust: Path) -> Identity:
         _check_time(one, trust)
     pinned = tuple(_described(one) for one in others if not _signs_others(one))
     authorities = tuple(_described(one) for one in others if _signs_others(one))
-    pem = b"".join(one.public_bytes(serialization.Encoding.PEM) for one in others)
-    return Identity(directory, own, trust, pem.decode(), pinned, authorities)
+    pem = _pem(chain) + key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return Identity(directory, own, trust, _pem(others).decode(), pinned, authorities, pem)
 
 
 def demanded_name(identity: Identity, host: str) -> str | None:
@@ -213,6 +216,10 @@ def _certificates(path: Path, hint: str) -> list[x509.Certificate]:
     except _MALFORMED as exc:
         raise InputError(f"{path} holds a malformed certificate: {exc}") from None
     return found
+
+
+def _pem(certificates: Sequence[x509.Certificate]) -> bytes:
+    return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in certificates)
 
 
 def _check_time(one: x509.Certificate, path: Path) -> None:

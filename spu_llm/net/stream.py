@@ -9,10 +9,13 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.net import loopback
+
+BACKLOG = 1024  # connections that wait to be accepted, if the system allows as many
 
 
 class ByteStream(Protocol):
@@ -35,6 +38,46 @@ class ByteStream(Protocol):
         ...
 
 
+class Metered:
+    """A `ByteStream` over another one that counts its bytes, both ways: `on_bytes` hears of each
+    part. PeerError, and the connection closed, beyond `most` bytes; None: as many as come.
+    """
+
+    def __init__(
+        self, stream: ByteStream, most: int | None,
+        on_bytes: Callable[[int], None] = lambda count: None,
+    ) -> None:  # fmt: skip
+        self.most = most
+        self._stream, self._on_bytes = stream, on_bytes
+        self._lock = threading.Lock()
+        self._moved = 0
+
+    def recv_some(self, max_bytes: int) -> bytes:
+        """See `ByteStream.recv_some`."""
+        data = self._stream.recv_some(max_bytes)
+        self._count(len(data))
+        return data
+
+    def send_all(self, data: bytes | memoryview) -> None:
+        """See `ByteStream.send_all`."""
+        self._count(len(data))
+        self._stream.send_all(data)
+
+    def close(self) -> None:
+        """See `ByteStream.close`."""
+        self._stream.close()
+
+    def _count(self, count: int) -> None:
+        self._on_bytes(count)
+        with self._lock:
+            self._moved += count
+            most = self.most
+            if most is None or self._moved <= most:
+                return
+        self.close()
+        raise PeerError(f"the connection moved more than the {most:,} bytes that it may")
+
+
 class TcpStream:
     """A `ByteStream` over a connected TCP socket, which it owns."""
 
@@ -43,6 +86,10 @@ class TcpStream:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock, self._shared = sock, _Shared(sock)
         self._room = memoryview(b"")  # what is received goes here first
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, to wait for it; -1 once it is closed."""
+        return self._sock.fileno()
 
     @property
     def host(self) -> str:
@@ -81,12 +128,20 @@ class TcpStream:
                 raise PeerError("the peer did not answer in time")
             return sock.recv(max_bytes)
 
-    def look(self, timeout_s: float) -> bytes:
-        """The first byte, which stays to be read; PeerError when none comes within `timeout_s`."""
+    def recv_now(self, max_bytes: int) -> bytes | None:
+        """Return what has come by now, as `recv_some` does; None when nothing has."""
+        return self._now(max_bytes, 0)
+
+    def look(self) -> bytes | None:
+        """Return the first byte that has come, which stays to be read: as `recv_now` does."""
+        return self._now(1, socket.MSG_PEEK)
+
+    def _now(self, max_bytes: int, flags: int) -> bytes | None:
         with self._shared as sock:
-            if not _readable(sock, timeout_s):
-                raise PeerError("the peer did not say anything in time")
-            return sock.recv(1, socket.MSG_PEEK)
+            try:
+                return sock.recv(max_bytes, flags | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
 
     def send_all(self, data: bytes | memoryview) -> None:
         """See `ByteStream.send_all`."""
@@ -98,14 +153,18 @@ class TcpStream:
         with contextlib.suppress(PeerError), self._shared as sock:
             sock.send(data, socket.MSG_DONTWAIT)
 
+    def end_sending(self) -> None:
+        """Close this end's direction alone."""
+        with contextlib.suppress(PeerError), self._shared as sock:
+            sock.shutdown(socket.SHUT_WR)
+
     def close_after(self, seconds: float) -> None:
         """Close it, but let what was sent arrive: what is unread here would make the other end
         forget it. Waits for the other end, so long at most.
         """
         deadline = time.monotonic() + seconds
+        self.end_sending()
         with contextlib.suppress(PeerError):
-            with self._shared as sock:
-                sock.shutdown(socket.SHUT_WR)
             while self.recv_within(1 << 16, deadline - time.monotonic()):
                 pass
         self.close()
@@ -177,7 +236,7 @@ def listen(host: str, port: int) -> socket.socket:
         sock = socket.socket(family, kind, proto)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen(64)
+        sock.listen(BACKLOG)
     except OSError as error:
         if sock is not None:
             sock.close()

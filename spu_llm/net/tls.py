@@ -7,6 +7,7 @@ one receives: OpenSSL's own connection must not be used by two threads at a time
 from __future__ import annotations
 
 import contextlib
+import os
 import ssl
 import threading
 import time
@@ -17,12 +18,14 @@ from spu_llm.net.identity import Certificate, Identity, demanded_name, describe
 from spu_llm.net.stream import TcpStream
 
 HANDSHAKE_S = 5.0
+HANDSHAKE_BYTES = 64 << 10  # of a client that is not known yet
 CONTROL, DATA = "h2", "spu-llm"  # protocols that a connection is for: gRPC, or a session
 _CHUNK_BYTES = 256 << 10
 _RECORD_BYTES = 16 << 10  # the most that TLS has in one
 _CLOSE_S = 0.3  # for what is on its way when a connection ends
 # Fatal, "protocol version": OpenSSL says nothing to a peer that speaks no TLS; then this end does.
 _ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
+_GONE = "the peer closed the connection before it showed a certificate"
 _PARTIAL_CHAIN = 0x80000  # X509_V_FLAG_PARTIAL_CHAIN: a pinned certificate need not be self-signed
 
 
@@ -138,7 +141,7 @@ class Memory:
 
 
 def server_context(identity: Identity) -> ssl.SSLContext:
-    """For a provider, once: a client must show a certificate that is trusted."""
+    """Return what a server meets clients with, who must show a certificate that is trusted."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
     context.num_tickets = 0  # nothing is resumed
     context.set_alpn_protocols([CONTROL, DATA])
@@ -161,7 +164,7 @@ def _context(protocol: int, identity: Identity) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= _PARTIAL_CHAIN
     try:
-        context.load_cert_chain(identity.chain, identity.key)
+        _load_own(context, identity.pem)
         context.load_verify_locations(cadata=identity.anchors)
     except ssl.SSLError as error:  # a key too short, a digest too old
         reason = (error.reason or str(error)).lower().replace("_", " ")
@@ -172,18 +175,56 @@ def _context(protocol: int, identity: Identity) -> ssl.SSLContext:
     return context
 
 
-def as_server(tcp: TcpStream, context: ssl.SSLContext, timeout_s: float = HANDSHAKE_S) -> TlsStream:
-    """Meet a client; PeerError, with the connection closed, unless it is one of those trusted."""
-    memory = Memory()
-    engine = context.wrap_bio(memory.incoming, memory.outgoing, server_side=True)
-    return _met(tcp, engine, memory, timeout_s)
+def _load_own(context: ssl.SSLContext, pem: bytes) -> None:
+    """Give the context a certificate and its key, which OpenSSL takes from files alone: one in
+    memory, since those on disk may be others by now.
+    """
+    with open(os.memfd_create("identity", os.MFD_CLOEXEC), "wb") as file:
+        file.write(pem)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+
+
+class Meeting:
+    """A server's end of a handshake, which never waits for the client: `step` goes on with what has
+    come by now.
+    """
+
+    def __init__(self, tcp: TcpStream, context: ssl.SSLContext) -> None:
+        self._tcp, self._memory = tcp, Memory()
+        self._engine = context.wrap_bio(
+            self._memory.incoming, self._memory.outgoing, server_side=True
+        )
+        self._came = 0
+
+    def step(self) -> TlsStream | None:
+        """Return the connection once the client is known, None until then. PeerError when it is
+        none of those trusted, which it has been told: let that arrive.
+        """
+        data = self._tcp.recv_now(_RECORD_BYTES)
+        if data is None:
+            return None
+        if not data:
+            raise PeerError(_GONE)
+        self._came += len(data)
+        self._memory.incoming.write(data)
+        done, out, error = _advanced(self._engine, self._memory)
+        if error is not None:
+            self._tcp.send_last(out or _ALERT)
+            raise error
+        self._tcp.send_last(out)
+        if done:
+            return TlsStream(self._tcp, self._engine, self._memory, _peer_of(self._engine))
+        if self._came > HANDSHAKE_BYTES:
+            raise PeerError(f"the peer sent {self._came} bytes and is not known yet")
+        return None
 
 
 def as_client(
     tcp: TcpStream, identity: Identity, host: str, protocol: str = DATA,
     timeout_s: float = HANDSHAKE_S,
 ) -> TlsStream:  # fmt: skip
-    """Meet the provider at `host`; likewise."""
+    """Meet the provider at `host`; PeerError, with the connection closed, unless it is trusted."""
     memory, name = Memory(), demanded_name(identity, host)
     engine = client_context(identity, name, protocol).wrap_bio(
         memory.incoming, memory.outgoing, server_hostname=name
@@ -194,13 +235,7 @@ def as_client(
 def _met(tcp: TcpStream, engine: ssl.SSLObject, memory: Memory, timeout_s: float) -> TlsStream:
     try:
         _shake_hands(tcp, engine, memory, time.monotonic() + timeout_s)
-        shown = engine.getpeercert(binary_form=True)
-        assert shown is not None, "a certificate is required"
-        try:
-            peer = describe(shown)
-        except ValueError as error:
-            raise PeerError(f"the peer's certificate is malformed: {error}") from error
-        return TlsStream(tcp, engine, memory, peer)
+        return TlsStream(tcp, engine, memory, _peer_of(engine))
     except BaseException:
         tcp.close_after(_CLOSE_S)
         raise
@@ -210,26 +245,42 @@ def _shake_hands(
     tcp: TcpStream, engine: ssl.SSLObject, memory: Memory, deadline: float
 ) -> None:
     while True:
-        error: ssl.SSLError | None = None
-        try:
-            engine.do_handshake()
-            done = True
-        except ssl.SSLWantReadError:
-            done = False
-        except ssl.SSLError as exc:
-            error, done = exc, False
-        out = memory.outgoing.read()
+        done, out, error = _advanced(engine, memory)
         if error is not None:
             with contextlib.suppress(PeerError):
                 tcp.send_all(out or _ALERT)  # which tells the peer why
-            raise PeerError(_complaint(error)) from error
+            raise error
         tcp.send_all(out)
         if done:
             return
         data = tcp.recv_within(_CHUNK_BYTES, deadline - time.monotonic())
         if not data:
-            raise PeerError("the peer closed the connection before it showed a certificate")
+            raise PeerError(_GONE)
         memory.incoming.write(data)
+
+
+def _advanced(engine: ssl.SSLObject, memory: Memory) -> tuple[bool, bytes, PeerError | None]:
+    """Go on with a handshake: whether it is done, what the peer is to get, and what is wrong."""
+    error: PeerError | None = None
+    try:
+        engine.do_handshake()
+        done = True
+    except ssl.SSLWantReadError:
+        done = False
+    except ssl.SSLError as exc:
+        error, done = PeerError(_complaint(exc)), False
+        error.__cause__ = exc
+    return done, memory.outgoing.read(), error
+
+
+def _peer_of(engine: ssl.SSLObject) -> Certificate:
+    """Return whom a handshake that is done was with; PeerError when that cannot be read."""
+    shown = engine.getpeercert(binary_form=True)
+    assert shown is not None, "a certificate is required"
+    try:
+        return describe(shown)
+    except ValueError as error:
+        raise PeerError(f"the peer's certificate is malformed: {error}") from error
 
 
 # What OpenSSL says, and what it means here: of our own judgement, and in the peer's alerts.

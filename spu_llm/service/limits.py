@@ -31,6 +31,7 @@ class Limits:
 class _Session:
     relay: Relay
     worker: Worker
+    limits: Limits  # when it began
     started: float
     counted: int = 0  # bytes of its traffic that its account has
 
@@ -45,9 +46,14 @@ class _Account:
     def count(self, session: _Session, now: float) -> None:
         """Enter what the session has moved since it was last looked at."""
         seen = session.relay.snapshot()
-        total, minute = seen.wire_bytes_sent + seen.wire_bytes_received, int(now // 60)
-        self.moved[minute] = self.moved.get(minute, 0) + total - session.counted
+        total = seen.wire_bytes_sent + seen.wire_bytes_received
+        self.enter(total - session.counted, now)
         session.counted = total
+
+    def enter(self, moved: int, now: float) -> None:
+        """Enter so many bytes."""
+        minute = int(now // 60)
+        self.moved[minute] = self.moved.get(minute, 0) + moved
 
     def traffic_bytes(self, now: float) -> int:
         """Within the hour before."""
@@ -62,19 +68,31 @@ class _Account:
 
 
 class Accounts:
-    """Those of all clients."""
+    """The accounts of all clients."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
         self._of: dict[str, _Account] = {}
 
+    def renew(self, limits: Limits) -> None:
+        """Give each client that from here on; sessions that there are go on under theirs."""
+        self._limits = limits
+
     def check(self, client: Certificate | None) -> None:
         """LimitError when this client has had all that it gets for now."""
+        limits = self._limits
         with self._lock:
             if client is not None and (account := self._of.get(client.fingerprint)):
-                self._check_traffic(account, time.monotonic())
-                self._check_memory(account.memory())
+                _check_traffic(limits, account, time.monotonic())
+                _check_memory(limits, account.memory())
+
+    def enter(self, client: Certificate | None, moved: int) -> None:
+        """Count bytes that a client has moved outside of sessions."""
+        if client is not None:
+            with self._lock:
+                account = self._of.setdefault(client.fingerprint, _Account())
+                account.enter(moved, time.monotonic())
 
     @contextmanager
     def watching(
@@ -83,7 +101,7 @@ class Accounts:
         """A session counts to its client's account from here to the end. What this gives is to be
         called all the while: LimitError once the session, or its client, has had all that it gets.
         """
-        session = _Session(relay, worker, time.monotonic())
+        session = _Session(relay, worker, self._limits, time.monotonic())
         with self._lock:
             account = _Account()
             if client is not None:
@@ -98,34 +116,18 @@ class Accounts:
                 self._forget()
 
     def _look(self, account: _Account, session: _Session) -> None:
-        limits, now = self._limits, time.monotonic()
+        limits, now = session.limits, time.monotonic()
         if limits.minutes is not None and now - session.started >= 60 * limits.minutes:
             raise LimitError(f"the provider ends a session after {limits.minutes} minutes")
         with self._lock:
             account.count(session, now)
-            self._check_traffic(account, now)
+            _check_traffic(limits, account, now)
             if limits.memory_bytes is None:
                 return
             memory = account.memory()
             # Who came last goes first: the others may have enough then.
             if memory and memory[-1][0] is session:
-                self._check_memory(memory)
-
-    def _check_traffic(self, account: _Account, now: float) -> None:
-        limit, moved = self._limits.traffic_bytes, account.traffic_bytes(now)
-        if limit is not None and moved > limit:
-            raise LimitError(
-                f"the provider lets a client move {_mb(limit)} within an hour, and this one moved "
-                f"{_mb(moved)}; try again later"
-            )
-
-    def _check_memory(self, memory: list[tuple[_Session, int]]) -> None:
-        limit, taken = self._limits.memory_bytes, sum(n for _, n in memory)
-        if limit is not None and taken > limit:
-            raise LimitError(
-                f"the provider gives a client {_mb(limit)} of memory, and this one took "
-                f"{_mb(taken)}; ask for less at a time"
-            )
+                _check_memory(limits, memory)
 
     def _forget(self) -> None:
         """Clients that have nothing left to count."""
@@ -133,6 +135,24 @@ class Accounts:
         for name, account in list(self._of.items()):
             if not account.sessions and not account.traffic_bytes(now):
                 del self._of[name]
+
+
+def _check_traffic(limits: Limits, account: _Account, now: float) -> None:
+    limit, moved = limits.traffic_bytes, account.traffic_bytes(now)
+    if limit is not None and moved > limit:
+        raise LimitError(
+            f"the provider lets a client move {_mb(limit)} within an hour, and this one moved "
+            f"{_mb(moved)}; try again later"
+        )
+
+
+def _check_memory(limits: Limits, memory: list[tuple[_Session, int]]) -> None:
+    limit, taken = limits.memory_bytes, sum(n for _, n in memory)
+    if limit is not None and taken > limit:
+        raise LimitError(
+            f"the provider gives a client {_mb(limit)} of memory, and this one took "
+            f"{_mb(taken)}; ask for less at a time"
+        )
 
 
 def _mb(count: int) -> str:

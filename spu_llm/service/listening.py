@@ -1,27 +1,101 @@
-"""Waiting for connections."""
+"""How every server listens: it meets whoever comes, and has a thread for each whom it knows."""
 
 from __future__ import annotations
 
 import select
-import socket
+import threading
 import time
+from collections.abc import Callable
 
-from spu_llm.core.errors import PeerError
-from spu_llm.net.stream import TcpStream, accept
+from spu_llm.core.errors import PeerError, SpuLlmError
+from spu_llm.net.crowd import Crowd
+from spu_llm.net.entrance import Entrance, Met
 
+WAITING = 64  # connections to known parties that have not got yet what they came for
+LINES = 20  # about strangers, within so many seconds
+LINES_S = 60.0
 _LOOK_S = 0.25
-_AGAIN_S = 0.1
 
 
-def accepted(listener: socket.socket, exit_with_parent: bool) -> TcpStream | None:
-    """The next connection; None when there was none for a moment. PeerError when the process that
-    started this one has gone, of which it holds a pipe as standard input.
+def listen(
+    entrance: Entrance, start: Callable[[Met], None], exit_with_parent: bool,
+    look: Callable[[], None] = lambda: None, over: Callable[[], bool] = lambda: False,
+) -> None:  # fmt: skip
+    """Hand each connection whose peer is known to `start`, until all is `over`. `look` is called
+    time and again. PeerError when the process that started this one has gone, of which it holds a
+    pipe as standard input.
     """
-    try:
-        return accept(listener, _LOOK_S)
-    except TimeoutError:
+    while not over():
+        for met in entrance.wait(_LOOK_S):
+            start(met)
         if exit_with_parent and select.select([0], [], [], 0)[0]:
-            raise PeerError("the process that started this one has gone") from None
-    except OSError:  # a caller that has gone, or as many files as this process may have
-        time.sleep(_AGAIN_S)
-    return None
+            raise PeerError("the process that started this one has gone")
+        look()
+
+
+class Callers:
+    """A thread for each connection whose peer is known, which runs `serve`. Until `settled` they
+    take one of `WAITING` places: whoever comes then gets that of the certificate (in the clear, of
+    the address) that holds most.
+    """
+
+    def __init__(self, serve: Callable[[Met], None]) -> None:
+        self._serve = serve
+        self._waiting = Crowd[Met](WAITING)
+        self._lock = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+
+    def start(self, met: Met) -> None:
+        """Serve this connection, which is closed if there is no thread for it."""
+        if (gone := self._waiting.enter(met, met.caller)) is not None:
+            gone.tcp.close()
+        thread = threading.Thread(target=self._run, args=(met,), daemon=True)
+        with self._lock:
+            try:
+                thread.start()
+            except RuntimeError:  # as many threads as this process may have
+                self._waiting.leave(met)
+                met.tcp.close()
+                return
+            self._threads.add(thread)
+
+    def settled(self, met: Met) -> None:
+        """It has got what it came for."""
+        self._waiting.leave(met)
+
+    def join(self, seconds: float) -> None:
+        """Wait for all threads, so long at most."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            with self._lock:
+                thread = next(iter(self._threads), None)
+            if thread is None:
+                return
+            thread.join(left)
+
+    def _run(self, met: Met) -> None:
+        try:
+            self._serve(met)
+        finally:
+            self.settled(met)
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+
+class Strangers:
+    """Says why strangers are refused, in so many lines that they cannot fill a disk with it."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._since, self._said = -LINES_S, 0
+
+    def refused(self, error: SpuLlmError) -> None:
+        """Say it, or not."""
+        now = time.monotonic()
+        if now - self._since >= LINES_S:
+            self._since, self._said = now, 0
+        self._said += 1
+        if self._said < LINES:
+            self._say(f"session failed: {error}")
+        elif self._said == LINES:
+            self._say(f"more strangers are refused; for {LINES_S:g} s no line says so")

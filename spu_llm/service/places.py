@@ -32,10 +32,14 @@ class Places:
     """So many sessions at a time, and of one certificate."""
 
     def __init__(self, places: int, of_one: int) -> None:
-        self._places, self._of_one = places, of_one
+        self.renew(places, of_one)
         self._lock = threading.Lock()
         self._expected: dict[bytes, Admitted] = {}  # by their tickets
         self._running: list[Admitted] = []
+
+    def renew(self, places: int, of_one: int) -> None:
+        """Admit so many from here on; sessions that there are go on."""
+        self._places, self._of_one = places, of_one
 
     @property
     def taken(self) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
@@ -23,21 +22,31 @@ from models.hf import load_model
 from models.resident import place
 from models.split import Split, ends_digest
 from models.tokenizer import TOKENIZER_FILE, Tokenizer
-from spu_llm.core.errors import BusyError, InputError, PeerError, SpuLlmError, WantedError
+from spu_llm.core.errors import (
+    BusyError,
+    InputError,
+    LimitError,
+    PeerError,
+    SpuLlmError,
+    WantedError,
+)
 from spu_llm.net import tls
 from spu_llm.net.control import Control
 from spu_llm.net.control_plane import FIRST_BYTE, ControlServer
+from spu_llm.net.entrance import Entrance, Met
 from spu_llm.net.identity import Certificate, Identity
 from spu_llm.net.manifest import Manifest, agree, with_nonce
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
-from spu_llm.net.stream import ByteStream, TcpStream, listen
+from spu_llm.net.stream import Metered, listen
+from spu_llm.net.tls import TlsStream
 from spu_llm.offline.files import open_folder
 from spu_llm.offline.peer_directories import directory_of, open_directory
-from spu_llm.service import agreeing, programs
+from spu_llm.service import agreeing, listening, programs
 from spu_llm.service.limits import Accounts, Limits
-from spu_llm.service.listening import accepted
+from spu_llm.service.listening import Callers, Strangers
 from spu_llm.service.places import Admitted, Places
+from spu_llm.service.renewing import Renewal
 from spu_llm.service.supervisor import (
     HANDSHAKE_S,
     Outcome,
@@ -51,8 +60,9 @@ from spu_llm.systems.program import Before, Held, Job, Spendable, SplitServed
 from spu_llm.systems.split.records import MPC
 from spu_llm.systems.watermark.serving import Marker
 
-MAX_HANDSHAKES = 64  # connections that have no place yet, and of one address
-HANDSHAKES_OF_ONE = 8
+CALL_BYTES = 8 << 20  # of a connection for calls: both manifests, and what gRPC adds
+REFUSAL_BYTES = 256 << 10  # the same, once the client has moved all that it may
+UNADMITTED_BYTES = 1 << 20  # of a connection for data, until there is a session
 DRAIN_S = 60.0  # for sessions to come to their end
 MAX_LINE = 2000
 STOP_S = 10.0  # for them to tell their clients that they do not
@@ -83,16 +93,25 @@ class ServeOptions:
     mark: Path | None = None  # a key, under which every text is marked
 
 
+# Options that may change while a provider runs, for sessions that begin then. All else is what it
+# was started for: its model, where it listens, what every client is told at the beginning.
+RENEWED = (
+    "identity", "sessions", "sessions_of_one", "limits", "disk_bytes", "disk_bytes_of_one"
+)  # fmt: skip
+
+
 def serve(
     options: ServeOptions,
     say: Callable[[str], None],
     on_port: Callable[[int], None],
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    renewal: Renewal[ServeOptions] | None = None,
 ) -> None:
     """Run what clients ask for with a private model.
 
     `on_port` hears where it listens, `on_event` what workers of this provider tell it. A session
     that fails is reported through `say`; with `once` there is one, and its error is raised instead.
+    New sessions run under what `renewal` reads (`RENEWED`).
     """
     # What is wrong with the weights is said now, not in the middle of a session.
     config, params = load_model(options.model)
@@ -100,7 +119,7 @@ def serve(
     weights = _placed(options, params, config)
     del params  # all workers use those in one place
     try:
-        _serve(options, config, weights, say, on_port, on_event)
+        _serve(options, config, weights, say, on_port, on_event, renewal)
     finally:
         os.close(weights)
 
@@ -108,6 +127,7 @@ def serve(
 def _serve(
     options: ServeOptions, config: ModelConfig, weights: int, say: Callable[[str], None],
     on_port: Callable[[int], None], on_event: Callable[[dict[str, Any]], None],
+    renewal: Renewal[ServeOptions] | None,
 ) -> None:  # fmt: skip
     tokenizer = _tokenizer(options)
     before, own_text = _own_text(options, tokenizer, config)
@@ -120,12 +140,21 @@ def _serve(
         nullcontext() if marker is None else closing(marker),
         sessions as all_,
         listen(options.host, options.port) as listener,
+        closing(
+            Entrance(listener, options.identity, all_.refused, options.exit_with_parent)
+        ) as entrance,
     ):
+
+        def renew(found: ServeOptions) -> None:
+            entrance.renew(found.identity)
+            all_.renew(found)
+
         on_port(listener.getsockname()[1])
-        while not (options.once and all_.over):
-            tcp = accepted(listener, options.exit_with_parent)
-            if tcp is not None and (not options.exit_with_parent or tcp.of_own_user()):
-                all_.start(tcp)
+        listening.listen(
+            entrance, all_.start, options.exit_with_parent,
+            look=lambda: None if renewal is None else renewal.look(renew),
+            over=lambda: options.once and all_.over,
+        )  # fmt: skip
     if options.once and all_.error is not None:
         raise all_.error
 
@@ -145,15 +174,14 @@ class _Sessions:
         self._options, self._stated, self._print = options, stated, say
         self._on_event = on_event
         self._weights, self._own_text = weights, own_text
-        identity = options.identity
-        self._context = None if identity is None else tls.server_context(identity)
         places = 1 if options.once else options.sessions
         self._places = Places(places, options.sessions_of_one)
         self._accounts = Accounts(options.limits)
-        self._control = ControlServer(self._admit)
+        self._control = ControlServer()
+        self._callers = Callers(self._run_and_say)
+        self.start = self._callers.start
+        self.refused = Strangers(self._say_unless_once).refused
         self._lock, self._printing = threading.Lock(), threading.Lock()
-        self._threads: set[threading.Thread] = set()
-        self._waiting: dict[threading.Thread, str] = {}  # without a place: their clients' addresses
         self._stop, self._closing = threading.Event(), False
         self.over = False
         self.error: SpuLlmError | None = None
@@ -167,52 +195,34 @@ class _Sessions:
             if isinstance(error, SystemExit) and not self._options.once:
                 self._closing = True
                 self._control.drain()
-                self._join(DRAIN_S)
+                self._callers.join(DRAIN_S)
         finally:
             self._stop.set()
-            self._join(STOP_S)
+            self._callers.join(STOP_S)
             self._control.close()
 
-    def _join(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            with self._lock:
-                thread = next(iter(self._threads), None)
-            if thread is None:
-                return
-            thread.join(left)
+    def renew(self, options: ServeOptions) -> None:
+        """Run new sessions under these options, as far as they can change (`RENEWED`)."""
+        found = replace(self._options, **{name: getattr(options, name) for name in RENEWED})
+        self._options = found
+        if not found.once:
+            self._places.renew(found.sessions, found.sessions_of_one)
+        self._accounts.renew(found.limits)
 
-    def start(self, tcp: TcpStream) -> None:
-        """Run a session in a thread of its own; who comes too often is not even heard."""
-        host = tcp.host
-        with self._lock:
-            alike = sum(other == host for other in self._waiting.values())
-            if len(self._waiting) >= MAX_HANDSHAKES or alike >= HANDSHAKES_OF_ONE:
-                tcp.close()
-                return
-            thread = threading.Thread(target=self._run_and_say, args=(tcp,), daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # as many threads as this process may have
-                tcp.close()
-                return
-            self._threads.add(thread)
-            self._waiting[thread] = host
-
-    def _run_and_say(self, tcp: TcpStream) -> None:
+    def _run_and_say(self, met: Met) -> None:
         try:
-            self._run(tcp)
+            self._run(met)
         except Exception as exc:  # also one of this program's own; other sessions go on
             self._say_failed(_as_ours(exc))
-        finally:
-            self._wait_no_more()
-            with self._lock:
-                self._threads.discard(threading.current_thread())
 
     def _say_failed(self, exc: SpuLlmError) -> None:
+        busy = isinstance(exc, BusyError)
+        self._say_unless_once(
+            "one client too many was sent away" if busy else f"session failed: {exc}"
+        )
+
+    def _say_unless_once(self, line: str) -> None:
         if not self._options.once:
-            busy = isinstance(exc, BusyError)
-            line = "one client too many was sent away" if busy else f"session failed: {exc}"
             self._say(line[:MAX_LINE])
 
     def _end_once(self, error: SpuLlmError | None) -> None:
@@ -221,29 +231,25 @@ class _Sessions:
             if not (self.over or isinstance(error, BusyError)):
                 self.error, self.over = error, True
 
-    def _wait_no_more(self) -> None:
-        with self._lock:
-            self._waiting.pop(threading.current_thread(), None)
-
-    def _run(self, tcp: TcpStream) -> None:
-        """All that a connection is for; what was wrong is raised."""
-        stream, peer, calls = self._known(tcp)
+    def _run(self, met: Met) -> None:
+        """Do all that a connection is for; what was wrong is raised."""
+        stream = met.stream
+        if isinstance(stream, TlsStream):
+            calls = stream.protocol == tls.CONTROL
+        else:
+            calls = stream.look() == FIRST_BYTE
         if calls:
-            self._control.serve(stream, peer)
+            self._answer(met)
             return
-        relay = Relay(stream, NETWORKS[self._options.network], "provider")
+        metered = Metered(stream, UNADMITTED_BYTES)
+        relay = Relay(metered, NETWORKS[self._options.network], "provider")
         relay.hold_streams()
         with closing(Control(relay)) as control:
-            # Nobody gets a place before it has said what it wants.
-            shown = control.take_ticket(HANDSHAKE_S)
-            try:
-                admitted = self._places.enter(shown, peer)
-            except PeerError as exc:
-                control.bye(str(exc), ok=False)
-                raise
+            admitted = self._entered(control, met)
             error: SpuLlmError | None = None
             try:
-                self._wait_no_more()
+                self._callers.settled(met)
+                metered.most = None  # from here on, the client's account counts
                 relay.allow_streams(programs.doors(programs.find(admitted.task.program)))
                 outcome = self._worked(control, admitted)
             except Exception as exc:
@@ -279,38 +285,58 @@ class _Sessions:
         finally:
             worker.stop()
 
-    def _known(self, tcp: TcpStream) -> tuple[ByteStream, Certificate | None, bool]:
-        """The connection, the client's certificate, and whether it is for calls."""
-        if self._context is None:
-            return tcp, None, tcp.look(HANDSHAKE_S) == FIRST_BYTE
-        stream = tls.as_server(tcp, self._context)
-        return stream, stream.peer, stream.protocol == tls.CONTROL
+    def _entered(self, control: Control, met: Met) -> Admitted:
+        """Return the session that a client shows the ticket of. PeerError when there is none."""
+        try:
+            # Nobody gets a place before it has said what it wants.
+            shown = control.take_ticket(HANDSHAKE_S)
+            try:
+                return self._places.enter(shown, met.peer)
+            except PeerError as exc:
+                control.bye(str(exc), ok=False)
+                raise
+        except PeerError:
+            seen = control.relay.snapshot()
+            self._accounts.enter(met.peer, seen.wire_bytes_sent + seen.wire_bytes_received)
+            raise
+
+    def _answer(self, met: Met) -> None:
+        """Answer calls, which move no more than they need, and count as a session's bytes do."""
+        try:
+            self._accounts.check(met.peer)
+            most = CALL_BYTES
+        except LimitError:  # which the client is to hear
+            most = REFUSAL_BYTES
+        metered = Metered(met.stream, most, partial(self._accounts.enter, met.peer))
+        self._control.serve(metered, partial(self._admit, client=met.peer, own=met.own))
 
     def _admit(
-        self, asked: Mapping[str, object], client: Certificate | None
-    ) -> tuple[Manifest, bytes]:
-        """What a client states is compared with what this provider does. On a thread of the control
-        plane's; what is raised is told to the client.
+        self, asked: Mapping[str, object], client: Certificate | None,
+        own: Certificate | None = None,
+    ) -> tuple[Manifest, bytes]:  # fmt: skip
+        """Compare what a client states with what this provider does. `own`: the certificate that
+        the client has seen of it. On a thread of the control plane's; what is raised is told to the
+        client.
         """
-        options, identity = self._options, self._options.identity
+        options = self._options
         try:
             if self._closing or (self._options.once and (self.over or self._places.taken)):
                 raise BusyError("the provider takes no more sessions")
             self._accounts.check(client)
             seen = {}
-            if client is not None and identity is not None:
-                seen = agreeing.certificates(client=client, provider=identity.own)
+            if client is not None and own is not None:
+                seen = agreeing.certificates(client=client, provider=own)
             stated = with_nonce(self._stated | seen)
-            pool, budgets = self._disk(client)
+            pool, budgets = _disk(options, client)
             marker, nonce, noise = self._marker, b"", None
             if marker is not None:
                 nonce = marker.nonce()
                 noise = marker.noise(nonce).hex()
-            own = Held(
+            held = Held(
                 str(options.model), options.sampling_seed, budgets, self._weights, self._own_text,
                 options.spendable, self._split(client), noise,
             )  # fmt: skip
-            task = agreeing.task_of("provider", agree(asked, stated), own, pool)
+            task = agreeing.task_of("provider", agree(asked, stated), held, pool)
             job = _check(task, options)
             if marker is None or job is None or task.program != COMPLETION.name:
                 return stated, self._places.admit(task, client)
@@ -333,25 +359,6 @@ class _Sessions:
             open_folder(directory)
         return replace(split, tunings=str(own.absolute()))
 
-    def _disk(self, client: Certificate | None) -> tuple[Path | None, dict[str, int]]:
-        """Where material of this client is kept, and what it may take there, and with all others':
-        it, or tunings.
-        """
-        options = self._options
-        root, split = options.pool, options.split
-        if root is None and split is not None and split.tunings is not None:
-            root = Path(split.tunings)
-        if root is None:
-            return None, {}
-        own = root if client is None else directory_of(root, client.fingerprint)
-        if options.pool is not None:
-            open_directory(own)
-        limits = {root: options.disk_bytes}
-        if client is not None:
-            limits[own] = options.disk_bytes_of_one
-        budgets = {str(at): limit for at, limit in limits.items() if limit is not None}
-        return None if options.pool is None else own, budgets
-
     def _say(self, line: str) -> None:
         with self._printing:
             self._print(line)
@@ -359,6 +366,27 @@ class _Sessions:
     def _look(self) -> None:
         if self._stop.is_set():
             raise WantedError("the provider is shutting down")
+
+
+def _disk(
+    options: ServeOptions, client: Certificate | None
+) -> tuple[Path | None, dict[str, int]]:
+    """Return where material of this client is kept, and what it, or tunings, may take there and
+    with all other clients'.
+    """
+    root, split = options.pool, options.split
+    if root is None and split is not None and split.tunings is not None:
+        root = Path(split.tunings)
+    if root is None:
+        return None, {}
+    own = root if client is None else directory_of(root, client.fingerprint)
+    if options.pool is not None:
+        open_directory(own)
+    limits = {root: options.disk_bytes}
+    if client is not None:
+        limits[own] = options.disk_bytes_of_one
+    budgets = {str(at): limit for at, limit in limits.items() if limit is not None}
+    return None if options.pool is None else own, budgets
 
 
 def _with_digest(options: ServeOptions, params: Params) -> ServeOptions:

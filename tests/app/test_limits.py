@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from spu_llm.core.errors import LimitError
+from spu_llm.app import limiting
+from spu_llm.app.cli import _parser
+from spu_llm.core.errors import LimitError, ManifestMismatch, PeerError
+from spu_llm.net import identity, tls
+from spu_llm.net.control_plane import ask_to_open
+from spu_llm.net.entrance import Entrance
+from spu_llm.net.identity import CERTIFICATE
+from spu_llm.net.manifest import with_nonce
+from spu_llm.net.stream import listen
 from spu_llm.net.uplink import Counters
-from spu_llm.service import limits
+from spu_llm.service import agreeing, limits, provider
+from spu_llm.service.client import Server, connected
 from spu_llm.service.limits import Accounts, Limits
+from spu_llm.service.provider import ServeOptions
+from spu_llm.service.provider import _Sessions as Sessions
 from tests.app.conftest import Pair
 from tests.app.processes import Start
 from tests.patience import END_S
+from tests.tiny import PRIVATE
 
 
 @pytest.mark.parametrize(
@@ -144,6 +161,110 @@ def test_without_certificates_sessions_do_not_know_each_other() -> None:
             other()
             greedy()
         accounts.check(None)
+
+
+def test_what_calls_move_counts_too() -> None:
+    accounts = Accounts(Limits(traffic_bytes=10_000_000))
+    for _ in range(10):
+        accounts.enter(ONE, 1_000_000)
+        accounts.enter(None, 100_000_000)
+    accounts.check(ONE)
+    accounts.enter(ONE, 1)
+    with pytest.raises(LimitError, match="within an hour"):
+        accounts.check(ONE)
+    accounts.check(OTHER)
+    accounts.check(None)
+
+
+def test_new_limits_are_for_new_sessions() -> None:
+    accounts = Accounts(Limits(traffic_bytes=10))
+    with watching(accounts, ONE, Relay(10)) as first:
+        accounts.renew(Limits(traffic_bytes=1))
+        first()
+        with watching(accounts, ONE) as second, pytest.raises(LimitError):
+            second()
+        with pytest.raises(LimitError):
+            accounts.check(ONE)
+
+
+@pytest.mark.parametrize(
+    ("options", "of_one"),
+    [
+        (["--sessions", "1"], 1),
+        (["--sessions", "5"], 3),
+        ([], 2),
+        (["--client-sessions", "4"], 4),
+        (["--sessions", "5", "--insecure"], 5),
+    ],
+)
+def test_one_certificate_has_half_of_the_places_unless_told_otherwise(
+    options: list[str], of_one: int
+) -> None:
+    serve = ["serve", "--model", "m", "--listen", "h:1", *options]
+    assert limiting.of(_parser().parse_args(serve))["sessions_of_one"] == of_one
+
+
+@pytest.fixture
+def calling(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Sessions, Callable[[], None]]]:
+    """A provider that gives a client 300 kB an hour, and a call of a client with a certificate."""
+    for name in ("provider", "client"):
+        identity.make(tmp_path / name, f"{name}.example", 30)
+    own, client = (
+        identity.load(tmp_path / one, tmp_path / other / CERTIFICATE)
+        for one, other in (("provider", "client"), ("client", "provider"))
+    )
+    options = ServeOptions(
+        pair.private, "127.0.0.1", 0, "local", once=False, sessions=2, sessions_of_one=1,
+        limits=Limits(traffic_bytes=300_000), studies=False, pool=None, disk_bytes=None,
+        disk_bytes_of_one=None, jobs=1, identity=own, exit_with_parent=False,
+    )  # fmt: skip
+    stated = agreeing.of_provider(PRIVATE, None, "local", 1)
+    monkeypatch.setattr(provider, "REFUSAL_BYTES", 20_000)
+    with (
+        Sessions(options, stated, 0, [], lambda line: None, lambda event: None) as sessions,
+        listen("127.0.0.1", 0) as listener,
+        closing(Entrance(listener, own, lambda error: None)) as entrance,
+    ):
+        port = listener.getsockname()[1]
+        ended = threading.Event()
+
+        def run() -> None:
+            while not ended.is_set():
+                for met in entrance.wait(0.02):
+                    sessions.start(met)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+
+        def call(**more: str) -> None:
+            stream, _ = connected(Server("127.0.0.1", port, "local", client), tls.CONTROL)
+            ask_to_open(stream, with_nonce({"jobs": 1, **more}), END_S)
+
+        yield sessions, call
+        ended.set()
+        thread.join()
+
+
+def test_calls_have_an_end(calling: tuple[Sessions, Callable[..., None]]) -> None:
+    """A client calls with manifests as large as they may be, which come to nothing."""
+    sessions, call = calling
+    large = {f"request.{i}": "x" * 1000 for i in range(100)}
+    for _ in range(2):
+        with pytest.raises(ManifestMismatch):
+            call(**large)
+    deadline = time.monotonic() + END_S
+    with pytest.raises(LimitError):
+        while time.monotonic() < deadline:
+            with contextlib.suppress(ManifestMismatch):
+                call()  # which is little
+            (client,) = sessions._accounts._of
+            sessions._accounts.check(SimpleNamespace(fingerprint=client))  # type: ignore[arg-type]
+    with pytest.raises(PeerError, match="lets a client move 0 MB within an hour"):
+        call()  # it hears why
+    with pytest.raises(PeerError, match="moved more|lost|does not answer|ended"):
+        call(**large)  # but is not listened to for long
 
 
 def test_clients_with_nothing_to_count_are_forgotten(later: Callable[[float], None]) -> None:

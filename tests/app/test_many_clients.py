@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spu_llm.service.provider import HANDSHAKES_OF_ONE
+from spu_llm.net import entrance
 from tests.app.conftest import Pair
 from tests.app.processes import Start
 from tests.patience import END_S, RUN_S
@@ -76,13 +76,13 @@ def test_a_provider_with_all_places_taken_is_well(start: Start, pair: Pair) -> N
 def test_a_client_that_only_connects_takes_no_place(start: Start, pair: Pair) -> None:
     server = start(*pair.serve("--sessions", "1"), stub="client:decoding:holds")
     port = server.until_listening()
-    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(HANDSHAKES_OF_ONE - 2)]
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(entrance.PLACES)]
     client = start(*pair.generate(port), stub="client:decoding:holds")
     client.until_phase("decoding")
-    # One address has so many that wait, and no more: the next one is not even greeted.
-    more = [socket.create_connection(("127.0.0.1", port)) for _ in range(HANDSHAKES_OF_ONE)]
-    more[-1].settimeout(END_S)
-    assert more[-1].recv(1) == b""
+    # Who came first made room for it.
+    more = [socket.create_connection(("127.0.0.1", port)) for _ in range(entrance.PLACES)]
+    idle[0].settimeout(END_S)
+    assert idle[0].recv(1) == b""
     client.send(signal.SIGINT)
     assert client.wait(END_S) == 130
     for sock in (*idle, *more):

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
+import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
+from spu_llm.core.errors import PeerError
+from spu_llm.net import tls
 from spu_llm.net.control import Control
 from spu_llm.net.frames import Door
 from spu_llm.net.relay import Relay
@@ -31,6 +36,23 @@ def read_all(sock: socket.socket, nbytes: int | None = None) -> bytes:
         if nbytes is not None:
             nbytes -= len(data)
     return b"".join(parts)
+
+
+def as_server(tcp: TcpStream, context: ssl.SSLContext, timeout_s: float = 5.0) -> tls.TlsStream:
+    """Meet one client as an entrance does; PeerError, with the connection closed, unless it is one
+    of those trusted.
+    """
+    meeting, deadline = tls.Meeting(tcp, context), time.monotonic() + timeout_s
+    poll = select.poll()
+    poll.register(tcp, select.POLLIN)
+    try:
+        while poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+            if (stream := meeting.step()) is not None:
+                return stream
+        raise PeerError("the peer did not answer in time")
+    except BaseException:
+        tcp.close_after(0.3)
+        raise
 
 
 def opened(relay: Relay, worker_port: int, door: Door = Door.MESSAGES) -> int:

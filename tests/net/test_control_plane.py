@@ -49,11 +49,10 @@ class Provider:
         self.error: SpuLlmError | None = None
         self.agreed: list[Manifest] = []
         self.failed: list[PeerError] = []
-        self.server = ControlServer(self._admit)
+        self.server = ControlServer()
         self._bench = bench
 
-    def _admit(self, asked: Mapping[str, object], peer: object) -> tuple[Manifest, bytes]:
-        assert peer is None
+    def _admit(self, asked: Mapping[str, object]) -> tuple[Manifest, bytes]:
         if self.error is not None:
             raise self.error
         stated = with_nonce(self.stated)
@@ -65,7 +64,7 @@ class Provider:
 
         def run() -> None:
             try:
-                self.server.serve(ours, None)
+                self.server.serve(ours, self._admit)
             except PeerError as error:
                 self.failed.append(error)
 

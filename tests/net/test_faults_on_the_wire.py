@@ -28,7 +28,7 @@ from spu_llm.net.stream import accept, connect, listen
 from tests.patience import eventually
 from tests.wire import DEEDS, DELAY_S, FATAL, SIDES, Fault, FaultyWire
 
-from .conftest import Worker, opened
+from .conftest import Worker, as_server, opened
 
 SHORT_S = 1.5  # of silence that ends a session, where a test waits for that
 KNOWN_S = 30.0  # from a fault until both have ended, on a machine however slow
@@ -84,7 +84,7 @@ class Toy:
                 stream = tls.as_client(tcp, known[0], "provider.example", timeout_s=KNOWN_S)
             else:
                 context = tls.server_context(known[1])
-                stream = tls.as_server(accept(listener, 5), context, timeout_s=KNOWN_S)
+                stream = as_server(accept(listener, 5), context, timeout_s=KNOWN_S)
         except PeerError as error:
             self.errors[side] = error
             return

@@ -28,7 +28,7 @@ from spu_llm.net.stream_channel import MAX_MESSAGE, NUMBER_BYTES, Channels, Stre
 from spu_llm.net.worker_side import Loopback
 from tests.patience import SOON_S, eventually
 
-from .conftest import Bench
+from .conftest import Bench, as_server
 
 TIMEOUT_S = 60.0
 
@@ -298,7 +298,7 @@ def _tls(bench: Bench, root: Path) -> tuple[ByteStream, ByteStream]:
     ]
     client, provider = bench.streams()
     with ThreadPoolExecutor() as pool:
-        server = pool.submit(tls.as_server, provider, tls.server_context(known[1]))
+        server = pool.submit(as_server, provider, tls.server_context(known[1]))
         return tls.as_client(client, known[0], "provider.example"), server.result(10)
 
 

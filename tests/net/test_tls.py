@@ -26,6 +26,8 @@ from spu_llm.net.identity import CERTIFICATE, KEY, Identity
 from spu_llm.net.stream import TcpStream
 from tests.patience import SOON_S
 
+from .conftest import as_server
+
 NOW = datetime.datetime.now(datetime.timezone.utc)
 DAY = datetime.timedelta(days=1)
 
@@ -116,7 +118,7 @@ def both(
 
     def serve(tcp: TcpStream) -> tls.TlsStream:
         # The first byte too: a client's certificate is judged after it is through with its part.
-        stream = tls.as_server(tcp, context)
+        stream = as_server(tcp, context)
         stream.send_all(b"!")
         return stream
 
@@ -197,7 +199,8 @@ def test_a_certificate_out_of_its_time(
     own = identities._described(
         x509.load_pem_x509_certificate((late / CERTIFICATE).read_bytes())
     )
-    provider = Identity(late, own, trust, trust.read_text(), (), (own,))
+    pem = b"".join((late / name).read_bytes() for name in (CERTIFICATE, KEY))
+    provider = Identity(late, own, trust, trust.read_text(), (), (own,), pem)
     found = both(trusting(folders["client of authority"], folders["authority"]), provider)
     assert said in str(found[0]) and isinstance(found[1], PeerError)
 
@@ -230,7 +233,7 @@ def test_no_certificate_no_tls_and_older_tls(folders: dict[str, Path]) -> None:
     context = tls.server_context(trusting(folders["provider"], folders["client"]))
 
     def serve(tcp: TcpStream) -> Any:
-        return tls.as_server(tcp, context, 2.0)
+        return as_server(tcp, context, 2.0)
 
     def plain(tcp: TcpStream) -> None:
         tcp.send_all(b"GET / HTTP/1.1\r\n\r\n")
@@ -264,9 +267,9 @@ def test_no_certificate_no_tls_and_older_tls(folders: dict[str, Path]) -> None:
 def test_who_says_nothing_is_not_waited_for(folders: dict[str, Path]) -> None:
     context = tls.server_context(trusting(folders["provider"], folders["client"]))
     silent = threading.Event()
-    found = meet(lambda tcp: silent.wait(0.5), lambda tcp: tls.as_server(tcp, context, 0.1))
+    found = meet(lambda tcp: silent.wait(0.5), lambda tcp: as_server(tcp, context, 0.1))
     assert "did not answer in time" in str(found[1])
-    found = meet(lambda tcp: tcp.close(), lambda tcp: tls.as_server(tcp, context, 1.0))
+    found = meet(lambda tcp: tcp.close(), lambda tcp: as_server(tcp, context, 1.0))
     assert "closed the connection before it showed a certificate" in str(found[1])
 
 

@@ -7,9 +7,10 @@ together. A vault that fails, or does not answer in time, leaves; the others go 
 from __future__ import annotations
 
 import functools
-import socket
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,17 +24,18 @@ from models.partials import Partial
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import BusyError, PeerError, SpuLlmError, WireError
 from spu_llm.core.freed import give_back
-from spu_llm.net import tls
+from spu_llm.net.entrance import Entrance, Met
 from spu_llm.net.identity import Identity
 from spu_llm.net.messages import Messages
-from spu_llm.net.stream import TcpStream, listen
-from spu_llm.service.listening import accepted
+from spu_llm.net.stream import listen
+from spu_llm.service import listening
+from spu_llm.service.listening import Callers, Strangers
+from spu_llm.service.renewing import Renewal
 from spu_llm.service.vault import told
 from spu_llm.systems.confidential.engine import Engine
 
 T = TypeVar("T")
 
-MAX_SESSIONS = 64
 _START_S = 60.0  # for a prefill, when all weights are there
 _ROUND_S = 10.0  # for all that a vault does in a step; less than what a vault waits for another one
 
@@ -73,39 +75,47 @@ def serve(
     say: Callable[[str], None],
     on_port: Callable[[int], None],
     make: Callable[[ModelConfig, Any, int], Engine] = Engine,
+    renewal: Renewal[EngineOptions] | None = None,
 ) -> None:
-    """Until interrupted. `on_port` hears where it listens. make: the engine, of a model's shape and
-    folded weights with so many lanes; one that is studied notes what it sees.
+    """Serve vaults until interrupted. `on_port` hears where it listens. make: the engine, of a
+    model's shape and folded weights with so many lanes; one that is studied notes what it sees.
+    Whoever connects meets the identity that `renewal` reads.
     """
     config, weights = load_folded(options.model)
     tokenizer = Tokenizer.load(options.model)
     digest = told.digest_of(list(told.parts_of(weights)))
     model = told.Model(config.asdict(), sorted(tokenizer.eos_ids), digest, tokenizer.digest)
     give_back()
-    context = None if options.identity is None else tls.server_context(options.identity)
-    sessions = _Sessions(make(config, weights, options.lanes), model, say)
-    with sessions, listen(options.host, options.port) as listener:
+    share = options.lanes if options.identity is None else -(-options.lanes // 2)
+    sessions = _Sessions(make(config, weights, options.lanes), share, model, say)
+    with (
+        sessions,
+        listen(options.host, options.port) as listener,
+        closing(Entrance(listener, options.identity, Strangers(say).refused)) as entrance,
+    ):
         on_port(listener.getsockname()[1])
-        _listen(listener, context, sessions, options.exit_with_parent)
-
-
-def _listen(
-    listener: socket.socket, context: Any, sessions: _Sessions, exit_with_parent: bool
-) -> None:
-    while True:
-        tcp = accepted(listener, exit_with_parent)
-        if tcp is not None:
-            sessions.start(tcp, context)
+        listening.listen(
+            entrance, sessions.start, options.exit_with_parent,
+            look=lambda: None if renewal is None else renewal.look(
+                lambda found: entrance.renew(found.identity)
+            ),
+        )  # fmt: skip
 
 
 class _Sessions:
-    """All vaults' sessions, and the thread that steps them."""
+    """All vaults' sessions, and the thread that steps them. share: of lanes, that vaults with one
+    certificate may have.
+    """
 
-    def __init__(self, engine: Engine, model: told.Model, say: Callable[[str], None]) -> None:
-        self._engine, self._model, self._say = engine, model, say
+    def __init__(
+        self, engine: Engine, share: int, model: told.Model, say: Callable[[str], None]
+    ) -> None:
+        self._engine, self._share, self._model, self._say = engine, share, model, say
+        self._callers = Callers(self._serve)
+        self.start = self._callers.start
         self._changed = threading.Condition()
         self._going: list[_Session] = []
-        self._threads = 0
+        self._lanes_of: Counter[str] = Counter()  # by certificates
         self._stopped = False
         self._stepping = threading.Thread(target=self._run, name="steps", daemon=True)
 
@@ -121,20 +131,13 @@ class _Sessions:
         for session in going:
             session.messages.fail("the engine is shutting down")
 
-    def start(self, tcp: TcpStream, context: Any) -> None:
-        """A session in a thread of its own."""
-        with self._changed:
-            if self._threads >= MAX_SESSIONS:
-                tcp.close()
-                return
-            self._threads += 1
-        threading.Thread(target=self._serve, args=(tcp, context), daemon=True).start()
+    # ---- a vault's thread
 
-    def _serve(self, tcp: TcpStream, context: Any) -> None:
+    def _serve(self, met: Met) -> None:
         try:
-            messages = told.met(tcp, context, "the vault")
+            messages = Messages(met.stream, "the vault")
             try:
-                self._session(messages)
+                self._session(met, messages)
             except SpuLlmError as exc:
                 messages.fail(str(exc))
                 raise
@@ -143,15 +146,10 @@ class _Sessions:
         except SpuLlmError as exc:
             self._say(f"session failed: {exc}")
         except Exception as exc:  # also one of this program's own; other sessions go on
-            tcp.close()
+            met.tcp.close()
             self._say(f"session failed: {type(exc).__name__}: {exc}")
-        finally:
-            with self._changed:
-                self._threads -= 1
 
-    # ---- a vault's thread
-
-    def _session(self, messages: Messages) -> None:
+    def _session(self, met: Met, messages: Messages) -> None:
         messages.hear("hello")
         told.say_record(messages, "model", self._model)
         try:
@@ -163,16 +161,31 @@ class _Sessions:
         count = asked.get("lanes")
         if not isinstance(count, int) or not 1 <= count <= told.MAX_LANES:
             raise WireError("the vault asks for lanes that cannot be")
+        with self._lanes(met.caller, count) as lanes:
+            self._callers.settled(met)
+            self._run_lanes(_Session(messages, lanes=list(lanes)))
+
+    @contextmanager
+    def _lanes(self, caller: str, count: int) -> Iterator[list[int]]:
+        """So many lanes; BusyError when there are not as many, or not for this certificate."""
         with self._changed:
             if count > self._engine.free:
                 raise BusyError(f"the engine has no room for {count} more texts; try later")
+            if self._lanes_of[caller] + count > self._share:
+                raise BusyError(
+                    f"the engine has room for {self._share} texts of one certificate at a time; "
+                    "ask for fewer, or try later"
+                )
+            self._lanes_of[caller] += count
             lanes = [self._engine.join() for _ in range(count)]
         try:
-            self._run_lanes(_Session(messages, lanes=list(lanes)))
+            yield lanes
         finally:
             with self._changed:
                 for lane in lanes:
                     self._engine.leave(lane)
+                self._lanes_of[caller] -= count
+                self._lanes_of += Counter()  # without those that have none
 
     def _run_lanes(self, session: _Session) -> None:
         messages = session.messages

@@ -1,15 +1,17 @@
 """A user's vault: keeps the prompt's keys and values, answers the engine, draws the tokens.
 
 It belongs into a confidential virtual machine, whose attestation is the operator's part: what is
-trusted with the prompt and, for the time of a prefill, with the weights, is this process. One user
-at a time; for each of its requests a session with the engine.
+trusted with the prompt and, for the time of a prefill, with the weights, is this process. One
+request at a time, each a session with the engine; others wait, once they have said all of theirs.
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +23,12 @@ from protocols.verification.distribution import Sampling, draw
 from spu_llm.core.errors import InputError, PeerError, SpuLlmError
 from spu_llm.core.freed import give_back
 from spu_llm.core.prg import Prg
-from spu_llm.net import tls
+from spu_llm.net.entrance import Entrance, Met
 from spu_llm.net.messages import Messages
-from spu_llm.net.stream import TcpStream, listen
-from spu_llm.service.listening import accepted
+from spu_llm.net.stream import listen
+from spu_llm.service import listening
+from spu_llm.service.listening import Callers, Strangers
+from spu_llm.service.renewing import Renewal
 from spu_llm.service.vault import told
 from spu_llm.systems.confidential.compact import Compact
 from spu_llm.systems.confidential.held import Held
@@ -43,42 +47,84 @@ class VaultOptions:
 
 
 def keep(
-    options: VaultOptions, say: Callable[[str], None], on_port: Callable[[int], None]
-) -> None:
+    options: VaultOptions, say: Callable[[str], None], on_port: Callable[[int], None],
+    renewal: Renewal[VaultOptions] | None = None,
+) -> None:  # fmt: skip
     """Serve this vault's user until interrupted. The engine is met at once, and its model may not
-    change later.
+    change later. New requests are met under the identities that `renewal` reads.
     """
     engine = _called(options.engine)
     pinned = _model_of(engine)
     engine.close()
-    identity = options.listen.identity
-    context = None if identity is None else tls.server_context(identity)
-    with listen(options.listen.host, options.listen.port) as listener:
+    requests = _Requests(options.engine, pinned, say)
+    with (
+        listen(options.listen.host, options.listen.port) as listener,
+        closing(Entrance(listener, options.listen.identity, Strangers(say).refused)) as entrance,
+    ):
+
+        def renew(found: VaultOptions) -> None:
+            entrance.renew(found.listen.identity)
+            requests.engine = found.engine
+
         on_port(listener.getsockname()[1])
-        while True:
-            tcp = accepted(listener, options.exit_with_parent)
-            if tcp is not None:
-                _serve(tcp, context, options.engine, pinned, say)
+        listening.listen(
+            entrance, requests.start, options.exit_with_parent,
+            look=lambda: None if renewal is None else renewal.look(renew),
+        )  # fmt: skip
 
 
-def _serve(
-    tcp: TcpStream, context: Any, place: told.Place, pinned: told.Model, say: Callable[[str], None]
-) -> None:
-    """One request; what fails is told to the user, and the next one may come."""
-    try:
-        user = told.met(tcp, context, "the user")
+class _Requests:
+    """Requests of the vault's user, one after the other. `engine`: where each finds the engine."""
+
+    def __init__(
+        self, engine: told.Place, pinned: told.Model, say: Callable[[str], None]
+    ) -> None:
+        self.engine, self._pinned, self._say = engine, pinned, say
+        self._callers = Callers(self._serve)
+        self.start = self._callers.start
+        self._turn = threading.Lock()
+
+    def _serve(self, met: Met) -> None:
+        """Serve one request; what fails is told to the user, and the next one may come."""
         try:
-            _request(user, place, pinned)
+            user = Messages(met.stream, "the user")
+            try:
+                self._request(met, user)
+            except SpuLlmError as exc:
+                user.fail(str(exc))
+                raise
+            finally:
+                user.close()
         except SpuLlmError as exc:
-            user.fail(str(exc))
-            raise
-        finally:
-            user.close()
-    except SpuLlmError as exc:
-        say(f"request failed: {exc}")
-    except Exception as exc:  # one of this program's own; the vault stays
-        tcp.close()
-        say(f"request failed: {type(exc).__name__}: {exc}")
+            self._say(f"request failed: {exc}")
+        except Exception as exc:  # one of this program's own; the vault stays
+            met.tcp.close()
+            self._say(f"request failed: {type(exc).__name__}: {exc}")
+
+    def _request(self, met: Met, user: Messages) -> None:
+        pinned = self._pinned
+        user.hear("hello")
+        told.say_record(user, "model", pinned)
+        asked: told.Asked = told.told(told.Asked, user.hear("prompts"), "the user")
+        told.check_asked(asked, pinned.shape)
+        (tokens,) = user.take((sum(asked.lengths),), dtype=np.int32)
+        if not ((tokens >= 0) & (tokens < pinned.shape.vocab_size)).all():
+            raise InputError("the prompt has tokens that the model lacks")
+        ends = np.cumsum(asked.lengths)[:-1]
+        prompts = [part.tolist() for part in np.split(tokens, ends)]
+        # Whoever says nothing more holds nobody up.
+        with self._turn:
+            self._callers.settled(met)
+            engine = _called(self.engine)
+            try:
+                if _model_of(engine) != pinned:
+                    raise InputError(
+                        "the engine's model is another one than when this vault was opened; open "
+                        "it anew if that is meant"
+                    )
+                Session(user, engine, pinned, asked, prompts).run()
+            finally:
+                engine.close()
 
 
 def _called(place: told.Place) -> Messages:
@@ -91,28 +137,6 @@ def _model_of(engine: Messages) -> told.Model:
     engine.say("hello")
     model: told.Model = told.told(told.Model, engine.hear("model"), ENGINE)
     return model
-
-
-def _request(user: Messages, place: told.Place, pinned: told.Model) -> None:
-    user.hear("hello")
-    engine = _called(place)
-    try:
-        if _model_of(engine) != pinned:
-            raise InputError(
-                "the engine's model is another one than when this vault was opened; open it anew "
-                "if that is meant"
-            )
-        told.say_record(user, "model", pinned)
-        asked: told.Asked = told.told(told.Asked, user.hear("prompts"), "the user")
-        told.check_asked(asked, pinned.shape)
-        (tokens,) = user.take((sum(asked.lengths),), dtype=np.int32)
-        if not ((tokens >= 0) & (tokens < pinned.shape.vocab_size)).all():
-            raise InputError("the prompt has tokens that the model lacks")
-        ends = np.cumsum(asked.lengths)[:-1]
-        prompts = [part.tolist() for part in np.split(tokens, ends)]
-        Session(user, engine, pinned, asked, prompts).run()
-    finally:
-        engine.close()
 
 
 class Session:

@@ -33,7 +33,7 @@ from spu_llm.core.errors import InputError, WireError
 from spu_llm.net import tls
 from spu_llm.net.identity import Identity
 from spu_llm.net.messages import Messages
-from spu_llm.net.stream import TcpStream, connect
+from spu_llm.net.stream import connect
 from spu_llm.systems.program import read
 
 CONNECT_S = 20.0
@@ -92,11 +92,6 @@ def call(place: Place, peer: str) -> Messages:
     if place.identity is None:
         return Messages(tcp, peer)
     return Messages(tls.as_client(tcp, place.identity, place.host), peer)
-
-
-def met(tcp: TcpStream, context: Any, peer: str) -> Messages:
-    """The same, at the end that was called; `context` of `tls.server_context`, or None."""
-    return Messages(tcp if context is None else tls.as_server(tcp, context), peer)
 
 
 def told(kind: Any, message: Mapping[str, Any], peer: str) -> Any:
