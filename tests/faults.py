@@ -97,9 +97,11 @@ FAULTS = (
         ("net/test_control_plane.py::test_a_manifest_too_large_is_refused",)),
     Met("the client goes in the midst", "both workers end, none is left",
         ("app/test_faults.py::test_the_server_outlives_clients_that_fail",)),
-    Met("a flood of connections, half-open ones", "so many wait, the next one is closed; whoever "
-        "is known still gets in, and health is answered",
-        ("app/test_many_clients.py::test_a_client_that_only_connects_takes_no_place",
+    Met("a stranger holds connections, silent, half-open or talking nonsense",
+        "the oldest of the address that holds most makes room; whoever is known gets in, also from "
+        "that address, and health is answered",
+        ("app/test_strangers.py::test_strangers_keep_nobody_out",
+         "app/test_many_clients.py::test_a_client_that_only_connects_takes_no_place",
          "app/test_many_clients.py::test_a_provider_with_all_places_taken_is_well",
          "app/test_faults.py::test_a_busy_provider_turns_a_client_away_and_goes_on")),
     Met("a client's library tries again by itself", "(comes with the HTTP gateway)", ()),
@@ -125,6 +127,13 @@ FAULTS = (
         ("app/test_faults.py::test_ctrl_c",
          "app/test_faults.py::test_a_killed_demo_leaves_nothing",
          "app/test_many_clients.py::test_whoever_is_cut_off_hears_why")),
+    Met("a certificate is renewed or taken back, SIGHUP",
+        "new sessions run under what was read, others go on; what cannot be read replaces nothing, "
+        "and is tried again",
+        ("app/test_reloading.py::test_serve_goes_on_under_what_it_reads",
+         "app/test_reloading.py::test_split_serve_reloads",
+         "app/test_reloading.py::"
+         "test_engine_and_vault_renew_their_certificates_and_work_together")),
     Met("secrets in logs, on the wire, in another process, in files, in core files",
         "none is found; there are no core files",
         ("app/test_confine.py::test_workers_give_it_up",

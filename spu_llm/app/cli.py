@@ -76,7 +76,8 @@ def main(argv: list[str] | None = None) -> None:
     debug = "--debug" in arguments
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # prompts, weights and keys are in memory
     try:
-        options = _parser().parse_args(arguments, argparse.Namespace(started=started))
+        own = argparse.Namespace(started=started, again=lambda: _parser().parse_args(arguments))
+        options = _parser().parse_args(arguments, own)
         options.run(options)
         sys.stdout.flush()
         code = 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spu_llm.app import limiting, marking, two_party_text
+from spu_llm.app import limiting, marking, reloading, two_party_text
 from spu_llm.app.defaults import (
     MAX_PREFIX_PAD,
     MAX_SESSIONS,
@@ -29,6 +30,9 @@ from spu_llm.app.output import unforeseen
 from spu_llm.app.printing import say, show
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.printable import one_line
+
+if TYPE_CHECKING:
+    from spu_llm.service.provider import ServeOptions
 
 
 def add_command(commands: Any) -> None:
@@ -63,6 +67,10 @@ def add_command(commands: Any) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
+    run_provider(options, _made, "serving")
+
+
+def _made(options: argparse.Namespace) -> ServeOptions:
     from spu_llm.service.provider import ServeOptions
 
     if options.sampling_seed is not None and not options.once:
@@ -88,10 +96,8 @@ def _serve(options: argparse.Namespace) -> None:
         **limiting.of(options),
     }
     host, port = address(options.listen, "--listen")
-
-    run_provider(
-        record(ServeOptions, options, host=host, port=port, **more), "serving", options.report_fd
-    )
+    made: ServeOptions = record(ServeOptions, options, host=host, port=port, **more)
+    return made
 
 
 def _text_of(path: Path | None, option: str) -> str:
@@ -116,17 +122,24 @@ def check_serving(options: argparse.Namespace) -> None:
         raise InputError(f"--sessions must be 1 to {MAX_SESSIONS}, found {options.sessions}")
 
 
-def run_provider(options: Any, what: str, report_fd: int | None = None) -> None:
-    """Serve with these `ServeOptions`, and say where: `what` is done there."""
+def run_provider(
+    options: argparse.Namespace, make: Callable[[argparse.Namespace], ServeOptions], what: str
+) -> None:
+    """Serve with what `make` makes of the options, now and when they are read again, and say where:
+    `what` is done there.
+    """
     from spu_llm.service.launching import write_report
     from spu_llm.service.provider import serve
 
+    served, renewal = reloading.loaded(options, make, lambda made: {"trust": made.identity})
+    report_fd = options.report_fd
+
     def on_port(port: int) -> None:
-        show(f"{what} {options.model} on {options.host}:{port}")
+        show(f"{what} {served.model} on {served.host}:{port}")
         write_report(report_fd, port=port)
 
     try:
-        serve(options, say=say, on_port=on_port)
+        serve(served, say, on_port, renewal=renewal)
     except SpuLlmError as exc:
         write_report(report_fd, error=one_line(str(exc)), exit_code=exc.exit_code)
         raise

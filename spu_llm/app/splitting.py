@@ -14,6 +14,7 @@ from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
     from models.split import Split
+    from spu_llm.service.provider import ServeOptions
 
 PLAIN, NOIR, MPC = MODES = ("plain", "noir", "mpc")
 MECHANISMS = ("none", "arr", "arr-renormalised", "grr", "exponential")
@@ -154,8 +155,19 @@ def split_of(options: argparse.Namespace) -> Split:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from models.hf import load_config
     from spu_llm.app.split_client import say_insecure
+
+    def make(found: argparse.Namespace) -> ServeOptions:
+        made = _made(found)
+        if found is options:
+            say_insecure(options.mode)
+        return made
+
+    run_provider(options, make, f"serving the middle ({options.mode}) of")
+
+
+def _made(options: argparse.Namespace) -> ServeOptions:
+    from models.hf import load_config
     from spu_llm.service.provider import ServeOptions
     from spu_llm.systems.program import SplitServed
     from spu_llm.systems.split.records import check_front
@@ -170,15 +182,13 @@ def _serve(options: argparse.Namespace) -> None:
     of_mode = split_shares.served(options)
     host, port = address(options.listen, "--listen")
     tunings = None if options.tunings is None else str(options.tunings.absolute())
-    served = ServeOptions(
+    return ServeOptions(
         model=model, host=host, port=port, network=options.network, once=options.once,
         sessions=options.sessions, studies=False, identity=identity_of(options),
         exit_with_parent=options.exit_with_parent,
         split=SplitServed(options.mode, split.front, split.back, tunings),
         **limiting.of(options), **of_mode,
     )  # fmt: skip
-    say_insecure(options.mode)
-    run_provider(served, f"serving the middle ({options.mode}) of", options.report_fd)
 
 
 def _generate(options: argparse.Namespace) -> None:

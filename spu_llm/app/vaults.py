@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spu_llm.app import obfuscating
+from spu_llm.app import obfuscating, reloading
 from spu_llm.app.defaults import PROMPT, shipped
 from spu_llm.app.options import address
 from spu_llm.app.output import check_output, mb, write_json
@@ -43,7 +43,8 @@ def add_command(commands: Any) -> None:
                        help="private model directory")  # fmt: skip
     serve.add_argument("--listen", required=True, metavar="HOST:PORT")
     serve.add_argument("--lanes", type=int, default=LANES, metavar="N",
-                       help="texts at a time, of all vaults (default: %(default)s)")  # fmt: skip
+                       help="texts at a time, of all vaults (default: %(default)s); of those with "
+                       "one certificate half as many")  # fmt: skip
     _identity(serve, "--trust", "vaults")
     _common(serve)
     serve.set_defaults(run=_serve)
@@ -117,25 +118,35 @@ def _serve(options: argparse.Namespace) -> None:
     from spu_llm.service.vault.engine import EngineOptions, serve
     from spu_llm.service.vault.told import MAX_LANES
 
-    if not 1 <= options.lanes <= MAX_LANES:
-        raise InputError(f"--lanes must be 1 to {MAX_LANES}, found {options.lanes}")
-    place = _place(options, options.listen, "--listen", options.trust)
+    def make(found: argparse.Namespace) -> EngineOptions:
+        if not 1 <= found.lanes <= MAX_LANES:
+            raise InputError(f"--lanes must be 1 to {MAX_LANES}, found {found.lanes}")
+        place = _place(found, found.listen, "--listen", found.trust)
+        return EngineOptions(
+            found.model, place.host, place.port, found.lanes, place.identity,
+            found.exit_with_parent,
+        )  # fmt: skip
+
+    served, renewal = reloading.loaded(options, make, lambda made: {"trust": made.identity})
     serve(
-        EngineOptions(
-            options.model, place.host, place.port, options.lanes, place.identity,
-            options.exit_with_parent,
-        ),
-        say,
-        _listening(f"engine of {options.model}", place.host),
+        served, say, _listening(f"engine of {served.model}", served.host),
+        renewal=renewal,
     )  # fmt: skip
 
 
 def _open(options: argparse.Namespace) -> None:
     from spu_llm.service.vault.keeper import VaultOptions, keep
 
-    engine = _place(options, options.server, "--server", options.trust)
-    user = _place(options, options.listen, "--listen", options.trust_user)
-    keep(VaultOptions(engine, user, options.exit_with_parent), say, _listening("vault", user.host))
+    def make(found: argparse.Namespace) -> VaultOptions:
+        engine = _place(found, found.server, "--server", found.trust)
+        user = _place(found, found.listen, "--listen", found.trust_user)
+        return VaultOptions(engine, user, found.exit_with_parent)
+
+    opened, renewal = reloading.loaded(
+        options, make,
+        lambda made: {"trust": made.engine.identity, "trust-user": made.listen.identity},
+    )  # fmt: skip
+    keep(opened, say, _listening("vault", opened.listen.host), renewal)
 
 
 def _generate(options: argparse.Namespace) -> None:

@@ -1,0 +1,93 @@
+"""A running server's options, read again from its command line and the files that it names."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spu_llm.app.printing import say
+
+if TYPE_CHECKING:
+    from spu_llm.net.identity import Certificate, Identity
+    from spu_llm.service.renewing import Loaded, Renewal
+
+T = TypeVar("T")
+
+# What may change for new sessions. All else stays as it was at the start.
+_LIMITS = (
+    "sessions", "session_minutes", "client_sessions", "client_traffic", "client_memory",
+    "client_disk", "disk",
+)  # fmt: skip
+RENEWED = ("identity", "trust", "trust_user", *_LIMITS)
+_SHOWN = 5  # certificates in a line
+
+
+def loaded(
+    options: argparse.Namespace,
+    make: Callable[[argparse.Namespace], T],
+    known: Callable[[T], Mapping[str, Identity | None]],
+) -> tuple[T, Renewal[T]]:
+    """What `make` makes of a server's options, and how it is made again. `known`: this party's
+    identity, by each option that says whom it trusts.
+    """
+    from spu_llm.service.renewing import Renewal, look_at
+
+    def load(found: argparse.Namespace, seen: Any, fixed: list[str]) -> Loaded[T]:
+        from spu_llm.service.renewing import Loaded
+
+        seen = dict(look_at(_files(found))) | seen
+        made = make(found)
+        return Loaded(made, seen, _said(found, known(made)), fixed)
+
+    def again() -> Loaded[T]:
+        seen = look_at(_files(options))
+        found = options.again()
+        fixed = [
+            name for name, value in vars(found).items()
+            if name not in RENEWED and name in options and value != getattr(options, name)
+            and not callable(value)
+        ]  # fmt: skip
+        for name in fixed:
+            setattr(found, name, getattr(options, name))
+        kept = {path: state for path, state in seen.items() if path in _files(found)}
+        return load(found, kept, [f"--{name.replace('_', '-')}" for name in fixed])
+
+    first = load(options, {}, [])
+    return first.options, Renewal(first, again, say)
+
+
+def _files(options: argparse.Namespace) -> list[Path]:
+    """All that is read again when it has changed."""
+    from spu_llm.net.identity import CERTIFICATE, KEY
+
+    given = vars(options)
+    found = [given.get(name) for name in ("trust", "trust_user", "config")]
+    if (directory := given.get("identity")) is not None:
+        found += [directory / CERTIFICATE, directory / KEY]
+    return [path for path in found if path is not None]
+
+
+def _said(
+    options: argparse.Namespace, known: Mapping[str, Identity | None]
+) -> dict[str, str]:
+    """What is told of options when they have changed, by name."""
+    from spu_llm.service.renewing import CERTIFICATE
+
+    said = {}
+    for option, identity in known.items():
+        if identity is not None:
+            said[CERTIFICATE] = str(identity.own)
+            said[option] = _shown([*identity.pinned, *identity.authorities])
+    for name in _LIMITS:
+        if name in options:
+            value = getattr(options, name)
+            said[name.replace("_", "-")] = "as by default" if value is None else str(value)
+    return said
+
+
+def _shown(certificates: list[Certificate]) -> str:
+    more = len(certificates) - _SHOWN
+    shown = ", ".join(map(str, certificates[:_SHOWN]))
+    return f"{shown} and {more} more" if more > 0 else shown
