@@ -168,7 +168,8 @@ def _namespace() -> Finding:
 def _confined() -> Finding:
     """Of a worker process: tried in one."""
     work = (
-        "from spu_llm.service.confine import confine_calls, confine_files, drop_rights; "
+        "from spu_llm.service.calls import confine_calls; "
+        "from spu_llm.service.confine import confine_files, drop_rights; "
         "drop_rights(); print(confine_files([], []), confine_calls())"
     )
     done = subprocess.run(

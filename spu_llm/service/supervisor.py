@@ -52,6 +52,15 @@ DEATH_WORD_S = 2.0
 LINK_WORD_S = 5.0
 STDERR_KEPT = 4000
 
+# What a worker gets of the environment: where programs, packages and files of this user are, how
+# text and times are written, how much the libraries take, and what tests say to their stub.
+_KEPT = frozenset({
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH",
+    "PYTHONHOME", "PYTHONUTF8", "PYTHONIOENCODING", "PYTHONDONTWRITEBYTECODE", "XDG_CACHE_HOME",
+    "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS", "SPU_LLM_STUB", "SPU_LLM_STUDY", "SPU_LLM_TEST_COMMAND",
+})  # fmt: skip
+
 OnEvent = Callable[[dict[str, Any]], None]
 Look = Callable[[], None]  # several times a second; what it raises ends the session
 
@@ -98,7 +107,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=[theirs.fileno(), *inherits],
-                env=os.environ | {"TMPDIR": self._folder},
+                env=_environment() | {"TMPDIR": self._folder},
                 start_new_session=True,  # a Ctrl-C at the terminal is the supervisor's to handle
             )
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -199,6 +208,14 @@ class Worker:
                 self._stderr = (self._stderr + data)[-STDERR_KEPT:]
         except ValueError:
             pass
+
+
+def _environment() -> dict[str, str]:
+    """Return what a worker may know of this process's environment, which may hold secrets."""
+    return {
+        name: value for name, value in os.environ.items()
+        if name in _KEPT or name.startswith("LC_")
+    }  # fmt: skip
 
 
 def _names(paths: Sequence[Path]) -> tuple[str, ...]:

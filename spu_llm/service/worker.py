@@ -27,7 +27,8 @@ from spu_llm.core.values import ROLES
 from spu_llm.net.manifest import JOBS, SESSION
 from spu_llm.net.stream_channel import Channels
 from spu_llm.net.worker_side import hand_over, leave_network
-from spu_llm.service.confine import confine_calls, confine_files, drop_rights
+from spu_llm.service.calls import confine_calls
+from spu_llm.service.confine import confine_files, drop_rights
 from spu_llm.systems.program import Job, Program, read
 
 if TYPE_CHECKING:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from spu_llm.service import confine
+from spu_llm.service import calls
 from tests.app.conftest import Pair
 from tests.app.processes import ROOT, Start
 
 TRIES = """
 import ctypes, errno, json, os, socket, subprocess, sys, threading
 from pathlib import Path
-from spu_llm.service.confine import confine_calls, confine_files, drop_rights
+from spu_llm.service.calls import confine_calls
+from spu_llm.service.confine import confine_files, drop_rights
 
 reads, writes, other = map(Path, sys.argv[1:4])
 late, started = [], threading.Event()
@@ -98,7 +100,6 @@ def test_files_that_are_not_its_own(tried: dict[str, object]) -> None:
         assert tried[deed] == "done", deed
     for deed in (
         "read other", "list other", "write other", "write what it reads", "remove what it reads",
-        "make a pipe",
     ):  # fmt: skip
         assert tried[deed] == "EACCES", deed
 
@@ -107,42 +108,62 @@ def test_calls_that_reach_further(tried: dict[str, object]) -> None:
     if not tried["calls"]:
         pytest.skip("this kernel, or this processor, has no such filter")
     assert tried["run"] in ("EPERM", "EACCES")
-    for deed in ("make a socket", "reach another process", "take a capability"):
+    for deed in (
+        "make a socket", "make a pipe", "signal its parent", "reach another process",
+        "take a capability",
+    ):  # fmt: skip
         assert tried[deed] == "EPERM", deed
     assert tried["reach the network"] == tried["start a thread"] == "done"
     assert tried["reach from an older thread"] == "EPERM"
 
 
-def test_the_filter_lets_all_else_pass() -> None:
-    """By hand: what each number is answered."""
-    code = confine._filter([59, 101])
+def test_what_each_number_is_answered() -> None:
+    """By hand, argument by argument."""
+    pid = 4242
+    code = calls.filter_code(pid)
 
-    def answer(number: int, argument: int = 0, architecture: int = 0xC000003E) -> int:
-        data, at, loaded = {0: number, 4: architecture, 16: argument}, 0, 0
+    def answer(number: int, *arguments: int, architecture: int = 0xC000003E) -> int:
+        data, at, loaded = {0: number, 4: architecture}, 0, 0
+        data |= {16 + 8 * i: value for i, value in enumerate(arguments)}
         while True:
-            kind, then, otherwise, value = confine.struct.unpack_from("HBBI", code, 8 * at)
+            kind, then, otherwise, value = struct.unpack_from("HBBI", code, 8 * at)
             at += 1
             if kind == 0x20:
                 loaded = data[value]
+            elif kind == 0x54:
+                loaded &= value
             elif kind == 0x06:
                 return int(value)
             else:
-                holds = {
-                    0x15: loaded == value, 0x35: loaded >= value, 0x45: loaded & value != 0
-                }[kind]  # fmt: skip
-                at += then if holds else otherwise
+                at += then if {0x15: loaded == value, 0x35: loaded >= value}[kind] else otherwise
 
     allow, refuse, unknown, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
-    assert [answer(n) for n in (0, 58, 59, 60, 101, 435, 436)] == [
-        allow, allow, refuse, allow, refuse, unknown, allow
-    ]  # fmt: skip
+    for number in (0, 9, 202, 257, 334, 436, 449):
+        assert answer(number) == allow
+    for number in (29, 58, 59, 90, 101, 129, 155, 165, 200, 272, 310, 319, 400):
+        assert answer(number) == refuse
+    for number in (424, 425, 434, 435, 437, 438, 452, 500):
+        assert answer(number) == unknown
     assert answer(0x40000000) == answer(0x40000000 + 59) == refuse
     assert answer(0, architecture=0x40000003) == kill
-    unix, internet, new_user, thread = 1, 2, 0x10000000, 0x003D0F00
-    assert [answer(41, family) for family in (unix, internet)] == [refuse, allow]
-    assert [answer(56, flags) for flags in (new_user, thread, new_user | thread)] == [
-        refuse, allow, refuse
-    ]  # fmt: skip
+    unix, internet, internet_6, vsock, flags = 1, 2, 10, 40, 0x80800
+    for family in (internet, internet_6):
+        assert answer(41, family, 1 | flags, 0) == answer(41, family, 1, 6) == allow
+    for wrong in ((unix, 1, 0), (vsock, 1, 0), (internet, 2, 0), (internet, 3, 6),
+                  (internet, 1, 262)):  # fmt: skip
+        assert answer(41, *wrong) == refuse
+    new_user, thread = 0x10000000, 0x003D0F00
+    assert answer(56, thread) == allow
+    assert answer(56, 17) == answer(56, 0x4111) == answer(56, thread | new_user) == refuse
+    for number in (62, 234):
+        assert answer(number, pid) == allow
+        assert {answer(number, other) for other in (0, 1, pid + 1, 2**32 - 1)} == {refuse}
+    for number in (203, 302):
+        assert answer(number, 0) == allow and answer(number, pid) == refuse
+    assert answer(157, 15) == allow and answer(157, 1) == answer(157, 4) == refuse
+    assert answer(72, 5, 1030) == allow and answer(72, 5, 8) == answer(72, 5, 10) == refuse
+    assert answer(16, 5, 0x5401) == allow
+    assert answer(16, 5, 0x8901) == answer(16, 5, 0x5412) == refuse
 
 
 def test_workers_give_it_up(start: Start, pair: Pair) -> None:
@@ -164,6 +185,20 @@ def test_workers_give_it_up(start: Start, pair: Pair) -> None:
         limits = Path(f"/proc/{process.pid}/limits").read_text()
         (line,) = (line for line in limits.splitlines() if line.startswith("Max core file size"))
         assert line.split()[4:6] == ["0", "0"]
+
+
+def test_workers_get_a_chosen_environment(start: Start, pair: Pair) -> None:
+    secrets = {"AWS_SECRET_ACCESS_KEY": "canary-1", "SPU_LLM_API_KEY": "canary-2"}
+    stub = "client:prefilling:holds"
+    server = start(*pair.serve("--once"), stub=stub, **secrets)
+    client = start(*pair.generate(server.until_listening()), stub=stub, **secrets, LC_ALL="C.UTF-8")
+    client.until_phase("prefilling")
+    for command in (server, client):
+        (worker,) = (process for process in command.processes() if process.is_worker)
+        (above,) = (process for process in command.processes() if process.pid == command.pid)
+        assert "canary-1" in above.environ and "canary-2" in above.environ
+        assert "canary" not in worker.environ and "AWS_" not in worker.environ
+    assert "LC_ALL=C.UTF-8" in worker.environ and "HOME=" in worker.environ
 
 
 def test_a_worker_reads_its_own_files_alone(start: Start, pair: Pair, tmp_path: Path) -> None:
