@@ -8,7 +8,8 @@
 
 Material serves the two parties that made it, nobody else, and a session that meets other batches at
 its peer drops its own: without a folder for each, one client would cost all others their
-material. Over the sealed channel each tells the other an id, by which a party that comes again with
+material. Each tells the other an id, with the settings of a session, so that a supervisor can give
+its worker one folder alone, and again over the sealed channel. By it a party that comes again with
 the same directory is recognised. An id follows from the secret and from both certificates: to
 another peer, or under another certificate of its own, a party has another one, and nothing tells
 that the two are the same party's. The name of a peer's folder follows from its id in the same way,
@@ -81,15 +82,38 @@ def agree(channel: Channel, directory: Path | None, pair: str = "") -> Path | No
     One message each. WireError on anything but an id; PoolError when the directory cannot be used
     or is full of other peers.
     """
-    secret = open_directory(directory) if directory is not None else b""
-    own_id = _derived(secret, pair) if secret else b""
+    own_id = id_in(directory, pair) if directory is not None else b""
     channel.send(own_id)
     peer_id = channel.recv()
     if peer_id and not _ID.fullmatch(peer_id):
         raise WireError("the peer names itself by something that is no id")
-    if directory is None or not peer_id:
-        return None
-    if peer_id == own_id:
+    return None if directory is None or not peer_id else folder_of(directory, peer_id, pair)
+
+
+def check_met(channel: Channel, own_id: bytes, peer_id: bytes) -> None:
+    """Do what `agree` does on the channel where both ids are known already, empty of who keeps no
+    material; WireError when the peer's is another one.
+    """
+    channel.send(own_id)
+    if channel.recv() != peer_id:
+        raise WireError("the peer names itself otherwise than was agreed on")
+
+
+def id_in(directory: Path, pair: str) -> bytes:
+    """Return the id of the party that has `directory`, for its peer of this `pair`. PoolError when
+    the directory cannot be used.
+    """
+    return _derived(open_directory(directory), pair)
+
+
+def folder_of(directory: Path, peer_id: bytes, pair: str) -> Path:
+    """Return the folder for a peer, which need not be there. WireError when it names itself by
+    something that is no id; PoolError when the directory cannot be used or is full of other peers.
+    """
+    if not _ID.fullmatch(peer_id):
+        raise WireError("the peer names itself by something that is no id")
+    secret = open_directory(directory)
+    if peer_id == _derived(secret, pair):
         raise PoolError(f"both parties use {directory}, or copies of it; give each its own")
     folder = directory / _derived(secret, f"{pair} {peer_id.decode()}").decode()
     if not folder.exists():

@@ -67,7 +67,7 @@ class PartySession:
         hints_dir: Path | None = None,
         jobs: int = 1,
         session: str = "",
-        pair: str = "",
+        met: tuple[bytes, bytes] | None = None,
         open_channel: Callable[[], Channel] | None = None,
         beside: bool | None = None,
     ) -> None:
@@ -76,12 +76,13 @@ class PartySession:
         take; what is made beyond stays in memory. `hints_dir`: where hints of silent
         products outlive the session, whatever the peer has. `jobs`: cores that make material, the
         same number at the peer. `session`: its id, which both supervisors told their workers: who
-        has another one understands nothing. `pair`: both parties' certificates,
-        empty in the clear. `open_channel`: each call makes one further channel to the peer, on any
-        thread, so long as both parties make them in the same order; on SPU's link by default.
-        `beside`: whether material of a later call is made while one runs, the same at the peer; by
-        default where messages take so long that it pays. SPU counts what passes on its link
-        meanwhile as its own: channels are then better elsewhere.
+        has another one understands nothing. `met`: both parties' ids, this one's first, where
+        supervisors have told them; `pool_dir` is then the peer's folder alone. `open_channel`: each
+        call makes one further channel to the peer, on any thread, so long as both parties make them
+        in the same order; on SPU's link by default. `beside`: whether material of a later call is
+        made while one runs, the same at the peer; by default where messages take so long that it
+        pays. SPU counts what passes on its link meanwhile as its own: channels are then better
+        elsewhere.
         """
         self.rank: int = link.rank
         self.meter, self.ledger = Meter(), Ledger()
@@ -97,7 +98,11 @@ class PartySession:
         made_from = own.child("material")  # by one thread at a time, where `own` is the call's
         name = hashlib.sha256(b"pool" + key).digest()
         before = self._channel.traffic
-        self.pool_folder = peer_directories.agree(self._channel, pool_dir, pair)
+        if met is None:
+            self.pool_folder = peer_directories.agree(self._channel, pool_dir)
+        else:
+            peer_directories.check_met(self._channel, *met)
+            self.pool_folder = pool_dir
         self.pool = Pool(
             self.rank, made_from, self._make, session=name, directory=self.pool_folder
         )

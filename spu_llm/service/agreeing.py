@@ -23,12 +23,15 @@ from spu_llm.net.manifest import (
     Manifest,
 )
 from spu_llm.offline import versions
+from spu_llm.offline.peer_directories import folder_of, id_in
 from spu_llm.service.watch import WAIT_S
 from spu_llm.service.worker import Task
 from spu_llm.systems.program import Before, Held, Job, Program, read, stated
 
 _PROGRAM = "program"  # beside the fields of its request
+_PREFIXES = {ROLES[CLIENT]: CLIENT_PREFIX, ROLES[PROVIDER]: PROVIDER_PREFIX}
 _CERTIFICATE = "certificate."  # of either role
+_POOL = "pool"  # a party's id in its pool directory, beside its own fields; empty: it has none
 _BEFORE = "before."  # beside the model's fields
 # How long SPU waits for one message: the supervisors judge first, and say why.
 _LINK_TIMEOUT_MS = int(1000 * (WAIT_S + 60))
@@ -82,9 +85,38 @@ def pair_of(agreed: Manifest) -> str:
     return "" if None in found else " ".join(map(str, found))
 
 
+def pool_id(role: str, seen: Manifest, directory: Path | None) -> Manifest:
+    """Return what a party states of its pool directory to the peer with these certificates.
+    PoolError when it cannot be used.
+    """
+    own = b"" if directory is None else id_in(directory, pair_of(seen))
+    return {_PREFIXES[role] + _POOL: own.decode()}
+
+
+def pool_ids(role: str, agreed: Manifest) -> tuple[bytes, bytes]:
+    """Return both parties' ids, the one of `role` first."""
+    other = ROLES[1 - ROLES.index(role)]
+    own, peer = (str(agreed.get(_PREFIXES[one] + _POOL, "")).encode() for one in (role, other))
+    return own, peer
+
+
+def peer_folder(role: str, agreed: Manifest, directory: Path | None) -> Path | None:
+    """Return the folder for this session's peer in a party's pool directory; None when either keeps
+    no material. PoolError or WireError when there can be none.
+    """
+    _, peer = pool_ids(role, agreed)
+    return None if directory is None or not peer else folder_of(directory, peer, pair_of(agreed))
+
+
+def without_ids(agreed: Manifest) -> Manifest:
+    """Return settings as they may be kept and shown: who knows an id can waste material."""
+    hidden = {prefix + _POOL for prefix in _PREFIXES.values()}
+    return {name: value for name, value in agreed.items() if name not in hidden}
+
+
 def task_of(role: str, agreed: Manifest, own: Any, pool: Path | None) -> Task:
-    """What the worker of `role` is told, its peer's address aside; `own`: this party's inputs.
-    InputError when the client asks for nothing.
+    """Return what the worker of `role` is told, its peer's address aside. `own`: this party's
+    inputs, `pool`: the folder of its peer's material. InputError when the client asks for nothing.
     """
     if not isinstance(program := agreed.get(CLIENT_PREFIX + _PROGRAM), str):
         raise InputError("the client asks for no program")
@@ -105,6 +137,7 @@ def job_of(program: Program, task: Task) -> Job[Any, Any]:
         )
     asked = _part(task.agreed, CLIENT_PREFIX)
     del asked[_PROGRAM]
+    asked.pop(_POOL, None)
     model, before = stated_model(task.agreed)
     request = program.asked(asked)
     check_request(program, request, model, before)
@@ -121,6 +154,7 @@ def stated_model(agreed: Manifest) -> tuple[ModelConfig, Before]:
     PeerError when they are none.
     """
     fields = _part(agreed, PROVIDER_PREFIX)
+    fields.pop(_POOL, None)
     rows = {k: fields.pop(k) for k in list(fields) if k.startswith(_BEFORE)}
     try:
         config = config_from(fields)

@@ -68,14 +68,15 @@ def run_as_client(
     assert (tokenizer is not None) == program.text
     if pool is not None:
         open_directory(pool)
-    # Its slow imports overlap with the handshake.
+    stated = agreeing.of_client(program, request, tokenizer, server.network, jobs)
+    agreed, ticket = open_session(server, stated, pool)
+    material = agreeing.peer_folder("client", agreed, pool)
+    # Begins with its slow imports when the provider's does.
     worker = Worker(
-        program.name, reads=reads, writes=[*kept_folders("client", pool), *writes],
+        program.name, reads=reads, writes=[*kept_folders("client", material), *writes],
         confined=program.name not in programs.STUDIES,
     )  # fmt: skip
     try:
-        stated = agreeing.of_client(program, request, tokenizer, server.network, jobs)
-        agreed, ticket = open_session(server, stated)
         stream, provider = connected(server, tls.DATA)
         relay = Relay(wrap(stream), NETWORKS[server.network], "client")
         relay.allow_streams(programs.doors(program))
@@ -91,11 +92,11 @@ def run_as_client(
         except SpuLlmError as exc:
             control.bye(str(exc), ok=False)
             raise
-        task = agreeing.task_of("client", agreed, inputs, pool)
+        task = agreeing.task_of("client", agreed, inputs, material)
         outcome = run_session(control, worker, task, lambda e: on_event(e, control.relay), look)
     finally:
         worker.stop()
-    return outcome, agreed
+    return outcome, agreeing.without_ids(agreed)
 
 
 def connected(server: Server, protocol: str) -> tuple[ByteStream, Certificate | None]:
@@ -109,14 +110,17 @@ def connected(server: Server, protocol: str) -> tuple[ByteStream, Certificate | 
     return stream, stream.peer
 
 
-def open_session(server: Server, stated: Manifest) -> tuple[Manifest, bytes]:
-    """The settings agreed on with the provider, and the ticket for the session's data.
+def open_session(
+    server: Server, stated: Manifest, pool: Path | None = None
+) -> tuple[Manifest, bytes]:
+    """Return the settings agreed on with the provider, and the ticket for the session's data.
     ManifestMismatch, InputError or PeerError when there is none.
     """
     stream, provider = connected(server, tls.CONTROL)
+    seen: Manifest = {}
     if provider is not None and server.identity is not None:
-        stated = stated | agreeing.certificates(client=server.identity.own, provider=provider)
-    stated = with_nonce(stated)
+        seen = agreeing.certificates(client=server.identity.own, provider=provider)
+    stated = with_nonce(stated | seen | agreeing.pool_id("client", seen, pool))
     try:
         theirs, ticket = ask_to_open(stream, stated, OPEN_S)
     except NoAnswerError as exc:

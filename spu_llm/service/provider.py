@@ -262,14 +262,14 @@ class _Sessions:
         self._say(f"session finished, {traffic / 1e6:.1f} MB on the wire")
 
     def _worked(self, control: Control, admitted: Admitted) -> Outcome:
-        task, root = admitted.task, self._options.pool
+        task = admitted.task
         pool, split = task.pool_dir, task.own.get("split")
         tunings = [Path(split["tunings"])] if split and split["tunings"] else []
         worker = Worker(
             task.program, [self._weights],
             writes=[*kept_folders("provider", None if pool is None else Path(pool)), *tunings],
             # To see how large it is.
-            lists=[root] if root is not None else [*map(Path, task.own.get("disk_bytes", ()))],
+            lists=[*map(Path, task.own.get("disk_bytes", ()))],
             confined=task.program not in programs.STUDIES,
         )  # fmt: skip
         try:
@@ -323,11 +323,15 @@ class _Sessions:
             if self._closing or (self._options.once and (self.over or self._places.taken)):
                 raise BusyError("the provider takes no more sessions")
             self._accounts.check(client)
-            seen = {}
+            seen: Manifest = {}
             if client is not None and own is not None:
                 seen = agreeing.certificates(client=client, provider=own)
-            stated = with_nonce(self._stated | seen)
             pool, budgets = _disk(options, client)
+            stated = with_nonce(
+                self._stated | seen | agreeing.pool_id("provider", seen, pool)
+            )
+            agreed = agree(asked, stated)
+            material = agreeing.peer_folder("provider", agreed, pool)
             marker, nonce, noise = self._marker, b"", None
             if marker is not None:
                 nonce = marker.nonce()
@@ -336,7 +340,7 @@ class _Sessions:
                 str(options.model), options.sampling_seed, budgets, self._weights, self._own_text,
                 options.spendable, self._split(client), noise,
             )  # fmt: skip
-            task = agreeing.task_of("provider", agree(asked, stated), held, pool)
+            task = agreeing.task_of("provider", agreed, held, material)
             job = _check(task, options)
             if marker is None or job is None or task.program != COMPLETION.name:
                 return stated, self._places.admit(task, client)

@@ -74,12 +74,17 @@ def python_command(module: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def kept_folders(role: str, pool: Path | None) -> list[Path]:
-    """Where a worker of this role keeps what outlives a session; made if they can be."""
+def kept_folders(role: str, material: Path | None) -> list[Path]:
+    """Return where a worker of this role keeps what outlives a session, which is made: hints, and
+    material with its peer. PoolError when there can be no such material.
+    """
     hints = default_directory(role)
     with contextlib.suppress(PoolError):  # the worker says so
         open_folder(hints)
-    return [hints] if pool is None else [hints, pool]
+    if material is None:
+        return [hints]
+    open_folder(material)
+    return [hints, material]
 
 
 class Worker:

@@ -70,7 +70,7 @@ class Task:
     agreed: dict[str, Any]
     own: dict[str, Any]
     timeout_ms: int  # for one message of the peer's worker
-    pool_dir: str | None = None
+    pool_dir: str | None = None  # of the peer's material alone
     link: tuple[str, ...] = ()  # HOST:PORT of SPU at both workers, as this one reaches them
     messages: int = 0  # port of the provider's worker for channels (`Channels`), likewise
 
@@ -205,7 +205,7 @@ def _spu_session(
     from spu_llm.offline.stock import Budget
     from spu_llm.runtime.party_session import PartySession
     from spu_llm.runtime.spu_runtime import create_link
-    from spu_llm.service.agreeing import pair_of
+    from spu_llm.service.agreeing import pool_ids
 
     assert program.spu is not None
     link = create_link(ROLES.index(task.role), task.link, timeout_ms=task.timeout_ms)
@@ -213,15 +213,16 @@ def _spu_session(
     hints_dir = _hints_directory(task.role, events) if program.keeps_hints else None
     held = {} if job.of_provider is None else job.of_provider.disk_bytes
     budgets = [Budget(Path(directory), limit) for directory, limit in held.items()]
+    met = pool_ids(task.role, task.agreed)
     session = PartySession(
         link, program.spu, pool_dir=pool_dir, budgets=budgets, hints_dir=hints_dir,
-        jobs=task.agreed[JOBS], session=task.agreed[SESSION], pair=pair_of(task.agreed),
+        jobs=task.agreed[JOBS], session=task.agreed[SESSION], met=met,
         open_channel=channels.open,
     )  # fmt: skip
     events.finished = lambda: session.finished
     session.on_batch = lambda made, total: events.send("making", made=made, total=total)
     session.products.on_hint = lambda done, total: events.send("hint", done=done, total=total)
-    if pool_dir is not None and session.pool_folder is None:
+    if met[0] and pool_dir is None:
         events.send("note", text="the other party keeps no material: --pool has no effect")
     return session
 

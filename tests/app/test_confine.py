@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from spu_llm.offline.peer_directories import peer_folders
 from spu_llm.service import calls
 from tests.app.conftest import Pair
 from tests.app.processes import ROOT, Start
@@ -217,3 +218,37 @@ def test_a_worker_reads_its_own_files_alone(start: Start, pair: Pair, tmp_path: 
         found.append(client.stderr)
     assert "cannot read: Permission denied" in found[0]
     assert f"read {own.stat().st_size} bytes" in found[1]
+
+
+@pytest.mark.parametrize("role", ["client", "provider"])
+def test_a_worker_has_its_peers_material_alone(
+    start: Start, pair: Pair, tmp_path: Path, role: str
+) -> None:
+    """What lies in the pool directory for other peers, and its secret, it can neither read nor
+    change; in the clear, where no certificate tells peers apart, too.
+    """
+    if ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) < 1:
+        pytest.skip("this kernel has no Landlock")
+    pools = {name: tmp_path / name for name in ("client", "provider")}
+
+    def run(deed: str) -> str:
+        stub = f"{role}:prefilling:{deed}" if deed else ""
+        server = start(*pair.serve("--once", "--pool", str(pools["provider"])), stub=stub)
+        port = server.until_listening()
+        client = start(*pair.generate(port, "--pool", str(pools["client"])), stub=stub)
+        client.wait(60.0)
+        server.wait(60.0)
+        return client.stderr + server.stderr
+
+    run("")
+    (own,) = peer_folders(pools[role])
+    other = pools[role] / ("0" * 32)
+    other.mkdir(mode=0o700)
+    for folder in (own, other):
+        (folder / "file").write_bytes(b"12345")
+    assert "read 5 bytes" in run(f"tries {own / 'file'}")
+    assert "Permission denied" in run(f"tries {other / 'file'}")
+    assert "Permission denied" in run(f"tries {pools[role] / 'id'}")
+    assert "wrote" in run(f"tries to write {own / 'new'}")
+    assert "Permission denied" in run(f"tries to write {other / 'new'}")
+    assert not (other / "new").exists()

@@ -16,14 +16,23 @@ from typing import Any
 
 import pytest
 
-from spu_llm.core.errors import InputError, PeerError, WireError
+from spu_llm.core.errors import InputError, PeerError, PoolError, WireError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.net.identity import Certificate
 from spu_llm.net.relay import Relay
 from spu_llm.net.stream_channel import Channels
 from spu_llm.runtime import party_session, spu_runtime
 from spu_llm.service import programs, worker
-from spu_llm.service.agreeing import certificates, job_of, of_client, of_provider, task_of
+from spu_llm.service.agreeing import (
+    certificates,
+    job_of,
+    of_client,
+    of_provider,
+    peer_folder,
+    pool_id,
+    task_of,
+    without_ids,
+)
 from spu_llm.service.client import run_as_client
 from spu_llm.service.launching import local_provider
 from spu_llm.service.plain_session import PlainSession
@@ -297,8 +306,10 @@ def test_only_a_party_asks_for_its_own_inputs() -> None:
 # ---- sessions on SPU
 
 
-def test_a_worker_tells_its_session_both_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By which what is kept of the peer goes: the same at both parties, nothing in the clear."""
+def test_a_session_is_told_both_ids_and_the_peers_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Which go by both certificates, the same at both parties; a worker never sees the secret."""
     told: list[dict[str, Any]] = []
     events: Any = SimpleNamespace(send=lambda event, **fields: None)
     channels: Any = SimpleNamespace(open=None)
@@ -311,11 +322,30 @@ def test_a_worker_tells_its_session_both_certificates(monkeypatch: pytest.Monkey
     monkeypatch.setattr(spu_runtime, "create_link", lambda *given, **more: None)
     soon = datetime.now(timezone.utc)
     client, provider = (Certificate(digit * 64, "name", soon) for digit in "ab")
-    known = certificates(client=client, provider=provider)
-    for role, own in (("client", Nothing()), ("provider", Held("model"))):
-        for more in ({}, known):
-            agreed = {**of_client(PREPARATION, ASKED, TEXT, "local", 1), **_model(), **more}
-            task = task_of(role, {**agreed, "session": "0"}, own, Path("/pool"))
+    for seen in ({}, certificates(client=client, provider=provider)):
+        asked = {**of_client(PREPARATION, ASKED, TEXT, "local", 1), **_model(), **seen}
+        agreed = {**asked, "session": "0"}
+        for role in ("client", "provider"):
+            agreed |= pool_id(role, seen, tmp_path / role)
+        for role, own in (("client", Nothing()), ("provider", Held("model"))):
+            folder = peer_folder(role, agreed, tmp_path / role)
+            task = task_of(role, agreed, own, folder)
             job: Job[Any, Any] = job_of(PREPARATION, task)
             worker._spu_session(PREPARATION, job, task, events, channels)
-    assert [given["pair"] for given in told] == ["", f"{'a' * 64} {'b' * 64}"] * 2
+        assert not any(name.endswith(".pool") for name in without_ids(agreed))
+    ids = [given["met"] for given in told]
+    assert ids[0] == ids[1][::-1] and ids[2] == ids[3][::-1] and len({*ids[0], *ids[2]}) == 4
+    folders = [given["pool_dir"] for given in told]
+    assert [folder.parent.name for folder in folders] == ["client", "provider"] * 2
+    assert len(set(folders)) == 4
+
+
+def test_who_keeps_no_material_has_no_id(tmp_path: Path) -> None:
+    agreed = {**pool_id("client", {}, tmp_path), **pool_id("provider", {}, None)}
+    assert peer_folder("client", agreed, tmp_path) is None
+    assert peer_folder("provider", agreed, None) is None
+    with pytest.raises(WireError, match="no id"):
+        peer_folder("client", {**agreed, "model.pool": "../" + "0" * 29}, tmp_path)
+    with pytest.raises(PoolError, match="give each its own"):
+        peer_folder("client", {**agreed, "model.pool": agreed["request.pool"]}, tmp_path)
+

@@ -10,7 +10,8 @@ or provider)
     deadlocks   waits for a lock that it holds, while its other threads live
     computes    COMPUTE_S seconds without a message, then goes on
     sends FILE  sends the file as it is, in clear; the other one keeps it, and both go on for ever
-    tries FILE  says whether it can read the file (the client)
+    tries FILE  says whether it can read the file; the provider ends with that
+    tries to write FILE  likewise
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def run_task(task: Any, events: Any) -> dict[str, Any]:
             peer.send(name.encode())
             HELD.append(peer.recv())
         if name == phase and mine.startswith("tries "):
-            events.send("note", text=_tried(Path(mine.removeprefix("tries "))))
+            events.send("note", text=_tried(mine.removeprefix("tries ")))
         elif name == phase and mine:
             _do(mine, peer)
         while name == phase and (mine in ("holds", "floods") or deed.startswith("sends ")):
@@ -101,7 +102,7 @@ def _prepared(task: Any, peer: Peer) -> dict[str, Any]:
     from spu_llm.core.values import ROLES
     from spu_llm.offline import peer_directories
     from spu_llm.offline.pool import Pool
-    from spu_llm.service.agreeing import pair_of
+    from spu_llm.service.agreeing import pool_ids
     from tests.core.dealing import TRIPLE
 
     def zeros(correlation: Any, masks: list[np.ndarray]) -> list[np.ndarray]:
@@ -110,8 +111,8 @@ def _prepared(task: Any, peer: Peer) -> dict[str, Any]:
         )
         return units
 
-    folder = peer_directories.agree(peer, Path(task.pool_dir), pair_of(task.agreed))
-    assert folder is not None
+    peer_directories.check_met(peer, *pool_ids(task.role, task.agreed))
+    folder = Path(task.pool_dir)
     session = str(task.agreed["session"]).encode()
     pool = Pool(
         ROLES.index(task.role), Prg.from_os(), zeros, session=session, directory=folder
@@ -147,8 +148,11 @@ def _channel(role: str, task: Any) -> Any:
     return Channels(ROLES.index(role), task.messages, task.timeout_ms / 1000).open()
 
 
-def _tried(path: Path) -> str:
+def _tried(what: str) -> str:
+    path = Path(what.removeprefix("to write "))
     try:
+        if what.startswith("to write "):
+            return f"wrote {path.write_bytes(b'x')} byte"
         return f"read {len(path.read_bytes())} bytes"
     except OSError as exc:
         return f"cannot read: {exc.strerror}"
@@ -163,6 +167,10 @@ def _do(deed: str, peer: Peer) -> None:
         until = time.monotonic() + COMPUTE_S
         while time.monotonic() < until:
             sum(range(10_000))
+    elif deed.startswith("tries "):
+        from spu_llm.core.errors import WorkerError
+
+        raise WorkerError(_tried(deed.removeprefix("tries ")))
     elif deed.startswith("sends "):
         with open(deed.removeprefix("sends "), "rb") as file:
             peer.send(file.read())
