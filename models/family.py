@@ -27,6 +27,7 @@ from jax import Array
 
 from models import ranges
 from models.cache import Block, Prefix, Rows, attend, join_heads, layer_blocks, rows_after
+from models.files import shown
 from models.ranges import Bounds, Linear, Ranges
 from protocols.functions.layers import append_rows, dense
 from protocols.functions.nonlinear import check_norm, norm_high, rms_norm
@@ -312,7 +313,7 @@ def family_of(config: ModelConfig) -> Family:
 def family_named(tag: object) -> Family:
     """The family with this tag; InputError when there is none."""
     if not isinstance(tag, str) or tag not in _MODULES:
-        found = f"is a {tag} model" if isinstance(tag, str) else "names no model_type"
+        found = f"is a {shown(tag)[1:-1]} model" if isinstance(tag, str) else "names no model_type"
         raise InputError(f"{found}; only {' and '.join(_MODULES)} are supported")
     family: Family = import_module(_MODULES[tag]).FAMILY
     return family
@@ -392,23 +393,23 @@ def check_switches(raw: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
     """InputError when a switch has another value than the one that is computed."""
     for name, supported in fixed.items():
         value = raw.get(name, supported)
-        if value is not supported:
+        if type(value) is not type(supported) or value != supported:
             raise InputError(
-                f"has {name} = {json.dumps(value)}; only {json.dumps(supported)} is supported"
+                f"has {name} = {shown(value)}; only {json.dumps(supported)} is supported"
             )
 
 
 def positive_int(raw: Mapping[str, Any], name: str) -> int:
-    """A size; InputError when it is none."""
+    """Return a size; InputError when it is none."""
     value = raw.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"has {name} = {json.dumps(value)}; it must be a positive integer")
+        raise InputError(f"has {name} = {shown(value)}; it must be a positive integer")
     return value
 
 
 def fraction(raw: Mapping[str, Any], name: str, default: float) -> float:
-    """A number between 0 and 1; InputError for others."""
+    """Return a number between 0 and 1; InputError for others."""
     value = raw.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-        raise InputError(f"has {name} {value!r}; it must be between 0 and 1")
+        raise InputError(f"has {name} {shown(value)}; it must be between 0 and 1")
     return float(value)

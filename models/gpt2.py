@@ -21,6 +21,7 @@ from jax import Array
 
 from models.cache import split_heads
 from models.family import Family, Layer, ModelConfig, Params, check_switches, fraction, positive_int
+from models.files import shown
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_score
 from protocols.functions.layers import look_up
 from protocols.functions.nonlinear import activation_bits, gelu
@@ -202,6 +203,13 @@ FIXED_SWITCHES: Mapping[str, Any] = {
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
 }
+# The transformers library takes a size by this name, too, and rather than by its own one.
+_OTHER_NAMES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh")
 
 # Hugging Face parameter name -> path in `Params`; {} stands for the layer number.
@@ -229,8 +237,16 @@ def parse(raw: Mapping[str, Any]) -> GPT2Config:
     """The shape in `config.json`, after checking that this module computes this very model."""
     activation = raw.get("activation_function", "gelu_new")
     if activation not in ACTIVATIONS:
-        raise InputError(f"has activation_function {activation!r}; only gelu_new is supported")
+        raise InputError(
+            f"has activation_function {shown(activation)}; only gelu_new is supported"
+        )
     check_switches(raw, FIXED_SWITCHES)
+    for other, name in _OTHER_NAMES.items():
+        if other in raw and raw[other] != raw.get(name):
+            raise InputError(
+                f"has {other} = {shown(raw[other])} beside {name} = {shown(raw.get(name))}; "
+                "leave one of them out"
+            )
     sizes = {name: positive_int(raw, name) for name in GPT2Config.size_names()}
     if sizes["n_embd"] % sizes["n_head"]:
         raise InputError(
@@ -238,7 +254,7 @@ def parse(raw: Mapping[str, Any]) -> GPT2Config:
         )
     inner = raw.get("n_inner")
     if inner is not None and inner != 4 * sizes["n_embd"]:
-        raise InputError(f"has n_inner {inner}; only 4 * n_embd is supported")
+        raise InputError(f"has n_inner {shown(inner)}; only 4 * n_embd is supported")
     epsilon = fraction(raw, "layer_norm_epsilon", 1e-5)
     return GPT2Config(**sizes, layer_norm_epsilon=epsilon)
 

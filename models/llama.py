@@ -22,6 +22,7 @@ from jax import Array
 
 from models.cache import Rows, split_heads
 from models.family import Family, Layer, ModelConfig, Params, check_switches, fraction, positive_int
+from models.files import shown
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_turned_score
 from protocols.functions.layers import look_up, times
 from protocols.functions.nonlinear import activation_bits, silu
@@ -239,8 +240,7 @@ def bounds(block: Params, config: LlamaConfig) -> Bounds:
 FIXED_SWITCHES: Mapping[str, Any] = {
     "attention_bias": False,
     "mlp_bias": False,
-    "rope_scaling": None,
-    "rope_parameters": None,  # what later releases have in place of rope_theta and rope_scaling
+    "partial_rotary_factor": 1.0,
 }
 
 # Hugging Face parameter name -> path in `Params`; {} stands for the layer number.
@@ -264,7 +264,7 @@ def parse(raw: Mapping[str, Any]) -> LlamaConfig:
     """The shape in `config.json`, after checking that this module computes this very model."""
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":
-        raise InputError(f"has hidden_act {activation!r}; only silu is supported")
+        raise InputError(f"has hidden_act {shown(activation)}; only silu is supported")
     check_switches(raw, FIXED_SWITCHES)
     # What an older file lacks, or has as null, follows from the rest.
     if raw.get("num_key_value_heads") is None:
@@ -275,16 +275,47 @@ def parse(raw: Mapping[str, Any]) -> LlamaConfig:
     sizes = {name: positive_int(raw, name) for name in names}
     tied = raw.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):
-        raise InputError(f"has tie_word_embeddings {tied!r}; it must be true or false")
-    theta = raw.get("rope_theta", 10000.0)
-    if isinstance(theta, bool) or not isinstance(theta, int | float):
-        raise InputError(f"has rope_theta {theta!r}; it must be a number")
+        raise InputError(f"has tie_word_embeddings {shown(tied)}; it must be true or false")
     return LlamaConfig(
         **sizes,
         rms_norm_eps=fraction(raw, "rms_norm_eps", 1e-6),
-        rope_theta=float(theta),
+        rope_theta=_rope_theta(raw),
         tie_word_embeddings=tied,
     )
+
+
+_ROPE_FIELDS = ("rope_parameters", "rope_scaling")  # of transformers 5, and before
+
+
+def _rope_theta(raw: Mapping[str, Any]) -> float:
+    """Return the base of plain rotary positions, wherever it is stated. InputError for positions of
+    another type.
+    """
+    stated = [(raw["rope_theta"], "rope_theta")] if "rope_theta" in raw else []
+    for name in _ROPE_FIELDS:
+        if (rope := raw.get(name)) is None:
+            continue
+        if not isinstance(rope, dict):
+            raise InputError(f"has {name} = {shown(rope)}; it must be an object, or null")
+        types = {shown(rope[key]) for key in ("rope_type", "type") if key in rope}
+        if types != {shown("default")}:
+            found = " and ".join(sorted(types)) or "none"
+            raise InputError(
+                f'has {name} with rope_type {found}; only "default", plain rotary positions, is '
+                "supported"
+            )
+        check_switches(rope, {"partial_rotary_factor": 1.0})
+        if "rope_theta" in rope:
+            stated.append((rope["rope_theta"], f"{name}.rope_theta"))
+    for theta, name in stated:
+        if isinstance(theta, bool) or not isinstance(theta, int | float) or not 1 < theta < 1e12:
+            raise InputError(f"has {name} {shown(theta)}; it must be above 1, and below 1e12")
+        if theta != stated[0][0]:
+            raise InputError(
+                f"has {name} {shown(theta)} beside {stated[0][1]} {shown(stated[0][0])}; leave one "
+                "of them out"
+            )
+    return float(stated[0][0]) if stated else 10000.0
 
 
 def describe(config: LlamaConfig) -> dict[str, Any]:

@@ -123,8 +123,8 @@ def test_config_is_not_text(directory: Path) -> None:
     [
         ({"model_type": "bert"}, "is a bert model; only gpt2 and llama are supported"),
         ({"model_type": None}, "names no model_type"),
-        ({"activation_function": "relu"}, "activation_function 'relu'; only gelu_new"),
-        ({"activation_function": "gelu"}, "activation_function 'gelu'; only gelu_new"),
+        ({"activation_function": "relu"}, 'activation_function "relu"; only gelu_new'),
+        ({"activation_function": "gelu"}, 'activation_function "gelu"; only gelu_new'),
         ({"tie_word_embeddings": False}, "tie_word_embeddings = false; only true"),
         ({"scale_attn_weights": False}, "scale_attn_weights = false; only true"),
         (
@@ -133,6 +133,10 @@ def test_config_is_not_text(directory: Path) -> None:
         ),
         ({"add_cross_attention": True}, "add_cross_attention = true; only false"),
         ({"n_inner": 7}, "n_inner 7"),
+        ({"num_attention_heads": 4}, "num_attention_heads = 4 beside n_head = 2; leave one"),
+        ({"n_layer": 10**9}, "sizes must be positive and reasonable"),
+        ({"vocab_size": 10**12}, "sizes must be positive and reasonable"),
+        ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon NaN"),
         ({"n_layer": 0}, "n_layer = 0; it must be a positive integer"),
         ({"n_layer": "2"}, 'n_layer = "2"; it must be a positive integer'),
         ({"n_embd": None}, "n_embd = null; it must be a positive integer"),

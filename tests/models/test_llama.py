@@ -4,6 +4,7 @@ lanes, positions public and hidden, drafted completions; and checkpoints that ar
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -169,16 +170,49 @@ def test_an_old_config_lacks_what_follows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("stated", "theta"),
+    [
+        ({"rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}}, 500000.0),
+        ({"rope_parameters": {"rope_type": "default"}}, 10000.0),
+        ({"rope_theta": 5000.0, "rope_parameters": {"rope_type": "default"}}, 5000.0),
+        ({"rope_theta": 5000, "rope_scaling": {"rope_type": "default"}}, 5000.0),
+        ({"rope_scaling": {"type": "default"}}, 10000.0),
+        ({"rope_scaling": None, "rope_parameters": None}, 10000.0),
+    ],
+)
+def test_plain_rotary_positions_however_they_are_stated(
+    tmp_path: Path, stated: dict[str, Any], theta: float
+) -> None:
+    """As releases of the transformers library before 5 and since then write them."""
+    fields = describe(SMALL)
+    del fields["rope_theta"], fields["rope_scaling"]
+    (tmp_path / "config.json").write_text(json.dumps(fields | stated))
+    assert load_config(tmp_path) == replace(SMALL, rope_theta=theta)
+
+
+@pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"rope_scaling": {"rope_type": "llama3"}}, 'rope_scaling = {"rope_type": "llama3"}; only'),
-        ({"rope_parameters": {"rope_theta": 5.0}}, "rope_parameters = "),
+        ({"rope_scaling": {"rope_type": "llama3"}}, 'rope_scaling with rope_type "llama3"; only'),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 'with rope_type "linear"; only'),
+        ({"rope_scaling": {"type": "default", "rope_type": "yarn"}}, '"default" and "yarn"; only'),
+        ({"rope_scaling": {}}, "rope_scaling with rope_type none; only"),
+        ({"rope_scaling": "default"}, 'rope_scaling = "default"; it must be an object'),
+        ({"rope_parameters": {"rope_theta": 5.0}}, "rope_parameters with rope_type none; only"),
+        ({"rope_parameters": {"rope_type": ["default"]}}, 'rope_type ["default"]; only'),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
+         "rope_parameters.rope_theta 5.0 beside rope_theta 10000.0; leave one"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+         "partial_rotary_factor = 0.5; only 1.0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5; only 1.0"),
         ({"attention_bias": True}, "attention_bias = true; only false"),
         ({"mlp_bias": True}, "mlp_bias = true; only false"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'; only silu"),
+        ({"hidden_act": "gelu"}, 'hidden_act "gelu"; only silu'),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings 1; it must be true or false"),
-        ({"rope_theta": "10000"}, "rope_theta '10000'; it must be a number"),
-        ({"rope_theta": 0.5}, "rope_theta must be above 1"),
+        ({"rope_theta": "10000"}, 'rope_theta "10000"; it must be above 1'),
+        ({"rope_theta": 0.5}, "rope_theta 0.5; it must be above 1"),
+        ({"rope_theta": 10**400}, "rope_theta 1000"),
+        ({"rope_theta": float("inf")}, "rope_theta Infinity"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0; it must be a positive integer"),
         ({"num_key_value_heads": 0}, "num_key_value_heads = 0; it must be a positive integer"),
         ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads"),

@@ -1,0 +1,117 @@
+"""The files of a model directory: which there are, where they may lie, and the JSON in them.
+
+A directory may come from anybody. A link in it is followed within the directory and to the blobs of
+the same model in a Hugging Face cache (models--NAME/snapshots/REVISION/FILE leads to
+models--NAME/blobs), and nowhere else. JSON has a bounded size and depth, and each name once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spu_llm.core.errors import InputError
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+RANGES_FILE = "ranges.json"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+GENERATION_FILE = "generation_config.json"
+
+# Far above published ones: a vocabulary of 256,000 tokens takes 35 MB.
+_MOST_MB: Mapping[str, int] = {TOKENIZER_FILE: 64}
+_MOST_MB_OF_OTHERS = 4
+_MOST_LEVELS = 32
+_MOST_SHOWN = 80  # characters of a value in a message
+
+_ALL = (
+    CONFIG_FILE, WEIGHTS_FILE, RANGES_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, GENERATION_FILE,
+)  # fmt: skip
+
+
+def files_of(directory: Path) -> list[Path]:
+    """Return where the files that are read of a model directory lie, links followed. InputError
+    when one leads out of it.
+    """
+    return [place_of(directory / name) for name in _ALL if (directory / name).exists()]
+
+
+def place_of(path: Path) -> Path:
+    """Return where a file of a model directory lies, links followed. InputError when they lead out
+    of the directory.
+    """
+    found, directory = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
+    roots = [directory]
+    for parent in directory.parents:
+        if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
+            roots.append(parent.parent / "blobs")
+    if not any(found.is_relative_to(root) for root in roots):
+        raise InputError(
+            f"{path} is a link that leads out of the model's directory; put the file itself there"
+        )
+    return found
+
+
+def read_json(path: Path, if_missing: str) -> Any:
+    """Return what a JSON file of a model directory holds. InputError when it cannot be read;
+    `if_missing` says what to do when it is not there.
+    """
+    if not path.parent.is_dir():
+        raise InputError(f"{path.parent} is not a directory; give the path of a model directory")
+    most = _MOST_MB.get(path.name, _MOST_MB_OF_OTHERS)
+    try:
+        place = place_of(path)
+        found = place.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise InputError(f"{path} is not a file; copy it again")
+        if found.st_size > most << 20:
+            raise InputError(f"{path} has more than {most} MB; copy it again")
+        value = json.loads(place.read_text(encoding="utf-8"), object_pairs_hook=_once)
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing; {if_missing}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON ({error}); copy it again") from None
+    except RecursionError:
+        raise InputError(_too_deep(path)) from None
+    if not _is_shallow(value):
+        raise InputError(_too_deep(path))
+    return value
+
+
+def shown(value: object) -> str:
+    """Return a value of such a file as a message quotes it: JSON in ASCII, its beginning."""
+    text = json.dumps(value)
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object's fields; readers differ in which of two fields with one name they take."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{shown(name)} is there twice")
+        found[name] = value
+    return found
+
+
+def _is_shallow(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MOST_LEVELS + 1):
+        level = [outer for outer in level if isinstance(outer, dict | list)]
+        if not level:
+            return True
+        level = [
+            part for outer in level for part in (outer if type(outer) is list else outer.values())
+        ]
+    return False
+
+
+def _too_deep(path: Path) -> str:
+    return f"{path} is nested in more than {_MOST_LEVELS} levels; copy it again"
