@@ -1,7 +1,10 @@
-"""Model directories in the Hugging Face layout: `config.json` and `model.safetensors`; beside them
-`ranges.json`, where the model's ranges were chosen (`models.calibration`).
+"""Model directories in the Hugging Face layout: `config.json`, `model.safetensors`, and
+`tokenizer.json`; beside them `ranges.json`, where the model's ranges were chosen
+(`models.calibration`).
 
-Weights are stored as float16 or float32 and come into memory as float32 numpy arrays. Whatever is
+Weights are stored as float16 or float32 and come into memory as float32 numpy arrays. A model has
+the vocabulary of the tokenizer beside it: rows of its embedding and its head that no token has,
+which most published models are filled up with, are left out, so nothing can draw them. Whatever is
 wrong with a directory is one InputError that names the path and says what to do.
 """
 
@@ -20,18 +23,31 @@ from safetensors.numpy import save
 
 from models import ranges
 from models.family import ModelConfig, Params, family_named, family_of
+from models.files import (
+    CONFIG_FILE,
+    RANGES_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    place_of,
+    read_json,
+)
+from models.vocabulary import tokens_beside
 from spu_llm.core.errors import InputError
 
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-RANGES_FILE = "ranges.json"
 HEAD = "lm_head.weight"  # in a checkpoint; of a tied head a copy may be there
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """The shape that `directory/config.json` declares, and the ranges in `directory/ranges.json` if
-    there is one, without reading weights.
+    """Return the shape that `directory/config.json` declares, with the vocabulary of
+    `directory/tokenizer.json` and the ranges in `directory/ranges.json` if there are such, without
+    reading weights.
     """
+    config = _stored_config(directory)
+    return replace(config, vocab_size=_vocabulary(directory, config))
+
+
+def _stored_config(directory: Path) -> ModelConfig:
+    """Return the same with as many rows of the vocabulary as the weights have."""
     path = Path(directory) / CONFIG_FILE
     raw = _read_object(path)
     try:
@@ -44,11 +60,24 @@ def load_config(directory: Path) -> ModelConfig:
     return _with_ranges(config, stored, _read_object(stored)) if stored.exists() else config
 
 
+def _vocabulary(directory: Path, config: ModelConfig) -> int:
+    """Return how many tokens a model has. InputError when it has too few rows for them."""
+    tokens = tokens_beside(directory)
+    if tokens is not None and tokens > config.vocab_size:
+        raise InputError(
+            f"{Path(directory) / CONFIG_FILE} has vocab_size {config.vocab_size}, but the "
+            f"{TOKENIZER_FILE} beside it {tokens} tokens; use the tokenizer that belongs to the "
+            "model"
+        )
+    return config.vocab_size if tokens is None else tokens
+
+
 def save_ranges(directory: Path, config: ModelConfig) -> None:
     """Write the ranges of `config` into `directory/ranges.json`. InputError when that fails."""
     path = Path(directory) / RANGES_FILE
+    text = json.dumps(ranges.as_dict(config), indent=2) + "\n"
     try:
-        path.write_text(json.dumps(ranges.as_dict(config), indent=2) + "\n", encoding="utf-8")
+        place_of(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
 
@@ -64,16 +93,17 @@ def _with_ranges(config: ModelConfig, path: Path, raw: Mapping[str, Any]) -> Mod
 
 
 def load_model(directory: Path) -> tuple[ModelConfig, Params]:
-    """Config and parameters (float32 numpy arrays) of a model directory."""
-    config = load_config(directory)
+    """Return configuration and parameters (float32 numpy arrays) of a model directory."""
+    stored_config = _stored_config(directory)
+    config = replace(stored_config, vocab_size=_vocabulary(directory, stored_config))
     path = Path(directory) / WEIGHTS_FILE
     if not path.is_file():
         raise InputError(
             f"{path} is missing; save the model in safetensors format into this directory"
         )
     try:
-        with safe_open(path, framework="numpy") as stored:
-            return config, _read_params(path, config, stored)
+        with safe_open(place_of(path), framework="numpy") as stored:
+            return config, _read_params(path, stored_config, config.vocab_size, stored)
     except SafetensorError as error:
         raise InputError(
             f"{path} is truncated or not a safetensors file ({_one_line(error)}); copy it again"
@@ -82,11 +112,11 @@ def load_model(directory: Path) -> tuple[ModelConfig, Params]:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-
 def load_folded(directory: Path) -> tuple[ModelConfig, Any]:
     """The configuration and the folded weights; errors of `load_model`."""
     config, params = load_model(directory)
     return config, family_of(config).fold(params, config)
+
 
 def save_model(
     directory: Path, config: ModelConfig, params: Params, dtype: type[np.floating[Any]] = np.float16
@@ -106,27 +136,11 @@ def save_model(
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`."""
+    """Return the JSON object in `path`."""
     value = read_json(path, f"give a directory with {CONFIG_FILE} and {WEIGHTS_FILE}")
     if not isinstance(value, dict):
         raise InputError(f"{path} is not a JSON object; copy it again")
     return value
-
-
-def read_json(path: Path, if_missing: str) -> Any:
-    """What `path` in a model directory holds. InputError when it cannot be read; `if_missing` says
-    what to do then.
-    """
-    if not path.parent.is_dir():
-        raise InputError(f"{path.parent} is not a directory; give the path of a model directory")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing; {if_missing}") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON ({error}); copy it again") from None
 
 
 # ---- parameters by name
@@ -161,8 +175,10 @@ def _at(node: Any, path: tuple[str | int, ...]) -> Any:
     return node
 
 
-def _read_params(path: Path, config: ModelConfig, stored: Any) -> Params:
-    """The parameters in an open safetensors file, checked for shape and finiteness."""
+def _read_params(path: Path, config: ModelConfig, tokens: int, stored: Any) -> Params:
+    """Return the parameters in an open safetensors file, checked for shape and finiteness, with so
+    many of the rows that the vocabulary has there.
+    """
     family, names = family_of(config), set(stored.keys())
     bare = not any(name.startswith(family.prefix) for name in names)
 
@@ -173,19 +189,21 @@ def _read_params(path: Path, config: ModelConfig, stored: Any) -> Params:
     # Shapes give way to values, one by one.
     params: Params = jax.eval_shape(lambda: family.init(config, jax.random.key(0)))
     expected = [t._replace(name=found(t.name)) for t in _tensors(config, params)]
+    embedding = expected[0]
+    of_tokens = embedding.name, HEAD
     for tensor in expected:
         if tensor.name not in names:
             raise InputError(f"{path} has no tensor {tensor.name}; save the model again")
-        values = _read_tensor(path, stored, tensor)
+        rows = tokens if tensor.name in of_tokens else None
+        values = _read_tensor(path, stored, tensor, rows)
         _at(params, tensor.path[:-1])[tensor.path[-1]] = values
     if names & {found(name.format(config.layers)) for name in family.names if "{}" in name}:
         raise InputError(
             f"{path} has more layers than {config.layers_name} = {config.layers} in {CONFIG_FILE}; "
             "use the config.json that belongs to these weights"
         )
-    embedding = expected[0]
     if HEAD in names - {tensor.name for tensor in expected}:
-        copy = _read_tensor(path, stored, embedding._replace(name=HEAD))
+        copy = _read_tensor(path, stored, embedding._replace(name=HEAD), tokens)
         if not np.array_equal(copy, _at(params, embedding.path)):
             raise InputError(
                 f"{path} has an {HEAD} that differs from {embedding.name}; "
@@ -194,8 +212,12 @@ def _read_params(path: Path, config: ModelConfig, stored: Any) -> Params:
     return params
 
 
-def _read_tensor(path: Path, stored: Any, tensor: Tensor) -> np.ndarray:
-    """As float32, of exactly its shape and finite."""
+def _read_tensor(
+    path: Path, stored: Any, tensor: Tensor, rows: int | None = None
+) -> np.ndarray:
+    """Return a parameter as float32, of exactly its shape and finite; its first rows, as they are
+    stored, if not all are wanted.
+    """
     name, shape = tensor.name, tensor.shape[::-1] if tensor.transposed else tensor.shape
     view = stored.get_slice(name)
     if view.get_dtype() not in ("F16", "F32"):
@@ -207,7 +229,7 @@ def _read_tensor(path: Path, stored: Any, tensor: Tensor) -> np.ndarray:
             f"{path} has {name} of shape {list(view.get_shape())}, expected {list(shape)} from "
             f"{CONFIG_FILE}; use the config.json that belongs to these weights"
         )
-    values = np.asarray(stored.get_tensor(name), np.float32)
+    values = np.asarray(view[:rows], np.float32)
     if not np.isfinite(values).all():
         raise InputError(f"{path} has NaN or infinite values in {name}; save the model again")
     return values.T if tensor.transposed else values

@@ -14,62 +14,71 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from models.hf import CONFIG_FILE, read_json
+from models.files import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    read_json,
+    shown,
+)
+from models.vocabulary import added_tokens, numbered_tokens
 from spu_llm.core.errors import InputError
 
-TOKENIZER_FILE = "tokenizer.json"
-GENERATION_FILE = "generation_config.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Text to token ids and back.
+    """Text to token ids and back: all of a text, whatever `tokenizer.json` says of truncation,
+    padding, and merges that are left out at random, which are for training.
 
-    `eos_ids` end a text. `digest` is the SHA-256 (hex) of the content of `tokenizer.json`, whatever
-    its formatting: two parties with the same digest give every token the same number.
+    `eos_ids` end a text. `digest` is the SHA-256 (hex) of what `tokenizer.json` means, whatever its
+    formatting and spelling: two parties with the same digest give every token the same number. A
+    file of older spelling has another digest as it is written, by which keys may know it, too
+    (`is_named`).
     """
 
     eos_ids: frozenset[int]
     vocab_size: int
     digest: str
+    _written: str  # digest of the content as it is spelt
     _bpe: tokenizers.Tokenizer
     _bytes: tuple[bytes, ...]  # of each token; empty for a special token
 
     @staticmethod
     def load(directory: Path) -> Tokenizer:
-        """The tokenizer in `directory/tokenizer.json`; InputError if it cannot be used."""
+        """Return the tokenizer in `directory/tokenizer.json`; InputError if it cannot be used."""
         path = Path(directory) / TOKENIZER_FILE
         content = read_json(path, f"put the model's {TOKENIZER_FILE} into this directory")
         decoders = _decoders(path, content)
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        try:
-            bpe = tokenizers.Tokenizer.from_str(canonical)
-        except Exception as error:  # the library raises plain Exception
-            reason = " ".join(str(error).split())
-            raise InputError(f"{path} is not a valid tokenizer ({reason}); copy it again") from None
-        bytes_of: Callable[[str], bytes] = _byte_level
-        if decoders != {"ByteLevel"}:
+        tokens = numbered_tokens(path, content)
+        bpe = _library(path, content, tokens)
+        added, meant = added_tokens(path, content), json.loads(bpe.to_str())
+        if decoders == ["ByteLevel"]:
+            merged = {"".join(pair) for pair in meant["model"]["merges"]}
+            bytes_of = functools.partial(
+                _byte_level, {token["content"] for token in added} - merged
+            )
+        else:
             bytes_of = functools.partial(_sentencepiece, bpe, decoders)
-        special = {t["id"] for t in content.get("added_tokens", []) if t.get("special")}
-        # Numbers may have gaps, so their count is not the size.
-        tokens = {number: token for token, number in bpe.get_vocab().items()}
-        size = max(tokens) + 1
+        special = {token["content"] for token in added if token.get("special")}
         return Tokenizer(
-            eos_ids=_eos_ids(path, bpe),
-            vocab_size=size,
-            digest=hashlib.sha256(canonical.encode()).hexdigest(),
+            eos_ids=_eos_ids(path, tokens),
+            vocab_size=len(tokens),
+            digest=_digest(meant),
+            _written=_digest(content),
             _bpe=bpe,
             _bytes=tuple(
-                b"" if i in special else bytes_of(tokens.get(i, "")) for i in range(size)
+                b"" if token in special else bytes_of(token)
+                for token in sorted(tokens, key=tokens.__getitem__)
             ),
         )
 
@@ -79,12 +88,19 @@ class Tokenizer:
         added = self._bpe.get_added_tokens_decoder().items()
         return {token.content: number for number, token in added if token.special}
 
+    def is_named(self, digest: str) -> bool:
+        """Tell whether a key with this digest of a tokenizer is of this one."""
+        return digest in (self.digest, self._written)
+
     def encode(self, text: str, *, goes_on: bool = False) -> list[int]:
-        """Token ids of `text`, with what the tokenizer puts before any text (LLaMA's first token,
-        nothing of GPT-2's) unless it `goes_on` after another one; what it may put after one would
-        end the text that goes on.
+        """Return the token ids of `text`, with what the tokenizer puts before any text (LLaMA's
+        first token, nothing of GPT-2's) unless it `goes_on` after another one; what it may put
+        after one would end the text that goes on. InputError when it has no tokens for it.
         """
-        found = self._bpe.encode(text, add_special_tokens=not goes_on)
+        try:
+            found = self._bpe.encode(text, add_special_tokens=not goes_on)
+        except Exception as error:  # the library raises plain Exception
+            raise InputError(f"the tokenizer cannot read the text ({_one_line(error)})") from None
         of_text = [i for i, added in enumerate(found.special_tokens_mask) if not added]
         return list(found.ids[: of_text[-1] + 1] if of_text else found.ids)
 
@@ -116,14 +132,77 @@ class StreamDecoder:
         return self._utf8.decode(b"", final=True)
 
 
-def _decoders(path: Path, content: Any) -> set[str]:
-    """The types of a tokenizer's decoders; InputError if it is of neither kind."""
+def _library(path: Path, content: dict[str, Any], tokens: dict[str, int]) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer of this content. InputError when it cannot be used, or numbers
+    its tokens in another way.
+    """
+    if not _is_whole(content.get("post_processor")):
+        raise InputError(f"{path} adds tokens to a text that it does not have; copy it again")
+    try:
+        bpe = tokenizers.Tokenizer.from_str(json.dumps(content))
+        bpe.no_truncation()
+        bpe.no_padding()
+        bpe.model.dropout = None
+        numbers = bpe.get_vocab()
+        around = bpe.encode("a").ids
+    except Exception as error:  # the library raises plain Exception
+        raise InputError(
+            f"{path} is not a valid tokenizer ({_one_line(error)}); copy it again"
+        ) from None
+    if numbers != tokens:
+        name = min(numbers.items() ^ tokens.items())[0]
+        raise InputError(
+            f"{path} gives the added token {shown(name)} a number that does not follow on; copy it "
+            "again"
+        )
+    if any(number >= len(tokens) for number in around):
+        raise InputError(f"{path} adds tokens to a text that it does not have; copy it again")
+    return bpe
+
+
+def _is_whole(processor: Any) -> bool:
+    """Tell whether each template among what is done to a text's tokens says which tokens it adds:
+    the library does not look before a text comes.
+    """
+    if not isinstance(processor, dict):
+        return True
+    if isinstance(several := processor.get("processors"), list):
+        return all(map(_is_whole, several))
+    pieces = [*_listed(processor.get("single")), *_listed(processor.get("pair"))]
+    special = [piece["SpecialToken"] for piece in pieces if "SpecialToken" in piece]
+    known = processor.get("special_tokens")
+    return all(
+        isinstance(known, dict) and isinstance(one, dict) and one.get("id") in [*known]
+        for one in special
+    )
+
+
+def _listed(pieces: Any) -> list[Any]:
+    return [piece for piece in pieces if isinstance(piece, dict)] if type(pieces) is list else []
+
+
+def _digest(content: Any) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _decoders(path: Path, content: Any) -> list[str]:
+    """Return the types of a tokenizer's decoders, in order. InputError if it is of neither kind."""
     parts = content if isinstance(content, dict) else {}
     decoder = parts.get("decoder")
-    found = {_type(decoder)}
-    if isinstance(decoder, dict) and isinstance(decoder.get("decoders"), list):
-        found = set(map(_type, decoder["decoders"]))
-    known = found == {"ByteLevel"} or (found & _SPACES and found <= _SENTENCEPIECE)
+    each: Any = [decoder]
+    if isinstance(decoder, dict) and _type(decoder) == "Sequence":
+        each = decoder.get("decoders")
+    found = list(map(_type, each)) if isinstance(each, list) else []
+    known = found == ["ByteLevel"] or (
+        found == [kind for kind in _SENTENCEPIECE if kind in found]
+        and _SPACES & set(found)
+        and all(map(_is_plain, each))
+    )
     if _type(parts.get("model")) != "BPE" or not known:
         raise InputError(
             f"{path} is not a byte-level BPE tokenizer, nor one of SentencePiece's; use that of a "
@@ -133,7 +212,18 @@ def _decoders(path: Path, content: Any) -> set[str]:
 
 
 _SPACES = {"Metaspace", "Replace"}  # decoders that turn marks into spaces
-_SENTENCEPIECE = {*_SPACES, "ByteFallback", "Fuse", "Strip"}
+# In the order in which they decode token by token.
+_SENTENCEPIECE = ("Replace", "ByteFallback", "Metaspace", "Fuse", "Strip")
+
+
+def _is_plain(decoder: Any) -> bool:
+    """Tell whether a decoder of SentencePiece's kind leaves all of a text but its first space."""
+    kind = _type(decoder)
+    if kind == "Replace":
+        pattern = decoder.get("pattern")
+        mark = pattern.get("String") if isinstance(pattern, dict) else None
+        return isinstance(mark, str) and len(mark) == 1
+    return kind != "Strip" or (decoder.get("content"), decoder.get("stop")) == (" ", 0)
 
 
 def _type(part: Any) -> str:
@@ -143,8 +233,8 @@ def _type(part: Any) -> str:
     return str(part.get("type", "BPE" if "merges" in part else ""))
 
 
-def _eos_ids(path: Path, bpe: tokenizers.Tokenizer) -> frozenset[int]:
-    """What ends a text, as `transformers` finds it in the files beside `path`: the first
+def _eos_ids(path: Path, tokens: dict[str, int]) -> frozenset[int]:
+    """Return what ends a text, as `transformers` finds it in the files beside `path`: the first
     `eos_token_id`, a number or several, in generation_config.json or else config.json; or else the
     `eos_token` in tokenizer_config.json. Without any of these, GPT-2's.
     """
@@ -152,25 +242,25 @@ def _eos_ids(path: Path, bpe: tokenizers.Tokenizer) -> frozenset[int]:
         stated = _stated(path.with_name(name), "eos_token_id")
         if stated is not None:
             ids = stated if isinstance(stated, list) else [stated]
-            if not ids or not all(type(i) is int and bpe.id_to_token(i) is not None for i in ids):
+            if not ids or not all(type(i) is int and 0 <= i < len(tokens) for i in ids):
                 raise InputError(
-                    f"{path.with_name(name)} has eos_token_id {json.dumps(stated)}; it must be the "
+                    f"{path.with_name(name)} has eos_token_id {shown(stated)}; it must be the "
                     "number of a token, or a list of such"
                 )
             return frozenset(ids)
     token = _stated(path.with_name(TOKENIZER_CONFIG_FILE), "eos_token") or END_OF_TEXT
     text = token.get("content") if isinstance(token, dict) else token
-    number = bpe.token_to_id(text) if isinstance(text, str) else None
+    number = tokens.get(text) if isinstance(text, str) else None
     if number is None:
         raise InputError(
-            f"{path} has no token {text} for the end of a text; give its number as eos_token_id in "
-            f"{CONFIG_FILE}"
+            f"{path} has no token {text if text == END_OF_TEXT else shown(text)} for the end of a "
+            f"text; give its number as eos_token_id in {CONFIG_FILE}"
         )
     return frozenset([number])
 
 
 def _stated(path: Path, name: str) -> Any:
-    """A field of a file that may not be there."""
+    """Return a field of a file that may not be there."""
     content = read_json(path, "") if path.exists() else None
     return content.get(name) if isinstance(content, dict) else None
 
@@ -188,17 +278,21 @@ def _byte_of_character() -> dict[str, int]:
 _BYTE_OF_CHARACTER = _byte_of_character()
 
 
-def _byte_level(token: str) -> bytes:
-    """The bytes of a token of GPT-2's kind; an added one that is not byte-level is plain text."""
+def _byte_level(literal: set[str], token: str) -> bytes:
+    """Return the bytes of a token of GPT-2's kind. An added token that no merge makes is `literal`:
+    it stands for its own letters, also for accented ones, which the library takes for bytes.
+    """
+    if token in literal and len(token) > 1:
+        return token.encode()
     try:
         return bytes(_BYTE_OF_CHARACTER[c] for c in token)
     except KeyError:
         return token.encode()
 
 
-def _sentencepiece(bpe: tokenizers.Tokenizer, decoders: set[str], token: str) -> bytes:
-    """The bytes of a token of SentencePiece's kind, in a text that another token began."""
-    byte = re.fullmatch("<0x([0-9A-F]{2})>", token) if "ByteFallback" in decoders else None
+def _sentencepiece(bpe: tokenizers.Tokenizer, decoders: list[str], token: str) -> bytes:
+    """Return the bytes of a token of SentencePiece's kind, in a text that another token began."""
+    byte = re.fullmatch("<0x([0-9A-Fa-f]{2})>", token) if "ByteFallback" in decoders else None
     if byte:
         return bytes.fromhex(byte[1])
     first = "a"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -10,10 +11,11 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from models.family import ModelConfig, Params, family_of
+from models.files import TOKENIZER_FILE
 from models.gpt2 import GPT2Config
 from models.hf import save_model
 from models.llama import LlamaConfig
-from models.tokenizer import END_OF_TEXT, TOKENIZER_FILE
+from models.tokenizer import END_OF_TEXT
 
 VOCAB = 288
 PRIVATE = GPT2Config(VOCAB, n_positions=64, n_embd=16, n_layer=1, n_head=2)
@@ -37,6 +39,13 @@ def endless(params: Params) -> Params:
     return params
 
 
+def padded(params: Params, rows: int = 64) -> Params:
+    """`endless` parameters with further rows of the vocabulary, each likelier than all tokens."""
+    wte = params["wte"]
+    likeliest = np.ones((rows, wte.shape[1]), wte.dtype)
+    return params | {"wte": np.concatenate([wte, likeliest])}
+
+
 def save_tokenizer(directory: Path, seed_text: str = "def read(path):\n    return path\n") -> None:
     bpe = tokenizers.Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -54,13 +63,17 @@ def save_tokenizer(directory: Path, seed_text: str = "def read(path):\n    retur
     bpe.save(str(directory / TOKENIZER_FILE))
 
 
-def make_pair(root: Path) -> tuple[Path, Path]:
-    """Directories of a private and a public model that share a tokenizer."""
+def make_pair(root: Path, private_rows: int = 0, public_rows: int = 0) -> tuple[Path, Path]:
+    """Directories of a private and a public model that share a tokenizer, with so many rows of the
+    vocabulary that no token has.
+    """
     directories = []
-    for name, config, seed in (("private", PRIVATE, 1), ("public", PUBLIC, 2)):
+    kinds = ("private", PRIVATE, 1, private_rows), ("public", PUBLIC, 2, public_rows)
+    for name, config, seed, rows in kinds:
         directory = root / name
         directory.mkdir(parents=True)
-        save_model(directory, config, endless(tiny_params(config, seed)))
+        params = padded(endless(tiny_params(config, seed)), rows)
+        save_model(directory, replace(config, vocab_size=VOCAB + rows), params)
         save_tokenizer(directory)
         directories.append(directory)
     return directories[0], directories[1]

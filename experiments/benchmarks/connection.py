@@ -33,6 +33,7 @@ from typing import Any
 
 from experiments.common import commands, report
 from experiments.common.cable import cable
+from models.files import files_of
 from models.hf import load_config
 from models.tokenizer import Tokenizer
 from spu_llm.app.printing import tell
@@ -179,8 +180,8 @@ def _served(
             server = replace(server, identity=known)
         started = time.monotonic()
         outcome, _ = run_as_client(
-            server, COMPLETION, request, inputs, on_event, tokenizer=tokenizer, reads=[model],
-            wrap=connected,
+            server, COMPLETION, request, inputs, on_event, tokenizer=tokenizer,
+            reads=files_of(model), wrap=connected,
         )  # fmt: skip
     return {
         **_record(outcome.result), "start_s": began[0] - started, "open_s": opened[0] - started,

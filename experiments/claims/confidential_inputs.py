@@ -12,8 +12,9 @@ import numpy as np
 
 from experiments.benchmarks.scale import Shape
 from experiments.claims import confidential_worker as worker
+from models.files import TOKENIZER_FILE
 from models.hf import load_config, save_model
-from models.tokenizer import TOKENIZER_FILE, Tokenizer
+from models.tokenizer import Tokenizer
 from models.training.snippets import read_snippets
 from spu_llm.core.errors import InputError
 

@@ -43,8 +43,9 @@ from experiments.common import commands, report
 from experiments.common.two_parties import run_study
 from experiments.common.wire import Message, Recorder
 from models.family import ModelConfig, Params, family_of
+from models.files import TOKENIZER_FILE
 from models.hf import load_model, save_model
-from models.tokenizer import TOKENIZER_FILE, Tokenizer
+from models.tokenizer import Tokenizer
 from protocols.verification.distribution import DRAFT_BITS, Sampling, Streams
 from protocols.verification.variants import verifier
 from spu_llm.core.errors import InputError

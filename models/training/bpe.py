@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from models.tokenizer import END_OF_TEXT, TOKENIZER_FILE
+from models.files import TOKENIZER_FILE
+from models.tokenizer import END_OF_TEXT
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

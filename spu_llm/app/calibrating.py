@@ -30,7 +30,8 @@ def _calibrate(options: argparse.Namespace) -> None:
     import numpy as np
 
     from models.calibration import calibrated
-    from models.hf import RANGES_FILE, load_model, save_ranges
+    from models.files import RANGES_FILE
+    from models.hf import load_model, save_ranges
     from models.ranges import as_dict
     from models.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from models.family import ModelConfig
+from models.files import files_of
 from models.hf import load_config, load_model
 from models.stops import Stops, check_text
 from models.tokenizer import Tokenizer
@@ -121,16 +121,9 @@ def generate(
     provider, inputs = options.provider, options.inputs
     tokenizer = Tokenizer.load(Path(inputs.draft_dir))
     Stops.of(inputs.stop, tokenizer)
-    draft_vocab = _check(options)
+    _check(options)
     if provider.server is None:
         options.request.check(load_config(provider.model))
-
-    def check(config: ModelConfig) -> None:
-        if draft_vocab not in (None, config.vocab_size):
-            raise InputError(
-                f"the draft model has {draft_vocab} tokens, but the provider's model "
-                f"{config.vocab_size}; choose another --draft-model, or --standard"
-            )
 
     first_token: list[float] = []
 
@@ -141,12 +134,12 @@ def generate(
             first_token.append(time.monotonic() - options.started)
         on_event(event, relay)
 
-    reads = [Path(inputs.draft_dir), *([] if options.model is None else [options.model])]
+    models = [Path(inputs.draft_dir), *([] if options.model is None else [options.model])]
+    reads = [file for model in models for file in files_of(model)]
     with _first(provider, say), provider.reached(inputs.sampling_seed) as (server, pool):
         outcome, agreed = run_as_client(
             server, options.program, options.request, inputs, watch,
-            tokenizer=tokenizer, reads=reads, pool=pool,
-            jobs=provider.jobs, check=check,
+            tokenizer=tokenizer, reads=reads, pool=pool, jobs=provider.jobs,
         )  # fmt: skip
         return _summary(options, pool, outcome, agreed, first_token[0])
 
@@ -217,12 +210,11 @@ def _no_room(request: Ahead, provider: Provider, result: dict[str, Any]) -> NoRo
     )
 
 
-def _check(options: GenerateOptions) -> int | None:
-    """The draft model's vocabulary, if it drafts; InputError for what no provider could serve."""
+def _check(options: GenerateOptions) -> None:
+    """InputError for what no provider could serve, and for a draft model that cannot be used."""
     options.request.check_options()
-    if not options.request.draft_length:
-        return None
-    return load_model(Path(options.inputs.draft_dir))[0].vocab_size
+    if options.request.draft_length:
+        load_model(Path(options.inputs.draft_dir))
 
 
 def _summary(

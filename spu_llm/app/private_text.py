@@ -155,8 +155,6 @@ def _model(directory: Path) -> Any:
 
     config, params = load_model(directory)
     tokenizer = Tokenizer.load(directory)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise InputError(f"{directory} has a tokenizer of more tokens than its model")
     return Model(config, folded(config, params), digest_of([params])), tokenizer
 
 

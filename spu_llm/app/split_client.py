@@ -62,6 +62,7 @@ def _model(options: argparse.Namespace) -> tuple[Path, ModelConfig, Params]:
 
 def generate(options: argparse.Namespace) -> None:
     """Stream the text to stdout, progress to stderr, the result to `--json`."""
+    from models.files import files_of
     from models.split import ends_digest
     from models.stops import Stops
     from models.tokenizer import Tokenizer
@@ -108,7 +109,10 @@ def generate(options: argparse.Namespace) -> None:
     try:
         outcome, agreed = run_as_client(
             server, GENERATE, request, inputs, on_event, tokenizer=tokenizer,
-            reads=[directory, *([] if options.secrets is None else [options.secrets.absolute()])],
+            reads=[
+                *files_of(directory),
+                *([] if options.secrets is None else [options.secrets.absolute()]),
+            ],
         )  # fmt: skip
         screen.finish()
     finally:
@@ -206,6 +210,7 @@ def _figures(result: dict[str, Any]) -> list[str]:
 
 def tune(options: argparse.Namespace) -> None:
     """Progress to stderr; in the end the directory with what was tuned to stdout."""
+    from models.files import files_of
     from models.tokenizer import Tokenizer
     from spu_llm.service.client import run_as_client
     from spu_llm.systems.split.records import TUNE, TuneInputs, TuneRequest
@@ -238,7 +243,7 @@ def tune(options: argparse.Namespace) -> None:
         inputs = TuneInputs(str(directory), str(where), [str(path) for path in texts])
         outcome, _ = run_as_client(
             server, TUNE, request, inputs, on_event, tokenizer=tokenizer,
-            reads=[directory, *texts], writes=[where],
+            reads=[*files_of(directory), *texts], writes=[where],
         )  # fmt: skip
     finally:
         stages.close()
@@ -276,8 +281,6 @@ def _settings(
         raise InputError(
             f"--texts have {len(tokens)} tokens in all; a batch needs {options.length + 1} in a row"
         )
-    if len(tokens) and int(tokens.max()) >= config.vocab_size:
-        raise InputError("the model lacks tokens that its tokenizer has")
     return Settings(
         id=token_hex(16), ends=ends_digest(params, split), mode=options.mode,
         front=split.front, back=split.back, mechanism=mechanism,

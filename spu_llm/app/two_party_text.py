@@ -107,6 +107,7 @@ def _by_sessions(
     server: Any, asked: Any, directory: Path, say: Callable[[str], None]
 ) -> Callable[[int, Sequence[Sequence[str]]], dict[str, Any]]:
     """make(number, references of each text) -> what the program gives, in a session of its own."""
+    from models.files import files_of
     from spu_llm.service.client import run_as_client
     from spu_llm.systems.dp_text.secure_records import SECRET_MODEL, SHARED_MODEL, References
 
@@ -126,7 +127,7 @@ def _by_sessions(
         inputs = References([asked.prompts_of(part) for part in parts], str(directory))
         outcome, _ = run_as_client(
             server, program, asked.request, inputs, on_event,
-            tokenizer=asked.prompts.tokenizer, reads=[directory],
+            tokenizer=asked.prompts.tokenizer, reads=files_of(directory),
         )  # fmt: skip
         return dict(outcome.result)
 

@@ -331,7 +331,7 @@ def _tokenizer(options: argparse.Namespace, scheme: Any) -> Any:
 def check_tokenizer(
     scheme: Any, tokenizer: Any, directory: Path, option: str = "--tokenizer"
 ) -> None:
-    if scheme.units == "tokens" and scheme.tokenizer != tokenizer.digest:
+    if scheme.units == "tokens" and not tokenizer.is_named(scheme.tokenizer):
         raise InputError(
             f"the key marks tokens of another tokenizer than that in {directory}; give {option}"
         )

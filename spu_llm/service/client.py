@@ -54,16 +54,14 @@ def run_as_client(
     pool: Path | None = None,
     jobs: int = 1,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
-    check: Callable[[ModelConfig], None] = lambda config: None,
     look: Look = lambda: None,
 ) -> tuple[Outcome, Manifest]:
     """Run `program` with the provider at `server`; the outcome and the agreed settings.
 
     `request` is told to the provider, `inputs` stay here. `tokenizer`: of the client, where the
     program has text. `reads`, `writes`: files and directories of its worker. `jobs`: cores that
-    make material, if the provider gives as many. `wrap` may put a recorder around the connection,
-    `check` refuse the provider's model with InputError, as the program itself may. `look` is called
-    while the workers are at it.
+    make material, if the provider gives as many. `wrap` may put a recorder around the connection.
+    `look` is called while the workers are at it.
     """
     assert (tokenizer is not None) == program.text
     if pool is not None:
@@ -88,7 +86,6 @@ def run_as_client(
             agreeing.check_request(program, request, config, before)
             if tokenizer is not None:
                 _check_vocabulary(tokenizer, config)
-            check(config)
         except SpuLlmError as exc:
             control.bye(str(exc), ok=False)
             raise
@@ -138,9 +135,11 @@ def _check_same(agreed: Manifest, provider: Certificate | None) -> None:
 
 
 def _check_vocabulary(tokenizer: Tokenizer, config: ModelConfig) -> None:
-    """InputError when the provider's model lacks tokens that the tokenizer has."""
-    if config.vocab_size < tokenizer.vocab_size:
+    """InputError when the provider's model lacks tokens that the tokenizer has, or could draw
+    others.
+    """
+    if config.vocab_size != tokenizer.vocab_size:
         raise InputError(
-            f"the provider's model has {config.vocab_size} tokens, but the tokenizer "
-            f"{tokenizer.vocab_size}; use the tokenizer that belongs to the model"
+            f"the provider states a model of {config.vocab_size} tokens, but its tokenizer has "
+            f"{tokenizer.vocab_size}; it must serve the model with the tokenizer that belongs to it"
         )

@@ -81,7 +81,7 @@ def confine_files(
         python = {Path(p) for p in found if p}
         python -= {Path.cwd()}  # on the path of `python -m`, whatever is there
         python |= set(map(Path, _own_packages()))
-        for path in python.union(*map(_with_targets, reads)):
+        for path in python.union(reads):
             _allow(libc, rules, path, read)
         for path in (Path(tempfile.gettempdir()), *writes):
             _allow(libc, rules, path, read | change)
@@ -109,12 +109,6 @@ def _own_packages() -> list[str]:
         place for spec in specs if spec is not None
         for place in spec.submodule_search_locations or ()
     ]  # fmt: skip
-
-
-def _with_targets(path: Path) -> set[Path]:
-    """Return `path` and what links in it lead to, as in caches of models."""
-    links = [entry for entry in path.iterdir() if entry.is_symlink()] if path.is_dir() else []
-    return {path, *(link.resolve() for link in links)}
 
 
 def _allow(libc: ctypes.CDLL, rules: int, path: Path, rights: int) -> None:

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from models.family import ModelConfig, Params
+from models.files import TOKENIZER_FILE
 from models.hf import load_model
 from models.resident import place
 from models.split import Split, ends_digest
-from models.tokenizer import TOKENIZER_FILE, Tokenizer
+from models.tokenizer import Tokenizer
 from spu_llm.core.errors import (
     BusyError,
     InputError,

@@ -19,6 +19,7 @@ import pytest
 from models.gpt2 import GPT2Config
 from models.hf import load_model, save_model
 from spu_llm.app import cli
+from spu_llm.systems.watermark.keys import Key, Scheme, write_key
 from tests.app.conftest import Pair
 from tests.app.processes import ERROR, Command, Start
 from tests.patience import END_S
@@ -202,10 +203,19 @@ def test_models_with_different_tokenizers_do_not_work_together(
     assert_refused(start(*own_pair.demo), "settings differ", "tokenizer")
 
 
-def test_a_draft_model_with_another_vocabulary_is_refused(start: Start, own_pair: Pair) -> None:
-    config = GPT2Config(PUBLIC.vocab_size + 1, 64, 8, 1, 2)
+@pytest.mark.parametrize(
+    "command", [["calibrate", "--text", __file__], ["watermark", "embed", "--key", "key"]]
+)
+def test_a_model_that_lacks_tokens_of_its_tokenizer_is_refused(
+    refused: Callable[..., None], own_pair: Pair, command: list[str], tmp_path: Path
+) -> None:
+    config = GPT2Config(PUBLIC.vocab_size - 1, 64, 8, 1, 2)
     save_model(own_pair.public, config, tiny_params(config, 3))
-    assert_refused(start(*own_pair.demo), "289 tokens", "288", "--draft-model")
+    write_key(tmp_path / "key", Key.from_os(), Scheme(4, units="words"))
+    words = "vocab_size 287", "288 tokens", "tokenizer that belongs to the model"
+    args = [str(tmp_path / arg) if arg == "key" else arg for arg in command]
+    refused([*args, "--model", str(own_pair.public)], *words)
+    refused(own_pair.demo, *words)
 
 
 def test_a_prompt_too_long_for_the_provider_is_refused_by_generate(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,133 @@ def test_a_file_without_a_model_type_loads(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).encode("def f(x):") == TOKENIZER.encode("def f(x):")
 
 
+def changed(directory: Path, change: Callable[[Any], None]) -> Tokenizer:
+    """The shipped tokenizer with other content, which lies in `directory` then."""
+    content = json.loads((SHIPPED / "private" / "tokenizer.json").read_text())
+    change(content)
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    return Tokenizer.load(directory)
+
+
+TRUNCATION = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+PADDING = {
+    "strategy": {"Fixed": 64}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 0,
+    "pad_type_id": 0, "pad_token": END_OF_TEXT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.update(truncation=TRUNCATION),
+        lambda c: c.update(padding=PADDING),
+        lambda c: c["model"].update(dropout=0.9),
+        lambda c: (c.pop("truncation"), c.pop("padding"), c["model"].pop("dropout")),
+    ],
+    ids=["truncation", "padding", "dropout", "none"],
+)
+def test_a_text_is_read_whole(tmp_path: Path, change: Callable[[Any], None]) -> None:
+    """What a tokenizer was trained with cuts no text, fills none up, and leaves no merge out."""
+    found, text = changed(tmp_path, change), "def read(path):\n    return path\n" * 40
+    assert found.encode(text) == TOKENIZER.encode(text)
+    assert found.decode(found.encode(text)) == text
+    assert found.digest == TOKENIZER.digest
+
+
+def test_digest_is_of_the_meaning(tmp_path: Path) -> None:
+    def spelt(content: Any) -> None:
+        content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
+        del content["model"]["ignore_merges"], content["decoder"]["use_regex"]
+
+    found = changed(tmp_path, spelt)
+    assert found.digest == TOKENIZER.digest
+    written = json.loads((tmp_path / "tokenizer.json").read_text())
+    canonical = json.dumps(written, sort_keys=True, separators=(",", ":"))
+    of_old_keys = hashlib.sha256(canonical.encode()).hexdigest()
+    assert of_old_keys != found.digest
+    assert found.is_named(of_old_keys) and found.is_named(found.digest)
+    assert TOKENIZER.is_named(found.digest) and not TOKENIZER.is_named(of_old_keys)
+
+
+@pytest.fixture(scope="module")
+def with_added(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, tokenizers.Tokenizer]:
+    """Ours and the library's, with added tokens of plain and of accented letters."""
+    directory = tmp_path_factory.mktemp("added")
+
+    def add(content: Any) -> None:
+        one = content["added_tokens"][0] | {"special": False}
+        for number, name in enumerate(ADDED, start=4096):
+            content["added_tokens"].append(one | {"id": number, "content": name})
+
+    found = changed(directory, add)
+    return found, tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+ADDED = ("<tool>", "    ", "caf\u00e9", "<\u00fcber\u00a0gro\u00df>", "\u6f22\u5b57")
+PARTS = st.one_of(st.sampled_from(ADDED), st.text(st.characters(codec="utf-8"), max_size=5))
+
+
+@EXAMPLES
+@given(st.lists(PARTS, max_size=8).map("".join))
+def test_added_tokens_stand_for_their_letters(
+    with_added: tuple[Tokenizer, tokenizers.Tokenizer], text: str
+) -> None:
+    """The library agrees where these are no letters that it takes for bytes."""
+    ours, library = with_added
+    ids = ours.encode(text)
+    assert ids == library.encode(text).ids
+    assert ours.decode(ids) == text.replace(END_OF_TEXT, "")
+    if not {4098, 4099} & set(ids):
+        assert ours.decode(ids) == library.decode(ids, skip_special_tokens=True)
+
+
+def test_a_token_that_merges_make_is_bytes_even_if_it_is_added(tmp_path: Path) -> None:
+    def add(content: Any) -> None:
+        number = content["model"]["vocab"]["\u0120def"]
+        one = content["added_tokens"][0] | {"special": False}
+        content["added_tokens"].append(one | {"id": number, "content": "\u0120def"})
+
+    found = changed(tmp_path, add)
+    assert found.decode(found.encode("a def")) == "a def"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda c: c.update(decoder={"type": "Sequence", "decoders": [c["decoder"]] * 2}),
+         "is not a byte-level BPE"),
+        (lambda c: c.update(post_processor={
+            "type": "TemplateProcessing", "pair": [],
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                       {"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [5000], "tokens": ["<s>"]}},
+        }), "adds tokens to a text that it does not have"),
+        (lambda c: c.update(post_processor={"type": "Sequence", "processors": [{
+            "type": "TemplateProcessing", "pair": [], "special_tokens": {},
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}],
+        }]}), "adds tokens to a text that it does not have"),
+    ],
+    ids=["decoded twice", "adds what there is not", "does not say what it adds"],
+)  # fmt: skip
+def test_a_tokenizer_that_does_not_fit(
+    tmp_path: Path, change: Callable[[Any], None], expected: str
+) -> None:
+    with pytest.raises(InputError, match=expected):
+        changed(tmp_path, change)
+
+
+def test_a_text_that_a_tokenizer_has_no_tokens_for(tmp_path: Path) -> None:
+    def change(content: Any) -> None:
+        content["model"]["unk_token"] = "<unk>"
+        for parts in (content["pre_tokenizer"], content["decoder"]):
+            parts["use_regex"] = False
+        content["pre_tokenizer"] = {"type": "Digits", "individual_digits": False}
+
+    found = changed(tmp_path, change)
+    with pytest.raises(InputError, match="cannot read the text"):
+        found.encode("\u6f22")
+
+
 def _without_end_of_text() -> str:
     content = json.loads((SHIPPED / "private" / "tokenizer.json").read_text())
     content["added_tokens"] = []
@@ -121,6 +249,10 @@ def _without_end_of_text() -> str:
         ('{"model": {"type": "WordPiece"}}', "is not a byte-level BPE"),
         (
             '{"model": {"type": "BPE", "vocab": 3}, "decoder": {"type": "ByteLevel"}}',
+            "has no vocabulary of BPE's kind",
+        ),
+        (
+            '{"model": {"type": "BPE", "vocab": {"a": 0}}, "decoder": {"type": "ByteLevel"}}',
             "is not a valid tokenizer",
         ),
         (_without_end_of_text(), "has no token <|endoftext|>"),
@@ -221,6 +353,24 @@ def test_what_a_tokenizer_puts_after_a_text_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Sequence([decoders.Fuse(), decoders.ByteFallback(), decoders.Replace("▁", " ")]),
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 1)]),
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.Strip("h", 1, 0)]),
+        decoders.Sequence([decoders.Replace("▁▁", " "), decoders.Fuse()]),
+        decoders.Sequence([decoders.Metaspace(), decoders.Metaspace()]),
+    ],
+    ids=["order", "strips the end", "strips letters", "several letters", "twice"],
+)
+def test_decoders_that_take_more_than_a_token_are_refused(tmp_path: Path, decoder: Any) -> None:
+    library = sentencepiece("first")
+    library.decoder = decoder
+    with pytest.raises(InputError, match="nor one of SentencePiece's"):
+        load(tmp_path, library)
+
+
+@pytest.mark.parametrize(
     ("files", "ends"),
     [
         ({"generation_config": {"eos_token_id": [2, 5]}, "config": {"eos_token_id": 1}}, {2, 5}),
@@ -240,8 +390,10 @@ def test_ends_of_text(tmp_path: Path, files: dict[str, Any], ends: set[int]) -> 
         ({"generation_config": {"eos_token_id": []}}, "generation_config.json has eos_token_id []"),
         ({"config": {"eos_token_id": [True]}}, "config.json has eos_token_id [true]"),
         ({"config": {"eos_token_id": 9999}}, "config.json has eos_token_id 9999; it must be"),
+        ({"config": {"eos_token_id": -1}}, "config.json has eos_token_id -1; it must be"),
+        ({"config": {"eos_token_id": 2**70}}, "config.json has eos_token_id 118"),
         ({"config": {}}, "has no token <|endoftext|>"),
-        ({"config": {}, "tokenizer_config": {"eos_token": "<end>"}}, "has no token <end>"),
+        ({"config": {}, "tokenizer_config": {"eos_token": "<end>"}}, 'has no token "<end>"'),
     ],
 )
 def test_no_end_of_text(tmp_path: Path, files: dict[str, Any], expected: str) -> None:

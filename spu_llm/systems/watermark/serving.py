@@ -28,7 +28,7 @@ class Marker:
                 f"{path} is no provider's key; make one with spu-llm watermark keygen --provider "
                 "--tokenizer DIR"
             )
-        if file.scheme.tokenizer != tokenizer.digest:
+        if not tokenizer.is_named(file.scheme.tokenizer):
             raise InputError(f"{path} marks tokens of another tokenizer than the model's")
         self._key: Key = file.key
         self._sessions = SessionsFile(sessions_path(path), file.key)

@@ -1,0 +1,72 @@
+"""Which tokens a `tokenizer.json` has, without the library that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from models.files import TOKENIZER_FILE, read_json, shown
+from spu_llm.core.errors import InputError
+
+
+def tokens_beside(directory: Path) -> int | None:
+    """Return how many tokens the tokenizer of a model directory has, None if there is none.
+    InputError when its tokens cannot be told.
+    """
+    path = Path(directory) / TOKENIZER_FILE
+    return len(numbered_tokens(path, read_json(path, ""))) if path.exists() else None
+
+
+def numbered_tokens(path: Path, content: Any) -> dict[str, int]:
+    """Return the number of each token in the content of `path`. InputError unless each number from
+    0 on has one token: a row of a model without a token could be drawn, and would be no text.
+    """
+    parts = content if isinstance(content, Mapping) else {}
+    model = parts.get("model")
+    vocab = model.get("vocab") if isinstance(model, Mapping) else None
+    if not isinstance(vocab, dict):
+        raise InputError(
+            f"{path} has no vocabulary of BPE's kind; use the tokenizer of a GPT-2 or LLaMA model"
+        )
+    found: dict[Any, Any] = dict(vocab)
+    for token in added_tokens(path, parts):
+        name, number = token["content"], token["id"]
+        if found.setdefault(name, number) != number:
+            raise InputError(f"{path} gives {shown(name)} two numbers; copy it again")
+    taken: dict[int, str] = {}
+    for name, number in found.items():
+        if type(number) is not int or number < 0:
+            raise InputError(
+                f"{path} gives {shown(name)} the number {shown(number)}; copy it again"
+            )
+        if number in taken:
+            raise InputError(
+                f"{path} gives {shown(taken[number])} and {shown(name)} one number; copy it again"
+            )
+        taken[number] = name
+    if not taken:
+        raise InputError(f"{path} has no tokens; copy it again")
+    if (last := max(taken)) != len(taken) - 1:
+        missing = next(number for number in range(len(taken)) if number not in taken)
+        raise InputError(
+            f"{path} has tokens up to number {shown(last)}, but none with number {missing}; add "
+            "tokens for such numbers (added_tokens), so that all that the model can draw is text"
+        )
+    return found
+
+
+def added_tokens(path: Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the added tokens, each with its number ("id") and its text ("content")."""
+    found = content.get("added_tokens") or []
+    if not isinstance(found, list) or not all(_is_token(token) for token in found):
+        raise InputError(f"{path} has added_tokens that are none; copy it again")
+    return found
+
+
+def _is_token(token: Any) -> bool:
+    return (
+        isinstance(token, dict)
+        and type(token.get("id")) is int
+        and isinstance(token.get("content"), str)
+    )
