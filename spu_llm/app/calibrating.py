@@ -8,6 +8,7 @@ from typing import Any
 
 from spu_llm.app.printing import show
 from spu_llm.core.errors import InputError
+from spu_llm.core.text_files import read_text
 
 MAX_WINDOWS = 64
 
@@ -35,12 +36,7 @@ def _calibrate(options: argparse.Namespace) -> None:
     from models.ranges import as_dict
     from models.tokenizer import Tokenizer
 
-    try:
-        text = options.text.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{options.text} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{options.text} is not UTF-8 text") from None
+    text = read_text(options.text, "--text")
     config, params = load_model(options.model)
     ids, size = Tokenizer.load(options.model).encode(text), config.context
     windows = [ids[i : i + size] for i in range(0, len(ids), size)][:MAX_WINDOWS]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spu_llm.core.errors import InputError
+from spu_llm.core.text_files import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -62,12 +63,12 @@ def _named(arguments: Sequence[str]) -> Path | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    text = read_text(path, OPTION)
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except OSError as exc:
-        raise InputError(f"cannot read {path}: {exc.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise InputError(f"{path} is no TOML file of options: it is nested too deeply") from None
+    except ValueError as exc:  # a number too long is one that is no TOMLDecodeError
         raise InputError(f"{path} is no TOML file: {exc}") from None
 
 

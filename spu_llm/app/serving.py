@@ -30,6 +30,7 @@ from spu_llm.app.output import unforeseen
 from spu_llm.app.printing import say, show
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.printable import one_line
+from spu_llm.core.text_files import read_text
 
 if TYPE_CHECKING:
     from spu_llm.service.provider import ServeOptions
@@ -101,14 +102,10 @@ def _made(options: argparse.Namespace) -> ServeOptions:
 
 
 def _text_of(path: Path | None, option: str) -> str:
-    """All of a file; InputError when it holds no text."""
+    """Return the text in a file, "" if no file is given; InputError when it holds none."""
     if path is None:
         return ""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
-        raise InputError(f"cannot read {path}, of {option}: {reason}") from None
+    text = read_text(path, option)
     if not text:
         raise InputError(f"{path}, of {option}, is empty")
     return text

@@ -16,6 +16,7 @@ from spu_llm.app.options import add_stop
 from spu_llm.app.output import check_output, write_json, write_page
 from spu_llm.app.printing import Generated, show
 from spu_llm.core.errors import InputError
+from spu_llm.core.text_files import decoded, read_text
 
 NGRAM, CANDIDATES, CHUNK, NEW_TOKENS = 4, 16, 1, 128
 _ABOUT = (
@@ -374,13 +375,9 @@ def _detect(options: argparse.Namespace) -> None:
 
 
 def _text(path: Path) -> str:
-    try:
-        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-        text = data.decode()
-    except OSError as exc:
-        raise InputError(f"cannot read {path}: {exc.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8; give a text file") from None
+    """Return the text in a file, or from standard input for "-"; InputError if there is none."""
+    standard = str(path) == "-"
+    text = decoded(sys.stdin.buffer.read(), "standard input") if standard else read_text(path)
     if not text.strip():
         raise InputError(f"{path} is empty; there is nothing to find a mark in")
     return text

@@ -60,7 +60,7 @@ def test_options_of_a_command(file: Path) -> None:
         ("[generate]\nserver = 'h:1'\nnetwork = 'moon'", "invalid choice: 'moon'"),
         ("[generate]\nserver = 'h:1'\nmax-new-tokens = 'x'", "invalid int value: 'x'"),
         ("[generate\n", "is no TOML file"),
-        ("\udcff", "is no TOML file"),
+        ("\udcff", "line 1 is not UTF-8"),
         (None, "cannot read"),
     ],
 )

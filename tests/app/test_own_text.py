@@ -56,7 +56,7 @@ def test_a_text_goes_on_after_all_that_stands_before_it(
     [
         (None, [], "cannot read"),
         (b"", [], "is empty"),
-        (b"\xff\xfe", [], "it is not UTF-8"),
+        (b"\xff\xfe", [], "line 1 is not UTF-8"),
         (b"zq" * 40, [], "takes 96 positions, but the model's context is 64; shorten it"),
         (b"zq", ["--prefix-pad", "0"], "--prefix-pad must be 1 to 4096"),
         (b"zq", ["--prefix-pad", "64"], "or give a smaller --prefix-pad"),

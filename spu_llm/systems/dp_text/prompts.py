@@ -11,13 +11,13 @@ reference is cut by its own length alone; the query's tokens are the same whatev
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
+from spu_llm.core.text_files import read_json_texts
 
 # What stands between definitions in Python source, which the shipped models know: they carry more
 # over it than over one blank line.
@@ -87,26 +87,10 @@ def prompts_for(
 
 
 def read_references(path: Path) -> list[str]:
-    """One reference a line, a JSON object with its `text`; an empty one is null. InputError when
-    the file cannot be used; the message shows nothing of what is in it.
+    """Return one reference for each line, a JSON object with its `text`; an empty text is null.
+    InputError when the file cannot be used; the message shows nothing of what is in it.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
-        raise InputError(f"{path}, of --references, cannot be read: {reason}") from None
-    found: list[str] = []
-    if lines == [""]:
+    found = read_json_texts(path, "--references")
+    if not found:
         raise InputError(f"{path}, of --references, is empty")
-    for number, line in enumerate(lines, 1):
-        try:
-            text = json.loads(line)["text"]
-            text.encode()  # half of a surrogate pair has no tokens
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            text = None
-        if not isinstance(text, str):
-            raise InputError(
-                f'{path}, line {number}: each line must be a JSON object like {{"text": "..."}}'
-            )
-        found.append(text)
     return found

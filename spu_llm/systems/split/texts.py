@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from models.tokenizer import Tokenizer
-from spu_llm.core.errors import InputError
+from spu_llm.core.text_files import read_json_texts, read_text
 
 
 def tokens_of(paths: Sequence[Path], tokenizer: Tokenizer) -> np.ndarray:
@@ -28,20 +27,6 @@ def digest_of(tokens: np.ndarray) -> str:
 
 
 def _texts(path: Path) -> list[str]:
-    try:
-        whole = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
-        raise InputError(f"cannot read {path}, of --texts: {reason}") from None
-    if path.suffix != ".jsonl":
-        return [whole]
-    texts = []
-    for number, line in enumerate(whole.splitlines(), 1):
-        try:
-            text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
-            text = None
-        if not isinstance(text, str):
-            raise InputError(f'{path}, line {number}: must be a JSON object with "text"')
-        texts.append(text)
-    return texts
+    if path.suffix == ".jsonl":
+        return read_json_texts(path, "--texts")
+    return [read_text(path, "--texts")]

@@ -1,0 +1,67 @@
+"""Reads text that a user gives in a file, by the same rules for all commands.
+
+A text is UTF-8, with or without a byte order mark, which is not part of it. A line ends with LF or
+CRLF, and is read as ending with LF. All other characters are kept, a lone CR and U+2028 too.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from pathlib import Path
+
+from spu_llm.core.errors import InputError
+
+
+def read_text(path: Path, option: str = "") -> str:
+    """Return the text in a file. InputError names the file, and the option that gave it, if any."""
+    name = f"{path}, of {option}" if option else str(path)
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise InputError(f"cannot read {name}: {exc.strerror}") from None
+    return decoded(data, name)
+
+
+def decoded(data: bytes, name: str) -> str:
+    """Return the text that `data`, the content of a file called `name`, stands for."""
+    data = data.removeprefix(codecs.BOM_UTF8)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as exc:
+        line = data.count(b"\n", 0, exc.start) + 1
+        reason = f"line {line} is not UTF-8; save it as UTF-8"
+        raise InputError(f"cannot read {name}: {reason}") from None
+    return text.replace("\r\n", "\n")
+
+
+def read_json_texts(path: Path, option: str) -> list[str]:
+    """Return the "text" of each line of a JSON Lines file; blank lines at its end do not count.
+    InputError names the first line that cannot be used, and shows nothing of what is in it.
+    """
+    lines = read_text(path, option).split("\n")
+    while lines and _is_blank(lines[-1]):
+        lines.pop()
+    texts = []
+    for number, line in enumerate(lines, 1):
+        text = _text_in(line)
+        if text is None:
+            raise InputError(
+                f'{path}, of {option}, line {number}: must be a JSON object like {{"text": "..."}}'
+            )
+        texts.append(text)
+    return texts
+
+
+def _is_blank(line: str) -> bool:
+    return not line.strip(" \t\r")  # what JSON takes for space; U+2028 is none
+
+
+def _text_in(line: str) -> str | None:
+    """Return the "text" of one line; None if there is none, or it has half of a surrogate pair."""
+    try:
+        text = json.loads(line)["text"]
+        text.encode()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return text if isinstance(text, str) else None
