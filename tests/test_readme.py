@@ -27,7 +27,11 @@ def heading_anchor(heading: str) -> str:
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("spu-llm ")])
-def test_commands_are_understood(command: str) -> None:
+def test_commands_are_understood(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prompt.txt").write_text("class Reader:\n", encoding="utf-8")
     options = cli._parser().parse_args(shlex.split(command)[1:])
     assert callable(options.run)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import io
 import os
 import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,7 @@ from spu_llm.app.options import (
     add_folder,
     add_identity_options,
     add_jobs,
+    add_prompt,
     add_session_options,
     add_stop,
     address,
@@ -53,12 +55,38 @@ class Parser(argparse.ArgumentParser):
         if config.OPTION in self._option_string_actions:
             command = self.prog.rpartition(" ")[2]
             args = config.with_file(command, args or [], self._actions)
-        return super().parse_known_args(args, namespace)
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            # Here, and not by the parser above, which knows neither the command nor its options.
+            self.error(self._unknown(unknown[0].partition("=")[0]))
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Name the nearest command where `value` is none."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            near = _nearest(value, action.choices)
+            self.error(f"there is no command {one_line(value)}{near}")
+        super()._check_value(action, value)
+
+    def _unknown(self, given: str) -> str:
+        if not given.startswith("-"):
+            return f"found {one_line(given)!r}, which belongs to no option"
+        shown = [
+            option for option, action in self._option_string_actions.items()
+            if action.help != argparse.SUPPRESS
+        ]  # fmt: skip
+        return f"there is no option {one_line(given)}{_nearest(given, shown)}"
 
     def error(self, message: str) -> NoReturn:
         if message.endswith("expected one argument"):
             message += " (one that starts with a dash is written --option=VALUE)"
         raise InputError(f"{message}; see {self.prog} --help")
+
+
+def _nearest(given: str, known: Iterable[str]) -> str:
+    """Return words that ask for the nearest of `known`, or none."""
+    near = difflib.get_close_matches(given, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -127,10 +155,7 @@ def _parser() -> Parser:
     place = prepare.add_mutually_exclusive_group()
     place.add_argument("--server", metavar="HOST:PORT")
     add_folder(place, "--model", "the provider's private model directory")
-    length = prepare.add_mutually_exclusive_group()
-    length.add_argument("--prompt", default=PROMPT,
-                        help="for its length alone (default: that of demo)")  # fmt: skip
-    length.add_argument("--prompt-tokens", type=int, metavar="N", help="the length itself")
+    add_prompt(prepare, PROMPT, "for its length alone (default: that of demo); ", of_length=True)
     prepare.add_argument("--steps", type=int, metavar="K",
                          help="default: --max-new-tokens at three a step, with --standard at one")
     prepare.add_argument("--watch", action="store_true",
@@ -179,7 +204,7 @@ def _parser() -> Parser:
 
 
 def _client_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompt", default=PROMPT)
+    add_prompt(parser, PROMPT)
     add_stop(parser)
     parser.add_argument("--seed", type=int, metavar="S", help="fix sampling")
     marking.add_option(parser)

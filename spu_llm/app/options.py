@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
 from spu_llm.app import config
 from spu_llm.core.errors import InputError
 from spu_llm.core.parallel import MAX_JOBS, own_cores
+from spu_llm.core.text_files import decoded, read_text
 
 
 def add_folder(parser: Any, option: str, words: str, *, required: bool = False) -> None:
@@ -24,6 +26,46 @@ def add_session_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(config.OPTION, type=Path, metavar="FILE",
                         help="options from a TOML file, in a table named after the command")
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+
+
+def add_prompt(
+    parser: Any, default: str, words: str = "", *, of_length: bool = False
+) -> Any:
+    """Add a prompt to a command: as a word, from a file, or from standard input. Return the group
+    of options of which one is given; `of_length`: `--prompt-tokens`, its length alone, is another.
+    """
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--prompt", type=_prompt, default=default, metavar="TEXT",
+        help=f"{words}- reads it from standard input, where no other user of this machine sees it "
+        "(a text here shows in the list of processes)",
+    )  # fmt: skip
+    group.add_argument(
+        "--prompt-file", dest="prompt", type=_prompt_of_file, default=argparse.SUPPRESS,
+        metavar="FILE", help="read it from a file; one line end after the last line is not its own",
+    )  # fmt: skip
+    if of_length:
+        group.add_argument("--prompt-tokens", type=int, metavar="N", help="the length itself")
+    return group
+
+
+def _prompt(given: str) -> str:
+    """Return the text of `--prompt`, of standard input for a dash."""
+    if given != "-":
+        return given
+    try:
+        return _without_last_end(decoded(sys.stdin.buffer.read(), "standard input"))
+    except OSError as exc:
+        raise InputError(f"cannot read the prompt from standard input: {exc.strerror}") from None
+
+
+def _prompt_of_file(name: str) -> str:
+    return _without_last_end(read_text(Path(name)))
+
+
+def _without_last_end(text: str) -> str:
+    """Return `text` without the line end that editors and `echo` put after the last line."""
+    return text.removesuffix("\n")
 
 
 def add_stop(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spu_llm.app.defaults import DRAFT_LENGTH, PROMPT, shipped
-from spu_llm.app.options import address, identity_of, jobs_of, megabytes
+from spu_llm.app.options import add_prompt, address, identity_of, jobs_of, megabytes
 from spu_llm.app.printing import show_table
 from spu_llm.core.errors import InputError
 
@@ -58,10 +58,7 @@ def add_prepare_command(roles: Any, common: Any, about: str) -> None:
     )  # fmt: skip
     common(prepare, ("mpc",))
     prepare.add_argument("--server", required=True, metavar="HOST:PORT")
-    length = prepare.add_mutually_exclusive_group()
-    length.add_argument("--prompt", default=PROMPT,
-                        help="for its length alone (default: that of demo)")  # fmt: skip
-    length.add_argument("--prompt-tokens", type=int, metavar="N", help="the length itself")
+    add_prompt(prepare, PROMPT, "for its length alone (default: that of demo); ", of_length=True)
     prepare.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
     prepare.add_argument("--steps", type=int, metavar="K",
                          help="default: --max-new-tokens at three a step, with --standard at one"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spu_llm.app import limiting, split_shares
 from spu_llm.app.defaults import PROMPT, SESSION_MINUTES, SESSIONS, shipped
-from spu_llm.app.options import add_identity_options, add_stop, address, identity_of
+from spu_llm.app.options import add_identity_options, add_prompt, add_stop, address, identity_of
 from spu_llm.app.serving import check_serving, run_provider
 from spu_llm.core.errors import InputError
 
@@ -66,7 +66,7 @@ def add_command(commands: Any) -> None:
     generate = roles.add_parser("generate", help="client: a text", description=_ABOUT)
     _common(generate, MODES)
     generate.add_argument("--server", required=True, metavar="HOST:PORT")
-    generate.add_argument("--prompt", default=PROMPT)
+    add_prompt(generate, PROMPT)
     generate.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
     generate.add_argument("--temperature", type=float, default=0.7, metavar="T",
                           help="0 is greedy (default: %(default)s)")  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spu_llm.app import obfuscating, reloading
 from spu_llm.app.defaults import PROMPT, shipped
-from spu_llm.app.options import address
+from spu_llm.app.options import add_prompt, address
 from spu_llm.app.output import check_output, mb, write_json
 from spu_llm.app.printing import Generated, say, show, tell
 from spu_llm.core.errors import InputError
@@ -60,7 +60,7 @@ def add_command(commands: Any) -> None:
 
     generate = roles.add_parser("generate", help="the user", description=_ABOUT)
     generate.add_argument("--vault", required=True, metavar="HOST:PORT")
-    generate.add_argument("--prompt", default=PROMPT)
+    add_prompt(generate, PROMPT)
     generate.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
     generate.add_argument("--temperature", type=float, default=0.7, metavar="T",
                           help="0 is greedy (default: %(default)s)")  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 from spu_llm.app import provider_marks
 from spu_llm.app.defaults import PROMPT, shipped
-from spu_llm.app.options import add_stop
+from spu_llm.app.options import add_prompt, add_stop
 from spu_llm.app.output import check_output, write_json, write_page
 from spu_llm.app.printing import Generated, show
 from spu_llm.core.errors import InputError
@@ -80,7 +80,7 @@ def _add_embed(parts: Any) -> None:
                         help="a completion endpoint, .../v1/completions; SPU_LLM_API_KEY may hold "
                         "its key")  # fmt: skip
     embed.add_argument("--endpoint-model", default="", metavar="NAME")
-    embed.add_argument("--prompt", default=PROMPT, metavar="TEXT")
+    add_prompt(embed, PROMPT)
     embed.add_argument("--max-new-tokens", type=int, default=NEW_TOKENS, metavar="N",
                        help="default: %(default)s")  # fmt: skip
     embed.add_argument("--candidates", type=int, default=CANDIDATES, metavar="M",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -270,6 +270,7 @@ class Letters:
     """The chain's three tokens, of which the last one may end the text."""
 
     vocab_size = 3
+    special_tokens: Mapping[str, int] = {}
 
     def __init__(self, ends: Iterable[int] = ()) -> None:
         self.eos_ids = frozenset(ends)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from models.hf import load_folded
+from models.stops import Stops
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.race import Race
@@ -143,7 +144,7 @@ def test_tokens_stand_where_their_text_does(text: str) -> None:
 def test_stop_strings_end_a_text_before_them(sampler: ModelSampler, tokenizer: Tokenizer) -> None:
     prompt = tuple(tokenizer.encode(PROMPT))
     mark = Embedder((key_of(0),), Scheme(4), sampler, TokenUnits(tokenizer), 4, 4)
-    made = mark.text(prompt, 100, [" "], tokenizer.decode)
+    made = mark.text(prompt, 100, Stops.of([" "], tokenizer), tokenizer.decode)
     assert made.reason == "stop" and " " not in tokenizer.decode(made.content)
 
 
