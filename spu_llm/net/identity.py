@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from spu_llm.core.closed import check_closed
 from spu_llm.core.errors import InputError
 
 CERTIFICATE, KEY = "cert.pem", "key.pem"
@@ -131,9 +131,7 @@ def load(directory: Path, trust: Path) -> Identity:
     """
     key_file = directory / KEY
     chain = _certificates(directory / CERTIFICATE, hint="; spu-llm keygen makes one")
-    key_bytes = _read(key_file, hint="; spu-llm keygen makes one")
-    if stat.S_IMODE(os.stat(key_file).st_mode) & 0o077:
-        raise InputError(f"{key_file} is open to others; run: chmod 600 {key_file}")
+    key_bytes = _read(key_file, hint="; spu-llm keygen makes one", secret=True)
     try:
         key = serialization.load_pem_private_key(key_bytes, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -191,9 +189,11 @@ def _write_once(path: Path, content: bytes, mode: int) -> None:
         file.write(content)
 
 
-def _read(path: Path, hint: str = "") -> bytes:
+def _read(path: Path, hint: str = "", *, secret: bool = False) -> bytes:
     try:
         with path.open("rb") as file:
+            if secret:
+                check_closed(file.fileno(), path)
             content = file.read(_MAX_FILE + 1)
     except FileNotFoundError:
         raise InputError(f"there is no {path}{hint}") from None

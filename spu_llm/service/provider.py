@@ -43,6 +43,7 @@ from spu_llm.net.stream import Metered, listen
 from spu_llm.net.tls import TlsStream
 from spu_llm.offline.files import open_folder
 from spu_llm.offline.peer_directories import directory_of, open_directory
+from spu_llm.offline.silent.store import default_directory
 from spu_llm.service import agreeing, listening, programs
 from spu_llm.service.limits import Accounts, Limits
 from spu_llm.service.listening import Callers, Strangers
@@ -114,7 +115,8 @@ def serve(
     that fails is reported through `say`; with `once` there is one, and its error is raised instead.
     New sessions run under what `renewal` reads (`RENEWED`).
     """
-    # What is wrong with the weights is said now, not in the middle of a session.
+    # What is wrong is said now, not in the middle of a session.
+    default_directory("provider")
     config, params = load_model(options.model)
     options = _with_digest(options, params)
     weights = _placed(options, params, config)

@@ -67,7 +67,7 @@ def test_a_key_is_written_once_and_for_its_owner(start: Start, tmp_path: Path) -
     again = start("keygen", "--name", "10.0.0.1", "--out", "me")
     assert again.wait(END_S) == 2 and "is there already" in again.stderr
     assert key.read_bytes() == before
-    key.chmod(0o640)
+    key.chmod(0o644)
     opened = start(
         "generate", "--server", "h:1", "--identity", "me", "--trust", f"me/{CERTIFICATE}"
     )

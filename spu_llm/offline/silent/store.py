@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spu_llm.core.errors import PoolError
+from spu_llm.core.errors import InputError, PoolError
 from spu_llm.core.prg import KEY_BYTES
 from spu_llm.offline.access import check, failures, take_lock
 from spu_llm.offline.files import create, drawn_once
@@ -37,9 +37,18 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def default_directory(role: str) -> Path:
-    """Where a party of this user keeps its hints: below XDG_CACHE_HOME, or ~/.cache."""
+    """Return where a party of this user keeps its hints: below XDG_CACHE_HOME, or ~/.cache.
+
+    InputError when this user has neither.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser().absolute() / "spu-llm" / "hints" / role
+    try:
+        found = Path(home).expanduser()
+    except RuntimeError:
+        raise InputError(
+            "this user has no home directory to keep hints in; set XDG_CACHE_HOME or HOME"
+        ) from None
+    return found.absolute() / "spu-llm" / "hints" / role
 
 
 # ---- the provider

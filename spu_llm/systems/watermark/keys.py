@@ -12,12 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from spu_llm.core.closed import check_closed
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import KEY_BYTES, Prg
 from spu_llm.systems.watermark.cdfs import Family
@@ -144,8 +144,7 @@ def read_key(path: Path) -> KeyFile:
     """InputError when it is open to others, or no such file."""
     try:
         with open(path, encoding="utf-8") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise InputError(f"{path} is open to others; run: chmod 600 {path}")
+            check_closed(file.fileno(), path)
             content = json.loads(file.read())
         return _parsed(content)
     except FileNotFoundError:
