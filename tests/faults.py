@@ -123,6 +123,16 @@ FAULTS = (
         ("app/test_jax_settings.py::test_both_parties_work",
          "app/test_jax_settings.py::test_doctor_says_what_was_overridden",
          "app/test_jax_settings.py::test_what_runs_as_a_module")),
+    Met("a sampler's server limits, fails or cuts an answer off",
+        "a limit, a restart is waited for; else its reason in one line, and what was written is "
+        "kept, to go on from",
+        ("watermark/test_watermark_endpoint.py::test_a_limit_is_waited_for",
+         "watermark/test_watermark_endpoint.py::"
+         "test_a_connection_that_ends_before_an_answer_is_tried_again",
+         "watermark/test_watermark_endpoint.py::test_what_may_have_been_done_is_not_asked_again",
+         "watermark/test_watermark_endpoint.py::test_a_text_that_was_cut_short_is_kept",
+         "watermark/test_watermark_endpoint.py::"
+         "test_no_n_gram_decides_twice_when_a_text_goes_on")),
     Met("SIGTERM, Ctrl-C, a restart", "sessions drain, or hear why; nothing is left running",
         ("app/test_faults.py::test_ctrl_c",
          "app/test_faults.py::test_a_killed_demo_leaves_nothing",

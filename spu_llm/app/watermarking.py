@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from spu_llm.app import provider_marks
 from spu_llm.app.defaults import PROMPT, shipped
 from spu_llm.app.options import add_prompt, add_stop
 from spu_llm.app.output import check_output, write_json, write_page
-from spu_llm.app.printing import Generated, show
-from spu_llm.core.errors import InputError
+from spu_llm.app.printing import Generated, say, show
+from spu_llm.core.errors import InputError, PeerError
 from spu_llm.core.text_files import decoded, read_text
 
 NGRAM, CANDIDATES, CHUNK, NEW_TOKENS = 4, 16, 1, 128
@@ -190,10 +190,35 @@ def _embed(options: argparse.Namespace) -> None:
             for path, key in zip(options.key, keys, strict=True)
         )
         result = _written(options, keys, scheme, histories)
+    _give(options, result)
+
+
+def _give(options: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Print the text, and write all of it to `--json`."""
     generated = Generated()
     generated.write(result["text"])
     generated.end_line()
     write_json(options.json, result)
+
+
+@contextmanager
+def _giving_what_is_made(
+    options: argparse.Namespace, progress: Any, result: Callable[[], dict[str, Any]]
+) -> Iterator[None]:
+    """Give the text so far when a sampler fails or the user interrupts it; say how to go on."""
+    how = "give the prompt with this text after it, and the same keys, to go on"
+    try:
+        yield
+    except (PeerError, KeyboardInterrupt) as exc:
+        found = result()
+        if not found["text"]:
+            raise
+        progress.pause()
+        _give(options, found)
+        if isinstance(exc, PeerError):
+            raise PeerError(f"{exc}; what was written until then is kept: {how}") from exc
+        say(f"what was written is kept: {how}")
+        raise
 
 
 def _written(options: argparse.Namespace, keys: Any, scheme: Any, histories: Any) -> dict[str, Any]:
@@ -217,6 +242,7 @@ def _from_model(
     from models.stops import Stops
     from models.tokenizer import Tokenizer
     from protocols.verification.distribution import Sampling
+    from spu_llm.systems.watermark.embedding import Made
     from spu_llm.systems.watermark.model_sampler import ModelSampler
     from spu_llm.systems.watermark.race_marks import MarkedNoise, race_text
 
@@ -237,11 +263,18 @@ def _from_model(
     sampling = Sampling(options.temperature)
     sampler = ModelSampler(config, weights, tokenizer.eos_ids, sampling, spread=options.spread)
     if scheme.method == "candidates":
-        made = _embedder(options, keys, scheme, sampler, tokenizer, histories).text(
-            prompt, count, Stops.of(options.stop, tokenizer), tokenizer.decode,
-            lambda content: progress.update(f"{len(content)} tokens"),
-        )  # fmt: skip
-        return _result(tokenizer.decode(made.content), made, list(made.content))
+        made = Made(())
+
+        def result() -> dict[str, Any]:
+            assert isinstance(made.content, tuple)
+            return _result(tokenizer.decode(made.content), made, list(made.content))
+
+        with _giving_what_is_made(options, progress, result):
+            _embedder(options, keys, scheme, sampler, tokenizer, histories).text(
+                prompt, count, Stops.of(options.stop, tokenizer), tokenizer.decode,
+                lambda content: progress.update(f"{len(content)} tokens"), made,
+            )  # fmt: skip
+        return result()
     if len(keys) > 1 or options.stop:
         raise InputError("a key of --race marks alone, and without --stop")
     noise = MarkedNoise(keys[0], scheme.ngram, config.vocab_size, histories[0])
@@ -256,26 +289,40 @@ def _from_outside(
     options: argparse.Namespace, keys: Any, scheme: Any, histories: Any, progress: Any
 ) -> dict[str, Any]:
     from models.stops import Stops
-    from spu_llm.systems.watermark.sampler import CommandSampler, HttpSampler
+    from spu_llm.systems.watermark.embedding import Made
 
     if scheme.method != "candidates":
         raise InputError("a key of --race marks what a model run here writes; leave it out")
     tokenizer = _tokenizer(options, scheme)
-    with _outside(options) as sampler:
-        assert isinstance(sampler, CommandSampler | HttpSampler)
-        made = _embedder(options, keys, scheme, sampler, tokenizer, histories).text(
+    made = Made("")
+
+    def result() -> dict[str, Any]:
+        return _result(made.content, made, None)
+
+    with (
+        _outside(options, progress) as sampler,
+        _giving_what_is_made(options, progress, result),
+    ):
+        _embedder(options, keys, scheme, sampler, tokenizer, histories).text(
             options.prompt, options.max_new_tokens, Stops.of(options.stop, None), None,
-            lambda content: progress.update(f"{len(content)} characters"),
+            lambda content: progress.update(f"{len(content)} characters"), made,
         )  # fmt: skip
-    return _result(made.content, made, None)
+    return result()
 
 
 @contextmanager
-def _outside(options: argparse.Namespace) -> Iterator[Any]:
-    from spu_llm.systems.watermark.sampler import CommandSampler, HttpSampler
+def _outside(options: argparse.Namespace, progress: Any) -> Iterator[Any]:
+    from spu_llm.systems.watermark.endpoint import HttpSampler
+    from spu_llm.systems.watermark.sampler import CommandSampler
 
     if options.endpoint is not None:
-        yield HttpSampler(options.endpoint, options.endpoint_model, options.temperature)
+        endpoint = HttpSampler(
+            options.endpoint, options.endpoint_model, options.temperature, on_wait=progress.update
+        )
+        try:
+            yield endpoint
+        finally:
+            endpoint.close()
         return
     try:
         arguments = shlex.split(options.program)

@@ -18,6 +18,7 @@ from scipy import stats
 
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.systems.watermark.cdfs import FAMILIES, Family
+from spu_llm.systems.watermark.endpoint import HttpSampler
 from spu_llm.systems.watermark.history import HistoryFile
 from spu_llm.systems.watermark.keys import (
     MAX_NGRAM,
@@ -29,7 +30,7 @@ from spu_llm.systems.watermark.keys import (
     write_key,
 )
 from spu_llm.systems.watermark.race_marks import context_of
-from spu_llm.systems.watermark.sampler import CommandSampler, Drawn, HttpSampler
+from spu_llm.systems.watermark.sampler import CommandSampler, Drawn
 from spu_llm.systems.watermark.units import WordUnits, common, grams
 from tests.watermark.chains import key_of
 

@@ -6,7 +6,9 @@ distribution is known (`m` None), every token of the vocabulary is a candidate a
 is its count: the limit of many candidates, Aaronson's rule on n-grams that end with the token.
 
 N-grams go over what was generated, never into the prompt, which a detector does not know. The
-history keeps a seed from deciding twice.
+history keeps a seed from deciding twice, also in a run that goes on where another was cut short:
+what had decided until then is in it, so the text goes on with n-grams that never did. Those that
+would reach from the second run's text into the first's are not marked.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ MAX_CANDIDATES = 4096
 
 @dataclass
 class Made:
-    """What was generated; `reason`: eos, stop or length."""
+    """What was generated; `reason`: eos, stop or length; cut where the sampler failed or the run
+    was interrupted.
+    """
 
     content: Content
-    reason: str = "length"
+    reason: str = "cut"
     chunks: list[Chunk] = field(default_factory=list)
 
 
@@ -72,13 +76,14 @@ class Embedder:
     def text(
         self, prompt: Content, max_tokens: int, stops: Stops = NONE,
         as_text: Callable[[Content], str] | None = None,
-        on_chunk: Callable[[Content], None] = lambda content: None,
+        on_chunk: Callable[[Content], None] = lambda content: None, made: Made | None = None,
     ) -> Made:  # fmt: skip
-        """What follows the prompt. max_tokens: the sampler's own, k to a chunk; a chunk that ends
-        early is charged in full where only text comes back. It ends before the first of `stops`;
-        `as_text` says where, of tokens.
+        """Return what follows the prompt. max_tokens: the sampler's own, k to a chunk; a chunk that
+        ends early is charged in full where only text comes back. It ends before the first of
+        `stops`; `as_text` says where, of tokens. `made`, an empty one, is filled chunk by chunk, so
+        that who gives it has what was written when the sampler fails.
         """
-        made = Made(prompt[:0])
+        made = made or Made(prompt[:0])
         left = max_tokens
         while left > 0:
             drawn, chunk = self.chunk(prompt, made.content, min(self.k, left))
@@ -92,6 +97,8 @@ class Embedder:
                 made.reason = "eos"
                 break
             on_chunk(made.content)
+        else:
+            made.reason = "length"
         return made
 
     def chunk(self, prompt: Content, before: Content, count: int) -> tuple[Drawn, Chunk]:

@@ -1,27 +1,28 @@
-"""Where candidates come from: one interface, and three ways to something that samples.
+"""Where candidates come from: one interface to something that samples.
 
     sample(prefix, n, max_tokens) -> n sequences, independent draws of what follows the prefix
 
-A sequence ends early where the text does. `model_sampler` has the one with a model of our own.
+A sequence ends early where the text does. Here is a program as sampler, `endpoint` has one over
+HTTP, `model_sampler` one with a model of our own.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import selectors
 import subprocess
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from spu_llm.core.errors import InputError, PeerError
 from spu_llm.systems.watermark.units import Content
 
 ANSWER_S = 120.0
-KEY_VARIABLE = "SPU_LLM_API_KEY"
+# Tokens that are asked for besides, one after the other, where those before made no character:
+# three more make one of four tokens whole.
+_MORE = (0, 3, 12)
+_HALF = "\ufffd"  # stands for a part of a character
 _MOST_BYTES = 1 << 26  # of an answer
 
 
@@ -40,8 +41,8 @@ class Sampler(Protocol):
 
 
 def read_answer(data: bytes, n: int, who: str) -> list[Drawn]:
-    """A program's line. PeerError unless it holds n texts."""
-    told = _parsed(data, who)
+    """Return the n texts in a program's line. PeerError unless it holds them."""
+    told = parsed(data, who)
     try:
         found = [Drawn(one["text"], one["ended"]) for one in told["sequences"]]
         good = all(type(text) is str and type(ended) is bool for text, ended in found)
@@ -49,38 +50,54 @@ def read_answer(data: bytes, n: int, who: str) -> list[Drawn]:
         good = False
     if not good:
         raise PeerError(f'{who} must answer {{"sequences": [{{"text": ..., "ended": ...}}, ...]}}')
-    return _checked(found, n, who)
+    if len(found) != n:
+        raise PeerError(f"{who} was asked for {n} sequences and answered {len(found)}")
+    return check_texts(found, who)
 
 
-def read_completion(data: bytes, n: int, who: str) -> list[Drawn]:
-    """An endpoint's answer. PeerError unless it holds n texts."""
-    told = _parsed(data, who)
-    try:
-        found = [Drawn(one["text"], one["finish_reason"] == "stop") for one in told["choices"]]
-        good = all(type(text) is str for text, _ in found)
-    except (KeyError, TypeError):
-        good = False
-    if not good:
-        raise PeerError(f"{who} answers in another form than a completion's")
-    return _checked(found, n, who)
-
-
-def _parsed(data: bytes, who: str) -> Any:
+def parsed(data: bytes, who: str) -> Any:
+    """Return what JSON holds. PeerError for something else."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
         raise PeerError(f"{who} answered with what is no JSON") from None
 
 
-def _checked(found: list[Drawn], n: int, who: str) -> list[Drawn]:
-    if len(found) != n:
-        raise PeerError(f"{who} was asked for {n} sequences and answered {len(found)}")
+def check_texts(found: list[Drawn], who: str) -> list[Drawn]:
+    """Return them. PeerError where one is no Unicode."""
     try:
         for text, _ in found:
             str(text).encode()
     except UnicodeEncodeError:
         raise PeerError(f"{who} answered with text that is no Unicode") from None
     return found
+
+
+def whole(
+    draw: Callable[[int, int], list[Drawn]], n: int, max_tokens: int, who: str
+) -> list[Drawn]:
+    """Return n texts of whole characters. `draw(count, tokens)` gives texts that may end in the
+    midst of one, as U+FFFD or with that part left out.
+
+    The part is dropped, since no text can go on from it. Where nothing is left, as with one token a
+    candidate, another text is drawn with more tokens; PeerError when that has none, either. So
+    characters of several tokens come less often than the sampler writes them: a text has no way to
+    say how half a character goes on.
+    """
+    found = [Drawn("", False)] * n
+    for more in _MORE:
+        missing = [i for i, one in enumerate(found) if not (one.content or one.ended)]
+        if not missing:
+            return found
+        for i, one in zip(missing, draw(len(missing), max_tokens + more), strict=True):
+            text = one.content
+            assert isinstance(text, str)
+            found[i] = one if one.ended else Drawn(text.rstrip(_HALF), False)
+    if all(one.content or one.ended for one in found):
+        return found
+    raise PeerError(
+        f"{who} gave no whole character in {max_tokens + _MORE[-1]} tokens; give a larger --chunk"
+    )
 
 
 class CommandSampler:
@@ -99,7 +116,10 @@ class CommandSampler:
         self._rest = b""
 
     def sample(self, prefix: Content, n: int, max_tokens: int) -> list[Drawn]:
-        assert isinstance(prefix, str)
+        return whole(lambda count, tokens: self._drawn(prefix, count, tokens), n, max_tokens,
+                     self._name)  # fmt: skip
+
+    def _drawn(self, prefix: Content, n: int, max_tokens: int) -> list[Drawn]:
         line = json.dumps({"prefix": prefix, "n": n, "max_tokens": max_tokens}) + "\n"
         assert self._process.stdin is not None
         try:
@@ -142,42 +162,3 @@ class CommandSampler:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-class HttpSampler:
-    """A completion endpoint as OpenAI has it: POST `url` (.../v1/completions) with model, prompt,
-    n, max_tokens, temperature. The variable SPU_LLM_API_KEY, if it is set, is sent as a bearer
-    token. The texts' law is the endpoint's at that temperature, which is all that the mark keeps.
-    """
-
-    def __init__(
-        self, url: str, model: str, temperature: float = 1.0, answer_s: float = ANSWER_S
-    ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise InputError(f"an endpoint is http://... or https://..., not {url!r}")
-        self._url, self._model, self._temperature = url, model, temperature
-        self._answer_s = answer_s
-
-    def sample(self, prefix: Content, n: int, max_tokens: int) -> list[Drawn]:
-        body = {
-            "model": self._model, "prompt": prefix, "n": n, "max_tokens": max_tokens,
-            "temperature": self._temperature,
-        }  # fmt: skip
-        headers = {"Content-Type": "application/json"}
-        if os.environ.get(KEY_VARIABLE):
-            headers["Authorization"] = f"Bearer {os.environ[KEY_VARIABLE]}"
-        request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
-        try:
-            with urllib.request.urlopen(request, timeout=self._answer_s) as answer:
-                data = answer.read(_MOST_BYTES + 1)
-        except urllib.error.HTTPError as exc:
-            raise PeerError(f"{self._url} answered {exc.code} {exc.reason}") from None
-        except (OSError, ValueError) as exc:
-            reason = getattr(exc, "reason", exc)
-            raise PeerError(f"cannot reach {self._url}: {reason}") from None
-        if len(data) > _MOST_BYTES:
-            raise PeerError(f"{self._url} answered with more than {_MOST_BYTES} bytes")
-        return read_completion(data, n, self._url)
-
-    def close(self) -> None:
-        pass
