@@ -52,8 +52,10 @@ Gaps, stated:
     against all keys and hints. The price of an attack is paid once (for its size: `silent.ring`).
   - Semi-honest parties. A provider that sends wrong hints puts a function of s into results; a
     client that sends a wrong P puts one of u there. Neither is noticed. Either sees it only in what
-    is opened to it, a little at a time. For W that is no new kind of gap, since a client may send
-    wrong x, too; but a column of u has 3.2 kbit, mostly less than one of W.
+    is opened to it: a little at a time where that is tokens, wholesale where it is rows
+    (`split --mode mpc`): there one false P of a client shows the masks of 2,048 rows. For W that is
+    no new kind of gap, since a client may send wrong x, too; but a column of u has 3.2 kbit, mostly
+    less than one of W.
 """
 
 from __future__ import annotations
