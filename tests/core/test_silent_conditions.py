@@ -38,9 +38,11 @@ def hint_words(m: Matrix, w: np.ndarray, own: Secrets) -> np.ndarray:
     return words.view(np.uint64)[..., 0]
 
 
-def weight_in(words: np.ndarray) -> int | None:
-    """The weight w with words = w a + small for the public a of `ONE`, if there is one."""
-    a = hint.public_inputs(ONE, 0, 1)[0, :8]
+def weight_in(words: np.ndarray, m: Matrix = ONE) -> int | None:
+    """Return the weight w with words = w a + small for the public a of m's one input, if there is
+    one.
+    """
+    a = hint.public_inputs(m, 0, 1)[0, :8]
     rest = (words[:8] - WEIGHTS.astype(np.uint64)[:, None] * a).view(np.int64)
     (found,) = np.nonzero((np.abs(rest.astype(float)) < 2.0**30).all(axis=1))
     return int(WEIGHTS[found[0]]) if len(found) else None
@@ -218,6 +220,36 @@ def test_truncated_products_are_for_the_client_alone() -> None:
     found /= (left**2).sum()
     s = np.rint(ring.inverse(two.products[CLIENT]._keys[0]))
     assert (np.clip(np.rint(found), -1, 1) == s).mean() > 0.9
+
+
+@pytest.mark.parametrize("false", [True, False])
+def test_a_false_key_shows_what_masks_weights_where_rows_are_opened(false: bool) -> None:
+    """A client that adds 2^40 to its key, and asks the same x in N rows that are opened to it, has
+    u_o of every output, and from the hint the weights. One that sends a true key has none of it.
+    """
+    w, c = np.array([[-1234.0, 77.0, 2000.0]]), correlation_of(1, 3, ONE.name, chunk=N)
+    name, two = Matrix(c.name, 1, 3), Two()
+
+    def change(number: int, data: bytes) -> bytes:
+        if len(data) != 8 * N or not false:
+            return data
+        key = np.frombuffer(data, np.uint64).copy()
+        key[0] += np.uint64(1 << 40)
+        return key.tobytes()
+
+    two.wires[CLIENT].change = change
+    error = two.errors(c, N, w)
+    of_x = np.rint(w * 321)  # the same in every row, and unknown to the client
+    opened = of_x + np.rint(error / 2.0**30 + np.random.default_rng(1).random(error.shape) - 0.5)
+    middle = (opened.max(axis=0) + opened.min(axis=0)) / 2
+    found = np.rint((opened - middle) / 2.0**10).T
+    kept = two.products[PROVIDER]._uses[c.name]
+    assert kept.own is not None
+    u = np.rint(ring.inverse(kept.own.small(slice(0, 3))))
+    assert (found == u).all() == false and found.any() == false
+    masked = hint_words(name, w, kept.own)
+    bare = masked - ring.exact_product(hint.public_key_base()[None], ring.transform(found))
+    assert [weight_in(row, name) for row in bare] == ([-1234, 77, 2000] if false else [None] * 3)
 
 
 # ---- what each party sees

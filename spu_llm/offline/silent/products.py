@@ -53,9 +53,12 @@ Gaps, stated:
   - Semi-honest parties. A provider that sends wrong hints puts a function of s into results; a
     client that sends a wrong P puts one of u there. Neither is noticed. Either sees it only in what
     is opened to it: a little at a time where that is tokens, wholesale where it is rows
-    (`split --mode mpc`): there one false P of a client shows the masks of 2,048 rows. For W that is
-    no new kind of gap, since a client may send wrong x, too; but a column of u has 3.2 kbit, mostly
-    less than one of W.
+    (`split --mode mpc`). There one P + c of a client adds c times coefficient i of every u_o to row
+    i of the last product, and the N rows under that key show the u_o of all its outputs at once:
+    what masks them in the hint (tests/core/test_silent_conditions.py). What is left there, A_o +
+    e'_o, are linear equations in W's column alone, solved at once where W has few inputs, by
+    lattices where it has many. For W that is no new kind of gap: a client may send wrong x, too,
+    and a row that is opened then shows one of W.
 """
 
 from __future__ import annotations
