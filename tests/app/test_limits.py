@@ -19,6 +19,7 @@ from spu_llm.core.errors import LimitError, ManifestMismatch, PeerError
 from spu_llm.net import identity, tls
 from spu_llm.net.control_plane import ask_to_open
 from spu_llm.net.entrance import Entrance
+from spu_llm.net.frames import PREAMBLE, Frame, Kind, encode
 from spu_llm.net.identity import CERTIFICATE
 from spu_llm.net.manifest import with_nonce
 from spu_llm.net.stream import listen
@@ -30,7 +31,7 @@ from spu_llm.service.provider import ServeOptions
 from spu_llm.service.provider import _Sessions as Sessions
 from tests.app.conftest import Pair
 from tests.app.processes import Start
-from tests.patience import END_S
+from tests.patience import END_S, eventually
 from tests.tiny import PRIVATE
 
 
@@ -242,6 +243,9 @@ def calling(
             stream, _ = connected(Server("127.0.0.1", port, "local", client), tls.CONTROL)
             ask_to_open(stream, with_nonce({"jobs": 1, **more}), END_S)
 
+        call.connect = lambda: connected(  # type: ignore[attr-defined]
+            Server("127.0.0.1", port, "local", client), tls.DATA
+        )[0]
         yield sessions, call
         ended.set()
         thread.join()
@@ -265,6 +269,28 @@ def test_calls_have_an_end(calling: tuple[Sessions, Callable[..., None]]) -> Non
         sessions._accounts.check(SimpleNamespace(fingerprint=client))  # type: ignore[arg-type]
     with pytest.raises(PeerError, match="moved more|lost|does not answer|ended"):
         call(**large)  # but is not listened to for long
+
+
+def test_before_a_session_a_connection_moves_little_and_that_counts(
+    calling: tuple[Sessions, Any]
+) -> None:
+    sessions, call = calling
+    stream = call.connect()
+    ping = encode(Frame(Kind.CONTROL, 0, b'{"type": "ping", "progress": 0}'))
+    with closing(stream), pytest.raises(PeerError):
+        stream.send_all(PREAMBLE)
+        for _ in range(20 * provider.UNADMITTED_BYTES // len(ping) // 1000):
+            stream.send_all(1000 * ping)
+        while stream.recv_some(1 << 16):
+            pass
+        raise PeerError("it has ended")
+
+    def counted() -> int:
+        accounts = sessions._accounts._of.values()
+        return sum(account.traffic_bytes(time.monotonic()) for account in accounts)
+
+    assert eventually(lambda: counted() > 0, END_S)
+    assert counted() < 2 * provider.UNADMITTED_BYTES
 
 
 def test_clients_with_nothing_to_count_are_forgotten(later: Callable[[float], None]) -> None:

@@ -98,19 +98,27 @@ class Known:
     def __init__(self, port: int, own: Identity, calls: bool) -> None:
         self.port, self._own, self._calls = port, own, calls
 
-    def ask(self, source: str) -> None:
+    def connect(self, source: str) -> tls.TlsStream:
         sock = socket.create_connection((HERE, self.port), KNOWN_S, (source, 0))
         protocol = tls.CONTROL if self._calls else tls.DATA
-        stream = tls.as_client(TcpStream(sock), self._own, HERE, protocol)
+        return tls.as_client(TcpStream(sock), self._own, HERE, protocol)
+
+    def ask(self, source: str) -> None:
         if self._calls:
-            assert check_health(stream, KNOWN_S)
-            return
-        messages = Messages(stream, "the server", KNOWN_S)
+            assert check_health(self.connect(source), KNOWN_S)
+        else:
+            self.begin(source).close()
+
+    def begin(self, source: str) -> Messages:
+        """A request, as far as the model that it is for."""
+        messages = Messages(self.connect(source), "the server", KNOWN_S)
         try:
             messages.say("hello")
             messages.hear("model")
-        finally:
+        except BaseException:
             messages.close()
+            raise
+        return messages
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +187,14 @@ def test_strangers_keep_nobody_out(
                 failed.append(f"{source}: late")
         assert strangers.made > before, "nobody came in between"
     assert not failed, f"{len(failed)} of {ATTEMPTS} were kept out: {failed}"
+
+
+@pytest.mark.parametrize("name", ["vault serve", "vault open"])
+def test_whoever_is_known_and_stops_keeps_nobody_out(
+    servers: Callable[[str], Known], name: str
+) -> None:
+    server = servers(name)
+    stopped = [server.begin(HERE) for _ in range(3)]
+    server.ask(HERE)
+    for messages in stopped:
+        messages.close()

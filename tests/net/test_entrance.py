@@ -203,6 +203,16 @@ def test_whoever_is_refused_hears_why(
     assert len(at.refused) == 1 and "certificate is refused" in at.refused[0] and not at.met
 
 
+def test_a_refusal_arrives_though_more_was_said_than_was_read(
+    opened: Callable[..., Open], known: Callable[[str, str], Identity]
+) -> None:
+    at = opened(known("server", "client"))
+    with contextlib.closing(at.dial()) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n" + bytes(200_000))
+        assert eventually(lambda: len(at.refused) == 1, SOON_S)
+        assert sock.recv(100) == tls._ALERT
+
+
 def test_in_the_clear_a_byte_is_enough(opened: Callable[..., Open]) -> None:
     at = opened(None)
     silent, client = at.dial(), at.dial()
