@@ -37,16 +37,16 @@ from spu_llm.core.errors import InputError
 HEAD = "lm_head.weight"  # in a checkpoint; of a tied head a copy may be there
 
 
-def load_config(directory: Path) -> ModelConfig:
+def load_config(directory: Path, ranges_file: Path | None = None) -> ModelConfig:
     """Return the shape that `directory/config.json` declares, with the vocabulary of
-    `directory/tokenizer.json` and the ranges in `directory/ranges.json` if there are such, without
-    reading weights.
+    `directory/tokenizer.json` and the ranges in `directory/ranges.json` if there are such, or those
+    in `ranges_file`, without reading weights.
     """
-    config = _stored_config(directory)
+    config = _stored_config(directory, ranges_file)
     return replace(config, vocab_size=_vocabulary(directory, config))
 
 
-def _stored_config(directory: Path) -> ModelConfig:
+def _stored_config(directory: Path, ranges_file: Path | None) -> ModelConfig:
     """Return the same with as many rows of the vocabulary as the weights have."""
     path = Path(directory) / CONFIG_FILE
     raw = _read_object(path)
@@ -56,8 +56,10 @@ def _stored_config(directory: Path) -> ModelConfig:
         raise InputError(f"{path} {error}") from None
     except ValueError as error:
         raise InputError(f"{path} describes no model that works here: {error}") from None
-    stored = Path(directory) / RANGES_FILE
-    return _with_ranges(config, stored, _read_object(stored)) if stored.exists() else config
+    stored = ranges_file or Path(directory) / RANGES_FILE
+    if ranges_file is None and not stored.exists():
+        return config
+    return _with_ranges(config, stored, _read_object(stored, "spu-llm calibrate writes one"))
 
 
 def _vocabulary(directory: Path, config: ModelConfig) -> int:
@@ -72,9 +74,8 @@ def _vocabulary(directory: Path, config: ModelConfig) -> int:
     return config.vocab_size if tokens is None else tokens
 
 
-def save_ranges(directory: Path, config: ModelConfig) -> None:
-    """Write the ranges of `config` into `directory/ranges.json`. InputError when that fails."""
-    path = Path(directory) / RANGES_FILE
+def save_ranges(path: Path, config: ModelConfig) -> None:
+    """Write the ranges of `config` into a file. InputError when that fails."""
     text = json.dumps(ranges.as_dict(config), indent=2) + "\n"
     try:
         place_of(path).write_text(text, encoding="utf-8")
@@ -92,9 +93,11 @@ def _with_ranges(config: ModelConfig, path: Path, raw: Mapping[str, Any]) -> Mod
         raise InputError(f"{path} has ranges that cannot be: {error}; calibrate again") from None
 
 
-def load_model(directory: Path) -> tuple[ModelConfig, Params]:
-    """Return configuration and parameters (float32 numpy arrays) of a model directory."""
-    stored_config = _stored_config(directory)
+def load_model(
+    directory: Path, ranges_file: Path | None = None
+) -> tuple[ModelConfig, Params]:
+    """Return configuration (`load_config`) and parameters (float32 numpy arrays) of a model."""
+    stored_config = _stored_config(directory, ranges_file)
     config = replace(stored_config, vocab_size=_vocabulary(directory, stored_config))
     path = Path(directory) / WEIGHTS_FILE
     if not path.is_file():
@@ -112,9 +115,9 @@ def load_model(directory: Path) -> tuple[ModelConfig, Params]:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def load_folded(directory: Path) -> tuple[ModelConfig, Any]:
-    """The configuration and the folded weights; errors of `load_model`."""
-    config, params = load_model(directory)
+def load_folded(directory: Path, ranges_file: Path | None = None) -> tuple[ModelConfig, Any]:
+    """Return the configuration and the folded weights; errors of `load_model`."""
+    config, params = load_model(directory, ranges_file)
     return config, family_of(config).fold(params, config)
 
 
@@ -135,9 +138,11 @@ def save_model(
     (directory / CONFIG_FILE).write_text(text, encoding="utf-8")
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(
+    path: Path, if_missing: str = f"give a directory with {CONFIG_FILE} and {WEIGHTS_FILE}"
+) -> dict[str, Any]:
     """Return the JSON object in `path`."""
-    value = read_json(path, f"give a directory with {CONFIG_FILE} and {WEIGHTS_FILE}")
+    value = read_json(path, if_missing)
     if not isinstance(value, dict):
         raise InputError(f"{path} is not a JSON object; copy it again")
     return value

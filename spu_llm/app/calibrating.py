@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
+from spu_llm.app.output import check_output
 from spu_llm.app.printing import show
 from spu_llm.core.errors import InputError
 from spu_llm.core.text_files import read_text
@@ -17,12 +19,16 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "calibrate", help="choose the ranges of a model's activations from text of yours",
         description="Runs the model in plaintext on this machine and writes ranges.json beside its "
-        "weights. A prompt that leaves the ranges is refused while it runs; the ranges, powers of "
-        "two, are known to clients. Give text like the prompts to come.",
+        "weights, or --out for serve --ranges. A prompt that leaves the ranges is refused while it "
+        "runs; the ranges, powers of two, are known to clients. Give text like the prompts to "
+        "come.",
     )  # fmt: skip
     parser.add_argument("--model", type=Path, required=True, metavar="DIR")
     parser.add_argument("--text", type=Path, required=True, metavar="FILE",
                         help=f"UTF-8; the first {MAX_WINDOWS} contexts of it are used")  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="FILE",
+                        help="write the ranges there: of a model's directory that nothing can be "
+                        "written into")  # fmt: skip
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
     parser.set_defaults(run=_calibrate)
 
@@ -36,6 +42,10 @@ def _calibrate(options: argparse.Namespace) -> None:
     from models.ranges import as_dict
     from models.tokenizer import Tokenizer
 
+    out = options.out or options.model / RANGES_FILE
+    check_output(options.out, "--out")
+    if options.out is None and options.model.is_dir() and not os.access(options.model, os.W_OK):
+        raise InputError(f"{options.model} is read-only; give --out FILE, and serve --ranges FILE")
     text = read_text(options.text, "--text")
     config, params = load_model(options.model)
     ids, size = Tokenizer.load(options.model).encode(text), config.context
@@ -43,8 +53,8 @@ def _calibrate(options: argparse.Namespace) -> None:
     if not windows:
         raise InputError(f"{options.text} is empty; give text like the prompts to come")
     chosen = calibrated(config, params, [np.array(window) for window in windows])
-    save_ranges(options.model, chosen)
+    save_ranges(out, chosen)
     for name, value in as_dict(chosen).items():
         show(f"{name:20}{value:g}")
     tokens = sum(map(len, windows))
-    show(f"{options.model / RANGES_FILE} written, from {tokens} tokens of text")
+    show(f"{out} written, from {tokens} tokens of text")

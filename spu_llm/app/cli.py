@@ -24,6 +24,7 @@ from spu_llm.app.options import (
     add_identity_options,
     add_jobs,
     add_prompt,
+    add_ranges,
     add_session_options,
     add_stop,
     address,
@@ -139,6 +140,7 @@ def _parser() -> Parser:
 
     demo = commands.add_parser("demo", help="both parties on this machine, shipped model pair")
     add_folder(demo, "--model", "the provider's private model directory")
+    add_ranges(demo)
     _client_options(demo)
     add_folder(demo, "--pool", "keep what is made ahead of time, both parties' halves")
     marking.add_provider_option(demo, "of the provider here (default: a key for this run alone); ")
@@ -155,6 +157,7 @@ def _parser() -> Parser:
     place = prepare.add_mutually_exclusive_group()
     place.add_argument("--server", metavar="HOST:PORT")
     add_folder(place, "--model", "the provider's private model directory")
+    add_ranges(prepare)
     add_prompt(prepare, PROMPT, "for its length alone (default: that of demo); ", of_length=True)
     prepare.add_argument("--steps", type=int, metavar="K",
                          help="default: --max-new-tokens at three a step, with --standard at one")
@@ -175,7 +178,7 @@ def _parser() -> Parser:
     _client_options(generate)
     add_folder(generate, "--pool", "keep what is made ahead of time, if the provider does")
     add_identity_options(generate)
-    generate.set_defaults(run=_complete, model=None)
+    generate.set_defaults(run=_complete, model=None, ranges=None)
 
     from spu_llm.app import (
         attacking,
@@ -250,7 +253,9 @@ def _provider(options: argparse.Namespace) -> Any:
         )
     jobs = jobs_of(options, 1 if server is not None else 2)
     model = options.model or shipped("private")
-    return Provider(options.network, server, model, options.pool, jobs)
+    if server is not None and options.ranges is not None:
+        raise InputError("--ranges are of a model on this machine; leave --server out")
+    return Provider(options.network, server, model, options.pool, jobs, ranges=options.ranges)
 
 
 def _settle_draft_length(options: argparse.Namespace) -> None:

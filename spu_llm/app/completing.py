@@ -44,7 +44,7 @@ class Provider:
 
     `pool`: where material outlives the session, the client's; with a process here, a directory of
     each party in it. `jobs`: cores of a party that make material. `mark`: the key of
-    a process here that marks texts.
+    a process here that marks texts. `ranges`: of its model, where they do not lie beside it.
     """
 
     network: str
@@ -53,6 +53,7 @@ class Provider:
     pool: Path | None
     jobs: int
     mark: Path | None = None
+    ranges: Path | None = None
 
     @property
     def halves(self) -> int:
@@ -78,7 +79,7 @@ class Provider:
         pool = self._own_pools[PROVIDER]
         with local_provider(
             self.model, self.network, sampling_seed=sampling_seed, pool=pool, jobs=self.jobs,
-            mark=self.mark,
+            mark=self.mark, ranges=self.ranges,
         ) as server:
             yield server, self.client_pool
 
@@ -123,7 +124,7 @@ def generate(
     Stops.of(inputs.stop, tokenizer)
     _check(options)
     if provider.server is None:
-        options.request.check(load_config(provider.model))
+        options.request.check(load_config(provider.model, provider.ranges))
 
     first_token: list[float] = []
 

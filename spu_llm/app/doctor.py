@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from spu_llm.app.options import address
+from spu_llm.app.options import add_ranges, address
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import show
 from spu_llm.core.errors import InputError, SpuLlmError
@@ -47,6 +47,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--listen", metavar="HOST:PORT", help="can a provider listen there?")
     parser.add_argument("--server", metavar="HOST:PORT", help="does a provider answer there?")
     parser.add_argument("--model", type=Path, metavar="DIR", help="can it be served?")
+    add_ranges(parser)
     parser.add_argument("--pool", type=Path, metavar="DIR", help="can material be kept there?")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
@@ -80,7 +81,7 @@ def examine(options: argparse.Namespace) -> Iterator[Finding]:
     if options.server is not None:
         yield _answering(options)
     if options.model is not None:
-        yield _tried("model", lambda: _model(options.model))
+        yield _tried("model", lambda: _model(options.model, options.ranges))
     if options.pool is not None:
         yield _tried("pool", lambda: _pool(options.pool))
 
@@ -254,12 +255,12 @@ def _answering(options: argparse.Namespace) -> Finding:
     return _tried("server", work)
 
 
-def _model(directory: Path) -> Finding:
+def _model(directory: Path, ranges: Path | None) -> Finding:
     from models.family import check_ranges
     from models.hf import load_folded
     from models.tokenizer import Tokenizer
 
-    config, weights = load_folded(directory)
+    config, weights = load_folded(directory, ranges)
     check_ranges(weights, config)
     Tokenizer.load(directory)
     return Finding("model", OK, f"{directory}: {config.asdict()['family']}, can be served")

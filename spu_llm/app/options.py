@@ -68,6 +68,13 @@ def _without_last_end(text: str) -> str:
     return text.removesuffix("\n")
 
 
+def add_ranges(parser: argparse.ArgumentParser) -> None:
+    """Add where a private model's ranges are, of a command that serves or checks it."""
+    parser.add_argument("--ranges", type=Path, metavar="FILE",
+                        help="its ranges, as calibrate --out writes them (default: ranges.json in "
+                        "the model's directory)")  # fmt: skip
+
+
 def add_stop(parser: argparse.ArgumentParser) -> None:
     """`models.stops` reads it."""
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT",

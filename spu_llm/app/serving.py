@@ -19,6 +19,7 @@ from spu_llm.app.options import (
     add_folder,
     add_identity_options,
     add_jobs,
+    add_ranges,
     add_session_options,
     address,
     identity_of,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 def add_command(commands: Any) -> None:
     serve = commands.add_parser("serve", help="provider: serve completions with a private model")
     add_folder(serve, "--model", "private model directory", required=True)
+    add_ranges(serve)
     serve.add_argument("--listen", required=True, metavar="HOST:PORT")
     serve.add_argument("--system-prompt", type=Path, metavar="FILE",
                        help="text before every prompt, which no client gets to know")

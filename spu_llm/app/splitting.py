@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from spu_llm.app import limiting, split_shares
 from spu_llm.app.defaults import PROMPT, SESSION_MINUTES, SESSIONS, shipped
-from spu_llm.app.options import add_identity_options, add_prompt, add_stop, address, identity_of
+from spu_llm.app.options import (
+    add_identity_options,
+    add_prompt,
+    add_ranges,
+    add_stop,
+    address,
+    identity_of,
+)
 from spu_llm.app.serving import check_serving, run_provider
 from spu_llm.core.errors import InputError
 
@@ -47,6 +54,7 @@ def add_command(commands: Any) -> None:
 
     serve = roles.add_parser("serve", help="provider: the middle", description=_ABOUT)
     _common(serve, MODES)
+    add_ranges(serve)
     serve.add_argument("--listen", required=True, metavar="HOST:PORT")
     serve.add_argument("--tunings", type=Path, metavar="DIR",
                        help="keep what clients tune of the middle (split tune --lora)"
@@ -175,7 +183,7 @@ def _made(options: argparse.Namespace) -> ServeOptions:
     check_serving(options)
     model = options.model or shipped("private")
     split = split_of(options)
-    split.check(load_config(model))
+    split.check(load_config(model, options.ranges))
     check_front(options.mode, split)
     if options.mode == MPC and options.tunings is not None:
         raise InputError("--mode mpc tunes nothing; leave --tunings out")
@@ -183,8 +191,8 @@ def _made(options: argparse.Namespace) -> ServeOptions:
     host, port = address(options.listen, "--listen")
     tunings = None if options.tunings is None else str(options.tunings.absolute())
     return ServeOptions(
-        model=model, host=host, port=port, network=options.network, once=options.once,
-        sessions=options.sessions, studies=False, identity=identity_of(options),
+        model=model, ranges=options.ranges, host=host, port=port, network=options.network,
+        once=options.once, sessions=options.sessions, studies=False, identity=identity_of(options),
         exit_with_parent=options.exit_with_parent,
         split=SplitServed(options.mode, split.front, split.back, tunings),
         **limiting.of(options), **of_mode,

@@ -32,9 +32,11 @@ def local_provider(
     jobs: int = 1,
     credentials: tuple[Path, Path] | None = None,
     mark: Path | None = None,
+    ranges: Path | None = None,
 ) -> Iterator[Server]:
     """A provider process on this machine that serves one session (`own_provider`). `credentials`:
     its identity and whom it trusts; None: in the clear. `mark`: a key that it marks under.
+    `ranges`: of activations, where they do not lie beside the model.
     """
     command = [*python_command("spu_llm.app.cli"), "serve", "--model", str(model)]
     command += ["--listen", "127.0.0.1:0", "--network", network]
@@ -47,6 +49,7 @@ def local_provider(
     command += [f"--sampling-seed={sampling_seed}"] if sampling_seed is not None else []
     command += [f"--pool={pool}"] if pool is not None else []
     command += [f"--mark={mark}"] if mark is not None else []
+    command += [f"--ranges={ranges}"] if ranges is not None else []
     command += [f"--jobs={jobs}"]
     with own_provider(command, network) as server:
         yield server

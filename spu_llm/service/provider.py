@@ -93,6 +93,7 @@ class ServeOptions:
     spendable: Spendable | None = None  # of one session: only with `once`
     split: SplitServed | None = None  # serve this alone; `tunings` is of all clients
     mark: Path | None = None  # a key, under which every text is marked
+    ranges: Path | None = None  # of activations; None: those beside the model
 
 
 # Options that may change while a provider runs, for sessions that begin then. All else is what it
@@ -117,7 +118,7 @@ def serve(
     """
     # What is wrong is said now, not in the middle of a session.
     default_directory("provider")
-    config, params = load_model(options.model)
+    config, params = load_model(options.model, options.ranges)
     options = _with_digest(options, params)
     weights = _placed(options, params, config)
     del params  # all workers use those in one place

@@ -58,7 +58,7 @@ def calibrated_text(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr("models.hf.load_model", lambda *_: (SimpleNamespace(context=8), None))
     monkeypatch.setattr("models.tokenizer.Tokenizer.load", lambda *_: kept)
     with pytest.raises(InputError, match="is empty"):
-        calibrating._calibrate(argparse.Namespace(text=path, model=path.parent))
+        calibrating._calibrate(argparse.Namespace(text=path, model=path.parent, out=None))
     return seen[0]
 
 
@@ -115,7 +115,9 @@ READERS: dict[str, Callable[[Path, Tokenizer], object]] = {
     "--references": lambda path, _: read_references(path),
     "--texts": lambda path, tokenizer: tokens_of([path], tokenizer),
     "--system-prompt": lambda path, _: serving._text_of(path, "--system-prompt"),
-    "--text": lambda path, _: calibrating._calibrate(argparse.Namespace(text=path, model=path)),
+    "--text": lambda path, _: calibrating._calibrate(
+        argparse.Namespace(text=path, model=path, out=None)
+    ),
     "--config": lambda path, _: config.with_file("serve", ["--config", str(path)], []),
     "": lambda path, _: watermarking._text(path),
 }

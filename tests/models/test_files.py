@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from models.files import files_of
+from models.files import RANGES_FILE, files_of
 from models.hf import load_model, save_ranges
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
@@ -24,7 +24,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with all files that are read."""
     directory = make_pair(tmp_path_factory.mktemp("pair"))[1]
     (directory / "generation_config.json").write_text('{"eos_token_id": 0}')
-    save_ranges(directory, PUBLIC)
+    save_ranges(directory / RANGES_FILE, PUBLIC)
     return directory
 
 
@@ -111,7 +111,7 @@ def test_ranges_are_not_written_through_a_link(model: Path, tmp_path: Path) -> N
     (model / "ranges.json").unlink()
     (model / "ranges.json").symlink_to(tmp_path / "precious")
     with pytest.raises(InputError, match="leads out"):
-        save_ranges(model, PUBLIC)
+        save_ranges(model / RANGES_FILE, PUBLIC)
     assert (tmp_path / "precious").read_text() == "precious"
 
 

@@ -14,8 +14,9 @@ import pytest
 from experiments.claims.logits import build
 from models.calibration import calibrated, mean_squares
 from models.family import bounds_of, check_ranges, logits
+from models.files import RANGES_FILE
 from models.gpt2 import GPT2Config, Params, fold, init_params
-from models.hf import load_config, save_model, save_ranges
+from models.hf import load_config, load_model, save_model, save_ranges
 from models.ranges import Linear, Ranges, largest_score
 from protocols.functions.nonlinear import norm_high
 from spu_llm.core.errors import InputError, RangeError
@@ -272,8 +273,13 @@ def test_ranges_are_stored_beside_the_weights(tmp_path: Path) -> None:
     chosen = calibrated(OUTLIERS, params, [TEXT])
     save_model(tmp_path, OUTLIERS, params, np.float32)
     assert load_config(tmp_path) == OUTLIERS
-    save_ranges(tmp_path, chosen)
+    save_ranges(tmp_path / RANGES_FILE, chosen)
     assert load_config(tmp_path) == chosen
+    other = tmp_path / "other.json"
+    save_ranges(other, OUTLIERS)
+    assert load_config(tmp_path, other) == OUTLIERS == load_model(tmp_path, other)[0]
+    with pytest.raises(InputError, match="none.json is missing; spu-llm calibrate"):
+        load_config(tmp_path, tmp_path / "none.json")
     (tmp_path / "ranges.json").write_text('{"norm_low": 1}')
     with pytest.raises(InputError, match="calibrate again"):
         load_config(tmp_path)
