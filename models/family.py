@@ -27,11 +27,11 @@ from jax import Array
 
 from models import ranges
 from models.cache import Block, Prefix, Rows, attend, join_heads, layer_blocks, rows_after
-from models.files import shown
 from models.ranges import Bounds, Linear, Ranges
 from protocols.functions.layers import append_rows, dense
 from protocols.functions.nonlinear import check_norm, norm_high, rms_norm
 from spu_llm.core.errors import InputError
+from spu_llm.core.json_values import shown
 
 Params = dict[str, Any]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from spu_llm.core.errors import InputError
+from spu_llm.core.json_values import names_once
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -27,7 +28,6 @@ GENERATION_FILE = "generation_config.json"
 _MOST_MB: Mapping[str, int] = {TOKENIZER_FILE: 64}
 _MOST_MB_OF_OTHERS = 4
 _MOST_LEVELS = 32
-_MOST_SHOWN = 80  # characters of a value in a message
 
 _ALL = (
     CONFIG_FILE, WEIGHTS_FILE, RANGES_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, GENERATION_FILE,
@@ -71,7 +71,7 @@ def read_json(path: Path, if_missing: str) -> Any:
             raise InputError(f"{path} is not a file; copy it again")
         if found.st_size > most << 20:
             raise InputError(f"{path} has more than {most} MB; copy it again")
-        value = json.loads(place.read_text(encoding="utf-8"), object_pairs_hook=_once)
+        value = json.loads(place.read_text(encoding="utf-8"), object_pairs_hook=names_once)
     except FileNotFoundError:
         raise InputError(f"{path} is missing; {if_missing}") from None
     except OSError as error:
@@ -83,22 +83,6 @@ def read_json(path: Path, if_missing: str) -> Any:
     if not _is_shallow(value):
         raise InputError(_too_deep(path))
     return value
-
-
-def shown(value: object) -> str:
-    """Return a value of such a file as a message quotes it: JSON in ASCII, its beginning."""
-    text = json.dumps(value)
-    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object's fields; readers differ in which of two fields with one name they take."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{shown(name)} is there twice")
-        found[name] = value
-    return found
 
 
 def _is_shallow(value: Any) -> bool:

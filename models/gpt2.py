@@ -21,11 +21,11 @@ from jax import Array
 
 from models.cache import split_heads
 from models.family import Family, Layer, ModelConfig, Params, check_switches, fraction, positive_int
-from models.files import shown
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_score
 from protocols.functions.layers import look_up
 from protocols.functions.nonlinear import activation_bits, gelu
 from spu_llm.core.errors import InputError
+from spu_llm.core.json_values import shown
 
 _GELU_ERROR = 0.003  # on shares
 

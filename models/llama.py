@@ -22,12 +22,12 @@ from jax import Array
 
 from models.cache import Rows, split_heads
 from models.family import Family, Layer, ModelConfig, Params, check_switches, fraction, positive_int
-from models.files import shown
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_turned_score
 from protocols.functions.layers import look_up, times
 from protocols.functions.nonlinear import activation_bits, silu
 from protocols.functions.rotary import rotate
 from spu_llm.core.errors import InputError
+from spu_llm.core.json_values import shown
 
 _SILU_ERROR = 0.004  # on shares
 

@@ -27,10 +27,10 @@ from models.files import (
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     read_json,
-    shown,
 )
 from models.vocabulary import added_tokens, numbered_tokens
 from spu_llm.core.errors import InputError
+from spu_llm.core.json_values import shown
 
 END_OF_TEXT = "<|endoftext|>"
 

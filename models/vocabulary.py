@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from models.files import TOKENIZER_FILE, read_json, shown
+from models.files import TOKENIZER_FILE, read_json
 from spu_llm.core.errors import InputError
+from spu_llm.core.json_values import shown
 
 
 def tokens_beside(directory: Path) -> int | None:

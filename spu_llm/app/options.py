@@ -53,6 +53,8 @@ def _prompt(given: str) -> str:
     """Return the text of `--prompt`, of standard input for a dash."""
     if given != "-":
         return given
+    if sys.stdin is None:
+        raise InputError("there is no standard input to read the prompt from; use --prompt-file")
     try:
         return _without_last_end(decoded(sys.stdin.buffer.read(), "standard input"))
     except OSError as exc:

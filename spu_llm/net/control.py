@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from spu_llm.core.errors import PeerError, WireError
+from spu_llm.core.json_values import names_once
 from spu_llm.core.printable import one_line
 from spu_llm.net.relay import Relay
 
@@ -185,7 +186,7 @@ def _decode(payload: bytes) -> dict[str, object]:
         raise WireError(f"control message of {len(payload)} bytes; at most {_MAX_MESSAGE}")
     try:
         message = json.loads(
-            payload.decode(), parse_constant=_refuse_constant, object_pairs_hook=_unique
+            payload.decode(), parse_constant=_refuse_constant, object_pairs_hook=names_once
         )
     except (ValueError, RecursionError) as error:
         raise WireError("control message that is not JSON") from error
@@ -196,13 +197,6 @@ def _decode(payload: bytes) -> dict[str, object]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        raise ValueError("a name occurs twice")
-    return result
 
 
 def heard(text: str) -> str:

@@ -34,12 +34,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from spu_llm.core.correlation import Correlation, Material, cut, joined
 from spu_llm.core.errors import PoolError, WireError
+from spu_llm.core.json_values import names_once
 from spu_llm.core.prg import KEY_BYTES, Prg
 from spu_llm.offline.files import (
     BATCH_ID,
@@ -435,7 +436,7 @@ def _read_inventory(data: bytes) -> dict[str, int]:
     if len(data) > INVENTORY_BYTES:
         raise WireError(f"the peer's inventory has {len(data)} bytes, over {INVENTORY_BYTES}")
     try:
-        found = json.loads(data.decode(), object_pairs_hook=_once, parse_int=_short_int)
+        found = json.loads(data.decode(), object_pairs_hook=names_once, parse_int=_short_int)
     except (ValueError, RecursionError):
         raise WireError("the peer's inventory is not readable") from None
     if not isinstance(found, dict):
@@ -447,12 +448,6 @@ def _read_inventory(data: bytes) -> dict[str, int]:
         if type(used) is not int or used < 0:
             raise WireError("the peer's inventory has an index that is no number of units")
     return found
-
-
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    if len(table := dict(pairs)) != len(pairs):
-        raise ValueError("a name twice")
-    return table
 
 
 def _short_int(digits: str) -> int:

@@ -69,6 +69,9 @@ def test_a_prompt_that_cannot_be_had(
     assert "No such file" in refused(capsys, "demo", "--prompt-file", str(tmp_path / "none"))
     both = refused(capsys, "demo", "--prompt", "a", "--prompt-file", str(spoilt))
     assert "not allowed with" in both or "line 2 is not UTF-8" in both
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", None)
+        assert "no standard input" in refused(capsys, "demo", "--prompt", "-")
     empty = tmp_path / "empty"
     empty.write_bytes(b"\n")
     assert "prompt is empty" in refused(capsys, "demo", "--prompt-file", str(empty))

@@ -134,20 +134,9 @@ class _Sessions:
     # ---- a vault's thread
 
     def _serve(self, met: Met) -> None:
-        try:
-            messages = Messages(met.stream, "the vault")
-            try:
-                self._session(met, messages)
-            except SpuLlmError as exc:
-                messages.fail(str(exc))
-                raise
-            finally:
-                messages.close()
-        except SpuLlmError as exc:
-            self._say(f"session failed: {exc}")
-        except Exception as exc:  # also one of this program's own; other sessions go on
-            met.tcp.close()
-            self._say(f"session failed: {type(exc).__name__}: {exc}")
+        told.answer(
+            met, "the vault", self._session, lambda why: self._say(f"session failed: {why}")
+        )
 
     def _session(self, met: Met, messages: Messages) -> None:
         messages.hear("hello")

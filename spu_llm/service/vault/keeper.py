@@ -20,7 +20,7 @@ import numpy as np
 
 from models.family import ModelConfig
 from protocols.verification.distribution import Sampling, draw
-from spu_llm.core.errors import InputError, PeerError, SpuLlmError
+from spu_llm.core.errors import InputError, PeerError
 from spu_llm.core.freed import give_back
 from spu_llm.core.prg import Prg
 from spu_llm.net.entrance import Entrance, Met
@@ -86,20 +86,9 @@ class _Requests:
 
     def _serve(self, met: Met) -> None:
         """Serve one request; what fails is told to the user, and the next one may come."""
-        try:
-            user = Messages(met.stream, "the user")
-            try:
-                self._request(met, user)
-            except SpuLlmError as exc:
-                user.fail(str(exc))
-                raise
-            finally:
-                user.close()
-        except SpuLlmError as exc:
-            self._say(f"request failed: {exc}")
-        except Exception as exc:  # one of this program's own; the vault stays
-            met.tcp.close()
-            self._say(f"request failed: {type(exc).__name__}: {exc}")
+        told.answer(
+            met, "the user", self._request, lambda why: self._say(f"request failed: {why}")
+        )
 
     def _request(self, met: Met, user: Messages) -> None:
         pinned = self._pinned

@@ -21,7 +21,7 @@ Arrays are float32 but where it says otherwise. Whoever gives up sends `error` w
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,8 +29,9 @@ import jax
 import numpy as np
 
 from models.family import ModelConfig, config_from, weight_shapes
-from spu_llm.core.errors import InputError, WireError
+from spu_llm.core.errors import InputError, SpuLlmError, WireError
 from spu_llm.net import tls
+from spu_llm.net.entrance import Met
 from spu_llm.net.identity import Identity
 from spu_llm.net.messages import Messages
 from spu_llm.net.stream import connect
@@ -84,6 +85,28 @@ class Place:
     host: str
     port: int
     identity: Identity | None
+
+
+def answer(
+    met: Met, name: str, work: Callable[[Met, Messages], None], failed: Callable[[str], None]
+) -> None:
+    """Do what a caller, of this name in messages, has come for. What fails is told to it and to
+    `failed`, and ends nothing else.
+    """
+    try:
+        messages = Messages(met.stream, name)
+        try:
+            work(met, messages)
+        except SpuLlmError as exc:
+            messages.fail(str(exc))
+            raise
+        finally:
+            messages.close()
+    except SpuLlmError as exc:
+        failed(str(exc))
+    except Exception as exc:  # one of this program's own
+        met.tcp.close()
+        failed(f"{type(exc).__name__}: {exc}")
 
 
 def call(place: Place, peer: str) -> Messages:

@@ -1,0 +1,27 @@
+"""JSON that somebody else wrote: names that stand once, and values as a message quotes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+_MOST_SHOWN = 80  # characters of a value in a message
+
+
+def names_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object's fields, as `object_pairs_hook` of `json.loads`. ValueError when a name
+    stands twice: readers differ in which of the two they take.
+    """
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{shown(name)} is there twice")
+        found[name] = value
+    return found
+
+
+def shown(value: object) -> str:
+    """Return a value as a message quotes it: JSON in ASCII, its beginning."""
+    text = json.dumps(value)
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
