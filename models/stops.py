@@ -11,8 +11,8 @@ from spu_llm.core.errors import InputError
 
 @dataclass(frozen=True)
 class Stops:
-    """What a text ends before: any of `texts` in it, or any of `tokens`, special ones that have no
-    text.
+    """Ends of a text: it ends before any of `texts` in it, and before any of `tokens`, which are
+    special ones without a text.
     """
 
     texts: tuple[str, ...] = ()

@@ -29,8 +29,8 @@ def loaded(
     make: Callable[[argparse.Namespace], T],
     known: Callable[[T], Mapping[str, Identity | None]],
 ) -> tuple[T, Renewal[T]]:
-    """What `make` makes of a server's options, and how it is made again. `known`: this party's
-    identity, by each option that says whom it trusts.
+    """Return what `make` makes of a server's options, and how to make it again. `known`: this
+    party's identity, by each option that says whom it trusts.
     """
     from spu_llm.service.renewing import Renewal, look_at
 
@@ -72,7 +72,7 @@ def _files(options: argparse.Namespace) -> list[Path]:
 def _said(
     options: argparse.Namespace, known: Mapping[str, Identity | None]
 ) -> dict[str, str]:
-    """What is told of options when they have changed, by name."""
+    """Return what is printed of options when they have changed, by name."""
     from spu_llm.service.renewing import CERTIFICATE
 
     said = {}

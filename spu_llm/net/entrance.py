@@ -151,7 +151,7 @@ class Entrance:
         return Met(guest.tcp, stream, peer, guest.own, guest.origin)
 
     def _refuse(self, guest: _Guest, error: PeerError) -> None:
-        """What it was told is to arrive: what is unread here would make its end forget it."""
+        """Send a guest away, and let the reason arrive: unread bytes here would make it lost."""
         self._refused(error)
         guest.leaving, guest.until = True, time.monotonic() + _CLOSE_S
         guest.tcp.end_sending()

@@ -70,7 +70,7 @@ _ALLOWED = {
 
 @dataclass(frozen=True)
 class Condition:
-    """What the lower half of an argument must be, of which `mask` is looked at."""
+    """Values that the lower half of an argument may have, as far as `mask` covers it."""
 
     argument: int
     values: tuple[int, ...]
@@ -89,7 +89,7 @@ _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
 
 def _conditions(pid: int) -> Mapping[int, Sequence[Condition]]:
-    """Of calls by number, for a process with this id."""
+    """Return what arguments of a call must be, by its number, in a process with this id."""
     own, oneself = Condition(0, (pid,)), Condition(0, (0,))
     return {
         41: (  # socket

@@ -33,8 +33,8 @@ MAX_CANDIDATES = 4096
 
 @dataclass
 class Made:
-    """What was generated; `reason`: eos, stop or length; cut where the sampler failed or the run
-    was interrupted.
+    """Generated text. `reason` why it ends: eos, stop, length, or cut where the sampler failed or
+    the run was interrupted.
     """
 
     content: Content

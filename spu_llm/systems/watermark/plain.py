@@ -82,7 +82,7 @@ def _composed(found: Plain) -> Plain:
 
 
 def _pieces(text: str) -> Iterable[tuple[int, int]]:
-    """Where to cut a text so that the NFC of the pieces, joined, is that of the whole."""
+    """Cut a text so that the NFC of its pieces, joined, is the NFC of the whole."""
     start = 0
     for i in range(1, len(text)):
         first = unicodedata.normalize("NFD", text[i])[0]

@@ -117,7 +117,7 @@ def _or_fail(answer: Answer | None, message: str) -> Answer:
 
 
 def _did_nothing(exc: Exception) -> bool:
-    """Whether the server cannot have begun with a request, or has dropped it."""
+    """Return whether the server cannot have begun with a request, or has dropped it."""
     if isinstance(exc, ProxyError):
         exc = exc.original_error
     return isinstance(exc, ConnectTimeoutError | ProtocolError)
