@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import queue
 import socket
-import statistics
 import time
+from collections.abc import Callable
 
 import pytest
 
 from spu_llm.net.shaping import NETWORKS, NetworkShape, Shaper
+from tests.patience import RUN_S, eventually
 
 from .conftest import Bench, opened, read_all
 
@@ -40,18 +42,33 @@ def link(bench: Bench, shape: NetworkShape) -> tuple[socket.socket, socket.socke
     return near, far
 
 
+def taken(attempt: Callable[[], float], at_least_s: float, at_most_s: float) -> None:
+    """Assert that no attempt takes less than `at_least_s`, and that one takes at most `at_most_s`,
+    which on a busy machine may not be the first.
+    """
+    took_s: list[float] = []
+
+    def within() -> bool:
+        took_s.append(attempt())
+        return took_s[-1] <= at_most_s
+
+    assert eventually(within), min(took_s)
+    assert at_least_s <= min(took_s)
+
+
 @pytest.mark.parametrize("name", ["lan", "wan"])
 def test_one_way_delay(bench: Bench, name: str) -> None:
     shape = NETWORKS[name]
     near, far = link(bench, shape)
-    delays = []
-    for a, b in [(near, far), (far, near)] * 10:
-        started = time.monotonic()
-        a.sendall(b"x" * 64)
-        assert read_all(b, 64)
-        delays.append(time.monotonic() - started)
-    assert shape.delay_s <= min(delays)
-    assert statistics.median(delays) < shape.delay_s + 0.003
+    for a, b in [(near, far), (far, near)] * 5:
+
+        def attempt(a: socket.socket = a, b: socket.socket = b) -> float:
+            started = time.monotonic()
+            a.sendall(b"x" * 64)
+            assert read_all(b, 64)
+            return time.monotonic() - started
+
+        taken(attempt, shape.delay_s, shape.delay_s + 0.003)
 
 
 @pytest.mark.parametrize("name", ["lan", "wan"])
@@ -61,31 +78,32 @@ def test_rate(bench: Bench, name: str) -> None:
     near, far = link(bench, shape)
     nbytes = 16_000_000
     nominal_s = nbytes * 8 / shape.bits_per_s + shape.delay_s
-    took_s: list[float] = []
-    while not took_s or (min(took_s) > nominal_s * 1.10 and len(took_s) < 5):  # a busy machine
+
+    def attempt() -> float:
         started = time.monotonic()
         near.sendall(bytes(nbytes))
         assert len(read_all(far, nbytes)) == nbytes
-        took_s.append(time.monotonic() - started)
-    assert nominal_s * 0.999 < min(took_s) < nominal_s * 1.10
+        return time.monotonic() - started
+
+    taken(attempt, nominal_s * 0.999, nominal_s * 1.10)
 
 
 def test_streams_share_the_rate(bench: Bench) -> None:
-    shape = NetworkShape("x", 80e6, 0.0)
-    client, provider = bench.controls(shape)
-    got: list[float] = []
-    started = time.monotonic()
+    client, provider = bench.controls(NetworkShape("x", 80e6, 0.0))
+    received = queue.SimpleQueue[int]()
 
     def sink(sock: socket.socket) -> None:
-        read_all(sock)
-        got.append(time.monotonic() - started)
+        received.put(len(read_all(sock)))
 
     opened(provider.relay, bench.worker(sink).port)
     port = opened(client.relay, 1)
-    socks = [bench.dial(port) for _ in range(4)]
-    for sock in socks:
-        sock.sendall(bytes(1_000_000))
-        sock.shutdown(socket.SHUT_WR)
-    while len(got) < 4 and time.monotonic() - started < 5:
-        time.sleep(0.01)
-    assert 0.39 < max(got) < 0.80  # 4 MB at 10 MB/s
+
+    def attempt() -> float:
+        started = time.monotonic()
+        for sock in [bench.dial(port) for _ in range(4)]:
+            sock.sendall(bytes(1_000_000))
+            sock.shutdown(socket.SHUT_WR)
+        assert [received.get(timeout=RUN_S) for _ in range(4)] == [1_000_000] * 4
+        return time.monotonic() - started
+
+    taken(attempt, 0.39, 0.80)  # 4 MB at 10 MB/s
