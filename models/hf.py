@@ -2,10 +2,10 @@
 `tokenizer.json`; beside them `ranges.json`, where the model's ranges were chosen
 (`models.calibration`).
 
-Weights are stored as float16 or float32 and come into memory as float32 numpy arrays. A model has
-the vocabulary of the tokenizer beside it: rows of its embedding and its head that no token has,
-which most published models are filled up with, are left out, so nothing can draw them. Whatever is
-wrong with a directory is one InputError that names the path and says what to do.
+Weights are stored as float16, bfloat16 or float32 and come into memory as float32 numpy arrays. A
+model has the vocabulary of the tokenizer beside it: rows of its embedding and its head that no
+token has, which most published models are filled up with, are left out, so nothing can draw them.
+Whatever is wrong with a directory is one InputError that names the path and says what to do.
 """
 
 from __future__ import annotations
@@ -225,9 +225,10 @@ def _read_tensor(
     """
     name, shape = tensor.name, tensor.shape[::-1] if tensor.transposed else tensor.shape
     view = stored.get_slice(name)
-    if view.get_dtype() not in ("F16", "F32"):
+    if view.get_dtype() not in ("F16", "BF16", "F32"):  # numpy knows bfloat16 through JAX
         raise InputError(
-            f"{path} stores {name} as {view.get_dtype()}; save the model as float16 or float32"
+            f"{path} stores {name} as {view.get_dtype()}; save the model as float16, bfloat16 or "
+            "float32"
         )
     if tuple(view.get_shape()) != shape:
         raise InputError(

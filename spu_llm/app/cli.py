@@ -184,6 +184,7 @@ def _parser() -> Parser:
         attacking,
         calibrating,
         doctor,
+        importing,
         keys,
         listing,
         private_text,
@@ -196,6 +197,7 @@ def _parser() -> Parser:
     doctor.add_command(commands)
     keys.add_command(commands)
     listing.add_command(commands)
+    importing.add_command(commands)
     calibrating.add_command(commands)
     vaults.add_command(commands)
     attacking.add_command(commands)

@@ -181,7 +181,7 @@ def test_weights_are_something_else(directory: Path) -> None:
         ),
         (
             lambda t: t.update({"transformer.ln_f.bias": np.zeros(8, np.float64)}),
-            "as F64; save the model as float16 or float32",
+            "as F64; save the model as float16, bfloat16 or float32",
         ),
         (lambda t: t["transformer.wpe.weight"].fill(np.nan), "NaN or infinite values in"),
         (lambda t: t["transformer.wpe.weight"].fill(-np.inf), "NaN or infinite values in"),

@@ -1,0 +1,212 @@
+"""The `config.json` and the tensors of a GGUF file's model, under their Hugging Face names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from models.importing.gguf_file import GgufFile
+from models.importing.gguf_values import stored
+from models.importing.safetensors_file import Stored
+from spu_llm.core.errors import InputError
+from spu_llm.core.json_values import shown
+
+_TORCH_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_EMBEDDING, _HEAD, _ROPE = "token_embd.weight", "output.weight", "rope_freqs.weight"
+
+
+class _Tensor(NamedTuple):
+    """`name` in the Hugging Face layout; `sides` as `_sides` names them."""
+
+    name: str
+    sides: str
+
+
+_OUTSIDE = {
+    _EMBEDDING: _Tensor("model.embed_tokens.weight", "vd"),
+    "output_norm.weight": _Tensor("model.norm.weight", "d"),
+    _HEAD: _Tensor("lm_head.weight", "vd"),
+}
+_IN_BLOCKS = {
+    "attn_norm.weight": _Tensor("input_layernorm.weight", "d"),
+    "attn_q.weight": _Tensor("self_attn.q_proj.weight", "qd"),
+    "attn_k.weight": _Tensor("self_attn.k_proj.weight", "kd"),
+    "attn_v.weight": _Tensor("self_attn.v_proj.weight", "kd"),
+    "attn_output.weight": _Tensor("self_attn.o_proj.weight", "dq"),
+    "ffn_norm.weight": _Tensor("post_attention_layernorm.weight", "d"),
+    "ffn_gate.weight": _Tensor("mlp.gate_proj.weight", "id"),
+    "ffn_up.weight": _Tensor("mlp.up_proj.weight", "id"),
+    "ffn_down.weight": _Tensor("mlp.down_proj.weight", "di"),
+}
+
+
+def _sides(config: Mapping[str, Any]) -> dict[str, int]:
+    """Sizes of tensors: of the vocabulary, the stream, queries, keys (or values), and within the
+    feed-forward layer.
+    """
+    return {
+        "v": config["vocab_size"],
+        "d": config["hidden_size"],
+        "q": config["num_attention_heads"] * config["head_dim"],
+        "k": config["num_key_value_heads"] * config["head_dim"],
+        "i": config["intermediate_size"],
+    }
+
+
+class _Architecture(NamedTuple):
+    """`turned`: rows of queries and keys lie as llama.cpp turns them, neighbours in pairs."""
+
+    model_type: str
+    class_name: str
+    turned: bool
+
+
+_ARCHITECTURES = {"llama": _Architecture("llama", "LlamaForCausalLM", True)}
+
+
+def config_of(file: GgufFile) -> dict[str, Any]:
+    """Return the `config.json` of a file's model. InputError for one that is not computed here."""
+    reader = _Fields(file)
+    kind = _architecture(file)
+    heads = reader.size("attention.head_count")
+    width = reader.size("embedding_length")
+    if (head_dim := reader.size("attention.key_length", width // heads)) != reader.size(
+        "attention.value_length", head_dim
+    ):
+        raise reader.fault("attention.value_length", "differs from attention.key_length")
+    if reader.size("rope.dimension_count", head_dim) != head_dim:
+        raise reader.fault("rope.dimension_count", "turns a part of a head only")
+    if reader.size("expert_count", 0):
+        raise reader.fault("expert_count", "is of a mixture of experts")
+    context = reader.size("context_length")
+    if 0 < reader.size("attention.sliding_window", 0) < context:
+        raise reader.fault("attention.sliding_window", "is below the context")
+    embedding = file.tensors.get(_EMBEDDING)
+    if embedding is None or len(embedding.shape) != 2:
+        raise InputError(f"{file.path} has no matrix {_EMBEDDING}; copy it again")
+    return {
+        "architectures": [kind.class_name],
+        "model_type": kind.model_type,
+        "vocab_size": embedding.shape[0],
+        "max_position_embeddings": context,
+        "hidden_size": width,
+        "intermediate_size": reader.size("feed_forward_length"),
+        "num_hidden_layers": reader.size("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": reader.size("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": reader.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": reader.number("rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(reader),
+        "tie_word_embeddings": _HEAD not in file.tensors,
+        "hidden_act": "silu",
+        "torch_dtype": _TORCH_TYPES[stored(file, embedding, "").dtype],
+    }
+
+
+def tensors_of(file: GgufFile, config: Mapping[str, Any]) -> list[Stored]:
+    """Return the tensors of the model with this `config.json`. InputError for a missing one, one of
+    another shape, and one that such a model does not have.
+    """
+    kind, head_dim, sides = _architecture(file), config["head_dim"], _sides(config)
+    names = dict(_OUTSIDE)
+    if config["tie_word_embeddings"]:
+        del names[_HEAD]
+    for i in range(config["num_hidden_layers"]):
+        for name, tensor in _IN_BLOCKS.items():
+            names[f"blk.{i}.{name}"] = tensor._replace(name=f"model.layers.{i}.{tensor.name}")
+    for name in file.tensors:
+        if name not in names and name != _ROPE:
+            raise InputError(
+                f"{file.path} has the tensor {shown(name)}, which no {kind.model_type} model that "
+                "works here has; use a file of a supported model"
+            )
+    found = []
+    for name, tensor in names.items():
+        place = file.tensors.get(name)
+        if place is None:
+            raise InputError(f"{file.path} has no tensor {name}; copy it again")
+        shape = tuple(sides[side] for side in tensor.sides)
+        if place.shape != shape:
+            raise InputError(
+                f"{file.path} has tensor {name} of shape {list(place.shape)}, expected "
+                f"{list(shape)} from its fields; copy it again"
+            )
+        if kind.turned and name.endswith(("attn_q.weight", "attn_k.weight")):
+            found.append(stored(file, place, tensor.name, _halves(head_dim), head_dim))
+        else:
+            found.append(stored(file, place, tensor.name))
+    return found
+
+
+def _architecture(file: GgufFile) -> _Architecture:
+    name = file.fields.get("general.architecture")
+    kind = _ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise InputError(
+            f"{file.path} is of the architecture {shown(name)}; only "
+            f"{' and '.join(_ARCHITECTURES)} are supported"
+        )
+    return kind
+
+
+def _halves(head_dim: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Pairs of a head's rows that turn together: next to each other in a file of llama.cpp's, in
+    the two halves of a head in Hugging Face's.
+    """
+
+    def order(rows: np.ndarray) -> np.ndarray:
+        n, width = rows.shape
+        pairs = rows.reshape(n // head_dim, head_dim // 2, 2, width)
+        return pairs.swapaxes(1, 2).reshape(n, width)
+
+    return order
+
+
+def _rope_scaling(reader: _Fields) -> dict[str, Any] | None:
+    kind = reader.file.fields.get(f"{reader.prefix}.rope.scaling.type", "none")
+    if kind != "none":
+        raise reader.fault("rope.scaling.type", "is not supported")
+    if _ROPE in reader.file.tensors:
+        raise InputError(f"{reader.file.path}: tensor {_ROPE} is not supported")
+    return None
+
+
+class _Fields:
+    """Fields of the file's architecture."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file, self.prefix = file, file.fields.get("general.architecture")
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """Return a size; InputError when there is none."""
+        found = self._of(name, default)
+        if type(found) is not int or not 0 <= found <= 1 << 30 or (default != 0 and not found):
+            raise self.fault(name, "is no size")
+        return found
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a number, as short as float32 says it; InputError when there is none."""
+        found = self._of(name, default)
+        if type(found) is not float or not math.isfinite(found):
+            raise self.fault(name, "is no number")
+        return float(str(np.float32(found)))
+
+    def fault(self, name: str, what: str) -> InputError:
+        found = self.file.fields.get(f"{self.prefix}.{name}")
+        value = found if isinstance(found, int | float | str) else type(found).__name__
+        return InputError(
+            f"{self.file.path}: field {shown(f'{self.prefix}.{name}')} ({shown(value)}) {what}; "
+            "use a file of a supported model"
+        )
+
+    def _of(self, name: str, default: Any) -> Any:
+        found = self.file.fields.get(f"{self.prefix}.{name}", default)
+        if found is None:
+            raise InputError(
+                f"{self.file.path} has no field {self.prefix}.{name}; use a file with a whole model"
+            )
+        return found

@@ -1,0 +1,78 @@
+"""Import of a model: one directory that `models` reads, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from models.files import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+)
+from models.hf import load_config
+from models.importing.gguf_file import read_gguf
+from models.importing.gguf_model import config_of, tensors_of
+from models.importing.gguf_tokenizer import tokenizer_of
+from models.importing.gguf_values import size_of
+from models.importing.safetensors_file import write_safetensors
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import InputError
+
+
+def import_model(source: Path, out: Path) -> None:
+    """Write the model in `source` into the directory `out`, which must not be there yet.
+    InputError for what cannot be read, is not supported, or cannot be written; then nothing is.
+    """
+    if out.exists() or out.is_symlink():
+        raise InputError(f"{out} is there already; give --out a name that is free")
+    try:
+        made = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
+    except OSError as error:
+        raise InputError(f"{out} cannot be made: {error.strerror}; choose another --out") from None
+    try:
+        _import_gguf(source, made)
+        made.chmod(0o777 & ~_umask())
+        made.rename(out)
+    except InputError as error:  # of what was made of the file
+        raise InputError(str(error).replace(f"{made}/", f"{source}: ")) from None
+    except OSError as error:
+        raise InputError(
+            f"{out} cannot be written: {error.strerror}; choose another --out"
+        ) from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _import_gguf(source: Path, made: Path) -> None:
+    file = read_gguf(source, size_of)
+    config, tokenizer = config_of(file), tokenizer_of(file)
+    for name, content in (
+        (CONFIG_FILE, config),
+        (TOKENIZER_FILE, tokenizer.tokenizer),
+        (TOKENIZER_CONFIG_FILE, tokenizer.config),
+        (GENERATION_FILE, tokenizer.generation),
+    ):
+        _write_json(made / name, content)
+    # What a command will do with them, before the long part.
+    load_config(made)
+    Tokenizer.load(made)
+    write_safetensors(made / WEIGHTS_FILE, tensors_of(file, config))
+
+
+def _umask() -> int:
+    """Return the mask of the process; there is no way to read it without setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _write_json(path: Path, content: Any) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    path.write_text(text, encoding="utf-8")

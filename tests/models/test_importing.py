@@ -1,0 +1,179 @@
+"""GGUF files: what comes out is the model that went in, whatever its types; and nothing is left of
+a file that is damaged or of another model.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import jax
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+
+from models.family import Params
+from models.files import TOKENIZER_CONFIG_FILE
+from models.hf import load_model
+from models.importing.run import import_model
+from models.llama import LlamaConfig
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import InputError
+from tests.models.gguf_files import tensors, write_gguf
+from tests.models.test_hf import assert_same
+from tests.tiny import VOCAB, save_tokenizer, tiny_params
+
+CONFIG = LlamaConfig(
+    VOCAB, max_position_embeddings=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-5, rope_theta=5e4,
+)  # fmt: skip
+TIED = replace(CONFIG, tie_word_embeddings=True)
+# All matrices have rows of whole blocks.
+WIDE = replace(CONFIG, hidden_size=64, head_dim=16)
+TEXT = "def read(path):\n    return 12345 + alphabeta  # ünïcode \U0001f600 \u4e2d\u6587\r\n\t\t x"
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    save_tokenizer(folder)
+    return folder
+
+
+def imported(tmp_path: Path) -> Path:
+    import_model(tmp_path / "model.gguf", tmp_path / "out")
+    return tmp_path / "out"
+
+
+def fault(tmp_path: Path) -> str:
+    """The one line of a file that is refused, which leaves nothing behind."""
+    before = set(tmp_path.iterdir())
+    with pytest.raises(InputError) as caught:
+        imported(tmp_path)
+    message = str(caught.value)
+    assert "\n" not in message and str(tmp_path / "model.gguf") in message
+    assert set(tmp_path.iterdir()) == before
+    return message
+
+
+def random_params(config: LlamaConfig) -> Params:
+    """Parameters in which every gain differs from 1."""
+    params = tiny_params(config, 3)
+    key = jax.random.key(1)
+    return jax.tree.map(
+        lambda w: np.asarray(w + 0.1 * jax.random.normal(key, w.shape), np.float32), params
+    )
+
+
+@pytest.mark.parametrize("config", [CONFIG, TIED], ids=["untied", "tied"])
+def test_the_model_that_went_in_comes_out(
+    tmp_path: Path, tokenizer: Path, config: LlamaConfig
+) -> None:
+    params = random_params(config)
+    write_gguf(tmp_path / "model.gguf", config, tensors(config, params), tokenizer)
+    found, back = load_model(imported(tmp_path))
+    assert found == config
+    assert_same(back, params)
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_values_of_quantised_weights_are_those_of_the_library(
+    tmp_path: Path, tokenizer: Path, name: str
+) -> None:
+    kind = GGMLQuantizationType[name]
+    params = random_params(WIDE)
+    write_gguf(tmp_path / "model.gguf", WIDE, tensors(WIDE, params), tokenizer, kind=kind)
+    _, back = load_model(imported(tmp_path))
+
+    def kept(w: np.ndarray) -> np.ndarray:
+        values = dequantize(quantize(np.ascontiguousarray(w), kind), kind)
+        return values if name == "BF16" else values.astype(np.float16).astype(np.float32)
+
+    assert_same(back["embed"], kept(params["embed"]))
+    assert_same(back["blocks"][1]["down"], kept(params["blocks"][1]["down"].T).T)
+    assert_same(back["blocks"][0]["q"], kept(params["blocks"][0]["q"].T).T)
+    assert_same(back["norm"], params["norm"])
+
+
+def test_the_tokenizer_and_its_template_come_along(tmp_path: Path, tokenizer: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", CONFIG, tensors(CONFIG, random_params(CONFIG)), tokenizer)
+    out = imported(tmp_path)
+    assert Tokenizer.load(out).encode(TEXT) == Tokenizer.load(tokenizer).encode(TEXT)
+    assert Tokenizer.load(out).eos_ids == {0}
+    described = json.loads((out / TOKENIZER_CONFIG_FILE).read_text())
+    assert described["eos_token"] == "<|endoftext|>"
+
+
+def test_an_existing_directory_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match="is there already"):
+        imported(tmp_path)
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"block_count": None}, "has no field llama.block_count"),
+        ({"block_count": 0}, 'field "llama.block_count" (0) is no size'),
+        ({"block_count": 3}, "has no tensor blk.2.attn_norm.weight"),
+        ({"block_count": 1}, 'the tensor "blk.1.'),
+        ({"block_count": 2000}, "config.json describes no model"),
+        ({"attention.head_count": 3}, "config.json describes no model"),
+        ({"attention.head_count": 8}, "blk.0.attn_q.weight of shape [64, 32], expected [128, 32]"),
+        ({"attention.value_length": 8}, "attention.value_length"),
+        ({"attention.layer_norm_rms_epsilon": 0.0}, "rms_norm_eps"),
+        ({"attention.layer_norm_rms_epsilon": float("nan")}, "is no number"),
+        ({"rope.freq_base": "10"}, "rope.freq_base"),
+        ({"rope.dimension_count": 8}, "rope.dimension_count"),
+        ({"rope.scaling.type": "yarn"}, "rope.scaling.type"),
+        ({"expert_count": 8}, "expert_count"),
+        ({"attention.sliding_window": 32}, "attention.sliding_window"),
+    ],
+)
+def test_another_model_is_refused(
+    tmp_path: Path, tokenizer: Path, fields: dict[str, Any], expected: str
+) -> None:
+    named = tensors(CONFIG, random_params(CONFIG))
+    write_gguf(tmp_path / "model.gguf", CONFIG, named, tokenizer, **fields)
+    assert expected in fault(tmp_path)
+
+
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert 'architecture "mamba"; only' in fault(tmp_path)
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, tokenizer: Path) -> None:
+    named = tensors(CONFIG, random_params(CONFIG))
+    named["blk.1.ffn_up.weight"][3, 5] = np.nan
+    write_gguf(tmp_path / "model.gguf", CONFIG, named, tokenizer)
+    assert 'NaN or infinite values in tensor "blk.1.ffn_up.weight"' in fault(tmp_path)
+
+
+def test_an_unknown_way_to_split_text_is_refused(tmp_path: Path, tokenizer: Path) -> None:
+    named = tensors(CONFIG, random_params(CONFIG))
+    write_gguf(tmp_path / "model.gguf", CONFIG, named, tokenizer, pre="dbrx")
+    assert 'tokenizer.ggml.pre ("dbrx") is not supported' in fault(tmp_path)
+
+
+def test_truncated_anywhere(tmp_path: Path, tokenizer: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, CONFIG, tensors(CONFIG, random_params(CONFIG)), tokenizer)
+    whole = path.read_bytes()
+    for size in (0, 3, 4, 10, 30, 200, 3000, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        found = fault(tmp_path)
+        assert "truncated" in found or "no GGUF file" in found or "end of the file" in found
+
+
+def test_no_file(tmp_path: Path) -> None:
+    assert "No such file" in fault(tmp_path)
