@@ -35,7 +35,12 @@ from spu_llm.core.json_values import shown
 
 Params = dict[str, Any]
 
-_MODULES = {"gpt2": "models.gpt2", "llama": "models.llama"}
+_MODULES = {
+    "gpt2": "models.gpt2",
+    "llama": "models.llama",
+    "mistral": "models.mistral",
+    "qwen2": "models.qwen2",
+}
 
 
 @dataclass(frozen=True)
@@ -314,7 +319,7 @@ def family_named(tag: object) -> Family:
     """The family with this tag; InputError when there is none."""
     if not isinstance(tag, str) or tag not in _MODULES:
         found = f"is a {shown(tag)[1:-1]} model" if isinstance(tag, str) else "names no model_type"
-        raise InputError(f"{found}; only {' and '.join(_MODULES)} are supported")
+        raise InputError(f"{found}; only {', '.join(_MODULES)} are supported")
     family: Family = import_module(_MODULES[tag]).FAMILY
     return family
 

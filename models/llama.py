@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from models import rope
 from models.cache import Rows, split_heads
 from models.family import Family, Layer, ModelConfig, Params, check_switches, fraction, positive_int
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_turned_score
@@ -56,6 +57,11 @@ class LlamaConfig(ModelConfig):
     head_dim: int = 0
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
+    rope_kind: str = "default"
+    rope_factor: float = 1.0
+    rope_low: float = 1.0
+    rope_high: float = 4.0
+    rope_context: int = 8192
     tie_word_embeddings: bool = False
 
     def __post_init__(self) -> None:
@@ -72,8 +78,15 @@ class LlamaConfig(ModelConfig):
         heads = self.num_attention_heads * self.head_dim
         if heads > 1_000_000 or self.max_position_embeddings * self.head_dim > 1 << 26:
             raise ValueError("all heads together, or the table of positions, are too large")
-        if not 1 < self.rope_theta < 1e12:
-            raise ValueError("rope_theta must be above 1, and below 1e12")
+        self.rotary.check()
+
+    @property
+    def rotary(self) -> rope.Rope:
+        """How positions turn queries and keys."""
+        return rope.Rope(
+            self.rope_theta, self.rope_kind, self.rope_factor, self.rope_low, self.rope_high,
+            self.rope_context,
+        )  # fmt: skip
 
     @property
     def kv_heads(self) -> int:
@@ -152,8 +165,7 @@ def turns(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
     """Cosines and sines (float32 [position, head_dim / 2]) that positions turn pairs by. Constants
     of a program, so that parties whose tables differ notice it.
     """
-    pairs = np.arange(config.head_dim // 2)
-    frequencies = config.rope_theta ** (-2.0 * pairs / config.head_dim)
+    frequencies = config.rotary.frequencies(config.head_dim)
     angles = np.outer(np.arange(config.max_position_embeddings), frequencies)
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
@@ -240,7 +252,6 @@ def bounds(block: Params, config: LlamaConfig) -> Bounds:
 FIXED_SWITCHES: Mapping[str, Any] = {
     "attention_bias": False,
     "mlp_bias": False,
-    "partial_rotary_factor": 1.0,
 }
 
 # Hugging Face parameter name -> path in `Params`; {} stands for the layer number.
@@ -262,74 +273,61 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 
 def parse(raw: Mapping[str, Any]) -> LlamaConfig:
     """The shape in `config.json`, after checking that this module computes this very model."""
+    return parsed(raw, LlamaConfig, FIXED_SWITCHES)
+
+
+def parsed(
+    raw: Mapping[str, Any], kind: type[LlamaConfig], fixed: Mapping[str, Any]
+) -> LlamaConfig:
+    """Return the shape in `config.json` as a family of this kind has it; `fixed`: its switches."""
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":
         raise InputError(f"has hidden_act {shown(activation)}; only silu is supported")
-    check_switches(raw, FIXED_SWITCHES)
+    check_switches(raw, {"partial_rotary_factor": 1.0, **fixed})
     # What an older file lacks, or has as null, follows from the rest.
     if raw.get("num_key_value_heads") is None:
         raw = {**raw, "num_key_value_heads": raw.get("num_attention_heads")}
-    names = LlamaConfig.size_names()
+    names = kind.size_names()
     if raw.get("head_dim") is not None:
         names.append("head_dim")
     sizes = {name: positive_int(raw, name) for name in names}
     tied = raw.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):
         raise InputError(f"has tie_word_embeddings {shown(tied)}; it must be true or false")
-    return LlamaConfig(
+    turned = rope.parse(raw)
+    return kind(
         **sizes,
         rms_norm_eps=fraction(raw, "rms_norm_eps", 1e-6),
-        rope_theta=_rope_theta(raw),
+        rope_theta=turned.theta,
+        rope_kind=turned.kind,
+        rope_factor=turned.factor,
+        rope_low=turned.low,
+        rope_high=turned.high,
+        rope_context=turned.context,
         tie_word_embeddings=tied,
     )
 
 
-_ROPE_FIELDS = ("rope_parameters", "rope_scaling")  # of transformers 5, and before
-
-
-def _rope_theta(raw: Mapping[str, Any]) -> float:
-    """Return the base of plain rotary positions, wherever it is stated. InputError for positions of
-    another type.
-    """
-    stated = [(raw["rope_theta"], "rope_theta")] if "rope_theta" in raw else []
-    for name in _ROPE_FIELDS:
-        if (rope := raw.get(name)) is None:
-            continue
-        if not isinstance(rope, dict):
-            raise InputError(f"has {name} = {shown(rope)}; it must be an object, or null")
-        types = {shown(rope[key]) for key in ("rope_type", "type") if key in rope}
-        if types != {shown("default")}:
-            found = " and ".join(sorted(types)) or "none"
-            raise InputError(
-                f'has {name} with rope_type {found}; only "default", plain rotary positions, is '
-                "supported"
-            )
-        check_switches(rope, {"partial_rotary_factor": 1.0})
-        if "rope_theta" in rope:
-            stated.append((rope["rope_theta"], f"{name}.rope_theta"))
-    for theta, name in stated:
-        if isinstance(theta, bool) or not isinstance(theta, int | float) or not 1 < theta < 1e12:
-            raise InputError(f"has {name} {shown(theta)}; it must be above 1, and below 1e12")
-        if theta != stated[0][0]:
-            raise InputError(
-                f"has {name} {shown(theta)} beside {stated[0][1]} {shown(stated[0][0])}; leave one "
-                "of them out"
-            )
-    return float(stated[0][0]) if stated else 10000.0
-
-
 def describe(config: LlamaConfig) -> dict[str, Any]:
     """`config.json` as the transformers library writes it for this shape."""
+    own = {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
+    return described(config, "LlamaForCausalLM") | own
+
+
+def described(config: LlamaConfig, name: str) -> dict[str, Any]:
+    """Return what it writes for every family with this module's blocks; `name`: the class's."""
+    shape = {
+        field: value
+        for field, value in config.shape().items()
+        if not field.startswith("rope_") or field == "rope_theta"
+    }
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **config.shape(),
+        "architectures": [name],
+        "model_type": config.family,
+        **shape,
+        "rope_scaling": config.rotary.describe(),
         "hidden_act": "silu",
-        "rope_scaling": None,
-        "attention_bias": False,
         "attention_dropout": 0.0,
-        "mlp_bias": False,
-        "pretraining_tp": 1,
         "initializer_range": 0.02,
         "use_cache": True,
     }

@@ -205,8 +205,12 @@ def _meaning(config: Any) -> dict[str, Any]:
     if isinstance(config, GPT2Config):
         return shape | {"activation_function": "gelu_new", "scale_attn_weights": True,
                         "scale_attn_by_inverse_layer_idx": False, "tie_word_embeddings": True}
+    shape = {
+        name: value for name, value in shape.items()
+        if name == "rope_theta" or not name.startswith("rope_")
+    }  # fmt: skip
     return shape | {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
-                    "rope_type": "default"}  # fmt: skip
+                    "rope": config.rotary.describe() or {"rope_type": "default"}}  # fmt: skip
 
 
 def _reference(raw: dict[str, Any]) -> dict[str, Any]:
@@ -217,12 +221,13 @@ def _reference(raw: dict[str, Any]) -> dict[str, Any]:
     fields = {name: value for name, value in raw.items() if name not in unread}
     found = transformers.CONFIG_MAPPING[raw["model_type"]].from_dict(fields)
     names = list(_meaning(PRIVATE if raw["model_type"] == "gpt2" else LLAMA))
-    if "rope_type" in names:
-        names.remove("rope_type")
+    stated = {}
+    if "rope" in names:
+        names.remove("rope")
         rope = found.rope_scaling or {}
-        stated = {"rope_type": rope.get("rope_type", rope.get("type", "default"))}
-    else:
-        stated = {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        scaled = {"factor": rope["factor"]} if kind == "linear" else {}
+        stated = {"rope": {"rope_type": kind, **scaled}}
     values = {name: getattr(found, name) for name in names}
     return stated | {name: _ALIKE.get(str(value), value) for name, value in values.items()}
 

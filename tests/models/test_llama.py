@@ -193,8 +193,7 @@ def test_plain_rotary_positions_however_they_are_stated(
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"rope_scaling": {"rope_type": "llama3"}}, 'rope_scaling with rope_type "llama3"; only'),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 'with rope_type "linear"; only'),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'with rope_type "dynamic"; only'),
         ({"rope_scaling": {"type": "default", "rope_type": "yarn"}}, '"default" and "yarn"; only'),
         ({"rope_scaling": {}}, "rope_scaling with rope_type none; only"),
         ({"rope_scaling": "default"}, 'rope_scaling = "default"; it must be an object'),

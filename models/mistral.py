@@ -1,0 +1,50 @@
+"""Mistral: LLaMA's blocks, with a window of attention that some of its models have.
+
+Source: Jiang et al. 2023. A window as long as the context, or longer, hides nothing; with a shorter
+one it is another model than is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from models import llama
+from models.family import positive_int
+from spu_llm.core.errors import InputError
+
+
+@dataclass(frozen=True)
+class MistralConfig(llama.LlamaConfig):
+    """Shape of a Mistral model; see `LlamaConfig`."""
+
+    family: ClassVar[str] = "mistral"
+    title: ClassVar[str] = "Mistral"
+
+
+# What the transformers library takes where nothing is stated.
+_DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 8}
+
+
+def parse(raw: Mapping[str, Any]) -> llama.LlamaConfig:
+    """The shape in `config.json`, after checking that this module computes this very model."""
+    raw = {**_DEFAULTS, **raw}
+    config = llama.parsed(raw, MistralConfig, {})
+    if raw["sliding_window"] is not None:
+        window = positive_int(raw, "sliding_window")
+        if window < config.context:
+            raise InputError(
+                f"has sliding_window = {window}, below {config.context_name} = {config.context}; "
+                f"such attention is not supported: set {config.context_name} to {window}, for "
+                "texts of that length"
+            )
+    return config
+
+
+def describe(config: MistralConfig) -> dict[str, Any]:
+    """`config.json` as the transformers library writes it for this shape."""
+    return llama.described(config, "MistralForCausalLM") | {"sliding_window": None}
+
+
+FAMILY = replace(llama.FAMILY, config=MistralConfig, parse=parse, describe=describe)
