@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class ClientSide:
     cadence: Cadence | None = None  # of what the provider sees of a step
     ends: Ends | None = None
     branching: Branching | None = None
+    interrupted: Callable[[], bool] = lambda: False  # whether the text is to end where it is
 
     def __post_init__(self) -> None:
         self._emitted = Emitted(
@@ -50,6 +51,7 @@ class ClientSide:
         self._branching = self.branching or Single(self.streams)
         self._branches: list[Branch] = []
         self._raised = np.zeros((0, 0))  # rows of `_next`
+        self._gained = 0  # tokens of the last forward
 
     @property
     def tokens(self) -> list[int]:
@@ -117,6 +119,25 @@ class ClientSide:
         """
         return [self._next if self.ends is None else self._raised]
 
+    def next_turn(self, tokens: Sequence[int]) -> ClientSide:
+        """This side of what follows when `tokens` come after its text."""
+        return replace(self, prompt=[*self.prompt, *self.tokens, *tokens])
+
+    def uncached(self, steps: int, hidden: bool) -> int:
+        """Return how many of the text's last tokens are to go into the next turn's forward, after
+        an answer of so many steps. Where the provider may not know which drafts stay, the last
+        token always is, whether it was a draft or not.
+        """
+        return 1 if hidden and steps else self._gained
+
+    def retained(self, count: int) -> np.ndarray:
+        """Return which of the last step's rows hold the text before those, bool [count]."""
+        return np.arange(count) < self._gained
+
+    def turn_input(self, count: int) -> Any:
+        """Of the secure forward that begins a later turn, one lane: its last `count` tokens."""
+        return [self.prompt[-count:]]
+
     @property
     def _next(self) -> list[int]:
         return [self._text[-1], *itertools.chain(*(b.drafts for b in self._branches))]
@@ -168,7 +189,11 @@ class ClientSide:
             np.arange(len(branch.drafts)) < (k if i == won else 0)
             for i, (branch, k) in enumerate(zip(self._branches, stay, strict=True))
         ]
+        before = len(self.tokens)
         self._emitted.add(found[won], limit)
+        self._gained = len(self.tokens) - before
+        if self.interrupted():
+            self._emitted.interrupt()
         return np.concatenate([[True], *kept])
 
 

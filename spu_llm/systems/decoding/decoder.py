@@ -107,14 +107,24 @@ class Decoder:
         self.demand = Demand()
         self._retain(retained)
         count = tokens.shape[1]
-        self._make_room(count)
-        place = self._place(count)
-        at = public(np.int32(self._written))
-        judged = self._forward(
-            count, then, self._programs.decode, tokens, place, *inputs, self._shared, at,
-            self._prefix, self._hidden,
-        )  # fmt: skip
+        judged = self._after(count, then, self._programs.decode, tokens, inputs)
         self._last_count = count
+        return judged
+
+    def extend(
+        self, tokens: Any, inputs: JudgeInputs, retained: Retained, then: int | None = None
+    ) -> Judged:
+        """Text that follows what the lanes retain of the last step: `tokens`, the client's n rows
+        as there, all of which stay; their last row is judged. retained, then: as for a step.
+        """
+        if self._layout.branches > 1:
+            raise ValueError("a text that has several continuations does not go on as one")
+        self.demand = Demand()
+        self._retain(retained)
+        count = tokens.shape[1]
+        judged = self._after(count, then, self._programs.extend, tokens, inputs)
+        self._last_count = count
+        self._retain(np.ones((self._layout.lanes, count), bool))
         return judged
 
     def prepare(self, counts: Sequence[int]) -> None:
@@ -222,6 +232,19 @@ class Decoder:
         )
         return Place(*placed)
 
+    def _after(
+        self, count: int, then: int | None, function: SecureFunction, tokens: Any,
+        inputs: JudgeInputs,
+    ) -> Judged:  # fmt: skip
+        """`count` rows that are written after those that there are."""
+        self._make_room(count)
+        place = self._place(count)
+        at = public(np.int32(self._written))
+        return self._forward(
+            count, then, function, tokens, place, *inputs, self._shared, at, self._prefix,
+            self._hidden,
+        )  # fmt: skip
+
     def _forward(
         self, count: int, then: int | None, function: SecureFunction, *args: Any
     ) -> Judged:
@@ -238,14 +261,15 @@ class Decoder:
     def _go_on(
         self, dry: Session, count: int, then: int, function: SecureFunction, *args: Any
     ) -> None:
-        """A forward of `count` rows that is ready, and a step of `then` rows after it, as if the
-        first of them stayed alone: which ones will is not known yet, and the length of the block,
-        hence what is taken, seldom depends on it.
+        """A forward of `count` rows that is ready, and a step of `then` rows after it. Of a step as
+        if the first of them stayed alone: which ones will is not known yet, and the length of the
+        block, hence what is taken, seldom depends on it.
         """
         self._session = dry
         self._forward(count, None, function, *args)
         self._last_count = count
-        retained = np.tile(np.arange(count) < 1, (self._layout.lanes, 1))
+        stay = count if function is self._programs.extend else 1
+        retained = np.tile(np.arange(count) < stay, (self._layout.lanes, 1))
         self.step(self._layout.rows_in(then), self.judge_shapes(then), retained)
 
     def _call(self, function: SecureFunction, *args: Any) -> Any:

@@ -9,7 +9,8 @@ from models.tokenizer import StreamDecoder, Tokenizer
 
 
 class Emitted:
-    """`tokens` so far and their `text`; `finish_reason` is "eos", "stop" or "length" in the end.
+    """`tokens` so far and their `text`; `finish_reason` is "eos", "stop", "length" or "interrupted"
+    in the end.
 
     `on_text` receives text as soon as no stop can take it back.
     """
@@ -31,6 +32,12 @@ class Emitted:
                 self._take(token, limit)
         held = 0 if self.finish_reason else self._stops.held(self.text)
         self._show(len(self.text) - held)
+
+    def interrupt(self) -> None:
+        """End the text where it is, unless it has ended."""
+        if not self.finish_reason:
+            self._finish("interrupted")
+            self._show(len(self.text))
 
     def _take(self, token: int, limit: int) -> None:
         if token in self._tokenizer.eos_ids:

@@ -24,7 +24,7 @@ from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, Public
 from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding.client_side import ClientSide
-from spu_llm.systems.decoding.decoder import Decoder, Judged, Retained
+from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs, Retained
 from spu_llm.systems.decoding.request import Course
 from spu_llm.systems.decoding.secure_model import Layout, OpenRows, Text, share_text
 from spu_llm.systems.program import Before
@@ -145,38 +145,70 @@ def generate(
     nothing else does. So the last forward has none beside it only where both parties know that it
     is; after a text that ends before, some of it was for nothing.
     """
-    request, report = completion.request, Report()
-    drafts, count = request.draft_length, request.step_rows
-    _declare(session, completion)
-
-    def put_in(count: int, work: Callable[..., Any]) -> Any:
-        given = completion.layout.rows_in(count)
-        return session.private(CLIENT, work, given.shape, given.dtype, client)
-
+    request = completion.request
+    declare(session, completion)
     if request.hide_progress:
-        session.local(CLIENT, ClientSide.keep_time, client, drafts, completion.limit)
+        session.local(
+            CLIENT, ClientSide.keep_time, client, request.draft_length, completion.limit
+        )
+
+    def prefill(inputs: JudgeInputs, then: int | None) -> Judged:
+        prompt = _put_in(
+            session, completion, client, request.prompt_tokens, ClientSide.prefill_input
+        )
+        return decoder.prefill(prompt, inputs, then)
+
+    report, _ = answer(session, completion, decoder, client, provider, prefill, on_step)
+    session.stop_beside()
+    return report
+
+
+def answer(
+    session: Session,
+    completion: Completion,
+    decoder: Decoder,
+    client: ClientSide | None,
+    provider: Prg | None,
+    prefill: Callable[[JudgeInputs, int | None], Judged],
+    on_step: Callable[[Report], None],
+) -> tuple[Report, Retained]:
+    """Write a text to its end, after `prefill(inputs, rows of the step that may follow)`; what the
+    parties put in and learn, see `generate`. Also which rows of the last step would stay.
+    """
+    request, report = completion.request, Report()
+    count = request.step_rows
 
     # Prefill: the prompt's keys and values become shares; its last row gives the first token.
     with session.meter.in_phase("prefill"):
-        prompt = put_in(request.prompt_tokens, ClientSide.prefill_input)
         session.local(CLIENT, ClientSide.propose, client, 0)
         inputs = decoder.inputs(1, provider, ClientSide.verifier_inputs, client)
-        judged = decoder.prefill(prompt, inputs, _following(completion, 0))
+        judged = prefill(inputs, _following(completion, 0))
         retained = _resolve(session, completion, client, judged, 0, report)
         on_step(report)
 
     # Decode: verify all drafts in one secure forward, keep what was accepted, draft in the clear.
     with session.meter.in_phase("decode"):
         while not report.finish_reason:
-            rows = put_in(count, ClientSide.step_input)
+            rows = _put_in(session, completion, client, count, ClientSide.step_input)
             inputs = decoder.inputs(count, provider, ClientSide.verifier_inputs, client)
             written = report.steps + 1 if request.hide_progress else sum(report.emitted)
             judged = decoder.step(rows, inputs, retained, _following(completion, written))
             report.steps += 1
             retained = _resolve(session, completion, client, judged, count - 1, report)
             on_step(report)
-    session.stop_beside()
-    return report
+    return report, retained
+
+
+def _put_in(
+    session: Session,
+    completion: Completion,
+    client: ClientSide | None,
+    count: int,
+    work: Callable[..., Any],
+) -> Any:
+    """`work(client)`: what the client puts in for so many rows."""
+    given = completion.layout.rows_in(count)
+    return session.private(CLIENT, work, given.shape, given.dtype, client)
 
 
 def _following(completion: Completion, written: int) -> int | None:
@@ -235,7 +267,7 @@ def _progress(settled: tuple[np.ndarray, bool], hidden: bool) -> list[int]:
     return [int(ended)] if hidden else [int(retained.sum()) - 1, int(ended)]
 
 
-def _declare(session: Session, completion: Completion) -> None:
+def declare(session: Session, completion: Completion) -> None:
     request = completion.request
     functionality = request.functionality
     for learner in (CLIENT, PROVIDER):

@@ -183,6 +183,7 @@ class SecureModel(NamedTuple):
     decode(weights, tokens [lane, n], place, client, provider, shared, at, prefix, hidden)
         -> outcome to the client, accepted counts, shared block with the rows written from `at` on,
         and the prefix.
+    extend: as decode, but the last row of every lane alone is judged: text that is there already.
 
     With `KeepRows` the outcome is shared rows [lane, n, width] for the head, and nothing is opened.
     """
@@ -190,6 +191,7 @@ class SecureModel(NamedTuple):
     prefix: SecureFunction
     prefill: SecureFunction
     decode: SecureFunction
+    extend: SecureFunction
 
 
 @functools.cache
@@ -289,12 +291,25 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
         weights: Any, given: Array, place: Place, client: Any, provider: Any,
         shared: Block, at: Array, prefix: Block | None, hidden: Array | None,
     ) -> tuple[Any, Any, Block, Block | None]:  # fmt: skip
+        rows, shared, outside = after_shared(weights, given, place, shared, at, prefix, hidden)
+        return *judged(weights, rows, outside, client, provider), shared, prefix
+
+    def extend(
+        weights: Any, given: Array, place: Place, client: Any, provider: Any,
+        shared: Block, at: Array, prefix: Block | None, hidden: Array | None,
+    ) -> tuple[Any, Any, Block, Block | None]:  # fmt: skip
+        rows, shared, outside = after_shared(weights, given, place, shared, at, prefix, hidden)
+        last = rows.reshape(*given.shape[:2], -1)[:, -1]
+        return *judged(weights, last, outside, client, provider), shared, prefix
+
+    def after_shared(
+        weights: Any, given: Array, place: Place, shared: Block, at: Array, prefix: Block | None,
+        hidden: Array | None,
+    ) -> tuple[Array, Block, Array]:  # fmt: skip
         (positions, visible), before = place, after(prefix, hidden)
         if layout.hidden:
             visible = jnp.where(visible, 0, HIDDEN)
-        written = Rows(positions, visible, at)
-        rows, shared, outside = forward(weights, given, written, shared, before)
-        return *judged(weights, rows, outside, client, provider), shared, prefix
+        return forward(weights, given, Rows(positions, visible, at), shared, before)
 
     def judged(
         weights: Any, rows: Array, outside: Array, client: Any, provider: Any
@@ -317,6 +332,7 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
         SecureFunction(prefix, (P, P, P), "prefix"),
         SecureFunction(prefill, (P, C, C, P, P, P), "prefill"),
         SecureFunction(decode, (P, C, placed, C, P, J, X, P, P), "decode"),
+        SecureFunction(extend, (P, C, placed, C, P, J, X, P, P), "extend"),
     )
 
 

@@ -1,0 +1,149 @@
+"""Chats as text: the template of a model directory, and what of a rendered chat is public.
+
+A template is a program that somebody else wrote. `Template.render` runs it in jinja2's sandbox,
+which keeps it from objects of Python, and not from taking long: who does not know where a template
+comes from renders it in a process that may be ended (`spu_llm.service.rendering`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from models.files import TOKENIZER_CONFIG_FILE, place_of, read_json
+from spu_llm.core.errors import InputError
+from spu_llm.core.json_values import shown
+
+TEMPLATE_FILE = "chat_template.jinja"
+MOST_CHARACTERS = 1 << 20  # of a template, and of what it renders
+
+# In place of words that are secret, to find where the first of them stands.
+_MARK = "\N{LEFT SQUARE BRACKET WITH QUILL}secret\N{RIGHT SQUARE BRACKET WITH QUILL}"
+
+
+@dataclass(frozen=True)
+class Message:
+    """A turn of a chat. role: "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+Render = Callable[[Sequence[Message]], str]  # all of a chat, up to where an answer begins
+
+
+@dataclass(frozen=True)
+class Template:
+    """A chat template as `transformers` has it: Jinja source, and the tokens' text that it may
+    name.
+    """
+
+    source: str
+    bos_token: str = ""
+    eos_token: str = ""
+
+    @staticmethod
+    def load(directory: Path) -> Template:
+        """Return the template of a model directory: `chat_template.jinja`, or else the one in
+        `tokenizer_config.json`. InputError when there is none, or it cannot be used.
+        """
+        config_path = directory / TOKENIZER_CONFIG_FILE
+        config = read_json(config_path, "") if config_path.exists() else {}
+        path = directory / TEMPLATE_FILE
+        source = _text_of(path) if path.exists() else _stated(config_path, config)
+        if source is None:
+            raise InputError(
+                f"{directory} has no chat template; complete text with generate, or put the "
+                f"model's {TEMPLATE_FILE} there"
+            )
+        if len(source) > MOST_CHARACTERS:
+            raise InputError(f"{directory} has a chat template of more than 1 MB; copy it again")
+        tokens = (_token(config, name) for name in ("bos_token", "eos_token"))
+        return Template(source, *tokens)
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """Return the text of a chat that the model goes on with, by the template. InputError for a
+        template that is wrong or refuses these messages.
+        """
+        # Only chats need it.
+        import jinja2.ext
+        import jinja2.sandbox
+
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": _today}
+        try:
+            text = environment.from_string(self.source).render(
+                messages=[{"role": m.role, "content": m.content} for m in messages],
+                bos_token=self.bos_token, eos_token=self.eos_token, add_generation_prompt=True,
+            )  # fmt: skip
+        except Exception as error:  # a template may raise anything
+            said = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+            raise InputError(f"the model's chat template refuses this chat: {said}") from None
+        if len(text) > MOST_CHARACTERS:
+            raise InputError("the model's chat template makes more than 1 MB of text of this chat")
+        return text
+
+
+def cut(render: Render, messages: Sequence[Message]) -> tuple[str, str]:
+    """Return the rendered chat as its public head, which the template and the roles alone say, and
+    the rest, which begins with the first word of `messages`, all of them secret. The head is empty
+    where it follows from their words.
+    """
+    head = render([Message(m.role, _MARK) for m in messages]).partition(_MARK)[0]
+    whole = render(messages)
+    return (head, whole[len(head) :]) if whole.startswith(head) else ("", whole)
+
+
+def going_on(before: str, answer: str, after: str) -> str | None:
+    """Return what a chat's text has gained since the model's `answer` to the rendered `before`, by
+    the rendered `after`. None where the template writes what was there before in another way.
+    """
+    so_far = before + answer
+    return after[len(so_far) :] if after.startswith(so_far) else None
+
+
+def _text_of(path: Path) -> str:
+    place = place_of(path)
+    if place.stat().st_size > MOST_CHARACTERS:
+        raise InputError(f"{path} has more than 1 MB; copy it again")
+    try:
+        return place.read_text(encoding="utf-8")
+    except ValueError:
+        raise InputError(f"{path} is not UTF-8 text; copy it again") from None
+
+
+def _stated(path: Path, config: Any) -> str | None:
+    """Return the template in a `tokenizer_config.json`, of several the one named "default"."""
+    stated = config.get("chat_template") if isinstance(config, dict) else None
+    if isinstance(stated, list):
+        named = {one.get("name"): one.get("template") for one in stated if isinstance(one, dict)}
+        stated = named.get("default")
+    if stated is not None and not isinstance(stated, str):
+        raise InputError(f"{path} has chat_template {shown(stated)}; it must be text")
+    return stated
+
+
+def _token(config: Any, name: str) -> str:
+    stated = config.get(name) if isinstance(config, dict) else None
+    text = stated.get("content") if isinstance(stated, dict) else stated
+    return text if isinstance(text, str) else ""
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """Write JSON as `transformers` does for templates: without escapes for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: object) -> NoReturn:
+    raise InputError(str(message))
+
+
+def _today(form: str) -> str:
+    return datetime.datetime.now().strftime(form)

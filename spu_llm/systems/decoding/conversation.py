@@ -1,0 +1,210 @@
+"""Turns of one conversation in one session: the cache stays between them, so that a turn's forward
+has its own tokens alone.
+
+What comes between two turns is the client's to say: `announce_turn` opens how many rows the next
+one has, that there is none yet, or that there will be none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jax import Array
+
+from models.family import ModelConfig
+from spu_llm.compiler.secure_function import SecureFunction
+from spu_llm.core.errors import InputError, WireError
+from spu_llm.core.prg import Prg
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, Owner
+from spu_llm.runtime.session import Session
+from spu_llm.systems.decoding.client_side import ClientSide
+from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs, Retained
+from spu_llm.systems.decoding.generate import Completion, Report, answer, declare
+from spu_llm.systems.decoding.request import Request
+
+# How long a conversation is kept while nobody says anything, and how often the client says so.
+IDLE_S = 600.0
+STILL_S = 10.0
+_END, _STILL = -1, 0
+_SPARE_ROWS = 160  # as of a completion: rows of rejected drafts, before the block is packed again
+
+
+@dataclass(frozen=True)
+class ChatRequest(Request):
+    """What both parties know of a conversation before it starts: `prompt_tokens` are those of its
+    first turn, `max_new_tokens` those of each answer at most, and `conversation_tokens` those of
+    all turns and answers together.
+    """
+
+    conversation_tokens: int = field(kw_only=True)
+
+    @property
+    def told(self) -> str:
+        return (
+            "temperature, top-k, top-p and token limits; when turns come, how many tokens each "
+            "has, and the number of each answer's steps"
+        )
+
+    def live_rows(self, config: ModelConfig) -> int:
+        return min(self.conversation_tokens, self._room(config))
+
+    def limit(self, config: ModelConfig) -> int:
+        """Tokens of the first answer."""
+        return min(self.max_new_tokens, self.live_rows(config) - self.prompt_tokens)
+
+    def capacity(self, config: ModelConfig) -> int:
+        """As of a completion; a turn finds room in a block that was packed."""
+        live = self.live_rows(config)
+        if not self.hide_progress:
+            return live + self.step_rows
+        return min(self._most_written(config), 2 * live + _SPARE_ROWS)
+
+    def check(self, config: ModelConfig) -> None:
+        super().check(config)
+        if self.prompt_tokens >= self.live_rows(config):
+            raise InputError(
+                f"the first turn has {self.prompt_tokens} tokens, and the conversation may have "
+                f"{self.live_rows(config)}; shorten it"
+            )
+
+    def check_options(self) -> None:
+        super().check_options()
+        if self.candidates > 1 or self.show_progress:
+            raise InputError("a conversation has no --candidates and no --show-progress")
+
+    def _most_written(self, config: ModelConfig) -> int:
+        return self.live_rows(config) * self.step_rows
+
+
+@dataclass
+class Room:
+    """Tokens of a conversation, by what both parties know: as many as there may be at most."""
+
+    most: int
+    taken: int = 0
+
+    def limit(self, rows: int, asked: int) -> int:
+        """Return how many tokens the answer to a turn of so many rows may have; 0: no room."""
+        return max(0, min(asked, self.most - self.taken - rows))
+
+    def take(self, rows: int, report: Report, limit: int, step_rows: int) -> None:
+        """Count a turn and its answer."""
+        self.taken += rows + min(limit, 1 + report.steps * step_rows)
+
+
+def _announce_turn(rows: Array) -> Array:
+    return reveal(rows, to=Owner.PUBLIC, label="rows of the next turn")
+
+
+announce_turn = SecureFunction(_announce_turn, (Owner.CLIENT,), "announce turn")
+
+
+@dataclass
+class Turns:
+    """The client's turns. next_tokens(seconds): of the turn that comes within that time, [] if none
+    does, and None if there will be no other.
+    """
+
+    side: ClientSide
+    next_tokens: Callable[[float], list[int] | None]
+
+    def announced(self, steps: int, hidden: bool, room: int) -> list[int]:
+        """Return what the next announcement says, int32 [1], and have that turn begun."""
+        tokens = self.next_tokens(STILL_S)
+        if not tokens:
+            return [_END if tokens is None else _STILL]
+        rows = self.side.uncached(steps, hidden) + len(tokens)
+        if rows >= room:
+            return [_END]
+        self.side = self.side.next_turn(tokens)
+        return [rows]
+
+
+def converse(
+    session: Session,
+    completion: Completion,
+    decoder: Decoder,
+    client: Turns | None,
+    provider: Prg | None,
+    on_step: Callable[[Report], None] = lambda report: None,
+) -> Iterator[Report]:
+    """Answer turn after turn, a report each, until the client has no other; `client` and `provider`
+    are what each party alone has, as for `generate`. WireError for a client that does not keep to
+    what was agreed.
+    """
+    request, layout = completion.request, completion.layout
+    assert isinstance(request, ChatRequest)
+    hidden, count = request.hide_progress, request.step_rows
+    declare(session, completion)
+
+    def side() -> ClientSide | None:
+        return None if client is None else client.side
+
+    def put_in(count: int, work: Callable[..., Any]) -> Any:
+        given = layout.rows_in(count)
+        return session.private(CLIENT, work, given.shape, given.dtype, side())
+
+    def prefill(inputs: JudgeInputs, then: int | None) -> Judged:
+        prompt = put_in(request.prompt_tokens, ClientSide.prefill_input)
+        return decoder.prefill(prompt, inputs, then)
+
+    if hidden:
+        session.local(
+            CLIENT, ClientSide.keep_time, side(), request.draft_length, completion.limit
+        )
+    room, rows = Room(layout.live_rows), request.prompt_tokens
+    while True:
+        report, retained = answer(session, completion, decoder, side(), provider, prefill, on_step)
+        session.stop_beside()
+        room.take(rows, report, completion.limit, count)
+        if hidden:
+            retained = _retained(client, count)
+        yield report
+        rows = _next_rows(session, client, report.steps, hidden, room.most - room.taken)
+        if rows < 0:
+            return
+        limit = room.limit(rows, request.max_new_tokens)
+        if not limit:
+            raise WireError(f"the client's turn of {rows} rows does not fit the conversation")
+        completion = replace(completion, limit=limit)
+
+        def prefill(
+            inputs: JudgeInputs, then: int | None, rows: int = rows, retained: Retained = retained
+        ) -> Judged:
+            turn = session.private(
+                CLIENT, ClientSide.turn_input, *_of(layout.rows_in(rows)), side(), rows
+            )
+            return decoder.extend(turn, inputs, retained, then)
+
+
+def _of(given: Any) -> tuple[tuple[int, ...], Any]:
+    return given.shape, given.dtype
+
+
+def _retained(client: Turns | None, count: int) -> Retained:
+    """Which rows of the last step the client keeps, bool [1, count]."""
+    return None if client is None else client.side.retained(count)[None]
+
+
+def _next_rows(
+    session: Session, client: Turns | None, steps: int, hidden: bool, room: int
+) -> int:
+    """Wait for the client's next turn; its rows, or -1 for none. WireError when it has nothing to
+    say for too long.
+    """
+    began = time.monotonic()
+    while True:
+        said = session.private(CLIENT, Turns.announced, (1,), np.int32, client, steps, hidden, room)
+        heard = session.get(session.call(announce_turn, said))
+        assert heard is not None
+        if (rows := int(heard[0])) != _STILL:
+            if rows < _END:
+                raise WireError(f"the client announces a turn of {rows} rows")
+            return rows
+        if time.monotonic() - began > 2 * IDLE_S and client is None:
+            raise WireError("the client had nothing to say for too long")
