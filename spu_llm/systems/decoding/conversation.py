@@ -142,24 +142,26 @@ def converse(
     hidden, count = request.hide_progress, request.step_rows
     declare(session, completion)
 
-    def side() -> ClientSide | None:
-        return None if client is None else client.side
-
-    def put_in(count: int, work: Callable[..., Any]) -> Any:
-        given = layout.rows_in(count)
-        return session.private(CLIENT, work, given.shape, given.dtype, side())
-
     def prefill(inputs: JudgeInputs, then: int | None) -> Judged:
-        prompt = put_in(request.prompt_tokens, ClientSide.prefill_input)
-        return decoder.prefill(prompt, inputs, then)
+        return decoder.prefill(put_in(ClientSide.prefill_input), inputs, then)
+
+    def put_in(work: Callable[..., Any], *args: Any) -> Any:
+        given = layout.rows_in(rows)
+        return session.private(CLIENT, work, given.shape, given.dtype, _side(client), *args)
+
+    def extend(inputs: JudgeInputs, then: int | None) -> Judged:
+        return decoder.extend(put_in(ClientSide.turn_input, rows), inputs, retained, then)
 
     if hidden:
         session.local(
-            CLIENT, ClientSide.keep_time, side(), request.draft_length, completion.limit
+            CLIENT, ClientSide.keep_time, _side(client), request.draft_length, completion.limit
         )
-    room, rows = Room(layout.live_rows), request.prompt_tokens
+    room, rows, begin = Room(layout.live_rows), request.prompt_tokens, prefill
+    retained: Retained = None
     while True:
-        report, retained = answer(session, completion, decoder, side(), provider, prefill, on_step)
+        report, retained = answer(
+            session, completion, decoder, _side(client), provider, begin, on_step
+        )
         session.stop_beside()
         room.take(rows, report, completion.limit, count)
         if hidden:
@@ -171,19 +173,11 @@ def converse(
         limit = room.limit(rows, request.max_new_tokens)
         if not limit:
             raise WireError(f"the client's turn of {rows} rows does not fit the conversation")
-        completion = replace(completion, limit=limit)
-
-        def prefill(
-            inputs: JudgeInputs, then: int | None, rows: int = rows, retained: Retained = retained
-        ) -> Judged:
-            turn = session.private(
-                CLIENT, ClientSide.turn_input, *_of(layout.rows_in(rows)), side(), rows
-            )
-            return decoder.extend(turn, inputs, retained, then)
+        completion, begin = replace(completion, limit=limit), extend
 
 
-def _of(given: Any) -> tuple[tuple[int, ...], Any]:
-    return given.shape, given.dtype
+def _side(client: Turns | None) -> ClientSide | None:
+    return None if client is None else client.side
 
 
 def _retained(client: Turns | None, count: int) -> Retained:
