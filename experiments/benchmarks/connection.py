@@ -248,4 +248,5 @@ def _free_ports(count: int) -> Sequence[int]:
 def main() -> None:
     """A party of a direct run."""
     events = Events()
-    events.send("result", **run_task(Task.of_line(sys.stdin.readline()), events))
+    task = Task.of_line(sys.stdin.readline())
+    events.send("result", **run_task(task, events, lambda seconds: None))

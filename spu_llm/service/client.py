@@ -55,13 +55,15 @@ def run_as_client(
     jobs: int = 1,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
     look: Look = lambda: None,
+    hears: Callable[[Callable[..., None]], None] = lambda tell: None,
 ) -> tuple[Outcome, Manifest]:
     """Run `program` with the provider at `server`; the outcome and the agreed settings.
 
     `request` is told to the provider, `inputs` stay here. `tokenizer`: of the client, where the
     program has text. `reads`, `writes`: files and directories of its worker. `jobs`: cores that
     make material, if the provider gives as many. `wrap` may put a recorder around the connection.
-    `look` is called while the workers are at it.
+    `look` is called while the workers are at it. `hears` gets what says something to the worker
+    while it runs (`Worker.tell`).
     """
     assert (tokenizer is not None) == program.text
     if pool is not None:
@@ -90,6 +92,7 @@ def run_as_client(
             control.bye(str(exc), ok=False)
             raise
         task = agreeing.task_of("client", agreed, inputs, material)
+        hears(worker.tell)
         outcome = run_session(control, worker, task, lambda e: on_event(e, control.relay), look)
     finally:
         worker.stop()

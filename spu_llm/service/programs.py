@@ -14,6 +14,7 @@ from spu_llm.systems.program import Program
 
 SERVED = {
     "completion": "spu_llm.systems.decoding.records:COMPLETION",
+    "chat": "spu_llm.systems.decoding.records:CHAT",
     "preparation": "spu_llm.systems.decoding.records:PREPARATION",
     "private-text": "spu_llm.systems.dp_text.secure_records:SECRET_MODEL",
     "shared-text": "spu_llm.systems.dp_text.secure_records:SHARED_MODEL",

@@ -129,11 +129,18 @@ class Worker:
         return Apart(self._channel)
 
     def submit(self, task: Task) -> None:
+        self._write(task.line())
+
+    def tell(self, **said: Any) -> None:
+        """Say something to a program that hears; WorkerError when the worker has died."""
+        self._write(json.dumps(said).encode() + b"\n")
+
+    def _write(self, line: bytes) -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(task.line())
+            self._process.stdin.write(line)
             self._process.stdin.flush()
-        except OSError as exc:
+        except (OSError, ValueError) as exc:
             raise self.death() from exc
 
     def next_event(self, timeout_s: float) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
 """The worker process: SPU and the program of one party and one session.
 
 Started by a supervisor as `python -m spu_llm.service.worker START`, a `Start` in JSON. Reads one
-task (a JSON line) from standard input and writes events (JSON lines) to standard output; over a
+task (a JSON line) from standard input, and what its user says meanwhile, and writes events (JSON
+lines) to standard output; over a
 descriptor it hands over its connections (`spu_llm.net.worker_side`). It dies with its supervisor.
 """
 
@@ -11,6 +12,7 @@ import contextlib
 import ctypes
 import json
 import os
+import queue
 import signal
 import socket
 import sys
@@ -29,7 +31,7 @@ from spu_llm.net.stream_channel import Channels
 from spu_llm.net.worker_side import hand_over, leave_network
 from spu_llm.service.calls import confine_calls
 from spu_llm.service.confine import confine_files, drop_rights
-from spu_llm.systems.program import Job, Program, read
+from spu_llm.systems.program import Hear, Job, Program, read
 
 if TYPE_CHECKING:
     from spu_llm.runtime.party_session import PartySession
@@ -112,6 +114,29 @@ class Events:
         threading.Thread(target=beat, daemon=True).start()
 
 
+class Said:
+    """What the supervisor says after the task, JSON lines; once it says no more, this process ends,
+    since SPU cannot be interrupted otherwise.
+    """
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def next(self, timeout_s: float) -> dict[str, Any] | None:
+        """Return what is said next, or None when nothing is within that time."""
+        try:
+            said: dict[str, Any] = json.loads(self._lines.get(timeout=max(0.0, timeout_s)))
+        except queue.Empty:
+            return None
+        return said
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            self._lines.put(line)
+        os._exit(1)
+
+
 def main() -> None:
     """Run one task; exit code 0 also after a reported error (the event says which)."""
     apart = leave_network()  # before there is another thread
@@ -132,10 +157,10 @@ def main() -> None:
     line = sys.stdin.readline()
     if not line:
         return
-    _leave_when_stdin_closes()
+    said = Said()
     events.show_life()
     try:
-        events.send("result", **run_task(Task.of_line(line), events))
+        events.send("result", **run_task(Task.of_line(line), events, said.next))
     except SpuLlmError as exc:
         of_link = isinstance(exc, PeerError)  # perhaps only a symptom of how the peer ended
         events.send("error", message=str(exc), exit_code=exc.exit_code, of_link=of_link)
@@ -155,7 +180,7 @@ def preload(program: str) -> None:
     programs.find(program).load()
 
 
-def run_task(task: Task, events: Events) -> dict[str, Any]:
+def run_task(task: Task, events: Events, hear: Hear) -> dict[str, Any]:
     """Link up with the peer's worker and run the agreed program; returns its result."""
     from spu_llm.service import programs
     from spu_llm.service.agreeing import job_of
@@ -166,30 +191,37 @@ def run_task(task: Task, events: Events) -> dict[str, Any]:
     run = _run_plain if program.spu is None else _run_on_spu
     rank, timeout_s = ROLES.index(task.role), task.timeout_ms / 1000
     with Channels(rank, task.messages, timeout_s) as channels:
-        return run(program, job, task, events, channels)
+        return run(program, job, task, events, channels, hear)
 
 
 def _run_plain(
-    program: Program, job: Job[Any, Any], task: Task, events: Events, channels: Channels
+    program: Program, job: Job[Any, Any], task: Task, events: Events, channels: Channels, hear: Hear
 ) -> dict[str, Any]:
     from spu_llm.service.plain_session import PlainSession
 
     session = PlainSession(ROLES.index(task.role), channels.open(), task.agreed[SESSION])
     events.finished = lambda: session.finished
-    result = program.load()(session, job, events.send)
+    result = _run(program, session, job, events, hear)
     session.close()
     return result
 
 
+def _run(
+    program: Program, session: Any, job: Job[Any, Any], events: Events, hear: Hear
+) -> dict[str, Any]:
+    heard = [hear] if program.hears else []
+    return program.load()(session, job, events.send, *heard)
+
+
 def _run_on_spu(
-    program: Program, job: Job[Any, Any], task: Task, events: Events, channels: Channels
+    program: Program, job: Job[Any, Any], task: Task, events: Events, channels: Channels, hear: Hear
 ) -> dict[str, Any]:
     session = _spu_session(program, job, task, events, channels)
     try:
         events.send("stage", name="preparing")
         with session.meter.in_phase("offline"):
             session.warm_up()
-        result = program.load()(session, job, events.send)
+        result = _run(program, session, job, events, hear)
     except SpuLlmError:
         # What nobody has used yet serves the next session.
         with contextlib.suppress(PoolError):
@@ -254,17 +286,6 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-
-
-def _leave_when_stdin_closes() -> None:
-    """The supervisor closes our input to stop us; SPU cannot be interrupted otherwise."""
-
-    def watch() -> None:
-        while sys.stdin.read(1):
-            time.sleep(0.1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ Q = TypeVar("Q")  # a request
 C = TypeVar("C")  # the client's own inputs
 
 Send = Callable[..., None]  # send(event, **fields): an event for the supervisor
-Run = Callable[[Any, Any, Send], dict[str, Any]]
+# hear(seconds): what its user has said since, within that time; None: nothing.
+Hear = Callable[[float], Mapping[str, Any] | None]
+Run = Callable[..., dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ def served_whole(request: Any, held: Held, model: ModelConfig) -> None:
 @dataclass(frozen=True)
 class Program:
     """`module` has `run(session, job, send)`, which returns this party's result as JSON fields:
-    only workers import it.
+    only workers import it. hears: `run` has a fourth argument, `hear`, for what comes while it
+    runs.
 
     request, inputs: types of what the client asks for, and of what it puts in itself; fields of a
     request are scalars, or tuples of whole numbers or of words without commas. check: InputError
@@ -142,6 +145,7 @@ class Program:
     needs_pool: bool = False
     keeps_hints: bool = True
     spu: SpuConfig | None = SpuConfig()
+    hears: bool = False
     admit: Callable[[Any, Held, ModelConfig], None] = served_whole
 
     def load(self) -> Run:

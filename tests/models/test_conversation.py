@@ -23,8 +23,9 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding import request as requests
+from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.client_side import ClientSide
-from spu_llm.systems.decoding.conversation import ChatRequest, Room, Turns, converse
+from spu_llm.systems.decoding.conversation import Room, Turns, converse
 from spu_llm.systems.decoding.generate import Completion, Report
 from spu_llm.systems.decoding.secure_model import share_weights
 from tests.tiny import PRIVATE, save_tokenizer, tiny_params

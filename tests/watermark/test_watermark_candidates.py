@@ -455,7 +455,7 @@ def test_seeds_are_told_before_their_text(pair: Pair) -> None:
     inputs = ClientInputs(list(PROMPT), str(pair.public), [], 1, 1, mark)
     events: list[tuple[str, dict[str, Any]]] = []
     plan = asked(12, 2, 4)
-    side = completion._client_side(inputs, plan, lambda event, **f: events.append((event, f)))
+    side = completion.client_side_of(inputs, plan, lambda event, **f: events.append((event, f)))
     branching = side.branching
     assert isinstance(branching, Candidates)
     chooser = branching.chooser
@@ -479,4 +479,4 @@ def test_seeds_are_told_before_their_text(pair: Pair) -> None:
     ):  # fmt: skip
         given = ClientInputs(list(PROMPT), str(pair.public), mark=of)
         with pytest.raises(InputError, match=words):
-            completion._client_side(given, wrong, lambda event, **fields: None)
+            completion.client_side_of(given, wrong, lambda event, **fields: None)

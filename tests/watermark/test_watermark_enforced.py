@@ -47,7 +47,7 @@ def session_of(plan: Completion) -> Session:
 
 def noise_of(number: int) -> Prg:
     """As a worker has it."""
-    return program._provider_stream(Held("model", noise=key_of(number).of_session(NONCE).hex()))
+    return program.provider_stream(Held("model", noise=key_of(number).of_session(NONCE).hex()))
 
 
 def side_of(tokenizer: Tokenizer, plan: Completion, seed: int = 8) -> ClientSide:

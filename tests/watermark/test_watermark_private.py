@@ -266,7 +266,7 @@ def test_contexts_are_told_before_their_text(pair: Pair) -> None:
     """As the worker makes its side of its inputs; text of several tokens a step."""
     events: list[tuple[str, dict[str, Any]]] = []
     plan, inputs = asked(12, 3), ClientInputs(list(PROMPT), str(pair.public), mark=mark_of(4))
-    side = completion._client_side(inputs, plan, lambda event, **f: events.append((event, f)))
+    side = completion.client_side_of(inputs, plan, lambda event, **f: events.append((event, f)))
     in_the_clear(side, plan)
     told: set[bytes] = set()
     shown, decode, noise = "", side.tokenizer.decode, noise_of(4, History())
@@ -281,4 +281,4 @@ def test_contexts_are_told_before_their_text(pair: Pair) -> None:
     assert shown == side.text and events[0][0] == USED and len(told) >= 12
     plain = replace(plan, judge=replace(plan.verifier, noise=False))  # type: ignore[type-var]
     with pytest.raises(InputError, match="--verify race"):
-        completion._client_side(inputs, plain, lambda event, **fields: None)
+        completion.client_side_of(inputs, plain, lambda event, **fields: None)

@@ -45,7 +45,7 @@ PHASES = ("offline", "prefill", "decode")
 
 def run(session: PartySession, job: Job[Request, ClientInputs], send: Send) -> dict[str, Any]:
     """Prepare, prefill and decode; the client's result also has the text."""
-    return complete(session, job, send, _client_side)
+    return complete(session, job, send, client_side_of)
 
 
 def complete(
@@ -63,7 +63,7 @@ def complete(
         decoder = completion.decoder(session, weights, text)
         completion.prepare(session, decoder)
     client = client_side(job.client, completion, send) if session.rank == CLIENT else None
-    provider = _provider_stream(job.provider) if client is None else None
+    provider = provider_stream(job.provider) if client is None else None
 
     def on_step(report: Report) -> None:
         send("step", steps=report.steps, accepted=report.accepted, drafted=report.drafted)
@@ -111,8 +111,8 @@ def held_text(session: PartySession, completion: Completion, job: Job[Any, Any])
     return completion.text(session, () if provider is None else provider.system_prompt)
 
 
-def _provider_stream(held: Held) -> Prg:
-    """What it draws from: joint randomness, or a marked text's noise from its beginning."""
+def provider_stream(held: Held) -> Prg:
+    """What the provider draws from: joint randomness, or a marked text's noise from its start."""
     if held.noise is not None:
         return Prg(bytes.fromhex(held.noise))
     return stream("joint randomness", held.sampling_seed)
@@ -123,7 +123,8 @@ def stream(label: str, seed: int | None) -> Prg:
     return Prg.from_os() if seed is None else Prg.from_seed(seed, label)
 
 
-def _client_side(inputs: ClientInputs, completion: Completion, send: Send) -> ClientSide:
+def client_side_of(inputs: ClientInputs, completion: Completion, send: Send) -> ClientSide:
+    """The client's half of a completion by its own model and mark."""
     streams = streams_of(inputs.draft_seed, inputs.sampling_seed)
     tokenizer = Tokenizer.load(Path(inputs.draft_dir))
     rule, branching = _marked(inputs, completion, tokenizer, streams, send)

@@ -9,76 +9,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jax import Array
 
-from models.family import ModelConfig
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.errors import InputError, WireError
+from spu_llm.core.errors import WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.session import Session
+from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs, Retained
 from spu_llm.systems.decoding.generate import Completion, Report, answer, declare
-from spu_llm.systems.decoding.request import Request
 
 # How long a conversation is kept while nobody says anything, and how often the client says so.
 IDLE_S = 600.0
 STILL_S = 10.0
 _END, _STILL = -1, 0
-_SPARE_ROWS = 160  # as of a completion: rows of rejected drafts, before the block is packed again
-
-
-@dataclass(frozen=True)
-class ChatRequest(Request):
-    """What both parties know of a conversation before it starts: `prompt_tokens` are those of its
-    first turn, `max_new_tokens` those of each answer at most, and `conversation_tokens` those of
-    all turns and answers together.
-    """
-
-    conversation_tokens: int = field(kw_only=True)
-
-    @property
-    def told(self) -> str:
-        return (
-            "temperature, top-k, top-p and token limits; when turns come, how many tokens each "
-            "has, and the number of each answer's steps"
-        )
-
-    def live_rows(self, config: ModelConfig) -> int:
-        return min(self.conversation_tokens, self._room(config))
-
-    def limit(self, config: ModelConfig) -> int:
-        """Tokens of the first answer."""
-        return min(self.max_new_tokens, self.live_rows(config) - self.prompt_tokens)
-
-    def capacity(self, config: ModelConfig) -> int:
-        """As of a completion; a turn finds room in a block that was packed."""
-        live = self.live_rows(config)
-        if not self.hide_progress:
-            return live + self.step_rows
-        return min(self._most_written(config), 2 * live + _SPARE_ROWS)
-
-    def check(self, config: ModelConfig) -> None:
-        super().check(config)
-        if self.prompt_tokens >= self.live_rows(config):
-            raise InputError(
-                f"the first turn has {self.prompt_tokens} tokens, and the conversation may have "
-                f"{self.live_rows(config)}; shorten it"
-            )
-
-    def check_options(self) -> None:
-        super().check_options()
-        if self.candidates > 1 or self.show_progress:
-            raise InputError("a conversation has no --candidates and no --show-progress")
-
-    def _most_written(self, config: ModelConfig) -> int:
-        return self.live_rows(config) * self.step_rows
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The programs of this folder, as supervisors know them: `completion` and `preparation`."""
+"""The programs of this folder, as supervisors know them: `completion`, `preparation`, `chat`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from models.family import ModelConfig
 from protocols.verification.marked import Marked
 from spu_llm.core.errors import InputError
+from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.request import Course, Request
 from spu_llm.systems.program import Held, Program, served_whole
 
@@ -96,4 +97,8 @@ COMPLETION = Program(
 PREPARATION = Program(
     "preparation", "spu_llm.systems.decoding.preparation", PrepareRequest,
     check=PrepareRequest.check, needs_pool=True, admit=admit,
+)  # fmt: skip
+CHAT = Program(
+    "chat", "spu_llm.systems.decoding.chat", ChatRequest, ClientInputs, ChatRequest.check,
+    admit=admit, hears=True,
 )  # fmt: skip

@@ -59,7 +59,7 @@ class Peer:
         return data
 
 
-def run_task(task: Any, events: Any) -> dict[str, Any]:
+def run_task(task: Any, events: Any, hear: Any) -> dict[str, Any]:
     """In place of `worker.run_task`."""
     events.send("stage", name="connecting")
     role = task.role

@@ -1,0 +1,113 @@
+"""The program behind `chat`: a conversation, this party's side.
+
+The client's user says `turn` (token ids), `stop` (the answer that is being written) and `end`; the
+worker says `answer` after each.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from spu_llm.core.meter import Entry
+from spu_llm.core.values import CLIENT
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.systems.decoding.chat_request import ChatRequest
+from spu_llm.systems.decoding.client_side import ClientSide
+from spu_llm.systems.decoding.completion import (
+    PHASES,
+    client_side_of,
+    held_text,
+    held_weights,
+    provider_stream,
+)
+from spu_llm.systems.decoding.conversation import IDLE_S, Turns, converse
+from spu_llm.systems.decoding.generate import Completion, Report
+from spu_llm.systems.decoding.records import ClientInputs
+from spu_llm.systems.program import Hear, Job, Send
+
+
+class User:
+    """Who the client's worker hears."""
+
+    def __init__(self, hear: Hear) -> None:
+        self._hear = hear
+        self._turns: list[list[int]] = []
+        self._ended = self._stopped = False
+        self._silent_since = time.monotonic()
+
+    def interrupted(self) -> bool:
+        """Whether the answer that is being written is to end."""
+        while self._listen(0.0):
+            pass
+        stopped, self._stopped = self._stopped, False
+        return stopped or self._ended
+
+    def next_tokens(self, seconds: float) -> list[int] | None:
+        """See `Turns`. There will be none, either, once nothing was said for IDLE_S."""
+        if not self._turns and not self._ended:
+            self._listen(seconds)
+        if self._turns:
+            self._stopped = False
+            return self._turns.pop(0)
+        return None if self._ended or time.monotonic() - self._silent_since > IDLE_S else []
+
+    def answered(self) -> None:
+        """An answer has ended: from here on its user is waited for."""
+        self._silent_since = time.monotonic()
+
+    def _listen(self, seconds: float) -> bool:
+        said = self._hear(seconds)
+        if said is None:
+            return False
+        self._turns += [said["turn"]] if "turn" in said else []
+        self._stopped |= "stop" in said
+        self._ended |= "end" in said
+        return True
+
+
+def run(
+    session: PartySession, job: Job[ChatRequest, ClientInputs], send: Send, hear: Hear
+) -> dict[str, Any]:
+    """Prepare, then answer turn after turn; at the client an `answer` event for each."""
+    config = job.model
+    completion = Completion.of(config, job.request, job.before)
+    with session.meter.in_phase("offline"):
+        text = held_text(session, completion, job)
+        decoder = completion.decoder(session, held_weights(session, config, job), text)
+    user = User(hear)
+    turns = None
+    if session.rank == CLIENT:
+        side = client_side_of(job.client, completion, send)
+        side.interrupted = user.interrupted
+        turns = Turns(side, user.next_tokens)
+    provider = None if turns is not None else provider_stream(job.provider)
+
+    def on_step(report: Report) -> None:
+        send("step", steps=report.steps, accepted=report.accepted, drafted=report.drafted)
+
+    send("stage", name=f"prefilling {job.request.prompt_tokens} tokens")
+    told = 0  # of the meter's entries
+    for report in converse(session, completion, decoder, turns, provider, on_step):
+        entries = session.meter.entries[told:]
+        told = len(session.meter.entries)
+        if turns is not None:
+            send("answer", **_answer(turns.side, report, entries))
+            user.answered()
+    return {
+        "seconds": session.meter.seconds,
+        "traffic": {phase: asdict(session.meter.traffic(phase)) for phase in PHASES},
+        "learned": session.ledger.learned(),
+    }
+
+
+def _answer(side: ClientSide, report: Report, entries: list[Entry]) -> dict[str, Any]:
+    """What the client's user gets of an answer: the text, and what it took since the one before."""
+    own = [entry for entry in entries if not entry.beside]
+    return {
+        "text": side.text,
+        "token_ids": side.tokens,
+        "report": asdict(report),
+        "seconds": {p: sum((e.seconds for e in own if e.phase == p), 0.0) for p in PHASES},
+    }
