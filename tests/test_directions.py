@@ -20,7 +20,7 @@ SYSTEM = [*PARTY, *PROTOCOLS, "protocols.dp", "models"]
 OF_SYSTEMS = ["decoding", "confidential", "dp_text", "split", "watermark"]
 SYSTEMS = [f"spu_llm.systems.{name}" for name in OF_SYSTEMS]
 SERVICE = [*SYSTEM, "protocols", "spu_llm.net", "spu_llm.systems", *SYSTEMS]
-APP = [*SERVICE, "spu_llm.service", "models.training"]
+APP = [*SERVICE, "spu_llm.service", "models.training", "models.importing"]
 STUDY = [*APP, "spu_llm.app", "experiments.common"]
 ALLOWED: dict[str, list[str]] = {
     "spu_llm.core": [],
@@ -37,6 +37,7 @@ ALLOWED: dict[str, list[str]] = {
     "protocols.dp": [*CORE, *PROTOCOLS],
     "models": [*CORE, *PROTOCOLS],
     "models.training": [*CORE, *PROTOCOLS, "models"],
+    "models.importing": [*CORE, "models"],
     "spu_llm.systems": SYSTEM,
     "spu_llm.systems.decoding": [*SYSTEM, "spu_llm.systems", "spu_llm.systems.watermark"],
     "spu_llm.systems.confidential": [*SYSTEM, "spu_llm.systems"],

@@ -1,0 +1,141 @@
+"""Chat templates: what they render, what is public of it, and hostile ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from transformers.utils import chat_template_utils
+
+from models import chat
+from models.chat import Message, Template, cut, going_on
+from spu_llm.core.errors import InputError
+from spu_llm.service import rendering
+from spu_llm.service.rendering import render_apart
+
+# As small chat models have it: a system message of its own where there is none.
+CHATML = (
+    "{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nBe brief<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+HELLO = Message("user", "Hello, é")
+HEAD = "<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\n"
+REST = "Hello, é<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_chat_is_rendered_here_as_apart() -> None:
+    template = Template(CHATML)
+    assert template.render([HELLO]) == HEAD + REST == render_apart(template, [HELLO])
+
+
+def test_as_transformers_renders() -> None:
+    chat_of = [Message("system", "Only JSON"), HELLO, Message("assistant", "Hi"), HELLO]
+    source = CHATML + "{{ messages | tojson }}{{ bos_token }}{% if messages %} {%- endif %}\n {# #}"
+    compiled = chat_template_utils._compile_jinja_template(source)
+    messages = [{"role": m.role, "content": m.content} for m in chat_of]
+    expected = compiled.render(messages=messages, bos_token="<s>", add_generation_prompt=True)
+    assert Template(source, bos_token="<s>").render(chat_of) == expected
+
+
+def test_the_head_is_public_up_to_the_first_word_of_the_client() -> None:
+    render = Template(CHATML).render
+    assert cut(render, [HELLO]) == (HEAD, REST)
+    head, rest = cut(render, [Message("system", "My secret"), HELLO])
+    assert head == "<|im_start|>system\n" and rest.startswith("My secret<|im_end|>")
+
+
+def test_a_head_that_follows_from_secret_words_is_none() -> None:
+    source = "{% if 'Hello' in messages[0]['content'] %}greeting {% endif %}>"
+    render = Template(source + "{{ messages[0]['content'] }}").render
+    assert cut(render, [HELLO]) == ("", "greeting >Hello, é")
+    assert cut(render, [Message("user", "Bye")]) == (">", "Bye")
+
+
+def test_a_later_turn_adds_to_what_is_there() -> None:
+    render = Template(CHATML).render
+    before, answered = render([HELLO]), [HELLO, Message("assistant", "Hi"), Message("user", "Bye")]
+    added = "<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
+    assert going_on(before, "Hi", render(answered)) == added
+    forgetful = Template("{{ messages[-1]['content'] }}").render
+    assert going_on(forgetful([HELLO]), "Hi", forgetful(answered)) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "source"),
+    [
+        ({"tokenizer_config.json": {"chat_template": "A", "bos_token": {"content": "<s>"}}}, "A"),
+        (
+            {"tokenizer_config.json": {
+                "chat_template": [{"name": "tool", "template": "T"},
+                                  {"name": "default", "template": "A"}]}},
+            "A",
+        ),
+        ({"tokenizer_config.json": {"chat_template": "B"}, "chat_template.jinja": "A"}, "A"),
+    ],
+)  # fmt: skip
+def test_where_a_template_lies(tmp_path: Path, files: dict[str, object], source: str) -> None:
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / name).write_text(text)
+    assert Template.load(tmp_path).source == source
+
+
+def test_directories_without_one_that_can_be_used(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no chat template"):
+        Template.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": 3}')
+    with pytest.raises(InputError, match="chat_template 3; it must be text"):
+        Template.load(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(InputError, match="not UTF-8"):
+        Template.load(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("x" * (chat.MOST_CHARACTERS + 1))
+    with pytest.raises(InputError, match="more than 1 MB"):
+        Template.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ open('/etc/passwd').read() }}", "'open' is undefined"),
+        ("{% for x", "unexpected end"),
+        ("{{ raise_exception('no system message') }}", "no system message"),
+        ("{{ 'a' * 10 ** 7 }}", "more than 1 MB"),
+        ("{{ 'a' * 10 ** 11 }}", "refuses this chat"),
+        ("{{ messages.append(1) }}", "unsafe"),
+    ],
+)
+def test_hostile_templates_end_in_one_line(source: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as refused:
+        render_apart(Template(source), [HELLO])
+    assert "\n" not in str(refused.value)
+
+
+def test_a_template_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "RENDER_S", 1.0)
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}"
+    began = time.monotonic()
+    with pytest.raises(InputError, match="was not done within 1 s"):
+        render_apart(Template(endless), [HELLO])
+    assert time.monotonic() - began < 30
+
+
+def test_a_template_sees_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if it got out of the sandbox: here it is let out."""
+    escape = (
+        "import models.chat; models.chat.Template.render = lambda self, messages: "
+        "open('/etc/hostname').read(); import spu_llm.service.rendering as r; r.main()"
+    )
+    given = json.dumps({"template": {"source": ""}, "messages": []})
+    done = subprocess.run(
+        [sys.executable, "-c", escape], input=given, capture_output=True, text=True, timeout=60
+    )
+    assert "PermissionError" in done.stderr and not done.stdout
