@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from models.importing.gguf_file import GgufFile
-from models.importing.gguf_values import stored
+from models.importing.gguf_values import stored, values
 from models.importing.safetensors_file import Stored
+from models.rope import Rope
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
 
@@ -41,6 +42,11 @@ _IN_BLOCKS = {
     "ffn_up.weight": _Tensor("mlp.up_proj.weight", "id"),
     "ffn_down.weight": _Tensor("mlp.down_proj.weight", "di"),
 }
+_BIASES = {
+    "attn_q.bias": _Tensor("self_attn.q_proj.bias", "q"),
+    "attn_k.bias": _Tensor("self_attn.k_proj.bias", "k"),
+    "attn_v.bias": _Tensor("self_attn.v_proj.bias", "k"),
+}
 
 
 def _sides(config: Mapping[str, Any]) -> dict[str, int]:
@@ -57,14 +63,21 @@ def _sides(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 class _Architecture(NamedTuple):
-    """`turned`: rows of queries and keys lie as llama.cpp turns them, neighbours in pairs."""
+    """turned: rows of queries and keys lie as llama.cpp turns them, neighbours in pairs. biases: of
+    queries, keys and values.
+    """
 
     model_type: str
     class_name: str
     turned: bool
+    biases: bool
 
 
-_ARCHITECTURES = {"llama": _Architecture("llama", "LlamaForCausalLM", True)}
+# Mistral's models are "llama", too.
+_ARCHITECTURES = {
+    "llama": _Architecture("llama", "LlamaForCausalLM", turned=True, biases=False),
+    "qwen2": _Architecture("qwen2", "Qwen2ForCausalLM", turned=False, biases=True),
+}
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -87,6 +100,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     embedding = file.tensors.get(_EMBEDDING)
     if embedding is None or len(embedding.shape) != 2:
         raise InputError(f"{file.path} has no matrix {_EMBEDDING}; copy it again")
+    turned = _rope(reader, head_dim)
     return {
         "architectures": [kind.class_name],
         "model_type": kind.model_type,
@@ -99,8 +113,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "num_key_value_heads": reader.size("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "rms_norm_eps": reader.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": reader.number("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(reader),
+        "rope_theta": turned.theta,
+        "rope_scaling": turned.describe(),
         "tie_word_embeddings": _HEAD not in file.tensors,
         "hidden_act": "silu",
         "torch_dtype": _TORCH_TYPES[stored(file, embedding, "").dtype],
@@ -116,7 +130,7 @@ def tensors_of(file: GgufFile, config: Mapping[str, Any]) -> list[Stored]:
     if config["tie_word_embeddings"]:
         del names[_HEAD]
     for i in range(config["num_hidden_layers"]):
-        for name, tensor in _IN_BLOCKS.items():
+        for name, tensor in (_IN_BLOCKS | (_BIASES if kind.biases else {})).items():
             names[f"blk.{i}.{name}"] = tensor._replace(name=f"model.layers.{i}.{tensor.name}")
     for name in file.tensors:
         if name not in names and name != _ROPE:
@@ -144,8 +158,9 @@ def tensors_of(file: GgufFile, config: Mapping[str, Any]) -> list[Stored]:
 
 def _architecture(file: GgufFile) -> _Architecture:
     name = file.fields.get("general.architecture")
-    kind = _ARCHITECTURES.get(name) if isinstance(name, str) else None
-    if kind is None:
+    if not isinstance(name, str):
+        raise InputError(f"{file.path} names no general.architecture; give a model's file")
+    if (kind := _ARCHITECTURES.get(name)) is None:
         raise InputError(
             f"{file.path} is of the architecture {shown(name)}; only "
             f"{' and '.join(_ARCHITECTURES)} are supported"
@@ -166,13 +181,44 @@ def _halves(head_dim: int) -> Callable[[np.ndarray], np.ndarray]:
     return order
 
 
-def _rope_scaling(reader: _Fields) -> dict[str, Any] | None:
-    kind = reader.file.fields.get(f"{reader.prefix}.rope.scaling.type", "none")
-    if kind != "none":
-        raise reader.fault("rope.scaling.type", "is not supported")
-    if _ROPE in reader.file.tensors:
-        raise InputError(f"{reader.file.path}: tensor {_ROPE} is not supported")
-    return None
+def _rope(reader: _Fields, head_dim: int) -> Rope:
+    """Return how positions turn queries and keys. InputError where that is not known."""
+    plain = Rope(reader.number("rope.freq_base", 10000.0))
+    kind = reader.text("rope.scaling.type", "none")
+    if kind == "linear":
+        plain = plain._replace(kind="linear", factor=reader.number("rope.scaling.factor"))
+    elif kind != "none":
+        raise reader.fault("rope.scaling.type", "is not supported, only linear")
+    elif reader.number("rope.scale_linear", 1.0) != 1:  # what older files call it
+        plain = plain._replace(kind="linear", factor=reader.number("rope.scale_linear"))
+    place = reader.file.tensors.get(_ROPE)
+    if place is None:
+        return plain
+    if place.shape != (head_dim // 2,):
+        raise InputError(
+            f"{reader.file.path} has tensor {_ROPE} of shape {list(place.shape)}, expected "
+            f"{[head_dim // 2]} from its fields; copy it again"
+        )
+    # LLaMA 3.1 and 3.2 differ in the factor alone.
+    divisors = values(reader.file, place)
+    scaled = Rope(plain.theta, "llama3", float(divisors.max()))
+    if plain.kind != "default" or not _divides(scaled, divisors):
+        raise InputError(
+            f"{reader.file.path}: tensor {_ROPE} scales rotary positions in another way than LLaMA "
+            "3.1 and 3.2 do, which is not supported; use a file of a supported model"
+        )
+    return scaled
+
+
+def _divides(rope: Rope, divisors: np.ndarray) -> bool:
+    """Tell whether these positions are plain ones with frequencies [head_dim / 2] divided so."""
+    try:
+        rope.check()
+    except ValueError:
+        return False
+    size = 2 * len(divisors)
+    found = Rope(rope.theta).frequencies(size) / rope.frequencies(size)
+    return np.allclose(divisors, found, rtol=1e-4)
 
 
 class _Fields:
@@ -186,6 +232,13 @@ class _Fields:
         found = self._of(name, default)
         if type(found) is not int or not 0 <= found <= 1 << 30 or (default != 0 and not found):
             raise self.fault(name, "is no size")
+        return found
+
+    def text(self, name: str, default: str) -> str:
+        """Return a word; InputError when it is none."""
+        found = self._of(name, default)
+        if not isinstance(found, str):
+            raise self.fault(name, "is no text")
         return found
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,11 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
 
 # Types of tokens (`tokenizer.ggml.token_type`).
-_UNKNOWN, _CONTROL, _USER, _UNUSED = 2, 3, 4, 5
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED = 1, 2, 3, 4, 5
 # Control tokens that end an answer, whatever else the file names.
 _ENDS = ("<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
+_MOST_TOKENS = 1_000_000
+_LONGEST_TOKEN = 1024  # characters
 _SPACE = "\u2581"  # what stands for a space in tokens of SentencePiece
 
 
@@ -87,14 +90,14 @@ def tokenizer_of(file: GgufFile) -> TokenizerFiles:
 def _tokens(fields: _Fields) -> tuple[list[str], list[int]]:
     """Return the tokens with their types, without those at the end that fill up the embedding."""
     tokens = fields.texts("tokens")
-    if not tokens:
-        raise fields.fault("tokens", "is empty")
+    if not 0 < len(tokens) <= _MOST_TOKENS:
+        raise fields.fault("tokens", f"has {len(tokens)} tokens")
     types = fields.numbers("token_type", len(tokens), np.ones(len(tokens), np.int32))
     count = len(tokens)
     while count > 1 and types[count - 1] == _UNUSED:
         count -= 1
-    if len(set(tokens[:count])) != count:
-        twice = next(t for i, t in enumerate(tokens) if t in tokens[:i])
+    twice = next((t for t, found in Counter(tokens[:count]).items() if found > 1), None)
+    if twice is not None:
         raise fields.fault("tokens", f"has {shown(twice)} twice")
     return tokens[:count], types[:count].tolist()
 
@@ -131,8 +134,54 @@ def _byte_level(fields: _Fields, tokens: Sequence[str]) -> tuple[dict[str, Any],
 def _sentencepiece(
     fields: _Fields, tokens: Sequence[str], types: Sequence[int]
 ) -> tuple[dict[str, Any], bool]:
-    """Return the parts of a tokenizer of SentencePiece's kind, as LLaMA has it."""
-    raise fields.fault("model", "is not supported")
+    """Return the parts of a tokenizer of SentencePiece's kind, as LLaMA has it; texts begin with
+    BOS.
+    """
+    unknown = fields.token("unknown", tokens)
+    if unknown is None:
+        raise fields.fault("unknown_token_id", "is missing")
+    for name in ("remove_extra_whitespaces", "precompiled_charsmap"):
+        if fields.has(name):
+            raise fields.fault(name, "changes texts in a way that is not supported")
+    scores = fields.numbers("scores", len(fields.texts("tokens")))[: len(tokens)].tolist()
+    normal = {t: i for i, t in enumerate(tokens) if types[i] == _NORMAL}
+    starts = fields.flag("add_space_prefix", True)
+    to_space = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    prefixed = [{"type": "Prepend", "prepend": _SPACE}, to_space]
+    from_space = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+    decoders: list[dict[str, Any]] = [from_space, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    if starts:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    parts = {
+        "normalizer": {"type": "Sequence", "normalizers": prefixed if starts else [to_space]},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": _bpe(
+            tokens, _merges(fields, normal, scores), unk_token=tokens[unknown], fuse_unk=True,
+            byte_fallback=True,
+        ),
+    }  # fmt: skip
+    return parts, True
+
+
+def _merges(fields: _Fields, normal: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
+    """Return all pairs of tokens that make a token, the best-scored first, as `generate_merges` of
+    transformers orders them.
+    """
+    found = []
+    for token, number in normal.items():
+        if len(token) > _LONGEST_TOKEN:
+            raise fields.fault("tokens", f"has one of {len(token)} characters")
+        pairs = (
+            (token[:i], token[i:])
+            for i in range(1, len(token))
+            if token[:i] in normal and token[i:] in normal
+        )
+        ordered = sorted(pairs, key=lambda pair: (normal[pair[0]], normal[pair[1]]))
+        found += [(scores[number], left, right) for left, right in ordered]
+    found.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
+    return [[left, right] for _, left, right in found]
 
 
 def _bpe(tokens: Sequence[str], merges: list[list[str]], **more: Any) -> dict[str, Any]:
@@ -168,6 +217,11 @@ class _Fields:
     def _of(self, name: str) -> Any:
         return self._file.fields.get(f"tokenizer.ggml.{name}")
 
+    def has(self, name: str) -> bool:
+        """Tell whether a field says anything."""
+        found = self._of(name)
+        return found is not None and found is not False
+
     def text(self, name: str) -> str:
         found = self._of(name)
         if not isinstance(found, str):
@@ -188,7 +242,7 @@ class _Fields:
 
     def numbers(self, name: str, count: int, default: np.ndarray | None = None) -> np.ndarray:
         found = default if self._of(name) is None else self._of(name)
-        if not isinstance(found, np.ndarray) or len(found) != count:
+        if not isinstance(found, np.ndarray) or len(found) != count or not np.isfinite(found).all():
             raise self.fault(name, f"has not {count} numbers, one for each token")
         return found
 

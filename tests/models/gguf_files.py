@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -27,6 +28,7 @@ def turned(rows: np.ndarray, heads: int) -> np.ndarray:
 
 def tensors(config: LlamaConfig, params: Params) -> dict[str, np.ndarray]:
     """The tensors as llama.cpp's converter names and orders them."""
+    pairs = turned if config.family == "llama" else lambda rows, heads: rows
     found = {
         "token_embd.weight": params["embed"],
         "output_norm.weight": params["norm"],
@@ -36,8 +38,8 @@ def tensors(config: LlamaConfig, params: Params) -> dict[str, np.ndarray]:
     for i, block in enumerate(params["blocks"]):
         found |= {
             f"blk.{i}.attn_norm.weight": block["ln_1"],
-            f"blk.{i}.attn_q.weight": turned(block["q"].T, config.num_attention_heads),
-            f"blk.{i}.attn_k.weight": turned(block["k"].T, config.num_key_value_heads),
+            f"blk.{i}.attn_q.weight": pairs(block["q"].T, config.num_attention_heads),
+            f"blk.{i}.attn_k.weight": pairs(block["k"].T, config.num_key_value_heads),
             f"blk.{i}.attn_v.weight": block["v"].T,
             f"blk.{i}.attn_output.weight": block["o"].T,
             f"blk.{i}.ffn_norm.weight": block["ln_2"],
@@ -45,23 +47,34 @@ def tensors(config: LlamaConfig, params: Params) -> dict[str, np.ndarray]:
             f"blk.{i}.ffn_up.weight": block["up"].T,
             f"blk.{i}.ffn_down.weight": block["down"].T,
         }
+        for name in "qkv":
+            if f"{name}_bias" in block:
+                found[f"blk.{i}.attn_{name}.bias"] = block[f"{name}_bias"]
     return {name: np.ascontiguousarray(values) for name, values in found.items()}
+
+
+class Raw(NamedTuple):
+    """A tensor's bytes [rows, bytes of a row] of a quantised type."""
+
+    kind: GGMLQuantizationType
+    data: np.ndarray
 
 
 def write_gguf(
     path: Path,
     config: LlamaConfig,
-    named: dict[str, np.ndarray],
-    tokenizer: Path,
+    named: Mapping[str, np.ndarray | Raw],
+    tokenizer: Path | Mapping[str, Any],
     *,
     pre: str = "gpt-2",
     kind: GGMLQuantizationType = F32,
     **fields: Any,
 ) -> None:
-    """Write a model with the byte-level tokenizer of a directory; matrices as `kind`. `fields` of
-    the architecture stand beside or for those of the configuration, None leaves one out.
+    """Write a model with the byte-level tokenizer of a directory, or these fields of one; matrices
+    as `kind`. `fields` of the architecture stand beside or for those of the configuration, None
+    leaves one out.
     """
-    arch = "llama"
+    arch = config.family
     writer = gguf.GGUFWriter(path, arch)
     own = {
         "block_count": config.num_hidden_layers,
@@ -75,16 +88,15 @@ def write_gguf(
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": config.rope_theta,
     }
+    of_tokenizer = byte_level(tokenizer, pre) if isinstance(tokenizer, Path) else tokenizer
     for name, value in (own | fields).items():
-        if isinstance(value, str):
-            writer.add_string(f"{arch}.{name}", value)
-        elif isinstance(value, float):
-            writer.add_float32(f"{arch}.{name}", value)
-        elif value is not None:
-            writer.add_uint32(f"{arch}.{name}", value)
-    add_byte_level(writer, tokenizer, pre)
+        _add(writer, f"{arch}.{name}", value)
+    for name, value in of_tokenizer.items():
+        _add(writer, name if "." in name else f"tokenizer.ggml.{name}", value)
     for name, values in named.items():
-        if values.ndim == 2 and kind != F32:
+        if isinstance(values, Raw):
+            writer.add_tensor(name, values.data, raw_dtype=values.kind)
+        elif values.ndim == 2 and kind != F32:
             writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, np.asarray(values, np.float32))
@@ -94,8 +106,17 @@ def write_gguf(
     writer.close()
 
 
-def add_byte_level(writer: gguf.GGUFWriter, directory: Path, pre: str) -> None:
-    """Add the tokenizer of a directory as llama.cpp's converter does."""
+def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
+    kinds = {
+        str: writer.add_string, float: writer.add_float32, bool: writer.add_bool,
+        int: writer.add_uint32, list: writer.add_array,
+    }  # fmt: skip
+    if value is not None:
+        kinds[type(value)](name, value)
+
+
+def byte_level(directory: Path, pre: str) -> dict[str, Any]:
+    """The tokenizer of a directory in the fields that llama.cpp's converter writes."""
     content = json.loads((directory / TOKENIZER_FILE).read_text())
     added = {token["id"]: token for token in content["added_tokens"]}
     vocab = content["model"]["vocab"] | {t["content"]: t["id"] for t in added.values()}
@@ -106,10 +127,12 @@ def add_byte_level(writer: gguf.GGUFWriter, directory: Path, pre: str) -> None:
         else TokenType.USER_DEFINED
         for i in range(len(tokens))
     ]  # fmt: skip
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges([" ".join(pair) for pair in content["model"]["merges"]])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
+    return {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": tokens,
+        "token_type": [int(kind) for kind in kinds],
+        "merges": [" ".join(pair) for pair in content["model"]["merges"]],
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }

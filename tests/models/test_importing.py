@@ -4,7 +4,7 @@ a file that is damaged or of another model.
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from models.family import Params
-from models.files import TOKENIZER_CONFIG_FILE
-from models.hf import load_model
+from models.hf import load_config, load_model
+from models.importing import gguf_values
 from models.importing.run import import_model
 from models.llama import LlamaConfig
-from models.tokenizer import Tokenizer
+from models.qwen2 import Qwen2Config
 from spu_llm.core.errors import InputError
-from tests.models.gguf_files import tensors, write_gguf
+from tests.models.gguf_files import Raw, tensors, write_gguf
 from tests.models.test_hf import assert_same
 from tests.tiny import VOCAB, save_tokenizer, tiny_params
 
@@ -34,7 +34,6 @@ CONFIG = LlamaConfig(
 TIED = replace(CONFIG, tie_word_embeddings=True)
 # All matrices have rows of whole blocks.
 WIDE = replace(CONFIG, hidden_size=64, head_dim=16)
-TEXT = "def read(path):\n    return 12345 + alphabeta  # ünïcode \U0001f600 \u4e2d\u6587\r\n\t\t x"
 
 
 @pytest.fixture
@@ -100,13 +99,93 @@ def test_values_of_quantised_weights_are_those_of_the_library(
     assert_same(back["norm"], params["norm"])
 
 
-def test_the_tokenizer_and_its_template_come_along(tmp_path: Path, tokenizer: Path) -> None:
-    write_gguf(tmp_path / "model.gguf", CONFIG, tensors(CONFIG, random_params(CONFIG)), tokenizer)
-    out = imported(tmp_path)
-    assert Tokenizer.load(out).encode(TEXT) == Tokenizer.load(tokenizer).encode(TEXT)
-    assert Tokenizer.load(out).eos_ids == {0}
-    described = json.loads((out / TOKENIZER_CONFIG_FILE).read_text())
-    assert described["eos_token"] == "<|endoftext|>"
+# Where the scales of a block are, of which random bytes would be no numbers.
+@pytest.mark.parametrize(
+    ("name", "scales"),
+    [("Q2_K", [80, 82]), ("Q3_K", [108]), ("Q4_K", [0, 2]), ("Q5_K", [0, 2]), ("Q6_K", [208])],
+)
+def test_values_of_k_quants_are_those_of_the_library(
+    tmp_path: Path, tokenizer: Path, name: str, scales: list[int], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(gguf_values, "_PIECE", 1000)  # three rows at a time
+    config, kind = replace(CONFIG, intermediate_size=256), GGMLQuantizationType[name]
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    blocks = np.random.default_rng(0).integers(256, size=(config.hidden_size, size), dtype=np.uint8)
+    for at in scales:
+        blocks[:, at : at + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+    named: dict[str, Any] = dict(tensors(config, random_params(config)))
+    named["blk.1.ffn_down.weight"] = Raw(kind, blocks)
+    write_gguf(tmp_path / "model.gguf", config, named, tokenizer)
+    _, back = load_model(imported(tmp_path))
+    wanted = dequantize(blocks, kind)
+    assert len(np.unique(wanted)) > 50
+    np.testing.assert_array_equal(back["blocks"][1]["down"].T, wanted.astype(np.float16))
+
+
+def test_rows_of_heads_are_put_in_order_piece_by_piece(
+    tmp_path: Path, tokenizer: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(gguf_values, "_PIECE", 1)
+    params = random_params(CONFIG)
+    write_gguf(tmp_path / "model.gguf", CONFIG, tensors(CONFIG, params), tokenizer)
+    assert_same(load_model(imported(tmp_path))[1], params)
+
+
+def test_a_model_with_biases(tmp_path: Path, tokenizer: Path) -> None:
+    shape = {name: getattr(CONFIG, name) for name in Qwen2Config.size_names()}
+    config = Qwen2Config(**shape, rms_norm_eps=1e-5)
+    params = random_params(config)
+    write_gguf(tmp_path / "model.gguf", config, tensors(config, params), tokenizer)
+    found, back = load_model(imported(tmp_path))
+    assert found == config
+    assert_same(back, params)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+        {"rope.scale_linear": 4.0},
+    ],
+)
+def test_linear_positions(tmp_path: Path, tokenizer: Path, fields: dict[str, Any]) -> None:
+    named = tensors(CONFIG, random_params(CONFIG))
+    write_gguf(tmp_path / "model.gguf", CONFIG, named, tokenizer, **fields)
+    assert load_config(imported(tmp_path)) == replace(CONFIG, rope_kind="linear", rope_factor=4.0)
+
+
+def llama3_divisors(size: int, theta: float, factor: float) -> np.ndarray:
+    """`LlamaModel.generate_extra_tensors` of llama.cpp's converter."""
+    found = []
+    for i in range(0, size, 2):
+        wavelength = 2 * math.pi * theta ** (i / size)
+        if wavelength < 8192 / 4.0:
+            found.append(1.0)
+        elif wavelength > 8192 / 1.0:
+            found.append(factor)
+        else:
+            smooth = (8192 / wavelength - 1.0) / (4.0 - 1.0)
+            found.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(found, np.float32)
+
+
+def test_llama3_positions_are_told_from_their_divisors(tmp_path: Path, tokenizer: Path) -> None:
+    named = tensors(CONFIG, random_params(CONFIG))
+    divisors = llama3_divisors(CONFIG.head_dim, CONFIG.rope_theta, 32.0)
+    assert 1 < sorted(divisors)[-2] < 32 or len(set(divisors)) > 2
+    write_gguf(tmp_path / "model.gguf", CONFIG, named | {"rope_freqs.weight": divisors}, tokenizer)
+    found = load_config(imported(tmp_path))
+    assert found == replace(CONFIG, rope_kind="llama3", rope_factor=32.0)
+
+
+@pytest.mark.parametrize("change", [lambda d: 2 * d, lambda d: d[::-1], lambda d: 0 * d])
+def test_other_divisors_of_frequencies_are_refused(
+    tmp_path: Path, tokenizer: Path, change: Any
+) -> None:
+    named = tensors(CONFIG, random_params(CONFIG))
+    divisors = change(llama3_divisors(CONFIG.head_dim, CONFIG.rope_theta, 8.0))
+    write_gguf(tmp_path / "model.gguf", CONFIG, named | {"rope_freqs.weight": divisors}, tokenizer)
+    assert "tensor rope_freqs.weight scales rotary positions in another way" in fault(tmp_path)
 
 
 def test_an_existing_directory_is_left_alone(tmp_path: Path) -> None:
@@ -132,6 +211,9 @@ def test_an_existing_directory_is_left_alone(tmp_path: Path) -> None:
         ({"rope.freq_base": "10"}, "rope.freq_base"),
         ({"rope.dimension_count": 8}, "rope.dimension_count"),
         ({"rope.scaling.type": "yarn"}, "rope.scaling.type"),
+        ({"rope.scaling.type": [1, 2]}, "rope.scaling.type"),
+        ({"rope.scaling.type": "linear"}, "has no field llama.rope.scaling.factor"),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 0.1}, "must be 1 to 1e6"),
         ({"expert_count": 8}, "expert_count"),
         ({"attention.sliding_window": 32}, "attention.sliding_window"),
     ],
@@ -157,12 +239,6 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, tokenizer: Path
     named["blk.1.ffn_up.weight"][3, 5] = np.nan
     write_gguf(tmp_path / "model.gguf", CONFIG, named, tokenizer)
     assert 'NaN or infinite values in tensor "blk.1.ffn_up.weight"' in fault(tmp_path)
-
-
-def test_an_unknown_way_to_split_text_is_refused(tmp_path: Path, tokenizer: Path) -> None:
-    named = tensors(CONFIG, random_params(CONFIG))
-    write_gguf(tmp_path / "model.gguf", CONFIG, named, tokenizer, pre="dbrx")
-    assert 'tokenizer.ggml.pre ("dbrx") is not supported' in fault(tmp_path)
 
 
 def test_truncated_anywhere(tmp_path: Path, tokenizer: Path) -> None:
