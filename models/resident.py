@@ -8,6 +8,7 @@ and can no longer be changed by anybody; a process that inherits its descriptor 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import mmap
 import os
 from typing import Any
@@ -47,6 +48,12 @@ def place(
         os.close(descriptor)
         raise
     return descriptor
+
+
+def digest(descriptor: int) -> str:
+    """The SHA-256 of the weights in it, in hex."""
+    with mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) as memory:
+        return hashlib.sha256(memory).hexdigest()
 
 
 def mapped(descriptor: int, weights: Any) -> Any:

@@ -21,6 +21,7 @@ from spu_llm.app import config, marking, serving
 from spu_llm.app.defaults import DRAFT_LENGTH, PROMPT, shipped
 from spu_llm.app.options import (
     add_folder,
+    add_hint_cache,
     add_identity_options,
     add_jobs,
     add_prompt,
@@ -28,6 +29,7 @@ from spu_llm.app.options import (
     add_session_options,
     add_stop,
     address,
+    hint_cache_of,
     identity_of,
     jobs_of,
     megabytes,
@@ -168,6 +170,7 @@ def _parser() -> Parser:
     _request_options(prepare)
     add_session_options(prepare)
     add_jobs(prepare)
+    add_hint_cache(prepare)
     add_identity_options(prepare)
     prepare.set_defaults(run=_prepare)
 
@@ -216,6 +219,7 @@ def _client_options(parser: argparse.ArgumentParser) -> None:
     _request_options(parser)
     add_session_options(parser)
     add_jobs(parser)
+    add_hint_cache(parser)
 
 
 def _request_options(parser: argparse.ArgumentParser) -> None:
@@ -257,7 +261,10 @@ def _provider(options: argparse.Namespace) -> Any:
     model = options.model or shipped("private")
     if server is not None and options.ranges is not None:
         raise InputError("--ranges are of a model on this machine; leave --server out")
-    return Provider(options.network, server, model, options.pool, jobs, ranges=options.ranges)
+    return Provider(
+        options.network, server, model, options.pool, jobs, hint_cache_of(options),
+        ranges=options.ranges,
+    )  # fmt: skip
 
 
 def _settle_draft_length(options: argparse.Namespace) -> None:

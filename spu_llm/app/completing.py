@@ -23,6 +23,7 @@ from spu_llm.core.machine import machine
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.net.manifest import Manifest
 from spu_llm.net.relay import Relay
+from spu_llm.offline.defaults import HINT_CACHE_BYTES
 from spu_llm.offline.giving_way import WAIT_S, going_first
 from spu_llm.offline.stock import stored_bytes
 from spu_llm.service.client import OnEvent, Server, run_as_client
@@ -43,7 +44,8 @@ class Provider:
     """Whoever listens at `server`, or, without one, a process for `model` on this machine.
 
     `pool`: where material outlives the session, the client's; with a process here, a directory of
-    each party in it. `jobs`: cores of a party that make material. `mark`: the key of
+    each party in it. `jobs`: cores of a party that make material. `hint_cache`: bytes that the
+    client's hints of all providers may take. `mark`: the key of
     a process here that marks texts. `ranges`: of its model, where they do not lie beside it.
     """
 
@@ -52,6 +54,7 @@ class Provider:
     model: Path
     pool: Path | None
     jobs: int
+    hint_cache: int = HINT_CACHE_BYTES
     mark: Path | None = None
     ranges: Path | None = None
 
@@ -140,7 +143,8 @@ def generate(
     with _first(provider, say), provider.reached(inputs.sampling_seed) as (server, pool):
         outcome, agreed = run_as_client(
             server, options.program, options.request, inputs, watch,
-            tokenizer=tokenizer, reads=reads, pool=pool, jobs=provider.jobs,
+            tokenizer=tokenizer, reads=reads, pool=pool, hint_cache=provider.hint_cache,
+            jobs=provider.jobs,
         )  # fmt: skip
         return _summary(options, pool, outcome, agreed, first_token[0])
 
@@ -170,7 +174,7 @@ def prepare(
     with provider.reached() as (server, pool):
         outcome, agreed = run_as_client(
             server, program, request, on_event=on_event, tokenizer=own, pool=pool,
-            jobs=provider.jobs, look=look,
+            hint_cache=provider.hint_cache, jobs=provider.jobs, look=look,
         )  # fmt: skip
     result = outcome.result
     if result["step_lacks_bytes"]:

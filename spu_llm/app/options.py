@@ -12,6 +12,7 @@ from spu_llm.app import config
 from spu_llm.core.errors import InputError
 from spu_llm.core.parallel import MAX_JOBS, own_cores
 from spu_llm.core.text_files import decoded, read_text
+from spu_llm.offline.defaults import HINT_CACHE_BYTES
 
 
 def add_folder(parser: Any, option: str, words: str, *, required: bool = False) -> None:
@@ -98,6 +99,20 @@ def jobs_of(options: argparse.Namespace, parties_here: int) -> int:
     if not 1 <= options.jobs <= MAX_JOBS:
         raise InputError(f"--jobs must be 1 to {MAX_JOBS}, found {options.jobs}")
     return int(options.jobs)
+
+
+def add_hint_cache(parser: Any, words: str = "") -> None:
+    """Add what a client keeps of hints; `hint_cache_of` reads it."""
+    parser.add_argument("--hint-cache", type=int, metavar="MB",
+                        help=f"{words}keep no more than that of all providers' hints; those used "
+                        "longest ago go first, and a model whose hints are more is refused "
+                        f"(default: {HINT_CACHE_BYTES // 10**6})")  # fmt: skip
+
+
+def hint_cache_of(options: argparse.Namespace) -> int:
+    """`--hint-cache` in bytes; InputError unless it is a size, or not given."""
+    found = megabytes(options, "hint_cache")
+    return HINT_CACHE_BYTES if found is None else found
 
 
 def add_identity_options(parser: argparse.ArgumentParser) -> None:

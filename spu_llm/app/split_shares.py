@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spu_llm.app.defaults import DRAFT_LENGTH, PROMPT, shipped
-from spu_llm.app.options import add_prompt, address, identity_of, jobs_of, megabytes
+from spu_llm.app.options import (
+    add_hint_cache,
+    add_prompt,
+    address,
+    hint_cache_of,
+    identity_of,
+    jobs_of,
+    megabytes,
+)
 from spu_llm.app.printing import show_table
 from spu_llm.core.errors import InputError
 
@@ -21,7 +29,7 @@ R = TypeVar("R", bound="MiddleRequest")
 # Of this mode alone, with what they are where they are left out.
 _OF_GENERATE = {
     "draft_length": None, "standard": False, "draft_model": None, "show_progress": False,
-    "top_k": None, "pool": None, "jobs": None,
+    "top_k": None, "pool": None, "jobs": None, "hint_cache": None,
 }  # fmt: skip
 _ELSEWHERE = {"secrets": None, "random_prefix": False, "precision": "float32"}
 _OF_SERVE = {"pool": None, "jobs": None}
@@ -47,6 +55,7 @@ def add_client_options(parser: Any) -> None:
                         help="in mpc: keep what is made ahead of time, if the provider does"
                         )  # fmt: skip
     _jobs(parser)
+    add_hint_cache(parser, "in mpc: ")
 
 
 def add_prepare_command(roles: Any, common: Any, about: str) -> None:
@@ -70,6 +79,7 @@ def add_prepare_command(roles: Any, common: Any, about: str) -> None:
                          help="make no more than fits, if --pool is to hold so much in all"
                          )  # fmt: skip
     _jobs(prepare)
+    add_hint_cache(prepare)
     prepare.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     prepare.set_defaults(run=_prepare)
 
@@ -187,7 +197,7 @@ def _provider(options: argparse.Namespace) -> Provider:
     server = Server(host, port, options.network, identity_of(options))
     return Provider(
         options.network, server, options.model or shipped("private"), options.pool,
-        jobs_of(options, 1),
+        jobs_of(options, 1), hint_cache_of(options),
     )  # fmt: skip
 
 

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from spu_llm.app.defaults import shipped
-from spu_llm.app.options import add_identity_options, address, identity_of
+from spu_llm.app.options import (
+    add_hint_cache,
+    add_identity_options,
+    address,
+    hint_cache_of,
+    identity_of,
+)
 from spu_llm.app.printing import show, tell
 from spu_llm.core.errors import InputError
 
@@ -30,6 +36,7 @@ def add_options(parser: Any) -> None:
                         )  # fmt: skip
     parser.add_argument("--network", choices=("local", "lan", "wan"), default="local",
                         help="with --server: emulate a network (default: local, none)")  # fmt: skip
+    add_hint_cache(parser, "with --server: ")
     add_identity_options(parser)
 
 
@@ -76,6 +83,7 @@ def generate(options: argparse.Namespace) -> None:
     from spu_llm.systems.dp_text.statement import summary
 
     _check(options)
+    hint_cache = hint_cache_of(options)
     places = options.places or options.top_k + SPARE_PLACES
     server = Server(*address(options.server, "--server"), options.network, identity_of(options))
     parameters = for_budget(
@@ -93,7 +101,7 @@ def generate(options: argparse.Namespace) -> None:
     progress = Progress()
     try:
         progress.stage("connecting")
-        make = _by_sessions(server, asked, directory, progress.update)
+        make = _by_sessions(server, asked, directory, hint_cache, progress.update)
         found, learned = write_corpus(
             options.out, asked, references, batches(references, asked.own), make
         )
@@ -104,7 +112,7 @@ def generate(options: argparse.Namespace) -> None:
 
 
 def _by_sessions(
-    server: Any, asked: Any, directory: Path, say: Callable[[str], None]
+    server: Any, asked: Any, directory: Path, hint_cache: int, say: Callable[[str], None]
 ) -> Callable[[int, Sequence[Sequence[str]]], dict[str, Any]]:
     """make(number, references of each text) -> what the program gives, in a session of its own."""
     from models.files import files_of
@@ -127,7 +135,7 @@ def _by_sessions(
         inputs = References([asked.prompts_of(part) for part in parts], str(directory))
         outcome, _ = run_as_client(
             server, program, asked.request, inputs, on_event,
-            tokenizer=asked.prompts.tokenizer, reads=files_of(directory),
+            tokenizer=asked.prompts.tokenizer, reads=files_of(directory), hint_cache=hint_cache,
         )  # fmt: skip
         return dict(outcome.result)
 

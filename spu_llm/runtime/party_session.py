@@ -7,6 +7,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,7 +40,7 @@ from spu_llm.offline import peer_directories
 from spu_llm.offline.packed.products import PackedProducts
 from spu_llm.offline.pool import Pool
 from spu_llm.offline.production import ROUND_TRIP_S, Production
-from spu_llm.offline.silent.products import SilentProducts
+from spu_llm.offline.silent.products import Receiving, SilentProducts
 from spu_llm.offline.stock import Budget, room_in
 from spu_llm.offline.supply import Supply
 from spu_llm.runtime.dry_session import DrySession
@@ -65,6 +66,7 @@ class PartySession:
         pool_dir: Path | None = None,
         budgets: Sequence[Budget] = (),
         hints_dir: Path | None = None,
+        receiving: Receiving = lambda wanted: nullcontext(False),
         jobs: int = 1,
         session: str = "",
         met: tuple[bytes, bytes] | None = None,
@@ -74,7 +76,8 @@ class PartySession:
         """`pool_dir`: where correlated randomness outlives the session, if the peer has such a
         directory, too; in memory by default. `budgets`: what its files, and those beside them, may
         take; what is made beyond stays in memory. `hints_dir`: where hints of silent
-        products outlive the session, whatever the peer has. `jobs`: cores that make material, the
+        products outlive the session, whatever the peer has; at the client what `receiving` makes
+        room for (`SilentProducts`). `jobs`: cores that make material, the
         same number at the peer. `session`: its id, which both supervisors told their workers: who
         has another one understands nothing. `met`: both parties' ids, this one's first, where
         supervisors have told them; `pool_dir` is then the peer's folder alone. `open_channel`: each
@@ -114,8 +117,9 @@ class PartySession:
                 several = dataclasses.replace(config, max_concurrency=jobs)
                 self._maker = SpuRuntime(link.spawn(), several, profile=profile)
             self.products = SilentProducts(
-                self.rank, made_from, self._material, self.meter, directory=hints_dir, jobs=jobs
-            )
+                self.rank, made_from, self._material, self.meter, directory=hints_dir,
+                receiving=receiving, jobs=jobs,
+            )  # fmt: skip
         except BaseException:
             self.pool.close()
             raise

@@ -114,14 +114,17 @@ def without_ids(agreed: Manifest) -> Manifest:
     return {name: value for name, value in agreed.items() if name not in hidden}
 
 
-def task_of(role: str, agreed: Manifest, own: Any, pool: Path | None) -> Task:
+def task_of(
+    role: str, agreed: Manifest, own: Any, pool: Path | None, hints: Path | None = None
+) -> Task:
     """Return what the worker of `role` is told, its peer's address aside. `own`: this party's
-    inputs, `pool`: the folder of its peer's material. InputError when the client asks for nothing.
+    inputs, `pool`: the folder of its peer's material, `hints`: of hints. InputError when the client
+    asks for nothing.
     """
     if not isinstance(program := agreed.get(CLIENT_PREFIX + _PROGRAM), str):
         raise InputError("the client asks for no program")
-    pool_dir = None if pool is None else str(pool.absolute())
-    return Task(role, program, agreed, asdict(own), _LINK_TIMEOUT_MS, pool_dir)
+    pool_dir, hints_dir = (None if at is None else str(at.absolute()) for at in (pool, hints))
+    return Task(role, program, agreed, asdict(own), _LINK_TIMEOUT_MS, pool_dir, hints_dir)
 
 
 def job_of(program: Program, task: Task) -> Job[Any, Any]:

@@ -18,8 +18,12 @@ from spu_llm.net.manifest import Manifest, agree, with_nonce
 from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import ByteStream, connect
+from spu_llm.offline.defaults import HINT_CACHE_BYTES
 from spu_llm.offline.peer_directories import open_directory
+from spu_llm.offline.silent.cache import HintCache, peer_folder
+from spu_llm.offline.silent.store import default_directory
 from spu_llm.service import agreeing, programs
+from spu_llm.service.hint_room import HintRoom
 from spu_llm.service.supervisor import Look, Outcome, Worker, kept_folders, run_session
 from spu_llm.systems.program import Nothing, Program
 
@@ -52,6 +56,7 @@ def run_as_client(
     reads: Sequence[Path] = (),
     writes: Sequence[Path] = (),
     pool: Path | None = None,
+    hint_cache: int = HINT_CACHE_BYTES,
     jobs: int = 1,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
     look: Look = lambda: None,
@@ -60,7 +65,8 @@ def run_as_client(
     """Run `program` with the provider at `server`; the outcome and the agreed settings.
 
     `request` is told to the provider, `inputs` stay here. `tokenizer`: of the client, where the
-    program has text. `reads`, `writes`: files and directories of its worker. `jobs`: cores that
+    program has text. `reads`, `writes`: files and directories of its worker. `hint_cache`: bytes
+    that hints of all providers may take; InputError where this one's take more. `jobs`: cores that
     make material, if the provider gives as many. `wrap` may put a recorder around the connection.
     `look` is called while the workers are at it. `hears` gets what says something to the worker
     while it runs (`Worker.tell`).
@@ -71,11 +77,13 @@ def run_as_client(
     stated = agreeing.of_client(program, request, tokenizer, server.network, jobs)
     agreed, ticket = open_session(server, stated, pool)
     material = agreeing.peer_folder("client", agreed, pool)
+    hints = peer_folder(default_directory("client"), agreeing.pair_of(agreed))
     # Begins with its slow imports when the provider's does.
     worker = Worker(
-        program.name, reads=reads, writes=[*kept_folders("client", material), *writes],
+        program.name, reads=reads, writes=[*kept_folders(hints, material), *writes],
         confined=program.name not in programs.STUDIES,
     )  # fmt: skip
+    room = HintRoom(HintCache(hints, hint_cache), worker)
     try:
         stream, provider = connected(server, tls.DATA)
         relay = Relay(wrap(stream), NETWORKS[server.network], "client")
@@ -91,11 +99,17 @@ def run_as_client(
         except SpuLlmError as exc:
             control.bye(str(exc), ok=False)
             raise
-        task = agreeing.task_of("client", agreed, inputs, material)
+        task = agreeing.task_of("client", agreed, inputs, material, hints)
+
+        def heard(event: dict[str, Any]) -> None:
+            if not room.heard(event):
+                on_event(event, control.relay)
+
         hears(worker.tell)
-        outcome = run_session(control, worker, task, lambda e: on_event(e, control.relay), look)
+        outcome = run_session(control, worker, task, heard, look)
     finally:
         worker.stop()
+        room.close()
     return outcome, agreeing.without_ids(agreed)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from models.family import ModelConfig, Params
 from models.files import TOKENIZER_FILE
 from models.hf import load_model
-from models.resident import place
+from models.resident import digest, place
 from models.split import Split, ends_digest
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import (
@@ -43,7 +43,7 @@ from spu_llm.net.stream import Metered, listen
 from spu_llm.net.tls import TlsStream
 from spu_llm.offline.files import open_folder
 from spu_llm.offline.peer_directories import directory_of, open_directory
-from spu_llm.offline.silent.store import default_directory
+from spu_llm.offline.silent.store import default_directory, version_folder
 from spu_llm.service import agreeing, listening, programs
 from spu_llm.service.limits import Accounts, Limits
 from spu_llm.service.listening import Callers, Strangers
@@ -117,21 +117,22 @@ def serve(
     New sessions run under what `renewal` reads (`RENEWED`).
     """
     # What is wrong is said now, not in the middle of a session.
-    default_directory("provider")
+    root = default_directory("provider")
     config, params = load_model(options.model, options.ranges)
     options = _with_digest(options, params)
     weights = _placed(options, params, config)
     del params  # all workers use those in one place
     try:
-        _serve(options, config, weights, say, on_port, on_event, renewal)
+        hints = version_folder(root, f"{config.asdict()} {digest(weights)}")
+        _serve(options, config, weights, hints, say, on_port, on_event, renewal)
     finally:
         os.close(weights)
 
 
 def _serve(
-    options: ServeOptions, config: ModelConfig, weights: int, say: Callable[[str], None],
-    on_port: Callable[[int], None], on_event: Callable[[dict[str, Any]], None],
-    renewal: Renewal[ServeOptions] | None,
+    options: ServeOptions, config: ModelConfig, weights: int, hints: Path,
+    say: Callable[[str], None], on_port: Callable[[int], None],
+    on_event: Callable[[dict[str, Any]], None], renewal: Renewal[ServeOptions] | None,
 ) -> None:  # fmt: skip
     tokenizer = _tokenizer(options)
     before, own_text = _own_text(options, tokenizer, config)
@@ -139,7 +140,7 @@ def _serve(
     if options.pool is not None:
         open_directory(options.pool)
     marker = _marker(options, tokenizer)
-    sessions = _Sessions(options, stated, weights, own_text, say, on_event, marker)
+    sessions = _Sessions(options, stated, weights, hints, own_text, say, on_event, marker)
     with (
         nullcontext() if marker is None else closing(marker),
         sessions as all_,
@@ -170,14 +171,14 @@ class _Sessions:
     """
 
     def __init__(
-        self, options: ServeOptions, stated: Manifest, weights: int, own_text: list[int],
-        say: Callable[[str], None], on_event: Callable[[dict[str, Any]], None],
+        self, options: ServeOptions, stated: Manifest, weights: int, hints: Path,
+        own_text: list[int], say: Callable[[str], None], on_event: Callable[[dict[str, Any]], None],
         marker: Marker | None = None,
     ) -> None:  # fmt: skip
         self._marker = marker
         self._options, self._stated, self._print = options, stated, say
         self._on_event = on_event
-        self._weights, self._own_text = weights, own_text
+        self._weights, self._hints, self._own_text = weights, hints, own_text
         places = 1 if options.once else options.sessions
         self._places = Places(places, options.sessions_of_one)
         self._accounts = Accounts(options.limits)
@@ -271,7 +272,7 @@ class _Sessions:
         tunings = [Path(split["tunings"])] if split and split["tunings"] else []
         worker = Worker(
             task.program, [self._weights],
-            writes=[*kept_folders("provider", None if pool is None else Path(pool)), *tunings],
+            writes=[*kept_folders(self._hints, None if pool is None else Path(pool)), *tunings],
             # To see how large it is.
             lists=[*map(Path, task.own.get("disk_bytes", ()))],
             confined=task.program not in programs.STUDIES,
@@ -344,7 +345,7 @@ class _Sessions:
                 str(options.model), options.sampling_seed, budgets, self._weights, self._own_text,
                 options.spendable, self._split(client), noise,
             )  # fmt: skip
-            task = agreeing.task_of("provider", agreed, held, material)
+            task = agreeing.task_of("provider", agreed, held, material, self._hints)
             job = _check(task, options)
             if marker is None or job is None or task.program != COMPLETION.name:
                 return stated, self._places.admit(task, client)

@@ -39,7 +39,6 @@ from spu_llm.net.frames import Door
 from spu_llm.net.loopback import HOST
 from spu_llm.net.worker_side import Apart, Loopback, WorkerSide
 from spu_llm.offline.files import open_folder
-from spu_llm.offline.silent.store import default_directory
 from spu_llm.service.watch import Watch
 from spu_llm.service.worker import Start, Task
 
@@ -74,12 +73,12 @@ def python_command(module: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def kept_folders(role: str, material: Path | None) -> list[Path]:
-    """Return where a worker of this role keeps what outlives a session, which is made: hints, and
+def kept_folders(hints: Path, material: Path | None) -> list[Path]:
+    """Make the folders in which a worker keeps what outlives a session, and return them: hints, and
     material with its peer. PoolError when there can be no such material.
     """
-    hints = default_directory(role)
     with contextlib.suppress(PoolError):  # the worker says so
+        open_folder(hints.parent)
         open_folder(hints)
     if material is None:
         return [hints]

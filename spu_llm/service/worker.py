@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -34,8 +34,11 @@ from spu_llm.service.confine import confine_files, drop_rights
 from spu_llm.systems.program import Hear, Job, Program, read
 
 if TYPE_CHECKING:
+    from spu_llm.offline.silent.products import Receiving
     from spu_llm.runtime.party_session import PartySession
 
+HINTS_WANTED, HINTS_RECEIVED = "hints wanted", "hints received"  # events for `service.hint_room`
+ANSWER = "answer"  # what the supervisor says to what was asked, among what it says
 ALIVE_S = 2.0  # between signs of life
 
 
@@ -73,6 +76,7 @@ class Task:
     own: dict[str, Any]
     timeout_ms: int  # for one message of the peer's worker
     pool_dir: str | None = None  # of the peer's material alone
+    hints_dir: str | None = None  # of this peer's hints, or of the provider's for this model alone
     link: tuple[str, ...] = ()  # HOST:PORT of SPU at both workers, as this one reaches them
     messages: int = 0  # port of the provider's worker for channels (`Channels`), likewise
 
@@ -97,11 +101,17 @@ class Events:
         self._lock = threading.Lock()
         os.dup2(2, 1)
         self.finished: Callable[[], int] = lambda: 0  # messages and work of the thread that works
+        self.answer: Callable[[], Any]  # to what was asked
 
     def send(self, event: str, **fields: Any) -> None:
         with self._lock:
             self._out.write(json.dumps({"event": event, **fields}) + "\n")
             self._out.flush()
+
+    def ask(self, event: str, **fields: Any) -> Any:
+        """Send an event that the supervisor answers; return the answer."""
+        self.send(event, **fields)
+        return self.answer()
 
     def show_life(self) -> None:
         """Tell the supervisor every ALIVE_S that this process is not frozen, and how far it is."""
@@ -120,20 +130,28 @@ class Said:
     """
 
     def __init__(self) -> None:
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def next(self, timeout_s: float) -> dict[str, Any] | None:
         """Return what is said next, or None when nothing is within that time."""
         try:
-            said: dict[str, Any] = json.loads(self._lines.get(timeout=max(0.0, timeout_s)))
+            return self._said.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
             return None
-        return said
+
+    def answer(self) -> Any:
+        """Wait for the answer to what this process has asked, and return it."""
+        return self._answers.get()
 
     def _read(self) -> None:
         for line in sys.stdin:
-            self._lines.put(line)
+            said = json.loads(line)
+            if ANSWER in said:
+                self._answers.put(said[ANSWER])
+            else:
+                self._said.put(said)
         os._exit(1)
 
 
@@ -158,6 +176,7 @@ def main() -> None:
     if not line:
         return
     said = Said()
+    events.answer = said.answer
     events.show_life()
     try:
         events.send("result", **run_task(Task.of_line(line), events, said.next))
@@ -242,12 +261,13 @@ def _spu_session(
     assert program.spu is not None
     link = create_link(ROLES.index(task.role), task.link, timeout_ms=task.timeout_ms)
     pool_dir = None if task.pool_dir is None else Path(task.pool_dir)
-    hints_dir = _hints_directory(task.role, events) if program.keeps_hints else None
+    hints_dir = _hints_directory(task, events) if program.keeps_hints else None
     held = {} if job.of_provider is None else job.of_provider.disk_bytes
     budgets = [Budget(Path(directory), limit) for directory, limit in held.items()]
     met = pool_ids(task.role, task.agreed)
     session = PartySession(
         link, program.spu, pool_dir=pool_dir, budgets=budgets, hints_dir=hints_dir,
+        receiving=_receiving(events, task.hints_dir is not None and program.keeps_hints),
         jobs=task.agreed[JOBS], session=task.agreed[SESSION], met=met,
         open_channel=channels.open,
     )  # fmt: skip
@@ -259,18 +279,37 @@ def _spu_session(
     return session
 
 
-def _hints_directory(role: str, events: Events) -> Path | None:
+def _hints_directory(task: Task, events: Events) -> Path | None:
     """Where hints are kept, or None where that cannot be."""
     from spu_llm.offline import files as pool_files
-    from spu_llm.offline.silent import store
 
-    directory = store.default_directory(role)
+    if task.hints_dir is None:
+        return None
+    directory = Path(task.hints_dir)
     try:
+        pool_files.open_folder(directory.parent)
         pool_files.open_folder(directory)
     except PoolError as exc:
         events.send("note", text=f"hints of the model are not kept for the next session: {exc}")
         return None
     return directory
+
+
+def _receiving(events: Events, asks: bool) -> Receiving:
+    """What makes room for hints (`silent.products`): the supervisor, which alone sees what those of
+    other providers take (`service.hint_room`). `asks`: it keeps hints; else they are in memory.
+    """
+
+    @contextlib.contextmanager
+    def receiving(wanted: Sequence[tuple[str, int]]) -> Iterator[bool]:
+        keep = asks and bool(events.ask(HINTS_WANTED, hints=wanted))
+        try:
+            yield keep
+        finally:
+            if asks:
+                events.send(HINTS_RECEIVED)
+
+    return receiving
 
 
 def _first_line(exc: BaseException) -> str:

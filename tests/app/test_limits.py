@@ -224,7 +224,9 @@ def calling(
     stated = agreeing.of_provider(PRIVATE, None, "local", 1)
     monkeypatch.setattr(provider, "REFUSAL_BYTES", 20_000)
     with (
-        Sessions(options, stated, 0, [], lambda line: None, lambda event: None) as sessions,
+        Sessions(
+            options, stated, 0, Path("hints"), [], lambda line: None, lambda event: None
+        ) as sessions,
         listen("127.0.0.1", 0) as listener,
         closing(Entrance(listener, own, lambda error: None)) as entrance,
     ):

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
 
@@ -96,7 +97,9 @@ def test_after_the_one_session_no_other_is_admitted(pair: Pair) -> None:
     tokenizer = Tokenizer.load(pair.private)
     stated = agreeing.of_provider(PRIVATE, tokenizer, "local", 1)
     request = agreeing.of_client(COMPLETION, Request(5, 5, 1, 0.7), tokenizer, "local", 1)
-    with _Sessions(options, stated, 0, [], lambda line: None, lambda event: None) as sessions:
+    with _Sessions(
+        options, stated, 0, Path("hints"), [], lambda line: None, lambda event: None
+    ) as sessions:  # fmt: skip
         _, ticket = sessions._admit(with_nonce(request), None)
         sessions._places.leave(sessions._places.enter(ticket, None))
         sessions._end_once(None)

@@ -17,6 +17,8 @@ from spu_llm.core.integers import Factor, factor_from
 from spu_llm.core.meter import Meter
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
+from spu_llm.offline.files import open_folder
+from spu_llm.offline.silent.cache import HintCache
 from spu_llm.offline.silent.products import SilentProducts
 from spu_llm.offline.silent.ring import N
 
@@ -84,8 +86,14 @@ class Two:
         *,
         seed: int | None = None,
         jobs: int = 1,
+        most_bytes: int = 10**9,
     ) -> None:
-        """seed: of both parties' own streams, which are random without."""
+        """client: the client's folder for this provider, in one for all. provider: of the version.
+        seed: of both parties' own streams, which are random without. most_bytes: of all hints.
+        """
+        cache = [] if client is None else [HintCache(client, most_bytes)]
+        if client is not None and not client.parent.exists():
+            open_folder(client.parent)
         self.wires = [Wire(end) for end in MemoryChannel.pair()]
         self.meters = [Meter(), Meter()]
         self.products = [
@@ -93,6 +101,7 @@ class Two:
                 rank, Prg.from_os() if seed is None else Prg.from_seed(seed, f"own {rank}"),
                 CountingChannel(self.wires[rank]), self.meters[rank],
                 directory=(client, provider)[rank], jobs=jobs,
+                **({"receiving": cache[0].receiving} if cache else {}),
             )
             for rank in RANKS
         ]  # fmt: skip

@@ -16,6 +16,7 @@ from spu_llm.core.errors import PoolError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline import files as pool_files
 from spu_llm.offline.silent import store
+from spu_llm.offline.silent.cache import INSECURE, HintCache
 from spu_llm.offline.silent.ring import N
 from tests.core.silent_pair import Two, correlation_of, fixed, matrix
 
@@ -24,7 +25,7 @@ SIZE = 5 * 5 * N
 
 
 def both_folders(root: Path) -> tuple[Path, Path]:
-    return root / "deep" / "client", root / "deep" / "provider"
+    return root / "deep" / "client" / INSECURE, root / "deep" / "provider" / "version"
 
 
 def test_modes(tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_modes(tmp_path: Path) -> None:
         Two(*both_folders(tmp_path)).set_up((MATRIX, WEIGHTS))
     finally:
         os.umask(umask)
-    for folder, count in zip(both_folders(tmp_path), (2, 2), strict=True):
+    for folder, count in zip(both_folders(tmp_path), (1, 2), strict=True):
         assert folder.stat().st_mode & 0o777 == 0o700
         files = list(folder.iterdir())
         assert len(files) == count
@@ -78,7 +79,7 @@ def test_an_open_file_is_refused(tmp_path: Path, which: str, how: str) -> None:
     if which == "part":
         whole.unlink()
     path = {"key": provider / "key", "own": own, "whole": whole, "part": part,
-            "lock": client / "lock"}[which]  # fmt: skip
+            "lock": client.parent / "lock"}[which]  # fmt: skip
     said = _spoil(path, how)
     if which == "lock" and how == "link":
         said = "lock"  # refused by the system
@@ -115,21 +116,20 @@ def test_a_second_session_receives_beside_the_first(tmp_path: Path) -> None:
     """Only one writes a partial file; the other one holds the hint in memory."""
     client, provider = both_folders(tmp_path)
     two = Two(client, provider)
-    with store.receiving(client) as alone:
+    elsewhere = client.with_name("1" * 32)  # of another provider
+    with HintCache(elsewhere).receiving([("0" * 64, 1)]) as alone:
         assert alone
-        with store.receiving(client) as also:
+        with HintCache(client).receiving([("0" * 64, 1)]) as also:
             assert not also
         error = two.errors(MATRIX, 3, WEIGHTS)
         assert np.abs(error).max() < 2**36
-        assert [p.name for p in client.iterdir()] == ["lock"]
+        assert not list(client.iterdir())
     Two(client, provider).set_up((MATRIX, WEIGHTS))
     assert len(list(client.glob("*.hint"))) == 1
-    with store.receiving(client):  # what is whole serves all
+    with HintCache(elsewhere).receiving([("0" * 64, 1)]):  # what is whole serves all
         third = Two(client, provider)
         third.set_up((MATRIX, WEIGHTS))
     assert third.sent(PROVIDER) == [32]
-    with store.receiving(None) as alone:
-        assert not alone
 
 
 def test_two_providers_make_the_same_hint(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from spu_llm.core.errors import PoolError, WireError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline.silent import hint, products
+from spu_llm.offline.silent.cache import INSECURE
 from spu_llm.offline.silent.ring import N
 from tests.core.silent_pair import Two, correlation_of, fixed, matrix
 
@@ -32,7 +33,15 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
-    return lambda: Two(tmp_path / "client", tmp_path / "provider")
+    return lambda: Two(client_folder(tmp_path), provider_folder(tmp_path))
+
+
+def client_folder(root: Path) -> Path:
+    return root / "client" / INSECURE
+
+
+def provider_folder(root: Path) -> Path:
+    return root / "provider" / "version"
 
 
 def set_up(two: Two) -> list[Any]:
@@ -134,8 +143,8 @@ def test_a_hint_is_sent_once(session: Session, tmp_path: Path) -> None:
     other = session()
     other.set_up((MATRIX, WEIGHTS + 1))
     assert sum(other.sent(PROVIDER)) == 32 + SIZE  # other weights: another hint
-    kept = sorted(p.name for p in (tmp_path / "client").iterdir())
-    assert len(kept) == 3 and kept[-1] == "lock"
+    kept = sorted(p.name for p in client_folder(tmp_path).iterdir())
+    assert len(kept) == 2
     assert f"{hashlib.sha256(content).hexdigest()}.hint" in kept
 
 
@@ -145,8 +154,8 @@ def test_a_hint_is_the_same_when_it_is_made_again(session: Session, tmp_path: Pa
         two = session()
         two.set_up((MATRIX, WEIGHTS))
         sent.append(two.wires[PROVIDER].sent[0])
-        only(tmp_path / "provider", ".hint").unlink()
-    (tmp_path / "provider" / "key").unlink()
+        only(provider_folder(tmp_path), ".hint").unlink()
+    (provider_folder(tmp_path) / "key").unlink()
     two = session()
     two.set_up((MATRIX, WEIGHTS))
     assert sent[0] == sent[1] != two.wires[PROVIDER].sent[0]
@@ -166,17 +175,17 @@ def test_what_has_come_is_not_sent_again(session: Session, tmp_path: Path, stop:
     assert isinstance(set_up(two)[CLIENT], WireError)
     there = (stop - 1) * PIECE
     if there:
-        assert only(tmp_path / "client", ".part").stat().st_size == there
+        assert only(client_folder(tmp_path), ".part").stat().st_size == there
     two = session()
     assert np.abs(two.errors(MATRIX, 1, WEIGHTS)).max() < 2**36
     assert two.wires[CLIENT].sent[0] == there.to_bytes(8, "little")
     assert sum(two.sent(PROVIDER)) == 32 + SIZE - there
-    assert not list((tmp_path / "client").glob("*.part"))
+    assert not list(client_folder(tmp_path).glob("*.part"))
 
 
 def test_a_crash_before_the_last_step_costs_nothing(session: Session, tmp_path: Path) -> None:
     session().set_up((MATRIX, WEIGHTS))
-    whole = only(tmp_path / "client", ".hint")
+    whole = only(client_folder(tmp_path), ".hint")
     whole.rename(whole.with_suffix(".part"))
     two = session()
     two.set_up((MATRIX, WEIGHTS))
@@ -186,7 +195,7 @@ def test_a_crash_before_the_last_step_costs_nothing(session: Session, tmp_path: 
 @pytest.mark.parametrize("damage", ["flipped", "longer", "other"])
 def test_a_damaged_part_is_dropped(session: Session, tmp_path: Path, damage: str) -> None:
     session().set_up((MATRIX, WEIGHTS))
-    whole = only(tmp_path / "client", ".hint")
+    whole = only(client_folder(tmp_path), ".hint")
     part, data = whole.with_suffix(".part"), whole.read_bytes()
     whole.unlink()
     part.touch(0o600)
@@ -200,7 +209,7 @@ def test_a_damaged_part_is_dropped(session: Session, tmp_path: Path, damage: str
 
 def test_a_damaged_file_is_named(session: Session, tmp_path: Path) -> None:
     session().set_up((MATRIX, WEIGHTS))
-    whole, own = only(tmp_path / "client", ".hint"), only(tmp_path / "provider", ".hint")
+    whole, own = only(client_folder(tmp_path), ".hint"), only(provider_folder(tmp_path), ".hint")
     flip(whole, SIZE // 2)
     assert f"{whole} is damaged; remove it" in str(set_up(session())[CLIENT])
     whole.unlink()
@@ -208,6 +217,6 @@ def test_a_damaged_file_is_named(session: Session, tmp_path: Path) -> None:
     assert f"{own} is damaged; remove it" in str(set_up(session())[PROVIDER])
     os.truncate(own, SIZE)
     assert f"{own} is damaged; remove it" in str(set_up(session())[PROVIDER])
-    os.truncate(tmp_path / "provider" / "key", 31)
+    os.truncate(provider_folder(tmp_path) / "key", 31)
     with pytest.raises(PoolError, match="key is damaged"):
         session()

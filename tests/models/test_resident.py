@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from models.family import ModelConfig, family_of, weight_shapes
-from models.resident import mapped, place
+from models.resident import digest, mapped, place
 from models.split import Split
 from spu_llm.core.errors import InputError
 from tests.tiny import LLAMA, PRIVATE, tiny_params
@@ -25,6 +25,19 @@ def placed(request: pytest.FixtureRequest) -> Iterator[tuple[ModelConfig, int]]:
     descriptor = place(tiny_params(config, 1), config)
     yield config, descriptor
     os.close(descriptor)
+
+
+def test_a_digest_tells_models_apart_that_differ_in_one_weight() -> None:
+    found = []
+    for change in (0.0, 0.0, 2.0**-10):
+        params = tiny_params(PRIVATE, 1)
+        leaves, tree = jax.tree.flatten(params)
+        last = np.array(leaves[-1])
+        last.flat[-1] += change
+        descriptor = place(jax.tree.unflatten(tree, [*leaves[:-1], last]), PRIVATE)
+        found.append(digest(descriptor))
+        os.close(descriptor)
+    assert found[0] == found[1] != found[2] and len(found[0]) == 64
 
 
 def test_they_are_the_folded_weights(placed: tuple[ModelConfig, int]) -> None:

@@ -275,7 +275,7 @@ def test_a_session_is_recorded_when_it_begins_and_at_no_other_time(
         return recorded(sessions_path(path), key_of(2))
 
     with _Sessions(
-        options, stated, 0, [], lines.append, lambda event: None, marker
+        options, stated, 0, Path("hints"), [], lines.append, lambda event: None, marker
     ) as serving:  # fmt: skip
         for program, request, words in (
             (COMPLETION, Request(5, 9, 3, 0.7), "--verify marked"),

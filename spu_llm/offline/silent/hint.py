@@ -1,14 +1,14 @@
 """Hints: what a client needs of the provider's weights for silent products (`silent.products`).
 
-A hint is the same for every client and for ever: rows of N coefficients, one row per column of a
-matrix, that hide the column under RLWE (step 1 of `silent.products`). Of a coefficient's 54 bits
-the top 40 are kept, as 5 bytes. What rounding leaves out is uniform in +-2^23 of 2^64; times s, it
-is noise of standard deviation 2^27.4 in a result.
+A hint is the same for every client, for as long as a version of the model is served: rows of N
+coefficients, one row per column of a matrix, that hide the column under RLWE (step 1 of
+`silent.products`). Of a coefficient's 54 bits the top 40 are kept, as 5 bytes. What rounding leaves
+out is uniform in +-2^23 of 2^64; times s, it is noise of standard deviation 2^27.4 in a result.
 
-The provider makes hints once per matrix and keeps them. It names them to a client by their SHA-256;
-the client asks for what it lacks, and keeps them, too. Both keep them as files when they have a
-directory, else in memory. The SHA-256 finds damage. It comes from the provider, so it says nothing
-of whether a hint is true.
+The provider makes hints once per version and matrix and keeps them. It names them to a client by
+their SHA-256; the client asks for what it lacks, and keeps them, too. Both keep them as files when
+they have a directory, else in memory. The SHA-256 finds damage. It comes from the provider, so it
+says nothing of whether a hint is true.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Secrets:
     """
 
     def __init__(self, key: bytes, matrix: Matrix, weights: str) -> None:
-        """`weights`: the digest of what the matrix holds."""
+        """`key`: of the version of the model (`silent.store`). `weights`: the digest of what the
+        matrix holds.
+        """
         self._prg = Prg(key).child(f"{VERSION}: {matrix.name}, {weights}")
         self.name = self._prg.child("name").words((4,)).tobytes().hex()  # of the hint
 

@@ -29,7 +29,8 @@ What each party learns. The provider sees P and, online, x_j - r_j = x_j + a_j s
 under s, as many as there are inputs of matrices, each position once. If RLWE with ternary secrets
 is hard, they are uniform to it. The client sees hints: samples under u_o, one for each u_o, all
 with the public p. They are uniform to it by the same assumption and say nothing of A. Beside that,
-a client tells the provider which hints it has kept: whether it was here before.
+a client tells the provider which of its hints it has kept: whether it was here before. Digests of
+hints tell the client nothing of which matrices two models or versions share (`silent.store`).
 
 Conditions, each with a test (tests/core/test_silent_conditions.py):
   - a_j and p come from strings that neither party chooses: p = 0 would show A.
@@ -66,7 +67,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,6 +91,10 @@ from spu_llm.offline.silent.ring import N
 WIDE_BITS = 25  # of e'', in a word
 _PIECE = 1 << 22  # bytes of a hint in one message
 _NO_HINT = np.empty((0, N, hints.BYTES), np.uint8)
+
+# By SHA-256 in hex and bytes of hints that are needed: whether those that lack may be written to
+# the directory until the block ends.
+Receiving = Callable[[Sequence[tuple[str, int]]], AbstractContextManager[bool]]
 
 
 def matrix_of(correlation: Correlation) -> Matrix:
@@ -130,14 +135,16 @@ class SilentProducts:
         meter: Meter,
         *,
         directory: Path | None = None,
+        receiving: Receiving = lambda wanted: nullcontext(False),
         jobs: int = 1,
     ) -> None:
-        """`own`: this party's secret stream. `directory`: where hints outlive the session. `jobs`:
-        cores.
+        """`own`: this party's secret stream. `directory`: where hints outlive the session, of the
+        peer or, at the provider, of the model's version. `receiving`: at the client, makes room for
+        hints (`cache.HintCache.receiving`). `jobs`: cores.
         """
         self._jobs = jobs
         self.rank, self._own, self._channel, self._meter = rank, own, channel, meter
-        self._directory = directory
+        self._directory, self._receiving = directory, receiving
         if directory is not None:
             pool_files.open_folder(directory)
         self._provider_key = store.provider_key(directory) if rank != CLIENT else b""
@@ -208,7 +215,11 @@ class SilentProducts:
         total = sum(matrix.hint_bytes for matrix in missing)
         self.on_hint(0, total)
         sums = recv_exactly(self._channel, 32 * len(missing))
-        with store.receiving(self._directory) as keep:
+        wanted = [
+            (sums[32 * i : 32 * i + 32].hex(), matrix.hint_bytes)
+            for i, matrix in enumerate(missing)
+        ]
+        with self._receiving(wanted) as keep:
             found = [
                 store.Received(
                     self._directory, sums[32 * i : 32 * i + 32], matrix.hint_bytes, keep=keep

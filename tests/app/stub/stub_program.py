@@ -11,7 +11,7 @@ or provider)
     computes    COMPUTE_S seconds without a message, then goes on
     sends FILE  sends the file as it is, in clear; the other one keeps it, and both go on for ever
     tries FILE  says whether it can read the file; the provider ends with that
-    tries to write FILE  likewise
+    tries to write FILE  likewise; several, as FILE and to write FILE, one after the other
 """
 
 from __future__ import annotations
@@ -148,7 +148,11 @@ def _channel(role: str, task: Any) -> Any:
     return Channels(ROLES.index(role), task.messages, task.timeout_ms / 1000).open()
 
 
-def _tried(what: str) -> str:
+def _tried(all_: str) -> str:
+    return "; ".join(map(_tried_one, all_.split(" and ")))
+
+
+def _tried_one(what: str) -> str:
     path = Path(what.removeprefix("to write "))
     try:
         if what.startswith("to write "):
