@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from models.files import TOKENIZER_CONFIG_FILE, place_of, read_json
+from models.files import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, read_file, read_json
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
 
-TEMPLATE_FILE = "chat_template.jinja"
 MOST_CHARACTERS = 1 << 20  # of a template, and of what it renders
 
 # In place of words that are secret, to find where the first of them stands.
@@ -48,18 +47,27 @@ class Template:
 
     @staticmethod
     def load(directory: Path) -> Template:
+        """Return the template of a model directory (`of_model`). InputError when there is none, or
+        it cannot be used.
+        """
+        if (found := Template.of_model(directory)) is None:
+            raise InputError(
+                f"{directory} has no chat template; complete text with generate, or put the "
+                f"model's {TEMPLATE_FILE} there"
+            )
+        return found
+
+    @staticmethod
+    def of_model(directory: Path) -> Template | None:
         """Return the template of a model directory: `chat_template.jinja`, or else the one in
-        `tokenizer_config.json`. InputError when there is none, or it cannot be used.
+        `tokenizer_config.json`; None when there is none. InputError when it cannot be used.
         """
         config_path = directory / TOKENIZER_CONFIG_FILE
         config = read_json(config_path, "") if config_path.exists() else {}
         path = directory / TEMPLATE_FILE
         source = _text_of(path) if path.exists() else _stated(config_path, config)
         if source is None:
-            raise InputError(
-                f"{directory} has no chat template; complete text with generate, or put the "
-                f"model's {TEMPLATE_FILE} there"
-            )
+            return None
         if len(source) > MOST_CHARACTERS:
             raise InputError(f"{directory} has a chat template of more than 1 MB; copy it again")
         tokens = (_token(config, name) for name in ("bos_token", "eos_token"))
@@ -110,11 +118,8 @@ def going_on(before: str, answer: str, after: str) -> str | None:
 
 
 def _text_of(path: Path) -> str:
-    place = place_of(path)
-    if place.stat().st_size > MOST_CHARACTERS:
-        raise InputError(f"{path} has more than 1 MB; copy it again")
     try:
-        return place.read_text(encoding="utf-8")
+        return read_file(path, "").decode("utf-8")
     except ValueError:
         raise InputError(f"{path} is not UTF-8 text; copy it again") from None
 

@@ -23,6 +23,7 @@ RANGES_FILE = "ranges.json"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 GENERATION_FILE = "generation_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
 
 # Far above published ones: a vocabulary of 256,000 tokens takes 35 MB.
 _MOST_MB: Mapping[str, int] = {TOKENIZER_FILE: 64}
@@ -31,6 +32,7 @@ _MOST_LEVELS = 32
 
 _ALL = (
     CONFIG_FILE, WEIGHTS_FILE, RANGES_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, GENERATION_FILE,
+    TEMPLATE_FILE,
 )  # fmt: skip
 
 
@@ -61,6 +63,13 @@ def read_json(path: Path, if_missing: str) -> Any:
     """Return what a JSON file of a model directory holds. InputError when it cannot be read;
     `if_missing` says what to do when it is not there.
     """
+    return parsed(path, read_file(path, if_missing))
+
+
+def read_file(path: Path, if_missing: str) -> bytes:
+    """Return the bytes of a file of a model directory other than its weights. InputError as of
+    `read_json`.
+    """
     if not path.parent.is_dir():
         raise InputError(f"{path.parent} is not a directory; give the path of a model directory")
     most = _MOST_MB.get(path.name, _MOST_MB_OF_OTHERS)
@@ -71,11 +80,17 @@ def read_json(path: Path, if_missing: str) -> Any:
             raise InputError(f"{path} is not a file; copy it again")
         if found.st_size > most << 20:
             raise InputError(f"{path} has more than {most} MB; copy it again")
-        value = json.loads(place.read_text(encoding="utf-8"), object_pairs_hook=names_once)
+        return place.read_bytes()
     except FileNotFoundError:
         raise InputError(f"{path} is missing; {if_missing}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def parsed(path: Path, data: bytes) -> Any:
+    """Return the JSON in `data`, which is called `path` in the InputError when it is none."""
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=names_once)
     except ValueError as error:
         raise InputError(f"{path} is not valid JSON ({error}); copy it again") from None
     except RecursionError:

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,15 @@ class Tokenizer:
         """Return the tokenizer in `directory/tokenizer.json`; InputError if it cannot be used."""
         path = Path(directory) / TOKENIZER_FILE
         content = read_json(path, f"put the model's {TOKENIZER_FILE} into this directory")
+        return Tokenizer.of(path, content, functools.partial(_eos_ids, path))
+
+    @staticmethod
+    def of(
+        path: Path, content: Any, eos_ids: Callable[[dict[str, int]], frozenset[int]]
+    ) -> Tokenizer:
+        """Return the tokenizer with the content of a `tokenizer.json`, which is called `path` in
+        the InputError when it cannot be used. `eos_ids`: what ends a text, given all tokens.
+        """
         decoders = _decoders(path, content)
         tokens = numbered_tokens(path, content)
         bpe = _library(path, content, tokens)
@@ -71,7 +80,7 @@ class Tokenizer:
             bytes_of = functools.partial(_sentencepiece, bpe, decoders)
         special = {token["content"] for token in added if token.get("special")}
         return Tokenizer(
-            eos_ids=_eos_ids(path, tokens),
+            eos_ids=eos_ids(tokens),
             vocab_size=len(tokens),
             digest=_digest(meant),
             _written=_digest(content),
@@ -241,13 +250,7 @@ def _eos_ids(path: Path, tokens: dict[str, int]) -> frozenset[int]:
     for name in (GENERATION_FILE, CONFIG_FILE):
         stated = _stated(path.with_name(name), "eos_token_id")
         if stated is not None:
-            ids = stated if isinstance(stated, list) else [stated]
-            if not ids or not all(type(i) is int and 0 <= i < len(tokens) for i in ids):
-                raise InputError(
-                    f"{path.with_name(name)} has eos_token_id {shown(stated)}; it must be the "
-                    "number of a token, or a list of such"
-                )
-            return frozenset(ids)
+            return checked_eos_ids(path.with_name(name), stated, len(tokens))
     token = _stated(path.with_name(TOKENIZER_CONFIG_FILE), "eos_token") or END_OF_TEXT
     text = token.get("content") if isinstance(token, dict) else token
     number = tokens.get(text) if isinstance(text, str) else None
@@ -257,6 +260,19 @@ def _eos_ids(path: Path, tokens: dict[str, int]) -> frozenset[int]:
             f"text; give its number as eos_token_id in {CONFIG_FILE}"
         )
     return frozenset([number])
+
+
+def checked_eos_ids(path: Path, stated: Any, tokens: int) -> frozenset[int]:
+    """Return what ends a text, as `path` states it, of a tokenizer with so many tokens. InputError
+    unless it is the number of a token, or several.
+    """
+    ids = stated if isinstance(stated, list) else [stated]
+    if not ids or not all(type(i) is int and 0 <= i < tokens for i in ids):
+        raise InputError(
+            f"{path} has eos_token_id {shown(stated)}; it must be the number of a token, or a list "
+            "of such"
+        )
+    return frozenset(ids)
 
 
 def _stated(path: Path, name: str) -> Any:

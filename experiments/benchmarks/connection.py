@@ -90,7 +90,7 @@ def measure(model: Path, network: str, repeat: int, tokens: int) -> dict[str, An
     tokenizer, prompt = Tokenizer.load(model), "def f(x):"
     ids = tokenizer.encode(prompt)
     request = Request(len(ids), tokens, 0, 0.0)
-    # No drafts are made: the tokenizer is all that this directory is for.
+    # No drafts are made.
     inputs = ClientInputs(ids, str(model))
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

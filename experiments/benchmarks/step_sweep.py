@@ -204,7 +204,7 @@ class _Sweep:
 
 def _client_side(inputs: ClientInputs, capacity: int, chosen: Verifier) -> ClientSide:
     """The client's plaintext half: what the next step verifies."""
-    directory = Path(inputs.draft_dir)
+    directory = Path(inputs.text_format)
     drafter = Drafter(*load_model(directory), capacity)
     streams = Streams(Prg.from_os(), Prg.from_os())
     return ClientSide(inputs.prompt, Tokenizer.load(directory), drafter, chosen, streams)

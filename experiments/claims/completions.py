@@ -253,7 +253,13 @@ def _ours(asked: Asked, given: list[int], model: Path, draft_model: Path) -> dic
         PROGRAM,
         model,
         _request(asked, len(given)),
-        ClientInputs(given, str(draft_model), draft_seed=asked.seed, sampling_seed=asked.seed),
+        ClientInputs(
+            given,
+            str(draft_model),
+            draft_seed=asked.seed,
+            sampling_seed=asked.seed,
+            draft_dir=str(draft_model),
+        ),  # fmt: skip
         tokenizer=draft_model,
         network=asked.network,
         sampling_seed=asked.seed,

@@ -288,30 +288,59 @@ def _complete(options: argparse.Namespace) -> None:
     provider = _provider(options)
     _settle_draft_length(options)
     check_output(options.json)
-    directory = options.draft_model or shipped("public")
-    with (
-        marking.opened(options, directory) as marked,
-        marking.provider_key(options, provider.model) as mark,
-        closing(Screen(options.prompt)) as screen,
-    ):
-        prefix, prompt = encoded(options.public_prefix, options.prompt, directory)
+    keys = marking.keys_of(options)
+    _check_early(Request, options, prompt_tokens=1)
+    with closing(Screen(options.prompt)) as screen:
+        kept = provider.text_format()
+        tokenizer = kept.text.tokenizer
+        drafting = _draft_model(options, tokenizer)
+        prefix, prompt = encoded(options.public_prefix, options.prompt, tokenizer)
         own_seed = options.seed if provider.server is None else None
-        asked = GenerateOptions(
-            request=record(
-                Request, options, prompt_tokens=len(prompt), public_prefix=tuple(prefix)
-            ),
-            inputs=ClientInputs(
-                prompt, str(directory), options.stop, options.seed, own_seed,
-                None if marked is None else marked.mark,
-            ),
-            provider=dataclasses.replace(provider, mark=mark),
-            started=options.started,
-            marking=marked,
-        )
-        result = generate(asked, screen.on_event, screen.say)
+        with (
+            marking.opened(options, keys, tokenizer) as marked,
+            marking.provider_key(options, provider.model) as mark,
+        ):
+            asked = GenerateOptions(
+                request=record(
+                    Request, options, prompt_tokens=len(prompt), public_prefix=tuple(prefix)
+                ),
+                inputs=ClientInputs(
+                    prompt, str(kept.path), options.stop, options.seed, own_seed,
+                    None if marked is None else marked.mark, drafting,
+                ),
+                provider=dataclasses.replace(provider, mark=mark),
+                started=options.started,
+                tokenizer=tokenizer,
+                text=kept,
+                marking=marked,
+            )  # fmt: skip
+            result = generate(asked, screen.on_event, screen.say)
         screen.finish()
     screen.summary(result)
     write_json(options.json, result)
+
+
+def _check_early(kind: Any, options: argparse.Namespace, **more: Any) -> None:
+    """InputError for what no provider could serve, before one is asked how long the prompt is."""
+    from spu_llm.app.completing import check_texts
+
+    check_texts(options.public_prefix, options.prompt)
+    record(kind, options, public_prefix=(), **more).check_options()
+
+
+def _draft_model(options: argparse.Namespace, tokenizer: Any) -> str | None:
+    """The directory of the model that drafts, None with `--standard`."""
+    from spu_llm.app.completing import draft_model
+
+    found = draft_model(options.draft_model, tokenizer)
+    if options.standard:
+        return None
+    if found is None:
+        raise InputError(
+            "the shipped draft model has another tokenizer than the provider's model; give "
+            "--draft-model DIR, a model with the same one, or --standard, which drafts nothing"
+        )
+    return str(found)
 
 
 def _prepare(options: argparse.Namespace) -> None:
@@ -326,23 +355,27 @@ def _prepare(options: argparse.Namespace) -> None:
     provider = _provider(options)
     check_output(options.json)
     disk_bytes = megabytes(options, "disk")
-    directory = options.draft_model or shipped("public")
     _settle_draft_length(options)
     new, tokens = options.max_new_tokens, options.prompt_tokens
-    prefix, prompt = encoded(options.public_prefix, options.prompt, directory)
-    if tokens is None:
-        tokens = len(prompt)
     likely = -(-(new - 1) // 3) if options.draft_length else new - 1
-    steps = likely if options.steps is None else options.steps
-    request = record(
-        PrepareRequest, options, prompt_tokens=tokens, public_prefix=tuple(prefix), steps=steps,
-        room_bytes=None,
-    )  # fmt: skip
+    rest = {"steps": likely if options.steps is None else options.steps, "room_bytes": None}
+    _check_early(
+        PrepareRequest, options, prompt_tokens=1 if tokens is None else tokens, **rest
+    )
 
     def make(look: Look) -> dict[str, Any]:
         # Who watches for days wants a line for what happens, not for how far it is.
         with closing(Stages(lines=not options.watch)) as screen:
-            result = prepare(request, directory, provider, screen.on_event, disk_bytes, look)
+            text = provider.text_format().text
+            prefix, prompt = encoded(options.public_prefix, options.prompt, text.tokenizer)
+            request = record(
+                PrepareRequest, options, public_prefix=tuple(prefix),
+                prompt_tokens=len(prompt) if tokens is None else tokens, **rest,
+            )  # fmt: skip
+            result = prepare(
+                request, text.tokenizer, provider, screen.on_event, disk_bytes, look,
+                text_format=text.digest,
+            )  # fmt: skip
         write_json(options.json, result)
         return result
 

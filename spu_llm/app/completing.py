@@ -15,6 +15,7 @@ from models.files import files_of
 from models.hf import load_config, load_model
 from models.stops import Stops, check_text
 from models.tokenizer import Tokenizer
+from spu_llm.app.defaults import shipped
 from spu_llm.app.marking import Marking
 from spu_llm.app.material import limiting, tokens_of
 from spu_llm.app.output import mb
@@ -27,6 +28,7 @@ from spu_llm.offline.defaults import HINT_CACHE_BYTES
 from spu_llm.offline.giving_way import WAIT_S, going_first
 from spu_llm.offline.stock import stored_bytes
 from spu_llm.service.client import OnEvent, Server, run_as_client
+from spu_llm.service.first_contact import KeptFormat, text_format, text_format_here
 from spu_llm.service.launching import local_provider
 from spu_llm.service.supervisor import Look, Outcome
 from spu_llm.systems.decoding.records import COMPLETION, PREPARATION, Ahead, ClientInputs
@@ -73,6 +75,10 @@ class Provider:
         """The parties' directories, both here."""
         return [self.pool and self.pool / role for role in ROLES]
 
+    def text_format(self) -> KeptFormat:
+        """How text of its model is written; errors as of `spu_llm.service.first_contact`."""
+        return text_format_here(self.model) if self.server is None else text_format(self.server)
+
     @contextmanager
     def reached(self, sampling_seed: int | None = None) -> Iterator[tuple[Server, Path | None]]:
         """Where it listens, and the client's directory; `sampling_seed`: for a process here."""
@@ -90,29 +96,54 @@ class Provider:
 @dataclass(frozen=True)
 class GenerateOptions:
     """`started`: on the monotonic clock: what the first token's and all elapsed seconds are counted
-    from. `model`: the directory of the client's, if it computes the ends of a split one. `marking`:
-    where `inputs` have a mark.
+    from. `tokenizer`: of the text; `text`: what it is from, if that is the provider's. `model`: the
+    directory of the client's, if it computes the ends of a split one. `marking`: where `inputs`
+    have a mark.
     """
 
     request: Course
     inputs: ClientInputs | MiddleInputs
     provider: Provider
     started: float
+    tokenizer: Tokenizer
+    text: KeptFormat | None = None
     program: Program = COMPLETION
     model: Path | None = None
     marking: Marking | None = None
 
 
-def encoded(prefix: str, prompt: str, directory: Path) -> tuple[list[int], list[int]]:
-    """The tokens of a public prefix, "" for none, and of the prompt after it, by the tokenizer in
-    `directory`.
-    """
+def check_texts(prefix: str, prompt: str) -> None:
+    """InputError when a public prefix, "" for none, or a prompt cannot be used."""
     check_text(prompt, "the prompt")
-    tokenizer = Tokenizer.load(directory)
+    if prefix:
+        check_text(prefix, "the public prefix")
+
+
+def encoded(prefix: str, prompt: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The tokens of a public prefix, "" for none, and of the prompt after it. InputError as of
+    `check_texts`.
+    """
+    check_texts(prefix, prompt)
     if not prefix:
         return [], tokenizer.encode(prompt)
-    check_text(prefix, "the public prefix")
     return tokenizer.encode(prefix), tokenizer.encode(prompt, goes_on=True)
+
+
+def draft_model(given: Path | None, tokenizer: Tokenizer) -> Path | None:
+    """Return the directory of the model that drafts for a text with this tokenizer: what is given,
+    or else the shipped one if it has the same; None where it has another. InputError when the one
+    that is given has another or cannot be used.
+    """
+    directory = given or shipped("public")
+    if Tokenizer.load(directory).digest == tokenizer.digest:
+        return directory
+    if given is not None:
+        raise InputError(
+            f"--draft-model: {given} has another tokenizer than the provider's model, which knows "
+            "its drafts by other numbers; give a model with the same tokenizer, or leave "
+            "--draft-model out"
+        )
+    return None
 
 
 def generate(
@@ -123,8 +154,7 @@ def generate(
     `say` hears when it waits until what is made in the background has given way.
     """
     provider, inputs = options.provider, options.inputs
-    tokenizer = Tokenizer.load(Path(inputs.draft_dir))
-    Stops.of(inputs.stop, tokenizer)
+    Stops.of(inputs.stop, options.tokenizer)
     _check(options)
     if provider.server is None:
         options.request.check(load_config(provider.model, provider.ranges))
@@ -138,43 +168,48 @@ def generate(
             first_token.append(time.monotonic() - options.started)
         on_event(event, relay)
 
-    models = [Path(inputs.draft_dir), *([] if options.model is None else [options.model])]
+    drafting = None if inputs.draft_dir is None else Path(inputs.draft_dir)
+    models = [one for one in (drafting, options.model) if one is not None]
     reads = [file for model in models for file in files_of(model)]
+    kept = options.text
     with _first(provider, say), provider.reached(inputs.sampling_seed) as (server, pool):
         outcome, agreed = run_as_client(
             server, options.program, options.request, inputs, watch,
-            tokenizer=tokenizer, reads=reads, pool=pool, hint_cache=provider.hint_cache,
-            jobs=provider.jobs,
+            tokenizer=options.tokenizer, text_format=None if kept is None else kept.text.digest,
+            reads=reads if kept is None else [*reads, kept.path], pool=pool,
+            hint_cache=provider.hint_cache, jobs=provider.jobs,
         )  # fmt: skip
         return _summary(options, pool, outcome, agreed, first_token[0])
 
 
 def prepare(
     request: Ahead,
-    tokenizer: Path,
+    tokenizer: Tokenizer,
     provider: Provider,
     on_event: OnEvent,
     disk_bytes: int | None = None,
     look: Look = lambda: None,
     *,
     program: Program = PREPARATION,
+    text_format: str | None = None,
 ) -> dict[str, Any]:
     """Make material with a provider that keeps some, too; returns the `--json` object.
 
-    `tokenizer`: the directory it lies in. `disk_bytes`: only as much is made as the pool has room
+    `tokenizer`: of the text to come; `text_format`: the digest of what it is from, if that is the
+    provider's. `disk_bytes`: only as much is made as the pool has room
     for, if all its material is to take no more; a provider may have less room. NoRoom when one step
     does not fit. `look` may end it.
     """
     request.check_options()
-    own = Tokenizer.load(tokenizer)
     if disk_bytes is not None:
         assert provider.pool is not None
         room = max(0, disk_bytes - stored_bytes(provider.pool))
         request = replace(request, room_bytes=room // provider.halves)
     with provider.reached() as (server, pool):
         outcome, agreed = run_as_client(
-            server, program, request, on_event=on_event, tokenizer=own, pool=pool,
-            hint_cache=provider.hint_cache, jobs=provider.jobs, look=look,
+            server, program, request, on_event=on_event, tokenizer=tokenizer,
+            text_format=text_format, pool=pool, hint_cache=provider.hint_cache,
+            jobs=provider.jobs, look=look,
         )  # fmt: skip
     result = outcome.result
     if result["step_lacks_bytes"]:
@@ -218,7 +253,7 @@ def _no_room(request: Ahead, provider: Provider, result: dict[str, Any]) -> NoRo
 def _check(options: GenerateOptions) -> None:
     """InputError for what no provider could serve, and for a draft model that cannot be used."""
     options.request.check_options()
-    if options.request.draft_length:
+    if options.request.draft_length and options.inputs.draft_dir is not None:
         load_model(Path(options.inputs.draft_dir))
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
+    from models.tokenizer import Tokenizer
     from spu_llm.systems.decoding.records import Mark
     from spu_llm.systems.watermark.history import History
     from spu_llm.systems.watermark.keys import Key, Scheme
@@ -81,20 +82,15 @@ def add_candidates(parser: argparse.ArgumentParser) -> None:
                         "see all M, the provider learns M, not which")  # fmt: skip
 
 
-@contextmanager
-def opened(options: argparse.Namespace, directory: Path) -> Iterator[Marking | None]:
-    """Of `--watermark`, or None without it; `directory`: with the client's tokenizer. InputError
-    for keys that cannot mark such a text, or that another run is using.
+def keys_of(options: argparse.Namespace) -> tuple[tuple[Key, ...], Scheme] | None:
+    """Return the keys of `--watermark` and their one scheme, None without it. InputError for keys
+    that cannot mark a text that is asked for like this.
     """
     if not options.watermark:
         if options.candidates != 1:
             raise InputError("a key chooses among --candidates; add --watermark KEYFILE")
-        yield None
-        return
-    from models.tokenizer import Tokenizer
-    from spu_llm.app.watermarking import check_tokenizer
+        return None
     from spu_llm.systems.decoding.request import MAX_CANDIDATES
-    from spu_llm.systems.watermark.history import HistoryFile, history_path
     from spu_llm.systems.watermark.keys import read_keys
     from spu_llm.systems.watermark.selecting import group_of
 
@@ -122,7 +118,27 @@ def opened(options: argparse.Namespace, directory: Path) -> Iterator[Marking | N
         )
     elif several:
         group_of(options.candidates, len(keys), MAX_CANDIDATES)
-    check_tokenizer(scheme, Tokenizer.load(directory), directory, "--draft-model")
+    return keys, scheme
+
+
+@contextmanager
+def opened(
+    options: argparse.Namespace, found: tuple[tuple[Key, ...], Scheme] | None, tokenizer: Tokenizer
+) -> Iterator[Marking | None]:
+    """The keys that `keys_of` has found, with their histories; `tokenizer`: of the text. InputError
+    for keys of another tokenizer, or that another run is using.
+    """
+    if found is None:
+        yield None
+        return
+    from spu_llm.systems.watermark.history import HistoryFile, history_path
+
+    keys, scheme = found
+    if scheme.units == "tokens" and not tokenizer.is_named(scheme.tokenizer):
+        raise InputError(
+            f"{options.watermark[0]} marks tokens of another tokenizer than the provider's model "
+            "has; make a key with spu-llm watermark keygen --tokenizer DIR, where that one is"
+        )
     with ExitStack() as kept:
         histories = tuple(
             kept.enter_context(HistoryFile(history_path(path), key))

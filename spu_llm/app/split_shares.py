@@ -128,6 +128,7 @@ def served(options: argparse.Namespace) -> dict[str, Any]:
 
 def generate(options: argparse.Namespace) -> None:
     """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
+    from models.tokenizer import Tokenizer
     from spu_llm.app.completing import GenerateOptions, encoded
     from spu_llm.app.completing import generate as complete
     from spu_llm.app.output import check_output, write_json
@@ -147,7 +148,8 @@ def generate(options: argparse.Namespace) -> None:
     check_output(options.json)
     with closing(Screen(options.prompt)) as screen:
         directory = (options.draft_model or shipped("public")) if drafts else model
-        _, prompt = encoded("", options.prompt, directory)
+        tokenizer = Tokenizer.load(directory)
+        _, prompt = encoded("", options.prompt, tokenizer)
         inputs = MiddleInputs(
             prompt, str(model), str(directory), options.temperature, options.top_k or 0,
             options.top_p, options.stop, options.seed, options.seed,
@@ -155,8 +157,9 @@ def generate(options: argparse.Namespace) -> None:
         check_sampling(inputs.sampling)
         request = _request(MiddleRequest, options, model, len(prompt), drafts)
         asked = GenerateOptions(
-            request, inputs, provider, options.started, SPLIT_COMPLETION, model
-        )
+            request, inputs, provider, options.started, tokenizer,
+            program=SPLIT_COMPLETION, model=model,
+        )  # fmt: skip
         result = complete(asked, screen.on_event, screen.say)
         screen.finish()
     screen.summary(result)
@@ -165,6 +168,7 @@ def generate(options: argparse.Namespace) -> None:
 
 def _prepare(options: argparse.Namespace) -> None:
     """Progress to stderr, what was made to stdout, the result to `--json`."""
+    from models.tokenizer import Tokenizer
     from spu_llm.app.completing import encoded, prepare
     from spu_llm.app.material import material_table
     from spu_llm.app.output import check_output, write_json
@@ -176,14 +180,15 @@ def _prepare(options: argparse.Namespace) -> None:
     check_output(options.json)
     disk_bytes = megabytes(options, "disk")
     directory = (options.draft_model or shipped("public")) if drafts else model
+    tokenizer = Tokenizer.load(directory)
     if tokens is None:
-        tokens = len(encoded("", options.prompt, directory)[1])
+        tokens = len(encoded("", options.prompt, tokenizer)[1])
     likely = -(-(new - 1) // 3) if drafts else new - 1
     steps = likely if options.steps is None else options.steps
     request = _request(MiddlePrepareRequest, options, model, tokens, drafts, steps=steps)
     with closing(Stages()) as screen:
         result = prepare(
-            request, directory, provider, screen.on_event, disk_bytes, program=SPLIT_PREPARATION
+            request, tokenizer, provider, screen.on_event, disk_bytes, program=SPLIT_PREPARATION
         )
     write_json(options.json, result)
     show_table(material_table(result))

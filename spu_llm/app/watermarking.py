@@ -376,12 +376,10 @@ def _tokenizer(options: argparse.Namespace, scheme: Any) -> Any:
     return tokenizer
 
 
-def check_tokenizer(
-    scheme: Any, tokenizer: Any, directory: Path, option: str = "--tokenizer"
-) -> None:
+def check_tokenizer(scheme: Any, tokenizer: Any, directory: Path) -> None:
     if scheme.units == "tokens" and not tokenizer.is_named(scheme.tokenizer):
         raise InputError(
-            f"the key marks tokens of another tokenizer than that in {directory}; give {option}"
+            f"the key marks tokens of another tokenizer than that in {directory}; give --tokenizer"
         )
 
 

@@ -45,3 +45,21 @@ class Opened(_message.Message):
     manifest: _containers.MessageMap[str, Value]
     ticket: bytes
     def __init__(self, manifest: _Optional[_Mapping[str, Value]] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+
+class TextFormatRequest(_message.Message):
+    __slots__ = ("offset", "most")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    most: int
+    def __init__(self, offset: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
+
+class TextFormatPart(_message.Message):
+    __slots__ = ("digest", "size", "part")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    size: int
+    part: bytes
+    def __init__(self, digest: _Optional[str] = ..., size: _Optional[int] = ..., part: _Optional[bytes] = ...) -> None: ...

@@ -2,9 +2,10 @@
 
 gRPC runs on connections of ours (`carry`), so that who may connect is judged in one place (`tls`)
 and one port is open: its calls and a session's data come to the same one and are told apart by the
-protocol that TLS negotiates, or in the clear by their first byte. The provider answers a client
-whose settings agree with its own by a ticket, good for one connection for data, for a while, under
-the same certificate; what happens there is `control`'s and the relay's.
+protocol that TLS negotiates, or in the clear by their first byte. Before it asks for a session, a
+client asks how text of the model is written (`TextFormat`). The provider answers a client whose
+settings agree with its own by a ticket, good for one connection for data, for a while, under the
+same certificate; what happens there is `control`'s and the relay's.
 
 The standard health service (grpc.health.v1) answers beside it.
 """
@@ -41,8 +42,14 @@ from spu_llm.core.errors import (  # noqa: E402
 )
 from spu_llm.net.carry import PrivateFolder, carry  # noqa: E402
 from spu_llm.net.control import heard  # noqa: E402
-from spu_llm.net.control_pb2 import Opened, OpenRequest, Value  # noqa: E402
-from spu_llm.net.frames import check_preamble  # noqa: E402
+from spu_llm.net.control_pb2 import (  # noqa: E402
+    Opened,
+    OpenRequest,
+    TextFormatPart,
+    TextFormatRequest,
+    Value,
+)
+from spu_llm.net.frames import VERSION, check_preamble  # noqa: E402
 from spu_llm.net.manifest import Manifest, Scalar  # noqa: E402
 from spu_llm.net.stream import ByteStream  # noqa: E402
 
@@ -53,8 +60,10 @@ TICKET_BYTES = 32
 FIRST_BYTE = b"P"  # of a connection for gRPC, in the clear: HTTP/2 begins with "PRI"
 
 _OPEN = f"/{SERVICE}/Open"
+_TEXT_FORMAT = f"/{SERVICE}/TextFormat"
 _HEALTH = "/grpc.health.v1.Health/Check"
 _MAX_MESSAGE = 2 << 20  # bytes; the largest manifest in ASCII fits
+PART_BYTES = 1 << 20  # of a document, in one answer
 _CALLS = 64  # at a time, one of a connection; a call waits for its request in a thread
 _LIFE_S = 15.0  # of a connection, whatever the peer does or does not
 _WORD_S = 1.0  # for why a connection has broken, where gRPC says that it has
@@ -71,6 +80,18 @@ _OF_SERVER = [
 
 # A client's manifest: the provider's manifest and a ticket.
 Admit = Callable[[Mapping[str, object]], tuple[Manifest, bytes]]
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a provider gives out as it is: `content`, and the SHA-256 of it in hex."""
+
+    digest: str
+    content: bytes
+
+
+# How text is written, for a client that may ask.
+Tell = Callable[[], Document]
 
 # Errors whose words are the peer's to hear; their names go along, since a status may be gRPC's own.
 _TOLD: dict[type[SpuLlmError], grpc.StatusCode] = {
@@ -96,6 +117,7 @@ class _Health(health.HealthServicer):
 @dataclass
 class _Caller:
     admit: Admit
+    tell: Tell
     answered: bool = False
 
 
@@ -112,11 +134,16 @@ class ControlServer:
         self._server = grpc.server(
             self._threads, options=[*_OPTIONS, *_OF_SERVER], maximum_concurrent_rpcs=_CALLS
         )
-        call = grpc.unary_unary_rpc_method_handler(
-            self._open, OpenRequest.FromString, Opened.SerializeToString
-        )
+        calls = {
+            "Open": grpc.unary_unary_rpc_method_handler(
+                self._open, OpenRequest.FromString, Opened.SerializeToString
+            ),
+            "TextFormat": grpc.unary_unary_rpc_method_handler(
+                self._text_format, TextFormatRequest.FromString, TextFormatPart.SerializeToString
+            ),
+        }
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {"Open": call}),)
+            (grpc.method_handlers_generic_handler(SERVICE, calls),)
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._server.add_insecure_port(f"unix:{self._folder.path('server')}")
@@ -124,16 +151,16 @@ class ControlServer:
         for name in ("", SERVICE):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
-    def serve(self, stream: ByteStream, admit: Admit) -> None:
+    def serve(self, stream: ByteStream, admit: Admit, tell: Tell) -> None:
         """Answer all calls that come over a connection, which is closed afterwards, or after
-        _LIFE_S. Of what `admit` raises the client gets the words where they are meant for it
-        (`_TOLD`), else only that there was something. PeerError when the connection breaks before
-        a call is answered.
+        _LIFE_S. Of what `admit` or `tell` raises the client gets the words where they are meant for
+        it (`_TOLD`), else only that there was something. PeerError when the connection breaks
+        before a call is answered.
         """
         sock = socket.socket(socket.AF_UNIX)
         with self._lock:
             name = next(self._names)
-            self._callers[name] = caller = _Caller(admit)
+            self._callers[name] = caller = _Caller(admit, tell)
         try:
             # A name of its own, by which a call tells whose it is.
             sock.bind(self._folder.path(name))
@@ -165,17 +192,33 @@ class ControlServer:
         self._folder.close()
 
     def _open(self, request: OpenRequest, context: grpc.ServicerContext) -> Opened:
+        with self._answering(context) as caller:
+            own, ticket = caller.admit(_manifest(request.manifest))
+        return Opened(manifest=_values(own), ticket=ticket)
+
+    def _text_format(
+        self, request: TextFormatRequest, context: grpc.ServicerContext
+    ) -> TextFormatPart:
+        with self._answering(context) as caller:
+            found = caller.tell()
+        end = request.offset + min(request.most, PART_BYTES)
+        return TextFormatPart(
+            digest=found.digest, size=len(found.content), part=found.content[request.offset : end]
+        )
+
+    @contextmanager
+    def _answering(self, context: grpc.ServicerContext) -> Iterator[_Caller]:
+        """Whoever calls; what is raised meanwhile becomes the call's answer."""
         name = unquote(context.peer()).rpartition("/")[2]
         try:
             caller = self._callers[name]
             caller.answered = True
-            own, ticket = caller.admit(_manifest(request.manifest))
+            yield caller
         except Exception as error:
             if (status := _TOLD.get(type(error))) is None:  # type: ignore[arg-type]
                 context.abort(grpc.StatusCode.INTERNAL, "the provider failed")
             context.set_trailing_metadata(((_ERROR, type(error).__name__),))
             context.abort(status, str(error))
-        return Opened(manifest=_values(own), ticket=ticket)
 
 
 # ---- the client
@@ -195,6 +238,21 @@ def ask_to_open(
     if len(opened.ticket) != TICKET_BYTES:
         raise WireError(f"the peer gave a ticket of {len(opened.ticket)} bytes")
     return _manifest(opened.manifest), opened.ticket
+
+
+def ask_for_format(
+    stream: ByteStream, offset: int, most: int, timeout_s: float
+) -> tuple[str, int, bytes]:
+    """The digest of the document that says how text is written, as the provider states it, the
+    document's size in bytes, and up to `most` bytes of it from `offset` on (`PART_BYTES` in one
+    answer); `stream` is closed then. Errors as of `ask_to_open`.
+    """
+    with _channel(stream) as channel:
+        call = channel.unary_unary(
+            _TEXT_FORMAT, TextFormatRequest.SerializeToString, TextFormatPart.FromString
+        )
+        found: TextFormatPart = call(TextFormatRequest(offset=offset, most=most), timeout=timeout_s)
+    return found.digest, found.size, found.part
 
 
 def check_health(stream: ByteStream, timeout_s: float) -> bool:
@@ -260,6 +318,11 @@ def _translated(error: grpc.RpcError) -> SpuLlmError:
             return BusyError(said)
         case InputError.__name__:
             return InputError(f"the provider refused: {said}")
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        return ManifestMismatch(
+            "the provider does not say how its model's text is written: it speaks a wire version "
+            f"below {VERSION}, which is this side's; run the same version of spu-llm on both sides"
+        )
     if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
         return NoAnswerError("the peer accepts the connection but does not answer")
     return PeerError(f"the provider refused: {said}")

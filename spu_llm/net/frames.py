@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from spu_llm.core.errors import WireError
 
-VERSION = 4
+VERSION = 5
 MAX_PAYLOAD = 1 << 20
 MAX_STREAM = (1 << 32) - 1
 

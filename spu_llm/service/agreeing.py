@@ -10,7 +10,7 @@ from typing import Any
 import protocols
 from models.family import ModelConfig, config_from
 from models.tokenizer import Tokenizer
-from spu_llm.core.errors import InputError, PeerError
+from spu_llm.core.errors import InputError, ManifestMismatch, PeerError
 from spu_llm.core.settings import SpuConfig
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.net import frames
@@ -33,6 +33,7 @@ _PREFIXES = {ROLES[CLIENT]: CLIENT_PREFIX, ROLES[PROVIDER]: PROVIDER_PREFIX}
 _CERTIFICATE = "certificate."  # of either role
 _POOL = "pool"  # a party's id in its pool directory, beside its own fields; empty: it has none
 _BEFORE = "before."  # beside the model's fields
+_TEXT_FORMAT = "text_format"  # the digest of how its text is written, beside them, if there is any
 # How long SPU waits for one message: the supervisors judge first, and say why.
 _LINK_TIMEOUT_MS = int(1000 * (WAIT_S + 60))
 
@@ -40,9 +41,14 @@ _LINK_TIMEOUT_MS = int(1000 * (WAIT_S + 60))
 def of_provider(
     config: ModelConfig, tokenizer: Tokenizer | None, network: str, jobs: int,
     before: Before = Before(),  # noqa: B008 - frozen
+    text_format: str | None = None,
 ) -> Manifest:  # fmt: skip
-    """What a provider with this model states."""
+    """What a provider with this model states. `text_format`: the digest of how its text is written
+    (`models.text_format`), if it has any.
+    """
     model = config.asdict() | {_BEFORE + name: rows for name, rows in asdict(before).items()}
+    if text_format is not None:
+        model[_TEXT_FORMAT] = text_format
     of_provider = {PROVIDER_PREFIX + name: value for name, value in model.items()}
     return _of_both(tokenizer, network, jobs) | of_provider
 
@@ -158,6 +164,7 @@ def stated_model(agreed: Manifest) -> tuple[ModelConfig, Before]:
     """
     fields = _part(agreed, PROVIDER_PREFIX)
     fields.pop(_POOL, None)
+    fields.pop(_TEXT_FORMAT, None)
     rows = {k: fields.pop(k) for k in list(fields) if k.startswith(_BEFORE)}
     try:
         config = config_from(fields)
@@ -169,6 +176,17 @@ def stated_model(agreed: Manifest) -> tuple[ModelConfig, Before]:
             f"the provider's own text cannot take {before.rows} of {config.context} positions"
         )
     return config, before
+
+
+def check_text_format(agreed: Manifest, digest: str) -> None:
+    """ManifestMismatch when the provider's text is written otherwise than what has this digest
+    says, which the client took its tokens from.
+    """
+    if (found := agreed.get(PROVIDER_PREFIX + _TEXT_FORMAT)) != digest:
+        raise ManifestMismatch(
+            f"the provider's text is written otherwise than it said before ({found!s:.16} in place "
+            f"of {digest:.16}); it may serve another model now: try again"
+        )
 
 
 def check_request(

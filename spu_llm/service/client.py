@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def run_as_client(
     on_event: OnEvent = lambda event, relay: None,
     *,
     tokenizer: Tokenizer | None = None,
+    text_format: str | None = None,
     reads: Sequence[Path] = (),
     writes: Sequence[Path] = (),
     pool: Path | None = None,
@@ -65,11 +67,12 @@ def run_as_client(
     """Run `program` with the provider at `server`; the outcome and the agreed settings.
 
     `request` is told to the provider, `inputs` stay here. `tokenizer`: of the client, where the
-    program has text. `reads`, `writes`: files and directories of its worker. `hint_cache`: bytes
-    that hints of all providers may take; InputError where this one's take more. `jobs`: cores that
-    make material, if the provider gives as many. `wrap` may put a recorder around the connection.
-    `look` is called while the workers are at it. `hears` gets what says something to the worker
-    while it runs (`Worker.tell`).
+    program has text; `text_format`: the digest of what it is from, if that is the provider's
+    (`first_contact`), which must state the same now. `reads`, `writes`: files and directories of
+    its worker. `hint_cache`: bytes that hints of all providers may take; InputError where this
+    one's take more. `jobs`: cores that make material, if the provider gives as many. `wrap` may put
+    a recorder around the connection. `look` is called while the workers are at it. `hears` gets
+    what says something to the worker while it runs (`Worker.tell`).
     """
     assert (tokenizer is not None) == program.text
     if pool is not None:
@@ -92,6 +95,8 @@ def run_as_client(
         control.show_ticket(ticket)
         try:
             _check_same(agreed, provider)
+            if text_format is not None:
+                agreeing.check_text_format(agreed, text_format)
             config, before = agreeing.stated_model(agreed)
             agreeing.check_request(program, request, config, before)
             if tokenizer is not None:
@@ -135,14 +140,21 @@ def open_session(
     if provider is not None and server.identity is not None:
         seen = agreeing.certificates(client=server.identity.own, provider=provider)
     stated = with_nonce(stated | seen | agreeing.pool_id("client", seen, pool))
-    try:
+    with answering(server):
         theirs, ticket = ask_to_open(stream, stated, OPEN_S)
+    return agree(stated, theirs), ticket
+
+
+@contextmanager
+def answering(server: Server) -> Iterator[None]:
+    """PeerError, which names the server, where it does not answer a call."""
+    try:
+        yield
     except NoAnswerError as exc:
         raise PeerError(
             f"{server.host}:{server.port} accepts the connection but does not answer: "
             "no spu-llm provider, or one with too many connections; try again later"
         ) from exc
-    return agree(stated, theirs), ticket
 
 
 def _check_same(agreed: Manifest, provider: Certificate | None) -> None:

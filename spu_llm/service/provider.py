@@ -22,6 +22,7 @@ from models.files import TOKENIZER_FILE
 from models.hf import load_model
 from models.resident import digest, place
 from models.split import Split, ends_digest
+from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import (
     BusyError,
@@ -33,7 +34,7 @@ from spu_llm.core.errors import (
 )
 from spu_llm.net import tls
 from spu_llm.net.control import Control
-from spu_llm.net.control_plane import FIRST_BYTE, ControlServer
+from spu_llm.net.control_plane import FIRST_BYTE, ControlServer, Document
 from spu_llm.net.entrance import Entrance, Met
 from spu_llm.net.identity import Certificate, Identity
 from spu_llm.net.manifest import Manifest, agree, with_nonce
@@ -62,7 +63,7 @@ from spu_llm.systems.program import Before, Held, Job, Spendable, SplitServed
 from spu_llm.systems.split.records import MPC
 from spu_llm.systems.watermark.serving import Marker
 
-CALL_BYTES = 8 << 20  # of a connection for calls: both manifests, and what gRPC adds
+CALL_BYTES = 8 << 20  # of a connection for calls: manifests or a document's parts, and gRPC's own
 REFUSAL_BYTES = 256 << 10  # the same, once the client has moved all that it may
 UNADMITTED_BYTES = 1 << 20  # of a connection for data, until there is a session
 DRAIN_S = 60.0  # for sessions to come to their end
@@ -134,13 +135,19 @@ def _serve(
     say: Callable[[str], None], on_port: Callable[[int], None],
     on_event: Callable[[dict[str, Any]], None], renewal: Renewal[ServeOptions] | None,
 ) -> None:  # fmt: skip
-    tokenizer = _tokenizer(options)
+    text = _text_format(options)
+    tokenizer = None if text is None else text.tokenizer
     before, own_text = _own_text(options, tokenizer, config)
-    stated = agreeing.of_provider(config, tokenizer, options.network, options.jobs, before)
+    stated = agreeing.of_provider(
+        config, tokenizer, options.network, options.jobs, before,
+        None if text is None else text.digest,
+    )  # fmt: skip
     if options.pool is not None:
         open_directory(options.pool)
     marker = _marker(options, tokenizer)
-    sessions = _Sessions(options, stated, weights, hints, own_text, say, on_event, marker)
+    sessions = _Sessions(
+        options, stated, weights, hints, own_text, say, on_event, marker, text
+    )
     with (
         nullcontext() if marker is None else closing(marker),
         sessions as all_,
@@ -173,12 +180,13 @@ class _Sessions:
     def __init__(
         self, options: ServeOptions, stated: Manifest, weights: int, hints: Path,
         own_text: list[int], say: Callable[[str], None], on_event: Callable[[dict[str, Any]], None],
-        marker: Marker | None = None,
+        marker: Marker | None = None, text: TextFormat | None = None,
     ) -> None:  # fmt: skip
         self._marker = marker
         self._options, self._stated, self._print = options, stated, say
         self._on_event = on_event
-        self._weights, self._hints, self._own_text = weights, hints, own_text
+        self._weights, self._hints = weights, hints
+        self._own_text, self._text = own_text, text
         places = 1 if options.once else options.sessions
         self._places = Places(places, options.sessions_of_one)
         self._accounts = Accounts(options.limits)
@@ -313,7 +321,19 @@ class _Sessions:
         except LimitError:  # which the client is to hear
             most = REFUSAL_BYTES
         metered = Metered(met.stream, most, partial(self._accounts.enter, met.peer))
-        self._control.serve(metered, partial(self._admit, client=met.peer, own=met.own))
+        admit = partial(self._admit, client=met.peer, own=met.own)
+        self._control.serve(metered, admit, partial(self._tell, met.peer))
+
+    def _tell(self, client: Certificate | None) -> Document:
+        """Return how text is written. On a thread of the control plane's, as `_admit`."""
+        if self._closing:
+            raise BusyError("the provider takes no more sessions")
+        self._accounts.check(client)
+        if self._text is None:
+            raise InputError(
+                "the provider's model has no tokenizer: it is served for studies alone"
+            )
+        return Document(self._text.digest, self._text.document)
 
     def _admit(
         self, asked: Mapping[str, object], client: Certificate | None,
@@ -418,11 +438,11 @@ def _as_ours(exc: Exception) -> SpuLlmError:
     return exc if isinstance(exc, SpuLlmError) else SpuLlmError(f"{type(exc).__name__}: {exc}")
 
 
-def _tokenizer(options: ServeOptions) -> Tokenizer | None:
-    """The model's, if it has one; only studies can do without."""
+def _text_format(options: ServeOptions) -> TextFormat | None:
+    """How the model's text is written, if it has a tokenizer; only studies can do without."""
     if options.studies and not (options.model / TOKENIZER_FILE).exists():
         return None
-    return Tokenizer.load(options.model)
+    return TextFormat.of_model(options.model)
 
 
 def _own_text(

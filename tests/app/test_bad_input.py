@@ -200,7 +200,8 @@ def test_models_with_different_tokenizers_do_not_work_together(
     start: Start, own_pair: Pair
 ) -> None:
     save_tokenizer(own_pair.private, "an entirely different text to learn merges from ")
-    assert_refused(start(*own_pair.demo), "settings differ", "tokenizer")
+    words = "--draft-model", str(own_pair.public), "another tokenizer"
+    assert_refused(start(*own_pair.demo), *words)
 
 
 @pytest.mark.parametrize(

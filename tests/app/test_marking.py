@@ -52,7 +52,9 @@ def test_the_history_has_contexts_before_text_is_shown(
     provider = Provider("local", Server("127.0.0.1", 1, "local"), pair.private, None, 1)
     with HistoryFile(path, key_of(2)) as history, pytest.raises(InputError, match="enough"):
         marking = Marking((key_of(2),), RACE, (history,))
-        options = GenerateOptions(request, inputs, provider, 0.0, marking=marking)
+        options = GenerateOptions(
+            request, inputs, provider, 0.0, Tokenizer.load(pair.public), marking=marking
+        )
         completing.generate(options, shown, lambda words: None)
     assert seen == [("text", True)]
     assert marking.told == {"method": "race", "ngram": 4, "keys": 1}
@@ -71,7 +73,7 @@ def test_the_history_has_contexts_before_text_is_shown(
         ("candidates", ["--candidates", "4", "--verify", "post"], ["--verify token or race"]),
         ("candidates", ["--candidates", "4", "--temperature", "0"], ["--temperature 0"]),
         ("race", ["--verify", "race", "--candidates", "4"], ["without --candidates"]),
-        ("foreign", ["--verify", "race"], ["another tokenizer", "--draft-model"]),
+        ("foreign", ["--verify", "race"], ["another tokenizer", "--tokenizer"]),
         ("busy", ["--verify", "race"], ["in use by another run"]),
         ("stray", ["--verify", "race"], ["no history of this key"]),
     ],

@@ -310,7 +310,9 @@ def test_the_offline_price_is_all_that_is_made(tiny_pair: tuple[Path, Path]) -> 
     private, public = tiny_pair
     job = Job(
         Request(prompt_tokens=4, max_new_tokens=4, draft_length=2, temperature=0.0), PRIVATE,
-        ClientInputs([40, 41, 42, 43], str(public), draft_seed=1, sampling_seed=1),
+        ClientInputs(
+            [40, 41, 42, 43], str(public), draft_seed=1, sampling_seed=1, draft_dir=str(public)
+        ),
         Held(str(private), sampling_seed=1),
     )  # fmt: skip
     with Simulation() as simulation:

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from models.gpt2 import GPT2Config
 from models.hf import load_model, save_model
+from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from spu_llm.app import config
 from spu_llm.core.channel import MemoryChannel, SealedChannel
@@ -49,7 +50,7 @@ from spu_llm.systems.watermark.keys import Key, read_key
 from spu_llm.systems.watermark.sampler import read_answer
 from tests.tiny import PRIVATE, VOCAB, save_tokenizer, tiny_params
 
-_OWN = {"jobs": 1, "wire": 4}
+_OWN = {"jobs": 1, "wire": 5}
 _KEPT = tempfile.TemporaryDirectory(prefix="spu-llm-fuzz-")  # until this process ends
 _FOLDER = Path(_KEPT.name)
 _AT_ONCE = 64 << 10  # bytes that a socket takes without being read
@@ -216,6 +217,16 @@ def tokenizer(data: bytes) -> bool:
     return _loads(Tokenizer.load, "tokenizer", "tokenizer.json", data)
 
 
+def text_format(data: bytes) -> bool:
+    """What a provider says of how its model's text is written."""
+    with contextlib.suppress(InputError):
+        found = TextFormat.parse(data)
+        assert found.tokenizer.decode(found.tokenizer.encode("a", goes_on=True)) is not None
+        assert found.tokenizer.eos_ids and max(found.tokenizer.eos_ids) < found.tokenizer.vocab_size
+        return True
+    return False
+
+
 def _loads(load: Callable[[Path], object], target: str, file: str, data: bytes) -> bool:
     directory = _model(target)
     (directory / file).write_bytes(data)
@@ -353,8 +364,8 @@ TARGETS: dict[str, Callable[[bytes], bool]] = {
     target.__name__: target
     for target in (
         frames, control_messages, manifest, request, messages, sealed, inventory, peer_id, batch,
-        safetensors, model_config, tokenizer, certificates, options, vault, boundary, sampled,
-        completion, mark, mark_history,
+        safetensors, model_config, tokenizer, text_format, certificates, options, vault, boundary,
+        sampled, completion, mark, mark_history,
     )
 }  # fmt: skip
 
@@ -404,6 +415,7 @@ SEEDS: dict[str, Callable[[], bytes]] = {
     "safetensors": lambda: (_model("seed") / "model.safetensors").read_bytes(),
     "model_config": lambda: (_model("seed") / "config.json").read_bytes(),
     "tokenizer": lambda: (_model("seed") / "tokenizer.json").read_bytes(),
+    "text_format": lambda: TextFormat.of_model(_model("seed")).document,
     "certificates": _pem,
     "vault": lambda: PREAMBLE + encode(Frame(Kind.CONTROL, 0, _WISH)) + encode(
         Frame(Kind.DATA, 1, bytes(4 * 12))

@@ -29,7 +29,14 @@ from spu_llm.core.errors import (
 )
 from spu_llm.net import control_plane
 from spu_llm.net.control_pb2 import OpenRequest
-from spu_llm.net.control_plane import ControlServer, ask_to_open, check_health
+from spu_llm.net.control_plane import (
+    PART_BYTES,
+    ControlServer,
+    Document,
+    ask_for_format,
+    ask_to_open,
+    check_health,
+)
 from spu_llm.net.frames import PREAMBLE
 from spu_llm.net.manifest import Manifest, agree, with_nonce
 from spu_llm.net.stream import TcpStream
@@ -46,6 +53,7 @@ class Provider:
 
     def __init__(self, bench: Bench) -> None:
         self.stated: Manifest = {"jobs": 1}
+        self.document = b"a document"
         self.error: SpuLlmError | None = None
         self.agreed: list[Manifest] = []
         self.failed: list[PeerError] = []
@@ -59,12 +67,17 @@ class Provider:
         self.agreed.append(agree(asked, stated))
         return stated, TICKET
 
+    def _tell(self) -> Document:
+        if self.error is not None:
+            raise self.error
+        return Document("d" * 64, self.document)
+
     def connect(self) -> TcpStream:
         client, ours = self._bench.streams()
 
         def run() -> None:
             try:
-                self.server.serve(ours, self._admit)
+                self.server.serve(ours, self._admit, self._tell)
             except PeerError as error:
                 self.failed.append(error)
 
@@ -145,6 +158,33 @@ def test_a_refusal_says_why(
         asked(provider)
 
 
+def test_a_document_comes_in_parts(provider: Provider) -> None:
+    provider.document = bytes(range(256)) * 5000
+    size = len(provider.document)
+    assert ask_for_format(provider.connect(), 0, 0, ASK_S) == ("d" * 64, size, b"")
+    _, _, first = ask_for_format(provider.connect(), 0, size, ASK_S)
+    _, _, rest = ask_for_format(provider.connect(), len(first), size, ASK_S)
+    assert len(first) == PART_BYTES
+    assert first + rest == provider.document
+    assert ask_for_format(provider.connect(), 10, 5, ASK_S)[2] == provider.document[10:15]
+    for offset in (size, (1 << 64) - 1):
+        assert ask_for_format(provider.connect(), offset, 5, ASK_S)[2] == b""
+
+
+def test_a_document_may_be_refused(provider: Provider) -> None:
+    provider.error = InputError("this model has no tokenizer")
+    with pytest.raises(InputError, match="^the provider refused: this model has no tokenizer$"):
+        ask_for_format(provider.connect(), 0, 5, ASK_S)
+
+
+def test_a_provider_that_has_no_such_call_is_of_an_older_version(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_plane, "_TEXT_FORMAT", f"/{control_plane.SERVICE}/Unheard")
+    with pytest.raises(ManifestMismatch, match="wire version below 5.* the same version"):
+        ask_for_format(provider.connect(), 0, 0, ASK_S)
+
+
 def test_the_health_service_answers(provider: Provider) -> None:
     assert check_health(provider.connect(), ASK_S)
     provider.server.drain()
@@ -178,7 +218,7 @@ def of_raw(bench: Bench, answer: Callable[[socket.socket], object]) -> TcpStream
     [
         (b"\x15\x03\x01\x00\x02\x02\x46", "the peer is speaking TLS; give --identity"),
         (b"HTTP/1.1 400 Bad Request\r\n", "the peer does not speak spu-llm"),
-        (PREAMBLE[:-1] + b"\x01", "the peer speaks wire version 1, this side speaks 4"),
+        (PREAMBLE[:-1] + b"\x01", "the peer speaks wire version 1, this side speaks 5"),
         (PREAMBLE, "a session's data before there was a session"),
         (b"", "does not answer"),
         (b"\0\0\0\x07\0\0\0\0\0", "does not answer"),

@@ -30,12 +30,12 @@ frames = st.one_of(
 
 def greeted() -> FrameParser:
     parser = FrameParser()
-    assert parser.feed(b"spullm\x00\x04") == []
+    assert parser.feed(b"spullm\x00\x05") == []
     return parser
 
 
 def test_bytes_of_each_kind() -> None:
-    assert PREAMBLE == b"spullm\x00\x04"
+    assert PREAMBLE == b"spullm\x00\x05"
     assert encode(Frame(Kind.CONTROL, 0, b"{}")) == b"\x00" + bytes(4) + b"\0\0\0\x02{}"
     assert encode(Frame(Kind.OPEN, 3, b"\1")) == b"\x01\0\0\0\x03\0\0\0\x01\x01"
     assert encode(Frame(Kind.DATA, 258, b"abc")) == b"\x02\0\0\x01\x02\0\0\0\x03abc"
@@ -115,19 +115,19 @@ def test_encode_refuses_what_the_parser_refuses(frame: Frame) -> None:
 
 
 def test_other_version_is_named_with_ours() -> None:
-    with pytest.raises(WireError, match="wire version 7, this side speaks 4"):
+    with pytest.raises(WireError, match="wire version 7, this side speaks 5"):
         FrameParser().feed(b"spullm\x00\x07")
 
 
 def test_other_protocols_are_refused_before_eight_bytes() -> None:
-    with pytest.raises(WireError, match="does not speak spu-llm wire version 4; it sent b'GET'"):
+    with pytest.raises(WireError, match="does not speak spu-llm wire version 5; it sent b'GET'"):
         FrameParser().feed(b"GET")
     with pytest.raises(WireError, match="speaking TLS"):
         FrameParser().feed(b"\x16\x03\x01")
 
 
 @pytest.mark.parametrize(
-    "start", [b"", b"spul", b"spullm\0\4\x02", b"spullm\0\4\x02\0\0\0\1\0\0\0\2x"]
+    "start", [b"", b"spul", b"spullm\0\5\x02", b"spullm\0\5\x02\0\0\0\1\0\0\0\2x"]
 )
 def test_input_that_ends_early(start: bytes) -> None:
     parser = FrameParser()

@@ -87,8 +87,8 @@ def test_exact_bytes_on_the_wire(bench: Bench) -> None:
     port = opened(control.relay, bench.worker(echo).port)
     own = bench.dial(port)
     own.sendall(b"hi")
-    assert read_all(raw, 29) == (b"spullm\0\4" + b"\1\0\0\0\2\0\0\0\1\1" + b"\2\0\0\0\2\0\0\0\2hi")
-    raw.sendall(b"spullm\0\4" + b"\1\0\0\0\1\0\0\0\1\1" + b"\2\0\0\0\1\0\0\0\3abc")
+    assert read_all(raw, 29) == (b"spullm\0\5" + b"\1\0\0\0\2\0\0\0\1\1" + b"\2\0\0\0\2\0\0\0\2hi")
+    raw.sendall(b"spullm\0\5" + b"\1\0\0\0\1\0\0\0\1\1" + b"\2\0\0\0\1\0\0\0\3abc")
     assert read_all(raw, 12) == b"\2\0\0\0\1\0\0\0\3abc"
     raw.sendall(b"\3\0\0\0\2\0\0\0\1\0" + b"\3\0\0\0\1\0\0\0\1\0")
     assert read_all(own) == b""
@@ -132,7 +132,7 @@ def test_streams_that_are_never_allowed_end_it(
     monkeypatch.setattr(relay_module, "HOLD_S", 0.1)
     raw, control = bench.raw_peer()
     control.relay.hold_streams()
-    raw.sendall(b"spullm\0\4" + b"\1\0\0\0\1\0\0\0\1\1")
+    raw.sendall(b"spullm\0\5" + b"\1\0\0\0\1\0\0\0\1\1")
     assert control.ended.wait(SOON_S)
     with pytest.raises(PeerError, match="streams before there is a session"):
         control.check()
@@ -231,7 +231,7 @@ def test_streams_are_limited(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("wire", "message"),
     [
-        (b"spullm\0\1", "peer speaks wire version 1, this side speaks 4"),
+        (b"spullm\0\1", "peer speaks wire version 1, this side speaks 5"),
         (b"GET / HTTP/1.1\r\n\r\n", "does not speak spu-llm"),
         (PREAMBLE + b"\2\0\0\0\1\xff\0\0\0", "frame of 4278190080 bytes"),
         (PREAMBLE + b"\7\0\0\0\1\0\0\0\0", "unknown kind 7"),

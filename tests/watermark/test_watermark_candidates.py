@@ -452,7 +452,7 @@ def test_seeds_are_told_before_their_text(pair: Pair) -> None:
     """As the worker makes its side of its inputs; two keys of words, another family."""
     secrets = [key_of(number).secret.hex() for number in (4, 5)]
     mark = Mark(secrets, 3, ["", b"12345678".hex()], "candidates", "words", "gamma", 2)
-    inputs = ClientInputs(list(PROMPT), str(pair.public), [], 1, 1, mark)
+    inputs = ClientInputs(list(PROMPT), str(pair.public), [], 1, 1, mark, str(pair.public))
     events: list[tuple[str, dict[str, Any]]] = []
     plan = asked(12, 2, 4)
     side = completion.client_side_of(inputs, plan, lambda event, **f: events.append((event, f)))

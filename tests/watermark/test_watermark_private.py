@@ -265,7 +265,10 @@ def test_the_key_goes_to_the_clients_worker_alone() -> None:
 def test_contexts_are_told_before_their_text(pair: Pair) -> None:
     """As the worker makes its side of its inputs; text of several tokens a step."""
     events: list[tuple[str, dict[str, Any]]] = []
-    plan, inputs = asked(12, 3), ClientInputs(list(PROMPT), str(pair.public), mark=mark_of(4))
+    plan = asked(12, 3)
+    inputs = ClientInputs(
+        list(PROMPT), str(pair.public), mark=mark_of(4), draft_dir=str(pair.public)
+    )
     side = completion.client_side_of(inputs, plan, lambda event, **f: events.append((event, f)))
     in_the_clear(side, plan)
     told: set[bytes] = set()

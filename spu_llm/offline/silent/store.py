@@ -49,9 +49,13 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def default_directory(role: str) -> Path:
-    """Return where a party of this user keeps all its hints: below XDG_CACHE_HOME, or ~/.cache.
+    """Return where a party of this user keeps all its hints, in `cache_directory`."""
+    return cache_directory() / "hints" / role
 
-    InputError when this user has neither.
+
+def cache_directory() -> Path:
+    """Return where this user's parties keep what can be had again: below XDG_CACHE_HOME, or
+    ~/.cache. InputError when this user has neither.
     """
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
@@ -60,7 +64,7 @@ def default_directory(role: str) -> Path:
         raise InputError(
             "this user has no home directory to keep hints in; set XDG_CACHE_HOME or HOME"
         ) from None
-    return found.absolute() / "spu-llm" / "hints" / role
+    return found.absolute() / "spu-llm"
 
 
 def remove_older(root: Path) -> None:

@@ -12,6 +12,7 @@ from models.family import ModelConfig
 from models.hf import load_model
 from models.resident import mapped
 from models.split import Split
+from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from protocols.verification.race import Race
@@ -126,12 +127,12 @@ def stream(label: str, seed: int | None) -> Prg:
 def client_side_of(inputs: ClientInputs, completion: Completion, send: Send) -> ClientSide:
     """The client's half of a completion by its own model and mark."""
     streams = streams_of(inputs.draft_seed, inputs.sampling_seed)
-    tokenizer = Tokenizer.load(Path(inputs.draft_dir))
+    tokenizer = TextFormat.load(Path(inputs.text_format)).tokenizer
     rule, branching = _marked(inputs, completion, tokenizer, streams, send)
     return ClientSide(
         prompt=inputs.prompt,
         tokenizer=tokenizer,
-        drafter=drafter_of(Path(inputs.draft_dir), completion),
+        drafter=drafter_of(inputs.draft_dir, completion),
         verifier=rule,
         streams=streams,
         stop=inputs.stop,
@@ -175,11 +176,13 @@ def _marked(
     return MarkedRace(rule, noise, before, lambda names: on_used([names])), Single(streams)
 
 
-def drafter_of(directory: Path, completion: Completion) -> Drafter | None:
+def drafter_of(directory: str | None, completion: Completion) -> Drafter | None:
     """The public model in `directory`, for all that a completion drafts."""
     if not (drafts := completion.request.draft_length):
         return None
-    config, params = load_model(directory)
+    if directory is None:
+        raise InputError("no model drafts; give --draft-model DIR, or --standard")
+    config, params = load_model(Path(directory))
     rows = len(completion.request.public_prefix) + completion.layout.live_rows + drafts
     return Drafter(config, params, rows)
 

@@ -34,14 +34,18 @@ class Mark:
 
 @dataclass(frozen=True)
 class ClientInputs:
-    """`draft_seed` fixes the drafts; `sampling_seed` also acceptance and bonus draws."""
+    """`text_format`: the file with how text is written (`models.text_format`), or the directory of
+    a model that is written so. `draft_dir`: of the model that drafts, if one does. `draft_seed`
+    fixes the drafts; `sampling_seed` also acceptance and bonus draws.
+    """
 
     prompt: list[int]
-    draft_dir: str
+    text_format: str
     stop: list[str] = field(default_factory=list)
     draft_seed: int | None = None
     sampling_seed: int | None = None
     mark: Mark | None = None
+    draft_dir: str | None = None
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def _client_side(inputs: MiddleInputs, completion: Completion, send: Send) -> Cl
     return ClientSide(
         prompt=inputs.prompt,
         tokenizer=Tokenizer.load(Path(inputs.draft_dir)),
-        drafter=drafter_of(Path(inputs.draft_dir), completion),
+        drafter=drafter_of(inputs.draft_dir, completion),
         verifier=Plain(inputs.sampling),
         streams=streams_of(inputs.draft_seed, inputs.sampling_seed),
         stop=inputs.stop,

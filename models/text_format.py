@@ -1,0 +1,113 @@
+"""How a model's text is written, as one document that a provider gives its clients, so that they
+need no file of the model: its tokenizer, what ends a text, and the template of a chat.
+
+    {"tokenizer": what tokenizer.json holds,
+     "eos_token_id": [numbers of tokens],
+     "chat_template": null, or {"source": "...", "bos_token": "<s>", "eos_token": "</s>"}}
+
+The document is UTF-8 JSON of `DOCUMENT_BYTES` at most, and its SHA-256 names it. A client parses it
+as it parses a file that anybody may have made: sizes, depth, names that stand twice, numbers of
+tokens, and what the tokenizer does around a text are checked before anything is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from models.chat import MOST_CHARACTERS, Template
+from models.files import TOKENIZER_FILE, parsed, read_json
+from models.tokenizer import Tokenizer, checked_eos_ids
+from spu_llm.core.errors import InputError
+
+DOCUMENT_BYTES = 64 << 20  # a tokenizer of 256,000 tokens takes 35 MB
+_FIELDS = {"tokenizer", "eos_token_id", "chat_template"}
+_OF_TEMPLATE = {"source", "bos_token", "eos_token"}
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """`template`: of a chat, not rendered yet; None: the model has no chats. `document`: the bytes
+    that say all this; `digest`: their SHA-256 in hex, 64 digits.
+    """
+
+    tokenizer: Tokenizer
+    template: Template | None
+    digest: str
+    document: bytes = field(repr=False)
+
+    @staticmethod
+    def of_model(directory: Path) -> TextFormat:
+        """Return that of the model in a directory. InputError when its files cannot be used."""
+        directory = Path(directory)
+        tokenizer, template = Tokenizer.load(directory), Template.of_model(directory)
+        content = {
+            "tokenizer": read_json(directory / TOKENIZER_FILE, ""),
+            "eos_token_id": sorted(tokenizer.eos_ids),
+            "chat_template": None if template is None else asdict(template),
+        }
+        try:
+            document = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+        except UnicodeEncodeError:
+            raise InputError(f"{directory} has half a character in its tokenizer's files") from None
+        if len(document) > DOCUMENT_BYTES:
+            raise InputError(f"{directory} has more than {DOCUMENT_BYTES >> 20} MB of tokenizer")
+        return TextFormat(tokenizer, template, _digest(document), document)
+
+    @staticmethod
+    def parse(document: bytes) -> TextFormat:
+        """Return what a document says. InputError when it is none, or none that can be used."""
+        path = Path("the text format")
+        if len(document) > DOCUMENT_BYTES:
+            raise InputError(f"{path} has more than {DOCUMENT_BYTES >> 20} MB")
+        content = parsed(path, document)
+        if not isinstance(content, dict) or set(content) != _FIELDS:
+            raise InputError(f"{path} has other fields than {', '.join(sorted(_FIELDS))}")
+        stated = content["eos_token_id"]
+        tokenizer = Tokenizer.of(
+            Path("its tokenizer"), content["tokenizer"],
+            lambda tokens: checked_eos_ids(path, stated, len(tokens)),
+        )  # fmt: skip
+        template = _template(path, content["chat_template"])
+        return TextFormat(tokenizer, template, _digest(document), document)
+
+    @staticmethod
+    def load(path: Path) -> TextFormat:
+        """Return that in a file with a document, or that of the model in a directory. InputError
+        when it cannot be used.
+        """
+        if path.is_dir():
+            return TextFormat.of_model(path)
+        try:
+            return TextFormat.parse(path.read_bytes())
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _digest(document: bytes) -> str:
+    return hashlib.sha256(document).hexdigest()
+
+
+def _template(path: Path, stated: Any) -> Template | None:
+    """InputError unless each part is a text of its size."""
+    if stated is None:
+        return None
+    if not isinstance(stated, dict) or set(stated) != _OF_TEMPLATE:
+        raise InputError(f"{path} has a chat_template without {', '.join(sorted(_OF_TEMPLATE))}")
+    for name, text in stated.items():
+        if not _is_text(text):
+            raise InputError(
+                f"{path} has a chat_template whose {name} is no text of {MOST_CHARACTERS} "
+                "characters at most"
+            )
+    return Template(**stated)
+
+
+def _is_text(value: Any) -> bool:
+    """Tell whether it is a text without half characters, which JSON can spell."""
+    if not isinstance(value, str) or len(value) > MOST_CHARACTERS:
+        return False
+    return not any("\ud800" <= c <= "\udfff" for c in value)
