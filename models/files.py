@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from spu_llm.core.errors import InputError
-from spu_llm.core.json_values import names_once
+from spu_llm.core.json_values import names_once, shown
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"  # of weights in several files
 RANGES_FILE = "ranges.json"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -29,10 +31,12 @@ TEMPLATE_FILE = "chat_template.jinja"
 _MOST_MB: Mapping[str, int] = {TOKENIZER_FILE: 64}
 _MOST_MB_OF_OTHERS = 4
 _MOST_LEVELS = 32
+_MOST_SHARDS = 1000
+_SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}\.safetensors")
 
 _ALL = (
-    CONFIG_FILE, WEIGHTS_FILE, RANGES_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, GENERATION_FILE,
-    TEMPLATE_FILE,
+    CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE, RANGES_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE,
+    GENERATION_FILE, TEMPLATE_FILE,
 )  # fmt: skip
 
 
@@ -40,7 +44,31 @@ def files_of(directory: Path) -> list[Path]:
     """Return where the files that are read of a model directory lie, links followed. InputError
     when one leads out of it.
     """
-    return [place_of(directory / name) for name in _ALL if (directory / name).exists()]
+    shards = () if (directory / WEIGHTS_FILE).exists() else (shards_of(directory) or {}).values()
+    names = (*_ALL, *sorted(set(shards)))
+    return [place_of(directory / name) for name in names if (directory / name).exists()]
+
+
+def shards_of(directory: Path) -> dict[str, str] | None:
+    """Return which file of a directory each tensor is in, None where there is no index. InputError
+    when it cannot be read.
+    """
+    path = Path(directory) / INDEX_FILE
+    if not path.exists():
+        return None
+    content = read_json(path, "")
+    found = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(found, dict) or not found:
+        raise InputError(f"{path} has no weight_map; copy it again")
+    for tensor, name in found.items():
+        if not isinstance(name, str) or not _SHARD.fullmatch(name):
+            raise InputError(
+                f"{path} puts {shown(tensor)} into {shown(name)}, which is no name of a "
+                "safetensors file beside it; copy it again"
+            )
+    if len(set(found.values())) > _MOST_SHARDS:
+        raise InputError(f"{path} names more than {_MOST_SHARDS} files; copy it again")
+    return found
 
 
 def place_of(path: Path) -> Path:

@@ -1,6 +1,6 @@
-"""Model directories in the Hugging Face layout: `config.json`, `model.safetensors`, and
-`tokenizer.json`; beside them `ranges.json`, where the model's ranges were chosen
-(`models.calibration`).
+"""Model directories in the Hugging Face layout: `config.json`, `model.safetensors` or several of
+these with an index (`models.shards`), and `tokenizer.json`; beside them `ranges.json`, where the
+model's ranges were chosen (`models.calibration`).
 
 Weights are stored as float16, bfloat16 or float32 and come into memory as float32 numpy arrays. A
 model has the vocabulary of the tokenizer beside it: rows of its embedding and its head that no
@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from models import ranges
@@ -31,6 +30,7 @@ from models.files import (
     place_of,
     read_json,
 )
+from models.shards import Weights, open_weights
 from models.vocabulary import tokens_beside
 from spu_llm.core.errors import InputError
 
@@ -99,20 +99,8 @@ def load_model(
     """Return configuration (`load_config`) and parameters (float32 numpy arrays) of a model."""
     stored_config = _stored_config(directory, ranges_file)
     config = replace(stored_config, vocab_size=_vocabulary(directory, stored_config))
-    path = Path(directory) / WEIGHTS_FILE
-    if not path.is_file():
-        raise InputError(
-            f"{path} is missing; save the model in safetensors format into this directory"
-        )
-    try:
-        with safe_open(place_of(path), framework="numpy") as stored:
-            return config, _read_params(path, stored_config, config.vocab_size, stored)
-    except SafetensorError as error:
-        raise InputError(
-            f"{path} is truncated or not a safetensors file ({_one_line(error)}); copy it again"
-        ) from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    with open_weights(directory) as weights:
+        return config, _read_params(weights, stored_config, config.vocab_size)
 
 
 def load_folded(directory: Path, ranges_file: Path | None = None) -> tuple[ModelConfig, Any]:
@@ -180,51 +168,85 @@ def _at(node: Any, path: tuple[str | int, ...]) -> Any:
     return node
 
 
-def _read_params(path: Path, config: ModelConfig, tokens: int, stored: Any) -> Params:
-    """Return the parameters in an open safetensors file, checked for shape and finiteness, with so
-    many of the rows that the vocabulary has there.
+def stored_tensors(directory: Path, weights: Weights) -> list[Tensor]:
+    """Return the tensors of a directory's model by the names that they have there, checked for type
+    and shape, and a copy of a tied head where there is one. InputError unless all are there.
     """
-    family, names = family_of(config), set(stored.keys())
+    config = _stored_config(directory, None)
+    expected = _expected(weights, config, _shapes(config))
+    copies = {HEAD} & weights.places.keys() - {tensor.name for tensor in expected}
+    found = expected + [expected[0]._replace(name=name) for name in copies]
+    for tensor in found:
+        _checked_view(weights, tensor)
+    return found
+
+
+def _shapes(config: ModelConfig) -> Params:
+    return jax.eval_shape(lambda: family_of(config).init(config, jax.random.key(0)))
+
+
+def _expected(weights: Weights, config: ModelConfig, params: Params) -> list[Tensor]:
+    """Return what a model has, the embedding first, by the names in its weights. InputError when
+    they lack some, or have more layers. `params`: shapes.
+    """
+    family, names = family_of(config), weights.places.keys()
     bare = not any(name.startswith(family.prefix) for name in names)
 
     def found(name: str) -> str:
-        """As it is called in this file."""
+        """As it is called in these files."""
         return name.removeprefix(family.prefix) if bare else name
 
-    # Shapes give way to values, one by one.
-    params: Params = jax.eval_shape(lambda: family.init(config, jax.random.key(0)))
     expected = [t._replace(name=found(t.name)) for t in _tensors(config, params)]
-    embedding = expected[0]
-    of_tokens = embedding.name, HEAD
     for tensor in expected:
         if tensor.name not in names:
-            raise InputError(f"{path} has no tensor {tensor.name}; save the model again")
-        rows = tokens if tensor.name in of_tokens else None
-        values = _read_tensor(path, stored, tensor, rows)
-        _at(params, tensor.path[:-1])[tensor.path[-1]] = values
+            raise InputError(f"{weights.path} has no tensor {tensor.name}; save the model again")
     if names & {found(name.format(config.layers)) for name in family.names if "{}" in name}:
         raise InputError(
-            f"{path} has more layers than {config.layers_name} = {config.layers} in {CONFIG_FILE}; "
-            "use the config.json that belongs to these weights"
+            f"{weights.path} has more layers than {config.layers_name} = {config.layers} in "
+            f"{CONFIG_FILE}; use the config.json that belongs to these weights"
         )
-    if HEAD in names - {tensor.name for tensor in expected}:
-        copy = _read_tensor(path, stored, embedding._replace(name=HEAD), tokens)
+    return expected
+
+
+def _read_params(weights: Weights, config: ModelConfig, tokens: int) -> Params:
+    """Return the parameters in open weights, checked for shape and finiteness, with so many of the
+    rows that the vocabulary has there.
+    """
+    params = _shapes(config)
+    expected = _expected(weights, config, params)
+    embedding = expected[0]
+    # Shapes give way to values, one by one.
+    for tensor in expected:
+        rows = tokens if tensor.name in (embedding.name, HEAD) else None
+        values = _read_tensor(weights, tensor, rows)
+        _at(params, tensor.path[:-1])[tensor.path[-1]] = values
+    if HEAD in weights.places.keys() - {tensor.name for tensor in expected}:
+        copy = _read_tensor(weights, embedding._replace(name=HEAD), tokens)
         if not np.array_equal(copy, _at(params, embedding.path)):
             raise InputError(
-                f"{path} has an {HEAD} that differs from {embedding.name}; "
+                f"{weights.path_of(HEAD)} has an {HEAD} that differs from {embedding.name}; "
                 "only a tied head is supported"
             )
     return params
 
 
-def _read_tensor(
-    path: Path, stored: Any, tensor: Tensor, rows: int | None = None
-) -> np.ndarray:
+def _read_tensor(weights: Weights, tensor: Tensor, rows: int | None = None) -> np.ndarray:
     """Return a parameter as float32, of exactly its shape and finite; its first rows, as they are
     stored, if not all are wanted.
     """
+    values = np.asarray(_checked_view(weights, tensor)[:rows], np.float32)
+    if not np.isfinite(values).all():
+        raise InputError(
+            f"{weights.path_of(tensor.name)} has NaN or infinite values in {tensor.name}; save the "
+            "model again"
+        )
+    return values.T if tensor.transposed else values
+
+
+def _checked_view(weights: Weights, tensor: Tensor) -> Any:
+    """Return what a parameter is read from. InputError when it has another type or shape."""
     name, shape = tensor.name, tensor.shape[::-1] if tensor.transposed else tensor.shape
-    view = stored.get_slice(name)
+    path, view = weights.path_of(name), weights.view(name)
     if view.get_dtype() not in ("F16", "BF16", "F32"):  # numpy knows bfloat16 through JAX
         raise InputError(
             f"{path} stores {name} as {view.get_dtype()}; save the model as float16, bfloat16 or "
@@ -235,11 +257,4 @@ def _read_tensor(
             f"{path} has {name} of shape {list(view.get_shape())}, expected {list(shape)} from "
             f"{CONFIG_FILE}; use the config.json that belongs to these weights"
         )
-    values = np.asarray(view[:rows], np.float32)
-    if not np.isfinite(values).all():
-        raise InputError(f"{path} has NaN or infinite values in {name}; save the model again")
-    return values.T if tensor.transposed else values
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return view

@@ -67,11 +67,11 @@ def read_gguf(path: Path, size_of: Callable[[int, int], int | None]) -> GgufFile
     known or does not hold so many.
     """
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise InputError(f"{path} is not a file; give a GGUF file")
         with open(path, "rb") as stream:
-            found = os.fstat(stream.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise InputError(f"{path} is not a file; give a GGUF file")
-            return _Header(path, stream, found.st_size, size_of).read()
+            size = os.fstat(stream.fileno()).st_size
+            return _Header(path, stream, size, size_of).read()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from models.files import (
     WEIGHTS_FILE,
 )
 from models.hf import load_config
+from models.importing import directory, gguf_model
 from models.importing.gguf_file import read_gguf
-from models.importing.gguf_model import config_of, tensors_of
 from models.importing.gguf_tokenizer import tokenizer_of
 from models.importing.gguf_values import size_of
 from models.importing.safetensors_file import write_safetensors
+from models.shards import open_weights
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 
@@ -37,7 +39,7 @@ def import_model(source: Path, out: Path) -> None:
     except OSError as error:
         raise InputError(f"{out} cannot be made: {error.strerror}; choose another --out") from None
     try:
-        _import_gguf(source, made)
+        (_import_directory if source.is_dir() else _import_gguf)(source, made)
         made.chmod(0o777 & ~_umask())
         made.rename(out)
     except InputError as error:  # of what was made of the file
@@ -52,18 +54,32 @@ def import_model(source: Path, out: Path) -> None:
 
 def _import_gguf(source: Path, made: Path) -> None:
     file = read_gguf(source, size_of)
-    config, tokenizer = config_of(file), tokenizer_of(file)
-    for name, content in (
-        (CONFIG_FILE, config),
-        (TOKENIZER_FILE, tokenizer.tokenizer),
-        (TOKENIZER_CONFIG_FILE, tokenizer.config),
-        (GENERATION_FILE, tokenizer.generation),
-    ):
-        _write_json(made / name, content)
-    # What a command will do with them, before the long part.
+    config, tokenizer = gguf_model.config_of(file), tokenizer_of(file)
+    _check(
+        made,
+        {
+            CONFIG_FILE: config,
+            TOKENIZER_FILE: tokenizer.tokenizer,
+            TOKENIZER_CONFIG_FILE: tokenizer.config,
+            GENERATION_FILE: tokenizer.generation,
+        },
+    )
+    write_safetensors(made / WEIGHTS_FILE, gguf_model.tensors_of(file, config))
+
+
+def _import_directory(source: Path, made: Path) -> None:
+    _check(made, directory.json_of(source))
+    with open_weights(source) as weights:
+        write_safetensors(made / WEIGHTS_FILE, directory.tensors_of(source, weights))
+
+
+def _check(made: Path, contents: Mapping[str, Any]) -> None:
+    """Write JSON files and read them as a command will, before the long part."""
+    for name, content in contents.items():
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (made / name).write_text(text, encoding="utf-8", errors="surrogatepass")
     load_config(made)
     Tokenizer.load(made)
-    write_safetensors(made / WEIGHTS_FILE, tensors_of(file, config))
 
 
 def _umask() -> int:
@@ -71,8 +87,3 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-def _write_json(path: Path, content: Any) -> None:
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    path.write_text(text, encoding="utf-8")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,9 +18,12 @@ from pathlib import Path
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from safetensors.numpy import load_file
 
 from models.gpt2 import GPT2Config
 from models.hf import load_model, save_model
+from models.importing.run import import_model
+from models.llama import LlamaConfig
 from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from spu_llm.app import config
@@ -48,11 +52,13 @@ from spu_llm.systems.watermark.endpoint import read_completion
 from spu_llm.systems.watermark.history import HistoryFile
 from spu_llm.systems.watermark.keys import Key, read_key
 from spu_llm.systems.watermark.sampler import read_answer
+from tests.models.gguf_files import tensors, write_gguf
 from tests.tiny import PRIVATE, VOCAB, save_tokenizer, tiny_params
 
 _OWN = {"jobs": 1, "wire": 5}
 _KEPT = tempfile.TemporaryDirectory(prefix="spu-llm-fuzz-")  # until this process ends
 _FOLDER = Path(_KEPT.name)
+_SHARD = "model-00001-of-00001.safetensors"
 _AT_ONCE = 64 << 10  # bytes that a socket takes without being read
 
 
@@ -227,6 +233,30 @@ def text_format(data: bytes) -> bool:
     return False
 
 
+def gguf(data: bytes) -> bool:
+    """A file to import: what is taken can be loaded, and of what is refused nothing is left."""
+    folder = _FOLDER / "gguf"
+    folder.mkdir(exist_ok=True)
+    file, out = folder / "model.gguf", folder / "out"
+    file.write_bytes(data)
+    with contextlib.suppress(InputError):
+        import_model(file, out)
+        load_model(out)
+        Tokenizer.load(out)
+        shutil.rmtree(out)
+        return True
+    assert [path.name for path in folder.iterdir()] == ["model.gguf"]
+    return False
+
+
+def shards(data: bytes) -> bool:
+    """The index of weights in several files."""
+    directory = _model("shards")
+    if (directory / "model.safetensors").exists():
+        (directory / "model.safetensors").rename(directory / _SHARD)
+    return _loads(load_model, "shards", "model.safetensors.index.json", data)
+
+
 def _loads(load: Callable[[Path], object], target: str, file: str, data: bytes) -> bool:
     directory = _model(target)
     (directory / file).write_bytes(data)
@@ -364,10 +394,17 @@ TARGETS: dict[str, Callable[[bytes], bool]] = {
     target.__name__: target
     for target in (
         frames, control_messages, manifest, request, messages, sealed, inventory, peer_id, batch,
-        safetensors, model_config, tokenizer, text_format, certificates, options, vault, boundary,
-        sampled, completion, mark, mark_history,
+        safetensors, shards, model_config, tokenizer, gguf, text_format, certificates, options,
+        vault, boundary, sampled, completion, mark, mark_history,
     )
 }  # fmt: skip
+
+
+def _gguf() -> bytes:
+    config = LlamaConfig(VOCAB, 16, 8, 8, 1, 2, 2)
+    path = _model("seed") / "model.gguf"
+    write_gguf(path, config, tensors(config, tiny_params(config, 1)), _model("seed"))
+    return path.read_bytes()
 
 
 def _label_and_state() -> bytes:
@@ -413,6 +450,10 @@ SEEDS: dict[str, Callable[[], bytes]] = {
     "peer_id": lambda: b"0" * 32,
     "batch": _label_and_state,
     "safetensors": lambda: (_model("seed") / "model.safetensors").read_bytes(),
+    "shards": lambda: json.dumps({"weight_map": dict.fromkeys(
+        load_file(_model("seed") / "model.safetensors"), _SHARD
+    )}).encode(),
+    "gguf": _gguf,
     "model_config": lambda: (_model("seed") / "config.json").read_bytes(),
     "tokenizer": lambda: (_model("seed") / "tokenizer.json").read_bytes(),
     "text_format": lambda: TextFormat.of_model(_model("seed")).document,
