@@ -78,12 +78,16 @@ J, C, P = Owner.JOINT, Owner.CLIENT, Owner.PROVIDER
 
 def figures(model: Path) -> dict[str, Any]:
     """All of them, as JSON fields. `model`: the directory of the shipped private model."""
+    return quick_figures(model) | {"own text": own_text_figures(model)}
+
+
+def quick_figures(model: Path) -> dict[str, Any]:
+    """All but those of text of the provider's own, whose dry runs take most of the time."""
     with enable_x64():  # whole ring words
         ops = [_case(name, size) for name, case in OPS.items() for size in case.sizes]
         protocols = _protocols()
     return {
         "steps": [*_shipped_steps(load_config(model)), *_small_steps()],
-        "own text": _own_text(load_config(model)),
         "attention": _attention(),
         "verification": _verification(),
         "ops": ops,
@@ -142,9 +146,10 @@ def _counts(work: Workload) -> dict[str, int]:
     return {name: round(work.counts[name]) for name in names}
 
 
-def _own_text(config: ModelConfig) -> list[dict[str, Any]]:
+def own_text_figures(model: Path) -> list[dict[str, Any]]:
+    """Those of text of the provider's own, a row for each length and way."""
     found = []
-    for (tokens, way), works in own_text(config).items():
+    for (tokens, way), works in own_text(load_config(model)).items():
         prefill, step = map(_counts, works)
         found.append({"tokens": tokens, "way": way, "prefill": prefill, "step": step})
     return found

@@ -54,8 +54,11 @@ def printed(notebook: Any) -> str:
     return "\n".join(text for cell in outputs(notebook) for text in cell)
 
 
+SLOW = ("dp_text", "split", "watermark")
+
+
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.slow) if name in ("dp_text", "watermark") else name
+    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
     for name in NAMES
 ])  # fmt: skip
 def test_a_committed_notebook_is_as_it_runs(name: str) -> None:

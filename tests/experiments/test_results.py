@@ -42,7 +42,7 @@ MEASURED = re.compile(
     r"(?P<machine>\d+ cores, \d+ GiB); load [^;]+; "
     rf"(?P<data>{LINK}(, {LINK})*)\.\*$"
 )
-EXACT = "*Exact: computed from the code, compared with it in `make test`; [data](data/exact.json).*"
+EXACT = "*Exact: computed from the code, compared with it by the tests; [data](data/exact.json).*"
 TESTED = re.compile(
     r"\*Tests: `pytest (?P<files>[\w/. ]+)`; run in `make test`"
     r"(?P<slow>, slow ones in `make test-slow`)?\.\*$"
@@ -279,15 +279,27 @@ def test_a_further_network_has_a_section(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
-    return exact.figures(shipped("private"))
+    """Of the code, but those of text of the provider's own, which are as they were stored."""
+    stored = exact_cells.stored(exact.FILE)["own text"]
+    return exact.quick_figures(shipped("private")) | {"own text": stored}
 
 
 def test_exact_figures_are_those_of_the_code(figures: dict[str, Any]) -> None:
-    stale = exact_cells.documents(figures, write=False)
+    assert not (stale := stale_of(figures)), stale
+
+
+@pytest.mark.slow
+def test_exact_figures_of_the_providers_own_text_are_those_of_the_code() -> None:
+    assert not (stale := stale_of({"own text": exact.own_text_figures(shipped("private"))})), stale
+
+
+def stale_of(figures: dict[str, Any]) -> str:
+    stored = exact_cells.stored(exact.FILE)
+    stale = exact_cells.documents(stored | figures, write=False)
     for part, rows in figures.items():
-        if exact_cells.stored(exact.FILE).get(part) != rows:
+        if stored.get(part) != rows:
             stale.append(f"{exact.FILE.name}: {part}")
-    assert not stale, "\n".join([f"stale; `{exact_cells.COMMAND}` mends it:", *stale])
+    return "\n".join([f"stale; `{exact_cells.COMMAND}` mends it:", *stale]) if stale else ""
 
 
 def test_all_tables_of_exact_figures_stand_somewhere(figures: dict[str, Any]) -> None:
@@ -295,6 +307,7 @@ def test_all_tables_of_exact_figures_stand_somewhere(figures: dict[str, Any]) ->
     assert set(re.findall(r"<!-- exact: (.+) -->", text)) == set(exact_cells.cells(figures))
 
 
+@pytest.mark.slow
 def test_what_tokens_of_the_providers_own_cost() -> None:
     """Little beside none; a step never more than with as many as shared rows, in messages, online
     bytes, and bytes and priced seconds ahead, and less where they do not fit into a tile that is

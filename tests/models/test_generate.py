@@ -337,6 +337,7 @@ def test_text_before_the_prompt_is_part_of_the_text(
     assert texts[0] == texts[1] and len(texts[0]) == 12
 
 
+@pytest.mark.slow
 def test_two_parties_go_on_after_the_providers_text(
     simulation: Simulation, tokenizer: Tokenizer
 ) -> None:

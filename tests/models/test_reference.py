@@ -43,7 +43,7 @@ def test_random_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["private", "public"])
+@pytest.mark.parametrize("name", [pytest.param("private", marks=pytest.mark.slow), "public"])
 def test_shipped_weights(name: str) -> None:
     tokens = np.array(Tokenizer.load(SHIPPED / name).encode(TEXT))
     assert_same_logits(SHIPPED / name, tokens)

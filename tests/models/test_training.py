@@ -129,6 +129,7 @@ def end_once(document: np.ndarray) -> bool:
     return int(np.sum(document == windows.END)) == 1
 
 
+@pytest.mark.slow
 def test_training_and_distillation_reduce_the_loss(capsys: pytest.CaptureFixture[str]) -> None:
     bpe = train_tokenizer([TEXT], CONFIG.vocab_size)
     documents = windows.encode_documents(bpe, [TEXT] * 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
@@ -84,8 +85,11 @@ def run_secret(session: Any, given: tuple[np.ndarray, ...], function: Any = SECR
 
 def test_two_parties_choose_as_plaintext_does(simulation: Simulation) -> None:
     """Also with rows that are not live, and all bits of a row garbage in one of them."""
-    seen = set()
-    for _ in range(4):
+    seen: set[int] = set()
+    for number in itertools.count():  # examples have each place once in four times or more
+        if number >= 4 and len(seen) > 1:
+            break
+        assert number < 100
         given = example()
         wanted = int(plain_scores(*given).argmax())
         assert int(run_secret(PlaintextSession(), given)) == wanted
@@ -100,7 +104,6 @@ def test_two_parties_choose_as_plaintext_does(simulation: Simulation) -> None:
             ("provider", "place of the token", 1)
         ]
         seen.add(wanted)
-    assert len(seen) > 1
 
 
 def both_programs(given: list[tuple[np.ndarray, ...]], base: np.ndarray) -> Any:

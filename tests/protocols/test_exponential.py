@@ -65,6 +65,10 @@ class TestExponential(OpContract):
         n = np.uint64(0) - share.words
         return [client_factor(n)[0], provider_factors(n)]
 
+    @pytest.mark.slow
+    def test_each_broken_correlation_is_caught(self) -> None:
+        super().test_each_broken_correlation_is_caught()
+
 
 def expected(x: np.ndarray) -> np.ndarray:
     """In units of 2^-18."""

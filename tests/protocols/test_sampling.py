@@ -38,12 +38,20 @@ class TestReject(ComposedContract):
         for form in ("arith", "client")
     ]  # fmt: skip
 
+    @pytest.mark.slow
+    def test_each_broken_correlation_is_caught(self) -> None:
+        super().test_each_broken_correlation_is_caught()
+
 
 class TestResidual(ComposedContract):
     op = residual
     elementwise = False
     fresh = True
     cases = [Case((np.array([[5], [2]]), np.array([[0], [1]])), ("arith", "client"), {"widths": W})]
+
+    @pytest.mark.slow
+    def test_each_broken_correlation_is_caught(self) -> None:
+        super().test_each_broken_correlation_is_caught()
 
 
 class TestLocate(ComposedContract):

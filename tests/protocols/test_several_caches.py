@@ -62,6 +62,10 @@ class TestRowsOfSeveral(ComposedContract):
         Case((X, NOTHING, ROWS), ("arith", "provider", "arith"), {"tile": 2}),
     ]  # fmt: skip
 
+    @pytest.mark.slow
+    def test_each_broken_correlation_is_caught(self) -> None:
+        super().test_each_broken_correlation_is_caught()
+
 
 THREE = np.concatenate([WEIGHTS, WEIGHTS[..., :1]], axis=2)
 
@@ -75,6 +79,10 @@ class TestColumnsOfSeveral(ComposedContract):
              {"tile": 2, "shift": 3}),
         Case((WEIGHTS, NOTHING, ROWS), ("arith", "arith", "provider"), {"tile": 2}),
     ]  # fmt: skip
+
+    @pytest.mark.slow
+    def test_each_broken_correlation_is_caught(self) -> None:
+        super().test_each_broken_correlation_is_caught()
 
 
 def test_one_message_each_way_whatever_there_is() -> None:
