@@ -49,8 +49,8 @@ class Block(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """Rows before the text of a cache, the same in every lane, whose text the provider knows. The
-    first of them may hold none, so that how many do is the provider's secret.
+    """Rows before the text of a cache, the same in every lane, whose text the provider knows. Some
+    of the first may hold none, so that how many do is the provider's secret.
     """
 
     block: Block | None  # of all lanes; None: they are the first rows of the cache

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.cache import rows_after
-from models.family import ModelConfig, Params, bounds_of, check_ranges, family_of
+from models.family import ModelConfig, Params, bounds_of, check_ranges, family_of, tables_of
 from models.ranges import LARGEST_LINEAR, LEAST_SPREAD
 from protocols.functions.nonlinear import LARGEST_ACTIVATION, norm_high
 from spu_llm.core.errors import InputError
@@ -21,18 +21,27 @@ _MARGIN = 4.0  # between mean squares that were seen and the range, on either si
 _LEAST = 2.0**-20  # a smaller mean square is noise on shares
 
 
-def calibrated(config: ModelConfig, params: Params, texts: Sequence[np.ndarray]) -> ModelConfig:
+def calibrated(
+    config: ModelConfig, params: Params, texts: Sequence[np.ndarray], public: int = 0
+) -> ModelConfig:
     """`config` with ranges for these parameters: norms as in the texts (token ids [n] each) and the
     embeddings, with a margin; the rest from the weights' bounds. The residual stream is scaled down
     as far as its norms need; and as far as what may be added to it needs, where that leaves the
     texts' rows above noise.
 
+    The first `public` tokens of each text are public wherever the model is used: ranges need not
+    hold for their rows, and where they do not `public_rows` says how many these are.
+
     InputError for a model that cannot be served.
     """
-    plain, fold = replace(config, stream_shift=0), family_of(config).fold
+    plain = replace(config, stream_shift=0, public_rows=public)
+    fold = family_of(config).fold
     weights = fold(params, plain)
     found = bounds_of(weights, plain)
-    rows = np.concatenate([mean_squares(plain, weights, ids) for ids in texts])
+    of_texts = [mean_squares(plain, weights, ids) for ids in texts]
+    rows = np.concatenate([seen[:, public:].reshape(-1) for seen in of_texts])
+    if not rows.size:
+        raise InputError("no text comes after what is public; give a longer text")
     seen = np.concatenate([_embeddings(plain, weights), rows])
     low, high = float(seen.min()) / _MARGIN, float(seen.max()) * _MARGIN
     for_norms = math.ceil(math.log2(high / norm_high(config.width)) / 2)
@@ -45,6 +54,7 @@ def calibrated(config: ModelConfig, params: Params, texts: Sequence[np.ndarray])
         chosen = replace(
             plain,
             stream_shift=shift, norm_low=low, norm_high=high,
+            public_rows=_misfits([s[:, :public] * 4.0**-shift for s in of_texts], low, high),
             largest_activation=min(_above(found.activation), LARGEST_ACTIVATION),
             largest_score=_above(found.score),
             logit_spread=max(LEAST_SPREAD, _above(found.spread)),
@@ -53,6 +63,12 @@ def calibrated(config: ModelConfig, params: Params, texts: Sequence[np.ndarray])
         raise InputError(f"this model cannot be served: {exc}") from None
     check_ranges(fold(params, chosen), chosen)
     return chosen
+
+
+def _misfits(squares: Sequence[np.ndarray], low: float, high: float) -> int:
+    """Rows of texts up to the last with a mean square [norm, row] out of range."""
+    out = np.any([np.any((s < low) | (s >= high), axis=0) for s in squares], axis=0)
+    return int(np.max(np.flatnonzero(out) + 1, initial=0))
 
 
 def _above(bound: float) -> float:
@@ -65,9 +81,9 @@ def _power(x: float, rounded: Callable[[float], int]) -> float:
 
 
 def _embeddings(config: ModelConfig, weights: Any) -> np.ndarray:
-    """The extreme mean squares of embeddings: of every token at every position."""
-    tables = family_of(config).embeddings(weights)
-    tokens, positions = (np.asarray(table, np.float64) for table in tables)
+    """The extreme mean squares of embeddings: of every token at every position that may be secret.
+    """
+    tokens, positions = (table.astype(np.float64) for table in tables_of(weights, config))
     squares = np.sum(tokens**2, axis=1)
     found = []
     for position in positions:
@@ -77,7 +93,7 @@ def _embeddings(config: ModelConfig, weights: Any) -> np.ndarray:
 
 
 def mean_squares(config: ModelConfig, weights: Any, tokens: np.ndarray) -> np.ndarray:
-    """Of every row that goes into a norm, in plaintext."""
+    """Of every row that goes into a norm, in plaintext: [norm, row]."""
     seen: list[jax.Array] = []
 
     def normalise(x: jax.Array, *, epsilon: float, gain: float, **range_: float) -> Any:
@@ -90,4 +106,4 @@ def mean_squares(config: ModelConfig, weights: Any, tokens: np.ndarray) -> np.nd
     family.forward(
         weights, config, x, rows_after(0, n, n), config.empty_cache(n), normalise=normalise
     )
-    return np.concatenate([np.asarray(m).reshape(-1) for m in seen])
+    return np.stack([np.asarray(m).reshape(-1) for m in seen])

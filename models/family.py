@@ -129,6 +129,21 @@ class ModelConfig(Ranges):
         """The same shape for texts of so many positions."""
         return replace(self, **{self.context_name: positions})
 
+    def after(self, rows: int, tokens: int) -> Any:
+        """The same shape for what comes after so many rows, of which `tokens` or more hold text."""
+        left = replace(self, public_rows=max(0, self.public_rows - tokens))
+        return left.with_context(self.context - rows)
+
+    def check_public(self, tokens: int, words: str) -> None:
+        """InputError, which ends with what to do in `words`, unless so many first tokens of a text,
+        which are public, are enough.
+        """
+        if tokens < self.public_rows:
+            raise InputError(
+                f"this model's ranges hold from token {self.public_rows + 1} of a text on, and "
+                f"of those before it {tokens or 'none'} would be public; {words}"
+            )
+
     def widened(self, factor: int) -> Any:
         """The same shape, so many times as wide, with more heads of the same size."""
         return replace(self, **{name: factor * getattr(self, name) for name in self.width_names})
@@ -349,14 +364,22 @@ def bounds_of(weights: Any, config: ModelConfig) -> Bounds:
     are no numbers.
     """
     largest = bounds_of_blocks(weights["blocks"], config)
-    outside = [weights["head"], *(family_of(config).embeddings(weights))]
-    _check_finite(outside)
+    tokens, positions = tables_of(weights, config)
+    _check_finite([weights["head"], tokens, positions])
     last = Linear.of(weights["head"])
     return largest._replace(
         linear=max(largest.linear, ranges.SLACK * last.largest_product(config.width)),
         spread=ranges.SLACK * 2 * last.largest(config.width),
-        entry=ranges.SLACK * max(float(np.max(np.abs(table))) for table in outside[1:]),
+        entry=ranges.SLACK * max(float(np.max(np.abs(table))) for table in (tokens, positions)),
     )
+
+
+def tables_of(weights: Any, config: ModelConfig) -> tuple[np.ndarray, np.ndarray]:
+    """What embeds tokens [vocab, d], and positions [m, d] that may be secret, as
+    `Family.embeddings` has them.
+    """
+    tokens, positions = map(np.asarray, family_of(config).embeddings(weights))
+    return tokens, positions[config.public_rows :] if len(positions) > 1 else positions
 
 
 def bounds_of_blocks(blocks: Sequence[Params], config: ModelConfig) -> Bounds:

@@ -31,19 +31,23 @@ LARGEST_VALUE = 2.0**17  # of attention: its rows have 44 fraction bits before t
 SLACK = 1.01  # functions on shares are approximate: norms are off by 0.001,
 _ROUNDING = 2.0**-18  # and words by a unit
 _OCTAVES = 26  # that one table of a norm holds
+LARGEST_PUBLIC = 1000  # rows, which a request can bring
 MORE_ROWS = 256  # of a cache, beyond the model's context: rejected drafts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranges:
     """norm_low, norm_high: mean squares of a norm's input, whose residual stream is scaled by
-    2^-stream_shift. largest_activation, largest_score: in size, of what goes into a GELU or SiLU
-    and of attention scores. logit_spread: nats between two logits at temperature 1.
+    2^-stream_shift. public_rows: of a text, the first ones, which need not fit: their tokens are
+    public, so that they are never on shares. largest_activation, largest_score: in size, of what
+    goes into a GELU or SiLU and of attention scores. logit_spread: nats between two logits at
+    temperature 1.
     """
 
     norm_low: float = NORM_LOW
     norm_high: float = NORM_HIGH
     stream_shift: int = 0
+    public_rows: int = 0
     largest_activation: float = 240.0
     largest_score: float = 511.0
     logit_spread: float = float(SPREAD)
@@ -54,6 +58,8 @@ class Ranges:
             raise ValueError(f"a norm's range must be positive and within {_OCTAVES} octaves")
         if not 0 <= self.stream_shift <= 16:
             raise ValueError("stream_shift must be 0 to 16")
+        if not 0 <= self.public_rows <= LARGEST_PUBLIC:
+            raise ValueError(f"public_rows must be 0 to {LARGEST_PUBLIC}")
         limits = (
             ("largest_activation", 1.0, LARGEST_ACTIVATION),
             ("largest_score", 1.0, LARGEST_SCORE),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import codecs
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -112,6 +113,13 @@ class Tokenizer:
             raise InputError(f"the tokenizer cannot read the text ({_one_line(error)})") from None
         of_text = [i for i, added in enumerate(found.special_tokens_mask) if not added]
         return list(found.ids[: of_text[-1] + 1] if of_text else found.ids)
+
+    @property
+    def beginning(self) -> list[int]:
+        """The tokens that are put before any text."""
+        found = self._bpe.encode("a")
+        added = zip(found.ids, found.special_tokens_mask, strict=True)
+        return [i for i, _ in itertools.takewhile(lambda one: one[1], added)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`; special tokens vanish, bytes that are no UTF-8 become U+FFFD."""

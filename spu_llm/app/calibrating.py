@@ -13,6 +13,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.text_files import read_text
 
 MAX_WINDOWS = 64
+WINDOW = 1024  # tokens of text, at most, that are run at a time
 
 
 def add_command(commands: Any) -> None:
@@ -25,7 +26,12 @@ def add_command(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--model", type=Path, required=True, metavar="DIR")
     parser.add_argument("--text", type=Path, required=True, metavar="FILE",
-                        help=f"UTF-8; the first {MAX_WINDOWS} contexts of it are used")  # fmt: skip
+                        help=f"UTF-8; the first {MAX_WINDOWS} parts of {WINDOW} tokens of it are "
+                        "used, or of the model's context")  # fmt: skip
+    parser.add_argument("--public-prefix", default="", metavar="TEXT",
+                        help="what every text will begin with, as in generate: ranges need not "
+                        "hold for it (default: what the tokenizer puts before any text)"
+                        )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FILE",
                         help="write the ranges there: of a model's directory that nothing can be "
                         "written into")  # fmt: skip
@@ -41,6 +47,7 @@ def _calibrate(options: argparse.Namespace) -> None:
     from models.hf import load_model, save_ranges
     from models.ranges import as_dict
     from models.tokenizer import Tokenizer
+    from spu_llm.app.completing import encoded
 
     out = options.out or options.model / RANGES_FILE
     check_output(options.out, "--out")
@@ -48,11 +55,17 @@ def _calibrate(options: argparse.Namespace) -> None:
         raise InputError(f"{options.model} is read-only; give --out FILE, and serve --ranges FILE")
     text = read_text(options.text, "--text")
     config, params = load_model(options.model)
-    ids, size = Tokenizer.load(options.model).encode(text), config.context
-    windows = [ids[i : i + size] for i in range(0, len(ids), size)][:MAX_WINDOWS]
-    if not windows:
+    if not text:
         raise InputError(f"{options.text} is empty; give text like the prompts to come")
-    chosen = calibrated(config, params, [np.array(window) for window in windows])
+    public, ids = encoded(options.public_prefix, text, Tokenizer.load(options.model))
+    if (size := min(config.context - len(public), WINDOW)) < 1:
+        raise InputError(
+            f"--public-prefix has {len(public)} tokens, but the model's context is "
+            f"{config.context}; shorten it"
+        )
+    windows = [ids[i : i + size] for i in range(0, len(ids), size)][:MAX_WINDOWS]
+    texts = [np.array([*public, *window]) for window in windows]
+    chosen = calibrated(config, params, texts, len(public))
     save_ranges(out, chosen)
     for name, value in as_dict(chosen).items():
         show(f"{name:20}{value:g}")

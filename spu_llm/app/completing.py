@@ -120,13 +120,12 @@ def check_texts(prefix: str, prompt: str) -> None:
 
 
 def encoded(prefix: str, prompt: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The tokens of a public prefix, "" for none, and of the prompt after it. InputError as of
-    `check_texts`.
+    """The tokens of a public prefix, with those that the tokenizer puts before any text, and of the
+    prompt after it. InputError as of `check_texts`.
     """
     check_texts(prefix, prompt)
-    if not prefix:
-        return [], tokenizer.encode(prompt)
-    return tokenizer.encode(prefix), tokenizer.encode(prompt, goes_on=True)
+    public = tokenizer.encode(prefix) if prefix else tokenizer.beginning
+    return public, tokenizer.encode(prompt, goes_on=True)
 
 
 def draft_model(given: Path | None, tokenizer: Tokenizer) -> Path | None:

@@ -21,6 +21,7 @@ from spu_llm.app.printing import show_table
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
+    from models.tokenizer import Tokenizer
     from spu_llm.app.completing import Provider
     from spu_llm.systems.split.secure_records import MiddleRequest
 
@@ -129,7 +130,7 @@ def served(options: argparse.Namespace) -> dict[str, Any]:
 def generate(options: argparse.Namespace) -> None:
     """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
     from models.tokenizer import Tokenizer
-    from spu_llm.app.completing import GenerateOptions, encoded
+    from spu_llm.app.completing import GenerateOptions
     from spu_llm.app.completing import generate as complete
     from spu_llm.app.output import check_output, write_json
     from spu_llm.app.screen import Screen
@@ -149,7 +150,7 @@ def generate(options: argparse.Namespace) -> None:
     with closing(Screen(options.prompt)) as screen:
         directory = (options.draft_model or shipped("public")) if drafts else model
         tokenizer = Tokenizer.load(directory)
-        _, prompt = encoded("", options.prompt, tokenizer)
+        prompt = _encoded(options.prompt, tokenizer)
         inputs = MiddleInputs(
             prompt, str(model), str(directory), options.temperature, options.top_k or 0,
             options.top_p, options.stop, options.seed, options.seed,
@@ -169,7 +170,7 @@ def generate(options: argparse.Namespace) -> None:
 def _prepare(options: argparse.Namespace) -> None:
     """Progress to stderr, what was made to stdout, the result to `--json`."""
     from models.tokenizer import Tokenizer
-    from spu_llm.app.completing import encoded, prepare
+    from spu_llm.app.completing import prepare
     from spu_llm.app.material import material_table
     from spu_llm.app.output import check_output, write_json
     from spu_llm.app.screen import Stages
@@ -182,7 +183,7 @@ def _prepare(options: argparse.Namespace) -> None:
     directory = (options.draft_model or shipped("public")) if drafts else model
     tokenizer = Tokenizer.load(directory)
     if tokens is None:
-        tokens = len(encoded("", options.prompt, tokenizer)[1])
+        tokens = len(_encoded(options.prompt, tokenizer))
     likely = -(-(new - 1) // 3) if drafts else new - 1
     steps = likely if options.steps is None else options.steps
     request = _request(MiddlePrepareRequest, options, model, tokens, drafts, steps=steps)
@@ -192,6 +193,14 @@ def _prepare(options: argparse.Namespace) -> None:
         )
     write_json(options.json, result)
     show_table(material_table(result))
+
+
+def _encoded(prompt: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens of a prompt, with those that are put before any text: none are public."""
+    from spu_llm.app.completing import encoded
+
+    public, own = encoded("", prompt, tokenizer)
+    return [*public, *own]
 
 
 def _provider(options: argparse.Namespace) -> Provider:

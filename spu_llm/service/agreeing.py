@@ -193,7 +193,7 @@ def check_request(
     program: Program, request: Any, model: ModelConfig, before: Before
 ) -> None:
     """InputError for what cannot be run with this model, or not after the provider's own text."""
-    program.check(request, model.with_context(model.context - before.rows))
+    program.check(request, before.left(model))
 
 
 def _part(agreed: Manifest, prefix: str) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class ServeOptions:
     identity: Identity | None  # None: any client, in the clear
     exit_with_parent: bool  # end when the process that started this one has gone
     sampling_seed: int | None = None  # fixes the provider's joint randomness
-    system_prompt: str = ""  # before every prompt, and never the client's to know
+    system_prompt: str = ""  # before every prompt, after what is public: no client gets to know it
     prefix_pad: int = 1  # so many rows, or a multiple, it takes in the client's eyes
     spendable: Spendable | None = None  # of one session: only with `once`
     split: SplitServed | None = None  # serve this alone; `tunings` is of all clients
@@ -457,7 +457,8 @@ def _own_text(
         raise InputError("studies run the model alone; leave --studies or --system-prompt out")
     if tokenizer is None:
         raise InputError(f"{options.model} has no tokenizer for --system-prompt")
-    tokens, pad = tokenizer.encode(options.system_prompt), options.prefix_pad
+    # It goes on after what every text begins with, which is public.
+    tokens, pad = tokenizer.encode(options.system_prompt, goes_on=True), options.prefix_pad
     if not tokens:
         raise InputError("the system prompt has no tokens")
     rows = -(-len(tokens) // pad) * pad
@@ -498,7 +499,7 @@ def _marker(options: ServeOptions, tokenizer: Tokenizer | None) -> Marker | None
 
 
 def _record(marker: Marker, nonce: bytes, job: Job[Any, Any]) -> None:
-    left = job.model.with_context(job.model.context - job.before.rows)
+    left = job.before.left(job.model)
     request = job.request
     forwards = 1 + request.most_steps(left)
     marker.record(nonce, job.model.vocab_size, request.draft_length, forwards)

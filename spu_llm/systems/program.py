@@ -37,12 +37,18 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Before:
-    """Rows that a text of the provider's own takes before every prompt: both know so much. padded:
-    how many of them, the first ones, may hold nothing.
+    """Rows that a text of the provider's own takes before every prompt, after what is public: both
+    know so much. padded: how many of them, the first ones, may hold nothing.
     """
 
     rows: int = 0
     padded: int = 0
+
+    def left(self, model: ModelConfig) -> ModelConfig:
+        """The model as it is for all that is not the provider's own: with fewer positions, and
+        fewer of the first ones that must be public.
+        """
+        return model.after(self.rows, self.rows - self.padded)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ NEAR = 0.05  # of a logit: what a forward on shares may be off by, here
 def test_a_text_goes_on_after_all_that_stands_before_it(
     start: Start, pair: Pair, tmp_path: Path
 ) -> None:
-    """Each token is the likeliest one after the provider's text, the public one and the prompt; the
+    """Each token is the likeliest one after the public text, the provider's and the prompt; the
     client hears of the first of these how long it is, rounded up.
     """
     own, file = tmp_path / "system.txt", tmp_path / "result.json"
@@ -38,7 +38,7 @@ def test_a_text_goes_on_after_all_that_stands_before_it(
     assert server.wait(RUN_S) == 0, server.stderr
     result, tokenizer = json.loads(file.read_text()), Tokenizer.load(pair.private)
     config, params = load_model(pair.private)
-    text = [t for part in (SYSTEM, PREFIX, PROMPT) for t in tokenizer.encode(part)]
+    text = [t for part in (PREFIX, SYSTEM, PROMPT) for t in tokenizer.encode(part)]
     for token in result["token_ids"]:
         row = np.asarray(logits(params, config, jnp.asarray(text))[-1])
         assert row[token] > row.max() - NEAR

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models.calibration import calibrated
 from models.draft import Drafter
+from models.family import Params
 from models.family import logits as whole_logits
 from models.gpt2 import GPT2Config, fold
 from models.tokenizer import Tokenizer
@@ -79,6 +81,7 @@ def run_plaintext(tokenizer: Tokenizer, request: Request, seed: int = SEED) -> A
 def run_two_parties(
     simulation: Simulation, tokenizer: Tokenizer, request: Request,
     before: Before = Before(), system: Sequence[int] = (),  # noqa: B008 - frozen
+    config: GPT2Config = PRIVATE, held: Params = PARAMS,
 ) -> Any:  # fmt: skip
     """Per party: the client's side (None at the provider), report, openings. Every step finds all
     that it takes made ahead, and all steps take what `prepare` would make for them.
@@ -86,11 +89,11 @@ def run_two_parties(
 
     def program(session: PartySession) -> Any:
         session.ledger.openings.clear()
-        completion = Completion.of(PRIVATE, request, before)
+        completion = Completion.of(config, request, before)
         client = session.local(CLIENT, client_side, tokenizer, completion)
         provider = session.local(PROVIDER, provider_stream)
-        params = None if session.rank == CLIENT else PARAMS
-        weights = share_weights(session, PRIVATE, params)
+        params = None if session.rank == CLIENT else held
+        weights = share_weights(session, config, params)
         watched: Any = Watched(session)
         text = completion.text(session, () if session.rank == CLIENT else system)
         decoder = completion.decoder(watched, weights, text)
@@ -318,7 +321,7 @@ def test_text_before_the_prompt_is_part_of_the_text(
     prefix: tuple[int, ...], show: bool,
 ) -> None:  # fmt: skip
     """Its keys and values are the provider's own; the tokens are those of one long prompt."""
-    long = [*system, *prefix, *PROMPT]
+    long = [*prefix, *system, *PROMPT]
     whole = Completion.of(PRIVATE, Request(len(long), 12, 3, 0.0, show_progress=show))
     parted = Completion.of(
         PRIVATE, replace(request_for(12, 3, 0.0), show_progress=show, public_prefix=prefix), before
@@ -347,12 +350,30 @@ def test_two_parties_go_on_after_the_providers_text(
     request = replace(request_for(12, 3, 0.0), public_prefix=PREFIX)
     before = Before(8, 7)
     client, provider = run_two_parties(simulation, tokenizer, request, before, SYSTEM)
-    text = [*SYSTEM, *PREFIX, *PROMPT]
+    text = [*PREFIX, *SYSTEM, *PROMPT]
     assert len(client[0].tokens) == 12
     for token in client[0].tokens:
         row = np.asarray(whole_logits(PARAMS, PRIVATE, jnp.asarray(text))[-1])
         assert row[token] > row.max() - 0.05
         text.append(token)
+
+
+def test_a_first_row_that_fits_no_range_is_public(
+    own_simulation: Simulation, tokenizer: Tokenizer
+) -> None:
+    """After a token that both know the model answers as in float32."""
+    held = PARAMS | {"wpe": np.array(PARAMS["wpe"])}
+    held["wpe"][0, 5] = 2.0**17
+    config = calibrated(PRIVATE, held, [np.arange(60)], public=1)
+    assert config.public_rows == 1
+    request = request_for(3, 0, 0.0, public_prefix=(30,))
+    client, _ = run_two_parties(own_simulation, tokenizer, request, config=config, held=held)
+    text = [30, *PROMPT]
+    for token in client[0].tokens:
+        row = np.asarray(whole_logits(held, config, jnp.asarray(text))[-1])
+        assert row[token] > row.max() - 0.05
+        text.append(token)
+    assert len(text) == 8
 
 
 def test_text_before_the_prompt_takes_its_place_in_the_context() -> None:
@@ -367,3 +388,15 @@ def test_text_before_the_prompt_takes_its_place_in_the_context() -> None:
         Completion.of(PRIVATE, replace(of_both, prompt_tokens=6))
     with pytest.raises(InputError, match="tokens that the model lacks"):
         Completion.of(PRIVATE, replace(request_for(1, 0, 0.0), public_prefix=(-1,)))
+
+
+def test_rows_that_must_be_public_are() -> None:
+    """The client's prefix, and what the provider's text has at least, count; a refusal is one line.
+    """
+    config, request = replace(PRIVATE, public_rows=3), request_for(4, 0, 0.0)
+    for prefix, before in (((30, 31, 32), Before()), ((30,), Before(5, 3)), ((), Before(3))):
+        Completion.of(config, replace(request, public_prefix=prefix), before)
+    for prefix, before in (((30, 31), Before()), ((30,), Before(5, 4)), ((), Before(3, 2))):
+        with pytest.raises(InputError, match="hold from token .* give --public-prefix") as caught:
+            Completion.of(config, replace(request, public_prefix=prefix), before)
+        assert "\n" not in str(caught.value)

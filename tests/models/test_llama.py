@@ -496,8 +496,8 @@ def test_greedy_drafts_do_not_change_the_text(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("show", [True, False], ids=["shown", "hidden"])
 def test_text_before_the_prompt_is_part_of_the_text(tokenizer: Tokenizer, show: bool) -> None:
-    """The provider's own, of which the client knows no more than a rounded length, and a public
-    one: distances between positions are those of one long text.
+    """A public one, and the provider's own, of which the client knows a rounded length, no more:
+    distances between positions are those of one long text.
     """
     system, prefix = [50, 51, 52, 53, 54], (30, 31)
     request = Request(len(PROMPT), 10, 3, 0.0, show_progress=show, public_prefix=prefix)
@@ -507,7 +507,7 @@ def test_text_before_the_prompt_is_part_of_the_text(tokenizer: Tokenizer, show: 
     weights = share_weights(session, LLAMA, PARAMS)
     decoder = completion.decoder(session, weights, completion.text(session, system))
     generate(session, completion, decoder, client, provider_stream())
-    text = [*system, *prefix, *PROMPT]
+    text = [*prefix, *system, *PROMPT]
     for _ in client.tokens:
         text.append(int(np.argmax(whole(text)[-1])))
     assert client.tokens == text[-len(client.tokens) :] and len(client.tokens) == 10

@@ -268,6 +268,21 @@ def test_a_unit_may_write_the_outlier() -> None:
             assert isinstance(seen, RangeError), seen
 
 
+def test_a_first_row_that_is_public_need_not_fit() -> None:
+    """A norm so large that no range holds it and all others: refused, but where each text begins
+    with public tokens, of which those that fit need not be public.
+    """
+    params = outliers()
+    params["wpe"][0, 5] = 2.0**17
+    with pytest.raises(InputError, match="octaves"):
+        calibrated(OUTLIERS, params, [TEXT])
+    chosen = calibrated(OUTLIERS, params, [TEXT, TEXT[::-1]], public=3)
+    assert chosen.public_rows == 1 and chosen.norm_high <= 64
+    assert calibrated(OUTLIERS, tiny_params(OUTLIERS, 3), [TEXT], public=3).public_rows == 0
+    with pytest.raises(InputError, match="no text comes after what is public"):
+        calibrated(OUTLIERS, params, [TEXT[:3]], public=3)
+
+
 def test_ranges_are_stored_beside_the_weights(tmp_path: Path) -> None:
     params = outliers()
     chosen = calibrated(OUTLIERS, params, [TEXT])

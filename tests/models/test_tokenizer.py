@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from models.tokenizer import END_OF_TEXT, StreamDecoder, Tokenizer
+from spu_llm.app.completing import encoded
 from spu_llm.core.errors import InputError
 
 SHIPPED = Path(__file__).resolve().parents[2] / "models" / "shipped"
@@ -350,6 +351,23 @@ def test_what_a_tokenizer_puts_after_a_text_is_left_out(tmp_path: Path) -> None:
     ids = load(tmp_path, library).encode("hello</s>hello")
     whole = library.encode("hello</s>hello").ids
     assert whole == [*ids, 2] and ids[0] == 1 and 2 in ids[1:-1]
+
+
+def test_what_it_puts_before_a_text_begins_what_is_public(tmp_path: Path) -> None:
+    library = sentencepiece("first")
+    library.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    ours = load(tmp_path, library)
+    assert ours.beginning == []
+    assert encoded("", "hello", ours) == ([], ours.encode("hello"))
+    library.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    ours = load(tmp_path, library)
+    assert ours.beginning == [1]
+    own = ours.encode("hello", goes_on=True)
+    assert encoded("", "hello", ours) == ([1], own)
+    assert encoded("a", "hello", ours) == (ours.encode("a"), own)
+    assert ours.encode("a")[0] == 1 and 1 not in own
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class Completion:
         config: ModelConfig, request: Course, before: Before = Before()  # noqa: B008 - frozen
     ) -> Completion:
         """InputError when the request does not fit the model, after the provider's own text."""
-        left = config.with_context(config.context - before.rows)
+        left = before.left(config)
         request.check(left)
         if request.split is not None and before.rows:
             raise InputError(
@@ -78,7 +78,7 @@ class Completion:
     def text(self, session: Session, system_prompt: Sequence[int] = ()) -> Text | None:
         """What stands before the prompt, as values of `session`; the provider has `system_prompt`.
         """
-        return share_text(session, self.layout, [*system_prompt, *self.request.public_prefix])
+        return share_text(session, self.layout, [*self.request.public_prefix, *system_prompt])
 
     def decoder(self, session: Session, weights: Any, text: Text | None = None) -> Decoder:
         """One that decodes in `session`, after what `text` gave."""
@@ -291,4 +291,6 @@ def declare(session: Session, completion: Completion) -> None:
     for learner in (CLIENT, PROVIDER):
         session.ledger.declare(learner, "whether activations left their ranges, which ends it")
     session.ledger.declare(CLIENT, "ranges of the model's activations, by powers of two")
+    if layout.config.public_rows:
+        session.ledger.declare(CLIENT, "how many first tokens of a text these do not hold for")
     session.ledger.declare(PROVIDER, "whether the client had the weights' hint already")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from models.family import ModelConfig
-from models.ranges import LARGEST_LINEAR
+from models.ranges import LARGEST_LINEAR, LARGEST_PUBLIC
 from models.split import Split
 from protocols.verification import variants as verification
 from protocols.verification.distribution import Sampling
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spu_llm.systems.decoding.secure_model import OpenRows
 
 MAX_NEW_TOKENS = 1_000_000  # any model's context ends before
-MAX_PREFIX_TOKENS = 1_000  # which a setting of a session holds
+MAX_PREFIX_TOKENS = LARGEST_PUBLIC  # which a setting of a session holds
 MAX_CANDIDATES = 16
 
 # Rows that steps write before a full block is packed again: packing takes as long to prepare as
@@ -43,7 +43,7 @@ class Course:
     max_new_tokens: int
     draft_length: int  # 0 is standard decoding
     show_progress: bool = field(default=False, kw_only=True)  # to the provider: drafts that stay
-    # Tokens before the prompt, which the provider may know.
+    # Tokens that the text begins with, before the provider's own, which the provider may know.
     public_prefix: tuple[int, ...] = field(default=(), kw_only=True)
 
     @property
@@ -90,6 +90,7 @@ class Course:
     def check(self, config: ModelConfig) -> None:
         """InputError when the request does not fit the model."""
         self.check_options()
+        config.check_public(len(self.public_prefix), "give --public-prefix TEXT")
         if any(not 0 <= token < config.vocab_size for token in self.public_prefix):
             raise InputError("the public prefix has tokens that the model lacks")
         room = self._room(config)

@@ -52,10 +52,10 @@ class Layout:
     the client knows which they are; packs: whether the block may be full then before the text ends,
     and is packed. branches: of a step's rows after the first one, as `text_rows.tree` has them;
     each is judged by itself. scale: what logits are multiplied by. prefix: rows before every lane's
-    prompt that the provider knows in the clear; of them, padded: how many, the first ones, may hold
-    no text; public: how many, the last ones, hold tokens that the client knows, too. split: where
-    the model is split, if the client computes its ends; then nothing comes before a prompt, and
-    logits are the client's.
+    prompt that the provider knows in the clear; of them, public: how many, the first ones, hold
+    tokens that the client knows, too; padded: how many, the first after these, may hold no text.
+    split: where the model is split, if the client computes its ends; then nothing comes before a
+    prompt, and logits are the client's.
     """
 
     config: ModelConfig
@@ -107,6 +107,11 @@ class Layout:
     def inside(self) -> int:
         """Rows of the prefix that stand in the shared block, before its own: all, or none."""
         return self.prefix if self.prefix <= FEW else 0
+
+    @property
+    def told_rows(self) -> int:
+        """First rows of the prefix of which the provider says whether they hold text."""
+        return self.public + self.padded if self.padded else 0
 
 
 class Text(NamedTuple):
@@ -251,8 +256,10 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
 
     def prefix(weights: Any, tokens: Array, hidden: Array) -> Block:
         n, m = len(tokens), len(hidden)
-        rows = jnp.arange(n, dtype=jnp.int32)
-        x = family.embed(weights, config, tokens, jnp.maximum(rows - padding(hidden), 0))
+        rows, empty_rows = jnp.arange(n, dtype=jnp.int32), padding(hidden)
+        # All text next to each other, as far from what comes after it as its last row is.
+        rows = jnp.where(rows < layout.public, rows + empty_rows, rows)
+        x = family.embed(weights, config, tokens, jnp.maximum(rows - empty_rows, 0))
         # Rows without text see each other, so that their keys and values are numbers, too.
         empty = jnp.concatenate([hidden < 0, jnp.zeros(n - m, bool)])
         visible = see(0, n, n) & (~empty[None, :] | empty[:, None])
@@ -369,23 +376,25 @@ def held_shapes(config: ModelConfig, split: Split | None = None) -> Any:
 
 
 def share_text(session: Session, layout: Layout, tokens: Sequence[int]) -> Text | None:
-    """`tokens` before every prompt, which only the provider has to bring, as private values; None
-    where the layout has no rows for them.
+    """`tokens` before every prompt, the public ones first, which only the provider has to bring, as
+    private values; None where the layout has no rows for them.
     """
     if not layout.prefix:
         return None
     shape = jax.ShapeDtypeStruct
-    shapes = Text(shape((layout.prefix,), np.int32), shape((layout.padded,), np.int32))
+    shapes = Text(shape((layout.prefix,), np.int32), shape((layout.told_rows,), np.int32))
     text: Text = private_tree(session, PROVIDER, _padded, shapes, layout, tokens)
     return text
 
 
 def _padded(layout: Layout, tokens: Sequence[int]) -> Text:
-    empty = layout.prefix - len(tokens)
+    empty, public = layout.prefix - len(tokens), layout.public
     if not 0 <= empty <= layout.padded:
         raise ValueError(f"{len(tokens)} tokens do not fill {layout.prefix} rows of a prefix")
-    hidden = np.where(np.arange(layout.padded) < empty, HIDDEN, 0)
-    return Text(np.array([0] * empty + list(tokens), np.int32), hidden.astype(np.int32))
+    of_own = np.arange(layout.told_rows) - public
+    hidden = np.where((of_own >= 0) & (of_own < empty), HIDDEN, 0)
+    filled = [*tokens[:public], *[0] * empty, *tokens[public:]]
+    return Text(np.array(filled, np.int32), hidden.astype(np.int32))
 
 
 def _folded(params: Params, config: ModelConfig, split: Split | None) -> Any:

@@ -106,11 +106,15 @@ class References:
     model_dir: str = ""
 
 
+def _check_secret(request: TextRequest, model: ModelConfig) -> None:
+    model.check_public(0, "dp generate has none, so give it another model")
+    request.check(model)
+
+
 # The references are the client's, the model is the provider's.
 SECRET_MODEL = Program(
-    "private-text", "spu_llm.systems.dp_text.secure_run", TextRequest, References,
-    TextRequest.check,
-)  # fmt: skip
+    "private-text", "spu_llm.systems.dp_text.secure_run", TextRequest, References, _check_secret
+)
 # Both have the model, and references of their own.
 SHARED_MODEL = Program(
     "shared-text", "spu_llm.systems.dp_text.shared_run", SharedRequest, References,

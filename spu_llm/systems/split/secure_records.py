@@ -53,6 +53,7 @@ class MiddleRequest(Course):
         )
 
     def check(self, config: ModelConfig) -> None:
+        config.check_public(0, "a split model has none, so it cannot be split with --mode mpc")
         super().check(config)
         self.split.check(config)
 
