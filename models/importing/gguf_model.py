@@ -84,6 +84,11 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     """Return the `config.json` of a file's model. InputError for one that is not computed here."""
     reader = _Fields(file)
     kind = _architecture(file)
+    if type(parts := file.fields.get("split.count", 1)) is not int or parts > 1:
+        raise InputError(
+            f"{file.path} is one of several files of a model; put them together with llama.cpp's "
+            "llama-gguf-split --merge"
+        )
     heads = reader.size("attention.head_count")
     width = reader.size("embedding_length")
     if (head_dim := reader.size("attention.key_length", width // heads)) != reader.size(

@@ -23,7 +23,7 @@ from models.importing.run import import_model
 from models.llama import LlamaConfig
 from models.qwen2 import Qwen2Config
 from spu_llm.core.errors import InputError
-from tests.models.gguf_files import Raw, tensors, write_gguf
+from tests.models.gguf_files import Raw, byte_level, tensors, write_gguf
 from tests.models.test_hf import assert_same
 from tests.tiny import VOCAB, save_tokenizer, tiny_params
 
@@ -224,6 +224,12 @@ def test_another_model_is_refused(
     named = tensors(CONFIG, random_params(CONFIG))
     write_gguf(tmp_path / "model.gguf", CONFIG, named, tokenizer, **fields)
     assert expected in fault(tmp_path)
+
+
+def test_a_file_in_parts_is_refused(tmp_path: Path, tokenizer: Path) -> None:
+    named, parts = tensors(CONFIG, random_params(CONFIG)), {"split.count": 2}
+    write_gguf(tmp_path / "model.gguf", CONFIG, named, byte_level(tokenizer, "gpt-2") | parts)
+    assert "is one of several files of a model" in fault(tmp_path)
 
 
 def test_another_architecture_is_refused(tmp_path: Path) -> None:
