@@ -21,7 +21,7 @@ _QUANTISED = (
     "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
 )  # fmt: skip
 _KINDS = {int(GGMLQuantizationType[name]): name for name in (*_PLAIN, *_QUANTISED)}
-_PIECE = 1 << 22  # numbers at a time, as float32
+_PIECE = 1 << 20  # numbers at a time, as float32
 
 
 def size_of(kind: int, count: int) -> int | None:
@@ -69,13 +69,13 @@ def _pieces(
 def _numbers(path: Path, place: TensorPlace, stream: BinaryIO, count: int) -> np.ndarray:
     """Return what so many bytes hold as float32; InputError unless all of it is finite."""
     kind = GGMLQuantizationType(place.kind)
-    size = GGML_QUANT_SIZES[kind][1]
     data = stream.read(count)
     if len(data) != count:
         raise InputError(f"{path} is truncated in tensor {shown(place.name)}; copy it again")
     with np.errstate(all="ignore"):  # of numbers that are refused below
-        blocks = np.frombuffer(data, np.uint8).reshape(-1, size)
-        numbers = np.asarray(dequantize(blocks, kind), np.float32)
+        # One row: the library goes through rows in small groups.
+        row = np.frombuffer(data, np.uint8)[None]
+        numbers = np.asarray(dequantize(row, kind), np.float32)
     if not np.isfinite(numbers).all():
         raise InputError(
             f"{path} has NaN or infinite values in tensor {shown(place.name)}; copy it again"

@@ -152,6 +152,22 @@ def test_ids_of_byte_level_tokenizers(tmp_path: Path, name: str) -> None:
         assert found.decode(found.encode(text)) == text
 
 
+@pytest.mark.parametrize(("name", "stated", "begins"), [
+    ("llama-bpe", None, True), ("llama-bpe", False, False), ("smollm", None, False),
+    ("smollm", True, True),
+])  # fmt: skip
+def test_what_a_text_begins_with(
+    tmp_path: Path, name: str, stated: bool | None, begins: bool
+) -> None:
+    wanted = trained(name)
+    wanted.save(str(tmp_path / TOKENIZER_FILE))
+    fields = byte_level(tmp_path, name) | {"bos_token_id": 1, "add_bos_token": stated}
+    found = Tokenizer.load(model_of(tmp_path, fields))
+    ids = wanted.encode("def read").ids
+    assert found.encode("def read") == ([1, *ids] if begins else ids)
+    assert found.encode("def read", goes_on=True) == ids
+
+
 @pytest.fixture(scope="module")
 def pieces() -> dict[str, Any]:
     """Fields of a tokenizer of SentencePiece's kind."""
