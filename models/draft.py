@@ -1,4 +1,7 @@
-"""Drafting: the client's own public model, in the clear, with a key/value cache of its own."""
+"""Drafting, in the clear at the client: by its own public model, with a key/value cache of its own.
+
+What drafts is a `Proposer`; another one, which needs no model, is in `models.ngrams`.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,36 @@ Pick = Callable[[np.ndarray, int], tuple[int, np.ndarray]]
 WIDTH = 8
 
 
+class Proposer:
+    """Proposes tokens after a text. Subclasses say by which logits; which these are follows from
+    the tokens before alone, so that every draft has the distribution that `pick` says it has.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        raise NotImplementedError
+
+    def logits(self, tokens: list[int]) -> np.ndarray:
+        """Return logits [vocab] of the token after `tokens`; -inf: certainly not this one."""
+        raise NotImplementedError
+
+    def propose(
+        self, context: list[int], count: int, pick: Pick
+    ) -> tuple[list[int], np.ndarray]:
+        """`count` drafts after `context` and the distributions they were drawn from.
+
+        Returns token ids and float64 [count, vocab].
+        """
+        drafts: list[int] = []
+        q = np.zeros((count, self.vocab_size))
+        for i in range(count):
+            draft, q[i] = pick(self.logits(context + drafts), len(context) + i)
+            drafts.append(draft)
+        return drafts, q
+
+
 @dataclass
-class Drafter:
+class Drafter(Proposer):
     """A public model that proposes tokens after a context of up to `capacity` tokens.
 
     The cache follows the context it is given: tokens it has already seen are kept, rejected ones
@@ -41,26 +72,15 @@ class Drafter:
         self._shared: Block = self.config.empty_cache(self.capacity + WIDTH)
         self._step = jax.jit(partial(_draft_step, self.config))
         self._weights = jax.device_put(family_of(self.config).fold(self.params, self.config))
-        self._follow([0])
+        self.logits([0])
         self._seen = []
 
-    def propose(
-        self, context: list[int], count: int, pick: Pick
-    ) -> tuple[list[int], np.ndarray]:
-        """`count` drafts after `context` and the distributions they were drawn from.
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
 
-        Returns token ids and float64 [count, vocab].
-        """
-        drafts: list[int] = []
-        q = np.zeros((count, self.config.vocab_size))
-        for i in range(count):
-            logits = self._follow(context + drafts)
-            draft, q[i] = pick(logits, len(context) + i)
-            drafts.append(draft)
-        return drafts, q
-
-    def _follow(self, tokens: list[int]) -> np.ndarray:
-        """Logits [vocab] after `tokens`, feeding only what the cache does not hold."""
+    def logits(self, tokens: list[int]) -> np.ndarray:
+        """As there, feeding only what the cache does not hold."""
         same = len(os.path.commonprefix([self._seen, tokens[:-1]]))
         self._seen = self._seen[:same]
         for start in range(same, len(tokens), WIDTH):

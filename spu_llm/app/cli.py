@@ -243,7 +243,12 @@ def _request_options(parser: argparse.ArgumentParser) -> None:
                         help="text before the prompt that the provider may know; it costs no "
                         "secure prefill")  # fmt: skip
     marking.add_candidates(parser)
-    add_folder(parser, "--draft-model", "public model directory")
+    add_folder(parser, "--draft-model", "public model directory, of the provider's tokenizer "
+               "(default: the shipped one, if it has that)")  # fmt: skip
+    parser.add_argument("--drafts", choices=("model", "ngram", "both"),
+                        help="by the draft model, by what followed in the text where its last "
+                        "tokens stood before, or by this where it is sure and else by the model "
+                        "(default: both; ngram where there is no draft model)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
 
 
@@ -288,12 +293,13 @@ def _complete(options: argparse.Namespace) -> None:
     provider = _provider(options)
     _settle_draft_length(options)
     check_output(options.json)
+    _check_drafts(options)
     keys = marking.keys_of(options)
     _check_early(Request, options, prompt_tokens=1)
     with closing(Screen(options.prompt)) as screen:
         kept = provider.text_format()
         tokenizer = kept.text.tokenizer
-        drafting = _draft_model(options, tokenizer)
+        drafting, ngrams = _drafting(options, tokenizer)
         prefix, prompt = encoded(options.public_prefix, options.prompt, tokenizer)
         own_seed = options.seed if provider.server is None else None
         with (
@@ -306,7 +312,7 @@ def _complete(options: argparse.Namespace) -> None:
                 ),
                 inputs=ClientInputs(
                     prompt, str(kept.path), options.stop, options.seed, own_seed,
-                    None if marked is None else marked.mark, drafting,
+                    None if marked is None else marked.mark, drafting, ngrams,
                 ),
                 provider=dataclasses.replace(provider, mark=mark),
                 started=options.started,
@@ -328,19 +334,31 @@ def _check_early(kind: Any, options: argparse.Namespace, **more: Any) -> None:
     record(kind, options, public_prefix=(), **more).check_options()
 
 
-def _draft_model(options: argparse.Namespace, tokenizer: Any) -> str | None:
-    """The directory of the model that drafts, None with `--standard`."""
+def _drafting(options: argparse.Namespace, tokenizer: Any) -> tuple[str | None, bool]:
+    """The directory of the model that drafts, if one does, and whether n-grams do."""
     from spu_llm.app.completing import draft_model
+    from spu_llm.systems.decoding.records import MARKED
 
-    found = draft_model(options.draft_model, tokenizer)
+    asked = options.drafts
+    found = None if asked == "ngram" else draft_model(options.draft_model, tokenizer)
     if options.standard:
-        return None
-    if found is None:
+        return None, False
+    if found is None and asked in ("model", "both"):
         raise InputError(
             "the shipped draft model has another tokenizer than the provider's model; give "
-            "--draft-model DIR, a model with the same one, or --standard, which drafts nothing"
+            "--draft-model DIR, a model with the same one, or --drafts ngram"
         )
-    return str(found)
+    # A provider finds marks the better, the more it can guess of the drafts: the model's.
+    usually = asked is None and options.verify != MARKED
+    return None if found is None else str(found), found is None or asked == "both" or usually
+
+
+def _check_drafts(options: argparse.Namespace) -> None:
+    """InputError for options that leave each other nothing to do."""
+    if options.drafts is not None and options.standard:
+        raise InputError("--standard drafts nothing; leave it or --drafts out")
+    if options.drafts == "ngram" and options.draft_model is not None:
+        raise InputError("--drafts ngram takes no draft model; leave it or --draft-model out")
 
 
 def _prepare(options: argparse.Namespace) -> None:

@@ -287,6 +287,7 @@ def _summary(
         "machine": asdict(machine()),
         "config": {
             "draft_model": options.inputs.draft_dir,
+            "ngrams": isinstance(options.inputs, ClientInputs) and options.inputs.ngrams,
             "stop": options.inputs.stop,
             "watermark": None if options.marking is None else options.marking.told,
             "draft_seed": options.inputs.draft_seed,

@@ -280,3 +280,24 @@ def test_a_server_that_answers_something_else_breaks_the_wire(start: Start, pair
         with connection:
             connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
             client.assert_failed(1, "does not speak spu-llm", within_s=END_S)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--standard", "--drafts", "ngram"], ["--standard drafts nothing"]),
+        (["--drafts", "ngram"], ["takes no draft model", "--draft-model"]),
+        (["--drafts", "trigram"], ["--drafts", "trigram"]),
+    ],
+)
+def test_drafts_by_what_cannot_draft(
+    refused: Callable[..., None], pair: Pair, options: list[str], words: list[str]
+) -> None:
+    refused([*pair.demo, *options], *words)
+
+
+def test_the_shipped_draft_model_of_another_tokenizer(
+    refused: Callable[..., None], pair: Pair
+) -> None:
+    """Asked for by name; by default, n-grams draft in its place."""
+    refused(["demo", "--model", str(pair.private), "--drafts", "model"], "another tokenizer")

@@ -200,15 +200,20 @@ def test_a_client_without_a_model_gets_text(start: Start, pair: Pair, tmp_path: 
     address = ["--server", f"127.0.0.1:{server.until_listening()}", "--insecure"]
     for path in private.iterdir():  # the weights are in memory; nobody can read the files now
         path.unlink()
-    result = tmp_path / "result.json"
-    client = start(
-        "generate", *address, "--prompt", "def", "--max-new-tokens", "2", "--standard",
-        "--temperature", "0", "--json", str(result), XDG_CACHE_HOME=str(tmp_path / "cache"),
-    )  # fmt: skip
-    assert client.wait(RUN_S) == 0, client.stderr
-    found = json.loads(result.read_text())
     text = TextFormat.of_model(pair.private)
-    assert found["config"]["model.text_format"] == text.digest
-    assert [path.name for path in kept(tmp_path)] == [f"{text.digest}.json"]
-    assert text.tokenizer.decode(found["token_ids"]) == found["text"]
-    assert len(found["token_ids"]) == 2
+    ask = [*address, "--prompt", "def", "--temperature", "0", "--json", "result.json"]
+    more = ["--max-new-tokens", "2", "--standard"], ["--max-new-tokens", "4", "--draft-length", "2"]
+    found = []
+    for options in more:
+        cache = str(tmp_path / "cache")
+        client = start("generate", *ask, *options, XDG_CACHE_HOME=cache)
+        assert client.wait(RUN_S) == 0, client.stderr
+        found.append(json.loads((tmp_path / "result.json").read_text()))
+        assert found[-1]["config"]["model.text_format"] == text.digest
+        assert [path.name for path in kept(tmp_path)] == [f"{text.digest}.json"]
+        assert text.tokenizer.decode(found[-1]["token_ids"]) == found[-1]["text"]
+    standard, drafted = found
+    assert (standard["drafted"], drafted["drafted"]) == (0, 2 * drafted["steps"])
+    assert drafted["config"]["draft_model"] is None and drafted["config"]["ngrams"]
+    assert len(standard["token_ids"]) == 2
+    assert drafted["token_ids"][:2] == standard["token_ids"]

@@ -17,6 +17,7 @@ from models.draft import Drafter
 from models.family import Params
 from models.family import logits as whole_logits
 from models.gpt2 import GPT2Config, fold
+from models.ngrams import Ngrams
 from models.tokenizer import Tokenizer
 from protocols.functions.aggregation import tile_for
 from protocols.verification.distribution import Sampling, Streams
@@ -119,6 +120,21 @@ def test_greedy_drafts_do_not_change_the_text(tokenizer: Tokenizer) -> None:
         assert drafted.tokens == standard.tokens
         assert report.drafted == drafts * report.steps
         assert len(drafted.tokens) <= sum(report.emitted)
+
+
+@pytest.mark.parametrize("model", [True, False])
+def test_ngrams_of_the_text_do_not_change_it(tokenizer: Tokenizer, model: bool) -> None:
+    """Greedy: all that they change is how many steps it takes."""
+    standard, _ = run_plaintext(tokenizer, request_for(24, 0, 0.0))
+    request = request_for(24, 3, 0.0)
+    completion = Completion.of(PRIVATE, request)
+    client = client_side(tokenizer, completion)
+    client.drafter = Ngrams(PUBLIC.vocab_size, client.drafter if model else None)  # type: ignore[arg-type]
+    session = PlaintextSession()
+    decoder = completion.decoder(session, share_weights(session, PRIVATE, PARAMS))
+    report = generate(session, completion, decoder, client, provider_stream())
+    assert client.tokens == standard.tokens
+    assert 0 < report.accepted < report.drafted == 3 * report.steps
 
 
 COURSES = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -71,6 +72,15 @@ def test_texts_have_the_models_distribution() -> None:
     found = texts_of(Sampling())
     np.testing.assert_allclose(found, wanted(Sampling()), atol=1e-12)
     assert found.sum() == pytest.approx(1.0)
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.parametrize("drafts", itertools.product(range(VOCAB), repeat=DRAFTS))
+def test_drafts_that_are_certain_do_not_change_it(
+    drafts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "Q", np.eye(VOCAB)[list(drafts)])
+    np.testing.assert_allclose(texts_of(Sampling()), wanted(Sampling()), atol=1e-12)
 
 
 def test_a_rule_that_draws_from_p_after_a_rejection_is_noticed(

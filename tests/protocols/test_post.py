@@ -36,21 +36,28 @@ VOCAB = 3
 # ---- the distribution, by enumeration
 
 
-def chains(seed: int, sampling: Sampling = Sampling()) -> tuple[Any, Any]:  # noqa: B008
-    """p(. | prefix) and q(. | prefix): a fresh random distribution for every prefix."""
+def chains(
+    seed: int, sampling: Sampling = Sampling(), certain: bool = False  # noqa: B008
+) -> tuple[Any, Any]:
+    """p(. | prefix) and q(. | prefix): a fresh random distribution for every prefix; all of a
+    `certain` draft's is one token's.
+    """
     rng = np.random.default_rng(seed)
     tables: dict[Any, Any] = {}
 
     def conditional(which: str, prefix: tuple[int, ...]) -> np.ndarray:
         key = which, prefix
         if key not in tables:
-            tables[key] = rng.dirichlet(np.ones(VOCAB))
+            one = certain and which == "q"
+            law = np.eye(VOCAB)[rng.integers(VOCAB)] if one else rng.dirichlet(np.ones(VOCAB))
+            tables[key] = law
         return tables[key]
 
     return (lambda prefix: conditional("p", prefix),
             lambda prefix: sampling.restricted(conditional("q", prefix)))  # fmt: skip
 
 
+@pytest.mark.parametrize("certain", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "sampling",
@@ -58,7 +65,7 @@ def chains(seed: int, sampling: Sampling = Sampling()) -> tuple[Any, Any]:  # no
     ids=str,
 )
 def test_emitted_tokens_follow_the_private_model_by_enumeration(
-    seed: int, sampling: Sampling
+    seed: int, sampling: Sampling, certain: bool
 ) -> None:
     """Joint distribution of the first three tokens of a two-draft step and the steps after, V = 3,
     top-k and top-p among the ways of sampling.
@@ -67,7 +74,7 @@ def test_emitted_tokens_follow_the_private_model_by_enumeration(
     probability; acceptance by p has probability min(1, p / q), a draft outside top-k or top-p ends
     the step, and `resolve` draws.
     """
-    p, q = chains(seed, sampling)
+    p, q = chains(seed, sampling, certain)
     distribution: dict[tuple[int, ...], float] = {}
 
     def grow(prefix: tuple[int, ...], mass: float) -> None:
@@ -212,11 +219,13 @@ def rejections(step: Step, widths: Widths) -> list[bool]:
 def test_two_parties_reject_and_select_by_the_integer_rule(
     simulation: Simulation, name: str
 ) -> None:
-    """Same drafts and r: the same bits and row, and to both the declared openings."""
+    """Same drafts and r: the same bits and row, and to both the declared openings; also where
+    drafts are certain.
+    """
     rng = np.random.default_rng(6)
     firsts, steps = [], []
-    for _ in range(15):
-        step = random_step(rng, drafts=2, vocab=6)
+    for i in range(15):
+        step = random_step(rng, drafts=2, vocab=6, certain=i % 3 == 0)
         of_client = post_input(step, naive=name == "naive", vocab=6)
         client, provider = two_parties(simulation, name, step.weights * UNIT, of_client, None)
         expected = rejections(step, Widths.of_weights(6))

@@ -77,15 +77,16 @@ def test_noise_belongs_to_the_position() -> None:
     assert draft == int(np.argmax(logits[0] / 0.8 + first.noise[0].astype(np.float64)))
 
 
-@pytest.mark.parametrize("accurate", [True, False])
-def test_distribution_does_not_depend_on_the_drafts(accurate: bool) -> None:
+@pytest.mark.parametrize("drafter", ["accurate", "useless", "certain"])
+def test_distribution_does_not_depend_on_the_drafts(drafter: str) -> None:
     """Chi-square of the first token over 20,000 positions, false-alarm rate 1e-6, with drafts of a
-    good and of a useless model; noise of the wrong distribution must fail.
+    good and of a useless model, and one draft for all; noise of the wrong distribution must fail.
     """
     verifier, keys, vocab, draws = Race(Sampling()), streams(2), 5, 20_000
     logits = np.array([1.0, 0.5, 0.0, -1.0, -2.0])
     p = np.exp(logits) / np.exp(logits).sum()
-    drafting = logits if accurate else -logits
+    certain = np.where(np.arange(vocab) == 1, 0, -np.inf)
+    drafting = {"accurate": logits, "useless": -logits, "certain": certain}[drafter]
     verify = jax.jit(of_one_lane(lambda rows, drafts: race.verify(rows, drafts, 27)[0]))
     rows = np.broadcast_to(logits, (2, vocab)).astype(np.float32)
     counts, broken, accepted = np.zeros(vocab), np.zeros(vocab), 0
@@ -104,4 +105,6 @@ def test_distribution_does_not_depend_on_the_drafts(accurate: bool) -> None:
         accepted += k
     assert chi_square_p(counts, p) > 1e-6
     assert chi_square_p(broken, p) < 1e-6
-    assert (accepted > 0.99 * draws) == accurate
+    assert (accepted > 0.99 * draws) == (drafter == "accurate")
+    if drafter == "certain":
+        assert accepted == counts[1] and accepted == pytest.approx(p[1] * draws, rel=0.1)

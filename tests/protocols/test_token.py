@@ -42,27 +42,32 @@ SMALL = Widths(total=9, draft=5, draw=9, most_accept=8)
 # ---- the distribution, by enumeration
 
 
-def chains(seed: int) -> tuple[Any, Any]:
-    """Weights and draft integers after every prefix: fresh random ones each."""
+def chains(seed: int, certain: bool = False) -> tuple[Any, Any]:
+    """Weights and draft integers after every prefix: fresh random ones each; all of a `certain`
+    draft's are of one token.
+    """
     rng = np.random.default_rng(seed)
     tables: dict[Any, Any] = {}
 
     def conditional(which: str, prefix: tuple[int, ...], total: int) -> np.ndarray:
         key = which, prefix
         if key not in tables:
-            tables[key] = rng.multinomial(total, rng.dirichlet(np.ones(VOCAB)))
+            one = certain and which == "q"
+            law = np.eye(VOCAB)[rng.integers(VOCAB)] if one else rng.dirichlet(np.ones(VOCAB))
+            tables[key] = rng.multinomial(total, law)
         return tables[key]
 
     return (lambda prefix: conditional("w", prefix, 400),
             lambda prefix: conditional("q", prefix, 2**SMALL.draft))  # fmt: skip
 
 
+@pytest.mark.parametrize("certain", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_three_tokens_follow_the_private_model_by_enumeration(seed: int) -> None:
+def test_three_tokens_follow_the_private_model_by_enumeration(seed: int, certain: bool) -> None:
     """Joint distribution of the first three tokens of steps with two drafts, V = 3: all drafts, all
     r and u, by the plaintext of the ops. It is the chain's but for the rounding of r and u.
     """
-    weights, q = chains(seed)
+    weights, q = chains(seed, certain)
     distribution: dict[tuple[int, ...], Fraction] = {}
 
     def grow(prefix: tuple[int, ...], mass: Fraction) -> None:
@@ -158,9 +163,11 @@ def test_two_parties_follow_the_integer_model(simulation: Simulation, name: str)
 
 @pytest.mark.parametrize("name", ["token", "hidden"])
 def test_lanes_follow_the_integer_model(simulation: Simulation, name: str) -> None:
-    """Twelve steps side by side: every one as if it were alone, with the openings that it has."""
+    """Twelve steps side by side: every one as if it were alone, with the openings that it has. Of
+    six the drafts are certain.
+    """
     rng = np.random.default_rng(4)
-    steps = [random_step(rng, drafts=2, vocab=6) for _ in range(12)]
+    steps = [random_step(rng, drafts=2, vocab=6, certain=i % 2 == 1) for i in range(12)]
     both = [token_inputs(step, rng) for step in steps]
     of_client, of_provider = (side_by_side([pair[i] for pair in both]) for i in range(2))
     rows = np.stack([step.weights for step in steps]) * UNIT

@@ -38,14 +38,20 @@ class Step:
     u: np.ndarray  # [2]
 
 
-def random_step(rng: np.random.Generator, drafts: int, vocab: int) -> Step:
-    """Peaked rows of at most one, distributions near to them, drafts from these."""
+def random_step(
+    rng: np.random.Generator, drafts: int, vocab: int, *, certain: bool = False
+) -> Step:
+    """Peaked rows of at most one, distributions near to them, drafts from these; those of drafts
+    that are `certain` are of one token each.
+    """
     logits = rng.normal(0, 2, (drafts + 1, vocab))
     weights = np.rint(np.exp(logits - logits.max(-1, keepdims=True)) / UNIT).astype(np.int64)
     near = logits[:drafts] + rng.normal(0, rng.choice([0.0, 0.5, 2.0]), (drafts, vocab))
     q = np.stack([integers_of(np.exp(row - row.max())) for row in near]) if drafts else (
         np.zeros((0, vocab), np.int64))  # fmt: skip
     chosen = np.array([rng.choice(vocab, p=row / row.sum()) for row in q], np.int64)
+    if certain:
+        q = (np.arange(vocab) == chosen[:, None]).astype(np.int64) << Widths.draft
     words = rng.integers(0, 2**31, drafts + 2)
     return Step(weights, chosen, q, words[:drafts], words[drafts:])
 

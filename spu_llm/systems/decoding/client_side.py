@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from models.draft import Drafter
+from models.draft import Proposer
 from models.ends import Ends
 from models.stops import Stops
 from models.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ class ClientSide:
 
     prompt: list[int]
     tokenizer: Tokenizer
-    drafter: Drafter | None
+    drafter: Proposer | None
     verifier: Rule
     streams: Streams
     stop: list[str] = field(default_factory=list)

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from models.draft import Drafter
+from models.draft import Drafter, Proposer
 from models.family import ModelConfig
 from models.hf import load_model
+from models.ngrams import Ngrams
 from models.resident import mapped
 from models.split import Split
 from models.text_format import TextFormat
@@ -132,7 +133,7 @@ def client_side_of(inputs: ClientInputs, completion: Completion, send: Send) -> 
     return ClientSide(
         prompt=inputs.prompt,
         tokenizer=tokenizer,
-        drafter=drafter_of(inputs.draft_dir, completion),
+        drafter=drafter_of(inputs.draft_dir, completion, inputs.ngrams),
         verifier=rule,
         streams=streams,
         stop=inputs.stop,
@@ -176,15 +177,21 @@ def _marked(
     return MarkedRace(rule, noise, before, lambda names: on_used([names])), Single(streams)
 
 
-def drafter_of(directory: str | None, completion: Completion) -> Drafter | None:
-    """The public model in `directory`, for all that a completion drafts."""
+def drafter_of(
+    directory: str | None, completion: Completion, ngrams: bool = False
+) -> Proposer | None:
+    """What drafts all of a completion: the public model in `directory`, with n-grams of the text if
+    these are to draft, too; without one, n-grams alone.
+    """
     if not (drafts := completion.request.draft_length):
         return None
+    vocab = completion.layout.config.vocab_size
     if directory is None:
-        raise InputError("no model drafts; give --draft-model DIR, or --standard")
+        return Ngrams(vocab)
     config, params = load_model(Path(directory))
     rows = len(completion.request.public_prefix) + completion.layout.live_rows + drafts
-    return Drafter(config, params, rows)
+    model = Drafter(config, params, rows)
+    return Ngrams(vocab, model) if ngrams else model
 
 
 def streams_of(draft_seed: int | None, sampling_seed: int | None) -> Streams:

@@ -35,8 +35,9 @@ class Mark:
 @dataclass(frozen=True)
 class ClientInputs:
     """`text_format`: the file with how text is written (`models.text_format`), or the directory of
-    a model that is written so. `draft_dir`: of the model that drafts, if one does. `draft_seed`
-    fixes the drafts; `sampling_seed` also acceptance and bonus draws.
+    a model that is written so. `draft_dir`: of the model that drafts, if one does; `ngrams`: the
+    text itself does, too (`models.ngrams`), which it does wherever there is no such model.
+    `draft_seed` fixes the drafts; `sampling_seed` also acceptance and bonus draws.
     """
 
     prompt: list[int]
@@ -46,6 +47,7 @@ class ClientInputs:
     sampling_seed: int | None = None
     mark: Mark | None = None
     draft_dir: str | None = None
+    ngrams: bool = False
 
 
 @dataclass(frozen=True)

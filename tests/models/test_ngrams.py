@@ -1,0 +1,144 @@
+"""Drafts by the text itself: which token, and with which distribution."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.draft import Drafter
+from models.ngrams import LEAST, MOST, Ngrams, continuation
+from protocols.verification.distribution import Sampling, Streams
+from protocols.verification.plain import Plain
+from protocols.verification.variants import VARIANTS, Rule, verifier
+from spu_llm.core.prg import Prg
+
+VOCAB = 9
+
+
+class Model(Drafter):
+    """Finds token 8 the likeliest; counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def logits(self, tokens: list[int]) -> np.ndarray:
+        self.asked.append(tokens)
+        return np.arange(VOCAB, dtype=np.float64)
+
+
+def argmax(logits: np.ndarray, position: int) -> tuple[int, np.ndarray]:
+    return int(np.argmax(logits)), Sampling().distribution(logits)
+
+
+@pytest.mark.parametrize(
+    ("text", "token", "length"),
+    [
+        ([4], 4, 0),
+        ([4, 4], 4, 1),
+        ([1, 2, 3], 1, 0),
+        ([1, 2, 2, 3], 2, 0),
+        ([1, 2, 1], 2, 1),
+        ([1, 2, 3, 1, 2], 3, 2),
+        ([7, 1, 2, 5, 1, 2, 7, 1, 2], 5, 3),  # the longest, though another one is later
+        ([1, 2, 5, 1, 2, 6, 1, 2], 6, 2),  # of equal ones the latest
+        ([1, 1, 1, 1], 1, 3),
+    ],
+)
+def test_what_followed_is_proposed(text: list[int], token: int, length: int) -> None:
+    assert continuation(text) == (token, length)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
+def test_it_is_what_a_search_by_hand_finds(text: list[int]) -> None:
+    def same(place: int) -> int:
+        """How many tokens before `place` are those at the end."""
+        pairs = zip(reversed(text[:place]), reversed(text), strict=False)
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), place)
+
+    best = max(range(1, len(text)), key=lambda at: (min(same(at), MOST), at), default=0)
+    found = continuation(text)
+    if best and same(best):
+        assert found == (text[best], min(same(best), MOST))
+    else:
+        assert found[1] == 0 and Counter(text)[found[0]] == max(Counter(text).values())
+
+
+def test_drafts_go_on_with_what_followed() -> None:
+    drafts, q = Ngrams(VOCAB).propose([1, 2, 3, 4, 5, 6, 1, 2, 3], 5, argmax)
+    assert drafts == [4, 5, 6, 1, 2]
+    np.testing.assert_array_equal(q, np.eye(VOCAB)[drafts])
+
+
+def test_a_model_drafts_where_little_was_there_before() -> None:
+    """And is asked in either case: what it takes does not say who drafted."""
+    model = Model()
+    mixed = Ngrams(VOCAB, model)
+    seen = [1, 2, 3, 4, 5]
+    drafts, _ = mixed.propose([*seen, *seen[: LEAST - 1]], 3, argmax)
+    assert drafts == [8, 8, 8]
+    drafts, _ = mixed.propose([*seen, *seen[:LEAST]], 3, argmax)
+    assert drafts == [4, 5, 1]
+    assert [len(asked) for asked in model.asked] == [7, 8, 9, 8, 9, 10]
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, "greedy", "plain"])
+def test_every_rule_gets_a_distribution_of_one_token(name: str) -> None:
+    sampling = Sampling(0.0 if name == "greedy" else 0.7, top_k=3 if name == "plain" else 0)
+    rule: Rule = (
+        Plain(sampling) if name == "plain"
+        else verifier("token" if name == "greedy" else name, sampling, hide_progress=False)
+    )  # fmt: skip
+    streams = Streams(Prg.from_seed(1, "drafts"), Prg.from_seed(1, "sampling"))
+    drafts, q = Ngrams(VOCAB).propose(
+        [5, 6, 7, 5], 2, lambda logits, position: rule.propose(logits, position, streams)
+    )
+    assert drafts == [6, 7]
+    np.testing.assert_array_equal(q, np.eye(VOCAB)[drafts])
+    given = rule.client_input(drafts, q, 4, streams)
+    if (of_drafts := getattr(given, "q", None)) is not None and name in ("token", "naive"):
+        np.testing.assert_array_equal(np.asarray(of_drafts)[:2], np.eye(VOCAB)[drafts] * 2**16)
+
+
+def test_texts_have_the_models_law() -> None:
+    """Chi-square of whole texts by the plain rule, false-alarm rate 1e-6; a rule that takes drafts
+    for ones of the model's is noticed.
+    """
+    from tests.protocols.verifying import chi_square_p
+
+    sampling, tokens, source = Sampling(), 3, random.Random(5)
+    table = np.random.default_rng(6).normal(0, 1, (3, 3))  # logits after each token
+
+    def text(right: bool) -> tuple[int, ...]:
+        made = [0, 1, 0]
+        while len(made) < 3 + tokens:
+            drafts, q = Ngrams(3).propose(made, 2, argmax)
+            rows = np.stack([table[t] for t in [made[-1], *drafts]])
+            if not right:
+                q = np.stack([sampling.distribution(row) for row in rows[:2]])
+            k, token = Plain(sampling).resolve(rows, drafts, q, source.random)
+            made += [*drafts[:k], token]
+        return tuple(made[3 : 3 + tokens])
+
+    def p_of(right: bool) -> float:
+        found = Counter(text(right) for _ in range(6000))
+        law: dict[Any, float] = {}
+        for a in range(3):
+            for b in range(3):
+                for c in range(3):
+                    rows = (table[0], table[a], table[b])
+                    law[a, b, c] = float(np.prod([
+                        sampling.distribution(row)[t]
+                        for row, t in zip(rows, (a, b, c), strict=True)
+                    ]))  # fmt: skip
+        return float(
+            chi_square_p(np.array([found[t] for t in law]), np.array([*law.values()]))
+        )
+
+    assert p_of(True) > 1e-6
+    assert p_of(False) < 1e-6
