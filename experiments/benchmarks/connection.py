@@ -45,6 +45,7 @@ from spu_llm.net.identity import CERTIFICATE
 from spu_llm.net.loopback import HOST
 from spu_llm.net.manifest import agree, with_nonce
 from spu_llm.net.stream import ByteStream
+from spu_llm.offline.silent.cache import peer_folder
 from spu_llm.offline.silent.store import default_directory
 from spu_llm.service import agreeing
 from spu_llm.service.client import run_as_client
@@ -206,7 +207,7 @@ def _direct(
         for rank, held in enumerate((inputs, Held(str(model)))):
             # Each party listens at its own ports, and reaches the other through the cable.
             ports = [own[i] if i % 2 == rank else far[i] for i in range(4)]
-            kept = default_directory(ROLES[rank]) / "direct"
+            kept = peer_folder(default_directory(ROLES[rank]), "direct")
             task = agreeing.task_of(ROLES[rank], agreed, held, None, kept)
             link = tuple(f"{HOST}:{port}" for port in ports[:2])
             tasks.append(replace(task, link=link, messages=ports[2 + PROVIDER]))

@@ -169,6 +169,22 @@ def test_what_a_session_uses_is_never_removed(root: Path, tmp_path: Path) -> Non
     assert len(names(root)) == 1 and names(root) != [kept]
 
 
+def test_a_file_that_cannot_be_opened_goes_too(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one worker could keep all providers' hints out."""
+    closed = a_file(root / OTHER, "closed.hint", 100, 1)
+    opened = os.open
+
+    def refused(path: Any, *more: Any) -> int:
+        if path == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *more)
+
+    monkeypatch.setattr(os, "open", refused)
+    assert receives(root / ONE, 150, 100) and not closed.exists()
+
+
 def test_another_process_uses_a_hint(root: Path) -> None:
     content = b"x" * 100
     digest = store._sha256(np.frombuffer(content, np.uint8))

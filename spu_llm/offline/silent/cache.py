@@ -136,6 +136,9 @@ def _removed(path: Path) -> bool:
         number = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
+    except PermissionError:  # a worker can make such files, but no session can use them
+        path.unlink()
+        return True
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink()
