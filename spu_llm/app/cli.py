@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from spu_llm.app import config, marking, serving
-from spu_llm.app.defaults import DRAFT_LENGTH, PROMPT, shipped
+from spu_llm.app.defaults import DRAFT_LENGTH, PROMPT
 from spu_llm.app.options import (
     add_folder,
     add_hint_cache,
@@ -28,12 +28,9 @@ from spu_llm.app.options import (
     add_ranges,
     add_session_options,
     add_stop,
-    address,
-    hint_cache_of,
-    identity_of,
-    jobs_of,
     megabytes,
     record,
+    settle_draft_length,
 )
 from spu_llm.app.output import check_output, unforeseen, write_json
 from spu_llm.app.printing import guard, say, show, show_table, tell_traceback
@@ -186,6 +183,7 @@ def _parser() -> Parser:
     from spu_llm.app import (
         attacking,
         calibrating,
+        chatting,
         doctor,
         importing,
         keys,
@@ -197,6 +195,7 @@ def _parser() -> Parser:
     )
     from spu_llm.app.studies import add_commands
 
+    chatting.add_command(commands)
     doctor.add_command(commands)
     keys.add_command(commands)
     listing.add_command(commands)
@@ -252,46 +251,15 @@ def _request_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
 
 
-def _provider(options: argparse.Namespace) -> Any:
-    """The provider that `--server` names, or one on this machine."""
-    from spu_llm.app.completing import Provider
-    from spu_llm.service.client import Server
-
-    server = None
-    if options.server is not None:
-        server = Server(
-            *address(options.server, "--server"), options.network, identity_of(options)
-        )
-    jobs = jobs_of(options, 1 if server is not None else 2)
-    model = options.model or shipped("private")
-    if server is not None and options.ranges is not None:
-        raise InputError("--ranges are of a model on this machine; leave --server out")
-    return Provider(
-        options.network, server, model, options.pool, jobs, hint_cache_of(options),
-        ranges=options.ranges,
-    )  # fmt: skip
-
-
-def _settle_draft_length(options: argparse.Namespace) -> None:
-    """`--standard` is a draft length of 0; InputError when such a length is asked for."""
-    if options.standard:
-        options.draft_length = 0
-    elif options.draft_length < 1:
-        raise InputError(
-            f"--draft-length must be 1 to 16, found {options.draft_length}; "
-            "--standard turns drafting off"
-        )
-
-
 def _complete(options: argparse.Namespace) -> None:
     """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
-    from spu_llm.app.completing import GenerateOptions, encoded, generate
+    from spu_llm.app.completing import GenerateOptions, encoded, generate, provider_of
     from spu_llm.app.screen import Screen
     from spu_llm.systems.decoding.records import ClientInputs
     from spu_llm.systems.decoding.request import Request
 
-    provider = _provider(options)
-    _settle_draft_length(options)
+    provider = provider_of(options)
+    settle_draft_length(options)
     check_output(options.json)
     _check_drafts(options)
     keys = marking.keys_of(options)
@@ -364,16 +332,16 @@ def _check_drafts(options: argparse.Namespace) -> None:
 def _prepare(options: argparse.Namespace) -> None:
     """Progress to stderr, what was made to stdout, the result to `--json`."""
     from spu_llm.app import keeping
-    from spu_llm.app.completing import encoded, prepare
+    from spu_llm.app.completing import encoded, prepare, provider_of
     from spu_llm.app.material import material_table
     from spu_llm.app.screen import Stages
     from spu_llm.service.supervisor import Look
     from spu_llm.systems.decoding.records import PrepareRequest
 
-    provider = _provider(options)
+    provider = provider_of(options)
     check_output(options.json)
     disk_bytes = megabytes(options, "disk")
-    _settle_draft_length(options)
+    settle_draft_length(options)
     new, tokens = options.max_new_tokens, options.prompt_tokens
     likely = -(-(new - 1) // 3) if options.draft_length else new - 1
     rest = {"steps": likely if options.steps is None else options.steps, "room_bytes": None}

@@ -4,6 +4,7 @@ provider elsewhere or here.
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,6 +19,7 @@ from models.tokenizer import Tokenizer
 from spu_llm.app.defaults import shipped
 from spu_llm.app.marking import Marking
 from spu_llm.app.material import limiting, tokens_of
+from spu_llm.app.options import address, hint_cache_of, identity_of, jobs_of
 from spu_llm.app.output import mb
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
@@ -112,6 +114,23 @@ class GenerateOptions:
     marking: Marking | None = None
 
 
+def provider_of(options: argparse.Namespace) -> Provider:
+    """The provider that `--server` names, or one on this machine."""
+    server = None
+    if options.server is not None:
+        server = Server(
+            *address(options.server, "--server"), options.network, identity_of(options)
+        )
+    jobs = jobs_of(options, 1 if server is not None else 2)
+    model = options.model or shipped("private")
+    if server is not None and options.ranges is not None:
+        raise InputError("--ranges are of a model on this machine; leave --server out")
+    return Provider(
+        options.network, server, model, options.pool, jobs, hint_cache_of(options),
+        ranges=options.ranges,
+    )  # fmt: skip
+
+
 def check_texts(prefix: str, prompt: str) -> None:
     """InputError when a public prefix, "" for none, or a prompt cannot be used."""
     check_text(prompt, "the prompt")
@@ -169,16 +188,21 @@ def generate(
 
     drafting = None if inputs.draft_dir is None else Path(inputs.draft_dir)
     models = [one for one in (drafting, options.model) if one is not None]
-    reads = [file for model in models for file in files_of(model)]
     kept = options.text
     with _first(provider, say), provider.reached(inputs.sampling_seed) as (server, pool):
         outcome, agreed = run_as_client(
             server, options.program, options.request, inputs, watch,
             tokenizer=options.tokenizer, text_format=None if kept is None else kept.text.digest,
-            reads=reads if kept is None else [*reads, kept.path], pool=pool,
+            reads=reads_of(kept, models), pool=pool,
             hint_cache=provider.hint_cache, jobs=provider.jobs,
         )  # fmt: skip
         return _summary(options, pool, outcome, agreed, first_token[0])
+
+
+def reads_of(text: KeptFormat | None, models: Sequence[Path]) -> list[Path]:
+    """Return the files that the client's worker reads: with how text is written, and of models."""
+    files = [file for model in models for file in files_of(model)]
+    return files if text is None else [*files, text.path]
 
 
 def prepare(

@@ -30,7 +30,7 @@ def add_session_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prompt(
-    parser: Any, default: str, words: str = "", *, of_length: bool = False
+    parser: Any, default: str | None, words: str = "", *, of_length: bool = False
 ) -> Any:
     """Add a prompt to a command: as a word, from a file, or from standard input. Return the group
     of options of which one is given; `of_length`: `--prompt-tokens`, its length alone, is another.
@@ -172,3 +172,14 @@ def megabytes(options: argparse.Namespace, name: str) -> int | None:
     if found is not None and found < 1:
         raise InputError(f"--{name.replace('_', '-')} must be 1 or more, in MB, found {found}")
     return None if found is None else found * 10**6
+
+
+def settle_draft_length(options: argparse.Namespace) -> None:
+    """`--standard` is a draft length of 0; InputError when such a length is asked for."""
+    if options.standard:
+        options.draft_length = 0
+    elif options.draft_length < 1:
+        raise InputError(
+            f"--draft-length must be 1 to 16, found {options.draft_length}; "
+            "--standard turns drafting off"
+        )

@@ -38,6 +38,24 @@ def tell_traceback(error: BaseException) -> None:
     tell(*"".join(traceback.format_exception(error)).rstrip("\n").split("\n"))
 
 
+def ask(words: str) -> str | None:
+    """Return a line that the user writes after `words`, which a terminal alone shows; None at the
+    end of standard input.
+    """
+    if sys.stdin is None:
+        return None
+    try:
+        if sys.stdin.isatty():
+            import readline  # noqa: F401 - edits the line
+
+            return input(words)
+        line = sys.stdin.readline()
+    except EOFError:
+        print()
+        return None
+    return line.removesuffix("\n") if line else None
+
+
 class Generated:
     """Prints generated text to stdout in parts, each at once; on a terminal made harmless."""
 

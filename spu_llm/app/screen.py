@@ -44,6 +44,10 @@ class Stages:
         """A stage before the session."""
         self._progress.stage(doing)
 
+    def pause(self) -> None:
+        """Take the progress away until there is some."""
+        self._progress.pause()
+
     def close(self) -> None:
         """Take the progress away."""
         self._progress.close()
@@ -99,6 +103,13 @@ class Screen(Stages):
         """The completion has ended, perhaps without any text."""
         self._progress.pause()
         self._show_prompt()
+
+    def end_text(self) -> None:
+        """The text has ended; another one may follow."""
+        self._progress.pause()
+        if self._texted:
+            self._generated.end_line()
+        self._generated, self._texted, self._progress.below = Generated(), False, False
 
     def close(self) -> None:
         """Take the progress away and end the line of text."""

@@ -1,0 +1,56 @@
+"""`spu-llm chat`: its options."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from spu_llm.app.defaults import DRAFT_LENGTH
+from spu_llm.app.options import (
+    add_folder,
+    add_hint_cache,
+    add_identity_options,
+    add_jobs,
+    add_prompt,
+    add_ranges,
+    add_session_options,
+)
+
+
+def add_command(commands: Any) -> None:
+    chat = commands.add_parser(
+        "chat", help="chat with a model, a provider's or one here",
+        description="Takes turns until Ctrl-D; Ctrl-C ends an answer. Both parties compute on "
+        "shares all that follows the model's own beginning of a chat, --system included.",
+    )  # fmt: skip
+    place = chat.add_mutually_exclusive_group(required=True)
+    place.add_argument("--server", metavar="HOST:PORT")
+    add_folder(place, "--model", "a model directory: both parties run on this machine")
+    add_ranges(chat)
+    add_prompt(chat, None, "one turn, after which it ends; ")
+    chat.add_argument("--system", metavar="TEXT",
+                      help="what the model is told before your first turn, in place of its own")
+    chat.add_argument("--max-new-tokens", type=int, default=256, metavar="N",
+                      help="of an answer (default: %(default)s)")  # fmt: skip
+    chat.add_argument("--temperature", type=float, default=0.7, metavar="T",
+                      help="0 is greedy (default: %(default)s)")  # fmt: skip
+    chat.add_argument("--draft-length", type=int, default=DRAFT_LENGTH, metavar="G",
+                      help="drafts per secure step, 1 to 16 (default: %(default)s)")  # fmt: skip
+    chat.add_argument("--standard", action="store_true", help="no drafting: one token a step")
+    add_folder(chat, "--draft-model", "public model directory")
+    chat.add_argument("--seed", type=int, metavar="S", help="fix sampling")
+    chat.add_argument("--json", type=Path, metavar="FILE",
+                      help="with --prompt: write the result as JSON")  # fmt: skip
+    add_session_options(chat)
+    add_jobs(chat)
+    add_hint_cache(chat)
+    add_folder(chat, "--pool", "keep what is made ahead of time")
+    add_identity_options(chat)
+    chat.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from spu_llm.app.conversing import run
+
+    run(options)

@@ -1,0 +1,257 @@
+"""Chats with a provider's model: one turn, or turns in a session that keeps its cache."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from models.chat import Message, cut, going_on
+from models.stops import check_text
+from spu_llm.app.completing import (
+    GenerateOptions,
+    Provider,
+    draft_model,
+    generate,
+    provider_of,
+    reads_of,
+)
+from spu_llm.app.options import settle_draft_length
+from spu_llm.app.output import check_output, write_json
+from spu_llm.app.printing import ask, say, tell
+from spu_llm.app.screen import Screen, learned_lines
+from spu_llm.core.errors import InputError, PeerError, WorkerError
+from spu_llm.net.relay import Relay
+from spu_llm.service.client import Server, run_as_client
+from spu_llm.service.first_contact import KeptFormat
+from spu_llm.service.rendering import render_apart
+from spu_llm.systems.decoding.chat_request import ChatRequest
+from spu_llm.systems.decoding.records import CHAT, ClientInputs
+from spu_llm.systems.decoding.request import Request
+
+CONVERSATION_TOKENS = 4096  # at most; the model's context may be shorter
+
+
+def tokens_of(kept: KeptFormat, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+    """Return the tokens of a chat's public head, and of what goes on shares. InputError for a model
+    that has no chats, and for texts that cannot be used.
+    """
+    head, rest = cut(_render(kept), messages)
+    encode = kept.text.tokenizer.encode
+    return encode(head, goes_on=True) if head else [], encode(rest, goes_on=True)
+
+
+def messages_of(system: str | None, prompt: str) -> list[Message]:
+    """Return a chat that begins: what the client says to the model, and its first turn. InputError
+    for texts that cannot be used.
+    """
+    check_text(prompt, "the prompt")
+    if system is None:
+        return [Message("user", prompt)]
+    check_text(system, "--system")
+    return [Message("system", system), Message("user", prompt)]
+
+
+def _render(kept: KeptFormat) -> Callable[[Sequence[Message]], str]:
+    if (template := kept.text.template) is None:
+        raise InputError(
+            "the provider's model has no chat template; complete text with generate"
+        )
+    return lambda messages: render_apart(template, messages)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Chat, or take one turn; answers to stdout, what was learned to stderr."""
+    provider = provider_of(options)
+    settle_draft_length(options)
+    check_output(options.json)
+    if options.json is not None and options.prompt is None:
+        raise InputError("--json is of one turn; give --prompt TEXT")
+    with closing(Screen("")) as screen:
+        kept = provider.text_format()
+        _render(kept)
+        drafting = None if options.standard else draft_model(
+            options.draft_model, kept.text.tokenizer
+        )
+        if drafting is None:
+            options.draft_length = 0
+        if options.prompt is not None:
+            return _one_turn(options, provider, kept, drafting, screen)
+        with provider.reached() as (server, pool):
+            _Chat(options, provider, kept, drafting, screen).hold(server, pool)
+
+
+def _one_turn(
+    options: argparse.Namespace, provider: Provider, kept: KeptFormat, drafting: Path | None,
+    screen: Screen,
+) -> None:  # fmt: skip
+    prefix, prompt = tokens_of(kept, messages_of(options.system, options.prompt))
+    request = Request(
+        len(prompt), options.max_new_tokens, options.draft_length,
+        temperature=options.temperature, public_prefix=tuple(prefix),
+    )  # fmt: skip
+    own_seed = options.seed if provider.server is None else None
+    asked = GenerateOptions(
+        request, _inputs(options, prompt, kept, drafting, own_seed), provider, options.started,
+        kept.text.tokenizer, text=kept,
+    )  # fmt: skip
+    result = generate(asked, screen.on_event, screen.say)
+    screen.finish()
+    screen.end_text()
+    screen.summary(result)
+    write_json(options.json, result)
+
+
+def _inputs(
+    options: argparse.Namespace, prompt: list[int], kept: KeptFormat, drafting: Path | None,
+    own_seed: int | None,
+) -> ClientInputs:  # fmt: skip
+    return ClientInputs(
+        prompt, str(kept.path), draft_seed=options.seed, sampling_seed=own_seed,
+        draft_dir=None if drafting is None else str(drafting),
+    )  # fmt: skip
+
+
+class _Chat:
+    """A chat of this user's, over one session or several: where one ends, the next begins with all
+    that was said.
+    """
+
+    def __init__(
+        self, options: argparse.Namespace, provider: Provider, kept: KeptFormat,
+        drafting: Path | None, screen: Screen,
+    ) -> None:  # fmt: skip
+        self._options, self._provider, self._kept = options, provider, kept
+        self._drafting, self._screen = drafting, screen
+        self._render = _render(kept)
+        self._messages: list[Message] = []
+        self._rendered = ""  # up to where the last answer begins
+        self._tell: Callable[..., None] | None = None  # to the worker
+        self._answering = False
+        self._stopping = ""  # of the answer: "asked" by the user, "told" to the worker
+        self._answers = 0  # of this session
+
+    def hold(self, server: Server, pool: Path | None) -> None:
+        """Take turns until the user has no other."""
+        self._screen.pause()
+        with _interrupts(self._interrupted):
+            while self._has_turn():
+                try:
+                    self._session(server, pool)
+                except PeerError as error:
+                    # While nobody says anything, a provider may end a session, or start again.
+                    if not self._answers:
+                        raise
+                    say(f"the session ended ({error}); beginning another one")
+                finally:
+                    self._answering = False
+
+    def _has_turn(self) -> bool:
+        """Whether the user has said something that is not answered, or says so now."""
+        if self._messages and self._messages[-1].role == "user":
+            return True
+        if (said := self._ask()) is None:
+            return False
+        system = self._options.system
+        if self._messages:
+            self._messages.append(Message("user", said))
+        else:
+            self._messages = messages_of(system, said)
+        return True
+
+    def _ask(self) -> str | None:
+        """What the user says next; None: no more."""
+        while True:
+            try:
+                said = ask("> ")
+            except KeyboardInterrupt:
+                say("Ctrl-D ends the chat")
+                continue
+            if said is None or said.strip():
+                return said
+
+    def _session(self, server: Server, pool: Path | None) -> None:
+        """Answer the last turn, and those after it while they go on from there."""
+        self._answers = 0
+        prefix, prompt = tokens_of(self._kept, self._messages)
+        self._rendered = self._render(self._messages)
+        options = self._options
+        request = ChatRequest(
+            len(prompt), options.max_new_tokens, options.draft_length,
+            temperature=options.temperature, public_prefix=tuple(prefix),
+            conversation_tokens=CONVERSATION_TOKENS,
+        )  # fmt: skip
+        request.check_options()
+        drafting = [] if self._drafting is None else [self._drafting]
+        self._answering, self._stopping = True, ""
+        outcome, _ = run_as_client(
+            server, CHAT, request,
+            _inputs(options, prompt, self._kept, self._drafting, None), self._on_event,
+            tokenizer=self._kept.text.tokenizer, text_format=self._kept.text.digest,
+            reads=reads_of(self._kept, drafting), pool=pool, jobs=self._provider.jobs,
+            hint_cache=self._provider.hint_cache, look=self._look, hears=self._hears,
+        )  # fmt: skip
+        tell(*learned_lines(outcome.result["learned"]))
+
+    def _hears(self, tell_worker: Callable[..., None]) -> None:
+        self._tell = tell_worker
+
+    def _on_event(self, event: dict[str, Any], relay: Relay) -> None:
+        self._screen.on_event(event, relay)
+        if event["event"] == "answer":
+            self._answering = False
+            self._answered(event)
+            self._answering = True
+
+    def _answered(self, event: dict[str, Any]) -> None:
+        """Show that an answer has ended, and go on with what the user says next."""
+        self._answers += 1
+        self._screen.end_text()
+        report, seconds = event["report"], event["seconds"]
+        online = seconds["prefill"] + seconds["decode"]
+        tell(
+            f"[{len(event['token_ids'])} tokens in {online:.1f} s and {seconds['offline']:.1f} s "
+            f"of preprocessing, ended by {report['finish_reason']}]"
+        )
+        self._messages.append(Message("assistant", event["text"]))
+        said = self._ask()
+        if said is None:
+            return self._say(end=True)
+        self._messages.append(Message("user", said))
+        after = self._render(self._messages)
+        added = going_on(self._rendered, event["text"], after)
+        if added is None:  # the template writes the past in another way: it is prefilled again
+            return self._say(end=True)
+        self._rendered, self._stopping = after, ""
+        self._say(turn=self._kept.text.tokenizer.encode(added, goes_on=True))
+
+    def _say(self, **said: Any) -> None:
+        assert self._tell is not None
+        try:
+            self._tell(**said)
+        except WorkerError:
+            pass  # it has ended the session, since nobody said anything: its result says so
+
+    def _interrupted(self) -> None:
+        """Ctrl-C: ends the answer, or, where it does not at once, everything."""
+        if not self._answering or self._tell is None or self._stopping:
+            raise KeyboardInterrupt
+        self._stopping = "asked"
+
+    def _look(self) -> None:
+        if self._stopping == "asked":
+            self._stopping = "told"
+            self._say(stop=True)
+
+
+@contextmanager
+def _interrupts(handle: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C is for `handle` meanwhile."""
+    before = signal.signal(signal.SIGINT, lambda signum, frame: handle())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
