@@ -130,6 +130,7 @@ class _Chat:
         self._messages: list[Message] = []
         self._rendered = ""  # up to where the last answer begins
         self._tell: Callable[..., None] | None = None  # to the worker
+        self._over = False  # the user says no more
         self._answering = False
         self._stopping = ""  # of the answer: "asked" by the user, "told" to the worker
         self._answers = 0  # of this session
@@ -153,7 +154,7 @@ class _Chat:
         """Whether the user has said something that is not answered, or says so now."""
         if self._messages and self._messages[-1].role == "user":
             return True
-        if (said := self._ask()) is None:
+        if self._over or (said := self._ask()) is None:
             return False
         system = self._options.system
         if self._messages:
@@ -170,6 +171,7 @@ class _Chat:
             except KeyboardInterrupt:
                 say("Ctrl-D ends the chat")
                 continue
+            self._over = said is None
             if said is None or said.strip():
                 return said
 

@@ -39,9 +39,9 @@ def _commands(directory: Path) -> Iterator[Start]:
 
     def start(
         *args: str | bytes, stub: str | None = None, within: str | None = None,
-        installed: bool = False, **env: str,
+        installed: bool = False, talks: bool = False, **env: str,
     ) -> Command:  # fmt: skip
-        commands.append(Command(args, directory, stub, within, installed, **env))
+        commands.append(Command(args, directory, stub, within, installed, talks, **env))
         return commands[-1]
 
     yield start

@@ -94,10 +94,12 @@ class Command:
         stub: str | None = None,
         within: str | None = None,
         installed: bool = False,
+        talks: bool = False,
         **env: str,
     ) -> None:
         """`stub`: what its workers do in place of a model (`stub/stub_program.py`). `within`: a
-        network namespace. `installed`: without a path to these sources.
+        network namespace. `installed`: without a path to these sources. `talks`: `say` writes to
+        its standard input, which is empty otherwise.
         """
         self._mark = uuid.uuid4().hex
         self.tmp = directory / f"tmp-{self._mark}"
@@ -110,7 +112,7 @@ class Command:
         with _usual_signals():
             self._process = subprocess.Popen(
                 [*place, sys.executable, "-m", "spu_llm", *args],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 cwd=directory,
@@ -137,6 +139,15 @@ class Command:
     @property
     def stderr(self) -> str:
         return self._output["stderr"].decode()
+
+    def say(self, text: str | None) -> None:
+        """Write to its standard input; None: its end."""
+        assert self._process.stdin is not None
+        if text is None:
+            self._process.stdin.close()
+        else:
+            self._process.stdin.write(text.encode())
+            self._process.stdin.flush()
 
     @property
     def errors(self) -> list[str]:
