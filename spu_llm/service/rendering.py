@@ -69,4 +69,5 @@ def main() -> None:
         said = {"text": Template(**given["template"]).render(messages)}
     except InputError as refused:
         said = {"refused": str(refused)}
-    sys.stdout.write(json.dumps(said))
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
+        out.write(json.dumps(said))
