@@ -38,7 +38,9 @@ def add_command(commands: Any) -> None:
     chat.add_argument("--draft-length", type=int, default=DRAFT_LENGTH, metavar="G",
                       help="drafts per secure step, 1 to 16 (default: %(default)s)")  # fmt: skip
     chat.add_argument("--standard", action="store_true", help="no drafting: one token a step")
-    add_folder(chat, "--draft-model", "public model directory")
+    add_folder(chat, "--draft-model", "public model that drafts, beside what stood in the text "
+               "before; of the provider's tokenizer (default: the shipped one, if it has that)"
+               )  # fmt: skip
     chat.add_argument("--seed", type=int, metavar="S", help="fix sampling")
     chat.add_argument("--json", type=Path, metavar="FILE",
                       help="with --prompt: write the result as JSON")  # fmt: skip

@@ -76,8 +76,6 @@ def run(options: argparse.Namespace) -> None:
         drafting = None if options.standard else draft_model(
             options.draft_model, kept.text.tokenizer
         )
-        if drafting is None:
-            options.draft_length = 0
         if options.prompt is not None:
             return _one_turn(options, provider, kept, drafting, screen)
         with provider.reached() as (server, pool):
@@ -111,7 +109,7 @@ def _inputs(
 ) -> ClientInputs:  # fmt: skip
     return ClientInputs(
         prompt, str(kept.path), draft_seed=options.seed, sampling_seed=own_seed,
-        draft_dir=None if drafting is None else str(drafting),
+        draft_dir=None if drafting is None else str(drafting), ngrams=not options.standard,
     )  # fmt: skip
 
 

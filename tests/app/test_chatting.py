@@ -142,7 +142,7 @@ def held(
     monkeypatch.setattr(conversing, "render_apart", Template.render)
     text = SimpleNamespace(tokenizer=tokenizer, template=Template(template), digest="")
     options = SimpleNamespace(
-        system=None, max_new_tokens=5, draft_length=0, temperature=0.0, seed=None
+        system=None, max_new_tokens=5, draft_length=0, temperature=0.0, seed=None, standard=True
     )
     provider = SimpleNamespace(jobs=1, hint_cache=1)
     kept: Any = SimpleNamespace(text=text, path=Path("format"))
