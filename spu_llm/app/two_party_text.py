@@ -18,6 +18,7 @@ from spu_llm.app.options import (
     identity_of,
 )
 from spu_llm.app.printing import show, tell
+from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError
 
 REFERENCE_TOKENS, SPARE_PLACES = 64, 8
@@ -73,7 +74,6 @@ def spendable(options: argparse.Namespace) -> Any:
 def generate(options: argparse.Namespace) -> None:
     """The sessions of a corpus; progress and what is promised to stderr, the texts to `--out`."""
     from models.tokenizer import Tokenizer
-    from spu_llm.app.progress import Progress
     from spu_llm.app.screen import learned_lines
     from spu_llm.service.client import Server
     from spu_llm.systems.dp_text.generator import batches
@@ -101,7 +101,7 @@ def generate(options: argparse.Namespace) -> None:
     progress = Progress()
     try:
         progress.stage("connecting")
-        make = _by_sessions(server, asked, directory, hint_cache, progress.update)
+        make = _by_sessions(server, asked, directory, hint_cache, progress)
         found, learned = write_corpus(
             options.out, asked, references, batches(references, asked.own), make
         )
@@ -112,7 +112,7 @@ def generate(options: argparse.Namespace) -> None:
 
 
 def _by_sessions(
-    server: Any, asked: Any, directory: Path, hint_cache: int, say: Callable[[str], None]
+    server: Any, asked: Any, directory: Path, hint_cache: int, progress: Progress
 ) -> Callable[[int, Sequence[Sequence[str]]], dict[str, Any]]:
     """make(number, references of each text) -> what the program gives, in a session of its own."""
     from models.files import files_of
@@ -128,9 +128,11 @@ def _by_sessions(
             nonlocal begun, tokens
             if event["event"] == "stage" and event["name"].startswith("text "):
                 begun, tokens = begun + 1, 0
-            tokens += event["event"] == "token"
-            at = number + max(begun, 1)
-            say(f"text {at} of {asked.texts}" + (f": {tokens} tokens" if tokens else ""))
+                # Each has a line, however short it is.
+                progress.stage(f"text {number + begun} of {asked.texts}")
+            elif event["event"] == "token":
+                tokens += 1
+                progress.update(f"text {number + begun} of {asked.texts}: {tokens} tokens")
 
         inputs = References([asked.prompts_of(part) for part in parts], str(directory))
         outcome, _ = run_as_client(

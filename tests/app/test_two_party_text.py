@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from spu_llm.app import cli
+from spu_llm.app import cli, two_party_text
+from spu_llm.app.progress import Progress
+from spu_llm.service import client
 from tests.app.conftest import Pair
 from tests.app.processes import ERROR, Command, Start
 from tests.patience import END_S, RUN_S
@@ -88,6 +91,33 @@ def test_both_bring_references(start: Start, pair: Pair, references: Path, tmp_p
     )
     server.assert_failed(2, "of the provider's references", within_s=RUN_S)
     client.assert_failed(1, "the provider", within_s=RUN_S)
+
+
+def test_each_text_has_a_line_however_short(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Where there is no terminal, too: what waits for the next look may be over by then."""
+
+    def run_as_client(
+        server: Any, program: Any, request: Any, inputs: Any, on_event: Any, **rest: Any
+    ) -> Any:
+        for number in range(2):
+            on_event({"event": "stage", "name": f"text {number + 1}"}, None)
+            on_event({"event": "token"}, None)
+        return SimpleNamespace(result={}), {}
+
+    monkeypatch.setattr(client, "run_as_client", run_as_client)
+    prompts = SimpleNamespace(tokenizer=None)
+    asked = SimpleNamespace(
+        of_provider=0, request=None, texts=5, prompts=prompts, prompts_of=lambda part: []
+    )
+    progress = Progress()
+    try:
+        two_party_text._by_sessions(None, asked, tmp_path, 1, progress)(2, [["a"], ["b"]])
+    finally:
+        progress.close()
+    said = capsys.readouterr().err
+    assert said.count("[text 3 of 5: 0 s]") == said.count("[text 4 of 5: 0 s]") == 1
 
 
 def test_what_cannot_be_had_between_two_parties(
