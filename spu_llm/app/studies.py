@@ -45,6 +45,9 @@ STUDIES = {
         "experiments.claims.completions",
         "complete generations: ours and the stock path, all that they cost",
     ),
+    "experiment drafts": (
+        "experiments.claims.drafts", "how many drafts stay: n-grams, a draft model, both"
+    ),
     "experiment stock-options": (
         "experiments.spu_baseline.options",
         "bytes and messages of the stock path under SPU's own options",

@@ -79,12 +79,13 @@ def test_a_model_drafts_where_little_was_there_before() -> None:
     """And is asked in either case: what it takes does not say who drafted."""
     model = Model()
     mixed = Ngrams(VOCAB, model)
-    seen = [1, 2, 3, 4, 5]
+    seen = [*range(8)]
     drafts, _ = mixed.propose([*seen, *seen[: LEAST - 1]], 3, argmax)
     assert drafts == [8, 8, 8]
     drafts, _ = mixed.propose([*seen, *seen[:LEAST]], 3, argmax)
-    assert drafts == [4, 5, 1]
-    assert [len(asked) for asked in model.asked] == [7, 8, 9, 8, 9, 10]
+    assert drafts == [6, 7, 0]
+    lengths = [len(seen) + LEAST + i for i in (-1, 0, 1, 0, 1, 2)]
+    assert [len(asked) for asked in model.asked] == lengths
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, "greedy", "plain"])

@@ -1,0 +1,179 @@
+"""How many drafts stay, by what drafts: n-grams of the text, a draft model, or both.
+
+In plaintext, since drafting is the client's in the clear and verification on shares follows the
+same rule: a model of this machine's is sampled from by speculative sampling (`verification.plain`),
+of five prompts whose answers repeat much of them and five whose answers do not. A model with a chat
+template gets them as chats. What a step costs on shares is not in it: tokens a step say how many
+steps a text takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.common import commands, report
+from models.chat import Message
+from models.draft import Drafter, Proposer
+from models.hf import load_model
+from models.ngrams import Ngrams
+from models.text_format import TextFormat
+from protocols.verification.distribution import Sampling, Streams
+from protocols.verification.plain import Plain
+from spu_llm.app.defaults import DRAFT_LENGTH, shipped
+from spu_llm.app.printing import show_table
+from spu_llm.app.progress import Progress
+from spu_llm.core.errors import InputError
+from spu_llm.core.machine import machine
+from spu_llm.core.prg import Prg
+
+TEXTS = Path(__file__).parents[1] / "data" / "drafts_texts.json"
+TEMPERATURES = (0.0, 0.7)
+HEADS = ("prompts", "drafts by", "temperature", "tokens", "tokens a step", "drafts that stay")
+
+
+class Rows:
+    """The model's logits at the places of a step, made when they are asked for: those after a
+    rejection never are.
+    """
+
+    def __init__(self, model: Proposer, text: list[int], drafts: list[int]) -> None:
+        self._model, self._text, self._drafts = model, text, drafts
+
+    def __getitem__(self, place: int) -> np.ndarray:
+        return self._model.logits(self._text + self._drafts[:place])
+
+
+@dataclass(frozen=True)
+class Run:
+    """One text."""
+
+    tokens: int
+    steps: int
+    drafted: int
+    accepted: int
+
+
+def run(
+    model: Proposer, drafter: Proposer, prompt: list[int], ends: frozenset[int], tokens: int,
+    drafts: int, sampling: Sampling, seed: int,
+) -> Run:  # fmt: skip
+    """Write up to so many tokens after a prompt; the first one is the prefill's."""
+    rule = Plain(sampling)
+    streams = Streams(Prg.from_seed(seed, "drafts"), Prg.from_seed(seed, "sampling"))
+    made: list[int] = []
+    steps = accepted = 0
+
+    def step(count: int) -> None:
+        nonlocal accepted
+        text = prompt + made
+        proposed, q = drafter.propose(text, count, lambda z, at: rule.propose(z, at, streams))
+        rows: Any = Rows(model, text, proposed)
+        k, token = rule.resolve(rows, proposed, q, lambda: float(streams.sampling.uniform(())))
+        made.extend([*proposed[:k], token])
+        accepted += k
+
+    step(0)
+    while len(made) < tokens and not ends & set(made):
+        step(drafts)
+        steps += 1
+    return Run(len(made), steps, drafts * steps, accepted)
+
+
+def prompts_of(text: TextFormat) -> Iterator[tuple[str, list[int]]]:
+    """Each prompt's kind, and its tokens."""
+    texts = json.loads(TEXTS.read_text(encoding="utf-8"))
+    kinds = texts["code" if text.template is None else "chats"]
+    for kind, prompts in kinds.items():
+        for prompt in prompts:
+            if text.template is not None:
+                prompt = text.template.render([Message("user", prompt)])
+            yield kind, text.tokenizer.encode(prompt)
+
+
+def measure(
+    directory: Path, draft_model: Path | None, tokens: int, drafts: int,
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The runs of each kind of prompt, drafter and temperature."""
+    text = TextFormat.of_model(directory)
+    prompts = list(prompts_of(text))
+    rows = max(len(prompt) for _, prompt in prompts) + tokens + drafts
+    config, params = load_model(directory)
+    model, size = Drafter(config, params, rows), config.vocab_size
+    ways: dict[str, Proposer] = {"n-grams": Ngrams(size)}
+    if draft_model is not None:
+        small = Drafter(*load_model(draft_model), rows)
+        ways |= {"the draft model": small, "both": Ngrams(size, small)}
+    found = []
+    for temperature in TEMPERATURES:
+        for way, drafter in ways.items():
+            for number, (kind, prompt) in enumerate(prompts):
+                say(f"{way} at {temperature:g}: prompt {number + 1} of {len(prompts)}")
+                one = run(
+                    model, drafter, prompt, text.tokenizer.eos_ids, tokens, drafts,
+                    Sampling(temperature), number,
+                )  # fmt: skip
+                found.append({"kind": kind, "way": way, "temperature": temperature, **asdict(one)})
+    return found
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """A row for each kind of prompt, drafter and temperature; the spread is over prompts."""
+    cells = []
+    for kind, way, temperature in dict.fromkeys(
+        (run["kind"], run["way"], run["temperature"]) for run in runs
+    ):
+        same = [
+            run for run in runs
+            if (run["kind"], run["way"], run["temperature"]) == (kind, way, temperature)
+        ]  # fmt: skip
+        each = [(run["tokens"] - 1) / max(1, run["steps"]) for run in same]
+        drafted = sum(run["drafted"] for run in same)
+        stay = sum(run["accepted"] for run in same) / max(1, drafted)
+        cells.append([
+            kind, way, f"{temperature:g}", str(sum(run["tokens"] for run in same)),
+            f"{np.mean(each):.2f} ({min(each):.2f} to {max(each):.2f})", f"{stay:.0%}",
+        ])  # fmt: skip
+    return "\n".join(report.table(HEADS, cells))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    commands.add_common(parser)
+    commands.add_draft_model(parser)
+    commands.add_number(parser, "--tokens", 96, "of each text, at most")
+    commands.add_number(parser, "--draft-length", DRAFT_LENGTH, "drafts a step", "G")
+
+
+def command(options: argparse.Namespace) -> None:
+    """Print the table, and write all runs to `--json`."""
+    commands.check_range("--tokens", options.tokens, 2)
+    commands.check_range("--draft-length", options.draft_length, 1, 16)
+    commands.check_folders(options)
+    directory, draft_model = commands.private_model(options), options.draft_model
+    if options.model is None and draft_model is None:
+        draft_model = shipped("public")
+    if draft_model is not None and (
+        TextFormat.of_model(draft_model).tokenizer.digest
+        != TextFormat.of_model(directory).tokenizer.digest
+    ):
+        raise InputError("--draft-model has another tokenizer than the model")
+    progress = Progress()
+    try:
+        progress.stage("writing texts")
+        runs = measure(
+            directory, draft_model, options.tokens, options.draft_length, progress.update
+        )
+    finally:
+        progress.close()
+    show_table(table(runs))
+    result = {"runs": runs, "machine": asdict(machine()), "config": {
+        "model": directory.name, "tokens": options.tokens, "draft_length": options.draft_length,
+    }}  # fmt: skip
+    commands.write(options, result)

@@ -1,0 +1,65 @@
+"""The study of drafts: texts by speculative sampling, counted step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from experiments.claims import drafts
+from experiments.claims.drafts import Run, prompts_of, run, table
+from models.chat import Template
+from models.draft import Proposer
+from models.ngrams import Ngrams
+from models.text_format import TextFormat
+from protocols.verification.distribution import Sampling
+from spu_llm.app.defaults import shipped
+
+GREEDY = Sampling(0.0)
+
+
+class Cycle(Proposer):
+    """Counts up to 4 and begins again."""
+
+    vocab_size = 6
+
+    def logits(self, tokens: list[int]) -> np.ndarray:
+        return 9.0 * (np.arange(6) == (tokens[-1] + 1) % 5)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "drafter", "expected"),
+    [
+        ([0, 1, 2, 3, 4, 0], Ngrams(6), Run(13, 3, 9, 9)),  # all of it was there before
+        ([0], Cycle(), Run(13, 3, 9, 9)),
+        # Nothing stays until the first round is over; then everything does.
+        ([0], Ngrams(6), Run(16, 6, 18, 9)),
+    ],
+)
+def test_steps_are_counted(prompt: list[int], drafter: Proposer, expected: Run) -> None:
+    assert run(Cycle(), drafter, prompt, frozenset({5}), 13, 3, GREEDY, 1) == expected
+
+
+def test_a_text_ends_where_its_model_ends_it() -> None:
+    found = run(Cycle(), Ngrams(6), [0], frozenset({3}), 13, 3, GREEDY, 1)
+    assert found.tokens < 5
+
+
+def test_chats_are_rendered_where_there_is_a_template() -> None:
+    text = TextFormat.of_model(shipped("private"))
+    code = list(prompts_of(text))
+    assert [kind for kind, _ in code] == ["repeats"] * 5 + ["others"] * 5
+    assert text.tokenizer.decode(code[-1][1]) == "async def main():"
+    template = Template("<{{ messages[0]['content'] }}>")
+    chats = list(prompts_of(TextFormat(text.tokenizer, template, "", b"")))
+    assert len(chats) == 10
+    assert text.tokenizer.decode(chats[5][1]).startswith("<What is the capital of France")
+
+
+def test_the_table_has_the_spread_over_prompts() -> None:
+    runs = [
+        {"kind": "repeats", "way": "both", "temperature": 0.7, "tokens": t, "steps": 10,
+         "drafted": 40, "accepted": t - 11}
+        for t in (21, 41)
+    ]  # fmt: skip
+    head, row = (line for line in table(runs).splitlines() if "---" not in line)
+    assert "3.00 (2.00 to 4.00)" in row and "50%" in row and drafts.HEADS[4] in head
