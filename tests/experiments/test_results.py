@@ -141,8 +141,8 @@ def test_every_table_says_where_it_comes_from() -> None:
 
 def test_every_file_of_data_is_in_the_index() -> None:
     """But for the index itself, and for prompts, which studies take."""
-    files = {file.name for file in saved.DATA.iterdir()}
-    assert files == {f"{name}.json" for name in (*saved.load("index"), "index", "prompts")}
+    files, prompts = {file.name for file in saved.DATA.iterdir()}, ("prompts", "drafts_texts")
+    assert files == {f"{name}.json" for name in (*saved.load("index"), "index", *prompts)}
 
 
 @pytest.mark.parametrize("name", saved.load("index"))
