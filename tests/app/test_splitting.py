@@ -98,6 +98,7 @@ def kept(secrets: Path, tuning: Path) -> dict[str, bytes]:
     return found | {path.name: path.read_bytes() for path in sorted(tuning.glob("*.sa*"))[-1:]}
 
 
+@pytest.mark.slow
 def test_a_killed_client_goes_on_bit_for_bit(
     noir: Command, start: Start, model: Path, tmp_path: Path
 ) -> None:

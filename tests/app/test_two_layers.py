@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from experiments.claims import exact
 from models.family import logits
@@ -68,6 +69,7 @@ def course(prompt: list[int], private: Greedy, public: Greedy) -> tuple[list[int
     return text[len(prompt) :][:NEW], accepted
 
 
+@pytest.mark.slow
 def test_a_drafted_completion_of_two_layers(start: Start, tmp_path: Path) -> None:
     pair = Pair(tmp_path / "private", tmp_path / "public")
     private, public = weights()
