@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,66 +13,104 @@ import numpy as np
 
 from models.cache import rows_after
 from models.family import ModelConfig, Params, bounds_of, check_ranges, family_of, tables_of
-from models.ranges import LARGEST_LINEAR, LEAST_SPREAD
+from models.ranges import LARGEST_INNER, LARGEST_LINEAR, LEAST_SPREAD, Bounds
 from protocols.functions.nonlinear import LARGEST_ACTIVATION, norm_high
 from spu_llm.core.errors import InputError
 
-_MARGIN = 4.0  # between mean squares that were seen and the range, on either side
-_LEAST = 2.0**-20  # a smaller mean square is noise on shares
+MARGIN = 2.0  # between lengths that were seen and the range, on either side
+LEAST_SQUARE = 2.0**-20  # a smaller mean square is noise on shares
+_BEGIN = "; begin every text with something public: --public-prefix TEXT, or --chats FILE"
+
+
+class Seen(NamedTuple):
+    """What texts showed of every row: mean squares [norm, row] of what goes into norms, and lengths
+    [block, row] of what goes into the last matrix of each block.
+    """
+
+    squares: np.ndarray
+    inner: np.ndarray
 
 
 def calibrated(
     config: ModelConfig, params: Params, texts: Sequence[np.ndarray], public: int = 0
 ) -> ModelConfig:
-    """`config` with ranges for these parameters: norms as in the texts (token ids [n] each) and the
-    embeddings, with a margin; the rest from the weights' bounds. The residual stream is scaled down
-    as far as its norms need; and as far as what may be added to it needs, where that leaves the
-    texts' rows above noise.
+    """`config` with ranges for these parameters: of each norm, and of each block's products of
+    gates where weights do not bound them, as in the texts (token ids [n] each), MARGIN longer or
+    shorter; the first norm holds for every token's embedding; the rest from the weights' bounds.
+    The residual stream is scaled down as far as its norms need; and as far as what may be added to
+    it needs, where that leaves the texts' rows above noise.
 
     The first `public` tokens of each text are public wherever the model is used: ranges need not
     hold for their rows, and where they do not `public_rows` says how many these are.
 
     InputError for a model that cannot be served.
     """
+    # 1. What there is.
     plain = replace(config, stream_shift=0, public_rows=public)
     fold = family_of(config).fold
     weights = fold(params, plain)
     found = bounds_of(weights, plain)
-    of_texts = [mean_squares(plain, weights, ids) for ids in texts]
-    rows = np.concatenate([seen[:, public:].reshape(-1) for seen in of_texts])
-    if not rows.size:
+    seen = [activations(plain, weights, ids) for ids in texts]
+    rows = together([Seen(s.squares[:, public:], s.inner[:, public:]) for s in seen])
+    if not rows.squares.size:
         raise InputError("no text comes after what is public; give a longer text")
-    seen = np.concatenate([_embeddings(plain, weights), rows])
-    low, high = float(seen.min()) / _MARGIN, float(seen.max()) * _MARGIN
-    for_norms = math.ceil(math.log2(high / norm_high(config.width)) / 2)
-    for_sums = math.floor(math.log2(max(found.added, 1.0) / LARGEST_LINEAR)) + 1
-    room = math.floor(math.log2(max(float(rows.min()), _LEAST) / _LEAST) / 2)
+    low, high = rows.squares.min(axis=1), rows.squares.max(axis=1)
+    embedded = _embeddings(plain, weights)
+    low[0], high[0] = min(low[0], embedded.min()), max(high[0], embedded.max())
+    low, high = low / MARGIN**2, high * MARGIN**2
+    inner = [_power(max(MARGIN * length, 1.0), math.ceil) for length in rows.inner.max(axis=1)]
+    # 2. How far the stream is scaled down.
+    for_norms = math.ceil(math.log2(high.max() / norm_high(config.width)) / 2)
+    added = max(b.added(min(s, LARGEST_INNER)) for b, s in zip(found.blocks, inner, strict=True))
+    for_sums = math.floor(math.log2(max(added, 1.0) / LARGEST_LINEAR)) + 1
+    least = max(float(rows.squares.min()), LEAST_SQUARE)
+    room = math.floor(math.log2(least / LEAST_SQUARE) / 2)
     shift = max(0, for_norms, min(for_sums, room))
-    low = max(_power(max(low, _LEAST), math.floor) * 4.0**-shift, _LEAST)
-    high = _power(high, math.ceil) * 4.0**-shift
+    # 3. Ranges.
+    scale = 4.0**-shift
+    lows = [max(_power(x, math.floor) * scale, LEAST_SQUARE) for x in np.maximum(low, 2.0**-60)]
+    highs = [_power(x, math.ceil) * scale for x in high]
+    checked = [b.inner * 2.0**-shift >= LARGEST_LINEAR for b in found.blocks]
     try:
         chosen = replace(
             plain,
-            stream_shift=shift, norm_low=low, norm_high=high,
-            public_rows=_misfits([s[:, :public] * 4.0**-shift for s in of_texts], low, high),
-            largest_activation=min(_above(found.activation), LARGEST_ACTIVATION),
-            largest_score=_above(found.score),
-            logit_spread=max(LEAST_SPREAD, _above(found.spread)),
+            stream_shift=shift, norm_low=tuple(lows), norm_high=tuple(highs),
+            public_rows=_misfits([s.squares[:, :public] * scale for s in seen], lows, highs),
+            largest_activation=tuple(_activation_above(b) for b in found.blocks),
+            largest_score=tuple(_score_above(b.score) for b in found.blocks),
+            longest_inner=tuple(
+                min(s, LARGEST_INNER) if check else 0.0
+                for s, check in zip(inner, checked, strict=True)
+            ),
+            logit_spread=max(LEAST_SPREAD, _power(max(found.spread, 1.0), math.ceil)),
         )  # fmt: skip
     except ValueError as exc:
-        raise InputError(f"this model cannot be served: {exc}") from None
+        raise InputError(f"this model cannot be served: {exc}{'' if public else _BEGIN}") from None
+    if _misfits([rows.squares * scale], lows, highs):
+        raise InputError(
+            "this model cannot be served: rows of its texts are noise beside others"
+            + ("" if public else _BEGIN)
+        )
     check_ranges(fold(params, chosen), chosen)
     return chosen
 
 
-def _misfits(squares: Sequence[np.ndarray], low: float, high: float) -> int:
+def _misfits(squares: Sequence[np.ndarray], low: list[float], high: list[float]) -> int:
     """Rows of texts up to the last with a mean square [norm, row] out of range."""
-    out = np.any([np.any((s < low) | (s >= high), axis=0) for s in squares], axis=0)
+    lows, highs = np.array(low)[:, None], np.array(high)[:, None]
+    out = np.any([np.any((s < lows) | (s >= highs), axis=0) for s in squares], axis=0)
     return int(np.max(np.flatnonzero(out) + 1, initial=0))
 
 
-def _above(bound: float) -> float:
-    return _power(max(bound, 1.0), math.ceil)
+def _activation_above(found: Bounds) -> float:
+    """The largest for which comparisons have so many bits (`nonlinear.activation_bits`)."""
+    largest = max(float(2 ** math.ceil(math.log2(max(found.activation, 1.0) + 9)) - 9), 1.0)
+    return min(largest, float(LARGEST_ACTIVATION))
+
+
+def _score_above(bound: float) -> float:
+    """The same of scores (`nonlinear.score_bits`)."""
+    return float(2 ** math.ceil(math.log2(max(bound, 1.0) + 1)) - 1)
 
 
 def _power(x: float, rounded: Callable[[float], int]) -> float:
@@ -92,18 +130,27 @@ def _embeddings(config: ModelConfig, weights: Any) -> np.ndarray:
     return np.maximum(found, 0.0) / tokens.shape[1]
 
 
-def mean_squares(config: ModelConfig, weights: Any, tokens: np.ndarray) -> np.ndarray:
-    """Of every row that goes into a norm, in plaintext: [norm, row]."""
-    seen: list[jax.Array] = []
+def activations(config: ModelConfig, weights: Any, tokens: np.ndarray) -> Seen:
+    """Of every row of a text [n], in plaintext."""
+    squares: list[jax.Array] = []
+    inner: list[jax.Array] = []
 
-    def normalise(x: jax.Array, *, epsilon: float, gain: float, **range_: float) -> Any:
+    def normalise(x: jax.Array, *others: jax.Array, epsilon: float, gain: float, **_: Any) -> Any:
         mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
-        seen.append(mean_square)
+        squares.append(mean_square.reshape(-1))
+        inner.extend(jnp.linalg.norm(rows, axis=-1) for rows in others)
         return x * (jax.lax.rsqrt(mean_square + epsilon) * gain), jnp.int32(0)
 
+    # All rows that could be checked come to a norm.
+    config = replace(config, longest_inner=(LARGEST_INNER,))
     n, family = len(tokens), family_of(config)
     x = family.embed(weights, config, jnp.asarray(tokens), jnp.arange(n))
     family.forward(
         weights, config, x, rows_after(0, n, n), config.empty_cache(n), normalise=normalise
     )
-    return np.stack([np.asarray(m).reshape(-1) for m in seen])
+    return Seen(np.stack(squares), np.stack(inner))
+
+
+def together(seen: Sequence[Seen]) -> Seen:
+    """Of the rows of all texts."""
+    return Seen(*(np.concatenate(parts, axis=1) for parts in zip(*seen, strict=True)))

@@ -27,9 +27,9 @@ from jax import Array
 
 from models import ranges
 from models.cache import Block, Prefix, Rows, attend, join_heads, layer_blocks, rows_after
-from models.ranges import Bounds, Linear, Ranges
+from models.ranges import Bounds, Linear, ModelBounds, Ranges
 from protocols.functions.layers import append_rows, dense
-from protocols.functions.nonlinear import check_norm, norm_high, rms_norm
+from protocols.functions.nonlinear import check_norm, longer, norm_high, rms_norm
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
 
@@ -68,7 +68,18 @@ class ModelConfig(Ranges):
             raise ValueError(f"a {self.title}'s sizes must be positive and reasonable")
         if not 0 < getattr(self, self.epsilon_name) < 1:
             raise ValueError(f"{self.epsilon_name} must be between 0 and 1")
-        check_norm(self.width, self.norm_epsilon, self.norm_low, self.norm_high)
+        self._check_sites()
+
+    def _check_sites(self) -> None:
+        for names, sites in (
+            (("norm_low", "norm_high"), 2 * self.layers + 1),
+            (("largest_activation", "largest_score", "longest_inner"), self.layers),
+        ):
+            for name in names:
+                if len(getattr(self, name)) not in (1, sites):
+                    raise ValueError(f"{name} must be one number, or {sites}")
+        for low, high in zip(self.norm_low, self.norm_high, strict=True):
+            check_norm(self.width, self.norm_epsilon, low, high)
 
     @classmethod
     def size_names(cls) -> list[str]:
@@ -110,24 +121,49 @@ class ModelConfig(Ranges):
         return 1
 
     def normalised(
-        self, x: Array, gain: float = 1.0, normalise: Callable[..., Any] = rms_norm
-    ) -> tuple[Array, Array]:
-        """Rows x [n, d] of the residual stream, normalised and times `gain`; and what left the
-        range (int32).
+        self, x: Array, site: int, gain: float = 1.0, normalise: Callable[..., Any] = rms_norm,
+        unchecked: Unchecked | None = None,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """Rows x [n, d] of the residual stream, normalised by the norm with this number and times
+        `gain`; and what left the range (int32), in it or in rows that are checked in its messages.
         """
-        high = min(self.norm_high, norm_high(self.width))
+        low, high = self.norm_range(site)
+        others = () if unchecked is None else (unchecked,)
         normed, outside = normalise(
-            x, epsilon=self.norm_epsilon, gain=gain, low=self.norm_low, high=high
-        )
+            x, *(rows for rows, _ in others), epsilon=self.norm_epsilon, gain=gain, low=low,
+            high=min(high, norm_high(self.width)), longest=tuple(most for _, most in others),
+        )  # fmt: skip
         return normed, outside
 
     def with_layers(self, count: int) -> Any:
-        """The same shape with another number of blocks."""
-        return replace(self, **{self.layers_name: count})
+        """The same shape with another number of blocks: the first ones, or all over and over."""
+        return self.with_blocks([i % self.layers for i in range(count)])
+
+    def with_blocks(self, numbers: Sequence[int]) -> Any:
+        """The same shape with these blocks, each with its own ranges, before the last norm."""
+
+        def of_blocks(name: str) -> ranges.Each:
+            values: ranges.Each = getattr(self, name)
+            return values if len(values) == 1 else tuple(values[i] for i in numbers)
+
+        def of_norms(name: str) -> ranges.Each:
+            values: ranges.Each = getattr(self, name)
+            if len(values) == 1:
+                return values
+            return tuple(v for i in numbers for v in values[2 * i : 2 * i + 2]) + values[-1:]
+
+        chosen = {name: of_norms(name) for name in ("norm_low", "norm_high")}
+        chosen |= {
+            name: of_blocks(name)
+            for name in ("largest_activation", "largest_score", "longest_inner")
+        }
+        fields: dict[str, Any] = {self.layers_name: len(numbers), **chosen}
+        return replace(self, **fields)
 
     def with_context(self, positions: int) -> Any:
         """The same shape for texts of so many positions."""
-        return replace(self, **{self.context_name: positions})
+        fields: dict[str, Any] = {self.context_name: positions}
+        return replace(self, **fields)
 
     def after(self, rows: int, tokens: int) -> Any:
         """The same shape for what comes after so many rows, of which `tokens` or more hold text."""
@@ -153,14 +189,21 @@ class ModelConfig(Ranges):
         return {k: v for k, v in asdict(self).items() if k not in ranges.NAMES}
 
     def asdict(self) -> dict[str, int | float | str]:
-        """All fields and the family's tag, as scalars."""
-        return {"family": self.family, **asdict(self)}
+        """All fields and the family's tag, as scalars: several numbers as a comma list."""
+        given = {
+            k: ",".join(map(repr, v)) if isinstance(v, tuple) else v
+            for k, v in asdict(self).items()
+        }
+        return {"family": self.family, **given}
 
     def empty_cache(self, positions: int, lanes: int = 1) -> Block:
         """Room for so many rows of every lane: zeros (float32)."""
         shape = lanes * self.kv_heads, positions, self.head_dim
         zeros = tuple(jnp.zeros(shape, jnp.float32) for _ in range(self.layers))
         return Block(zeros, zeros)
+
+
+Unchecked = tuple[Array, float]  # rows, and the length that those of a block pass for
 
 
 @dataclass
@@ -178,6 +221,7 @@ class Layer:
     keys: Array  # [L head, row of the cache, head_dim]
     values: Array
     outside: Array | int = 0  # what left a range in `attend`
+    unchecked: Unchecked | None = None  # what `inner` was given, where it is to be checked
 
     @property
     def lanes(self) -> int:
@@ -188,6 +232,12 @@ class Layer:
         matrix = self.weights[name]
         product = dense(x, matrix["weight"], label=f"h.{self.number}.{name}")
         return product + matrix["bias"] if "bias" in matrix else product
+
+    def inner(self, name: str, x: Array) -> Array:
+        """`linear` of rows that are as short as the ranges say: the next norm checks them."""
+        if longest := ranges.of_site(self.config.longest_inner, self.number):
+            self.unchecked = x, longest
+        return self.linear(name, x)
 
     def write(self, key: Array, value: Array) -> None:
         """Put the keys and values [L head, n, head_dim] of the rows into the cache."""
@@ -208,7 +258,8 @@ class Layer:
         blocks = layer_blocks(
             self.prefix, self.number, self.keys, self.values, self.rows.visible, heads // shared
         )
-        out, self.outside = attend(grouped, blocks, self.config.largest_score)
+        largest = ranges.of_site(self.config.largest_score, self.number)
+        out, self.outside = attend(grouped, blocks, largest)
         return join_heads(out.reshape(heads, n, size), self.lanes)
 
 
@@ -275,10 +326,10 @@ class Family:
         `prefix` is visible. `normalise` stands in for the norm of the ranges, in plaintext. A
         caller takes rows back by writing over them and not showing them.
         """
-        x, written, outside = self.through(
+        x, written, outside, unchecked = self._through(
             weights["blocks"], config, x, rows, cache, prefix, normalise
         )
-        normed, out = config.normalised(x, scale, normalise)
+        normed, out = config.normalised(x, -1, scale, normalise, unchecked)
         return normed, written, outside + out
 
     def through(
@@ -292,15 +343,35 @@ class Family:
         normalise: Callable[..., tuple[Array, Array]] = rms_norm,
     ) -> tuple[Array, Block, Array]:
         """`forward` through these blocks alone, folded, with a cache of as many layers: rows
-        [L n, d] of the residual stream as they leave the last of them.
+        [L n, d] of the residual stream as they leave the last of them. `config` has the ranges of
+        these blocks.
         """
+        x, written, outside, unchecked = self._through(
+            blocks, config, x, rows, cache, prefix, normalise
+        )
+        if unchecked is not None:
+            outside = outside + longer(unchecked[0], longest=unchecked[1])
+        return x, written, outside
+
+    def _through(
+        self,
+        blocks: Sequence[Params],
+        config: Any,
+        x: Array,
+        rows: Rows,
+        cache: Block,
+        prefix: Prefix | None,
+        normalise: Callable[..., tuple[Array, Array]],
+    ) -> tuple[Array, Block, Array, Unchecked | None]:
+        """The same, and what no norm has checked yet."""
         outside = jnp.int32(0)
         angles = self.angles(config, rows)
+        unchecked: Unchecked | None = None
 
-        def norm(x: Array) -> Array:
-            nonlocal outside
-            normed, out = config.normalised(x, normalise=normalise)
-            outside = outside + out
+        def norm(x: Array, site: int) -> Array:
+            nonlocal outside, unchecked
+            normed, out = config.normalised(x, site, 1.0, normalise, unchecked)
+            outside, unchecked = outside + out, None
             return normed
 
         cached = zip(blocks, cache.keys, cache.values, strict=True)
@@ -310,12 +381,13 @@ class Family:
         ]
         for layer in layers:
             with jax.named_scope("attention"):
-                x = x + self.attention(norm(x), layer)
+                x = x + self.attention(norm(x, 2 * layer.number), layer)
                 outside = outside + layer.outside
             with jax.named_scope("mlp"):
-                x = x + self.mlp(norm(x), layer)
+                x = x + self.mlp(norm(x, 2 * layer.number + 1), layer)
+                unchecked = layer.unchecked
         written = Block(tuple(a.keys for a in layers), tuple(a.values for a in layers))
-        return x, written, outside
+        return x, written, outside, unchecked
 
     def head(self, weights: Params, rows: Array, scale: float = 1.0) -> Array:
         """Logits [n, vocab], times `scale`, of rows that `forward` gave with the same `scale`."""
@@ -348,9 +420,10 @@ def config_from(fields: Mapping[str, Any]) -> ModelConfig:
         raise ValueError(f"it {exc}") from None
     hints = get_type_hints(kind)
     types = {f.name: hints[f.name] for f in dataclass_fields(kind)}
-    if {k: type(v) for k, v in rest.items()} != types:
+    several = {name for name, hint in types.items() if hint == ranges.Each}
+    if {k: type(v) for k, v in rest.items()} != types | dict.fromkeys(several, str):
         raise ValueError("it has other fields than such a model's")
-    return kind(**rest)
+    return kind(**rest | {name: tuple(map(float, rest[name].split(","))) for name in several})
 
 
 def weight_shapes(config: ModelConfig) -> Any:
@@ -359,16 +432,17 @@ def weight_shapes(config: ModelConfig) -> Any:
     return jax.eval_shape(lambda: family.fold(family.init(config, jax.random.key(0)), config))
 
 
-def bounds_of(weights: Any, config: ModelConfig) -> Bounds:
+def bounds_of(weights: Any, config: ModelConfig) -> ModelBounds:
     """What activations on shares can reach with these folded weights. InputError for weights that
     are no numbers.
     """
-    largest = bounds_of_blocks(weights["blocks"], config)
+    blocks = bounds_of_blocks(weights["blocks"], config)
     tokens, positions = tables_of(weights, config)
     _check_finite([weights["head"], tokens, positions])
     last = Linear.of(weights["head"])
-    return largest._replace(
-        linear=max(largest.linear, ranges.SLACK * last.largest_product(config.width)),
+    return ModelBounds(
+        blocks,
+        linear=ranges.SLACK * last.largest_product(config.width),
         spread=ranges.SLACK * 2 * last.largest(config.width),
         entry=ranges.SLACK * max(float(np.max(np.abs(table))) for table in (tokens, positions)),
     )
@@ -382,13 +456,11 @@ def tables_of(weights: Any, config: ModelConfig) -> tuple[np.ndarray, np.ndarray
     return tokens, positions[config.public_rows :] if len(positions) > 1 else positions
 
 
-def bounds_of_blocks(blocks: Sequence[Params], config: ModelConfig) -> Bounds:
+def bounds_of_blocks(blocks: Sequence[Params], config: ModelConfig) -> list[Bounds]:
     """The same of these folded blocks alone."""
     _check_finite(blocks)
-    of_blocks = [family_of(config).bounds(block, config) for block in blocks]
-    largest = Bounds(*(max(found) for found in zip(*of_blocks, strict=True)))
-    largest = largest._replace(linear=max(largest.linear, largest.added))
-    return Bounds(*(ranges.SLACK * bound for bound in largest))
+    found = [family_of(config).bounds(block, config) for block in blocks]
+    return [Bounds(*(ranges.SLACK * bound for bound in of_block)) for of_block in found]
 
 
 def _check_finite(weights: Any) -> None:

@@ -21,7 +21,7 @@ from jax import Array
 
 from models.cache import split_heads
 from models.family import Family, Layer, ModelConfig, Params, check_switches, fraction, positive_int
-from models.ranges import MORE_ROWS, Bounds, Linear, largest_score
+from models.ranges import MORE_ROWS, Bounds, Linear, largest_score, of_site
 from protocols.functions.layers import look_up
 from protocols.functions.nonlinear import activation_bits, gelu
 from spu_llm.core.errors import InputError
@@ -165,8 +165,8 @@ def attention(x: Array, layer: Layer) -> Array:
 
 def mlp(x: Array, layer: Layer) -> Array:
     """See `Family`."""
-    bits = activation_bits(layer.config.largest_activation)
-    return layer.linear("proj", gelu(layer.linear("fc", x), bits=bits))
+    bits = activation_bits(of_site(layer.config.largest_activation, layer.number))
+    return layer.inner("proj", gelu(layer.linear("fc", x), bits=bits))
 
 
 # ---- what weights bound
@@ -187,7 +187,9 @@ def bounds(block: Params, config: GPT2Config) -> Bounds:
         activation=fc.largest(d),
         score=max(largest_score(q, k, d) for q, k in by_head),
         linear=max(qkv.largest_product(d), fc.largest_product(d)),
-        added=max(out.largest_product(attended**2), proj.largest_product(inner**2)),
+        attended=out.largest_product(attended**2),
+        inner=proj.largest_product(inner**2),
+        per_length=proj.largest_product(1.0),
         # Weights of attention are up to one each until they are normalised.
         product=reach * (config.n_positions + MORE_ROWS),
         value=reach,
@@ -247,7 +249,7 @@ def parse(raw: Mapping[str, Any]) -> GPT2Config:
                 f"has {other} = {shown(raw[other])} beside {name} = {shown(raw.get(name))}; "
                 "leave one of them out"
             )
-    sizes = {name: positive_int(raw, name) for name in GPT2Config.size_names()}
+    sizes: dict[str, Any] = {name: positive_int(raw, name) for name in GPT2Config.size_names()}
     if sizes["n_embd"] % sizes["n_head"]:
         raise InputError(
             f"has n_embd {sizes['n_embd']} not divisible by n_head {sizes['n_head']}; copy it again"

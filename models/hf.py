@@ -48,6 +48,14 @@ def load_config(directory: Path, ranges_file: Path | None = None) -> ModelConfig
 
 def _stored_config(directory: Path, ranges_file: Path | None) -> ModelConfig:
     """Return the same with as many rows of the vocabulary as the weights have."""
+    config = _stored_shape(directory)
+    stored = ranges_file or Path(directory) / RANGES_FILE
+    if ranges_file is None and not stored.exists():
+        return config
+    return _with_ranges(config, stored, _read_object(stored, "spu-llm calibrate writes one"))
+
+
+def _stored_shape(directory: Path) -> ModelConfig:
     path = Path(directory) / CONFIG_FILE
     raw = _read_object(path)
     try:
@@ -56,10 +64,7 @@ def _stored_config(directory: Path, ranges_file: Path | None) -> ModelConfig:
         raise InputError(f"{path} {error}") from None
     except ValueError as error:
         raise InputError(f"{path} describes no model that works here: {error}") from None
-    stored = ranges_file or Path(directory) / RANGES_FILE
-    if ranges_file is None and not stored.exists():
-        return config
-    return _with_ranges(config, stored, _read_object(stored, "spu-llm calibrate writes one"))
+    return config
 
 
 def _vocabulary(directory: Path, config: ModelConfig) -> int:
@@ -87,8 +92,12 @@ def _with_ranges(config: ModelConfig, path: Path, raw: Mapping[str, Any]) -> Mod
     kinds = {name: type(value) for name, value in ranges.as_dict(config).items()}
     if {name: type(value) for name, value in raw.items()} != kinds:
         raise InputError(f"{path} has other fields than {', '.join(kinds)}; calibrate again")
+    lists = {name: value for name, value in raw.items() if isinstance(value, list)}
+    if not all(type(value) is float for values in lists.values() for value in values):
+        raise InputError(f"{path} has ranges that are no numbers; calibrate again")
+    fields = {**raw, **{name: tuple(values) for name, values in lists.items()}}
     try:
-        return replace(config, **raw)
+        return replace(config, **fields)
     except ValueError as error:
         raise InputError(f"{path} has ranges that cannot be: {error}; calibrate again") from None
 
@@ -97,10 +106,18 @@ def load_model(
     directory: Path, ranges_file: Path | None = None
 ) -> tuple[ModelConfig, Params]:
     """Return configuration (`load_config`) and parameters (float32 numpy arrays) of a model."""
-    stored_config = _stored_config(directory, ranges_file)
-    config = replace(stored_config, vocab_size=_vocabulary(directory, stored_config))
+    return _loaded(directory, _stored_config(directory, ranges_file))
+
+
+def load_uncalibrated(directory: Path) -> tuple[ModelConfig, Params]:
+    """Return the same with the default ranges, whatever ranges are stored."""
+    return _loaded(directory, _stored_shape(directory))
+
+
+def _loaded(directory: Path, stored: ModelConfig) -> tuple[ModelConfig, Params]:
+    config = replace(stored, vocab_size=_vocabulary(directory, stored))
     with open_weights(directory) as weights:
-        return config, _read_params(weights, stored_config, config.vocab_size)
+        return config, _read_params(weights, stored, config.vocab_size)
 
 
 def load_folded(directory: Path, ranges_file: Path | None = None) -> tuple[ModelConfig, Any]:

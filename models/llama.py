@@ -23,7 +23,7 @@ from jax import Array
 from models import rope
 from models.cache import Rows, split_heads
 from models.family import Family, Layer, ModelConfig, Params, check_switches, fraction, positive_int
-from models.ranges import MORE_ROWS, Bounds, Linear, largest_turned_score
+from models.ranges import MORE_ROWS, Bounds, Linear, largest_turned_score, of_site
 from protocols.functions.layers import look_up, times
 from protocols.functions.nonlinear import activation_bits, silu
 from protocols.functions.rotary import rotate
@@ -205,9 +205,9 @@ def attention(x: Array, layer: Layer) -> Array:
 
 def mlp(x: Array, layer: Layer) -> Array:
     """See `Family`: down(silu(gate(x)) * up(x))."""
-    bits = activation_bits(layer.config.largest_activation)
+    bits = activation_bits(of_site(layer.config.largest_activation, layer.number))
     gate, up = jnp.split(layer.linear("gate_up", x), 2, axis=-1)
-    return layer.linear("down", times(silu(gate, bits=bits), up))
+    return layer.inner("down", times(silu(gate, bits=bits), up))
 
 
 # ---- what weights bound
@@ -234,9 +234,9 @@ def bounds(block: Params, config: LlamaConfig) -> Bounds:
         activation=gate.largest(d),
         score=max(largest_turned_score(q, k, d) for q, k in by_head),
         linear=max(qkv.largest_product(d), gate_up.largest_product(d)),
-        added=max(
-            out.largest_product(attended**2), gated_down.largest_product(up.longest(d) ** 2)
-        ),
+        attended=out.largest_product(attended**2),
+        inner=gated_down.largest_product(up.longest(d) ** 2),
+        per_length=down.largest_product(1.0),
         # Weights of attention are up to one each until they are normalised.
         product=max(
             reach * (config.max_position_embeddings + MORE_ROWS),
@@ -290,7 +290,7 @@ def parsed(
     names = kind.size_names()
     if raw.get("head_dim") is not None:
         names.append("head_dim")
-    sizes = {name: positive_int(raw, name) for name in names}
+    sizes: dict[str, Any] = {name: positive_int(raw, name) for name in names}
     tied = raw.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):
         raise InputError(f"has tie_word_embeddings {shown(tied)}; it must be true or false")

@@ -1,22 +1,32 @@
 """The ranges in which a model's activations are computed on shares, and whether its weights fit.
 
-Functions on shares hold on public ranges, and cost more the wider these are. Of a norm's input no
-weight gives a useful bound: its range is chosen from text of the provider's (`models.calibration`),
-and rows outside are noticed while the model runs (`protocols.functions.in_range`). What follows a
-norm is bounded by Cauchy-Schwarz (a row of d values with mean square 1 has length sqrt(d)):
-comparisons are as wide as that bound needs (`bounds`), and nothing of it is left to check. Ranges
-are stored beside the weights (`ranges.json`) and public to both parties; they are powers of two, so
-that they say little of the weights.
+Functions on shares hold on public ranges, and cost more the wider these are. They are chosen site
+by site, for every block its own (`models.calibration`):
+
+norms    Of a norm's input no weight gives a useful bound: its range is chosen from text of the
+         provider's, and rows outside are noticed while the model runs.
+bounded  What follows a norm is bounded by Cauchy-Schwarz (a row of d values with mean square 1 has
+         length sqrt(d)): comparisons of feed-forward inputs and scores are as wide as that bound
+         needs (`Bounds`), and nothing of it is left to check.
+inner    Rows that go into the last matrix of a feed-forward layer, products of two gates, are
+         bounded far above all that occurs. Where what the matrix makes of such rows could overflow,
+         their length is chosen from text and checked while the model runs.
+
+Checks hold for all 64-bit words, and before anything is opened (`protocols.functions.in_range`).
+Ranges are stored beside the weights (`ranges.json`) and public to both parties; they are powers of
+two, but for what a comparison leaves room for, so that they say little of the weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from protocols.arithmetic.product import LIFT
+from protocols.arithmetic.projection import GAP
 from protocols.functions.layers import LOOK_UP_LIFT
 from protocols.functions.nonlinear import LARGEST_ACTIVATION, LARGEST_SCORE, NORM_HIGH, NORM_LOW
 from protocols.verification.distribution import SPREAD
@@ -28,103 +38,164 @@ LARGEST_PRODUCT = 2.0**24  # of words that have 36 fraction bits before a trunca
 LARGEST_LINEAR = 2.0 ** (25 - LIFT)  # of a layer's, which has LIFT more
 LARGEST_ENTRY = 2.0 ** (25 - LOOK_UP_LIFT)  # of a table
 LARGEST_VALUE = 2.0**17  # of attention: its rows have 44 fraction bits before they are normalised
+LARGEST_INNER = 2.0**13  # lengths that projections tell
 SLACK = 1.01  # functions on shares are approximate: norms are off by 0.001,
 _ROUNDING = 2.0**-18  # and words by a unit
 _OCTAVES = 26  # that one table of a norm holds
 LARGEST_PUBLIC = 1000  # rows, which a request can bring
 MORE_ROWS = 256  # of a cache, beyond the model's context: rejected drafts
 
+Each = tuple[float, ...]  # one number for all sites, or one for each
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ranges:
     """norm_low, norm_high: mean squares of a norm's input, whose residual stream is scaled by
-    2^-stream_shift. public_rows: of a text, the first ones, which need not fit: their tokens are
-    public, so that they are never on shares. largest_activation, largest_score: in size, of what
-    goes into a GELU or SiLU and of attention scores. logit_spread: nats between two logits at
+    2^-stream_shift; of all norms, two a block and the last. public_rows: of a text, the first ones,
+    which need not fit: their tokens are public, so that they are never on shares.
+    largest_activation, largest_score: in size, of what goes into a GELU or SiLU and of attention
+    scores, block by block. longest_inner: of rows that go into the last matrix of a block, which
+    are checked; 0 where weights bound enough. logit_spread: nats between two logits at
     temperature 1.
     """
 
-    norm_low: float = NORM_LOW
-    norm_high: float = NORM_HIGH
+    norm_low: Each = (NORM_LOW,)
+    norm_high: Each = (NORM_HIGH,)
     stream_shift: int = 0
     public_rows: int = 0
-    largest_activation: float = 240.0
-    largest_score: float = 511.0
+    largest_activation: Each = (240.0,)
+    largest_score: Each = (511.0,)
+    longest_inner: Each = (0.0,)
     logit_spread: float = float(SPREAD)
 
     def __post_init__(self) -> None:
         """ValueError for ranges that no function on shares holds on."""
-        if not 0 < self.norm_low < self.norm_high <= self.norm_low * 2.0**_OCTAVES:
-            raise ValueError(f"a norm's range must be positive and within {_OCTAVES} octaves")
+        if not 0 < len(self.norm_low) == len(self.norm_high):
+            raise ValueError("norm_low and norm_high must have as many numbers")
+        for i, (low, high) in enumerate(zip(self.norm_low, self.norm_high, strict=True)):
+            if not 0 < low < high <= low * 2.0**_OCTAVES:
+                raise ValueError(
+                    f"the range of norm {i} must be positive and within {_OCTAVES} octaves, found "
+                    f"{low:.3g} to {high:.3g}"
+                )
         if not 0 <= self.stream_shift <= 16:
             raise ValueError("stream_shift must be 0 to 16")
         if not 0 <= self.public_rows <= LARGEST_PUBLIC:
             raise ValueError(f"public_rows must be 0 to {LARGEST_PUBLIC}")
         limits = (
-            ("largest_activation", 1.0, LARGEST_ACTIVATION),
-            ("largest_score", 1.0, LARGEST_SCORE),
-            ("logit_spread", LEAST_SPREAD, LARGEST_SPREAD),
+            ("largest_activation", self.largest_activation, 1.0, LARGEST_ACTIVATION),
+            ("largest_score", self.largest_score, 1.0, LARGEST_SCORE),
+            ("longest_inner", self.longest_inner, 0.0, LARGEST_INNER),
+            ("logit_spread", (self.logit_spread,), LEAST_SPREAD, LARGEST_SPREAD),
         )
-        for name, low, high in limits:
-            if not low <= getattr(self, name) <= high:
+        for name, found, low, high in limits:
+            if not found or not all(low <= value <= high for value in found):
                 raise ValueError(f"{name} must be {low:g} to {high:g}")
+
+    def norm_range(self, site: int) -> tuple[float, float]:
+        """Of the norm with this number."""
+        return of_site(self.norm_low, site), of_site(self.norm_high, site)
 
 
 NAMES = tuple(f.name for f in fields(Ranges))
+
+
+def of_site(values: Each, site: int) -> float:
+    """A site's own number."""
+    return values[0] if len(values) == 1 else values[site]
 
 
 # ---- what weights bound
 
 
 class Bounds(NamedTuple):
-    """The largest that activations of folded weights can be. In blocks: `activation`, `score`;
-    `linear`: any result of a matrix; `added`: those that are added to the residual stream;
-    `product`: sums of attention over a whole cache, and other products of activations; `value`: of
-    the cache's values. Outside: `spread` of logits; `entry`: of an embedding.
+    """The largest that activations of a block's folded weights can be. `activation`, `score`;
+    `linear`: any result of the matrices behind its norms; `attended`: what attention adds to the
+    residual stream; `inner`: what the feed-forward layer does, `per_length` for rows of length 1
+    that go into its last matrix; `product`: sums of attention over a whole cache, and other
+    products of activations; `value`: of the cache's values.
     """
 
     activation: float
     score: float
     linear: float
-    added: float
+    attended: float
+    inner: float
+    per_length: float
     product: float
     value: float
-    spread: float = 0.0
-    entry: float = 0.0
+
+    def added(self, longest_inner: float) -> float:
+        """What the block adds to the residual stream, of rows that pass for no longer than that
+        where it is not 0.
+        """
+        checked = GAP * longest_inner * self.per_length
+        return max(self.attended, min(self.inner, checked) if longest_inner else self.inner)
 
 
-def check_bounds(found: Bounds, config: Ranges) -> None:
+class ModelBounds(NamedTuple):
+    """Of all blocks, and outside: `linear` results of the head; `spread` of logits; `entry` of an
+    embedding.
+    """
+
+    blocks: list[Bounds]
+    linear: float
+    spread: float
+    entry: float
+
+
+def check_bounds(found: ModelBounds, config: Ranges) -> None:
     """InputError when activations with these bounds may leave the ranges without being noticed."""
-    for bound, most in (
-        (found.linear, LARGEST_LINEAR),
-        (found.product, LARGEST_PRODUCT),
-        (found.value, LARGEST_VALUE),
-    ):
-        if not bound < most:
-            raise InputError(
-                f"the model's activations can reach {bound:.2g}; shares hold numbers below "
-                f"{most:.2g} there, so this model cannot be served"
-            )
+    check_blocks(found.blocks, config)
+    _check_held("the head", (found.linear, LARGEST_LINEAR))
     if not found.entry < LARGEST_ENTRY:
         raise InputError(
             f"the model's embeddings reach {found.entry:.2g}; shares hold numbers below "
             f"{LARGEST_ENTRY:.2g} there; have them scaled by: spu-llm calibrate"
         )
-    for name, bound, chosen, most in (
-        ("feed-forward inputs", found.activation, config.largest_activation, LARGEST_ACTIVATION),
-        ("attention scores", found.score, config.largest_score, LARGEST_SCORE),
-        ("differences of logits", found.spread, config.logit_spread, LARGEST_SPREAD),
-    ):
-        if not bound <= most:
+    spread = "differences of logits", found.spread, config.logit_spread, LARGEST_SPREAD
+    _check_chosen("the head", *spread)
+
+
+def check_blocks(found: Sequence[Bounds], config: Ranges) -> None:
+    """The same of the blocks, which are all that `config` has ranges for."""
+    for i, bounds in enumerate(found):
+        place, longest = f"block {i}", of_site(config.longest_inner, i)
+        _check_held(
+            place,
+            (bounds.linear, LARGEST_LINEAR),
+            (bounds.added(longest), LARGEST_LINEAR),
+            (bounds.product, LARGEST_PRODUCT),
+            (bounds.value, LARGEST_VALUE),
+        )
+        for name, bound, chosen, most in (
+            ("feed-forward inputs", bounds.activation, config.largest_activation,
+             LARGEST_ACTIVATION),
+            ("attention scores", bounds.score, config.largest_score, LARGEST_SCORE),
+        ):  # fmt: skip
+            _check_chosen(place, name, bound, of_site(chosen, i), most)
+
+
+def _check_held(place: str, *limits: tuple[float, float]) -> None:
+    for bound, most in limits:
+        if not bound < most:
             raise InputError(
-                f"the model's {name} can reach {bound:.0f}; functions on shares hold up to "
-                f"{most:.0f}, so this model cannot be served"
+                f"the model's activations can reach {bound:.2g} in {place}; shares hold numbers "
+                f"below {most:.2g} there, so this model cannot be served with these ranges"
             )
-        if bound > chosen:
-            raise InputError(
-                f"the model's {name} can reach {bound:.0f}, beyond its range of {chosen:.0f}; "
-                "choose its ranges with: spu-llm calibrate"
-            )
+
+
+def _check_chosen(place: str, name: str, bound: float, chosen: float, most: float) -> None:
+    if not bound <= most:
+        raise InputError(
+            f"the model's {name} can reach {bound:.0f} in {place}; functions on shares hold up to "
+            f"{most:.0f}, so this model cannot be served"
+        )
+    if bound > chosen:
+        raise InputError(
+            f"the model's {name} can reach {bound:.0f} in {place}, beyond its range of "
+            f"{chosen:.0f}; choose its ranges with: spu-llm calibrate"
+        )
 
 
 class Linear(NamedTuple):
@@ -190,5 +261,6 @@ def largest_turned_score(query: Linear, key: Linear, square: float) -> float:
 
 
 def as_dict(config: Ranges) -> dict[str, Any]:
-    """The ranges of a configuration, as they are stored."""
-    return {name: value for name, value in asdict(config).items() if name in NAMES}
+    """The ranges of a configuration, as they are stored: lists of numbers, and numbers."""
+    named = {name: value for name, value in asdict(config).items() if name in NAMES}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in named.items()}

@@ -35,8 +35,8 @@ def place(
         weights = split.parts(weights)[1]
     if on_shares and split is None:
         check_ranges(weights, config)
-    elif on_shares:
-        check_middle(weights, config)
+    elif on_shares and split is not None:
+        check_middle(weights, config, split)
     descriptor = os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:

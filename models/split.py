@@ -40,6 +40,11 @@ class Split(NamedTuple):
         """Blocks of the middle."""
         return config.layers - self.front - self.back
 
+    def held(self, config: ModelConfig) -> ModelConfig:
+        """The shape of the middle."""
+        held: ModelConfig = config.with_blocks(range(self.front, config.layers - self.back))
+        return held
+
     def parts(self, weights: Params) -> tuple[Params, list[Params], Params]:
         """Folded weights of front, middle and back: those of the ends are whole models of fewer
         blocks, the front without "head", the back without what embeds tokens.
@@ -54,11 +59,12 @@ class Split(NamedTuple):
         )
 
 
-def check_middle(blocks: Sequence[Params], config: ModelConfig) -> None:
-    """InputError when activations of these folded blocks may leave the ranges of `config` without
-    being noticed. The ends need none where they are computed in the clear.
+def check_middle(blocks: Sequence[Params], config: ModelConfig, split: Split) -> None:
+    """InputError when activations of the middle, of these folded blocks, may leave the ranges of
+    `config` without being noticed. The ends need none where they are computed in the clear.
     """
-    ranges.check_bounds(bounds_of_blocks(blocks, config), config)
+    held = split.held(config)
+    ranges.check_blocks(bounds_of_blocks(blocks, held), held)
 
 
 def ends_digest(params: Params, split: Split) -> str:

@@ -28,7 +28,7 @@ from experiments.claims import exact_cells
 from experiments.common import commands
 from experiments.common.replay import cost_of
 from experiments.common.saved import DATA
-from experiments.cost_model.workload import Workload, of_completion, of_layers
+from experiments.cost_model.workload import Workload, of_completion
 from models.family import ModelConfig
 from models.gpt2 import GPT2Config
 from models.hf import load_config
@@ -133,9 +133,10 @@ def _small_steps() -> list[dict[str, Any]]:
 def steps_of(config: ModelConfig, request: Request) -> list[dict[str, Any]]:
     """The prefill and the first decode step of a completion, each with what one block adds."""
     found = []
+    wholes = of_completion(config, request, [])
     one, two = (of_completion(config.with_layers(n), request, []) for n in (1, 2))
-    for a, b in zip(one, two, strict=True):
-        whole, block = of_layers(a, b, config.layers), b.combined(a, 1.0, -1.0)
+    for whole, a, b in zip(wholes, one, two, strict=True):
+        block = b.combined(a, 1.0, -1.0)
         sizes = {kind: round(n) for kind, n in whole.bytes_of.items()}
         found.append(_counts(whole) | {"block": _counts(block), "bytes_of": sizes})
     return found

@@ -1,8 +1,8 @@
 """What a completion by a model of some shape sends, takes and computes, from its plans alone.
 
 Both parties' dry runs (`spu_llm.compiler.demand`) go through the programs with shapes in place of
-weights. Blocks are all alike: what L of them take is found from one and two (`of_layers`), but for
-models so small that they are run whole.
+weights. Blocks of the same ranges are all alike: what L of them take is found from one and two
+(`of_layers`, `of_kinds`), but for models so small that they are run whole.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,15 +92,31 @@ def of_steps(
     """Of the prefill, and of every step of a course: so many drafts stay in each."""
     if config.layers <= 2 or request.split is not None:
         return _whole(config, request, networks, accepted, before)
-    one, two = (
-        _whole(config.with_layers(n), request, networks, accepted, before) for n in (1, 2)
-    )
-    return [of_layers(a, b, config.layers) for a, b in zip(one, two, strict=True)]
+    # Blocks differ in their ranges alone: each kind is traced once.
+    kinds = Counter(config.with_blocks([i]) for i in range(config.layers))
+    first = next(iter(kinds))
+    ones = [_whole(kind, request, networks, accepted, before) for kind in kinds]
+    twos = _whole(first.with_layers(2), request, networks, accepted, before)
+    return [
+        of_kinds(steps, list(kinds.values()), two)
+        for *steps, two in zip(*ones, twos, strict=True)
+    ]
 
 
 def together(works: Sequence[Workload]) -> Workload:
     """Of all of them, one after the other."""
     return functools.reduce(lambda a, b: a.combined(b, 1.0, 1.0), works)
+
+
+def of_kinds(ones: Sequence[Workload], counts: Sequence[int], two: Workload) -> Workload:
+    """Of several kinds of blocks, so many of each, from what models of one block take, one of each
+    kind, and one of two blocks of the first kind.
+    """
+    whole = of_layers(ones[0], two, counts[0])
+    rest = ones[0].combined(two, 2.0, -1.0)  # what is not a block's
+    for one, count in zip(ones[1:], counts[1:], strict=True):
+        whole = whole.combined(one.combined(rest, 1.0, -1.0), 1.0, float(count))
+    return whole
 
 
 def of_layers(one: Workload, two: Workload, layers: int) -> Workload:

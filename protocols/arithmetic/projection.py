@@ -5,9 +5,9 @@ projection z = sum_i r_i x_i mod 2^64 with public random whole numbers r_i costs
 multiplies its own share. It is small for a short row and, by chance of one half at least, not small
 for a long one, so PROJECTIONS = 40 of them pass a long row with a probability of 2^-40 at most.
 
-Let S = 2^32 / GAP be the length that rows may have (in words): those that pass for no longer than
-GAP S have a sum of squares below 2^64. Let r_i be uniform in [-2^a, 2^a). With s^2 the
-variance of z and |x| the length of a row:
+Let S be the length that rows may have (in words). With S = 2^32 / GAP, which is LONGEST, those that
+pass for no longer than GAP S have a sum of squares below 2^64. Let r_i be uniform in [-2^a, 2^a).
+With s^2 the variance of z and |x| the length of a row:
 
 short  |x| <= S. A uniform number is strictly sub-Gaussian: the mean of exp(l r) is at most
        exp(l^2 4^a / 6). So |z| exceeds b = (TAIL 2^a / sqrt(3) + sqrt(d) / 2) S, the last term for
@@ -64,11 +64,12 @@ class Bound:
     bits: int
 
 
-def bound(width: int, bits: int) -> Bound:
-    """For rows of `width` numbers, as long as LONGEST at most. ValueError when projections that
+@functools.cache
+def bound(width: int, bits: int, longest: float = LONGEST) -> Bound:
+    """For rows of `width` numbers, as long as `longest` at most. ValueError when projections that
     compare `bits` bits cannot tell them.
     """
-    words = LONGEST * 2.0**FRAC_BITS
+    words = longest * 2.0**FRAC_BITS
     unit = 2.0 ** (64 - bits)
     for a in range(30, 3, -1):
         deviation = 2.0**a / math.sqrt(3) * words
@@ -81,12 +82,12 @@ def bound(width: int, bits: int) -> Bound:
 
 
 @functools.cache
-def least_bits(width: int) -> int:
-    """Of comparisons of projections of rows of `width` numbers. ValueError for too wide ones."""
+def least_bits(width: int, longest: float = LONGEST) -> int:
+    """Of comparisons of projections of such rows. ValueError for too wide ones."""
     for bits in range(9, MAX_BITS):
         with suppress(ValueError):
-            return bound(width, bits).bits
-    return bound(width, MAX_BITS).bits
+            return bound(width, bits, longest).bits
+    return bound(width, MAX_BITS, longest).bits
 
 
 def _factors(common: Prg, width: int, factor_bits: int) -> np.ndarray:

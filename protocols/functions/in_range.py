@@ -83,7 +83,8 @@ def _require_two_party(party: Party, outside: Value, x: Value) -> Value:
     if np.any(outside.value):
         raise RangeError(
             "activations left the range in which the functions on shares hold; nothing of this "
-            "step was opened. The provider can widen the ranges: spu-llm calibrate --help"
+            "step was opened. Who has the model sees where with spu-llm inspect, and widens ranges "
+            "with spu-llm calibrate"
         )
     return x
 

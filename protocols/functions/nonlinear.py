@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -33,6 +33,8 @@ from jax import Array
 from protocols.arithmetic.narrow import FRAC_BITS, narrow
 from protocols.arithmetic.product import scale_rows, sum_squares
 from protocols.arithmetic.projection import LONGEST, bound, least_bits, project
+from protocols.bits.compare import sign
+from protocols.bits.convert import to_arith
 from protocols.functions.exponential import (
     COARSE,
     FINE_BITS,
@@ -40,6 +42,7 @@ from protocols.functions.exponential import (
     bound_of,
     exponentials_below,
 )
+from protocols.functions.in_range import count_outside
 from protocols.functions.piecewise import Lines, Quadratics, evaluate, lines, quadratics
 from spu_llm.core.approx import approximation
 
@@ -179,13 +182,22 @@ def norm_high(width: int) -> float:
 
 
 def _rms_norm(
-    x: Array, *, epsilon: float, gain: float = 1.0, low: float = NORM_LOW, high: float | None = None
-) -> tuple[Array, Array]:
+    x: Array, *others: Array, epsilon: float, gain: float = 1.0, low: float = NORM_LOW,
+    high: float | None = None, longest: Sequence[float] = (),
+) -> tuple[Array, Array]:  # fmt: skip
     mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
     normed = x * (jax.lax.rsqrt(mean_square + epsilon) * gain)
-    return normed, _outside(mean_square, low, high or norm_high(x.shape[-1]))
+    outside = _outside(mean_square, low, high or norm_high(x.shape[-1]))
+    for rows, most in zip(others, longest, strict=True):
+        outside = outside + _longer(rows, longest=most)
+    return normed, outside
 
 
+def _longer(rows: Array, *, longest: float) -> Array:
+    return _outside(jnp.sum(rows * rows, axis=-1), 0.0, longest**2)
+
+
+@functools.cache
 def check_norm(width: int, epsilon: float, low: float, high: float) -> None:
     """ValueError when rows of this width and range cannot be normalised on shares, times some gain
     from 1/8 to 32.
@@ -196,15 +208,15 @@ def check_norm(width: int, epsilon: float, low: float, high: float) -> None:
     if low * width * 2.0 ** (2 * FRAC_BITS) < _LEAST_SUM:
         raise ValueError(f"sums of {width} squares of {low:g} in the mean are lost in their noise")
     for gain in (0.125, 1.0, 32.0):
-        bound(width, _norm_lines(width, epsilon, gain, low, high)[0].bits)
+        bound(width, norm_lines(width, epsilon, gain, low, high)[0].bits)
 
 
 @functools.cache
-def _norm_lines(
-    d: int, epsilon: float, gain: float, low: float, high: float
+def norm_lines(
+    d: int, epsilon: float, gain: float, low: float, high: float, bits: int = 0
 ) -> tuple[Lines, int]:
     """gain / sqrt(s / d + epsilon) of a sum s of squares, and its fraction bits: what leaves the
-    smallest result 15 bits.
+    smallest result 15 bits. Comparisons have `bits` bits at least.
     """
     position_out = 15 - int(np.floor(np.log2(gain / np.sqrt(high + epsilon))))
 
@@ -212,16 +224,18 @@ def _norm_lines(
         return gain / np.sqrt(s / d + epsilon)
 
     function = lines(
-        of_sum, low * d, high * d, 2 * FRAC_BITS, position_out, _NORM_PIECES, least_bits(d)
-    )
+        of_sum, low * d, high * d, 2 * FRAC_BITS, position_out, _NORM_PIECES,
+        max(bits, least_bits(d)),
+    )  # fmt: skip
     return function, position_out
 
 
 def _rms_norm_on_shares(
-    x: Any, *, epsilon: float, gain: float = 1.0, low: float = NORM_LOW, high: float | None = None
-) -> tuple[Any, Any]:
+    x: Any, *others: Any, epsilon: float, gain: float = 1.0, low: float = NORM_LOW,
+    high: float | None = None, longest: Sequence[float] = (),
+) -> tuple[Any, Any]:  # fmt: skip
     """1. The sum of squares (unscaled), mod 2^64. 2. Its root's inverse, and whether it and the
-    row's projections are in range. 3. Rows times the inverse.
+    projections of all rows are in range. 3. Rows times the inverse.
     """
     *_, d = x.shape
     rows, high = x.reshape(-1, d), high or norm_high(d)
@@ -230,18 +244,43 @@ def _rms_norm_on_shares(
     # 1.
     total = sum_squares(rows, shift=0)
     # 2.
-    function, position = _norm_lines(d, epsilon, gain, low, high)
-    limit = bound(d, function.bits)
-    projections = project(rows, factor_bits=limit.factor_bits)
-    short = narrow(projections.T, drop=64 - limit.bits, bits=limit.bits), limit.units
+    wide = [
+        (other.reshape(len(rows), -1), most) for other, most in zip(others, longest, strict=True)
+    ]
+    bits = max((least_bits(other.shape[1], most) for other, most in wide), default=0)
+    function, position = norm_lines(d, epsilon, gain, low, high, bits)
+    short = [_projected(some, most, function.bits) for some, most in [(rows, LONGEST), *wide]]
     factor, outside = evaluate(total, function, short)
     # 3.
     return scale_rows(rows, factor, shift=position).reshape(x.shape), outside
 
 
+def _projected(rows: Any, longest: float, bits: int) -> tuple[Any, int]:
+    """Narrow words [PROJECTIONS, rows] of `bits` bits, and what they are within for short rows."""
+    limit = bound(rows.shape[1], bits, longest)
+    projections = project(rows, factor_bits=limit.factor_bits)
+    return narrow(projections.T, drop=64 - limit.bits, bits=limit.bits), limit.units
+
+
+def _longer_on_shares(rows: Any, *, longest: float) -> Any:
+    rows = rows.reshape(-1, rows.shape[-1])
+    bits = least_bits(rows.shape[1], longest)
+    words, most = _projected(rows, longest, bits)
+    signs = to_arith(sign(jnp.concatenate([words + most, words - most]), bits=bits))
+    return count_outside(*([part] for part in jnp.split(signs, 2)))
+
+
+longer = approximation("longer", reference=_longer, on_shares=_longer_on_shares)
+"""An int32 that is positive if some row [..., k] is as long as `longest`, else 0; on shares, if it
+is GAP times as long (`protocols.arithmetic.projection`), for all 64-bit words, but for a
+probability of 2^-40 a row at most."""
+
+
 rms_norm = approximation("rms_norm", reference=_rms_norm, on_shares=_rms_norm_on_shares)
 """x [..., d] gain / sqrt(mean(x^2) + epsilon), and an int32 that is positive if some row has a mean
-square out of [low, high), else 0. low, high (default: `norm_high`), gain and epsilon are public.
+square out of [low, high), or some row of the other arrays [..., k] is too long (`longer`, with its
+number of `longest`), else 0. low, high (default: `norm_high`), gain and epsilon are public. Other
+rows cost comparisons, and no message.
 
 On shares that int32 is right for all 64-bit words, but for a probability of 2^-40 a row at most
 (`protocols.arithmetic.projection`). ValueError for a range that words of 64 bits do not hold."""

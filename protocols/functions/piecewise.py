@@ -22,7 +22,7 @@ unit beyond its end: the fits allow for it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -239,23 +239,22 @@ def _error(fitted: Lines, f: Function, position: int, position_out: int) -> floa
 
 
 def evaluate(
-    x: Any, function: Lines, short: tuple[Any, int] | None = None
+    x: Any, function: Lines, short: Sequence[tuple[Any, int]] = ()
 ) -> tuple[Any, Any]:
     """The function of shared words x [...] (floats by type) in words of `position_out` fraction
     bits, and a shared int32 that is zero if every x is in [low, high), for all 64-bit words x: up
     to a unit of the thresholds, a word out of that range makes it positive.
 
-    short: narrow words [m, ...] of `function.bits` bits and u, to be in [-u, u), too: compared in
-    the same messages, and counted with the others.
+    short: narrow words [m, ...] of `function.bits` bits, each with its u, to be in [-u, u), too:
+    compared in the same messages, and counted with the others.
     """
     # 1.
     near = narrow(x, drop=function.drop, bits=function.bits)
     differences = [_less(near, function.thresholds)]
     for drop, above in function.above:
         differences.append(_less(narrow(x, drop=drop, bits=function.bits), (-1, above)))
-    if short is not None:
-        words, units = short
-        differences += [words + units, words - units]
+    for words, most in short:
+        differences += [words + most, words - most]
     taken = sign(jnp.concatenate(differences), bits=function.bits)
     # 2.
     value = _truncated(x, function.cut)
@@ -268,7 +267,9 @@ def evaluate(
     edges = 2 * len(function.above)
     sides = others[:edges].reshape(-1, 2, *x.shape)
     not_below, below = [pieces[0], sides[:, 0]], [pieces[-1], sides[:, 1]]
-    if short is not None:
-        low, high = jnp.split(others[edges:], 2)
+    at = edges
+    for words, _ in short:
+        low, high = jnp.split(others[at : at + 2 * len(words)], 2)
         not_below, below = [*not_below, low], [*below, high]
+        at += 2 * len(words)
     return y, count_outside(not_below, below)

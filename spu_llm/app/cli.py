@@ -186,6 +186,7 @@ def _parser() -> Parser:
         chatting,
         doctor,
         importing,
+        inspecting,
         keys,
         listing,
         private_text,
@@ -201,6 +202,7 @@ def _parser() -> Parser:
     listing.add_command(commands)
     importing.add_command(commands)
     calibrating.add_command(commands)
+    inspecting.add_command(commands)
     vaults.add_command(commands)
     attacking.add_command(commands)
     private_text.add_command(commands)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,9 @@ import numpy as np
 import pytest
 
 from models.gpt2 import GPT2Config
-from models.hf import save_model
+from models.hf import load_config, save_model, save_ranges
 from spu_llm.app import cli
+from spu_llm.app.completing import provider_of
 from spu_llm.service import provider
 from tests.tiny import VOCAB, save_tokenizer, tiny_params
 
@@ -73,7 +77,70 @@ def test_a_provider_here_gets_them(
 ) -> None:
     parsed = cli._parser().parse_args([*command, "--model", str(model), "--ranges", "FILE"])
     parsed.server = None
-    assert cli._provider(parsed).ranges == Path("FILE")
+    assert provider_of(parsed).ranges == Path("FILE")
+
+
+CHATS = [
+    {"messages": [{"role": "user", "content": "alpha beta"}]},
+    {"messages": [{"role": "user", "content": "gamma"}, {"role": "assistant", "content": "zeta"}]},
+]
+
+
+def test_ranges_are_chosen_on_chats_and_shown_by_site(
+    model: Path, tmp_path: Path, ran: Ran
+) -> None:
+    """What the template puts before the first message is public. A text that leaves the ranges is
+    seen with the sites that it left.
+    """
+    template = "{% for m in messages %}def {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    (model / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": template, "eos_token": "<|endoftext|>"})
+    )
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("\n".join(map(json.dumps, CHATS)) + "\n")
+    code, said = ran("calibrate", "--model", model, "--chats", chats)
+    assert code == 0, said
+    again, _ = ran("calibrate", "--model", model, "--chats", chats)
+    assert again == 0
+    config = load_config(model)
+    assert len(config.norm_low) == 3 and len(config.largest_score) == 1
+
+    file = tmp_path / "sites.json"
+    code, said = ran("inspect", "--model", model, "--chats", chats, "--json", file)
+    assert code == 0 and said.count("norm of") == 2 and "last norm" in said, said
+    found = json.loads(file.read_text())["sites"]
+    rooms = {site["name"]: site["head_room"] for site in found}
+    assert all(room >= 1 for room in rooms.values()), rooms
+    assert {site["held"] for site in found if "norm" in site["name"]} == {"checked"}
+    code, said = ran("inspect", "--model", model)
+    assert code == 0 and " - " in said
+
+    narrow = tmp_path / "narrow"
+    low = tuple(high / 2 for high in config.norm_high)
+    save_ranges(narrow, replace(config, norm_low=low))
+    given = ("inspect", "--model", model, "--chats", chats, "--ranges", narrow, "--json", file)
+    assert ran(*given)[0] == 0
+    left = [site["name"] for site in json.loads(file.read_text())["sites"]
+            if site["held"] == "checked" and site["head_room"] < 1]  # fmt: skip
+    assert left == ["norm of attention", "norm of feed-forward", "last norm"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "is empty"), ("{", "line 1 of .* is not valid JSON"), ("[]", 'has no "messages"'),
+        ('{"messages": []}', 'has no "messages"'), ("[" * 99_999, "is not valid JSON"),
+        ('{"messages": [{"role": "tool", "content": ""}]}', 'has no "messages"'),
+    ],
+)  # fmt: skip
+def test_chats_that_are_none(
+    model: Path, tmp_path: Path, ran: Ran, content: str, said: str
+) -> None:
+    (model / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(content)
+    code, found = ran("calibrate", "--model", model, "--chats", chats)
+    assert code == 2 and re.search(said, found) and found.count("\n") == 1, found
 
 
 def test_what_cannot_be_done_is_said_first(

@@ -163,7 +163,7 @@ def test_what_is_sent_does_not_depend_on_the_references(own_simulation: Simulati
     their ranges, which ends a completion; nothing but the place and the token is opened.
     """
     # Ranges that no row keeps to.
-    narrow = replace(PRIVATE, norm_low=PRIVATE.norm_high / 2)
+    narrow = replace(PRIVATE, norm_low=(PRIVATE.norm_high[0] / 2,))
 
     def program(session: Any) -> Any:
         found = []

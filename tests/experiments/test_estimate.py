@@ -18,6 +18,7 @@ from experiments.common.transfers import STOCK
 from experiments.cost_model import estimate, prices, workload
 from experiments.cost_model.prices import Prices
 from models.gpt2 import GPT2Config
+from models.llama import LlamaConfig
 from protocols.arithmetic.product import multiply
 from protocols.bits.compare import less_than
 from spu_llm.app import cli
@@ -79,6 +80,42 @@ def test_blocks_are_alike() -> None:
         assert found.counts == three.counts
         assert seconds[0] == pytest.approx(seconds[1], rel=1e-6)
         assert found.units == three.units and found.bytes_of == three.bytes_of
+
+
+def test_kinds_of_blocks_add_up() -> None:
+    """Blocks that differ in their ranges: what a model of four takes, whichever comes first."""
+    request, networks = Request(3, 2, 1, temperature=0.0), [NETWORKS["lan"]]
+    config = GPT2Config(
+        20, 16, 8, 4, 2, norm_low=(2.0**-9, *[2.0**-4] * 8), norm_high=(2.0**3,) * 9,
+        largest_activation=(23.0, 240.0, 240.0, 23.0),
+    )  # fmt: skip
+    whole = workload._whole(config, request, networks, [0], Before())
+    for found, wanted in zip(workload.of_steps(config, request, networks, [0]), whole, strict=True):
+        seconds = found.counts.pop("seconds lan"), wanted.counts.pop("seconds lan")
+        assert found.counts == wanted.counts
+        assert seconds[0] == pytest.approx(seconds[1], rel=1e-6)
+        assert found.units == wanted.units and found.bytes_of == wanted.bytes_of
+
+
+def test_checks_of_lengths_cost_no_round_and_few_bytes() -> None:
+    """In a block of SmolLM2-135M's size, a step of one row and of several."""
+    block = LlamaConfig(
+        300, max_position_embeddings=128, hidden_size=576, intermediate_size=1536,
+        num_hidden_layers=1, num_attention_heads=9, num_key_value_heads=3,
+    )  # fmt: skip
+    for drafts in (0, 3):
+        request = Request(12, 20, drafts, temperature=0.0)
+        without, checked = (
+            workload.of_completion(dataclasses.replace(block, longest_inner=(most,)), request, [])
+            for most in (0.0, 512.0)
+        )
+        for before, after in zip(without, checked, strict=True):
+            for name in ("messages", "rounds"):
+                assert after.counts[name] == before.counts[name]
+            sent = [both_ways(work.counts) for work in (before, after)]
+            assert 1 < sent[1] / sent[0] < 1.02
+            words = [work.counts["words"] for work in (before, after)]
+            assert 1 < words[1] / words[0] < 1.02
 
 
 def _pair(x: Any, y: Any) -> Any:

@@ -105,7 +105,7 @@ def test_no_activation_passes_its_bound_with_biases() -> None:
     params["blocks"] = params["blocks"][:1]
     params["blocks"][0]["k_bias"] *= 30  # as published ones are, far above the products
     weights = jax.tree.map(np.asarray, family_of(config).fold(params, config))
-    bound = bounds_of(weights, config)
+    (bound,) = bounds_of(weights, config).blocks
     qkv = weights["blocks"][0]["qkv"]
     x = rng.normal(size=(4000, 16))
     x[:32] = qkv["weight"].T * np.sign(qkv["bias"])[:, None]

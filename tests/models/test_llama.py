@@ -140,7 +140,7 @@ def test_logits_are_those_of_the_formulas(config: LlamaConfig) -> None:
     params, tokens = random_params(config), TOKENS % config.vocab_size
     wanted = centred(slowly(params, config, tokens))
     for shift in (0, 3):
-        scaled = replace(config, stream_shift=shift, norm_low=2.0**-16, norm_high=2.0**8)
+        scaled = replace(config, stream_shift=shift, norm_low=(2.0**-16,), norm_high=(2.0**8,))
         found = logits(params, scaled, jnp.asarray(tokens))
         np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
 
@@ -246,7 +246,7 @@ def test_no_activation_passes_its_bound_and_some_come_near() -> None:
     d, inner, size = SMALL.hidden_size, SMALL.intermediate_size, SMALL.head_dim
     weights = jax.tree.map(np.asarray, fold(random_params(SMALL), SMALL))
     weights["blocks"] = weights["blocks"][:1]
-    (block,), bound = weights["blocks"], bounds_of(weights, SMALL)
+    (block,), (bound,) = weights["blocks"], bounds_of(weights, SMALL).blocks
     x = np.random.default_rng(0).normal(size=(20_000, d))
     x[: 2 * inner] = block["gate_up"]["weight"].T  # the worst rows
     x /= np.sqrt(np.mean(x * x, axis=1, keepdims=True))
@@ -254,13 +254,16 @@ def test_no_activation_passes_its_bound_and_some_come_near() -> None:
     assert 0.9 * bound.activation < np.abs(gate).max() <= bound.activation
     gated = gate / (1 + np.exp(-gate)) * up
     assert np.abs(gated).max() <= bound.product
-    assert np.abs(gated @ block["down"]["weight"]).max() <= bound.added
+    added = np.abs(gated @ block["down"]["weight"])
+    assert added.max() <= bound.inner
+    lengths = np.linalg.norm(gated, axis=1, keepdims=True)
+    assert 0.5 * bound.per_length < np.max(added / lengths) <= bound.per_length
     query, key, value = np.split(x @ block["qkv"]["weight"], [32, 48], axis=1)
     assert 0.5 * bound.value < np.abs(value).max() <= bound.value
     # Every head of queries may look at another row.
     values, out = value.reshape(-1, 2, size), block["out"]["weight"].reshape(4, size, d)
     attended = sum(np.abs(values[:, h // 2] @ out[h]).max(axis=0) for h in range(4))
-    assert np.max(attended) <= bound.added <= bound.linear
+    assert np.max(attended) <= bound.attended <= bound.added(0.0)
     cos, sin = (table[[0, 7]] for table in turns(SMALL))
     largest = 0.0
     for head in range(4):
@@ -287,13 +290,18 @@ def test_ranges_are_chosen_for_a_model_that_leaves_the_default_ones() -> None:
     np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
-def test_the_stream_is_scaled_for_what_the_bounds_say_it_may_get() -> None:
+def with_far_bounds(name: str, size: float) -> Params:
     """Weights along a direction that no text takes: a bound far above all activations."""
     params = jax.tree.map(np.array, random_params(SMALL))
     params["embed"][:, 0] = 0
     for block in params["blocks"]:
         block["o"][:, 0] = block["down"][:, 0] = 0
-        block["up"][0] = 200
+        block[name][0] = size
+    return params
+
+
+def test_the_stream_is_scaled_for_what_the_bounds_say_it_may_get() -> None:
+    params = with_far_bounds("v", 1500.0)
     with pytest.raises(InputError, match="activations can reach"):
         check_ranges(fold(params, SMALL), SMALL)
     chosen = calibrated(SMALL, params, [TOKENS])
@@ -301,9 +309,25 @@ def test_the_stream_is_scaled_for_what_the_bounds_say_it_may_get() -> None:
     wanted = centred(slowly(params, SMALL, TOKENS))
     found = logits(params, chosen, jnp.asarray(TOKENS))
     np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
-    params["embed"] *= 2.0**-5  # so small that scaled rows would be noise
+    params["embed"] *= 2.0**-6  # so small that scaled rows would be noise
     with pytest.raises(InputError, match="activations can reach"):
         calibrated(SMALL, params, [TOKENS])
+
+
+def test_products_of_gates_that_weights_do_not_bound_are_checked() -> None:
+    """As long as the last matrix takes them, and no longer."""
+    params = with_far_bounds("up", 200.0)
+    with pytest.raises(InputError, match="can reach .* in block"):
+        check_ranges(fold(params, SMALL), SMALL)
+    chosen = calibrated(SMALL, params, [TOKENS])
+    assert chosen.stream_shift == 0 and any(chosen.longest_inner)
+    wanted = centred(slowly(params, SMALL, TOKENS))
+    found = logits(params, chosen, jnp.asarray(TOKENS))
+    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+    for longest in (0.0, 2.0**13):
+        some = tuple(longest if most else 0.0 for most in chosen.longest_inner)
+        with pytest.raises(InputError, match="can reach .* in block"):
+            check_ranges(fold(params, chosen), replace(chosen, longest_inner=some))
 
 
 # ---- between two parties

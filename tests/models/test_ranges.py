@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import numpy as np
 import pytest
 
 from experiments.claims.logits import build
-from models.calibration import calibrated, mean_squares
-from models.family import bounds_of, check_ranges, logits
+from models.calibration import activations, calibrated
+from models.family import bounds_of, check_ranges, config_from, logits
 from models.files import RANGES_FILE
 from models.gpt2 import GPT2Config, Params, fold, init_params
-from models.hf import load_config, load_model, save_model, save_ranges
+from models.hf import load_config, load_model, load_uncalibrated, save_model, save_ranges
 from models.ranges import Linear, Ranges, largest_score
+from models.split import Split
 from protocols.functions.nonlinear import norm_high
 from spu_llm.core.errors import InputError, RangeError
 from spu_llm.core.values import CLIENT
@@ -121,9 +123,11 @@ def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"norm_low": 0.0}, {"norm_low": 2.0, "norm_high": 1.0}, {"norm_low": 2.0**-20},
-        {"largest_activation": 5000.0}, {"largest_score": float("nan")}, {"stream_shift": -1},
-        {"logit_spread": 1e6}, {"logit_spread": 32.0},
+        {"norm_low": (0.0,)}, {"norm_low": (2.0,), "norm_high": (1.0,)}, {"norm_low": (2.0**-20,)},
+        {"norm_low": (1.0, 1.0)}, {"norm_low": (), "norm_high": ()}, {"longest_inner": (-1.0,)},
+        {"largest_activation": (5000.0,)}, {"largest_score": (9.0, float("nan"))},
+        {"stream_shift": -1}, {"logit_spread": 1e6}, {"logit_spread": 32.0}, {"public_rows": -1},
+        {"largest_score": ()}, {"longest_inner": (1e6,)},
     ],
 )  # fmt: skip
 def test_ranges_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
@@ -136,10 +140,10 @@ def test_ranges_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
 def test_every_range_of_a_norm_that_is_accepted_can_be_built(width: int, octaves: int) -> None:
     high = norm_high(width)
     shape = {"vocab_size": 8, "n_positions": 8, "n_embd": width, "n_layer": 1, "n_head": 1}
-    config = GPT2Config(**shape, norm_low=high * 2.0**-octaves, norm_high=high)  # type: ignore[arg-type]
-    assert config.norm_high == high
+    config = GPT2Config(**shape, norm_low=(high * 2.0**-octaves,), norm_high=(high,))  # type: ignore[arg-type]
+    assert config.norm_range(2)[1] == high
     with pytest.raises(ValueError, match="mean squares"):
-        replace(config, norm_low=high, norm_high=2 * high)
+        replace(config, norm_low=(high,), norm_high=(2 * high,))
 
 
 def test_values_that_attention_cannot_add_up_are_refused() -> None:
@@ -197,7 +201,7 @@ def test_outliers_are_as_large_as_they_should_be() -> None:
 
 
 def calibration_squares(params: Params) -> np.ndarray:
-    return mean_squares(OUTLIERS, fold(params, OUTLIERS), TEXT)
+    return activations(OUTLIERS, fold(params, OUTLIERS), TEXT).squares
 
 
 def secure_logits(simulation: Simulation, config: GPT2Config, params: Params, ids: Any) -> Any:
@@ -223,7 +227,7 @@ def test_a_model_with_outliers_is_right_in_its_own_ranges(own_simulation: Simula
     with pytest.raises(InputError, match="spu-llm calibrate"):
         check_ranges(fold(params, OUTLIERS), OUTLIERS)
     chosen = calibrated(OUTLIERS, params, [TEXT])
-    assert chosen.stream_shift > 0 and chosen.norm_high <= norm_high(64)
+    assert chosen.stream_shift > 0 and max(chosen.norm_high) <= norm_high(64)
     ids = TEXT[:10]
     found, _ = secure_logits(own_simulation, chosen, params, ids)
     exact = np.asarray(logits(params, OUTLIERS, jnp.asarray(ids)))
@@ -277,10 +281,63 @@ def test_a_first_row_that_is_public_need_not_fit() -> None:
     with pytest.raises(InputError, match="octaves"):
         calibrated(OUTLIERS, params, [TEXT])
     chosen = calibrated(OUTLIERS, params, [TEXT, TEXT[::-1]], public=3)
-    assert chosen.public_rows == 1 and chosen.norm_high <= 64
+    assert chosen.public_rows == 1 and max(chosen.norm_high) <= 64
     assert calibrated(OUTLIERS, tiny_params(OUTLIERS, 3), [TEXT], public=3).public_rows == 0
     with pytest.raises(InputError, match="no text comes after what is public"):
         calibrated(OUTLIERS, params, [TEXT[:3]], public=3)
+
+
+def far_bounds() -> Params:
+    """A unit of the first block that a single position sets off, so strong that what weights bound
+    is above what shares hold.
+    """
+    params = jax.tree.map(np.array, tiny_params(OUTLIERS, 3))
+    params["wte"][:, 5] = params["wpe"][:, 5] = 0
+    params["wpe"][AT, 5] = np.linalg.norm(params["wte"], axis=1).mean()
+    for block in params["blocks"]:
+        block["fc"]["weight"] *= 0.1
+        block["out"]["weight"] *= 0.1
+        block["out"]["weight"][:, 5] = block["proj"]["weight"][:, 5] = 0
+    unit = params["blocks"][0]
+    unit["fc"]["weight"][:, 7], unit["fc"]["bias"][7] = 0, -120
+    unit["fc"]["weight"][5, 7], unit["proj"]["weight"][7, :32] = 40, 200
+    return params
+
+
+def test_lengths_that_weights_do_not_bound_are_checked() -> None:
+    """Where they need be: in the one block. A text that leaves them ends the session."""
+    params = far_bounds()
+    chosen = calibrated(OUTLIERS, params, [TEXT[:AT]])
+    first, second = chosen.longest_inner
+    assert first > 0 == second == chosen.stream_shift
+    low, high = min(chosen.norm_low), max(chosen.norm_high)
+    chosen = replace(chosen, norm_low=(low / 4,), norm_high=(high,))  # no norm is to notice first
+    ids = TEXT[: AT + 2]
+    with Simulation() as simulation:
+        found, _ = secure_logits(simulation, chosen, params, ids[:10])
+    exact = np.asarray(logits(params, OUTLIERS, jnp.asarray(ids[:10])))
+    assert np.max(np.abs(found - exact)) < 4e-3 * np.ptp(exact)
+    with Simulation() as simulation:
+        for seen in secure_logits(simulation, chosen, params, ids):
+            assert isinstance(seen, RangeError), seen
+
+
+def test_each_block_keeps_its_ranges() -> None:
+    chosen = calibrated(OUTLIERS, far_bounds(), [TEXT[:AT]])
+    last = chosen.with_blocks([1])
+    assert last.layers == 1 and last.longest_inner == chosen.longest_inner[1:]
+    assert last.norm_low == chosen.norm_low[2:] and len(last.norm_high) == 3
+    assert chosen.with_layers(4).longest_inner == 2 * chosen.longest_inner
+    assert Split(1, 0).held(chosen) == last
+
+
+def test_ranges_are_stated_as_scalars() -> None:
+    chosen = calibrated(OUTLIERS, far_bounds(), [TEXT[:AT]])
+    stated = chosen.asdict()
+    assert isinstance(stated["norm_low"], str) and config_from(stated) == chosen
+    for wrong in ("", "1,", "nan", "x", "1,2,3", "0.5" + ",1" * 4, [1.0], 1.0):
+        with pytest.raises(ValueError):
+            config_from(stated | {"norm_low": wrong})
 
 
 def test_ranges_are_stored_beside_the_weights(tmp_path: Path) -> None:
@@ -295,6 +352,9 @@ def test_ranges_are_stored_beside_the_weights(tmp_path: Path) -> None:
     assert load_config(tmp_path, other) == OUTLIERS == load_model(tmp_path, other)[0]
     with pytest.raises(InputError, match="none.json is missing; spu-llm calibrate"):
         load_config(tmp_path, tmp_path / "none.json")
-    (tmp_path / "ranges.json").write_text('{"norm_low": 1}')
-    with pytest.raises(InputError, match="calibrate again"):
-        load_config(tmp_path)
+    stored = json.loads((tmp_path / RANGES_FILE).read_text())
+    for wrong in ({"norm_low": [1.0]}, stored | {"norm_low": 1.0}, stored | {"norm_low": ["1"]}):
+        (tmp_path / RANGES_FILE).write_text(json.dumps(wrong))
+        with pytest.raises(InputError, match="calibrate again"):
+            load_config(tmp_path)
+        assert load_uncalibrated(tmp_path)[0] == OUTLIERS

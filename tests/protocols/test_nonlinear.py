@@ -21,6 +21,7 @@ from protocols.functions.nonlinear import (
     RECIPROCAL_BITS,
     SILU,
     gelu,
+    longer,
     norm_high,
     reciprocal,
     reciprocal_of_sums,
@@ -341,6 +342,36 @@ def test_rows_too_long_for_64_bits_are_noticed(simulation: Simulation) -> None:
     assert np.all(counts > 0), np.flatnonzero(counts == 0)
 
 
+def test_rows_beside_a_norm_are_checked_in_its_messages(simulation: Simulation) -> None:
+    """As `longer` checks them by itself: rows of 26 times the length and far more, and of one word
+    whose square is 0 mod 2^64.
+    """
+    most, rng = 8.0, np.random.default_rng(4)
+    shapes = rng.normal(size=(12, 48))
+    shapes /= np.linalg.norm(shapes, axis=1, keepdims=True)
+    short = [shapes[0] * 0.99 * most, 0 * shapes[0], np.eye(48)[3] * -0.99 * most]
+    long = [shape * 26 * most * 2.0**i for i, shape in zip(range(0, 36, 3), shapes, strict=True)]
+    long += [np.eye(48)[i] * sign * 2.0**i for i in (8, 14, 30, 44) for sign in (1, -1)]
+    others = np.array([*short, *long], np.float32)[:, None]
+    normal = np.broadcast_to(rng.normal(size=32), (len(others), 1, 32))
+    both = np.concatenate([normal, others], axis=-1).astype(np.float32)
+
+    def beside(v: Any) -> Any:
+        return rms_norm(v[:, :32], v[:, 32:], epsilon=EPSILON, longest=(most,))[1]
+
+    for counts in (
+        _counts(simulation, beside, both),
+        _counts(simulation, lambda rows: longer(rows, longest=most), others),
+        np.array([beside(jnp.asarray(rows)) for rows in both]),
+    ):
+        assert not np.any(counts[: len(short)]) and np.all(counts[len(short) :] > 0), counts
+    sent = [
+        sum(entry.traffic.messages for entry in _secure(simulation, fn, both[0])[1])
+        for fn in (beside, lambda v: rms_norm(v[:, :32], epsilon=EPSILON)[1])
+    ]
+    assert sent[0] == sent[1]
+
+
 def test_scores_as_large_as_their_bound_says(simulation: Simulation) -> None:
     """Up to 2^18, and differences of twice that; one weight or some, of large scores or small."""
     largest = 2.0**18
@@ -413,4 +444,4 @@ def test_scores_that_one_party_hides_weigh_nothing(simulation: Simulation, enoug
 
 def test_a_norm_of_too_wide_a_range_is_refused() -> None:
     with pytest.raises(ValueError, match="words"):
-        nonlinear._norm_lines(256, EPSILON, 1.0, 2.0**-16, 2.0**14)
+        nonlinear.norm_lines(256, EPSILON, 1.0, 2.0**-16, 2.0**14)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protocols.arithmetic.narrow import FRAC_BITS
 from protocols.functions.fits import DEVIATION, FITTED, REACH, error_of, quadratics
 from protocols.functions.lookup import Table, lookup
-from protocols.functions.nonlinear import GELU, NORM_LOW, SILU, _norm_lines, norm_high
+from protocols.functions.nonlinear import GELU, NORM_LOW, SILU, norm_high, norm_lines
 from protocols.functions.piecewise import MAX_ERROR, Lines, Quadratics, lines
 
 STATED = {"gelu": GELU, "silu": SILU}
@@ -106,7 +106,7 @@ def _passes(x: int, function: Lines, less: Sequence[bool]) -> bool:
 
 
 SUMS = lines(lambda x: 1 / x, 0.9, 128.5, FRAC_BITS, 26)  # few bits: several words above
-NORMS = [_norm_lines(d, 1e-5, 1.0, NORM_LOW, norm_high(d))[0] for d in (16, 256, 2048)]
+NORMS = [norm_lines(d, 1e-5, 1.0, NORM_LOW, norm_high(d))[0] for d in (16, 256, 2048)]
 
 
 @given(st.sampled_from([SUMS, *NORMS]), st.data())

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.arithmetic.narrow import FRAC_BITS
-from protocols.arithmetic.projection import GAP, LONGEST, PROJECTIONS, Bound, bound, project
+from protocols.arithmetic.projection import (
+    GAP,
+    LONGEST,
+    PROJECTIONS,
+    Bound,
+    bound,
+    least_bits,
+    project,
+)
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import Arith
 from spu_llm.testing import Case, OpContract
@@ -42,24 +50,30 @@ def passing(x: np.ndarray, limit: Bound) -> np.ndarray:
     return np.sum((units >= -limit.units) & (units <= limit.units), axis=1)
 
 
-@pytest.mark.parametrize("width", [8, 64, 256, 768, 4096])
-def test_rows_as_long_as_they_may_be_pass(width: int) -> None:
+WIDTHS = [
+    *((width, LONGEST) for width in (8, 64, 256, 768, 4096)),
+    (24, 4.0), (1536, 512.0), (768, 2.0**13),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "longest"), WIDTHS)
+def test_rows_as_long_as_they_may_be_pass(width: int, longest: float) -> None:
     """Rows of one large entry, of equal ones, and random ones. One in 2^40 may fail."""
-    limit = bound(width, BITS)
+    limit = bound(width, max(BITS, least_bits(width, longest)), longest)
     rng = np.random.default_rng(0)
     x = np.concatenate([np.eye(width)[:2], np.ones((2, width)), rng.normal(size=(200, width))])
-    x *= LONGEST / np.linalg.norm(x, axis=1, keepdims=True)
+    x *= longest / np.linalg.norm(x, axis=1, keepdims=True)
     words = np.trunc(x * 2.0**FRAC_BITS).astype(np.int64)
     units = units_of(words, limit)
     assert np.all((units >= -limit.units + 1) & (units < limit.units - 1))
 
 
-@pytest.mark.parametrize("width", [8, 64, 256, 768, 4096])
-def test_rows_that_are_too_long_fail(width: int) -> None:
+@pytest.mark.parametrize(("width", "longest"), WIDTHS)
+def test_rows_that_are_too_long_fail(width: int, longest: float) -> None:
     """By as little as GAP, or however far: each projection with one half at least. 400 rows of a
     kind, so that a share of passing projections above 0.55 has a probability below 2^-100.
     """
-    limit, rng = bound(width, BITS), np.random.default_rng(1)
+    limit, rng = bound(width, least_bits(width, longest), longest), np.random.default_rng(1)
     shapes = [
         np.eye(width)[rng.integers(0, width, 400)],
         np.sign(rng.normal(size=(400, width))),
@@ -70,7 +84,7 @@ def test_rows_that_are_too_long_fail(width: int) -> None:
         norms = np.maximum(np.linalg.norm(shape, axis=1, keepdims=True), 1e-9)
         shape = shape[norms[:, 0] > 0.1] / norms[norms[:, 0] > 0.1]
         for factor in (1.02, 3.0, 2.0**10, 2.0**20):
-            size = min(GAP * LONGEST * factor * 2.0**FRAC_BITS, 2.0**62)
+            size = min(GAP * longest * factor * 2.0**FRAC_BITS, 2.0**62)
             x = (shape * size).astype(np.int64)
             share = np.mean(passing(x, limit)) / PROJECTIONS
             assert share < 0.55, (factor, share)

@@ -89,11 +89,7 @@ class Layout:
         """The shape of what the provider holds, and of the cache: with the middle's blocks alone
         where the model is split.
         """
-        config = self.config
-        held: ModelConfig = config
-        if self.split is not None:
-            held = config.with_layers(self.split.middle(config))
-        return held
+        return self.config if self.split is None else self.split.held(self.config)
 
     def rows_in(self, count: int) -> jax.ShapeDtypeStruct:
         """What the client puts in for `count` rows of every lane: tokens, int32 [lane, count], or
@@ -236,7 +232,7 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
         """Rows [L n, d], the cache, and what left its range (`models.family.Family`)."""
         if layout.split is not None:
             x = given.reshape(-1, config.width)
-            return family.through(weights, config, x, at, cache)
+            return family.through(weights, layout.held, x, at, cache)
         x = embed(weights, given, at.positions, before, at.hidden)
         at = at._replace(positions=moved(at.positions, layout.prefix))
         return family.forward(weights, config, x, at, cache, before, layout.scale)
@@ -403,5 +399,5 @@ def _folded(params: Params, config: ModelConfig, split: Split | None) -> Any:
         check_ranges(weights, config)
         return weights
     middle = split.parts(weights)[1]
-    check_middle(middle, config)
+    check_middle(middle, config, split)
     return middle

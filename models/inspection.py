@@ -1,0 +1,168 @@
+"""What ranges a model has, site by site: what weights bound, what texts showed, what was chosen,
+and what it costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from models.calibration import Seen, activations, together
+from models.family import ModelConfig, Params, bounds_of, family_of
+from models.ranges import LARGEST_LINEAR, Bounds, of_site
+from protocols.arithmetic.projection import GAP, PROJECTIONS, least_bits
+from protocols.bits.compare import sign_cost
+from protocols.functions.nonlinear import (
+    GELU,
+    SILU,
+    activation_bits,
+    norm_high,
+    norm_lines,
+    score_bits,
+)
+
+CHECKED, PROVED = "checked", "proved"
+_SOFTMAX_ERROR = 4e-4  # relative (`protocols.functions.nonlinear`)
+_FUNCTIONS = {"gelu": GELU[6], "silu": SILU[8]}
+
+
+@dataclass(frozen=True)
+class Site:
+    """bound: by weights, for every input; None where they bound nothing. seen: least and largest
+    of the texts. low, high: the range. held: by what, "checked" while the model runs, or "proved"
+    by weights. head_room: between the range and what was seen, or else what weights bound, as a
+    factor. error: of the function on shares. comparisons, bits: of one row; bytes: that these send,
+    of both parties.
+    """
+
+    block: int | None  # None: behind the last
+    name: str
+    bound: float | None
+    seen: tuple[float, float] | None
+    low: float
+    high: float
+    held: str
+    head_room: float | None
+    error: str
+    comparisons: int
+    bits: int
+
+    @property
+    def bytes(self) -> int:
+        cost = sign_cost(self.comparisons, self.bits)
+        return cost.client_to_provider + cost.provider_to_client
+
+
+def sites(
+    config: ModelConfig, params: Params, texts: Sequence[np.ndarray], public: int
+) -> Iterator[Site]:
+    """All sites of a model, in order. Texts as in `models.calibration.calibrated`, or none.
+    InputError for weights that are no numbers.
+    """
+    weights = family_of(config).fold(params, config)
+    found = bounds_of(weights, config)
+    seen = [activations(config, weights, ids) for ids in texts]
+    rows = together([Seen(*(part[:, public:] for part in s)) for s in seen]) if seen else None
+    for i, bounds in enumerate(found.blocks):
+        yield _norm(config, i, 2 * i, "norm of attention", rows)
+        yield _scores(config, i, bounds)
+        yield _norm(config, i, 2 * i + 1, "norm of feed-forward", rows)
+        yield _inputs(config, i, bounds, weights["blocks"][i])
+        yield _inner(config, i, bounds, _last(weights["blocks"][i]).shape[0], rows)
+    yield _norm(config, None, 2 * config.layers, "last norm", rows)
+    spread = config.logit_spread
+    yield Site(
+        None, "spread of logits", found.spread, None, 0.0, spread, PROVED, spread / found.spread,
+        "-", 0, 0,
+    )  # fmt: skip
+
+
+def _norm(config: ModelConfig, block: int | None, site: int, name: str, rows: Seen | None) -> Site:
+    low, high = config.norm_range(site)
+    high = min(high, norm_high(config.width))
+    lines, _ = norm_lines(config.width, config.norm_epsilon, 1.0, low, high)
+    seen, room = None, None
+    if rows is not None:
+        seen = float(rows.squares[site].min()), float(rows.squares[site].max())
+        room = math.sqrt(min(high / seen[1], seen[0] / low))
+    return Site(
+        block, name, None, seen, low, high, CHECKED, room, f"{lines.error:.1e} of it",
+        len(lines.thresholds) + 2 * len(lines.above) + 2 * PROJECTIONS, lines.bits,
+    )  # fmt: skip
+
+
+def _scores(config: ModelConfig, block: int, found: Bounds) -> Site:
+    largest = of_site(config.largest_score, block)
+    heads = config.kv_heads * config.query_groups
+    return Site(
+        block, "scores, of a row before it", found.score, None, -largest, largest, PROVED,
+        largest / found.score, f"{_SOFTMAX_ERROR:.0e} of it", heads, score_bits(largest),
+    )  # fmt: skip
+
+
+def _inputs(config: ModelConfig, block: int, found: Bounds, weights: Any) -> Site:
+    largest = of_site(config.largest_activation, block)
+    function = _FUNCTIONS["silu" if "gate_up" in weights else "gelu"]
+    width = _last(weights).shape[0]
+    return Site(
+        block, "feed-forward inputs", found.activation, None, -largest, largest, PROVED,
+        largest / found.activation, f"{function.error:.1e}", len(function.thresholds) * width,
+        activation_bits(largest),
+    )  # fmt: skip
+
+
+def _last(block: Params) -> Any:
+    """The last matrix of a folded block."""
+    return block["down" if "down" in block else "proj"]["weight"]
+
+
+def _inner(
+    config: ModelConfig, block: int, found: Bounds, width: int, rows: Seen | None
+) -> Site:
+    """Rows that go into the last matrix; where they are checked, what passes fits the matrix."""
+    longest = of_site(config.longest_inner, block)
+    bound = found.inner / found.per_length
+    seen = None
+    if rows is not None:
+        seen = float(rows.inner[block].min()), float(rows.inner[block].max())
+    if not longest:
+        most = LARGEST_LINEAR / found.per_length
+        return Site(
+            block, "rows of gates", bound, seen, 0.0, most, PROVED, most / bound, "-", 0, 0
+        )  # fmt: skip
+    assert GAP * longest * found.per_length < LARGEST_LINEAR, "ranges were checked"
+    return Site(
+        block, "rows of gates", bound, seen, 0.0, longest, CHECKED,
+        None if seen is None else longest / seen[1], "-", 2 * PROJECTIONS,
+        least_bits(width, longest),
+    )  # fmt: skip
+
+
+def table(found: Sequence[Site]) -> str:
+    """The sites as text, a line each."""
+    lines = [_HEAD]
+    for site in found:
+        seen = "-" if site.seen is None else f"{site.seen[0]:.3g} to {site.seen[1]:.3g}"
+        lines.append((
+            "-" if site.block is None else str(site.block), site.name,
+            "-" if site.bound is None else f"{site.bound:.3g}", seen,
+            f"{site.low:.3g} to {site.high:.3g}", site.held,
+            "-" if site.head_room is None else f"{site.head_room:.2g}", site.error,
+            f"{site.comparisons} of {site.bits} bits" if site.comparisons else "-",
+            f"{site.bytes:,}" if site.comparisons else "-",
+        ))  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+_HEAD = (
+    "block", "site", "weights bound", "text showed", "range", "held by", "head-room", "error",
+    "comparisons of a row", "their bytes",
+)  # fmt: skip

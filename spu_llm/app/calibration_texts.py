@@ -1,0 +1,112 @@
+"""The texts that ranges are chosen on: a text in parts, or chats by the model's template."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spu_llm.core.errors import InputError
+from spu_llm.core.json_values import names_once
+from spu_llm.core.text_files import read_text
+
+if TYPE_CHECKING:
+    from models.chat import Message
+
+MAX_TEXTS = 64
+PART = 1024  # tokens of a text, at most, that are run at a time
+_ROLES = ("system", "user", "assistant")
+
+
+def add_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """`texts_of` reads them."""
+    given = parser.add_mutually_exclusive_group(required=required)
+    given.add_argument("--text", type=Path, metavar="FILE",
+                       help=f"UTF-8; the first {MAX_TEXTS} parts of {PART} tokens of it are used, "
+                       "or of the model's context")  # fmt: skip
+    given.add_argument("--chats", type=Path, metavar="FILE",
+                       help='a JSON object with "messages" a line, each with "role" and "content"; '
+                       f"the first {MAX_TEXTS} are put through the model's chat template"
+                       )  # fmt: skip
+    parser.add_argument("--public-prefix", default="", metavar="TEXT",
+                        help="with --text: what every text will begin with, as in generate: ranges "
+                        "need not hold for it (default: what the tokenizer puts before any text; "
+                        "with --chats: what the template puts before the first message)"
+                        )  # fmt: skip
+
+
+def texts_of(options: argparse.Namespace, context: int) -> tuple[list[np.ndarray], int]:
+    """Token ids of each text, for a model of so many positions, and how many of the first are
+    public in all of them. InputError for files that cannot be used.
+    """
+    if options.chats is not None:
+        if options.public_prefix:
+            raise InputError("--public-prefix is of --text; leave it out with --chats")
+        parts = list(_chats(options.chats, options.model))
+    else:
+        parts = list(_parts(options, context))
+    public = min(len(head) for head, _ in parts)
+    return [np.array([*head, *rest][:context]) for head, rest in parts], public
+
+
+Part = tuple[list[int], list[int]]  # what is public, and what comes after it
+
+
+def _parts(options: argparse.Namespace, context: int) -> Iterator[Part]:
+    from models.tokenizer import Tokenizer
+    from spu_llm.app.completing import encoded
+
+    text = read_text(options.text, "--text")
+    if not text:
+        raise InputError(f"{options.text} is empty; give text like the prompts to come")
+    public, ids = encoded(options.public_prefix, text, Tokenizer.load(options.model))
+    if (size := min(context - len(public), PART)) < 1:
+        raise InputError(
+            f"--public-prefix has {len(public)} tokens, but the model's context is {context}; "
+            "shorten it"
+        )
+    for at in range(0, min(len(ids), size * MAX_TEXTS), size):
+        yield public, ids[at : at + size]
+
+
+def _chats(path: Path, directory: Path) -> Iterator[Part]:
+    from models.chat import Template, cut
+    from models.tokenizer import Tokenizer
+    from spu_llm.service.rendering import render_apart
+
+    template, tokenizer = Template.load(directory), Tokenizer.load(directory)
+    render = functools.partial(render_apart, template)
+    lines = [line for line in read_text(path, "--chats").split("\n") if line][:MAX_TEXTS]
+    if not lines:
+        raise InputError(f"{path}, of --chats, is empty")
+    for number, line in enumerate(lines, 1):
+        head, rest = cut(render, _messages(line, f"line {number} of {path}"))
+        yield tokenizer.encode(head, goes_on=True), tokenizer.encode(rest, goes_on=True)
+
+
+def _messages(line: str, where: str) -> list[Message]:
+    from models.chat import Message
+
+    try:
+        found: Any = json.loads(line, object_pairs_hook=names_once)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not valid JSON ({error})") from None
+    given = found.get("messages") if isinstance(found, dict) else None
+    if not isinstance(given, list) or not given or not all(map(_is_message, given)):
+        raise InputError(
+            f'{where} has no "messages", each with "content" and a "role": {", ".join(_ROLES)}'
+        )
+    return [Message(one["role"], one["content"]) for one in given]
+
+
+def _is_message(given: Any) -> bool:
+    return (
+        isinstance(given, dict)
+        and given.get("role") in _ROLES
+        and isinstance(given.get("content"), str)
+    )
