@@ -140,7 +140,7 @@ def test_every_answer_is_what_the_whole_text_gives(tokenizer: Tokenizer, drafts:
 
 
 def test_two_parties_converse_as_in_plaintext(
-    tokenizer: Tokenizer, simulation: Simulation
+    tokenizer: Tokenizer, own_simulation: Simulation
 ) -> None:
     """A block that grows; the provider learns turns' rows, and when answers end."""
     request, later = asked(2, new=3), LATER
@@ -157,7 +157,7 @@ def test_two_parties_converse_as_in_plaintext(
         )
         return reports, [o for o in session.ledger.openings if o.learner == "provider"]
 
-    (reports, _), (provider_reports, openings) = simulation.run(program)
+    (reports, _), (provider_reports, openings) = own_simulation.run(program)
     assert answers == plain
     assert [r.steps for r in reports] == [r.steps for r in provider_reports]
     assert [r.emitted for r in provider_reports] == [[]] * 3
