@@ -125,7 +125,9 @@ def measure(
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """A row for each kind of prompt, drafter and temperature; the spread is over prompts."""
+    """A row for each kind of prompt, drafter and temperature; the spread is over prompts, without
+    texts that were over with their first token.
+    """
     cells = []
     for kind, way, temperature in dict.fromkeys(
         (run["kind"], run["way"], run["temperature"]) for run in runs
@@ -134,7 +136,7 @@ def table(runs: list[dict[str, Any]]) -> str:
             run for run in runs
             if (run["kind"], run["way"], run["temperature"]) == (kind, way, temperature)
         ]  # fmt: skip
-        each = [(run["tokens"] - 1) / max(1, run["steps"]) for run in same]
+        each = [(run["tokens"] - 1) / run["steps"] for run in same if run["steps"]]
         drafted = sum(run["drafted"] for run in same)
         stay = sum(run["accepted"] for run in same) / max(1, drafted)
         cells.append([
