@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,10 @@ from spu_llm.core.json_values import shown
 
 MOST_CHARACTERS = 1 << 20  # of a template, and of what it renders
 
-# In place of words that are secret, to find where the first of them stands.
-_MARK = "\N{LEFT SQUARE BRACKET WITH QUILL}secret\N{RIGHT SQUARE BRACKET WITH QUILL}"
+# In place of a message's secret words, to find where they stand.
+_MARK = "\N{LEFT SQUARE BRACKET WITH QUILL}secret %d\N{RIGHT SQUARE BRACKET WITH QUILL}"
+# Ends what an answer says before it answers, which templates leave out of later turns.
+_THOUGHT = "</think>"
 
 
 @dataclass(frozen=True)
@@ -101,12 +104,34 @@ class Template:
 
 def cut(render: Render, messages: Sequence[Message]) -> tuple[str, str]:
     """Return the rendered chat as its public head, which the template and the roles alone say, and
-    the rest, which begins with the first word of `messages`, all of them secret. The head is empty
-    where it follows from their words.
+    the rest, which begins with the first word of `messages`, all of them secret.
+
+    The provider wrote the template and learns the length of the rest. So InputError unless that is
+    what the template adds by the roles and, between, the words as they are; blanks at their ends
+    and an answer's thoughts may be left out.
     """
-    head = render([Message(m.role, _MARK) for m in messages]).partition(_MARK)[0]
-    whole = render(messages)
-    return (head, whole[len(head) :]) if whole.startswith(head) else ("", whole)
+    marks = [_MARK % number for number in range(len(messages))]
+    marked = render([Message(m.role, mark) for m, mark in zip(messages, marks, strict=True)])
+    parts = re.split(f"({'|'.join(marks)})", marked)
+    written = {mark: _written(m) for m, mark in zip(messages, marks, strict=True)}
+    whole, ends = render(messages), {0}
+    for part in parts:
+        forms = written.get(part, {part})
+        ends = {end + len(form) for end in ends for form in forms if whole.startswith(form, end)}
+    if len(whole) not in ends:
+        raise InputError(
+            "the model's chat template does more with these words than write them, so what it adds "
+            "would tell the provider of them; try again, or complete text with generate"
+        )
+    return parts[0], whole[len(parts[0]) :]
+
+
+def _written(message: Message) -> set[str]:
+    """Return how a template may write a message's words."""
+    forms = {message.content}
+    if message.role == "assistant":
+        forms.add(message.content.rpartition(_THOUGHT)[2])
+    return {kept for form in forms for kept in (form, form.strip(), form.lstrip(), form.rstrip())}
 
 
 def going_on(before: str, answer: str, after: str) -> str | None:

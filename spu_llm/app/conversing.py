@@ -39,7 +39,10 @@ def tokens_of(kept: KeptFormat, messages: Sequence[Message]) -> tuple[list[int],
     """Return the tokens of a chat's public head, and of what goes on shares. InputError for a model
     that has no chats, and for texts that cannot be used.
     """
-    head, rest = cut(_render(kept), messages)
+    return _encoded(kept, *cut(_render(kept), messages))
+
+
+def _encoded(kept: KeptFormat, head: str, rest: str) -> tuple[list[int], list[int]]:
     encode = kept.text.tokenizer.encode
     return encode(head, goes_on=True) if head else [], encode(rest, goes_on=True)
 
@@ -176,8 +179,9 @@ class _Chat:
     def _session(self, server: Server, pool: Path | None) -> None:
         """Answer the last turn, and those after it while they go on from there."""
         self._answers = 0
-        prefix, prompt = tokens_of(self._kept, self._messages)
-        self._rendered = self._render(self._messages)
+        head, rest = cut(self._render, self._messages)
+        self._rendered = head + rest
+        prefix, prompt = _encoded(self._kept, head, rest)
         options = self._options
         request = ChatRequest(
             len(prompt), options.max_new_tokens, options.draft_length,
@@ -221,7 +225,7 @@ class _Chat:
         if said is None:
             return self._say(end=True)
         self._messages.append(Message("user", said))
-        after = self._render(self._messages)
+        after = "".join(cut(self._render, self._messages))
         added = going_on(self._rendered, event["text"], after)
         if added is None:  # the template writes the past in another way: it is prefilled again
             return self._say(end=True)

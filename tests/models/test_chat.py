@@ -51,11 +51,53 @@ def test_the_head_is_public_up_to_the_first_word_of_the_client() -> None:
     assert head == "<|im_start|>system\n" and rest.startswith("My secret<|im_end|>")
 
 
-def test_a_head_that_follows_from_secret_words_is_none() -> None:
-    source = "{% if 'Hello' in messages[0]['content'] %}greeting {% endif %}>"
-    render = Template(source + "{{ messages[0]['content'] }}").render
-    assert cut(render, [HELLO]) == ("", "greeting >Hello, é")
-    assert cut(render, [Message("user", "Bye")]) == (">", "Bye")
+ONE, TWO = "{{ messages[0]['content']", "{{ messages[1]['content']"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if 'Hello' in messages[0]['content'] %}greeting {% endif %}" + ONE + "}}",
+        ONE + "}}{{ ' x' * messages[0]['content'] | length }}",
+        ONE + " | length }}",
+        ONE + " | upper }}",
+        ONE + "[1:] }}",
+        ONE + " | replace('H', 'hh') }}",
+        ONE + " | list | join(' ') }}",
+        "{% if 'secret' not in messages[0]['content'] %}a{% endif %}" + ONE + "}}",
+        ONE + "}}" + TWO + "[:3] }}",
+        "{% for m in messages | sort(attribute='content') %}{{ m['content'] }}{% endfor %}",
+    ],
+)  # fmt: skip
+def test_a_template_may_only_write_secret_words(source: str) -> None:
+    """Else the length of the prompt, or what is public of it, tells of them what it likes."""
+    with pytest.raises(InputError, match="does more with these words than write them"):
+        cut(Template(source).render, [HELLO, Message("assistant", "By all means")])
+
+
+@pytest.mark.parametrize(
+    ("source", "head", "rest"),
+    [
+        (">" + TWO + "}}|" + ONE + "}}|" + ONE + "}}", ">", " So</think>\nHi | Bye | Bye "),
+        (">" + ONE + " | trim }}|{{ (messages[1]['content'] ~ ' ') | trim }}", ">",
+         "Bye|So</think>\nHi"),
+        (ONE + "}}" + TWO + ".split('</think>')[-1].lstrip('\n') }}<", "", " Bye Hi <"),
+    ],
+)  # fmt: skip
+def test_templates_order_trim_and_leave_thoughts_out(source: str, head: str, rest: str) -> None:
+    messages = [Message("user", " Bye "), Message("assistant", " So</think>\nHi ")]
+    assert cut(Template(source).render, messages) == (head, rest)
+
+
+def test_a_template_that_writes_two_messages_into_one_turn() -> None:
+    """As LLaMA 2's: what it trims is both together."""
+    source = (
+        "{{ '[INST] ' + ('<<SYS>>\n' + messages[0]['content'] + '\n<</SYS>>\n\n' + "
+        "messages[1]['content']).strip() + ' [/INST]' }}"
+    )
+    messages = [Message("system", " Be brief \n"), Message("user", " Hello \n")]
+    expected = "[INST] <<SYS>>\n", " Be brief \n\n<</SYS>>\n\n Hello [/INST]"
+    assert cut(Template(source).render, messages) == expected
 
 
 def test_a_later_turn_adds_to_what_is_there() -> None:
