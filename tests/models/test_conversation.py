@@ -23,6 +23,7 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding import request as requests
+from spu_llm.systems.decoding.cadence import Cadence
 from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.conversation import Room, Turns, converse
@@ -137,6 +138,33 @@ def test_every_answer_is_what_the_whole_text_gives(tokenizer: Tokenizer, drafts:
         answers, whole = in_plaintext(ending, asked(drafts), LATER)
         assert answers == expected and whole == text, eos
     assert {0, 2, 5} <= lengths
+
+
+def test_what_a_turn_brings_is_read_before_it_is_announced(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step then takes the drafter as long after a long turn: as many passes as drafts."""
+    passes, of_steps = [0], []
+    read = Drafter.logits
+
+    def counted(self: Drafter, tokens: list[int]) -> np.ndarray:
+        step = self._step
+
+        def one(*args: Any) -> Any:
+            passes[0] += 1
+            return step(*args)
+
+        monkeypatch.setattr(self, "_step", one)
+        try:
+            return read(self, tokens)
+        finally:
+            monkeypatch.setattr(self, "_step", step)
+
+    monkeypatch.setattr(Drafter, "logits", counted)
+    monkeypatch.setattr(Cadence, "begin", lambda self: passes.__setitem__(0, 0))
+    monkeypatch.setattr(Cadence, "wait", lambda self: of_steps.append(passes[0]))
+    in_plaintext(tokenizer, asked(3), [[60] * 20, [70] * 9])
+    assert {*of_steps} == {0, 3}, of_steps  # none at the end of an answer
 
 
 def test_two_parties_converse_as_in_plaintext(

@@ -123,6 +123,13 @@ class ClientSide:
         """This side of what follows when `tokens` come after its text."""
         return replace(self, prompt=[*self.prompt, *self.tokens, *tokens])
 
+    def follow(self) -> None:
+        """Have the drafter read the text so far, outside of a step: how much it has not read yet
+        depends on how many drafts stayed, and so does its time.
+        """
+        if self.drafter is not None:
+            self.drafter.logits(self._text)
+
     def uncached(self, steps: int, hidden: bool) -> int:
         """Return how many of the text's last tokens are to go into the next turn's forward, after
         an answer of so many steps. Where the provider may not know which drafts stay, the last

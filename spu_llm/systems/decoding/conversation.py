@@ -73,6 +73,7 @@ class Turns:
         if rows >= room:
             return [_END]
         self.side = self.side.next_turn(tokens)
+        self.side.follow()
         return [rows]
 
 
