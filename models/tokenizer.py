@@ -10,12 +10,13 @@ Uses the `tokenizers` library directly: importing `transformers` would add secon
 from __future__ import annotations
 
 import codecs
+import contextlib
 import functools
 import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from models.files import (
     TOKENIZER_FILE,
     read_json,
 )
+from models.tokenizer_growth import check_growth
 from models.vocabulary import added_tokens, numbered_tokens
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
@@ -107,10 +109,8 @@ class Tokenizer:
         first token, nothing of GPT-2's) unless it `goes_on` after another one; what it may put
         after one would end the text that goes on. InputError when it has no tokens for it.
         """
-        try:
+        with _library_errors("the tokenizer cannot read the text (%s)"):
             found = self._bpe.encode(text, add_special_tokens=not goes_on)
-        except Exception as error:  # the library raises plain Exception
-            raise InputError(f"the tokenizer cannot read the text ({_one_line(error)})") from None
         of_text = [i for i, added in enumerate(found.special_tokens_mask) if not added]
         return list(found.ids[: of_text[-1] + 1] if of_text else found.ids)
 
@@ -155,17 +155,14 @@ def _library(path: Path, content: dict[str, Any], tokens: dict[str, int]) -> tok
     """
     if not _is_whole(content.get("post_processor")):
         raise InputError(f"{path} adds tokens to a text that it does not have; copy it again")
-    try:
+    check_growth(path, content)
+    with _library_errors(f"{path} is not a valid tokenizer (%s); copy it again"):
         bpe = tokenizers.Tokenizer.from_str(json.dumps(content))
         bpe.no_truncation()
         bpe.no_padding()
         bpe.model.dropout = None
         numbers = bpe.get_vocab()
         around = bpe.encode("a").ids
-    except Exception as error:  # the library raises plain Exception
-        raise InputError(
-            f"{path} is not a valid tokenizer ({_one_line(error)}); copy it again"
-        ) from None
     if numbers != tokens:
         name = min(numbers.items() ^ tokens.items())[0]
         raise InputError(
@@ -203,8 +200,21 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+@contextlib.contextmanager
+def _library_errors(words: str) -> Iterator[None]:
+    """InputError with `words`, which have a place for what the library says, when it fails. It
+    raises plain Exception, and where its Rust code gives up (an expression that takes too long)
+    what is no Exception at all.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        said = " ".join(str(error).split())
+    else:
+        return
+    raise InputError(words.replace("%s", said))
 
 
 def _decoders(path: Path, content: Any) -> list[str]:
