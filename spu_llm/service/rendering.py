@@ -53,21 +53,32 @@ def _read(written: bytes) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
+def _import_all() -> None:
+    """What rendering imports, while there are files: some of it only where a template asks."""
+    import pprint  # noqa: F401
+    import textwrap  # noqa: F401
+
+    import jinja2.constants
+    import jinja2.debug  # noqa: F401
+
+    Template("{{ '\\n' }}").render([])
+
+
 def main() -> None:
     """Render the chat on standard input; what came of it goes to standard output, as JSON."""
-    import jinja2.ext
-    import jinja2.sandbox  # noqa: F401 - before there are no files
-
+    _import_all()
     given = json.loads(sys.stdin.buffer.read())
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     drop_rights()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (int(RENDER_S), int(RENDER_S)))
     confine_files([], [])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # nor sockets, which these calls include
     confine_calls()
     messages = [Message(**fields) for fields in given["messages"]]
     try:
         said = {"text": Template(**given["template"]).render(messages)}
     except InputError as refused:
         said = {"refused": str(refused)}
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
+    with out:
         out.write(json.dumps(said))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -170,14 +171,28 @@ def test_a_template_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     assert time.monotonic() - began < 30
 
 
-def test_a_template_sees_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("way", "refusal"),
+    [
+        ("open('/etc/hostname').read()", "Too many open files"),
+        ("str(__import__('socket').create_connection(('127.0.0.1', {port}), 9))",
+         "Too many open files"),
+        ("str((__import__('os').close(0), __import__('socket').socket()))", "Too many open files"),
+        ("str(__import__('os').mkdir('{folder}/made'))", "PermissionError"),
+        ("str(__import__('os').fork())", "PermissionError"),
+    ],
+)  # fmt: skip
+def test_a_template_has_no_way_out(tmp_path: Path, way: str, refusal: str) -> None:
     """Even if it got out of the sandbox: here it is let out."""
-    escape = (
-        "import models.chat; models.chat.Template.render = lambda self, messages: "
-        "open('/etc/hostname').read(); import spu_llm.service.rendering as r; r.main()"
-    )
-    given = json.dumps({"template": {"source": ""}, "messages": []})
-    done = subprocess.run(
-        [sys.executable, "-c", escape], input=given, capture_output=True, text=True, timeout=60
-    )
-    assert "PermissionError" in done.stderr and not done.stdout
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        out = way.format(port=listener.getsockname()[1], folder=tmp_path)
+        escape = (
+            "import models.chat, socket; models.chat.Template.render = lambda self, messages: "
+            f"messages and {out}; import spu_llm.service.rendering as r; r.main()"
+        )
+        messages = [{"role": "user", "content": "Hello"}]
+        given = json.dumps({"template": {"source": ""}, "messages": messages})
+        done = subprocess.run(
+            [sys.executable, "-c", escape], input=given, capture_output=True, text=True, timeout=60
+        )
+    assert refusal in done.stderr and not done.stdout
