@@ -14,7 +14,6 @@ import resource
 import stat
 import struct
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -60,9 +59,9 @@ def confine_files(
     reads: Iterable[Path], writes: Iterable[Path], lists: Iterable[Path] = ()
 ) -> bool:
     """Let this thread read nothing but the system, Python, and what lies below `reads` and
-    `writes`, change nothing but what lies below `writes` and in its directory for temporary files,
-    and run no program; of `lists` it sees what files there are. Return whether that was done:
-    False, with nothing changed, where the kernel does not have this.
+    `writes`, change nothing but what lies below `writes`, and run no program; of `lists` it sees
+    what files there are. Return whether that was done: False, with nothing changed, where the
+    kernel does not have this.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_CREATE, None, ctypes.c_size_t(0), 1)
@@ -83,7 +82,7 @@ def confine_files(
         python |= set(map(Path, _own_packages()))
         for path in python.union(reads):
             _allow(libc, rules, path, read)
-        for path in (Path(tempfile.gettempdir()), *writes):
+        for path in writes:
             _allow(libc, rules, path, read | change)
         for path in lists:
             _allow(libc, rules, path, _READ_DIR)

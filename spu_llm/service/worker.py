@@ -16,6 +16,7 @@ import queue
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -163,7 +164,8 @@ def main() -> None:
     settle()
     start = Start.of(sys.argv[1])
     if start.confined:
-        confine_files(*(map(Path, paths) for paths in (start.reads, start.writes, start.lists)))
+        writes = *start.writes, tempfile.gettempdir()
+        confine_files(*(map(Path, paths) for paths in (start.reads, writes, start.lists)))
     events = Events()
     preload(start.program)
     with socket.socket(fileno=start.channel) as channel:
