@@ -30,7 +30,8 @@ def add_command(commands: Any) -> None:
     add_ranges(chat)
     add_prompt(chat, None, "one turn, after which it ends; ")
     chat.add_argument("--system", metavar="TEXT",
-                      help="what the model is told before your first turn, in place of its own")
+                      help="what the model is told before your first turn, in place of its own; "
+                      "secret, but ps shows it unless it is in the file of --config")  # fmt: skip
     chat.add_argument("--max-new-tokens", type=int, default=256, metavar="N",
                       help="of an answer (default: %(default)s)")  # fmt: skip
     chat.add_argument("--temperature", type=float, default=0.7, metavar="T",
