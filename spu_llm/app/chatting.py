@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from spu_llm.app.defaults import DRAFT_LENGTH
+from spu_llm.app import drafting
 from spu_llm.app.options import (
     add_folder,
     add_hint_cache,
@@ -36,12 +36,7 @@ def add_command(commands: Any) -> None:
                       help="of an answer (default: %(default)s)")  # fmt: skip
     chat.add_argument("--temperature", type=float, default=0.7, metavar="T",
                       help="0 is greedy (default: %(default)s)")  # fmt: skip
-    chat.add_argument("--draft-length", type=int, default=DRAFT_LENGTH, metavar="G",
-                      help="drafts per secure step, 1 to 16 (default: %(default)s)")  # fmt: skip
-    chat.add_argument("--standard", action="store_true", help="no drafting: one token a step")
-    add_folder(chat, "--draft-model", "public model that drafts, beside what stood in the text "
-               "before; of the provider's tokenizer (default: the shipped one, if it has that)"
-               )  # fmt: skip
+    drafting.add_options(chat)
     chat.add_argument("--seed", type=int, metavar="S", help="fix sampling")
     chat.add_argument("--json", type=Path, metavar="FILE",
                       help="with --prompt: write the result as JSON")  # fmt: skip

@@ -17,8 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spu_llm.app import config, marking, serving
-from spu_llm.app.defaults import DRAFT_LENGTH, PROMPT
+from spu_llm.app import config, drafting, marking, serving
+from spu_llm.app.defaults import PROMPT
 from spu_llm.app.options import (
     add_folder,
     add_hint_cache,
@@ -30,7 +30,6 @@ from spu_llm.app.options import (
     add_stop,
     megabytes,
     record,
-    settle_draft_length,
 )
 from spu_llm.app.output import check_output, unforeseen, write_json
 from spu_llm.app.printing import guard, say, show, show_table, tell_traceback
@@ -225,9 +224,7 @@ def _client_options(parser: argparse.ArgumentParser) -> None:
 
 def _request_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=32, metavar="N")
-    parser.add_argument("--draft-length", type=int, default=DRAFT_LENGTH, metavar="G",
-                        help="drafts per secure step, 1 to 16 (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--standard", action="store_true", help="no drafting: one token a step")
+    drafting.add_options(parser)
     parser.add_argument("--temperature", type=float, default=0.7, metavar="T",
                         help="0 is greedy (default: %(default)s)")  # fmt: skip
     parser.add_argument("--verify", default="token", metavar="VARIANT",
@@ -244,12 +241,6 @@ def _request_options(parser: argparse.ArgumentParser) -> None:
                         help="text before the prompt that the provider may know; it costs no "
                         "secure prefill")  # fmt: skip
     marking.add_candidates(parser)
-    add_folder(parser, "--draft-model", "public model directory, of the provider's tokenizer "
-               "(default: the shipped one, if it has that)")  # fmt: skip
-    parser.add_argument("--drafts", choices=("model", "ngram", "both"),
-                        help="by the draft model, by what followed in the text where its last "
-                        "tokens stood before, or by this where it is sure and else by the model "
-                        "(default: both; ngram where there is no draft model)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
 
 
@@ -257,19 +248,18 @@ def _complete(options: argparse.Namespace) -> None:
     """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
     from spu_llm.app.completing import GenerateOptions, encoded, generate, provider_of
     from spu_llm.app.screen import Screen
-    from spu_llm.systems.decoding.records import ClientInputs
+    from spu_llm.systems.decoding.records import MARKED, ClientInputs
     from spu_llm.systems.decoding.request import Request
 
     provider = provider_of(options)
-    settle_draft_length(options)
+    drafting.check(options)
     check_output(options.json)
-    _check_drafts(options)
     keys = marking.keys_of(options)
     _check_early(Request, options, prompt_tokens=1)
     with closing(Screen(options.prompt)) as screen:
         kept = provider.text_format()
         tokenizer = kept.text.tokenizer
-        drafting, ngrams = _drafting(options, tokenizer)
+        drafts = drafting.chosen(options, tokenizer, marked=options.verify == MARKED)
         prefix, prompt = encoded(options.public_prefix, options.prompt, tokenizer)
         own_seed = options.seed if provider.server is None else None
         with (
@@ -278,11 +268,13 @@ def _complete(options: argparse.Namespace) -> None:
         ):
             asked = GenerateOptions(
                 request=record(
-                    Request, options, prompt_tokens=len(prompt), public_prefix=tuple(prefix)
+                    Request, options, prompt_tokens=len(prompt), public_prefix=tuple(prefix),
+                    draft_length=drafts.length,
                 ),
                 inputs=ClientInputs(
                     prompt, str(kept.path), options.stop, options.seed, own_seed,
-                    None if marked is None else marked.mark, drafting, ngrams,
+                    None if marked is None else marked.mark,
+                    None if drafts.directory is None else str(drafts.directory), drafts.ngrams,
                 ),
                 provider=dataclasses.replace(provider, mark=mark),
                 started=options.started,
@@ -304,33 +296,6 @@ def _check_early(kind: Any, options: argparse.Namespace, **more: Any) -> None:
     record(kind, options, public_prefix=(), **more).check_options()
 
 
-def _drafting(options: argparse.Namespace, tokenizer: Any) -> tuple[str | None, bool]:
-    """The directory of the model that drafts, if one does, and whether n-grams do."""
-    from spu_llm.app.completing import draft_model
-    from spu_llm.systems.decoding.records import MARKED
-
-    asked = options.drafts
-    found = None if asked == "ngram" else draft_model(options.draft_model, tokenizer)
-    if options.standard:
-        return None, False
-    if found is None and asked in ("model", "both"):
-        raise InputError(
-            "the shipped draft model has another tokenizer than the provider's model; give "
-            "--draft-model DIR, a model with the same one, or --drafts ngram"
-        )
-    # A provider finds marks the better, the more it can guess of the drafts: the model's.
-    usually = asked is None and options.verify != MARKED
-    return None if found is None else str(found), found is None or asked == "both" or usually
-
-
-def _check_drafts(options: argparse.Namespace) -> None:
-    """InputError for options that leave each other nothing to do."""
-    if options.drafts is not None and options.standard:
-        raise InputError("--standard drafts nothing; leave it or --drafts out")
-    if options.drafts == "ngram" and options.draft_model is not None:
-        raise InputError("--drafts ngram takes no draft model; leave it or --draft-model out")
-
-
 def _prepare(options: argparse.Namespace) -> None:
     """Progress to stderr, what was made to stdout, the result to `--json`."""
     from spu_llm.app import keeping
@@ -343,22 +308,24 @@ def _prepare(options: argparse.Namespace) -> None:
     provider = provider_of(options)
     check_output(options.json)
     disk_bytes = megabytes(options, "disk")
-    settle_draft_length(options)
+    drafting.check(options)
     new, tokens = options.max_new_tokens, options.prompt_tokens
-    likely = -(-(new - 1) // 3) if options.draft_length else new - 1
-    rest = {"steps": likely if options.steps is None else options.steps, "room_bytes": None}
     _check_early(
-        PrepareRequest, options, prompt_tokens=1 if tokens is None else tokens, **rest
-    )
+        PrepareRequest, options, prompt_tokens=1 if tokens is None else tokens,
+        steps=options.steps or 0, room_bytes=None,
+    )  # fmt: skip
 
     def make(look: Look) -> dict[str, Any]:
         # Who watches for days wants a line for what happens, not for how far it is.
         with closing(Stages(lines=not options.watch)) as screen:
             text = provider.text_format().text
             prefix, prompt = encoded(options.public_prefix, options.prompt, text.tokenizer)
+            drafts = drafting.chosen(options, text.tokenizer).length
+            likely = -(-(new - 1) // 3) if drafts else new - 1
             request = record(
                 PrepareRequest, options, public_prefix=tuple(prefix),
-                prompt_tokens=len(prompt) if tokens is None else tokens, **rest,
+                prompt_tokens=len(prompt) if tokens is None else tokens, draft_length=drafts,
+                steps=likely if options.steps is None else options.steps, room_bytes=None,
             )  # fmt: skip
             result = prepare(
                 request, text.tokenizer, provider, screen.on_event, disk_bytes, look,

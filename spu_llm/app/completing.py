@@ -147,23 +147,6 @@ def encoded(prefix: str, prompt: str, tokenizer: Tokenizer) -> tuple[list[int], 
     return public, tokenizer.encode(prompt, goes_on=True)
 
 
-def draft_model(given: Path | None, tokenizer: Tokenizer) -> Path | None:
-    """Return the directory of the model that drafts for a text with this tokenizer: what is given,
-    or else the shipped one if it has the same; None where it has another. InputError when the one
-    that is given has another or cannot be used.
-    """
-    directory = given or shipped("public")
-    if Tokenizer.load(directory).digest == tokenizer.digest:
-        return directory
-    if given is not None:
-        raise InputError(
-            f"--draft-model: {given} has another tokenizer than the provider's model, which knows "
-            "its drafts by other numbers; give a model with the same tokenizer, or leave "
-            "--draft-model out"
-        )
-    return None
-
-
 def generate(
     options: GenerateOptions, on_event: OnEvent, say: Callable[[str], None]
 ) -> dict[str, Any]:

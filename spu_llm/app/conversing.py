@@ -11,15 +11,15 @@ from typing import Any
 
 from models.chat import Message, cut, going_on
 from models.stops import check_text
+from spu_llm.app import drafting
 from spu_llm.app.completing import (
     GenerateOptions,
     Provider,
-    draft_model,
     generate,
     provider_of,
     reads_of,
 )
-from spu_llm.app.options import settle_draft_length
+from spu_llm.app.drafting import Drafting
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import ask, say, tell
 from spu_llm.app.screen import Screen, learned_lines
@@ -69,34 +69,32 @@ def _render(kept: KeptFormat) -> Callable[[Sequence[Message]], str]:
 def run(options: argparse.Namespace) -> None:
     """Chat, or take one turn; answers to stdout, what was learned to stderr."""
     provider = provider_of(options)
-    settle_draft_length(options)
+    drafting.check(options)
     check_output(options.json)
     if options.json is not None and options.prompt is None:
         raise InputError("--json is of one turn; give --prompt TEXT")
     with closing(Screen("")) as screen:
         kept = provider.text_format()
         _render(kept)
-        drafting = None if options.standard else draft_model(
-            options.draft_model, kept.text.tokenizer
-        )
+        drafts = drafting.chosen(options, kept.text.tokenizer)
         if options.prompt is not None:
-            return _one_turn(options, provider, kept, drafting, screen)
+            return _one_turn(options, provider, kept, drafts, screen)
         with provider.reached() as (server, pool):
-            _Chat(options, provider, kept, drafting, screen).hold(server, pool)
+            _Chat(options, provider, kept, drafts, screen).hold(server, pool)
 
 
 def _one_turn(
-    options: argparse.Namespace, provider: Provider, kept: KeptFormat, drafting: Path | None,
+    options: argparse.Namespace, provider: Provider, kept: KeptFormat, drafts: Drafting,
     screen: Screen,
 ) -> None:  # fmt: skip
     prefix, prompt = tokens_of(kept, messages_of(options.system, options.prompt))
     request = Request(
-        len(prompt), options.max_new_tokens, options.draft_length,
+        len(prompt), options.max_new_tokens, drafts.length,
         temperature=options.temperature, public_prefix=tuple(prefix),
     )  # fmt: skip
     own_seed = options.seed if provider.server is None else None
     asked = GenerateOptions(
-        request, _inputs(options, prompt, kept, drafting, own_seed), provider, options.started,
+        request, _inputs(options, prompt, kept, drafts, own_seed), provider, options.started,
         kept.text.tokenizer, text=kept,
     )  # fmt: skip
     result = generate(asked, screen.on_event, screen.say)
@@ -107,12 +105,13 @@ def _one_turn(
 
 
 def _inputs(
-    options: argparse.Namespace, prompt: list[int], kept: KeptFormat, drafting: Path | None,
+    options: argparse.Namespace, prompt: list[int], kept: KeptFormat, drafts: Drafting,
     own_seed: int | None,
 ) -> ClientInputs:  # fmt: skip
     return ClientInputs(
         prompt, str(kept.path), draft_seed=options.seed, sampling_seed=own_seed,
-        draft_dir=None if drafting is None else str(drafting), ngrams=not options.standard,
+        draft_dir=None if drafts.directory is None else str(drafts.directory),
+        ngrams=drafts.ngrams,
     )  # fmt: skip
 
 
@@ -123,10 +122,10 @@ class _Chat:
 
     def __init__(
         self, options: argparse.Namespace, provider: Provider, kept: KeptFormat,
-        drafting: Path | None, screen: Screen,
+        drafts: Drafting, screen: Screen,
     ) -> None:  # fmt: skip
         self._options, self._provider, self._kept = options, provider, kept
-        self._drafting, self._screen = drafting, screen
+        self._drafts, self._screen = drafts, screen
         self._render = _render(kept)
         self._messages: list[Message] = []
         self._rendered = ""  # up to where the last answer begins
@@ -184,18 +183,18 @@ class _Chat:
         prefix, prompt = _encoded(self._kept, head, rest)
         options = self._options
         request = ChatRequest(
-            len(prompt), options.max_new_tokens, options.draft_length,
+            len(prompt), options.max_new_tokens, self._drafts.length,
             temperature=options.temperature, public_prefix=tuple(prefix),
             conversation_tokens=CONVERSATION_TOKENS,
         )  # fmt: skip
         request.check_options()
-        drafting = [] if self._drafting is None else [self._drafting]
+        models = [] if self._drafts.directory is None else [self._drafts.directory]
         self._answering, self._stopping = True, ""
         outcome, _ = run_as_client(
             server, CHAT, request,
-            _inputs(options, prompt, self._kept, self._drafting, None), self._on_event,
+            _inputs(options, prompt, self._kept, self._drafts, None), self._on_event,
             tokenizer=self._kept.text.tokenizer, text_format=self._kept.text.digest,
-            reads=reads_of(self._kept, drafting), pool=pool, jobs=self._provider.jobs,
+            reads=reads_of(self._kept, models), pool=pool, jobs=self._provider.jobs,
             hint_cache=self._provider.hint_cache, look=self._look, hears=self._hears,
         )  # fmt: skip
         tell(*learned_lines(outcome.result["learned"]))

@@ -172,14 +172,3 @@ def megabytes(options: argparse.Namespace, name: str) -> int | None:
     if found is not None and found < 1:
         raise InputError(f"--{name.replace('_', '-')} must be 1 or more, in MB, found {found}")
     return None if found is None else found * 10**6
-
-
-def settle_draft_length(options: argparse.Namespace) -> None:
-    """`--standard` is a draft length of 0; InputError when such a length is asked for."""
-    if options.standard:
-        options.draft_length = 0
-    elif options.draft_length < 1:
-        raise InputError(
-            f"--draft-length must be 1 to 16, found {options.draft_length}; "
-            "--standard turns drafting off"
-        )

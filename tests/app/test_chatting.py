@@ -15,6 +15,7 @@ import pytest
 from models.chat import Message, Template
 from models.tokenizer import Tokenizer
 from spu_llm.app import cli, conversing
+from spu_llm.app.drafting import Drafting
 from spu_llm.core.errors import InputError, PeerError, WorkerError
 from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.records import ClientInputs
@@ -141,13 +142,11 @@ def held(
     monkeypatch.setattr(conversing, "ask", lambda words: coming.pop(0))
     monkeypatch.setattr(conversing, "render_apart", Template.render)
     text = SimpleNamespace(tokenizer=tokenizer, template=Template(template), digest="")
-    options = SimpleNamespace(
-        system=None, max_new_tokens=5, draft_length=0, temperature=0.0, seed=None, standard=True
-    )
+    options = SimpleNamespace(system=None, max_new_tokens=5, temperature=0.0, seed=None)
     provider = SimpleNamespace(jobs=1, hint_cache=1)
     kept: Any = SimpleNamespace(text=text, path=Path("format"))
     screen = conversing.Screen("")
-    chat = conversing._Chat(options, provider, kept, None, screen)  # type: ignore[arg-type]
+    chat = conversing._Chat(options, provider, kept, Drafting(), screen)  # type: ignore[arg-type]
     try:
         chat.hold(None, None)  # type: ignore[arg-type]
     finally:

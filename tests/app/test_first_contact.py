@@ -202,7 +202,9 @@ def test_a_client_without_a_model_gets_text(start: Start, pair: Pair, tmp_path: 
         path.unlink()
     text = TextFormat.of_model(pair.private)
     ask = [*address, "--prompt", "def", "--temperature", "0", "--json", "result.json"]
-    more = ["--max-new-tokens", "2", "--standard"], ["--max-new-tokens", "4", "--draft-length", "2"]
+    more = ["--max-new-tokens", "2"], [
+        "--max-new-tokens", "4", "--draft-length", "2", "--drafts", "ngram"
+    ]
     found = []
     for options in more:
         cache = str(tmp_path / "cache")
