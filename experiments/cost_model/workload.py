@@ -2,7 +2,7 @@
 
 Both parties' dry runs (`spu_llm.compiler.demand`) go through the programs with shapes in place of
 weights. Blocks of the same ranges are all alike: what L of them take is found from one and two
-(`of_layers`, `of_kinds`), but for models so small that they are run whole.
+(`of_layers`, `block_of`), but for models so small that they are run whole.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -68,6 +68,7 @@ class Workload:
 # What computing takes time for: messages, words of shares and material that are handled, and
 # multiplications of words with weights. Those of shared matrices with each other are few.
 COMPUTE = ("messages", "words", "weight_products")
+_FEW_TOKENS = 64
 
 
 def of_completion(
@@ -94,29 +95,45 @@ def of_steps(
         return _whole(config, request, networks, accepted, before)
     # Blocks differ in their ranges alone: each kind is traced once.
     kinds = Counter(config.with_blocks([i]) for i in range(config.layers))
-    first = next(iter(kinds))
-    ones = [_whole(kind, request, networks, accepted, before) for kind in kinds]
-    twos = _whole(first.with_layers(2), request, networks, accepted, before)
-    return [
-        of_kinds(steps, list(kinds.values()), two)
-        for *steps, two in zip(*ones, twos, strict=True)
-    ]
+    first, *others = kinds
+
+    def of(model: ModelConfig, asked: Course) -> list[Workload]:
+        return _whole(model, asked, networks, accepted, before)
+
+    one, two = (of(first.with_layers(n), request) for n in (1, 2))
+    found = [of_layers(a, b, kinds[first]) for a, b in zip(one, two, strict=True)]
+    if others:
+        # What a block takes does not depend on the vocabulary, whose traces take most of the time.
+        asked = replace(request, public_prefix=(0,) * len(request.public_prefix))
+        few = {"vocab_size": min(config.vocab_size, _FEW_TOKENS)}
+        one, two = (of(replace(first.with_layers(n), **few), asked) for n in (1, 2))
+        for kind in others:
+            whole = of(replace(kind, **few), asked)
+            found = [
+                so_far.combined(block_of(w, a, b), 1.0, float(kinds[kind]))
+                for so_far, w, a, b in zip(found, whole, one, two, strict=True)
+            ]
+        found = [_present(work) for work in found]
+    return found
+
+
+def _present(work: Workload) -> Workload:
+    """Without what came and went: matrices of another vocabulary."""
+    gone = [name for name, count in work.units.items() if not count]
+    units, correlations = dict(work.units), dict(work.correlations)
+    for name in gone:
+        del units[name], correlations[name]
+    return replace(work, units=units, correlations=correlations)
+
+
+def block_of(whole: Workload, one: Workload, two: Workload) -> Workload:
+    """What the block of a model of one takes, from that, and one and two blocks of another kind."""
+    return whole.combined(one.combined(two, 2.0, -1.0), 1.0, -1.0)
 
 
 def together(works: Sequence[Workload]) -> Workload:
     """Of all of them, one after the other."""
     return functools.reduce(lambda a, b: a.combined(b, 1.0, 1.0), works)
-
-
-def of_kinds(ones: Sequence[Workload], counts: Sequence[int], two: Workload) -> Workload:
-    """Of several kinds of blocks, so many of each, from what models of one block take, one of each
-    kind, and one of two blocks of the first kind.
-    """
-    whole = of_layers(ones[0], two, counts[0])
-    rest = ones[0].combined(two, 2.0, -1.0)  # what is not a block's
-    for one, count in zip(ones[1:], counts[1:], strict=True):
-        whole = whole.combined(one.combined(rest, 1.0, -1.0), 1.0, float(count))
-    return whole
 
 
 def of_layers(one: Workload, two: Workload, layers: int) -> Workload:

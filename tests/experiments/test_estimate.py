@@ -86,7 +86,7 @@ def test_kinds_of_blocks_add_up() -> None:
     """Blocks that differ in their ranges: what a model of four takes, whichever comes first."""
     request, networks = Request(3, 2, 1, temperature=0.0), [NETWORKS["lan"]]
     config = GPT2Config(
-        20, 16, 8, 4, 2, norm_low=(2.0**-9, *[2.0**-4] * 8), norm_high=(2.0**3,) * 9,
+        100, 16, 8, 4, 2, norm_low=(2.0**-9, *[2.0**-4] * 8), norm_high=(2.0**3,) * 9,
         largest_activation=(23.0, 240.0, 240.0, 23.0),
     )  # fmt: skip
     whole = workload._whole(config, request, networks, [0], Before())
