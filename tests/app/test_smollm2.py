@@ -64,7 +64,7 @@ def two_blocks(model: Path, loaded: tuple[ModelConfig, Params]) -> Path:
     (directory / TOKENIZER_FILE).write_text(json.dumps(content), encoding="utf-8")
     template = (model / TOKENIZER_CONFIG_FILE).read_text(encoding="utf-8")
     (directory / TOKENIZER_CONFIG_FILE).write_text(template, encoding="utf-8")
-    calibrate(directory, 4)
+    calibrate(directory, 2)
     return directory
 
 
