@@ -222,6 +222,7 @@ class Layer:
     values: Array
     outside: Array | int = 0  # what left a range in `attend`
     unchecked: Unchecked | None = None  # what `inner` was given, where it is to be checked
+    ends: tuple[int, ...] | None = None  # of each lane, the one row that goes on; None: all do
 
     @property
     def lanes(self) -> int:
@@ -248,15 +249,19 @@ class Layer:
         self.values = append_rows(self.values, value, at)
 
     def attend(self, query: Array) -> Array:
-        """Attention output [L n, heads * head_dim] of queries [L heads, n, head_dim]. Where these
-        are more than the heads of keys and values, those next to each other share one.
+        """Attention output [L n, heads * head_dim] of queries [L heads, n, head_dim], n being 1
+        where one row goes on. Where these are more than the heads of keys and values, those next to
+        each other share one.
         """
+        visible = self.rows.visible
+        if self.ends is not None:
+            query, visible = one_row(query, self.ends), one_row(visible, self.ends)
         heads, n, size = query.shape
         shared = self.keys.shape[0]
         # The rows of all query heads of a group stand one after the other.
         grouped = query.reshape(shared, heads // shared * n, size)
         blocks = layer_blocks(
-            self.prefix, self.number, self.keys, self.values, self.rows.visible, heads // shared
+            self.prefix, self.number, self.keys, self.values, visible, heads // shared
         )
         largest = ranges.of_site(self.config.largest_score, self.number)
         out, self.outside = attend(grouped, blocks, largest)
@@ -317,6 +322,7 @@ class Family:
         prefix: Prefix | None = None,
         scale: float = 1.0,
         normalise: Callable[..., tuple[Array, Array]] = rms_norm,
+        ends: tuple[int, ...] | None = None,
     ) -> tuple[Array, Block, Array]:
         """Normalised rows [L n, d], times the public `scale`, for `head`; the cache with keys and
         values of the rows written; and a count (int32) of what left the range of a function on
@@ -324,10 +330,12 @@ class Family:
 
         x [L n, d] is the embedding of the rows, which `rows` says the place of; all text of
         `prefix` is visible. `normalise` stands in for the norm of the ranges, in plaintext. A
-        caller takes rows back by writing over them and not showing them.
+        caller takes rows back by writing over them and not showing them. `ends`: of each lane, the
+        row that alone is wanted, so that the last block has keys and values of all rows and the
+        rest of that one; rows are then [L, d].
         """
         x, written, outside, unchecked = self._through(
-            weights["blocks"], config, x, rows, cache, prefix, normalise
+            weights["blocks"], config, x, rows, cache, prefix, normalise, ends
         )
         normed, out = config.normalised(x, -1, scale, normalise, unchecked)
         return normed, written, outside + out
@@ -362,6 +370,7 @@ class Family:
         cache: Block,
         prefix: Prefix | None,
         normalise: Callable[..., tuple[Array, Array]],
+        ends: tuple[int, ...] | None = None,
     ) -> tuple[Array, Block, Array, Unchecked | None]:
         """The same, and what no norm has checked yet."""
         outside = jnp.int32(0)
@@ -379,9 +388,14 @@ class Family:
             Layer(i, block, config, rows, angles, prefix, keys, values)
             for i, (block, keys, values) in enumerate(cached)
         ]
+        for layer in layers[-1:]:
+            layer.ends = ends
         for layer in layers:
             with jax.named_scope("attention"):
-                x = x + self.attention(norm(x, 2 * layer.number), layer)
+                added = self.attention(norm(x, 2 * layer.number), layer)
+                if layer.ends is not None:
+                    x = one_row(x.reshape(layer.lanes, -1, x.shape[-1]), layer.ends)[:, 0]
+                x = x + added
                 outside = outside + layer.outside
             with jax.named_scope("mlp"):
                 x = x + self.mlp(norm(x, 2 * layer.number + 1), layer)
@@ -395,6 +409,13 @@ class Family:
             matrix = weights["head"]
             product = dense(rows, matrix["weight"], label="head")
             return product + matrix["bias"] * scale if "bias" in matrix else product
+
+
+def one_row(x: Array, ends: Sequence[int]) -> Array:
+    """Of every lane the row `ends` says: [L head, 1, d] of [L head, n, d]."""
+    heads = x.shape[0] // len(ends)
+    parts = [x[i * heads : (i + 1) * heads, end : end + 1] for i, end in enumerate(ends)]
+    return jnp.concatenate(parts)
 
 
 def family_of(config: ModelConfig) -> Family:

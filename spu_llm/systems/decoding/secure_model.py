@@ -32,7 +32,7 @@ from models.cache import (
     padding,
     see,
 )
-from models.family import ModelConfig, Params, check_ranges, family_of, weight_shapes
+from models.family import ModelConfig, Params, check_ranges, family_of, one_row, weight_shapes
 from models.split import Split, check_middle
 from protocols.arithmetic.known_rows import known_rows
 from protocols.functions.in_range import when_in_range
@@ -227,15 +227,23 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
     config, family = layout.config, family_of(layout.config)
 
     def forward(
-        weights: Any, given: Array, at: Rows, cache: Block, before: Prefix | None
-    ) -> tuple[Array, Block, Array]:
-        """Rows [L n, d], the cache, and what left its range (`models.family.Family`)."""
+        weights: Any, given: Array, at: Rows, cache: Block, before: Prefix | None,
+        ends: tuple[int, ...] | None = None,
+    ) -> tuple[Array, Block, Array]:  # fmt: skip
+        """Rows [L n, d], or [L, d] where one of each lane `ends` it, the cache, and what left its
+        range (`models.family.Family`).
+        """
         if layout.split is not None:
             x = given.reshape(-1, config.width)
-            return family.through(weights, layout.held, x, at, cache)
+            rows, shared, outside = family.through(weights, layout.held, x, at, cache)
+            if ends is not None:
+                rows = one_row(rows.reshape(layout.lanes, -1, config.width), ends)[:, 0]
+            return rows, shared, outside
         x = embed(weights, given, at.positions, before, at.hidden)
         at = at._replace(positions=moved(at.positions, layout.prefix))
-        return family.forward(weights, config, x, at, cache, before, layout.scale)
+        return family.forward(
+            weights, config, x, at, cache, before, layout.scale, ends=ends
+        )
 
     def embed(
         weights: Any, tokens: Array, positions: Array, before: Prefix | None, hidden: bool
@@ -284,10 +292,10 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
         if prefix is not None and layout.inside:
             cache = begun(cache, prefix)
         at, before = Rows(positions, visible, 0), after(prefix, hidden)
-        rows, shared, outside = forward(weights, given, at, cache, before)
-        if layout.split is None or not layout.split.back:
-            ends = [lane * n + length - 1 for lane, length in enumerate(layout.prompts)]
-            rows = jnp.concatenate([rows[end : end + 1] for end in ends])
+        ends: tuple[int, ...] | None = tuple(length - 1 for length in layout.prompts)
+        if layout.split is not None and layout.split.back:
+            ends = None  # they go through the client's last blocks, all of them
+        rows, shared, outside = forward(weights, given, at, cache, before, ends)
         return *judged(weights, rows, outside, client, provider), shared, prefix
 
     def decode(
@@ -301,18 +309,20 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
         weights: Any, given: Array, place: Place, client: Any, provider: Any,
         shared: Block, at: Array, prefix: Block | None, hidden: Array | None,
     ) -> tuple[Any, Any, Block, Block | None]:  # fmt: skip
-        rows, shared, outside = after_shared(weights, given, place, shared, at, prefix, hidden)
-        last = rows.reshape(*given.shape[:2], -1)[:, -1]
-        return *judged(weights, last, outside, client, provider), shared, prefix
+        last = (given.shape[1] - 1,) * layout.lanes
+        rows, shared, outside = after_shared(
+            weights, given, place, shared, at, prefix, hidden, last
+        )
+        return *judged(weights, rows, outside, client, provider), shared, prefix
 
     def after_shared(
         weights: Any, given: Array, place: Place, shared: Block, at: Array, prefix: Block | None,
-        hidden: Array | None,
+        hidden: Array | None, ends: tuple[int, ...] | None = None,
     ) -> tuple[Array, Block, Array]:  # fmt: skip
         (positions, visible), before = place, after(prefix, hidden)
         if layout.hidden:
             visible = jnp.where(visible, 0, HIDDEN)
-        return forward(weights, given, Rows(positions, visible, at), shared, before)
+        return forward(weights, given, Rows(positions, visible, at), shared, before, ends)
 
     def judged(
         weights: Any, rows: Array, outside: Array, client: Any, provider: Any
