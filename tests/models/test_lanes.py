@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from experiments.cost_model.workload import dry_parties
-from models.family import logits, weight_shapes
+from models.cache import Rows, see
+from models.family import family_of, logits, weight_shapes
 from protocols.bits import compare, price
 from protocols.functions import maximum
 from protocols.verification.distribution import Sampling
@@ -23,7 +24,7 @@ from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
 from spu_llm.systems.decoding.secure_model import Layout, share_weights
 from spu_llm.systems.decoding.text_rows import TextRows
-from tests.tiny import PRIVATE, tiny_params
+from tests.tiny import LLAMA, PRIVATE, tiny_params
 
 PARAMS = tiny_params(PRIVATE, 1)  # as other tests that share the simulation have them
 
@@ -205,3 +206,22 @@ def test_rows_of_the_text() -> None:
     assert rows.place(1, 5, 3)[0].tolist() == [[2], [2]]  # at most the context's last
     np.testing.assert_array_equal(rows.pack(3), [[0, 1, 2], [0, 3, -1]])
     assert rows.written == 3 and rows.place(1, 4, 9)[0].tolist() == [[3], [2]]
+
+
+@pytest.mark.parametrize("config", [PRIVATE, LLAMA], ids=["gpt2", "llama"])
+def test_one_row_of_each_lane_may_go_on_alone(config: Any) -> None:
+    """Through the last block, as it does among the others; the cache has all rows."""
+    config, family = config.with_layers(2), family_of(config)
+    weights = family.fold(tiny_params(config, 4), config)
+    lanes, n, ends = 2, 5, (4, 2)
+    x = jax.random.normal(jax.random.key(1), (lanes * n, config.width))
+    positions = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), (lanes, n))
+    at = Rows(positions, jnp.broadcast_to(see(0, n, n), (lanes, n, n)), 0)
+    cache = config.empty_cache(n, lanes)
+    rows, whole, _ = family.forward(weights, config, x, at, cache)
+    some, cached, _ = family.forward(weights, config, x, at, cache, ends=ends)
+    assert some.shape == (lanes, config.width)
+    expected = jnp.stack([rows[lane * n + end] for lane, end in enumerate(ends)])
+    np.testing.assert_allclose(some, expected, rtol=1e-4, atol=1e-5)
+    for a, b in zip(jax.tree.leaves(cached), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(a, b)
