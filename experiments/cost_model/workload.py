@@ -1,8 +1,8 @@
 """What a completion by a model of some shape sends, takes and computes, from its plans alone.
 
 Both parties' dry runs (`spu_llm.compiler.demand`) go through the programs with shapes in place of
-weights. Blocks of the same ranges are all alike: what L of them take is found from one and two
-(`of_layers`, `block_of`), but for models so small that they are run whole.
+weights. Blocks of the same ranges are all alike, before the last one: what L of them take is found
+from one and two (`of_steps`), but for models so small that they are run whole.
 """
 
 from __future__ import annotations
@@ -93,27 +93,27 @@ def of_steps(
     """Of the prefill, and of every step of a course: so many drafts stay in each."""
     if config.layers <= 2 or request.split is not None:
         return _whole(config, request, networks, accepted, before)
-    # Blocks differ in their ranges alone: each kind is traced once.
-    kinds = Counter(config.with_blocks([i]) for i in range(config.layers))
-    first, *others = kinds
+    # Blocks differ in their ranges alone, but the last one of a prefill has less to do: what each
+    # kind of block adds before the last one is traced once.
+    last = config.layers - 1
+    kinds = Counter(config.with_blocks([i, last]) for i in range(last))
 
     def of(model: ModelConfig, asked: Course) -> list[Workload]:
         return _whole(model, asked, networks, accepted, before)
 
-    one, two = (of(first.with_layers(n), request) for n in (1, 2))
-    found = [of_layers(a, b, kinds[first]) for a, b in zip(one, two, strict=True)]
-    if others:
+    found = one = of(config.with_blocks([last]), request)
+    asked = request
+    if len(kinds) > 1:
         # What a block takes does not depend on the vocabulary, whose traces take most of the time.
         asked = replace(request, public_prefix=(0,) * len(request.public_prefix))
         few = {"vocab_size": min(config.vocab_size, _FEW_TOKENS)}
-        one, two = (of(replace(first.with_layers(n), **few), asked) for n in (1, 2))
-        for kind in others:
-            whole = of(replace(kind, **few), asked)
-            found = [
-                so_far.combined(block_of(w, a, b), 1.0, float(kinds[kind]))
-                for so_far, w, a, b in zip(found, whole, one, two, strict=True)
-            ]
-        found = [_present(work) for work in found]
+        kinds = Counter({replace(kind, **few): count for kind, count in kinds.items()})
+        one = of(replace(config.with_blocks([last]), **few), asked)
+    for kind, count in kinds.items():
+        found = [
+            _present(so_far.combined(b.combined(a, 1.0, -1.0), 1.0, float(count)))
+            for so_far, a, b in zip(found, one, of(kind, asked), strict=True)
+        ]
     return found
 
 
@@ -124,11 +124,6 @@ def _present(work: Workload) -> Workload:
     for name in gone:
         del units[name], correlations[name]
     return replace(work, units=units, correlations=correlations)
-
-
-def block_of(whole: Workload, one: Workload, two: Workload) -> Workload:
-    """What the block of a model of one takes, from that, and one and two blocks of another kind."""
-    return whole.combined(one.combined(two, 2.0, -1.0), 1.0, -1.0)
 
 
 def together(works: Sequence[Workload]) -> Workload:

@@ -154,12 +154,8 @@ def _predicted(record: dict[str, Any], found: Prices) -> dict[str, float]:
     silent products, which take none.
     """
     asked, kinds, agreed = record["asked"], record["costs"]["kinds"], record["config"]
-    shape = {
-        n.removeprefix("model."): agreed[n] for n in agreed
-        if n.startswith("model.") and not n.startswith("model.before.")
-    }  # fmt: skip
-    assert shape.pop("family") == "gpt2"
-    config = GPT2Config(**shape)
+    assert agreed["model.family"] == "gpt2"
+    config = GPT2Config(**{name: agreed[f"model.{name}"] for name in GPT2Config.size_names()})
     drafts = agreed["request.draft_length"]
     request = Request(record["prompt_tokens"], asked["tokens"], drafts, temperature=0.0)
     total = dict.fromkeys(FIGURES, 0.0)
