@@ -44,7 +44,7 @@ class Fault:
     deed: str
     side: str
     at: int
-    connection: int = 1  # of a session: the first one is for calls, the second one for data
+    connection: int = 1  # of a session without text: the first is for calls, the second for data
 
 
 class FaultyWire:

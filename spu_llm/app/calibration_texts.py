@@ -61,10 +61,12 @@ def _parts(options: argparse.Namespace, context: int) -> Iterator[Part]:
     from models.tokenizer import Tokenizer
     from spu_llm.app.completing import encoded
 
-    text = read_text(options.text, "--text")
+    text, empty = read_text(options.text, "--text"), f"{options.text} is empty"
     if not text:
-        raise InputError(f"{options.text} is empty; give text like the prompts to come")
+        raise InputError(f"{empty}; give text like the prompts to come")
     public, ids = encoded(options.public_prefix, text, Tokenizer.load(options.model))
+    if not ids:
+        raise InputError(f"{empty} to the model's tokenizer; give text like the prompts to come")
     if (size := min(context - len(public), PART)) < 1:
         raise InputError(
             f"--public-prefix has {len(public)} tokens, but the model's context is {context}; "

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from models.tokenizer import Tokenizer
-from spu_llm.app import calibrating, config, serving, watermarking
+from spu_llm.app import calibration_texts, config, serving, watermarking
 from spu_llm.app.cli import _parser, main
 from spu_llm.core.errors import InputError
 from spu_llm.core.text_files import read_json_texts, read_text
@@ -54,12 +54,17 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def calibrated_text(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return what `calibrate` gives to the tokenizer."""
     seen: list[str] = []
-    kept = SimpleNamespace(encode=lambda text: seen.append(text) or [])
-    monkeypatch.setattr("models.hf.load_model", lambda *_: (SimpleNamespace(context=8), None))
+    kept = SimpleNamespace(beginning=[], encode=lambda text, **_: seen.append(text) or [])
     monkeypatch.setattr("models.tokenizer.Tokenizer.load", lambda *_: kept)
     with pytest.raises(InputError, match="is empty"):
-        calibrating._calibrate(argparse.Namespace(text=path, model=path.parent, out=None))
+        of_calibrate(path)
     return seen[0]
+
+
+def of_calibrate(path: Path) -> object:
+    """Return the texts that `calibrate --text` runs, of a model of 8 positions."""
+    options = argparse.Namespace(text=path, chats=None, public_prefix="", model=path.parent)
+    return calibration_texts.texts_of(options, 8)
 
 
 @pytest.mark.parametrize("data", SPELLINGS.values(), ids=list(SPELLINGS))
@@ -115,9 +120,7 @@ READERS: dict[str, Callable[[Path, Tokenizer], object]] = {
     "--references": lambda path, _: read_references(path),
     "--texts": lambda path, tokenizer: tokens_of([path], tokenizer),
     "--system-prompt": lambda path, _: serving._text_of(path, "--system-prompt"),
-    "--text": lambda path, _: calibrating._calibrate(
-        argparse.Namespace(text=path, model=path, out=None)
-    ),
+    "--text": lambda path, _: of_calibrate(path),
     "--config": lambda path, _: config.with_file("serve", ["--config", str(path)], []),
     "": lambda path, _: watermarking._text(path),
 }

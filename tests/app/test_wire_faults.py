@@ -20,6 +20,8 @@ from tests.wire import FATAL, SIDES, Fault, FaultyWire
 
 slow = pytest.mark.slow
 STUB = "client:decoding:holds"
+# A client's connections, once it has how text is written: for that, for calls, and for data.
+TEXT, CALLS, DATA = 0, 1, 2
 
 
 class Known:
@@ -45,21 +47,28 @@ Ask = Callable[..., Command]
 
 @pytest.fixture(scope="module")
 def server(start_shared: Start, pair: Pair, known: Known) -> tuple[Command, int]:
-    """With one place, and stubs in its workers."""
+    """With one place, and stubs in its workers; clients have had how text is written."""
     command = start_shared(
         "serve", "--model", str(pair.private), "--listen", "127.0.0.1:0", "--sessions", "1",
         *known.options("provider"), stub=STUB,
     )  # fmt: skip
-    return command, command.until_listening()
+    port = command.until_listening()
+    first = start_shared(*asking(port, pair, known), stub="")
+    assert first.wait(END_S) == 0, first.stderr
+    return command, port
+
+
+def asking(port: int, pair: Pair, known: Known) -> list[str]:
+    return [
+        "generate", "--server", f"127.0.0.1:{port}", "--draft-model", str(pair.public),
+        *known.options("client"),
+    ]  # fmt: skip
 
 
 @pytest.fixture
 def ask(start: Start, pair: Pair, known: Known) -> Ask:
     def run(port: int, *options: str, stub: str | None = STUB) -> Command:
-        return start(
-            "generate", "--server", f"127.0.0.1:{port}", "--draft-model", str(pair.public),
-            *options, *known.options("client"), stub=stub,
-        )  # fmt: skip
+        return start(*asking(port, pair, known), *options, stub=stub)
 
     return run
 
@@ -77,7 +86,7 @@ def assert_both_end(
         client.assert_failed(1, within_s=END_S)
         assert "peer" in client.errors[0] or "does not answer" in client.errors[0]
         assert wire.hit is not None
-    if fault.connection == 1:
+    if fault.connection == DATA:
         command.until_count("stderr", "session failed", told + 1)
     assert command.errors == [] and "Traceback" not in command.stderr
     # Its place is free, at once or when its ticket has expired: another client gets it.
@@ -97,10 +106,10 @@ def assert_both_end(
 def test_a_fault_in_the_midst(
     server: tuple[Command, int], ask: Ask, deed: str, side: str
 ) -> None:
-    assert_both_end(server, ask, Fault(deed, side, 10), in_the_midst=True)
+    assert_both_end(server, ask, Fault(deed, side, 10, DATA), in_the_midst=True)
 
 
-@pytest.mark.parametrize("connection", [0, 1])
+@pytest.mark.parametrize("connection", [TEXT, CALLS, DATA])
 @pytest.mark.parametrize(
     ("deed", "side", "at"),
     [
@@ -119,7 +128,7 @@ def test_a_fault_before_there_is_a_session(
 
 def test_a_delay_is_waited_for(server: tuple[Command, int], ask: Ask) -> None:
     _, port = server
-    with FaultyWire(port, Fault("delay", "provider", 12)) as wire:
+    with FaultyWire(port, Fault("delay", "provider", 12, DATA)) as wire:
         client = ask(wire.port, stub="")
         assert client.wait(END_S) == 0, client.stderr
         assert wire.hit is not None
@@ -135,7 +144,7 @@ def test_other_sessions_go_on(
     port = command.until_listening()
     good = ask(port)
     good.until_phase("decoding")
-    with FaultyWire(port, Fault("corrupt", "client", 10), at_once=False) as wire:
+    with FaultyWire(port, Fault("corrupt", "client", 10, DATA), at_once=False) as wire:
         bad = ask(wire.port)
         bad.until_phase("decoding")
         wire.counting.set()
@@ -148,14 +157,14 @@ def test_other_sessions_go_on(
 @slow
 @pytest.mark.parametrize("deed", ["corrupt", "half-close", "drop-after"])
 def test_a_fault_in_the_midst_of_real_decoding(
-    start: Start, pair: Pair, known: Known, ask: Ask, deed: str
+    server: tuple[Command, int], start: Start, pair: Pair, known: Known, ask: Ask, deed: str
 ) -> None:
     command = start(
         "serve", "--model", str(pair.private), "--listen", "127.0.0.1:0", "--sessions", "1",
         *known.options("provider"),
     )  # fmt: skip
     port = command.until_listening()
-    with FaultyWire(port, Fault(deed, "provider", 500)) as wire:
+    with FaultyWire(port, Fault(deed, "provider", 500, DATA)) as wire:
         client = ask(wire.port, "--max-new-tokens", "8", stub=None)
         assert client.wait(RUN_S) == 1, client.stderr
         assert wire.hit is not None and len(client.errors) == 1 and "peer" in client.errors[0]
