@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import names_once
 from spu_llm.core.text_files import read_text
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from models.chat import Message
 
 MAX_TEXTS = 64
@@ -44,6 +44,8 @@ def texts_of(options: argparse.Namespace, context: int) -> tuple[list[np.ndarray
     """Token ids of each text, for a model of so many positions, and how many of the first are
     public in all of them. InputError for files that cannot be used.
     """
+    import numpy as np
+
     if options.chats is not None:
         if options.public_prefix:
             raise InputError("--public-prefix is of --text; leave it out with --chats")

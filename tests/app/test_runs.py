@@ -67,7 +67,7 @@ def check_counts(result: dict[str, Any], draft_length: int) -> None:
     assert steps < len(result["token_ids"]) <= 1 + steps + accepted
     assert len(result["per_step"]) == steps
     for kind in ("client_to_provider", "provider_to_client"):
-        assert result["bytes"]["online"][kind] > 100_000
+        assert result["bytes"]["online"][kind] > 20_000
     assert result["messages"]["online"] > 100
     assert result["seconds"]["prefill"] > 0
     for kind in ("client_to_provider", "provider_to_client"):  # framing and handshake come on top

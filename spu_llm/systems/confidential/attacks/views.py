@@ -81,7 +81,8 @@ class Shares:
         heads, _, size = self.words["query"].shape
 
         def last(name: str, *more: int) -> np.ndarray:
-            of_all = self.words[name].reshape(heads, groups, self.rows, *more)
+            # In a model's last block, one row of a prefill goes on.
+            of_all = self.words[name].reshape(heads, groups, -1, *more)
             return np.ascontiguousarray(of_all[:, :, -1])
 
         float64 = np.dtype(np.float64)
