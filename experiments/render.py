@@ -18,16 +18,17 @@ from typing import Any
 
 from experiments.benchmarks import connection, network_bench, products_bench
 from experiments.claims import (
+    answers,
     attack_tables,
     completions_report,
     confidential_report,
     dp_text_report,
+    fidelity,
     headline,
     logits,
     measured_tables,
     noir_report,
     obfuscation,
-    published,
     shipped,
     split_runs,
     transcript,
@@ -48,6 +49,8 @@ RESULTS = FOLDER / "RESULTS.md"
 BEGIN, END = "<!-- {}: made by experiments.render -->\n", "<!-- end of {} -->\n"
 # Outputs are committed: small pictures.
 SMALL = "%matplotlib inline\n%config InlineBackend.rc = {'figure.dpi': 60}"
+
+
 def execute(path: Path, parameters: str = "") -> Any:
     """The notebook at `path` with fresh outputs; `parameters` runs after the cell of that tag."""
     import nbformat
@@ -181,7 +184,8 @@ TABLES: dict[str, Tables] = {
     "standard": Tables(("standard", "standard_lan"), standard),
     "completions_wan": Tables(("completions_wan",), further_completions),
     "demo": single("demo", shipped.demo_in_results),
-    "smollm2": Tables(("smollm2", "smollm2_lan"), published.in_results),
+    "smollm2": Tables(("smollm2", "smollm2_lan"), answers.in_results),
+    "fidelity": single("fidelity", fidelity.in_results, seconds=False),
     "latency": Tables(("latency",), measured_tables.latency),
     "stock_options": printed("stock_options", options.table, seconds=False),
     "logits": printed("logits", logits.table, seconds=False),

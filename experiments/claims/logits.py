@@ -20,7 +20,7 @@ import argparse
 import base64
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,41 @@ class Flip:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Secure logits of a text [n] against float32's, position by position, float64 or int64 [n];
+    the last two are log-probabilities of the token that comes next, [n - 1].
+    """
+
+    largest: np.ndarray  # absolute error
+    mean: np.ndarray
+    reference_token: np.ndarray  # the most likely one
+    secure_token: np.ndarray
+    margin: np.ndarray  # as in `Flip`
+    log_p_reference: np.ndarray
+    log_p_secure: np.ndarray
+
+    @staticmethod
+    def of(tokens: np.ndarray, reference: np.ndarray, secure: np.ndarray) -> Rows:
+        """Compare logits [n, vocab] of the text `tokens` [n]."""
+        error = np.abs(np.asarray(secure, np.float64) - reference)
+        wanted, found = reference.argmax(axis=-1), secure.argmax(axis=-1)
+        at = np.arange(len(tokens))
+        margin = reference[at, wanted].astype(np.float64) - reference[at, found]
+        return Rows(
+            error.max(axis=-1), error.mean(axis=-1), wanted, found, margin,
+            _log_p(tokens, reference), _log_p(tokens, secure),
+        )  # fmt: skip
+
+
+def _log_p(tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Of every token [n] but the first, by the logits [n, vocab] before it."""
+    z = np.asarray(rows, np.float64)[:-1]
+    z = z - z.max(axis=-1, keepdims=True)
+    log_p = z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+    return np.asarray(log_p[np.arange(len(z)), tokens[1:]])
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Secure logits against float32's."""
 
@@ -150,6 +185,26 @@ class Comparison:
     flips: list[Flip]
     perplexity_float32: float  # per token
     perplexity_secure: float
+
+    @staticmethod
+    def of(texts: Sequence[Rows]) -> Comparison:
+        """Sum up texts of one vocabulary."""
+        names = [field.name for field in fields(Rows)]
+        rows = Rows(*(np.concatenate([getattr(text, n) for text in texts]) for n in names))
+        flips = [
+            Flip(i, int(rows.reference_token[i]), int(rows.secure_token[i]), float(rows.margin[i]))
+            for i in np.flatnonzero(rows.reference_token != rows.secure_token).tolist()
+        ]
+        return Comparison(
+            positions=len(rows.largest),
+            largest_error=float(rows.largest.max()),
+            mean_error=float(rows.mean.mean()),
+            quantiles={f"{q:g}": float(np.quantile(rows.largest, q)) for q in QUANTILES},
+            agreement=1 - len(flips) / len(rows.largest),
+            flips=flips,
+            perplexity_float32=math.exp(-rows.log_p_reference.mean()),
+            perplexity_secure=math.exp(-rows.log_p_secure.mean()),
+        )
 
     @property
     def failures(self) -> list[str]:
@@ -164,33 +219,7 @@ class Comparison:
 
 def compare(tokens: np.ndarray, reference: np.ndarray, secure: np.ndarray) -> Comparison:
     """Compare logits [window, n, vocab] over the windows `tokens` [window, n]."""
-    error = np.abs(np.asarray(secure, np.float64) - reference)
-    vocab = reference.shape[-1]
-    flat, other = reference.reshape(-1, vocab), secure.reshape(-1, vocab)
-    wanted, found = flat.argmax(axis=-1), other.argmax(axis=-1)
-    largest = error.reshape(-1, vocab).max(axis=-1)
-    flips = [
-        Flip(i, int(wanted[i]), int(found[i]), float(flat[i, wanted[i]] - flat[i, found[i]]))
-        for i in np.flatnonzero(wanted != found).tolist()
-    ]
-    return Comparison(
-        positions=len(flat),
-        largest_error=float(error.max()),
-        mean_error=float(error.mean()),
-        quantiles={f"{q:g}": float(np.quantile(largest, q)) for q in QUANTILES},
-        agreement=1 - len(flips) / len(flat),
-        flips=flips,
-        perplexity_float32=perplexity(tokens, reference),
-        perplexity_secure=perplexity(tokens, secure),
-    )
-
-
-def perplexity(tokens: np.ndarray, rows: np.ndarray) -> float:
-    """Per token, of all tokens but each window's first; `rows` are logits [window, n, vocab]."""
-    z = np.asarray(rows, np.float64)[:, :-1]
-    z = z - z.max(axis=-1, keepdims=True)
-    log_p = z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
-    return math.exp(-np.take_along_axis(log_p, tokens[:, 1:, None], axis=-1).mean())
+    return Comparison.of([Rows.of(*w) for w in zip(tokens, reference, secure, strict=True)])
 
 
 # ---- the same pieces in plaintext

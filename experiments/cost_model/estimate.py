@@ -40,7 +40,7 @@ class Options:
     """A greedy completion's public settings, the network, and the cores of both parties together.
 
     `bandwidth` (Mbps, 0: unlimited) and `delay` (ms, one way) replace those of the network. The
-    step is the mean of the first `steps`.
+    step is the mean of the first `steps`. `public_tokens` come before the prompt, in the clear.
     """
 
     prompt_tokens: int
@@ -51,10 +51,14 @@ class Options:
     delay: float | None = None
     cores: int = _CORES
     steps: int = 1
+    public_tokens: int = 0
 
     @property
     def request(self) -> Request:
-        return Request(self.prompt_tokens, self.new_tokens, self.draft_length, temperature=0.0)
+        return Request(
+            self.prompt_tokens, self.new_tokens, self.draft_length, temperature=0.0,
+            public_prefix=(0,) * self.public_tokens,
+        )  # fmt: skip
 
     @property
     def shape(self) -> NetworkShape:
@@ -67,6 +71,8 @@ class Options:
 
     def check(self, config: ModelConfig) -> None:
         """InputError for what cannot be estimated."""
+        commands.check_range("--public-tokens", self.public_tokens, 0)
+        config.check_public(self.public_tokens, "give --public-tokens N")
         self.request.check(config)
         if self.bandwidth is not None and not 0 <= self.bandwidth <= 1e9:
             raise InputError(f"--bandwidth must be 0 to 1e9 Mbps, found {self.bandwidth}")
@@ -146,7 +152,7 @@ def _growth(
 ) -> list[dict[str, Any]]:
     """The same with one thing doubled at a time."""
     longer = 2 * options.prompt_tokens
-    room = max(config.context, longer + options.new_tokens)
+    room = max(config.context, options.public_tokens + longer + options.new_tokens)
     variants = [
         ("layers", config.with_layers(2 * config.layers), options),
         ("width", config.widened(2), options),
@@ -169,6 +175,8 @@ def table(result: dict[str, Any]) -> str:
     network = Options(**options).shape
     rate = f"{network.bits_per_s / 1e6:g} Mbps" if network.bits_per_s else "unlimited bandwidth"
     positions = options["draft_length"] + 1
+    public = options["public_tokens"]
+    after = f" after {public} in the clear" if public else ""
     names = ("prefill", "step")
     heads = "", "delay s", "transmission s", "compute s", "rounds", "stored MB per party"
     lines = [
@@ -176,7 +184,7 @@ def table(result: dict[str, Any]) -> str:
         f"{rate}, {network.delay_s * 1e3:g} ms one way; {options['cores']} cores",
         "",
         *_costs("", [
-            (f"prefill of {options['prompt_tokens']}", result["prefill"]),
+            (f"prefill of {options['prompt_tokens']}{after}", result["prefill"]),
             (f"step of {positions}", result["step"]),
         ]),
         "",
@@ -218,6 +226,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "`experiment prices` measured them. Only the config.json of the model is read."
     )
     commands.add_number(parser, "--prompt-tokens", 64, "prefilled")
+    commands.add_number(parser, "--public-tokens", 0, "before them, in the clear")
     commands.add_number(parser, "--new-tokens", 32, "that the cache has room for")
     commands.add_number(parser, "--draft-length", 7, "drafts per step, 0 to 16", "G")
     parser.add_argument("--network", choices=tuple(NETWORKS), default="lan",

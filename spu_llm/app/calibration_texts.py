@@ -85,15 +85,23 @@ def _chats(path: Path, directory: Path) -> Iterator[Part]:
 
     template, tokenizer = Template.load(directory), Tokenizer.load(directory)
     render = functools.partial(render_apart, template)
+    for _, messages in messages_in(path):
+        head, rest = cut(render, messages)
+        yield tokenizer.encode(head, goes_on=True), tokenizer.encode(rest, goes_on=True)
+
+
+def messages_in(path: Path) -> Iterator[tuple[dict[str, Any], list[Message]]]:
+    """Read the first MAX_TEXTS chats of a JSON Lines file: each one's fields, and its messages.
+    InputError, with the line, for what is none.
+    """
     lines = [line for line in read_text(path, "--chats").split("\n") if line][:MAX_TEXTS]
     if not lines:
         raise InputError(f"{path}, of --chats, is empty")
     for number, line in enumerate(lines, 1):
-        head, rest = cut(render, _messages(line, f"line {number} of {path}"))
-        yield tokenizer.encode(head, goes_on=True), tokenizer.encode(rest, goes_on=True)
+        yield _chat(line, f"line {number} of {path}")
 
 
-def _messages(line: str, where: str) -> list[Message]:
+def _chat(line: str, where: str) -> tuple[dict[str, Any], list[Message]]:
     from models.chat import Message
 
     try:
@@ -105,7 +113,7 @@ def _messages(line: str, where: str) -> list[Message]:
         raise InputError(
             f'{where} has no "messages", each with "content" and a "role": {", ".join(_ROLES)}'
         )
-    return [Message(one["role"], one["content"]) for one in given]
+    return found, [Message(one["role"], one["content"]) for one in given]
 
 
 def _is_message(given: Any) -> bool:

@@ -37,6 +37,12 @@ STUDIES = {
         "secure verification beside a decoder block of SPU's",
     ),
     "experiment logits": ("experiments.claims.logits", "secure logits against float32"),
+    "experiment fidelity": (
+        "experiments.claims.fidelity", "a chat model's logits, ranges and answers against float32"
+    ),
+    "experiment answers": (
+        "experiments.claims.answers", "whole answers of a chat model between two processes"
+    ),
     "experiment transcript": (
         "experiments.claims.transcript", "whether message sizes and counts depend on secrets"
     ),

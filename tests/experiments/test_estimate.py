@@ -270,6 +270,8 @@ def test_growth_doubles_one_thing_at_a_time(tmp_path: Path) -> None:
         (["--bandwidth", "nan"], "--bandwidth must be"),
         (["--delay", "-1"], "--delay must be 0 to 1e6 ms"),
         (["--steps", "5"], "--steps must be 1 to 3 with so many new tokens, found 5"),
+        (["--public-tokens", "-1"], "--public-tokens must be at least 0, found -1"),
+        (["--public-tokens", "60"], "the model's context is 64, 60 of which the public prefix"),
         (["--cores", "0"], "--cores must be at least 1, found 0"),
         (["--network", "moon"], "invalid choice: 'moon'"),
         (["--json", "/nowhere/a"], "--json: /nowhere is not a directory"),

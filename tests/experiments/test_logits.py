@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from experiments.claims import logits
-from experiments.claims.logits import compare, perplexity, windows_from
+from experiments.claims.logits import compare, windows_from
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
 from models.training.snippets import SHIPPED
@@ -76,12 +76,12 @@ def test_flips_are_listed_and_too_many_fail() -> None:
 
 
 def test_perplexity_of_known_distributions() -> None:
-    assert perplexity(TOKENS, np.zeros((4, 25, 30))) == pytest.approx(30)
-    certain = np.zeros((4, 25, 30))
+    certain = np.zeros((4, 25, 30), np.float32)
     # Row i predicts token i + 1: three nats above the other 29.
     np.put_along_axis(certain[:, :-1], TOKENS[:, 1:, None], 3.0, axis=-1)
-    wanted = (math.exp(3) + 29) / math.exp(3)
-    assert perplexity(TOKENS, certain) == pytest.approx(wanted)
+    result = compare(TOKENS, np.zeros((4, 25, 30), np.float32), certain)
+    assert result.perplexity_float32 == pytest.approx(30)
+    assert result.perplexity_secure == pytest.approx((math.exp(3) + 29) / math.exp(3))
 
 
 def test_windows_come_from_all_over_the_text(tiny_pair: tuple[Path, Path]) -> None:

@@ -205,14 +205,25 @@ def made_beside(entries: list[Entry]) -> dict[str, Any]:
 
 
 def per_step(entries: list[Entry]) -> list[dict[str, Any]]:
-    """Cost of each decode step: a step ends when the client has announced how it went."""
+    """Return the cost of each decode step, online and of what was made ahead since the step before.
+    A step ends when the client has announced how it went.
+    """
     steps: list[dict[str, Any]] = []
-    seconds, traffic = 0.0, Traffic()
+    online: list[Entry] = []
+    ahead: list[Entry] = []
     for entry in entries:
-        if entry.phase != "decode":
-            continue
-        seconds, traffic = seconds + entry.seconds, traffic + entry.traffic
+        (online if entry.phase == "decode" else ahead).append(entry)
         if entry.function in (announce.name, announce_end.name):
-            steps.append({"seconds": seconds, "bytes": traffic.bytes, "messages": traffic.messages})
-            seconds, traffic = 0.0, Traffic()
+            if online:
+                steps.append(_cost("", online) | _cost("ahead_", ahead))
+            online, ahead = [], []
     return steps
+
+
+def _cost(name: str, entries: Sequence[Entry]) -> dict[str, Any]:
+    traffic = sum((e.traffic for e in entries), Traffic())
+    seconds = sum((e.seconds for e in entries), 0.0)
+    return {
+        f"{name}seconds": seconds, f"{name}bytes": traffic.bytes,
+        f"{name}messages": traffic.messages,
+    }  # fmt: skip

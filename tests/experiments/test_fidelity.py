@@ -1,0 +1,155 @@
+"""The study of a chat model's fidelity, on a tiny one: forwards, answers, a session, the tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.claims import fidelity
+from experiments.claims.chat_texts import ChatText, Forward, chat_texts
+from experiments.claims.fidelity import answered, by_pieces, greedy_of, on_shares, table
+from models.family import logits
+from models.hf import load_model, save_model
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import InputError
+from tests.experiments.chats import save_chats
+
+CHATS = ("if path:\n" * 3, "hi", "def main(): pass")
+
+
+@pytest.fixture(scope="module")
+def texts(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[ChatText]:
+    file = save_chats(tmp_path_factory.mktemp("chats") / "a.jsonl", *CHATS)
+    return chat_texts(chat_model, [file])
+
+
+@pytest.fixture(scope="module")
+def forwards(chat_model: Path, texts: list[ChatText]) -> tuple[Forward, Forward]:
+    config, params = load_model(chat_model)
+    exact, pieces = (Forward(config, params, texts[0].head, pieces=p) for p in (False, True))
+    return exact, pieces
+
+
+def test_chats_are_cut_where_words_begin(chat_model: Path, texts: list[ChatText]) -> None:
+    tokenizer = Tokenizer.load(chat_model)
+    assert [tokenizer.decode(text.head) for text in texts] == ["<user>"] * 3
+    assert tokenizer.decode(texts[1].rest) == "hi\n<assistant>"
+    assert [text.kind for text in texts] == ["kind 0", "kind 1", "kind 0"]
+    assert texts[1].words == "hi"
+
+
+def test_chats_that_begin_otherwise_are_refused(chat_model: Path, tmp_path: Path) -> None:
+    files = [
+        save_chats(tmp_path / "a.jsonl", "hi"), save_chats(tmp_path / "b.jsonl", "hi", system="x")
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="begin in different ways"):
+        chat_texts(chat_model, files)
+
+
+def test_both_forwards_go_on_after_the_public_tokens(
+    chat_model: Path, texts: list[ChatText], forwards: tuple[Forward, Forward]
+) -> None:
+    """The exact one as a forward of the whole text; pieces near it, and not the same."""
+    config, params = load_model(chat_model)
+    for text in texts:
+        whole = np.asarray(logits(params, config, jnp.asarray([*text.head, *text.rest])))
+        (exact, _), (near, outside) = (forward(text.rest) for forward in forwards)
+        np.testing.assert_allclose(exact, whole[len(text.head) :], atol=1e-4)
+        assert 1e-4 < np.abs(near - exact).max() < 0.05 and not outside
+
+
+def test_texts_that_leave_their_ranges_are_counted_and_not_compared(
+    chat_model: Path, texts: list[ChatText], forwards: tuple[Forward, Forward]
+) -> None:
+    class LeavesInTheFirst(Forward):
+        def __init__(self) -> None:
+            pass
+
+        def __call__(self, tokens: Any) -> tuple[np.ndarray, bool]:
+            rows, _ = forwards[0](tokens)
+            first = tokens == texts[0].rest
+            return rows + (100.0 if first else 0.0), first
+
+    compared, found = by_pieces(texts, forwards[0], LeavesInTheFirst(), lambda name: None)
+    assert [text.outside for text in found] == [True, False, False]
+    assert compared.positions == sum(len(text.rest) for text in texts[1:])
+    assert compared.largest_error == 0.0
+
+
+def test_pieces_say_that_a_row_left_its_range(
+    chat_model: Path, texts: list[ChatText], tmp_path: Path
+) -> None:
+    config, params = load_model(chat_model)
+    save_model(tmp_path / "huge", config, params | {"wte": params["wte"] * 1000.0})
+    pieces = Forward(*load_model(tmp_path / "huge"), texts[0].head, pieces=True)
+    assert pieces(texts[1].rest)[1]
+
+
+def test_answers_are_compared_token_by_token(
+    chat_model: Path, texts: list[ChatText], forwards: tuple[Forward, Forward]
+) -> None:
+    exact, pieces = forwards
+    greedy, tokenizer = greedy_of(chat_model, 40, 5), Tokenizer.load(chat_model)
+    same = answered(texts, exact, pieces, tokenizer, greedy, lambda name: None)
+    assert [(q.tokens, q.flip, q.margin) for q in same] == [(5, None, None)] * 3
+    assert all(q.closest > 0 for q in same)
+
+    class OtherThird(Forward):
+        """Prefers another token at the third place of an answer, and at all after it."""
+
+        def __init__(self) -> None:
+            pass
+
+        def __call__(self, tokens: Any) -> tuple[np.ndarray, bool]:
+            rows = exact(tokens)[0].copy()
+            order = np.argsort(rows, axis=-1)
+            at = np.arange(len(rows) - 3, len(rows))
+            rows[at, order[at, -2]] = rows[at, order[at, -1]] + 1.0
+            return rows, False
+
+    (one,) = answered(texts[1:2], exact, OtherThird(), tokenizer, greedy, lambda name: None)
+    assert one.flip == 2 and one.margin is not None and one.margin >= one.closest > 0
+
+
+def test_a_session_opens_all_logits(
+    chat_model: Path, texts: list[ChatText], forwards: tuple[Forward, Forward],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Two processes: the programs of a completion, a prefill of one token and a step of five."""
+    monkeypatch.setattr(fidelity, "WINDOW_TOKENS", 6)
+    found, took, agreed = on_shares(chat_model, texts, 1, forwards[0])
+    assert found.positions == 6 and found.agreement == 1.0
+    assert 0 < found.largest_error < 0.03
+    vocab = load_model(chat_model)[0].vocab_size
+    assert f"logits (study): {6 * vocab} x 64 bit in 2 openings" in took["learned"]["client"]
+    assert not any("logits" in line for line in took["learned"]["provider"])
+    assert agreed["network"] == "local"
+
+
+def test_the_tables_name_what_failed() -> None:
+    compared = {
+        "positions": 200, "largest_error": 0.3, "mean_error": 0.01, "quantiles": {"0.5": 0.1},
+        "agreement": 0.985, "flips": [{"margin": 0.02}, {"margin": 0.01}],
+        "perplexity_float32": 20.0, "perplexity_secure": 20.01,
+    }  # fmt: skip
+    question = {
+        "kind": "facts", "question": "a | b\nc", "answer": "x", "tokens": 3, "flip": 1,
+        "margin": 0.01, "closest": 0.01,
+    }  # fmt: skip
+    text = table({
+        "pieces": compared, "failures": ["by pieces: too few"], "questions": [question],
+        "texts": [
+            {"kind": "code", "tokens": 7, "outside": False},
+            {"kind": "code", "tokens": 9, "outside": True},
+        ],
+    })  # fmt: skip
+    assert "| top-1 agreement (at least 99%) | 98.50% |" in text
+    assert "| perplexity, these logits (within 0.1%) | 20.010 (+0.050%) |" in text
+    assert "| largest margin of a flip | 0.0200 of 2 |" in text
+    assert "| code | 2 | 16 | 1 |" in text
+    assert r"| facts | a \| b c | 3 | 0.010 | token 2 differs, margin 0.010 |" in text
+    assert text.endswith("criterion: by pieces: too few")
