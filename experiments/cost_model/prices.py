@@ -43,7 +43,7 @@ from spu_llm.app.printing import show
 from spu_llm.core.correlation import Correlation
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.values import CLIENT, PROVIDER
-from spu_llm.offline.packed.layout import CIPHERTEXT_BYTES, Layout
+from spu_llm.offline.packed.layout import columns_apart
 from spu_llm.offline.packed.products import owners
 
 SHIPPED = Path(__file__).parent / "prices.json"
@@ -168,14 +168,20 @@ def _packed_terms(correlation: Correlation, figure: str) -> list[float]:
     assert correlation.matrices is not None
     empty = [np.zeros((1, *part.shape), np.uint64) for part in correlation.masks]
     x, y = correlation.matrices(*empty)
-    layout = Layout(correlation.chunk, x.shape[1], x.shape[2], y.shape[2])
-    ciphertexts, pairs = layout.groups * layout.blocks, layout.units * layout.pairs
+    layouts = [
+        of for _, of in columns_apart(correlation.chunk, x.shape[1], x.shape[2], y.shape[2])
+    ]
     if figure == "seconds":
-        products = 0 if layout.is_scalar else pairs * layout.blocks
-        return [1.0, ciphertexts, products, pairs]
+        ciphertexts = sum(of.groups * of.blocks for of in layouts)
+        pairs = [of.units * of.pairs for of in layouts]
+        products = sum(
+            0 if of.is_scalar else some * of.blocks for of, some in zip(layouts, pairs, strict=True)
+        )
+        return [1.0, ciphertexts, products, sum(pairs)]
     sender, encrypt = _sender(figure), owners(correlation)
-    sent = ciphertexts * CIPHERTEXT_BYTES if sender in encrypt else 0
-    return [float(sent + (layout.answer_bytes if 1 - sender in encrypt else 0))]
+    sent = sum(of.ciphertext_bytes for of in layouts) if sender in encrypt else 0
+    answered = sum(of.answer_bytes for of in layouts) if 1 - sender in encrypt else 0
+    return [float(sent + answered)]
 
 
 def _sender(figure: str) -> int:

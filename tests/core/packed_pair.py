@@ -12,7 +12,7 @@ from spu_llm.core.correlation import Correlation, Form, Part
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.offline import rlwe
-from spu_llm.offline.packed.layout import Layout
+from spu_llm.offline.packed.layout import Layout, columns_apart
 from spu_llm.offline.packed.products import PackedProducts
 from spu_llm.offline.packed.ring import N
 from tests.core.silent_pair import RANKS, Two, Wire
@@ -44,10 +44,17 @@ def one_way(n: int, k: int, m: int) -> Correlation:
     return correlation_of(n, k, m, Owner.CLIENT, Owner.PROVIDER)
 
 
-def layout_of(c: Correlation, masks: Masks) -> Layout:
+def layouts_of(c: Correlation, masks: Masks) -> list[Layout]:
+    """Of all columns, in order."""
     assert c.matrices is not None
     x, y = c.matrices(*masks[CLIENT])
-    return Layout(len(x), x.shape[1], x.shape[2], y.shape[2])
+    return [of for _, of in columns_apart(len(x), x.shape[1], x.shape[2], y.shape[2])]
+
+
+def layout_of(c: Correlation, masks: Masks) -> Layout:
+    """The one of all columns together."""
+    (of,) = layouts_of(c, masks)
+    return of
 
 
 def deviation(of: Layout) -> float:
@@ -100,10 +107,9 @@ class PackedTwo(Two):
         x, y = c.matrices(*(a + b for a, b in zip(*masks, strict=True)))
         return (client + provider - x @ y).view(np.int64)
 
-    def answer(self, of: Layout, at: int = -1) -> tuple[np.ndarray, np.ndarray]:
-        """c0 and the wanted coefficients of c1 of the client's message number `at`."""
-        sent = np.frombuffer(self.wires[CLIENT].sent[at], np.uint64).reshape(of.answers, -1)
-        return sent[:, :N], sent[:, N:]
+    def answer(self, of: Layout, at: int = -1) -> np.ndarray:
+        """c0 [answers, N] of the client's message number `at`."""
+        return np.frombuffer(self.wires[CLIENT].sent[at], np.uint64).reshape(of.answers, N)
 
     def ciphertexts(self, of: Layout, at: int = -1) -> np.ndarray:
         """b_b [groups blocks, 2, N] of the provider's message number `at`."""

@@ -71,7 +71,7 @@ def test_p_is_nobodys_choice(monkeypatch: pytest.MonkeyPatch) -> None:
         two, c = PackedTwo(), one_way(1, 1, 4)
         masks = scaled(two, 41, m=4)
         two.make(c, masks)
-        c0, _ = two.answer(layout_of(c, masks))
+        c0 = two.answer(layout_of(c, masks))
         return list(GUESSES[near(c0[0, :8] - guesses(public_a(two, 0, 1)[0]))])
 
     assert words_found() == []
@@ -137,7 +137,7 @@ def test_every_public_string_is_for_one_encryption(monkeypatch: pytest.MonkeyPat
     assert len(set(first)) == len(first)
 
 
-# ---- s' and w
+# ---- s'
 
 
 def test_every_answer_has_its_own_small_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_every_answer_has_its_own_small_secret(monkeypatch: pytest.MonkeyPatch) 
         for some in (x[:2], x[2:]):
             masks = scaled(two, *some)
             two.make(c, masks)
-            c0.extend(two.answer(layout_of(c, masks))[0][:, :8])
+            c0.extend(two.answer(layout_of(c, masks))[:, :8])
         made = [guesses(a) for a in public_a(two, 0, 4)]
         pairs = []
         for i, j in ((0, 1), (0, 2), (1, 3)):
@@ -168,40 +168,6 @@ def test_every_answer_has_its_own_small_secret(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(rlwe, "ternary", same)
     assert found() == [[(7, 60)], [(7, 33)], [(60, 2)]]
-
-
-class Stuck(Prg):
-    """Repeats rows of `size` words, or leaves them out."""
-
-    def __init__(self, size: int, zero: bool = False) -> None:
-        super().__init__(Prg.from_os()._key)
-        self.size = size
-        self.row = np.zeros((1, size), np.uint64) if zero else super().words((1, size))
-
-    def words(self, shape: tuple[int, ...]) -> np.ndarray:
-        if shape[1:] == (self.size,):
-            return np.repeat(self.row, shape[0], axis=0)
-        return super().words(shape)
-
-
-def test_every_answer_has_its_own_w() -> None:
-    """Of one call and of two; else the owner's shares differ by the products, for a Y that it
-    knows.
-    """
-    c = one_way(1, 1, N)
-
-    def shows(own: Prg | None = None) -> list[bool]:
-        two, off = PackedTwo(), []
-        if own is not None:
-            two.products[CLIENT]._own = own
-        for seed in (1, 2):
-            masks = two.draw(c, 2, seed)
-            exact = masks[CLIENT][0] @ masks[PROVIDER][1]
-            off.extend((two.make(c, masks)[PROVIDER] - exact)[:, 0])
-        return [bool(near(off[i] - off[j], 2.0**15)) for i, j in ((0, 1), (0, 2), (1, 3))]
-
-    assert shows() == [False] * 3
-    assert shows(Stuck(N)) == [True] * 3
 
 
 # ---- raw products stay closed
@@ -328,7 +294,7 @@ def all_noise(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     b = two.ciphertexts(of, -2)
     rows.append(encryption_noise(b, public_a(two, 0, count), s, right, 64 - len(of.switches)))
     # The one answer without packing.
-    c0, _ = two.answer(layout_of(c, alone))
+    c0 = two.answer(layout_of(c, alone))
     plain = ring.upper_times(public_a(two, count, 1)[0], np.uint64(5))
     rest = c0[0] - plain - ring.word_times_small(p, rlwe.transform(drawn["s'"][0]))
     rows.append(rest.view(np.int64).astype(float)[None])
@@ -367,7 +333,7 @@ def uniform(message: bytes) -> bool:
 
 
 def test_what_is_sent_looks_uniform() -> None:
-    """Of zeros too; c0 and c1 by themselves."""
+    """Of zeros, too."""
     two, c = PackedTwo(), correlation_of(4, 3, 512)
     masks = [[np.zeros_like(x) for x in mine] for mine in two.draw(c, 2)]
     of = layout_of(c, masks)
@@ -376,27 +342,51 @@ def test_what_is_sent_looks_uniform() -> None:
     for wire in two.wires:
         assert [len(x) for x in wire.sent[:3]] == [KEY, SWITCHING, SWITCHING]
         assert all(uniform(message) for message in wire.sent)
-    assert all(uniform(part.tobytes()) for part in two.answer(of))
 
 
-def test_answers_look_uniform_to_an_owner_that_sends_anything() -> None:
-    """Keys and ciphertexts of zeros; without w it would see c1."""
+def test_answers_look_uniform_to_an_owner_that_sends_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keys and ciphertexts of zeros, for an X of zeros; without s' it would see noise alone."""
     c = one_way(4, 3, 512)
-    two = PackedTwo()
-    of = layout_of(c, two.draw(c, 2))
+    of = layout_of(c, PackedTwo().draw(c, 2))
     assert of.answers == 1
 
-    def answer(own: Prg) -> tuple[np.ndarray, np.ndarray]:
+    def answer() -> np.ndarray:
         two = PackedTwo()
-        two.products[CLIENT]._own = own
         two.wires[PROVIDER].change = lambda number, data: bytes(len(data))
-        two.make(c, two.draw(c, 2))
+        two.make(c, [[np.zeros_like(x) for x in mine] for mine in two.draw(c, 2)])
         return two.answer(of)
 
-    c0, c1 = answer(Prg.from_os())
-    assert uniform(c0.tobytes()) and uniform(c1.tobytes())
-    c0, c1 = answer(Stuck(c1.shape[1], zero=True))
-    assert uniform(c0.tobytes()) and not c1.any()
+    assert uniform(answer().tobytes())
+    monkeypatch.setattr(rlwe, "ternary", lambda prg, count, n: np.zeros((count, n)))
+    assert not uniform(answer().tobytes())
+
+
+def test_c1_stays_with_the_evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner that had it, too, would have the product, and X with it."""
+    c = one_way(1, 1, N)
+
+    def words_of_x(leaks: bool) -> list[int]:
+        two, kept = PackedTwo(), []
+        client, owner = two.products
+        answer = client._answer
+
+        def kept_answer(*args: Any) -> Any:
+            c0, c1 = answer(*args)
+            kept.append(c1)
+            return c0, c1
+
+        monkeypatch.setattr(client, "_answer", kept_answer)
+        masks = scaled(two, 41)
+        two.make(c, masks)
+        share = np.uint64(0) - ring.word_times_small(two.answer(layout_of(c, masks)), owner._small)
+        seen = share + kept[0] if leaks else share
+        y = masks[PROVIDER][1][0]
+        return list(GUESSES[near(seen - GUESSES[:, None] * y, 2.0**15)])
+
+    assert words_of_x(leaks=False) == []
+    assert words_of_x(leaks=True) == [41]
 
 
 def wire(two: PackedTwo) -> np.ndarray:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from spu_llm.core.prg import Prg
 from spu_llm.offline.packed import layout, ring
-from spu_llm.offline.packed.layout import Layout
+from spu_llm.offline.packed.layout import Layout, columns_apart
 from spu_llm.offline.packed.ring import N
 
 DEGREE = 64
@@ -154,6 +154,29 @@ def test_shapes_of_this_repository() -> None:
         (1, 8192, 768, 10, 7, 1, 64, 1),
         (1, 8, 1, 8, 8, 1, 8, 8),
     ]
+
+
+@pytest.mark.parametrize(
+    ("units", "n", "k", "m", "expected"),
+    [
+        (64, 1, 1, 576, [(0, 512), (512, 64)]),
+        (64, 1, 1, 768, [(0, 512), (512, 256)]),
+        (64, 1, 1, 512, [(0, 512)]),
+        (2, 1, 1, 576, [(0, 576)]),  # two polynomials would be sent in place of one
+        (64, 2, 1, 576, [(0, 576)]),
+        (64, 1, 576, 3, [(0, 3)]),
+    ],
+)
+def test_columns_of_words_times_rows_stand_apart_where_that_sends_less(
+    units: int, n: int, k: int, m: int, expected: list[tuple[int, int]]
+) -> None:
+    found = columns_apart(units, n, k, m)
+    assert [(columns.start, of.m) for columns, of in found] == expected
+    assert [columns.stop - columns.start for columns, _ in found] == [of.m for _, of in found]
+    assert sum(of.m for _, of in found) == m
+    whole = Layout(units, n, k, m)
+    sent = sum(of.ciphertext_bytes + of.answer_bytes for _, of in found)
+    assert sent <= whole.ciphertext_bytes + whole.answer_bytes
 
 
 @pytest.mark.parametrize("m", [N + 1, 2 * N])

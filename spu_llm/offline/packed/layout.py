@@ -26,6 +26,7 @@ _ROWS = 2  # of X in a polynomial: more make fewer polynomials of X's, and more 
 _PACKED = 128  # pairs that become one, at most: the error grows with them
 
 CIPHERTEXT_BYTES = 16 * N  # of b_b
+ANSWER_BYTES = 8 * N  # of c0
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,14 @@ class Layout:
         return self.stride // self.packed
 
     @property
+    def ciphertext_bytes(self) -> int:
+        """Of what the owner sends."""
+        return CIPHERTEXT_BYTES * self.groups * self.blocks
+
+    @property
     def answer_bytes(self) -> int:
         """Of what the evaluator sends."""
-        return 8 * self.answers * (N + N // self.apart)
+        return ANSWER_BYTES * self.answers
 
     @property
     def switches(self) -> list[int]:
@@ -155,3 +161,23 @@ class Layout:
         by_pair = by_pair.reshape(self.answers * self.packed, -1)[: self.units * self.pairs]
         rows = by_pair[:, : self.rows * self.m].reshape(self.units, -1, self.m)
         return rows[:, : self.n]
+
+
+def columns_apart(units: int, n: int, k: int, m: int) -> list[tuple[slice, Layout]]:
+    """Return layouts of units X Y, each with the columns of Y that it is of, in order: all of them
+    in one, or where X is one word in several that send less. There D m is N only for a power of
+    two: of 576 columns, 512 and 64 fill their polynomials.
+    """
+    whole = Layout(units, n, k, m)
+    best = [(slice(0, m), whole)]
+    most = 1 << m.bit_length() - 1
+    if not whole.is_scalar or most == m:
+        return best
+    rest = [
+        (slice(most + of.start, most + of.stop), layout)
+        for of, layout in columns_apart(units, n, k, m - most)
+    ]
+    parts = [(slice(0, most), Layout(units, n, k, most)), *rest]
+    return min(best, parts, key=lambda found: sum(
+        layout.ciphertext_bytes + layout.answer_bytes for _, layout in found
+    ))  # fmt: skip

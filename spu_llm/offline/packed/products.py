@@ -17,10 +17,9 @@ party's share of X times the other's share of Y is made like this; the *owner* e
      has twice those of A at multiples of d, twice those of B half-way between them, and nothing
      else at multiples of d/2. The second summand is one under s(X^(1 + 2N/d)); the switching key
      of d brings it under s.
-  5. Evaluator: adds p s' + e' to c0, for ternary s' and noise e', and (p s + e) s' + w to c1, for
-     uniform w, all of them fresh. It sends c0, and of c1 the coefficients that are wanted. Its
-     share is -w.
-  6. Owner: c1 - c0 s is its share.
+  5. Evaluator: adds p s' + e' to c0 and (p s + e) s' to c1, for ternary s' and noise e', both
+     fresh. It sends c0. Its share is c1.
+  6. Owner: -c0 s is its share.
 
 Error. Step 4 multiplies by 2^g, which is why the message stands at 2^(64 - g). In units of a
 share's last place the standard deviation of the error of one direction is, for g = 6 and 256 words
@@ -36,14 +35,17 @@ are truncated, is off by 2^-6.6 of its last place. Of 128 units at once, where g
 for sums of 768 squares (encrypted by one party) and for scaled rows (by both).
 
 What each party learns. The evaluator sees RLWE samples under s: ciphertexts, the key, and switching
-keys. The owner sees c0 under an RLWE sample of the evaluator's, a fresh s' each, and c1 under w. If
-RLWE with ternary secrets is hard (`packed.ring` has the parameters), all of this is uniform to who
-sees it; c0 and c1 are so whatever the owner has sent.
+keys. The owner sees c0 under an RLWE sample of the evaluator's, a fresh s' each. If RLWE with
+ternary secrets is hard (`packed.ring` has the parameters), all of this is uniform to who sees it;
+c0 is so whatever the owner has sent. Either share follows from what its party saw and drew, and the
+other one is the product less it, with the error above: as if a dealer had let a party that looks
+choose its share. So whatever hides a result hides it by the other party's share, which a party
+knows as little of as of the other one's mask.
 
 Conditions, each with a test (tests/core/test_packed_conditions.py):
   - p and every a come from strings that neither party chooses, one of its own for everything that
     is encrypted: two ciphertexts under one a differ by what they hold, and p = 0 would show c0.
-  - s' and w are fresh for every answer.
+  - s' is fresh for every answer.
   - Nobody opens a product before its last bits are truncated, 18 of them, nor too many: its error
     depends on e, s and X, and who knows the product from elsewhere finds s from some 2^28 that are
     opened.
@@ -74,7 +76,7 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.offline import rlwe, versions
 from spu_llm.offline.packed import ring
-from spu_llm.offline.packed.layout import Layout
+from spu_llm.offline.packed.layout import Layout, columns_apart
 from spu_llm.offline.packed.ring import KEY_BITS, KEY_DROP, KEY_LIMB, LIMB, N
 
 VERSION = versions.PACKED
@@ -120,9 +122,18 @@ class PackedProducts:
         self._busy = True
         encrypt = owners(correlation)
         x, y = correlation.matrices(*masks)
-        layout = Layout(len(x), x.shape[1], x.shape[2], y.shape[2])
-        first, self._made = self._made, self._made + layout.groups * layout.blocks
         found = x @ y
+        parts = columns_apart(len(x), x.shape[1], x.shape[2], y.shape[2]) if encrypt else []
+        for columns, layout in parts:
+            self._add(found[..., columns], layout, encrypt, x, y[..., columns])
+        self._busy = False
+        return [found]
+
+    def _add(
+        self, to: np.ndarray, layout: Layout, encrypt: Sequence[int], x: np.ndarray, y: np.ndarray
+    ) -> None:
+        """Add this party's shares of both cross terms."""
+        first, self._made = self._made, self._made + layout.groups * layout.blocks
         # 1. and 2.
         if self.rank in encrypt:
             self._send_keys(layout.switches)
@@ -131,17 +142,14 @@ class PackedProducts:
         if 1 - self.rank in encrypt:
             self._receive_keys(layout.switches)
             theirs = self._received((layout.groups, layout.blocks, 2, N))
-            c0, c1, share = self._answer(layout, x, theirs, first)
-            self._channel.send(np.concatenate([c0, c1], axis=1).tobytes())
-            found += layout.decoded(share)
+            c0, share = self._answer(layout, x, theirs, first)
+            self._channel.send(c0.tobytes())
+            to += layout.decoded(share)
         # 6.
         if self.rank in encrypt:
-            answer = self._received((layout.answers, N + N // layout.apart))
-            c0, c1 = answer[:, :N], answer[:, N:]
-            share = c1 - ring.word_times_small(c0, self._small)[:, :: layout.apart]
-            found += layout.decoded(share)
-        self._busy = False
-        return [found]
+            c0 = self._received((layout.answers, N))
+            share = np.uint64(0) - ring.word_times_small(c0, self._small)[:, :: layout.apart]
+            to += layout.decoded(share)
 
     # ---- the owner
 
@@ -197,8 +205,8 @@ class PackedProducts:
 
     def _answer(
         self, layout: Layout, x: np.ndarray, theirs: np.ndarray, first: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Step 5: c0 [answers, N], c1, and this party's share: [answers, N packed / D]."""
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Steps 3 to 5: c0 [answers, N], and this party's share [answers, N packed / D]."""
         left = layout.encoded_left(x)
         c = np.zeros((2, layout.answers * layout.packed, N), np.uint64)
         for group in range(layout.groups):
@@ -223,9 +231,7 @@ class PackedProducts:
         secret = rlwe.transform(rlwe.ternary(self._own, layout.answers, N))
         c0, c1 = c + ring.word_times_small(self._key[:, None], secret[:, None])
         c0 += rlwe.noise(self._own, c0.shape).view(np.uint64)
-        c1 = c1[:, :: layout.apart]
-        w = self._own.words(c1.shape)
-        return c0, c1 + w, np.uint64(0) - w
+        return c0, c1[:, :: layout.apart]
 
     def _multiplied(self, left: np.ndarray, right: np.ndarray, at_once: int) -> np.ndarray:
         """Step 3: words [2, pairs, N] of polynomials [pairs, blocks, N] and transforms [2, blocks,
