@@ -17,8 +17,7 @@ from models.ranges import LARGEST_LINEAR, Bounds, of_site
 from protocols.arithmetic.projection import GAP, PROJECTIONS, least_bits
 from protocols.bits.compare import sign_cost
 from protocols.functions.nonlinear import (
-    GELU,
-    SILU,
+    PIECES,
     activation_bits,
     norm_high,
     norm_lines,
@@ -27,7 +26,6 @@ from protocols.functions.nonlinear import (
 
 CHECKED, PROVED = "checked", "proved"
 _SOFTMAX_ERROR = 4e-4  # relative (`protocols.functions.nonlinear`)
-_FUNCTIONS = {"gelu": GELU[6], "silu": SILU[8]}
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def _scores(config: ModelConfig, block: int, found: Bounds) -> Site:
 
 def _inputs(config: ModelConfig, block: int, found: Bounds, weights: Any) -> Site:
     largest = of_site(config.largest_activation, block)
-    function = _FUNCTIONS["silu" if "gate_up" in weights else "gelu"]
+    function = PIECES["silu" if "gate_up" in weights else "gelu"]
     width = _last(weights).shape[0]
     return Site(
         block, "feed-forward inputs", found.activation, None, -largest, largest, PROVED,

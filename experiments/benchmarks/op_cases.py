@@ -335,7 +335,7 @@ _CASES = [
         {"low bits of x ^ y": _fraction},
     ),
     _function("gelu", "GELU (tanh form)", nonlinear.gelu, lambda x: jax.nn.gelu(x), 3e-3),
-    _function("silu", "SiLU", nonlinear.silu, lambda x: jax.nn.silu(x), 4e-3),
+    _function("silu", "SiLU", nonlinear.silu, lambda x: jax.nn.silu(x), 1.1e-2),
     _function(
         "reciprocal", f"1 / x, {_LOW:g} <= x < {_HIGH:g}",
         lambda x: nonlinear.reciprocal(x, low=_LOW, high=_HIGH)[0], lambda x: 1 / x, 3e-4,

@@ -18,6 +18,7 @@ from protocols.functions.layers import times
 from protocols.functions.nonlinear import (
     GELU,
     NORM_LOW,
+    PIECES,
     RECIPROCAL_BITS,
     SILU,
     gelu,
@@ -62,7 +63,7 @@ def _held(x: np.ndarray) -> np.ndarray:
 GRID = np.concatenate([
     np.linspace(-10, 10, 161),
     *(np.array(f.thresholds)[:, None] / 16 + [-2 * UNIT, 0, 2 * UNIT, 1 / 16]
-      for f in (GELU[6], SILU[8])),
+      for f in PIECES.values()),
     [-246.0, 246.0],
 ], axis=None)  # fmt: skip
 GRID = _held(GRID)
@@ -123,7 +124,7 @@ FUNCTIONS = {
         messages=10, error=_allowed(GELU[6]),
     ),
     "silu": Function(
-        silu, lambda x: x / (1 + np.exp(-x)), GRID, messages=10, error=_allowed(SILU[8])
+        silu, lambda x: x / (1 + np.exp(-x)), GRID, messages=10, error=_allowed(PIECES["silu"])
     ),
     "reciprocal": Function(
         lambda x: reciprocal(x, **RANGE)[0], lambda x: 1 / x, IN_RANGE, messages=12, relative=3e-4
