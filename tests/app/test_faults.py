@@ -201,6 +201,7 @@ def test_a_demo_killed_before_its_provider_is_up_leaves_nothing(start: Start, pa
     command.assert_gone(END_S)
 
 
+@slow
 def test_the_server_outlives_clients_that_fail(start: Start, pair: Pair) -> None:
     server = start(*pair.serve())
     port = server.until_listening()
@@ -243,7 +244,7 @@ def test_a_busy_provider_turns_a_client_away_and_goes_on(start: Start, pair: Pai
     [
         ("client", lambda data: b"\xff" * len(data), "frame of"),
         ("provider", lambda data: data[: len(data) // 2], "lost inside a message"),
-        ("client", lambda data: b"", "lost"),
+        pytest.param("client", lambda data: b"", "lost", marks=slow),
     ],
     ids=["garbage", "cut inside a message", "cut"],
 )
@@ -268,7 +269,7 @@ def test_a_spoilt_connection_ends_both(
 @pytest.mark.parametrize(
     ("who", "fault"),
     [
-        ("client", "deadlocked"), ("provider", "stopped"),
+        ("client", "deadlocked"), pytest.param("provider", "stopped", marks=slow),
         pytest.param("provider", "deadlocked", marks=slow),
     ],
 )

@@ -76,7 +76,7 @@ class Worker:
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    start, passed = limits.time.monotonic(), [0.0]
+    start, passed = 1000.0, [0.0]  # whole, so that sums are exact
     monkeypatch.setattr(limits.time, "monotonic", lambda: start + passed[0])
 
     def wait(seconds: float) -> None:

@@ -172,6 +172,7 @@ def test_engine_that_dies_mid_token_is_named_and_its_vault_stays(
     assert again.wait(RUN_S) == 0, again.stderr
 
 
+@pytest.mark.slow
 def test_engine_that_comes_back_with_other_weights_is_refused(
     start: Start, pair: Pair, ask: Callable[..., Command], tmp_path: Path
 ) -> None:
@@ -217,6 +218,7 @@ def test_vault_that_stops_does_not_hold_the_others(
     assert users[0].wait(RUN_S) == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_each_of_them_and_the_rest_goes_on(
     start: Start, pair: Pair, ask: Callable[..., Command]
 ) -> None:
@@ -245,6 +247,7 @@ def test_a_second_user_waits_for_the_first(
     assert users[0].stdout == users[1].stdout
 
 
+@pytest.mark.slow
 def test_engine_without_room_says_so(
     start: Start, pair: Pair, ask: Callable[..., Command]
 ) -> None:

@@ -204,6 +204,7 @@ def shares_of(config: ModelConfig, directory: Path, prompts: np.ndarray, steps: 
     return [[rank[at : at + each] for at in starts] for rank in told]
 
 
+@pytest.mark.slow
 def test_one_partys_shares_say_nothing_and_both_say_all(tmp_path: Path) -> None:
     """What both have together gives the prompt away: so these are the words to be attacked."""
     config, prompts = WIDE.with_layers(1), prompts_of(WIDE, 2)

@@ -158,6 +158,7 @@ def test_another_public_model_is_refused_for_the_same_secret(tmp_path: Path) -> 
         book.rows(other, prompt_of(PUBLIC, SECOND), LIMITS)
 
 
+@pytest.mark.slow
 def test_a_smaller_set_has_an_order_of_its_own() -> None:
     """Nothing of one order follows from the other: the own row moves."""
     book, limits = Book(None), Limits(fakes=8, fewest=2)

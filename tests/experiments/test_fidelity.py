@@ -115,6 +115,7 @@ def test_answers_are_compared_token_by_token(
     assert one.flip == 2 and one.margin is not None and one.margin >= one.closest > 0
 
 
+@pytest.mark.slow
 def test_a_session_opens_all_logits(
     chat_model: Path, texts: list[ChatText], forwards: tuple[Forward, Forward],
     monkeypatch: pytest.MonkeyPatch,

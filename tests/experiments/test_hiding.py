@@ -40,6 +40,7 @@ def test_a_course_has_so_many_tokens_a_step() -> None:
         assert len(stays) == pytest.approx(63 / rate, abs=1)
 
 
+@pytest.mark.slow
 def test_a_hidden_text_sends_what_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,6 +192,7 @@ def test_a_wrong_op_is_found(simulation: Simulation) -> None:
     assert "are wrong" in op_report.failures(result, "memory")[0]
 
 
+@pytest.mark.slow
 def test_two_ops_between_two_processes(tiny_pair: tuple[Path, Path]) -> None:
     result = op_bench.measure(tiny_pair[0], ["sign", "square"], [10], 2, "local")
     assert result["passed"] and result["failures"] == [] == result["notes"]

@@ -253,6 +253,7 @@ def outliers_of_a_unit() -> Params:
     return params
 
 
+@pytest.mark.slow
 def test_a_unit_may_write_the_outlier() -> None:
     """Right where the model was calibrated on text with that position; where it was not, rows
     outside the ranges end the session at both parties.

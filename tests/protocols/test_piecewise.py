@@ -32,7 +32,7 @@ def test_stated_errors_hold_at_every_point(name: str) -> None:
     assert errors == sorted(errors, reverse=True)
 
 
-@pytest.mark.parametrize(("name", "count"), [("gelu", 6), ("silu", 8)])
+@pytest.mark.parametrize(("name", "count"), [("gelu", 6), ("silu", 6)])
 def test_coefficients_are_the_fit(name: str, count: int) -> None:
     found, stated = quadratics(FITTED[name], REACH[name], count), STATED[name][count]
     np.testing.assert_allclose(found.thresholds, stated.thresholds, atol=1)
@@ -46,7 +46,9 @@ def _values(function: Quadratics, x: np.ndarray) -> np.ndarray:
     return a * x**2 + b * x + c
 
 
-@pytest.mark.parametrize(("name", "count", "bound"), [("gelu", 6, 9e-4), ("silu", 8, 1.2e-3)])
+@pytest.mark.parametrize(
+    ("name", "count", "bound"), [("gelu", 6, 9e-4), ("silu", 6, 2.3e-3), ("silu", 8, 1.2e-3)]
+)
 @pytest.mark.parametrize(("mean", "deviation"), [(0, 0.5), (0, 1), (-2, 1), (0, 2), (0, 4)])
 def test_errors_are_small_in_the_mean_wherever_inputs_lie(
     name: str, count: int, bound: float, mean: float, deviation: float
