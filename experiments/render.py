@@ -155,7 +155,7 @@ def single(
     def of(files: Files) -> list[str]:
         ((_, data),) = files.items()
         machine = data["machine"]
-        load = "load {:.1f} before, {:.1f} at the end (no seconds in it)".format(*machine["load"])
+        load = saved.NO_SECONDS.format(*machine["load"])
         origin = saved.under_table(files, [machine], "" if seconds else load)
         return paragraphs(data, origin)
 
@@ -185,7 +185,7 @@ TABLES: dict[str, Tables] = {
     "completions_wan": Tables(("completions_wan",), further_completions),
     "demo": single("demo", shipped.demo_in_results),
     "smollm2": Tables(("smollm2", "smollm2_lan"), answers.in_results),
-    "fidelity": single("fidelity", fidelity.in_results, seconds=False),
+    "fidelity": Tables(("fidelity", "fidelity_shares"), fidelity.in_results, seconds=False),
     "latency": Tables(("latency",), measured_tables.latency),
     "stock_options": printed("stock_options", options.table, seconds=False),
     "logits": printed("logits", logits.table, seconds=False),

@@ -143,7 +143,8 @@ def in_results(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What RESULTS.md shows: every network's costs, the answers of the first, and their origin."""
     results = list(files.values())
     machines = [row["machine"] for result in results for row in result["rows"]]
-    return [costs(results), answers(results[0]), under_table(files, machines)]
+    origin = under_table(files, machines)
+    return [costs(results), origin, answers(results[0]), origin]
 
 
 # ---- the command

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 DATA = Path(__file__).parents[1] / "data"
+NO_SECONDS = "load {:.1f} before, {:.1f} at the end (no seconds in it)"
 
 
 def load(name: str) -> dict[str, Any]:

@@ -38,7 +38,10 @@ STUDIES = {
     ),
     "experiment logits": ("experiments.claims.logits", "secure logits against float32"),
     "experiment fidelity": (
-        "experiments.claims.fidelity", "a chat model's logits, ranges and answers against float32"
+        "experiments.claims.fidelity", "a chat model's logits, ranges and answers by pieces"
+    ),
+    "experiment fidelity-shares": (
+        "experiments.claims.fidelity_shares", "a chat model's logits on shares against float32"
     ),
     "experiment answers": (
         "experiments.claims.answers", "whole answers of a chat model between two processes"

@@ -26,7 +26,7 @@ SERVED = {
 STUDIES = {
     "step-sweep": "experiments.benchmarks.step_sweep:PROGRAM",
     "logits": "experiments.claims.logits:PROGRAM",
-    "fidelity": "experiments.claims.fidelity:PROGRAM",
+    "fidelity-shares": "experiments.claims.fidelity_shares:PROGRAM",
     "transcript": "experiments.claims.transcript:PROGRAM",
     "op-bench": "experiments.benchmarks.op_bench:PROGRAM",
     "verify-bench": "experiments.benchmarks.verify_bench:PROGRAM",

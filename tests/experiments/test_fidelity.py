@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.claims import fidelity
 from experiments.claims.chat_texts import ChatText, Forward, chat_texts
-from experiments.claims.fidelity import answered, by_pieces, greedy_of, on_shares, table
+from experiments.claims.fidelity import answered, by_pieces, greedy_of, in_results, table
+from experiments.claims.fidelity_shares import Windows, beginnings, on_shares
 from models.family import logits
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
@@ -117,18 +117,31 @@ def test_answers_are_compared_token_by_token(
 
 @pytest.mark.slow
 def test_a_session_opens_all_logits(
-    chat_model: Path, texts: list[ChatText], forwards: tuple[Forward, Forward],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    chat_model: Path, texts: list[ChatText], forwards: tuple[Forward, Forward]
+) -> None:
     """Two processes: the programs of a completion, a prefill of one token and a step of five."""
-    monkeypatch.setattr(fidelity, "WINDOW_TOKENS", 6)
-    found, took, agreed = on_shares(chat_model, texts, 1, forwards[0])
+    found, took, agreed = on_shares(chat_model, texts[0].head, [texts[0].rest[:6]], forwards[0])
     assert found.positions == 6 and found.agreement == 1.0
     assert 0 < found.largest_error < 0.03
     vocab = load_model(chat_model)[0].vocab_size
     assert f"logits (study): {6 * vocab} x 64 bit in 2 openings" in took["learned"]["client"]
     assert not any("logits" in line for line in took["learned"]["provider"])
     assert agreed["network"] == "local"
+
+
+def test_beginnings_are_of_chats_that_are_long_enough(texts: list[ChatText]) -> None:
+    (one,) = beginnings(texts, 1)
+    assert one == texts[0].rest[:25] and len(texts[1].rest) < 25
+    with pytest.raises(InputError, match="--windows must be at most"):
+        beginnings(texts, 3)
+
+
+def test_windows_that_do_not_fit_a_model_are_refused(chat_model: Path) -> None:
+    config, _ = load_model(chat_model)
+    Windows(1, 2, (1,)).check(config)
+    for windows, tokens in ((0, 2), (1, 1), (1, config.context)):
+        with pytest.raises(InputError, match="do not fit this model"):
+            Windows(windows, tokens, (1,)).check(config)
 
 
 def test_the_tables_name_what_failed() -> None:
@@ -141,16 +154,27 @@ def test_the_tables_name_what_failed() -> None:
         "kind": "facts", "question": "a | b\nc", "answer": "x", "tokens": 3, "flip": 1,
         "margin": 0.01, "closest": 0.01,
     }  # fmt: skip
-    text = table({
-        "pieces": compared, "failures": ["by pieces: too few"], "questions": [question],
+    result = {
+        "pieces": compared, "failures": ["too few"], "questions": [question],
         "texts": [
             {"kind": "code", "tokens": 7, "outside": False},
             {"kind": "code", "tokens": 9, "outside": True},
         ],
-    })  # fmt: skip
+    }  # fmt: skip
+    text = table(result)
     assert "| top-1 agreement (at least 99%) | 98.50% |" in text
     assert "| perplexity, these logits (within 0.1%) | 20.010 (+0.050%) |" in text
     assert "| largest margin of a flip | 0.0200 of 2 |" in text
     assert "| code | 2 | 16 | 1 |" in text
     assert r"| facts | a \| b c | 3 | 0.010 | token 2 differs, margin 0.010 |" in text
-    assert text.endswith("criterion: by pieces: too few")
+    assert text.endswith("criterion: too few")
+    made = {
+        "machine": {
+            "commit": "0123456", "cores": 2, "memory_gib": 24, "date": "2026-11-25T00",
+            "load": [1.0, 2.0],
+        },
+    }  # fmt: skip
+    files = {"a": result | made, "b": {"shares": compared | {"agreement": 1.0}} | made}
+    both = in_results(files)
+    assert "| top-1 agreement (at least 99%) | 100.00% | 98.50% |" in both[0]
+    assert both[1].endswith("[data](data/b.json).*") and both[-1].endswith("[data](data/a.json).*")

@@ -165,8 +165,9 @@ class Layout:
 
 def columns_apart(units: int, n: int, k: int, m: int) -> list[tuple[slice, Layout]]:
     """Return layouts of units X Y, each with the columns of Y that it is of, in order: all of them
-    in one, or where X is one word in several that send less. There D m is N only for a power of
-    two: of 576 columns, 512 and 64 fill their polynomials.
+    in one, or where X is one word in several that send less, their switching keys, which a session
+    sends once, not counted. There D m is N only for a power of two: of 576 columns, 512 and 64 fill
+    their polynomials.
     """
     whole = Layout(units, n, k, m)
     best = [(slice(0, m), whole)]

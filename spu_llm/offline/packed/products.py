@@ -48,7 +48,7 @@ Conditions, each with a test (tests/core/test_packed_conditions.py):
   - s' is fresh for every answer.
   - Nobody opens a product before its last bits are truncated, 18 of them, nor too many: its error
     depends on e, s and X, and who knows the product from elsewhere finds s from some 2^28 that are
-    opened.
+    opened where g = 6, or 2^26 where g = 7.
 
 Gaps, stated:
   - Circular: switching keys encrypt s(X^d) under s, as in all libraries of homomorphic encryption.
@@ -123,33 +123,31 @@ class PackedProducts:
         encrypt = owners(correlation)
         x, y = correlation.matrices(*masks)
         found = x @ y
-        parts = columns_apart(len(x), x.shape[1], x.shape[2], y.shape[2]) if encrypt else []
-        for columns, layout in parts:
-            self._add(found[..., columns], layout, encrypt, x, y[..., columns])
-        self._busy = False
-        return [found]
-
-    def _add(
-        self, to: np.ndarray, layout: Layout, encrypt: Sequence[int], x: np.ndarray, y: np.ndarray
-    ) -> None:
-        """Add this party's shares of both cross terms."""
-        first, self._made = self._made, self._made + layout.groups * layout.blocks
+        parts = []
+        for columns, layout in columns_apart(len(x), x.shape[1], x.shape[2], y.shape[2]):
+            parts.append((columns, layout, self._made))
+            self._made += layout.groups * layout.blocks
         # 1. and 2.
         if self.rank in encrypt:
-            self._send_keys(layout.switches)
-            self._channel.send(self._encrypted(layout, y, first).tobytes())
+            for columns, layout, first in parts:
+                self._send_keys(layout.switches)
+                self._channel.send(self._encrypted(layout, y[..., columns], first).tobytes())
         # 3. to 5.
         if 1 - self.rank in encrypt:
-            self._receive_keys(layout.switches)
-            theirs = self._received((layout.groups, layout.blocks, 2, N))
-            c0, share = self._answer(layout, x, theirs, first)
-            self._channel.send(c0.tobytes())
-            to += layout.decoded(share)
+            for columns, layout, first in parts:
+                self._receive_keys(layout.switches)
+                theirs = self._received((layout.groups, layout.blocks, 2, N))
+                c0, share = self._answer(layout, x, theirs, first)
+                self._channel.send(c0.tobytes())
+                found[..., columns] += layout.decoded(share)
         # 6.
         if self.rank in encrypt:
-            c0 = self._received((layout.answers, N))
-            share = np.uint64(0) - ring.word_times_small(c0, self._small)[:, :: layout.apart]
-            to += layout.decoded(share)
+            for columns, layout, _ in parts:
+                c0 = self._received((layout.answers, N))
+                share = np.uint64(0) - ring.word_times_small(c0, self._small)[:, :: layout.apart]
+                found[..., columns] += layout.decoded(share)
+        self._busy = False
+        return [found]
 
     # ---- the owner
 

@@ -1,0 +1,202 @@
+"""How faithful a chat model on shares is to float32: the beginnings of some chats between two
+processes.
+
+By the programs of a completion: after the public tokens a prefill of one token and a step of the
+others, whose logits are opened to the client, as in no completion.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax import Array
+
+from experiments.claims.chat_texts import ChatText, Forward, chat_texts
+from experiments.claims.fidelity import comparisons, failures_of
+from experiments.claims.logits import Comparison, Rows
+from experiments.common import commands
+from experiments.common.two_parties import run_study
+from models.family import ModelConfig
+from models.hf import load_config, load_model
+from spu_llm.core.errors import InputError
+from spu_llm.core.machine import machine
+from spu_llm.core.reveal import reveal
+from spu_llm.core.values import CLIENT, Owner
+from spu_llm.runtime.party_session import PartySession
+from spu_llm.systems.decoding.completion import held_weights
+from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
+from spu_llm.systems.decoding.secure_model import Layout, share_text
+from spu_llm.systems.program import Job, Program, Send
+
+WINDOW_TOKENS = 25
+_NOTHING = JudgeInputs(None, None)
+
+
+# ---- the program of both workers
+
+
+@dataclass(frozen=True)
+class OpenLogits:
+    """Stands for a judge: the client learns all logits [lane, n, vocab]."""
+
+    name: str = "logits"
+    hide_progress: bool = False
+
+    def client_shapes(self, drafts: int, vocab: int) -> None:
+        return None
+
+    def provider_shapes(self, drafts: int, vocab: int) -> None:
+        return None
+
+    def verify(self, logits: Array, client: None, provider: None) -> tuple[Array, None]:
+        return reveal(logits, to=Owner.CLIENT, label="logits (study)"), None
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Texts of so many tokens each, after the public ones."""
+
+    windows: int
+    window_tokens: int
+    public_prefix: tuple[int, ...]
+
+    def check(self, config: ModelConfig) -> None:
+        """InputError when they do not fit the model."""
+        config.check_public(len(self.public_prefix), "give chats whose beginning is public")
+        room = config.context - len(self.public_prefix)
+        if self.windows < 1 or not 2 <= self.window_tokens <= room:
+            raise InputError(
+                f"{self.windows} windows of {self.window_tokens} tokens do not fit this model"
+            )
+
+    def layout(self, config: ModelConfig) -> Layout:
+        public = len(self.public_prefix)
+        return Layout(
+            config, (1,), (self.window_tokens,), live_rows=self.window_tokens, prefix=public,
+            public=public,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ClientInputs:
+    window_ids: list[list[int]]
+
+
+PROGRAM = Program("fidelity-shares", __name__, Windows, ClientInputs, check=Windows.check)
+
+
+def run(session: PartySession, job: Job[Windows, ClientInputs], send: Send) -> dict[str, Any]:
+    """Open the logits of every window to the client, who sends them on as events.
+
+    An event "logits" carries `window`, and `rows`: float32 [n, vocab] in base64, in order.
+    """
+    asked = job.request
+    judge: Any = OpenLogits()
+    layout, rest = asked.layout(job.model), asked.window_tokens - 1
+
+    def put_in(i: int, start: int, count: int) -> Any:
+        return session.private(
+            CLIENT, lambda: [job.client.window_ids[i][start : start + count]], (1, count), np.int32
+        )
+
+    def opened(i: int, logits: Any) -> None:
+        if (rows := session.get(logits)) is not None:
+            content = np.asarray(rows[0], "<f4").tobytes()
+            send("logits", window=i, rows=base64.b64encode(content).decode("ascii"))
+
+    with session.meter.in_phase("offline"):
+        weights = held_weights(session, job.model, job)
+        text = share_text(session, layout, asked.public_prefix)
+        send("stage", name="compiling")
+        Decoder(session, layout, judge, weights, text).prepare([rest])
+    for i in range(asked.windows):
+        send("stage", name=f"window {i + 1} of {asked.windows}, {asked.window_tokens} tokens")
+        with session.meter.in_phase("online"):
+            decoder = Decoder(session, layout, judge, weights, text)
+            opened(i, decoder.prefill(put_in(i, 0, 1), _NOTHING).outcome)
+            opened(i, decoder.step(put_in(i, 1, rest), _NOTHING, None).outcome)
+    return {"seconds": session.meter.seconds, "learned": session.ledger.learned()}
+
+
+# ---- the study
+
+
+def measure(model: Path, chats: Sequence[Path], windows: int) -> dict[str, Any]:
+    """Compare the beginnings of so many chats, as JSON fields."""
+    texts = chat_texts(model, chats)
+    chosen = beginnings(texts, windows)
+    config, params = load_model(model)
+    exact = Forward(config, params, texts[0].head, pieces=False)
+    compared, took, agreed = on_shares(model, texts[0].head, chosen, exact)
+    failures = failures_of(compared)
+    return {
+        "passed": not failures, "failures": failures, "shares": asdict(compared), **took,
+        "machine": asdict(machine()), "config": {"model": model.name, **agreed},
+    }  # fmt: skip
+
+
+def beginnings(texts: Sequence[ChatText], windows: int) -> list[list[int]]:
+    """Return the first tokens on shares of so many chats, spread evenly over those that are long
+    enough. InputError when these are too few.
+    """
+    enough = [text.rest[:WINDOW_TOKENS] for text in texts if len(text.rest) >= WINDOW_TOKENS]
+    if len(enough) < windows:
+        raise InputError(f"--windows must be at most {len(enough)}: so many chats are long enough")
+    return enough[:: len(enough) // windows][:windows]
+
+
+def on_shares(
+    model: Path, public: Sequence[int], chosen: Sequence[list[int]], exact: Forward
+) -> tuple[Comparison, dict[str, Any], dict[str, Any]]:
+    """Compare texts of one length after the public tokens; also what the session took, and what was
+    agreed.
+    """
+    opened: list[list[np.ndarray]] = [[] for _ in chosen]
+    vocab = load_config(model).vocab_size
+
+    def keep(event: dict[str, Any]) -> None:
+        if event["event"] == "logits":
+            rows = np.frombuffer(base64.b64decode(event["rows"]), "<f4")
+            opened[event["window"]].append(rows.reshape(-1, vocab))
+
+    outcome, agreed = run_study(
+        PROGRAM, model, Windows(len(chosen), len(chosen[0]), tuple(public)),
+        ClientInputs(list(chosen)), tokenizer=model, on_event=keep,
+    )  # fmt: skip
+    rows = [
+        Rows.of(np.array(ids), exact(ids)[0], np.concatenate(parts))
+        for ids, parts in zip(chosen, opened, strict=True)
+    ]
+    took = {name: outcome.result[name] for name in ("seconds", "learned")}
+    return Comparison.of(rows), took, dict(agreed)
+
+
+# ---- the command
+
+
+def table(result: dict[str, Any]) -> str:
+    """The comparison as Markdown."""
+    verdict = "criterion: " + ("; ".join(result["failures"]) or "holds")
+    return "\n\n".join([comparisons({"on shares": result["shares"]}), verdict])
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--chats", type=Path, nargs="+", required=True, metavar="FILE",
+                        help="JSON Lines, as for calibrate")  # fmt: skip
+    commands.add_number(
+        parser, "--windows", 8, f"chats of which the first {WINDOW_TOKENS} tokens go on shares"
+    )
+    commands.add_common(parser)
+
+
+def command(options: argparse.Namespace) -> None:
+    commands.check_folders(options)
+    commands.check_range("--windows", options.windows, 1)
+    result = measure(commands.private_model(options), options.chats, options.windows)
+    commands.conclude(options, result, table(result))
