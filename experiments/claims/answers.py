@@ -91,15 +91,19 @@ def _answer(
 
 def table(result: Mapping[str, Any]) -> str:
     """One network's answers, and what they cost, as Markdown."""
-    return "\n\n".join([answers(result), costs([result])])
+    return "\n\n".join([answers([result]), costs([result])])
 
 
-def answers(result: Mapping[str, Any]) -> str:
+def answers(results: Sequence[Mapping[str, Any]]) -> str:
     """A row an answer."""
-    heads = "question", "answer", "secret tokens", "steps", "as float32", "seconds in all"
+    heads = (
+        "question", "answer", "network", "secret tokens", "steps", "as float32", "seconds in all"
+    )  # fmt: skip
     return "\n".join(report.table(heads, [
-        (row["question"], row["text"], str(row["secret"]), str(len(row["per_step"])),
+        (report.cell(row["question"]), report.cell(row["text"]), result["plan"]["network"],
+         str(row["secret"]), str(len(row["per_step"])),
          "yes" if row["token_ids"] == row["expected"] else "no", f"{row['elapsed_seconds']:.0f}")
+        for result in results
         for row in result["rows"]
     ]))  # fmt: skip
 
@@ -140,11 +144,11 @@ def _over(
 
 
 def in_results(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What RESULTS.md shows: every network's costs, the answers of the first, and their origin."""
+    """What RESULTS.md shows: every network's costs, all answers, and where they come from."""
     results = list(files.values())
     machines = [row["machine"] for result in results for row in result["rows"]]
     origin = under_table(files, machines)
-    return [costs(results), origin, answers(results[0]), origin]
+    return [costs(results), origin, answers(results), origin]
 
 
 # ---- the command

@@ -219,16 +219,12 @@ def _of_texts(result: Mapping[str, Any]) -> list[str]:
     ])  # fmt: skip
     heads = "kind", "question", "tokens", "closest decision", "by pieces"
     answers = report.table(heads, [
-        (q["kind"], _one_line(q["question"]), str(q["tokens"]), f"{q['closest']:.3f}",
+        (q["kind"], report.cell(q["question"]), str(q["tokens"]), f"{q['closest']:.3f}",
          "the same" if q["flip"] is None else
          f"token {q['flip'] + 1} differs, margin {q['margin']:.3f}")
         for q in result["questions"]
     ])  # fmt: skip
     return ["\n".join(lines) for lines in (ranges, answers)]
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _largest_margin(found: Mapping[str, Any]) -> str:

@@ -22,6 +22,11 @@ def table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
     return [line(heads), "|---" * len(heads) + "|", *map(line, rows)]
 
 
+def cell(text: str) -> str:
+    """Any text as a cell: one line, and no end of the cell."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
 def criterion(name: str, bound: str, value: str, *, holds: bool) -> str:
     """A criterion in one line."""
     return f"criterion {name}, {bound}: {value}: {'holds' if holds else 'does not hold'}"

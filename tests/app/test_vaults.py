@@ -172,7 +172,6 @@ def test_engine_that_dies_mid_token_is_named_and_its_vault_stays(
     assert again.wait(RUN_S) == 0, again.stderr
 
 
-@pytest.mark.slow
 def test_engine_that_comes_back_with_other_weights_is_refused(
     start: Start, pair: Pair, ask: Callable[..., Command], tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from spu_llm.core.errors import WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.offline import rlwe
@@ -26,6 +27,7 @@ from tests.core.packed_pair import (
     as_bytes,
     correlation_of,
     layout_of,
+    layouts_of,
     one_way,
 )
 from tests.core.silent_pair import forbid_numpys_randomness, looks_uniform
@@ -124,15 +126,20 @@ def test_every_public_string_is_for_one_encryption(monkeypatch: pytest.MonkeyPat
         return public(label, start, count, words)
 
     monkeypatch.setattr(rlwe, "public", counted)
+    several = [(correlation_of(3, 2, 9), 3), (correlation_of(1, 6, N // 2), 2)]
+    several.append((correlation_of(1, 1, 300), 70))  # in parts
+    layouts = [layouts_of(c, PackedTwo().draw(c, units)) for c, units in several]
+    assert [len(of) for of in layouts[:2]] == [1, 1] and len(layouts[2]) > 1
     for session in (b"one", b"two"):
         two = PackedTwo(common=session)
-        several = (correlation_of(3, 2, 9), 3), (correlation_of(1, 6, N // 2), 2)
         for c, units in (*several, *several):
             two.make(c, two.draw(c, units))
     # The owner encrypts with each once, the evaluator multiplies with it once.
     assert set(asked.values()) == {2}
-    # 1 p, 3 limbs of each of 4 strides, 1 + 2 * 3 ciphertexts twice: of two parties, two sessions.
-    assert len(asked) == 4 * (1 + 3 * 4 + 2 * 7)
+    # 1 p, 3 limbs of each stride, all ciphertexts twice: of two parties, two sessions.
+    strides = {d for parts in layouts for of in parts for d in of.switches}
+    ciphertexts = sum(of.groups * of.blocks for parts in layouts for of in parts)
+    assert len(asked) == 4 * (1 + 3 * len(strides) + 2 * ciphertexts)
     first = [public(label, i, 1, 4).tobytes() for label, i in asked]
     assert len(set(first)) == len(first)
 
@@ -347,46 +354,60 @@ def test_what_is_sent_looks_uniform() -> None:
 def test_answers_look_uniform_to_an_owner_that_sends_anything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Keys and ciphertexts of zeros, for an X of zeros; without s' it would see noise alone."""
+    """They do not depend on what it sends; without s' it would see words of X and noise."""
     c = one_way(4, 3, 512)
     of = layout_of(c, PackedTwo().draw(c, 2))
-    assert of.answers == 1
+    assert of.answers == 1 and of.switches
 
-    def answer() -> np.ndarray:
-        two = PackedTwo()
-        two.wires[PROVIDER].change = lambda number, data: bytes(len(data))
-        two.make(c, [[np.zeros_like(x) for x in mine] for mine in two.draw(c, 2)])
+    def answer(change: Callable[[bytes], bytes]) -> np.ndarray:
+        two = PackedTwo(seed=3)
+        two.wires[PROVIDER].change = lambda number, data: change(data)
+        two.make(c, two.draw(c, 2))
         return two.answer(of)
 
-    assert uniform(answer().tobytes())
+    honest = answer(lambda data: data)
+    assert uniform(honest.tobytes())
+    random = Prg.from_os()
+    for change in (lambda data: bytes(len(data)), lambda data: random.words(
+        (len(data) // 8,)
+    ).tobytes()):  # fmt: skip
+        np.testing.assert_array_equal(answer(change), honest)
     monkeypatch.setattr(rlwe, "ternary", lambda prg, count, n: np.zeros((count, n)))
-    assert not uniform(answer().tobytes())
+    masks = [[np.zeros_like(x) for x in mine] for mine in PackedTwo().draw(c, 2)]
+    two = PackedTwo()
+    two.make(c, masks)
+    assert not uniform(two.answer(of).tobytes())
 
 
-def test_c1_stays_with_the_evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("leaks", [False, True])
+def test_c1_stays_with_the_evaluator(monkeypatch: pytest.MonkeyPatch, leaks: bool) -> None:
     """An owner that had it, too, would have the product, and X with it."""
-    c = one_way(1, 1, N)
+    c, two, kept = one_way(1, 1, N), PackedTwo(), []
+    client, owner = two.products
+    answer = client._answer
 
-    def words_of_x(leaks: bool) -> list[int]:
-        two, kept = PackedTwo(), []
-        client, owner = two.products
-        answer = client._answer
+    def answered(*args: Any) -> Any:
+        c0, c1 = answer(*args)
+        kept.append(c1)
+        return (np.concatenate([c0, c1], axis=1) if leaks else c0), c1
 
-        def kept_answer(*args: Any) -> Any:
-            c0, c1 = answer(*args)
-            kept.append(c1)
-            return c0, c1
-
-        monkeypatch.setattr(client, "_answer", kept_answer)
-        masks = scaled(two, 41)
+    monkeypatch.setattr(client, "_answer", answered)
+    masks = scaled(two, 41)
+    if leaks:
+        with pytest.raises(WireError):
+            two.make(c, masks)
+    else:
         two.make(c, masks)
-        share = np.uint64(0) - ring.word_times_small(two.answer(layout_of(c, masks)), owner._small)
-        seen = share + kept[0] if leaks else share
-        y = masks[PROVIDER][1][0]
-        return list(GUESSES[near(seen - GUESSES[:, None] * y, 2.0**15)])
-
-    assert words_of_x(leaks=False) == []
-    assert words_of_x(leaks=True) == [41]
+    sent = np.frombuffer(b"".join(two.wires[CLIENT].sent), np.uint64).reshape(-1, N)
+    share = np.uint64(0) - ring.word_times_small(sent[:1], owner._small)
+    y = masks[PROVIDER][1][0]
+    found = [
+        int(guess)
+        for other in (np.zeros(N, np.uint64), *sent[1:])
+        for guess in GUESSES[near(share + other - GUESSES[:, None] * y, 2.0**15)]
+    ]
+    assert found == ([41] if leaks else [])
+    assert (sent == kept[0]).all(axis=1).any() == leaks
 
 
 def wire(two: PackedTwo) -> np.ndarray:
