@@ -31,7 +31,6 @@ from tests.app.processes import Start
 from tests.patience import RUN_S
 from tests.tiny import save_tokenizer
 
-
 MARGIN = 0.05  # of every decision in logits: far above what shares blur
 
 
