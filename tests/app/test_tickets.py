@@ -161,18 +161,25 @@ def test_a_session_played_back_is_refused(start: Start, pair: Pair) -> None:
         client.send(signal.SIGINT)
         client.wait(END_S)
         calls, data = (bytes(seen["client"]) for seen in (tap.calls, tap.wire))
-    assert b"PRI" in calls and b"ticket" in data
-    answers = []
-    for replayed in (calls, data):
-        with socket.create_connection(("127.0.0.1", port), END_S) as sock:
-            sock.settimeout(END_S)
-            sock.sendall(replayed)
-            answers.append(b"".join(iter(lambda: _received(sock), b"")))
+    assert b"ticket" in data
+    # A connection a call, each with its preface.
+    begins = [m.start() for m in re.finditer(rb"PRI \* HTTP/2\.0", calls)]
+    assert begins
+    connections = [calls[i:j] for i, j in zip(begins, [*begins[1:], len(calls)], strict=True)]
+    *called, last = (_answer(port, replayed) for replayed in (*connections, data))
+    answers = [b"".join(called), last]
     (ticket,) = re.findall(rb'"ticket": "([0-9a-f]{64})"', data)
     assert bytes.fromhex(ticket.decode()) not in answers[0] and b"nonce" in answers[0]
     assert b"the ticket is not known, was used" in answers[1]
     server.until("stderr", "the ticket is not known")
     assert not [p for p in server.processes() if p.is_worker]
+
+
+def _answer(port: int, replayed: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), END_S) as sock:
+        sock.settimeout(END_S)
+        sock.sendall(replayed)
+        return b"".join(iter(lambda: _received(sock), b""))
 
 
 def _received(sock: socket.socket) -> bytes:
