@@ -22,7 +22,7 @@ from experiments.common import commands, report
 from experiments.common.report import both_ways
 from experiments.common.saved import under_table
 from experiments.common.two_parties import run_command
-from models.hf import load_model
+from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 
@@ -41,7 +41,9 @@ def measure(
     model: Path, file: Path, plan: Plan, say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None], done: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
-    """All answers; `keep` is given the result so far after each. done: rows of an earlier run."""
+    """Ask the questions; `keep` is given the result so far after each. done: rows of an earlier
+    run.
+    """
     texts = chat_texts(model, [file])
     if not all(1 <= number <= len(texts) for number in plan.questions):
         raise InputError(f"--numbers: {file} has questions 1 to {len(texts)}")
@@ -74,7 +76,7 @@ def _answer(
             Path(folder) / "result.json",
         )  # fmt: skip
     expected = greedy([*text.head, *text.rest])
-    if found["finish_reason"] == "eos":
+    if found["finish_reason"] == "eos" and expected[-1] in Tokenizer.load(model).eos_ids:
         found["token_ids"].append(expected[-1])  # which a report leaves out
     names = (
         "text", "token_ids", "seconds", "first_token_seconds", "elapsed_seconds", "bytes",
@@ -169,7 +171,6 @@ def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     commands.check_range("--answer-tokens", options.answer_tokens, 2)
     model = commands.private_model(options)
-    load_model(model)
     plan = Plan(model.name, tuple(options.numbers), options.answer_tokens, options.network)
     result = commands.resumed(
         options, plan, lambda *how: measure(model, options.questions, plan, *how)

@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.claims.logits import compiled_in_pieces
 from models.cache import Block, lengthened, rows_after
 from models.chat import Template, cut
 from models.family import ModelConfig, Params, family_of
 from models.tokenizer import Tokenizer
 from spu_llm.app.calibration_texts import messages_in
-from spu_llm.core._jax import as_function, expanded, flat_jaxpr
-from spu_llm.core.approx import form_on_shares
 from spu_llm.core.errors import InputError
 
 _LEAST = 32  # tokens of a text that is compiled for
@@ -114,9 +113,4 @@ class Forward:
 
         if not self._pieces:
             return jax.jit(run)
-        given = [*self._cached(), *self._leaves]
-        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given]
-        closed = flat_jaxpr(run, [jax.ShapeDtypeStruct((n,), np.int32), *shapes])
-        while (spelt_out := expanded(closed, form_on_shares)) is not closed:
-            closed = spelt_out
-        return jax.jit(as_function(closed))
+        return compiled_in_pieces(run, n, [*self._cached(), *self._leaves])

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from experiments.claims.chat_texts import ChatText, Forward, chat_texts
-from experiments.claims.logits import Comparison, Rows
+from experiments.claims.logits import MIN_AGREEMENT, Comparison, Rows
 from experiments.common import commands, report
 from experiments.common.saved import NO_SECONDS, under_table
 from models.draft import Drafter
@@ -32,7 +32,6 @@ from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 
-MIN_AGREEMENT = 0.99
 MAX_PERPLEXITY = 0.001  # relative
 
 
@@ -128,7 +127,7 @@ def greedy_of(model: Path, longest: int, tokens: int) -> Callable[[list[int]], l
 def measure(
     model: Path, chats: Sequence[Path], questions: Path, tokens: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Both comparisons, as JSON fields."""
+    """Make both comparisons, as JSON fields."""
     texts, asked = chat_texts(model, chats), chat_texts(model, [questions])
     config, params = load_model(model)
     exact, pieces = (Forward(config, params, texts[0].head, pieces=p) for p in (False, True))

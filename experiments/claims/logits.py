@@ -225,6 +225,19 @@ def compare(tokens: np.ndarray, reference: np.ndarray, secure: np.ndarray) -> Co
 # ---- the same pieces in plaintext
 
 
+def compiled_in_pieces(
+    function: Callable[..., list[jax.Array]], length: int, others: Sequence[Any]
+) -> Callable[..., Any]:
+    """Compile a function of token ids [length] and of arrays like `others`, with everything that it
+    approximates in its form on shares.
+    """
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in others]
+    closed = flat_jaxpr(function, [jax.ShapeDtypeStruct((length,), np.int32), *shapes])
+    while (spelt_out := expanded(closed, form_on_shares)) is not closed:
+        closed = spelt_out
+    return jax.jit(as_function(closed))
+
+
 def in_pieces(
     config: ModelConfig, params: Params, length: int
 ) -> Callable[[np.ndarray], tuple[np.ndarray, int]]:
@@ -236,11 +249,7 @@ def in_pieces(
     def flat(tokens: jax.Array, *weights: jax.Array) -> list[jax.Array]:
         return list(forward(config, jax.tree.unflatten(tree, weights), tokens))
 
-    shapes = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in leaves]
-    closed = flat_jaxpr(flat, [jax.ShapeDtypeStruct((length,), np.int32), *shapes])
-    while (spelt_out := expanded(closed, form_on_shares)) is not closed:
-        closed = spelt_out
-    compiled = jax.jit(as_function(closed))
+    compiled = compiled_in_pieces(flat, length, leaves)
 
     def run(tokens: np.ndarray) -> tuple[np.ndarray, int]:
         rows, outside = compiled(tokens, *leaves)

@@ -83,7 +83,8 @@ def test_a_drafted_completion_of_two_layers(start: Start, tmp_path: Path) -> Non
 
     file = tmp_path / "result.json"
     demo = start(
-        *pair.demo, "--prompt", PROMPT, "--temperature", "0", "--draft-length", str(DRAFTS),
+        *pair.demo, "--prompt", PROMPT, "--temperature", "0", "--drafts", "model",
+        "--draft-length", str(DRAFTS),
         "--max-new-tokens", str(NEW), "--json", str(file),
     )  # fmt: skip
     assert demo.wait(RUN_S) == 0, demo.stderr

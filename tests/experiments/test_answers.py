@@ -9,6 +9,7 @@ import pytest
 
 from experiments.claims import answers
 from experiments.claims.answers import Plan, costs, measure
+from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from tests.experiments.chats import save_chats
 
@@ -63,6 +64,18 @@ def test_each_question_is_asked_by_the_command(
     assert len(found["failures"]) == len(wrong)
     again, more = run(chat_model, file, monkeypatch, reported([0, 0, 0]), found["rows"][:1])
     assert len(more) == 1 and again["failures"] == ["question 1 is answered otherwise: 'x'"]
+
+
+def test_an_answer_that_ends_where_float32_goes_on_is_another_one(
+    chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = save_chats(tmp_path / "a.jsonl", "hi")
+    [chat] = answers.chat_texts(chat_model, [file])
+    goes_on = answers.greedy_of(chat_model, 40, 3)([*chat.head, *chat.rest])
+    assert len(goes_on) == 3 and not set(goes_on) & Tokenizer.load(chat_model).eos_ids
+    ended = reported(goes_on[:-1], "eos")
+    found, _ = run(chat_model, file, monkeypatch, ended, [], (1,))
+    assert found["failures"] == ["question 1 is answered otherwise: 'x'"]
 
 
 def test_a_number_that_the_file_lacks_is_refused(
