@@ -204,6 +204,8 @@ class ModelConfig(Ranges):
 
 
 Unchecked = tuple[Array, float]  # rows, and the length that those of a block pass for
+Outside = dict[str, Array]  # int32 counts of what left a range, by site (`models.inspection`)
+_INNER = "rows of gates in block {}"
 
 
 @dataclass
@@ -220,7 +222,7 @@ class Layer:
     prefix: Prefix | None
     keys: Array  # [L head, row of the cache, head_dim]
     values: Array
-    outside: Array | int = 0  # what left a range in `attend`
+    outside: Array | None = None  # how many sums left their range in `attend`
     unchecked: Unchecked | None = None  # what `inner` was given, where it is to be checked
     ends: tuple[int, ...] | None = None  # of each lane, the one row that goes on; None: all do
 
@@ -323,10 +325,10 @@ class Family:
         scale: float = 1.0,
         normalise: Callable[..., tuple[Array, Array]] = rms_norm,
         ends: tuple[int, ...] | None = None,
-    ) -> tuple[Array, Block, Array]:
-        """Normalised rows [L n, d], times the public `scale`, for `head`; the cache with keys and
-        values of the rows written; and a count (int32) of what left the range of a function on
-        shares (`protocols.functions.in_range`).
+    ) -> tuple[Array, Block, Outside]:
+        """Return normalised rows [L n, d], times the public `scale`, for `head`; the cache with
+        keys and values of the rows written; and counts of what left the range of a function on
+        shares, for `protocols.functions.in_range`.
 
         x [L n, d] is the embedding of the rows, which `rows` says the place of; all text of
         `prefix` is visible. `normalise` stands in for the norm of the ranges, in plaintext. A
@@ -337,8 +339,9 @@ class Family:
         x, written, outside, unchecked = self._through(
             weights["blocks"], config, x, rows, cache, prefix, normalise, ends
         )
-        normed, out = config.normalised(x, -1, scale, normalise, unchecked)
-        return normed, written, outside + out
+        normed, count = config.normalised(x, -1, scale, normalise, unchecked)
+        outside[_norm_name(len(weights["blocks"]), "last norm", unchecked)] = count
+        return normed, written, outside
 
     def through(
         self,
@@ -349,16 +352,18 @@ class Family:
         cache: Block,
         prefix: Prefix | None = None,
         normalise: Callable[..., tuple[Array, Array]] = rms_norm,
-    ) -> tuple[Array, Block, Array]:
+        first: int = 0,
+    ) -> tuple[Array, Block, Outside]:
         """`forward` through these blocks alone, folded, with a cache of as many layers: rows
         [L n, d] of the residual stream as they leave the last of them. `config` has the ranges of
-        these blocks.
+        these blocks; `first`: the number in the model of the first one.
         """
         x, written, outside, unchecked = self._through(
-            blocks, config, x, rows, cache, prefix, normalise
+            blocks, config, x, rows, cache, prefix, normalise, first=first
         )
         if unchecked is not None:
-            outside = outside + longer(unchecked[0], longest=unchecked[1])
+            name = _INNER.format(first + len(blocks) - 1)
+            outside[name] = longer(unchecked[0], longest=unchecked[1])
         return x, written, outside
 
     def _through(
@@ -371,16 +376,19 @@ class Family:
         prefix: Prefix | None,
         normalise: Callable[..., tuple[Array, Array]],
         ends: tuple[int, ...] | None = None,
-    ) -> tuple[Array, Block, Array, Unchecked | None]:
+        first: int = 0,
+    ) -> tuple[Array, Block, Outside, Unchecked | None]:
         """The same, and what no norm has checked yet."""
-        outside = jnp.int32(0)
+        outside: Outside = {}
         angles = self.angles(config, rows)
         unchecked: Unchecked | None = None
 
         def norm(x: Array, site: int) -> Array:
-            nonlocal outside, unchecked
-            normed, out = config.normalised(x, site, 1.0, normalise, unchecked)
-            outside, unchecked = outside + out, None
+            nonlocal unchecked
+            normed, count = config.normalised(x, site, 1.0, normalise, unchecked)
+            block, second = divmod(2 * first + site, 2)
+            name = f"norm of {'feed-forward' if second else 'attention'} in block {block}"
+            outside[_norm_name(block, name, unchecked)], unchecked = count, None
             return normed
 
         cached = zip(blocks, cache.keys, cache.values, strict=True)
@@ -396,7 +404,8 @@ class Family:
                 if layer.ends is not None:
                     x = one_row(x.reshape(layer.lanes, -1, x.shape[-1]), layer.ends)[:, 0]
                 x = x + added
-                outside = outside + layer.outside
+                if layer.outside is not None:
+                    outside[f"sums of attention in block {first + layer.number}"] = layer.outside
             with jax.named_scope("mlp"):
                 x = x + self.mlp(norm(x, 2 * layer.number + 1), layer)
                 unchecked = layer.unchecked
@@ -409,6 +418,11 @@ class Family:
             matrix = weights["head"]
             product = dense(rows, matrix["weight"], label="head")
             return product + matrix["bias"] * scale if "bias" in matrix else product
+
+
+def _norm_name(block: int, name: str, unchecked: Unchecked | None) -> str:
+    """A norm's, with the block before it whose rows its messages check, too."""
+    return name if unchecked is None else f"{name} or {_INNER.format(block - 1)}"
 
 
 def one_row(x: Array, ends: Sequence[int]) -> Array:

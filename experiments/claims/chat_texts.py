@@ -65,10 +65,11 @@ class Forward:
         self._public, self._pieces = len(public), pieces
         self._before = self._beginning(public) if public else None
         self._compiled: dict[int, Callable[..., Any]] = {}
+        self._sites: list[str] = []  # of what is counted, in order; the same for all lengths
 
-    def __call__(self, tokens: Sequence[int]) -> tuple[np.ndarray, bool]:
-        """Return the logits float32 [n, vocab] after each of n tokens, and whether a row left its
-        range. InputError when they do not fit the model.
+    def __call__(self, tokens: Sequence[int]) -> tuple[np.ndarray, list[str]]:
+        """Return the logits float32 [n, vocab] after each of n tokens, and the sites whose range a
+        row left. InputError when they do not fit the model.
         """
         n, size = len(tokens), _LEAST
         while size < n:
@@ -79,7 +80,8 @@ class Forward:
             self._compiled[size] = self._compile(size)
         padded = np.resize(np.asarray(tokens, np.int32), size)
         rows, outside = self._compiled[size](padded, *self._cached(), *self._leaves)
-        return np.asarray(rows)[:n], bool(outside)
+        left = [site for site, count in zip(self._sites, outside, strict=True) if count]
+        return np.asarray(rows)[:n], left
 
     def _cached(self) -> list[jax.Array]:
         return [] if self._before is None else [*self._before.keys, *self._before.values]
@@ -109,7 +111,8 @@ class Forward:
             x = self._family.embed(weights, config, one_hot, m + jnp.arange(n))
             rows = rows_after(m, n, m + n)
             normed, _, outside = self._family.forward(weights, config, x, rows, cache)
-            return [self._family.head(weights, normed), outside]
+            self._sites = list(outside)
+            return [self._family.head(weights, normed), jnp.stack(list(outside.values()))]
 
         if not self._pieces:
             return jax.jit(run)

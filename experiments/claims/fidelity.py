@@ -44,7 +44,7 @@ class Text:
 
     kind: str
     tokens: int
-    outside: bool  # whether it left its ranges
+    outside: list[str]  # sites whose range it left
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def answered(
         ids, places = [*text.rest, *answer[:-1]], slice(len(text.rest) - 1, None)
         reference, (logits, outside) = exact(ids)[0][places], pieces(ids)
         if outside:
-            raise InputError(f"a question leaves the ranges of the model: {text.words!r}")
+            raise InputError(f"a question leaves {', '.join(outside)}: {text.words!r}")
         best, others = np.sort(reference, axis=-1)[:, -1], np.sort(reference, axis=-1)[:, -2]
         chosen = logits[places].argmax(axis=-1)
         differ = np.flatnonzero(chosen != np.array(answer))
@@ -212,7 +212,7 @@ def _of_texts(result: Mapping[str, Any]) -> list[str]:
     kinds = sorted({text["kind"] for text in result["texts"]})
     ranges = report.table(("kind of chat", "chats", "tokens on shares", "left their ranges"), [
         (kind, str(len(of_kind)), f"{sum(t['tokens'] for t in of_kind):,}",
-         str(sum(t["outside"] for t in of_kind)))
+         _left(of_kind))
         for kind in kinds
         for of_kind in [[t for t in result["texts"] if t["kind"] == kind]]
     ])  # fmt: skip
@@ -224,6 +224,13 @@ def _of_texts(result: Mapping[str, Any]) -> list[str]:
         for q in result["questions"]
     ])  # fmt: skip
     return ["\n".join(lines) for lines in (ranges, answers)]
+
+
+def _left(texts: Sequence[Mapping[str, Any]]) -> str:
+    """How many of them left a range, and which ranges."""
+    sites = sorted({site for text in texts for site in text["outside"] or ()})
+    count = sum(bool(text["outside"]) for text in texts)
+    return f"{count} ({', '.join(sites)})" if sites else str(count)
 
 
 def _largest_margin(found: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ import numpy as np
 from experiments.common import commands, report
 from experiments.common.two_parties import run_study
 from models.cache import rows_after
-from models.family import ModelConfig, Params, family_of, logits
+from models.family import ModelConfig, Outside, Params, family_of, logits
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from models.training.snippets import SHIPPED, read_snippets
@@ -57,8 +57,8 @@ QUANTILES = (0.5, 0.9, 0.99, 0.999)
 # ---- the program of both workers
 
 
-def forward(config: ModelConfig, weights: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Logits [n, vocab] after each of the client's tokens [n], and what left a range (int32)."""
+def forward(config: ModelConfig, weights: Any, tokens: jax.Array) -> tuple[jax.Array, Outside]:
+    """Return logits [n, vocab] after each of the client's tokens [n], and what left its range."""
     n, family = tokens.shape[0], family_of(config)
     one_hot = jax.nn.one_hot(tokens, config.vocab_size, dtype=jnp.float32)
     x = family.embed(weights, config, one_hot, jnp.arange(n))
@@ -247,7 +247,8 @@ def in_pieces(
     leaves, tree = jax.tree.flatten(family_of(config).fold(params, config))
 
     def flat(tokens: jax.Array, *weights: jax.Array) -> list[jax.Array]:
-        return list(forward(config, jax.tree.unflatten(tree, weights), tokens))
+        rows, outside = forward(config, jax.tree.unflatten(tree, weights), tokens)
+        return [rows, sum(outside.values(), jnp.int32(0))]
 
     compiled = compiled_in_pieces(flat, length, leaves)
 

@@ -1,9 +1,10 @@
-"""Whether all activations of a step stayed where the functions on shares hold, and nothing else.
+"""Whether all activations of a step stayed where the functions on shares hold, and where not.
 
 Functions on a bounded range count what left it (`protocols.functions.nonlinear.rms_norm`). One bit
-of the shared count is opened to both parties, whether it is zero, before anything that was computed
-from those activations: the step's later values pass through `require`, which ends the session at
-both parties otherwise.
+of the shared counts is opened to both parties, whether all are zero, before anything that was
+computed from those activations: the step's later values pass through `require`, which ends the
+session at both parties otherwise. Only then one bit of each count is opened, to the client alone:
+where its own text does not fit is for its user to tell the provider, who would learn of the text.
 
 nonzero  With x = x_0 + x_1 mod 2^64, x = 0 if and only if x_0 = -x_1. So bit i of x_0 at the client
          and of ~(-x_1) at the provider are xor shares of "bit i agrees", and x = 0 is the and of 64
@@ -14,10 +15,9 @@ nonzero  With x = x_0 + x_1 mod 2^64, x = 0 if and only if x_0 = -x_1. So bit i 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -31,7 +31,7 @@ from spu_llm.core.op import Cost, View, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.reveal import reveal
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
-from spu_llm.core.values import CLIENT, Bool, Owner, Public, Value
+from spu_llm.core.values import CLIENT, Bool, Owner, Private, Public, Value
 
 _BITS, _FAN_IN = 64, 4
 _LEVELS = (16, 4, 1)  # gates of a level: 64 bits, then 16, then 4
@@ -78,38 +78,62 @@ nonzero = protocol_op(
 """Whether a word differs from zero, for any 64-bit word: a boolean share."""
 
 
-def _require_two_party(party: Party, outside: Value, x: Value) -> Value:
+_LEFT = "activations left the ranges in which the functions on shares hold"
+_SITES_TOLD = 4
+
+
+def _require_two_party(
+    party: Party, outside: Value, counts: Value, x: Value, *, sites: Sequence[str]
+) -> Value:
+    """1. Nothing, as a rule. 2. Else which counts are not zero, to the client; RangeError."""
     assert isinstance(outside, Public)
+    # 2.
     if np.any(outside.value):
-        raise RangeError(
-            "activations left the range in which the functions on shares hold; nothing of this "
-            "step was opened. Who has the model sees where with spu-llm inspect, and widens ranges "
-            "with spu-llm calibrate"
-        )
+        left = _nonzero_two_party(party, counts)
+        opened = party.open(left, Owner.CLIENT, "which ranges activations left")
+        assert isinstance(opened, Private)
+        raise RangeError(_told(sites, opened.value))
     return x
+
+
+def _told(sites: Sequence[str], left: np.ndarray | None) -> str:
+    """What a party's user reads; `left`: whether each site was left, at the client."""
+    if left is None:
+        return (
+            f"{_LEFT}; nothing of this step was opened but where, to the client. spu-llm inspect "
+            "lists the ranges, spu-llm calibrate widens them"
+        )
+    names = [site for site, out in zip(sites, left, strict=True) if out]
+    more = f" and {len(names) - _SITES_TOLD} more" if len(names) > _SITES_TOLD else ""
+    return (
+        f"{_LEFT}: {', '.join(names[:_SITES_TOLD])}{more}. Nothing else of this step was opened. "
+        "The provider does not know where; it widens ranges with spu-llm calibrate"
+    )
 
 
 require = protocol_op(
     "require",
-    reference=lambda outside, x: x,
+    reference=lambda outside, counts, x, *, sites: x,
     two_party=_require_two_party,
-    owners=lambda outside, x: [x],
-    cost=lambda outside, x: Cost(),
-    simulate=lambda rank, prg, common, inputs, outputs: View([], []),
+    owners=lambda outside, counts, x, *, sites: [x],
+    cost=lambda outside, counts, x, *, sites: Cost(),
+    simulate=lambda rank, prg, common, inputs, outputs, *, sites: View([], []),
     non_interactive=True,
 )
-"""x as it is, if the opened bit `outside` is not set; else RangeError at both parties. In plaintext
-x: floats hold everywhere."""
+"""x as it is, if the opened bit `outside` is not set; else RangeError at both parties, once the
+client has learned which of the shared `counts` [site] are not zero, by the names in `sites`. In
+plaintext x: floats hold everywhere. Cost and view are those of a call that returns."""
 
 
-def when_in_range(outside: Any, values: Any) -> Any:
-    """`values` (a tree of arrays), once both parties have seen that the shared count `outside`
-    (int32 scalar) is zero; RangeError at both if it is not. What is opened of them, or of anything
-    made from them, is opened after this bit.
+def when_in_range(outside: Mapping[str, Any], x: Any) -> Any:
+    """Return x, once both parties have seen that all shared counts of `outside` (int32 scalars, by
+    the names of their sites) are zero; RangeError at both if one is not, which names the sites to
+    the client. What is opened of x, or of anything made from it, is opened after this bit.
     """
+    counts = jnp.stack(list(outside.values()))
     label = "whether activations left their ranges"
-    opened = reveal(nonzero(outside), to=Owner.PUBLIC, label=label)
-    return jax.tree.map(lambda x: require(opened, x), values)
+    opened = reveal(nonzero(jnp.sum(counts)), to=Owner.PUBLIC, label=label)
+    return require(opened, counts, x, sites=tuple(outside))
 
 
 def count_outside(not_below: Sequence[Any], below: Sequence[Any]) -> Any:

@@ -69,13 +69,13 @@ def test_texts_that_leave_their_ranges_are_counted_and_not_compared(
         def __init__(self) -> None:
             pass
 
-        def __call__(self, tokens: Any) -> tuple[np.ndarray, bool]:
+        def __call__(self, tokens: Any) -> tuple[np.ndarray, list[str]]:
             rows, _ = forwards[0](tokens)
             first = tokens == texts[0].rest
-            return rows + (100.0 if first else 0.0), first
+            return rows + (100.0 if first else 0.0), ["last norm"] if first else []
 
     compared, found = by_pieces(texts, forwards[0], LeavesInTheFirst(), lambda name: None)
-    assert [text.outside for text in found] == [True, False, False]
+    assert [text.outside for text in found] == [["last norm"], [], []]
     assert compared.positions == sum(len(text.rest) for text in texts[1:])
     assert compared.largest_error == 0.0
 
@@ -157,15 +157,15 @@ def test_the_tables_name_what_failed() -> None:
     result = {
         "pieces": compared, "failures": ["too few"], "questions": [question],
         "texts": [
-            {"kind": "code", "tokens": 7, "outside": False},
-            {"kind": "code", "tokens": 9, "outside": True},
+            {"kind": "code", "tokens": 7, "outside": []},
+            {"kind": "code", "tokens": 9, "outside": ["last norm"]},
         ],
     }  # fmt: skip
     text = table(result)
     assert "| top-1 agreement (at least 99%) | 98.50% |" in text
     assert "| perplexity, these logits (within 0.1%) | 20.010 (+0.050%) |" in text
     assert "| largest margin of a flip | 0.0200 of 2 |" in text
-    assert "| code | 2 | 16 | 1 |" in text
+    assert "| code | 2 | 16 | 1 (last norm) |" in text
     assert r"| facts | a \| b c | 3 | 0.010 | token 2 differs, margin 0.010 |" in text
     assert text.endswith("criterion: too few")
     made = {

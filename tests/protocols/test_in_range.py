@@ -33,7 +33,12 @@ class TestNonzero(OpContract):
 class TestRequire(OpContract):
     op = require
     masks = False
-    cases = [Case((np.array(False), WORDS), ("public", "arith"))]
+    cases = [
+        Case(
+            (np.array(False), np.array([0, 0]), WORDS), ("public", "arith", "arith"),
+            {"sites": ("first", "second")},
+        )
+    ]  # fmt: skip
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=70))
@@ -45,16 +50,26 @@ def test_every_word_is_told_from_zero(values: list[int]) -> None:
     assert (outcome.rounds, sum(t.sent_messages for t in outcome.traffic)) == (3, 6)
 
 
-def _session(count: int) -> Any:
-    """Of two counts, one of each party: whether an opening comes after the bit, and what it is."""
-    function = SecureFunction(
-        lambda a, b: reveal(when_in_range(a + b, a), to=Owner.CLIENT, label="result"),
-        (Owner.CLIENT, Owner.PROVIDER), "checked",
-    )  # fmt: skip
+SITES = "first", "second", "third", "fourth", "fifth", "sixth"
+
+
+def _session(*counts: int) -> Any:
+    """Of counts by site, each the sum of a number of each party: whether an opening comes after the
+    bit, and what it is.
+    """
+
+    def checked(a: Any, b: Any) -> Any:
+        by_site = dict(zip(SITES, a + b, strict=False))
+        return reveal(when_in_range(by_site, a[0]), to=Owner.CLIENT, label="result")
+
+    function = SecureFunction(checked, (Owner.CLIENT, Owner.PROVIDER), "checked")
+    shape = (len(counts),)
 
     def program(session: Any) -> Any:
-        own = session.private(CLIENT, lambda: 7, (), np.int32)
-        peers = session.private(PROVIDER, lambda: count - 7, (), np.int32)
+        own = session.private(CLIENT, lambda: np.full(shape, 7, np.int32), shape, np.int32)
+        peers = session.private(
+            PROVIDER, lambda: np.array(counts, np.int64).astype(np.int32) - 7, shape, np.int32
+        )
         try:
             return session.get(session.call(function, own, peers)), session.ledger.learned()
         except RangeError as error:
@@ -64,7 +79,7 @@ def _session(count: int) -> Any:
 
 
 def test_a_count_of_zero_lets_results_pass(simulation: Simulation) -> None:
-    (found, _), (nothing, learned) = simulation.run(_session(0))
+    (found, _), (nothing, learned) = simulation.run(_session(0, 0))
     assert int(found) == 7 and nothing is None
     assert "whether activations left their ranges" in str(learned)
 
@@ -73,10 +88,24 @@ def test_a_count_of_zero_lets_results_pass(simulation: Simulation) -> None:
 def test_any_other_count_ends_both_before_anything_else_is_opened(
     simulation: Simulation, count: int
 ) -> None:
-    for found, learned in simulation.run(_session(count)):
-        assert isinstance(found, RangeError) and "left the range" in str(found)
+    for found, learned in simulation.run(_session(0, count)):
+        assert isinstance(found, RangeError) and "left the ranges" in str(found)
         assert "whether activations left their ranges" in str(learned)
         assert "result" not in str(learned)
+
+
+def test_the_client_alone_learns_where(simulation: Simulation) -> None:
+    (client, learned), (provider, _) = simulation.run(_session(0, 3, 0, 1))
+    assert "functions on shares hold: second, fourth. Nothing" in str(client)
+    assert not any(site in str(provider) for site in SITES)
+    assert "opened but where, to the client" in str(provider)
+    assert any("which ranges" in fact for fact in learned["client"])
+    assert all("which ranges" not in fact for fact in learned["provider"])
+
+
+def test_many_sites_are_told_in_one_line(simulation: Simulation) -> None:
+    (client, _), _ = simulation.run(_session(1, 1, 1, 1, 1, 1))
+    assert "first, second, third, fourth and 2 more. Nothing" in str(client)
 
 
 @given(st.lists(st.integers(-9, 9)), st.integers(-9, 9), st.integers(-9, 9))

@@ -365,7 +365,8 @@ _CASES: dict[ProtocolOp, tuple[Case, ...]] = {
              (np.array([0, 0]), "client")),
     ),
     nonzero: (_one("words", nonzero, (np.array([0, 1, -1, -(2**63), 2**32, 0]), "arith")),),
-    require: (_one("in range", require, (np.array(False), "public"), (INTEGERS, "arith")),),
+    require: (_one("in range", require, (np.array(False), "public"), (np.array([0, 0]), "arith"),
+                   (INTEGERS, "arith"), sites=("first", "second")),),
     maximum: (
         _one("ties", maximum, (np.array([[1, 1, -2], [-2, 0, 1]]), "arith"), bits=3),
         _one("two levels, fixed point", maximum, (_fixed((1, 11), 8.0), "arith"), bits=23),

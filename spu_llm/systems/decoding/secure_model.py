@@ -32,7 +32,15 @@ from models.cache import (
     padding,
     see,
 )
-from models.family import ModelConfig, Params, check_ranges, family_of, one_row, weight_shapes
+from models.family import (
+    ModelConfig,
+    Outside,
+    Params,
+    check_ranges,
+    family_of,
+    one_row,
+    weight_shapes,
+)
 from models.split import Split, check_middle
 from protocols.arithmetic.known_rows import known_rows
 from protocols.functions.in_range import when_in_range
@@ -229,13 +237,15 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
     def forward(
         weights: Any, given: Array, at: Rows, cache: Block, before: Prefix | None,
         ends: tuple[int, ...] | None = None,
-    ) -> tuple[Array, Block, Array]:  # fmt: skip
+    ) -> tuple[Array, Block, Outside]:  # fmt: skip
         """Rows [L n, d], or [L, d] where one of each lane `ends` it, the cache, and what left its
         range (`models.family.Family`).
         """
         if layout.split is not None:
             x = given.reshape(-1, config.width)
-            rows, shared, outside = family.through(weights, layout.held, x, at, cache)
+            rows, shared, outside = family.through(
+                weights, layout.held, x, at, cache, first=layout.split.front
+            )
             if ends is not None:
                 rows = one_row(rows.reshape(layout.lanes, -1, config.width), ends)[:, 0]
             return rows, shared, outside
@@ -318,14 +328,14 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
     def after_shared(
         weights: Any, given: Array, place: Place, shared: Block, at: Array, prefix: Block | None,
         hidden: Array | None, ends: tuple[int, ...] | None = None,
-    ) -> tuple[Array, Block, Array]:  # fmt: skip
+    ) -> tuple[Array, Block, Outside]:  # fmt: skip
         (positions, visible), before = place, after(prefix, hidden)
         if layout.hidden:
             visible = jnp.where(visible, 0, HIDDEN)
         return forward(weights, given, Rows(positions, visible, at), shared, before, ends)
 
     def judged(
-        weights: Any, rows: Array, outside: Array, client: Any, provider: Any
+        weights: Any, rows: Array, outside: Outside, client: Any, provider: Any
     ) -> tuple[Any, Any]:
         if isinstance(judge, KeepRows):
             return rows.reshape(layout.lanes, -1, config.width), None
