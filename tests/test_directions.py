@@ -20,7 +20,8 @@ SYSTEM = [*PARTY, *PROTOCOLS, "protocols.dp", "models"]
 OF_SYSTEMS = ["decoding", "confidential", "dp_text", "split", "watermark"]
 SYSTEMS = [f"spu_llm.systems.{name}" for name in OF_SYSTEMS]
 SERVICE = [*SYSTEM, "protocols", "spu_llm.net", "spu_llm.systems", *SYSTEMS]
-APP = [*SERVICE, "spu_llm.service", "models.training", "models.importing"]
+API = [*SERVICE, "spu_llm.service"]
+APP = [*API, "spu_llm.api", "models.training", "models.importing"]
 STUDY = [*APP, "spu_llm.app", "experiments.common"]
 ALLOWED: dict[str, list[str]] = {
     "spu_llm.core": [],
@@ -45,6 +46,7 @@ ALLOWED: dict[str, list[str]] = {
     "spu_llm.systems.split": [*SYSTEM, "spu_llm.systems", "spu_llm.systems.decoding"],
     "spu_llm.systems.watermark": [*SYSTEM, "spu_llm.systems"],
     "spu_llm.service": SERVICE,
+    "spu_llm.api": API,
     "spu_llm.app": APP,
     "experiments.common": STUDY,
     "experiments.spu_baseline": STUDY,
@@ -56,7 +58,7 @@ ALLOWED: dict[str, list[str]] = {
 }  # fmt: skip
 # The package's own files: `python -m spu_llm`, `python -m experiments.render`, nothing in others.
 ALLOWED |= {
-    "spu_llm": ["spu_llm.app"],
+    "spu_llm": ["spu_llm.api", "spu_llm.app", "spu_llm.core", "models"],
     "protocols": [],
     "experiments": [*ALLOWED["experiments.claims"], "experiments.claims"],
 }

@@ -47,7 +47,7 @@ from models.family import logits
 from models.hf import load_config, load_model
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
-from spu_llm.app.defaults import DRAFT_LENGTH
+from spu_llm.api.defaults import DRAFT_LENGTH
 from spu_llm.app.printing import show, show_table
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.errors import InputError, SpuLlmError

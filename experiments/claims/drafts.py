@@ -26,7 +26,7 @@ from models.ngrams import Ngrams
 from models.text_format import TextFormat
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.plain import Plain
-from spu_llm.app.defaults import DRAFT_LENGTH, shipped
+from spu_llm.api.defaults import DRAFT_LENGTH, shipped
 from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError

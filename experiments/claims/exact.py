@@ -47,7 +47,7 @@ from protocols.functions.maximum import maximum
 from protocols.functions.nonlinear import score_bits
 from protocols.ot.select import select
 from protocols.verification.sampling import Widths, locate, reject, residual
-from spu_llm.app.defaults import DRAFT_LENGTH, PREFIX_PAD
+from spu_llm.api.defaults import DRAFT_LENGTH, PREFIX_PAD
 from spu_llm.app.output import write_json
 from spu_llm.app.printing import show_table
 from spu_llm.compiler.secure_function import SecureFunction

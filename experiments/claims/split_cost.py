@@ -21,7 +21,7 @@ from experiments.cost_model.workload import of_completion
 from models.family import ModelConfig
 from models.hf import load_config
 from models.split import Split
-from spu_llm.app.defaults import shipped
+from spu_llm.api.defaults import shipped
 from spu_llm.app.output import write_json
 from spu_llm.app.printing import show, show_table
 from spu_llm.core.machine import machine

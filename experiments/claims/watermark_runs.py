@@ -34,7 +34,7 @@ from experiments.common.saved import under_table
 from experiments.common.two_parties import run_command
 from models.tokenizer import Tokenizer
 from protocols.verification.variants import BRANCHING
-from spu_llm.app.defaults import DRAFT_LENGTH
+from spu_llm.api.defaults import DRAFT_LENGTH
 from spu_llm.app.printing import show, show_table
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.machine import machine

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from spu_llm.app.defaults import PROMPT, shipped
+from spu_llm.api.defaults import PROMPT, shipped
 from spu_llm.app.output import write_json
 from spu_llm.app.printing import show_table
 from spu_llm.app.progress import Progress

@@ -12,7 +12,7 @@ from models.hf import load_model
 from models.scoring import Scorer
 from models.tokenizer import Tokenizer
 from models.training.snippets import SHIPPED, read_snippets
-from spu_llm.app.defaults import shipped
+from spu_llm.api.defaults import shipped
 from spu_llm.core.errors import InputError
 from spu_llm.systems.confidential.obfuscation import Public
 from spu_llm.systems.confidential.spans import Marked, Prompt, Span, tokenised

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from models.tokenizer import Tokenizer
-from spu_llm.app.defaults import SESSION_MINUTES
+from spu_llm.api.defaults import SESSION_MINUTES
 from spu_llm.core.errors import PeerError, SpuLlmError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.service import provider

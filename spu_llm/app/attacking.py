@@ -9,7 +9,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from spu_llm.app.defaults import shipped
+from spu_llm.api.defaults import shipped
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import show
 from spu_llm.core.errors import InputError

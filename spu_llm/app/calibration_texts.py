@@ -61,7 +61,7 @@ Part = tuple[list[int], list[int]]  # what is public, and what comes after it
 
 def _parts(options: argparse.Namespace, context: int) -> Iterator[Part]:
     from models.tokenizer import Tokenizer
-    from spu_llm.app.completing import encoded
+    from spu_llm.api.texts import encoded
 
     text, empty = read_text(options.text, "--text"), f"{options.text} is empty"
     if not text:

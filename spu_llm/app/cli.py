@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from spu_llm.api.defaults import PROMPT
 from spu_llm.app import config, drafting, marking, serving
-from spu_llm.app.defaults import PROMPT
 from spu_llm.app.options import (
     add_folder,
     add_hint_cache,
@@ -29,13 +29,16 @@ from spu_llm.app.options import (
     add_session_options,
     add_stop,
     megabytes,
-    record,
+    provider_of,
 )
 from spu_llm.app.output import check_output, unforeseen, write_json
 from spu_llm.app.printing import guard, say, show, show_table, tell_traceback
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.jax_settings import settle
 from spu_llm.core.printable import one_line
+
+if TYPE_CHECKING:
+    from spu_llm.api.client import CompletionOptions
 
 
 class Parser(argparse.ArgumentParser):
@@ -246,103 +249,63 @@ def _request_options(parser: argparse.ArgumentParser) -> None:
 
 def _complete(options: argparse.Namespace) -> None:
     """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
-    from spu_llm.app.completing import GenerateOptions, encoded, generate, provider_of
+    from spu_llm.api.client import Client
     from spu_llm.app.screen import Screen
-    from spu_llm.systems.decoding.records import MARKED, ClientInputs
-    from spu_llm.systems.decoding.request import Request
 
-    provider = provider_of(options)
+    client = Client(provider_of(options))
     drafting.check(options)
     check_output(options.json)
-    keys = marking.keys_of(options)
-    _check_early(Request, options, prompt_tokens=1)
+    asked = _asked(options)
+    asked.check(options.prompt)
     with closing(Screen(options.prompt)) as screen:
-        kept = provider.text_format()
-        tokenizer = kept.text.tokenizer
-        drafts = drafting.chosen(options, tokenizer, marked=options.verify == MARKED)
-        prefix, prompt = encoded(options.public_prefix, options.prompt, tokenizer)
-        own_seed = options.seed if provider.server is None else None
-        with (
-            marking.opened(options, keys, tokenizer) as marked,
-            marking.provider_key(options, provider.model) as mark,
-        ):
-            asked = GenerateOptions(
-                request=record(
-                    Request, options, prompt_tokens=len(prompt), public_prefix=tuple(prefix),
-                    draft_length=drafts.length,
-                ),
-                inputs=ClientInputs(
-                    prompt, str(kept.path), options.stop, options.seed, own_seed,
-                    None if marked is None else marked.mark,
-                    None if drafts.directory is None else str(drafts.directory), drafts.ngrams,
-                ),
-                provider=dataclasses.replace(provider, mark=mark),
-                started=options.started,
-                tokenizer=tokenizer,
-                text=kept,
-                marking=marked,
-            )  # fmt: skip
-            result = generate(asked, screen.on_event, screen.say)
+        result = client.complete(
+            options.prompt, asked, screen.on_event, on_wait=screen.say, started=options.started
+        )
         screen.finish()
     screen.summary(result)
-    write_json(options.json, result)
+    write_json(options.json, result.to_json())
 
 
-def _check_early(kind: Any, options: argparse.Namespace, **more: Any) -> None:
-    """InputError for what no provider could serve, before one is asked how long the prompt is."""
-    from spu_llm.app.completing import check_texts
+def _asked(options: argparse.Namespace) -> CompletionOptions:
+    """Return how a completion is to be written; options that a command lacks are as by default."""
+    from spu_llm.api.client import CompletionOptions
 
-    check_texts(options.public_prefix, options.prompt)
-    record(kind, options, public_prefix=(), **more).check_options()
+    names = {field.name for field in dataclasses.fields(CompletionOptions)}
+    return CompletionOptions(**{k: v for k, v in vars(options).items() if k in names})
 
 
 def _prepare(options: argparse.Namespace) -> None:
     """Progress to stderr, what was made to stdout, the result to `--json`."""
+    from spu_llm.api.client import Client
     from spu_llm.app import keeping
-    from spu_llm.app.completing import encoded, prepare, provider_of
     from spu_llm.app.material import material_table
-    from spu_llm.app.screen import Stages
     from spu_llm.service.supervisor import Look
-    from spu_llm.systems.decoding.records import PrepareRequest
 
-    provider = provider_of(options)
+    client = Client(provider_of(options))
     check_output(options.json)
     disk_bytes = megabytes(options, "disk")
     drafting.check(options)
-    new, tokens = options.max_new_tokens, options.prompt_tokens
-    _check_early(
-        PrepareRequest, options, prompt_tokens=1 if tokens is None else tokens,
-        steps=options.steps or 0, room_bytes=None,
-    )  # fmt: skip
+    asked, tokens = _asked(options), options.prompt_tokens
+    prompt = options.prompt if tokens is None else tokens
+    client.check_preparation(prompt, asked, options.steps)
 
     def make(look: Look) -> dict[str, Any]:
+        from spu_llm.app.screen import Stages
+
         # Who watches for days wants a line for what happens, not for how far it is.
         with closing(Stages(lines=not options.watch)) as screen:
-            text = provider.text_format().text
-            prefix, prompt = encoded(options.public_prefix, options.prompt, text.tokenizer)
-            drafts = drafting.chosen(options, text.tokenizer).length
-            likely = -(-(new - 1) // 3) if drafts else new - 1
-            request = record(
-                PrepareRequest, options, public_prefix=tuple(prefix),
-                prompt_tokens=len(prompt) if tokens is None else tokens, draft_length=drafts,
-                steps=likely if options.steps is None else options.steps, room_bytes=None,
-            )  # fmt: skip
-            result = prepare(
-                request, text.tokenizer, provider, screen.on_event, disk_bytes, look,
-                text_format=text.digest,
-            )  # fmt: skip
+            result = client.prepare(
+                prompt, asked, screen.on_event, steps=options.steps, disk_bytes=disk_bytes,
+                look=look,
+            ).to_json()  # fmt: skip
         write_json(options.json, result)
         return result
 
-    with marking.provider_key(options, provider.model) as mark:
-        provider = dataclasses.replace(provider, mark=mark)
-        if options.watch:
-            assert provider.client_pool is not None
-            keeping.watch(
-                provider.client_pool, make, lambda line: show(_timed(line))
-            )
-        else:
-            show_table(material_table(make(lambda: None)))
+    if options.watch:
+        assert client.provider.client_pool is not None
+        keeping.watch(client.provider.client_pool, make, lambda line: show(_timed(line)))
+    else:
+        show_table(material_table(make(lambda: None)))
 
 
 def _timed(line: str) -> str:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import argparse
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from models.chat import Message, cut, going_on
-from models.stops import check_text
+from spu_llm.api.client import Client, CompletionOptions
+from spu_llm.api.completion import reads_of
+from spu_llm.api.drafting import Drafting
+from spu_llm.api.provider import Provider
+from spu_llm.api.texts import chat_encoded, messages_of, renderer
 from spu_llm.app import drafting
-from spu_llm.app.completing import (
-    GenerateOptions,
-    Provider,
-    generate,
-    provider_of,
-    reads_of,
-)
-from spu_llm.app.drafting import Drafting
+from spu_llm.app.options import provider_of
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import ask, say, tell
 from spu_llm.app.screen import Screen, learned_lines
@@ -27,43 +24,10 @@ from spu_llm.core.errors import InputError, PeerError, WorkerError
 from spu_llm.net.relay import Relay
 from spu_llm.service.client import Server, run_as_client
 from spu_llm.service.first_contact import KeptFormat
-from spu_llm.service.rendering import render_apart
 from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.records import CHAT, ClientInputs
-from spu_llm.systems.decoding.request import Request
 
 CONVERSATION_TOKENS = 4096  # at most; the model's context may be shorter
-
-
-def tokens_of(kept: KeptFormat, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-    """Return the tokens of a chat's public head, and of what goes on shares. InputError for a model
-    that has no chats, and for texts that cannot be used.
-    """
-    return _encoded(kept, *cut(_render(kept), messages))
-
-
-def _encoded(kept: KeptFormat, head: str, rest: str) -> tuple[list[int], list[int]]:
-    encode = kept.text.tokenizer.encode
-    return encode(head, goes_on=True) if head else [], encode(rest, goes_on=True)
-
-
-def messages_of(system: str | None, prompt: str) -> list[Message]:
-    """Return a chat that begins: what the client says to the model, and its first turn. InputError
-    for texts that cannot be used.
-    """
-    check_text(prompt, "the prompt")
-    if system is None:
-        return [Message("user", prompt)]
-    check_text(system, "--system")
-    return [Message("system", system), Message("user", prompt)]
-
-
-def _render(kept: KeptFormat) -> Callable[[Sequence[Message]], str]:
-    if (template := kept.text.template) is None:
-        raise InputError(
-            "the provider's model has no chat template; complete text with generate"
-        )
-    return lambda messages: render_apart(template, messages)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -74,45 +38,30 @@ def run(options: argparse.Namespace) -> None:
     if options.json is not None and options.prompt is None:
         raise InputError("--json is of one turn; give --prompt TEXT")
     with closing(Screen("")) as screen:
-        kept = provider.text_format()
-        _render(kept)
-        drafts = drafting.chosen(options, kept.text.tokenizer)
         if options.prompt is not None:
-            return _one_turn(options, provider, kept, drafts, screen)
+            return _one_turn(options, provider, screen)
+        kept = provider.text_format()
+        renderer(kept)
+        drafts = Drafting.of(
+            kept.text.tokenizer, options.draft_length, options.draft_model, options.drafts
+        )
         with provider.reached() as (server, pool):
             _Chat(options, provider, kept, drafts, screen).hold(server, pool)
 
 
-def _one_turn(
-    options: argparse.Namespace, provider: Provider, kept: KeptFormat, drafts: Drafting,
-    screen: Screen,
-) -> None:  # fmt: skip
-    prefix, prompt = tokens_of(kept, messages_of(options.system, options.prompt))
-    request = Request(
-        len(prompt), options.max_new_tokens, drafts.length,
-        temperature=options.temperature, public_prefix=tuple(prefix),
+def _one_turn(options: argparse.Namespace, provider: Provider, screen: Screen) -> None:
+    asked = CompletionOptions(
+        options.max_new_tokens, options.temperature, draft_length=options.draft_length,
+        draft_model=options.draft_model, drafts=options.drafts, seed=options.seed,
     )  # fmt: skip
-    own_seed = options.seed if provider.server is None else None
-    asked = GenerateOptions(
-        request, _inputs(options, prompt, kept, drafts, own_seed), provider, options.started,
-        kept.text.tokenizer, text=kept,
+    result = Client(provider).chat(
+        messages_of(options.system, options.prompt), asked, screen.on_event, on_wait=screen.say,
+        started=options.started,
     )  # fmt: skip
-    result = generate(asked, screen.on_event, screen.say)
     screen.finish()
     screen.end_text()
     screen.summary(result)
-    write_json(options.json, result)
-
-
-def _inputs(
-    options: argparse.Namespace, prompt: list[int], kept: KeptFormat, drafts: Drafting,
-    own_seed: int | None,
-) -> ClientInputs:  # fmt: skip
-    return ClientInputs(
-        prompt, str(kept.path), draft_seed=options.seed, sampling_seed=own_seed,
-        draft_dir=None if drafts.directory is None else str(drafts.directory),
-        ngrams=drafts.ngrams,
-    )  # fmt: skip
+    write_json(options.json, result.to_json())
 
 
 class _Chat:
@@ -126,7 +75,7 @@ class _Chat:
     ) -> None:  # fmt: skip
         self._options, self._provider, self._kept = options, provider, kept
         self._drafts, self._screen = drafts, screen
-        self._render = _render(kept)
+        self._render = renderer(kept)
         self._messages: list[Message] = []
         self._rendered = ""  # up to where the last answer begins
         self._tell: Callable[..., None] | None = None  # to the worker
@@ -180,7 +129,7 @@ class _Chat:
         self._answers = 0
         head, rest = cut(self._render, self._messages)
         self._rendered = head + rest
-        prefix, prompt = _encoded(self._kept, head, rest)
+        prefix, prompt = chat_encoded(self._kept, head, rest)
         options = self._options
         request = ChatRequest(
             len(prompt), options.max_new_tokens, self._drafts.length,
@@ -192,21 +141,29 @@ class _Chat:
         self._answering, self._stopping = True, ""
         outcome, _ = run_as_client(
             server, CHAT, request,
-            _inputs(options, prompt, self._kept, self._drafts, None), self._on_event,
+            self._inputs(prompt), self._on_event,
             tokenizer=self._kept.text.tokenizer, text_format=self._kept.text.digest,
             reads=reads_of(self._kept, models), pool=pool, jobs=self._provider.jobs,
             hint_cache=self._provider.hint_cache, look=self._look, hears=self._hears,
         )  # fmt: skip
         tell(*learned_lines(outcome.result["learned"]))
 
+    def _inputs(self, prompt: list[int]) -> ClientInputs:
+        drafts = self._drafts
+        return ClientInputs(
+            prompt, str(self._kept.path), draft_seed=self._options.seed,
+            draft_dir=None if drafts.directory is None else str(drafts.directory),
+            ngrams=drafts.ngrams,
+        )  # fmt: skip
+
     def _hears(self, tell_worker: Callable[..., None]) -> None:
         self._tell = tell_worker
 
-    def _on_event(self, event: dict[str, Any], relay: Relay) -> None:
-        self._screen.on_event(event, relay)
-        if event["event"] == "answer":
+    def _on_event(self, said: dict[str, Any], relay: Relay) -> None:
+        self._screen.hear(said, relay)
+        if said["event"] == "answer":
             self._answering = False
-            self._answered(event)
+            self._answered(said)
             self._answering = True
 
     def _answered(self, event: dict[str, Any]) -> None:

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from spu_llm.app.output import mb
 from spu_llm.app.printing import show
+from spu_llm.core.units import mb
 
 
 def add_command(commands: Any) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spu_llm.app.completing import NoRoom
+from spu_llm.api.preparation import NoRoom
 from spu_llm.app.material import made_line
 from spu_llm.core.errors import PeerError, StalledError, WantedError, WorkerError
 from spu_llm.offline import giving_way, stock
@@ -28,7 +28,7 @@ Make = Callable[[Look], dict[str, Any]]
 
 def watch(directory: Path, make: Make, say: Callable[[str], None]) -> None:
     """Keep material in a client's pool directory until Ctrl-C or SIGTERM; `make` is
-    `completing.prepare`, which is told what may end it.
+    `Client.prepare`, which is told what may end it.
 
     What is being made then is lost, as when any session is interrupted; what is made stays.
     """

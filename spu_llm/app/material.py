@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from spu_llm.app.output import mb
+from spu_llm.api.preparation import limiting
+from spu_llm.core.units import mb
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.offline.stock import PeerStock
-
-
-def tokens_of(steps: int, draft_length: int) -> tuple[int, int]:
-    """Fewest and most tokens of a completion of so many steps: the prefill gives one, a step one
-    more than drafts stay.
-    """
-    return 1 + steps, 1 + steps * (1 + draft_length)
 
 
 def material_table(result: dict[str, Any]) -> str:
@@ -55,15 +48,6 @@ def enough(result: dict[str, Any]) -> str:
         return f"{text}; --disk leaves no room for more"
     room = mb(result["room_bytes"][ROLES[PROVIDER]])
     return f"{text}; the provider had room for {room}, not for more"
-
-
-def limiting(room_bytes: dict[str, int | None]) -> str:
-    """The role of the party that has the least room; the client where none has less."""
-    return min(ROLES, key=lambda role: _or_infinite(room_bytes[role]))
-
-
-def _or_infinite(count: int | None) -> float:
-    return math.inf if count is None else count
 
 
 def stock_table(stocks: Sequence[PeerStock]) -> str:

@@ -6,13 +6,18 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from spu_llm.api.defaults import shipped
 from spu_llm.app import config
 from spu_llm.core.errors import InputError
 from spu_llm.core.parallel import MAX_JOBS, own_cores
 from spu_llm.core.text_files import decoded, read_text
+from spu_llm.net.address import host_and_port
 from spu_llm.offline.defaults import HINT_CACHE_BYTES
+
+if TYPE_CHECKING:
+    from spu_llm.api.provider import Provider
 
 
 def add_folder(parser: Any, option: str, words: str, *, required: bool = False) -> None:
@@ -129,35 +134,34 @@ def add_identity_options(parser: argparse.ArgumentParser) -> None:
 
 def address(text: str, option: str) -> tuple[str, int]:
     """Host and port that an option names; InputError when it does not."""
-    host, _, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):  # an IPv6 address
-        host = host[1:-1]
-    try:
-        valid = bool(host.encode("idna")) and port.isascii() and port.isdigit()
-        valid = valid and len(port) <= 5
-    except UnicodeError:
-        valid = False
-    # Port 0 lets a listener take any free one.
-    if not valid or not (option != "--listen") <= int(port) <= 65535:
-        raise InputError(f"{option} must be HOST:PORT, found {text!r}")
-    return host, int(port)
+    return host_and_port(text, option, listens=option == "--listen")
 
 
 def identity_of(options: argparse.Namespace) -> Any:
     """This party's certificate and whom it trusts, or None with `--insecure`."""
-    given = [option is not None for option in (options.identity, options.trust)]
-    if options.insecure:
-        if any(given):
-            raise InputError("--insecure uses no certificates; leave --identity and --trust out")
-        return None
-    if not all(given):
-        raise InputError(
-            "give --identity DIR, which spu-llm keygen makes, and --trust FILE, the other party's "
-            "certificate; or --insecure, for plain connections on a machine you trust"
-        )
-    from spu_llm.net import identity
+    from spu_llm.net.identity import identity_in
 
-    return identity.load(options.identity, options.trust)
+    return identity_in(options.identity, options.trust, insecure=options.insecure)
+
+
+def provider_of(options: argparse.Namespace) -> Provider:
+    """Return the provider that `--server` names, or one on this machine."""
+    from spu_llm.api.provider import Provider
+    from spu_llm.service.client import Server
+
+    server = None
+    if options.server is not None:
+        server = Server(
+            *address(options.server, "--server"), options.network, identity_of(options)
+        )
+    jobs = jobs_of(options, 1 if server is not None else 2)
+    model = options.model or shipped("private")
+    if server is not None and options.ranges is not None:
+        raise InputError("--ranges are of a model on this machine; leave --server out")
+    return Provider(
+        options.network, server, model, options.pool, jobs, hint_cache_of(options),
+        ranges=options.ranges,
+    )  # fmt: skip
 
 
 def record(kind: Any, options: argparse.Namespace, **more: Any) -> Any:

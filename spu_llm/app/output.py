@@ -1,4 +1,4 @@
-"""What commands write: `--json`, `--html`, and sizes."""
+"""What commands write: `--json` and `--html`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from spu_llm.core.errors import InputError
-
-
-def mb(count: int) -> str:
-    return f"{count / 1e6:.1f} MB"
 
 
 def check_output(path: Path | None, option: str = "--json") -> None:

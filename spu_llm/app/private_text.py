@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from spu_llm.api.defaults import shipped
 from spu_llm.app import two_party_text
-from spu_llm.app.defaults import shipped
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import show, tell
 from spu_llm.core.errors import InputError

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from spu_llm.app.output import mb
 from spu_llm.core.printable import one_line
+from spu_llm.core.units import mb
 
 QUIET_INTERVAL_S = 10.0
 

@@ -6,9 +6,11 @@ import sys
 import time
 from typing import Any
 
-from spu_llm.app.output import mb
+from spu_llm.api.completion import Completion
+from spu_llm.api.events import Event, FetchingHint, Making, Note, Stage, Step, Text, event_of
 from spu_llm.app.printing import Generated, say, tell
 from spu_llm.app.progress import Progress
+from spu_llm.core.units import mb
 from spu_llm.net.relay import Relay
 
 
@@ -16,29 +18,32 @@ class Stages:
     """Shows how far a session has come; `lines`: also where there is no terminal."""
 
     def __init__(self, *, lines: bool = True) -> None:
-        self._relay: Relay | None = None
+        self._event: Event | None = None  # the last one
         self._progress = Progress(self._wire_bytes, lines=lines)
         self._doing = ""
         self._making_since = time.monotonic()
         self._progress.stage("starting")
 
-    def on_event(self, event: dict[str, Any], relay: Relay) -> None:
-        self._relay = relay
-        match event["event"]:
-            case "stage":
-                self._doing = event["name"]
+    def on_event(self, event: Event) -> None:
+        self._event = event
+        match event:
+            case Stage(name):
+                self._doing = name
                 self._progress.stage(self._doing)
-            case "making":
-                made, total = event["made"], event["total"]
+            case Making(made, total):
                 words = f"making material, {made} of {total} batches"
                 self._part(made, total, words + self._to_go(made, total))
-            case "hint":
-                done, total = event["done"], event["total"]
+            case FetchingHint(done, total):
                 parts = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
                 self._part(done, total, f"fetching the model's hint, {parts} (once: it is kept)")
-            case "note":
+            case Note(text):
                 self._progress.pause()
-                say(event["text"])
+                say(text)
+
+    def hear(self, said: dict[str, Any], relay: Relay) -> None:
+        """Show what a worker said, if it is for people."""
+        if (event := event_of(said, relay)) is not None:
+            self.on_event(event)
 
     def say(self, doing: str) -> None:
         """A stage before the session."""
@@ -70,10 +75,7 @@ class Stages:
         return f", about {seconds:.0f} s to go"
 
     def _wire_bytes(self) -> int:
-        if self._relay is None:
-            return 0
-        counters = self._relay.snapshot()
-        return counters.wire_bytes_sent + counters.wire_bytes_received
+        return 0 if self._event is None else self._event.wire_bytes()
 
 
 class Screen(Stages):
@@ -85,17 +87,16 @@ class Screen(Stages):
         self._texted = False
         self._generated = Generated()
 
-    def on_event(self, event: dict[str, Any], relay: Relay) -> None:
-        super().on_event(event, relay)
-        match event["event"]:
-            case "text":
+    def on_event(self, event: Event) -> None:
+        super().on_event(event)
+        match event:
+            case Text(text):
                 self._progress.pause()
                 self._show_prompt()
-                self._generated.write(event["text"])
-            case "step":
+                self._generated.write(text)
+            case Step(steps, accepted, drafted):
                 self._doing = (
-                    f"decoding, {event['steps']} steps, "
-                    f"{event['accepted']} of {event['drafted']} drafts accepted"
+                    f"decoding, {steps} steps, {accepted} of {drafted} drafts accepted"
                 )
                 self._progress.update(self._doing)
 
@@ -117,9 +118,9 @@ class Screen(Stages):
         if self._texted:
             self._generated.end_line()
 
-    def summary(self, result: dict[str, Any]) -> None:
-        """What each party learned, and what it took."""
-        tell(*learned_lines(result["learned"]), *_figures(result))
+    def summary(self, result: Completion) -> None:
+        """Show what each party learned, and what it took."""
+        tell(*learned_lines(result.learned), *_figures(result))
 
     def _show_prompt(self) -> None:
         if not self._texted:
@@ -136,36 +137,36 @@ def learned_lines(learned: dict[str, list[str]]) -> list[str]:
     return lines
 
 
-def _figures(result: dict[str, Any]) -> list[str]:
+def _figures(result: Completion) -> list[str]:
     """Speed and traffic: online alone, and with all that comes before and beside it."""
-    tokens, steps, drafted = len(result["token_ids"]), result["steps"], result["drafted"]
-    seconds, elapsed = result["seconds"], result["elapsed_seconds"]
-    online, offline = result["bytes"]["online"], sum(result["bytes"]["offline"].values())
-    wire = result["wire_bytes"]
-    text = f"{tokens} tokens, ended by {result['finish_reason']}"
+    tokens, steps, drafted = len(result.token_ids), result.steps, result.drafted
+    seconds, elapsed = result.seconds, result.elapsed_seconds
+    online, offline, wire = result.bytes["online"], result.bytes["offline"], result.wire_bytes
+    text = f"{tokens} tokens, ended by {result.finish_reason}"
     if steps:
         text += f"; {steps} secure steps, {(tokens - 1) / steps:.2f} tokens a step"
     if drafted:
-        accepted = result["accepted"]
-        text += f", {accepted} of {drafted} drafts accepted ({accepted / drafted:.0%})"
+        text += (
+            f", {result.accepted} of {drafted} drafts accepted ({result.accepted / drafted:.0%})"
+        )
     lines = [text]
     if tokens:
         lines.append(
-            f"first token: after {result['first_token_seconds']:.1f} s, set-up and material "
-            f"included (prefill alone {seconds['prefill']:.1f} s)"
+            f"first token: after {result.first_token_seconds:.1f} s, set-up and material "
+            f"included (prefill alone {seconds.prefill:.1f} s)"
         )
     if steps:
-        rate = (tokens - 1) / seconds["decode"]
-        lines.append(f"online: {rate:.2f} tokens/s, {seconds['decode']:.1f} s of decoding")
-    everything = f"everything included: {elapsed:.1f} s, {seconds['offline']:.1f} s of them offline"
-    if beside := result["made_beside"]["seconds"]:
+        rate = (tokens - 1) / seconds.decode
+        lines.append(f"online: {rate:.2f} tokens/s, {seconds.decode:.1f} s of decoding")
+    everything = f"everything included: {elapsed:.1f} s, {seconds.offline:.1f} s of them offline"
+    if beside := result.made_beside.seconds:
         everything += f", and {beside:.1f} s of material made beside"
     lines.append(everything + (f"; {elapsed / tokens:.2f} s per token" if tokens else ""))
     lines += [
-        f"payload: online {mb(sum(online.values()))} in {result['messages']['online']:,} messages "
-        f"(client sent {mb(online['client_to_provider'])}, provider "
-        f"{mb(online['provider_to_client'])}), offline {mb(offline)}",
-        f"on the wire: {mb(sum(wire.values()))} (client sent {mb(wire['client_to_provider'])}, "
-        f"provider {mb(wire['provider_to_client'])})",
+        f"payload: online {mb(online.total)} in {result.messages['online']:,} messages "
+        f"(client sent {mb(online.client_to_provider)}, provider "
+        f"{mb(online.provider_to_client)}), offline {mb(offline.total)}",
+        f"on the wire: {mb(wire.total)} (client sent {mb(wire.client_to_provider)}, "
+        f"provider {mb(wire.provider_to_client)})",
     ]
     return lines

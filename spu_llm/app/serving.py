@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spu_llm.app import limiting, marking, reloading, two_party_text
-from spu_llm.app.defaults import (
+from spu_llm.api.defaults import (
     MAX_PREFIX_PAD,
     MAX_SESSIONS,
     PREFIX_PAD,
     SESSION_MINUTES,
     SESSIONS,
 )
+from spu_llm.app import limiting, marking, reloading, two_party_text
 from spu_llm.app.options import (
     add_folder,
     add_identity_options,

@@ -10,13 +10,14 @@ from pathlib import Path
 from secrets import choice, token_hex
 from typing import TYPE_CHECKING, Any
 
+from spu_llm.api.defaults import shipped
 from spu_llm.app import splitting
-from spu_llm.app.defaults import shipped
 from spu_llm.app.options import address, identity_of
-from spu_llm.app.output import check_output, mb, write_json
+from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import say, show, tell
 from spu_llm.app.screen import Screen, Stages, learned_lines
 from spu_llm.core.errors import InputError
+from spu_llm.core.units import mb
 from spu_llm.net.relay import Relay
 
 if TYPE_CHECKING:
@@ -36,10 +37,10 @@ def say_insecure(mode: str) -> None:
 class _Screen(Screen):
     """Shows the events of one text."""
 
-    def on_event(self, event: dict[str, Any], relay: Relay) -> None:
-        super().on_event(event, relay)
-        if event["event"] == "token":
-            self._doing = f"decoding, {event['tokens']} tokens"
+    def hear(self, said: dict[str, Any], relay: Relay) -> None:
+        super().hear(said, relay)
+        if said["event"] == "token":
+            self._doing = f"decoding, {said['tokens']} tokens"
             self._progress.update(self._doing)
 
 
@@ -104,7 +105,7 @@ def generate(options: argparse.Namespace) -> None:
         nonlocal first
         if event["event"] == "token" and not first:
             first = time.monotonic() - options.started
-        screen.on_event(event, relay)
+        screen.hear(event, relay)
 
     try:
         outcome, agreed = run_as_client(
@@ -164,11 +165,12 @@ def _result(
     options: argparse.Namespace, outcome: Any, agreed: dict[str, Any], first: float
 ) -> dict[str, Any]:
     """The `--json` object."""
-    from spu_llm.app.completing import traffic_of
+    from spu_llm.api.completion import messages, payload
     from spu_llm.core.machine import machine
 
     result = outcome.result
     (text,) = result["texts"]
+    phases = {"offline": [], "online": ["prefill", "decode"]}
     return {
         **text, "drafted": 0, "accepted": 0,
         "seconds": {
@@ -176,7 +178,8 @@ def _result(
         },
         "first_token_seconds": round(first, 3),
         "elapsed_seconds": round(time.monotonic() - options.started, 3),
-        **traffic_of(result["traffic"], offline=(), online=("prefill", "decode")),
+        "bytes": {k: asdict(both) for k, both in payload(result["traffic"], phases).items()},
+        "messages": messages(result["traffic"], phases),
         "wire_bytes": {
             "client_to_provider": outcome.wire_sent, "provider_to_client": outcome.wire_received,
         },
@@ -238,7 +241,7 @@ def tune(options: argparse.Namespace) -> None:
                 stages.say(
                     f"round {event['done']} of {event['rounds']}, loss {event['loss']:.3f}"
                 )
-            stages.on_event(event, relay)
+            stages.hear(event, relay)
 
         inputs = TuneInputs(str(directory), str(where), [str(path) for path in texts])
         outcome, _ = run_as_client(

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from spu_llm.app.defaults import DRAFT_LENGTH, PROMPT, shipped
+from spu_llm.api.defaults import DRAFT_LENGTH, PROMPT, shipped
 from spu_llm.app.options import (
     add_hint_cache,
     add_prompt,
@@ -22,7 +22,7 @@ from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
-    from spu_llm.app.completing import Provider
+    from spu_llm.api.provider import Provider
     from spu_llm.systems.split.secure_records import MiddleRequest
 
 R = TypeVar("R", bound="MiddleRequest")
@@ -130,8 +130,7 @@ def served(options: argparse.Namespace) -> dict[str, Any]:
 def generate(options: argparse.Namespace) -> None:
     """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
     from models.tokenizer import Tokenizer
-    from spu_llm.app.completing import GenerateOptions
-    from spu_llm.app.completing import generate as complete
+    from spu_llm.api.completion import CompletionCall, complete
     from spu_llm.app.output import check_output, write_json
     from spu_llm.app.screen import Screen
     from spu_llm.systems.decoding.request import check_sampling
@@ -157,20 +156,20 @@ def generate(options: argparse.Namespace) -> None:
         )  # fmt: skip
         check_sampling(inputs.sampling)
         request = _request(MiddleRequest, options, model, len(prompt), drafts)
-        asked = GenerateOptions(
-            request, inputs, provider, options.started, tokenizer,
-            program=SPLIT_COMPLETION, model=model,
+        asked = CompletionCall(
+            request, inputs, provider, tokenizer, program=SPLIT_COMPLETION, model=model,
+            started=options.started,
         )  # fmt: skip
         result = complete(asked, screen.on_event, screen.say)
         screen.finish()
     screen.summary(result)
-    write_json(options.json, result)
+    write_json(options.json, result.to_json())
 
 
 def _prepare(options: argparse.Namespace) -> None:
     """Progress to stderr, what was made to stdout, the result to `--json`."""
     from models.tokenizer import Tokenizer
-    from spu_llm.app.completing import prepare
+    from spu_llm.api.preparation import prepare
     from spu_llm.app.material import material_table
     from spu_llm.app.output import check_output, write_json
     from spu_llm.app.screen import Stages
@@ -190,21 +189,21 @@ def _prepare(options: argparse.Namespace) -> None:
     with closing(Stages()) as screen:
         result = prepare(
             request, tokenizer, provider, screen.on_event, disk_bytes, program=SPLIT_PREPARATION
-        )
+        ).to_json()
     write_json(options.json, result)
     show_table(material_table(result))
 
 
 def _encoded(prompt: str, tokenizer: Tokenizer) -> list[int]:
     """Return the tokens of a prompt, with those that are put before any text: none are public."""
-    from spu_llm.app.completing import encoded
+    from spu_llm.api.texts import encoded
 
     public, own = encoded("", prompt, tokenizer)
     return [*public, *own]
 
 
 def _provider(options: argparse.Namespace) -> Provider:
-    from spu_llm.app.completing import Provider
+    from spu_llm.api.provider import Provider
     from spu_llm.service.client import Server
 
     host, port = address(options.server, "--server")

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spu_llm.api.defaults import PROMPT, SESSION_MINUTES, SESSIONS, shipped
 from spu_llm.app import limiting, split_shares
-from spu_llm.app.defaults import PROMPT, SESSION_MINUTES, SESSIONS, shipped
 from spu_llm.app.options import (
     add_identity_options,
     add_prompt,

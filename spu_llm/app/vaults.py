@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spu_llm.api.defaults import PROMPT, shipped
 from spu_llm.app import obfuscating, reloading
-from spu_llm.app.defaults import PROMPT, shipped
 from spu_llm.app.options import add_prompt, address
-from spu_llm.app.output import check_output, mb, write_json
+from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import Generated, say, show, tell
 from spu_llm.core.errors import InputError
+from spu_llm.core.units import mb
 
 if TYPE_CHECKING:
     from spu_llm.service.vault.told import Place

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from spu_llm.api.defaults import PROMPT, shipped
 from spu_llm.app import provider_marks
-from spu_llm.app.defaults import PROMPT, shipped
 from spu_llm.app.options import add_prompt, add_stop
 from spu_llm.app.output import check_output, write_json, write_page
 from spu_llm.app.printing import Generated, say, show

@@ -10,12 +10,13 @@ other factor needs a truncation and is left to SPU or to an op (`protocols.arith
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from spu_llm.core._jax import ClosedJaxpr, JaxprEqn, Literal, Var, shape_of, walk
+from spu_llm.core._jax import ClosedJaxpr, JaxprEqn, Literal, Var, shape_of
 from spu_llm.core.values import (
     CLIENT,
     Arith,
@@ -132,64 +133,140 @@ def _is_whole(atom: Any, consts: Mapping[Var, Any]) -> bool:
     return bool(np.all(np.abs(numbers) < 2.0**63) and np.all(numbers == np.round(numbers)))
 
 
-def evaluate(
-    closed: ClosedJaxpr, inputs: Sequence[Value], rank: int, frac_bits: int
-) -> list[Value]:
-    """The outputs of `closed`, all of whose equations are local, at the party of this rank.
-
-    TypeError for a float in boolean shares, which cannot be added up.
+class Equations:
+    """Equations all of which are local, resolved once: what does not depend on values is looked up
+    here and not at every call, of which a step of a model has thousands.
     """
 
-    def apply(eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
-        return _apply(eqn, operands, rank, frac_bits)
+    def __init__(self, closed: ClosedJaxpr) -> None:
+        """Give every variable of the program a slot, and constants their values."""
+        program = closed.jaxpr
+        self._slots: list[Value | None] = []
+        slot_of: dict[Var, int] = {}
 
-    return walk(closed, inputs, public, apply).read(closed.jaxpr.outvars)
+        def slot(atom: Var | Literal) -> int:
+            if isinstance(atom, Literal):
+                return self._new(public(atom.val))
+            if atom not in slot_of:
+                slot_of[atom] = self._new(None)
+            return slot_of[atom]
+
+        for variable, constant in zip(program.constvars, closed.consts, strict=True):
+            slot_of[variable] = self._new(public(constant))
+        self._inputs = [slot(v) for v in program.invars]
+        self._steps = [
+            (_resolved(eqn), [slot(v) for v in eqn.invars], [slot(v) for v in eqn.outvars])
+            for eqn in program.eqns
+        ]
+        self._outputs = [slot(v) for v in program.outvars]
+
+    def _new(self, value: Value | None) -> int:
+        self._slots.append(value)
+        return len(self._slots) - 1
+
+    def evaluate(self, inputs: Sequence[Value], rank: int, frac_bits: int) -> list[Value]:
+        """Return the outputs, at the party of this rank. TypeError for a float in boolean shares,
+        which cannot be added up.
+        """
+        values: list[Any] = list(self._slots)
+        for i, value in zip(self._inputs, inputs, strict=True):
+            values[i] = value
+        for apply, operands, results in self._steps:
+            made = apply([values[i] for i in operands], rank, frac_bits)
+            for i, value in zip(results, made, strict=True):
+                values[i] = value
+        return [values[i] for i in self._outputs]
 
 
-def _apply(eqn: JaxprEqn, operands: list[Value], rank: int, frac_bits: int) -> list[Value]:
+_Apply = Callable[[list[Value], int, int], list[Value]]  # operands, rank, fraction bits of floats
+
+
+def _resolved(eqn: JaxprEqn) -> _Apply:
+    """What computes the results of this equation from its operands."""
     name = eqn.primitive.name
     dtypes = [np.dtype(shape_of(v).dtype) for v in eqn.outvars]
-    plain = range(*_PLAIN.get(name, slice(0, 0)).indices(len(operands)))
-    shares = [v for i, v in enumerate(operands) if i not in plain]
+    results = [(dtype, dtype.kind == "f") for dtype in dtypes]
+    if name == "mul":
+        return functools.partial(_scaled, results[0])
+    if name == "convert_element_type":
+        return functools.partial(_converted, results[0])
+    function = functools.partial(_MOVES.get(name) or _SUMS[name], **eqn.params)
+    plain = range(*_PLAIN.get(name, slice(0, 0)).indices(len(eqn.invars)))
+    return functools.partial(_moved if name in _MOVES else _summed, function, plain, results)
 
-    def call(words_of: Callable[[Value, int, int], np.ndarray]) -> list[np.ndarray]:
-        arrays = [
-            _plain(v) if i in plain else words_of(v, rank, frac_bits)
-            for i, v in enumerate(operands)
-        ]
-        out = (_MOVES.get(name) or _SUMS[name])(*arrays, **eqn.params)
-        return out if isinstance(out, list) else [out]
 
+_Result = tuple[np.dtype, bool]  # and whether it is a float
+
+
+def _moved(
+    function: Callable[..., Any], plain: range, results: Sequence[_Result],
+    operands: list[Value], rank: int, frac_bits: int,
+) -> list[Value]:  # fmt: skip
+    shares = [v for i, v in enumerate(operands) if i not in plain] if plain else operands
+    if all(isinstance(v, Arith) for v in shares):
+        return _summed(function, plain, results, operands, rank, frac_bits)
     # What one party knows of bits is its share of them as xor-shared ones.
     known_bits = all(not isinstance(v, Arith) and v.dtype == np.bool_ for v in shares)
-    if name in _MOVES and (known_bits or any(isinstance(v, Bool) for v in shares)):
-        widths = {v.bits for v in shares if isinstance(v, Bool)} or {1}
-        if len(widths) != 1 or any(isinstance(v, Arith) for v in shares):
-            raise TypeError(f"`{name}` of shares of different forms")
-        (width,) = widths
-        return [
-            Bool(m, d, frac_bits_of(d, frac_bits), width)
-            for m, d in zip(call(_bool_words), dtypes, strict=True)
-        ]
-
-    bits = min((v.bits for v in shares if isinstance(v, Arith)), default=64)
-    if name == "mul":
-        (factor,) = [v for v in operands if isinstance(v, Public)]
-        (share,) = [v for v in operands if not isinstance(v, Public)]
-        whole = as_words(np.asarray(factor.value).astype(np.int64))
-        made = [arith_words(share, rank, frac_bits) * whole]
-        bits = min(64, bits + _factors_of_two(whole))
-    elif name == "convert_element_type":
-        (x,) = operands
-        shift = frac_bits_of(dtypes[0], frac_bits) - frac_bits_of(x.dtype, frac_bits)
-        made = [arith_words(x, rank, frac_bits) << np.uint64(shift)]
-        bits = min(64, bits + shift)
-    else:
-        made = call(arith_words)
+    if not known_bits and not any(isinstance(v, Bool) for v in shares):
+        return _summed(function, plain, results, operands, rank, frac_bits)
+    widths = {v.bits for v in shares if isinstance(v, Bool)} or {1}
+    if len(widths) != 1 or any(isinstance(v, Arith) for v in shares):
+        raise TypeError("a move of shares of different forms")
+    (width,) = widths
+    made = function(*(
+        _plain(v) if i in plain else _bool_words(v, rank, frac_bits)
+        for i, v in enumerate(operands)
+    ))  # fmt: skip
     return [
-        Arith(low_bits(np.asarray(m), bits), d, frac_bits_of(d, frac_bits), bits)
-        for m, d in zip(made, dtypes, strict=True)
+        Bool(m, dtype, frac_bits if is_float else 0, width)
+        for m, (dtype, is_float) in zip(_listed(made), results, strict=True)
     ]
+
+
+def _summed(
+    function: Callable[..., Any], plain: range, results: Sequence[_Result],
+    operands: list[Value], rank: int, frac_bits: int,
+) -> list[Value]:  # fmt: skip
+    arrays, bits = [], 64
+    for i, v in enumerate(operands):
+        if i in plain:
+            arrays.append(_plain(v))
+        elif isinstance(v, Arith):
+            arrays.append(v.words)
+            bits = min(bits, v.bits)
+        else:
+            arrays.append(arith_words(v, rank, frac_bits))
+    return [
+        Arith(low_bits(np.asarray(m), bits), dtype, frac_bits if is_float else 0, bits)
+        for m, (dtype, is_float) in zip(_listed(function(*arrays)), results, strict=True)
+    ]
+
+
+def _scaled(result: _Result, operands: list[Value], rank: int, frac_bits: int) -> list[Value]:
+    (factor,) = [v for v in operands if isinstance(v, Public)]
+    (share,) = [v for v in operands if not isinstance(v, Public)]
+    whole, bits = as_words(np.asarray(factor.value).astype(np.int64)), 64
+    if isinstance(share, Arith) and share.bits < 64:
+        bits = min(64, share.bits + _factors_of_two(whole))
+    return _result(arith_words(share, rank, frac_bits) * whole, bits, result, frac_bits)
+
+
+def _converted(result: _Result, operands: list[Value], rank: int, frac_bits: int) -> list[Value]:
+    (x,) = operands
+    words, bits = arith_words(x, rank, frac_bits), x.bits if isinstance(x, Arith) else 64
+    shift = (frac_bits if result[1] else 0) - frac_bits_of(x.dtype, frac_bits)
+    if shift:
+        words, bits = words << np.uint64(shift), min(64, bits + shift)
+    return _result(words, bits, result, frac_bits)
+
+
+def _result(words: np.ndarray, bits: int, result: _Result, frac_bits: int) -> list[Value]:
+    dtype, is_float = result
+    return [Arith(low_bits(np.asarray(words), bits), dtype, frac_bits if is_float else 0, bits)]
+
+
+def _listed(made: Any) -> list[np.ndarray]:
+    return made if isinstance(made, list) else [made]
 
 
 def _plain(value: Value) -> np.ndarray:

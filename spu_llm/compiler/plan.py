@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from spu_llm.compiler.linear import is_local
+from spu_llm.compiler.linear import Equations, is_local
 from spu_llm.core._jax import (
     ClosedJaxpr,
     Environment,
@@ -55,6 +55,11 @@ class Run:
     def digest(self) -> str:
         """Of what it computes, whoever the owners are."""
         return digest_of(self.jaxpr)
+
+    @functools.cached_property
+    def equations(self) -> Equations:
+        """Of local work on shares, ready to be evaluated."""
+        return Equations(self.jaxpr)
 
     def __str__(self) -> str:
         kind = f"local {self.owner.value}" if self.local else "segment"

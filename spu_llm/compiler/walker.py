@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from spu_llm.compiler.linear import evaluate
 from spu_llm.compiler.plan import OpCall, Plan, Run
 from spu_llm.core._jax import Environment, as_function, shape_of
 from spu_llm.core.values import Owner, Private, Public, Value
@@ -57,7 +56,7 @@ def walk_plan(
 def run_local(rank: int, frac_bits: int, run: Run, values: Sequence[Value]) -> list[Value]:
     """A local run at the party of this rank."""
     if run.owner is Owner.JOINT:
-        return evaluate(run.jaxpr, values, rank, frac_bits)
+        return run.equations.evaluate(values, rank, frac_bits)
     if run.owner is not Owner.PUBLIC and run.owner.rank != rank:
         return [
             Private(run.owner.rank, s.shape, np.dtype(s.dtype), None)

@@ -258,3 +258,22 @@ def _name_of(one: x509.Certificate) -> str:
         if isinstance(name, x509.DNSName | x509.IPAddress):
             return str(name.value)
     return one.subject.rfc4514_string()
+
+
+def identity_in(
+    identity: Path | None, trust: Path | None, *, insecure: bool
+) -> Identity | None:
+    """Return this party's certificate and whom it trusts; None with `insecure`. InputError for
+    files that cannot be used, and where neither or both are given.
+    """
+    given = [option is not None for option in (identity, trust)]
+    if insecure:
+        if any(given):
+            raise InputError("--insecure uses no certificates; leave --identity and --trust out")
+        return None
+    if identity is None or trust is None:
+        raise InputError(
+            "give --identity DIR, which spu-llm keygen makes, and --trust FILE, the other party's "
+            "certificate; or --insecure, for plain connections on a machine you trust"
+        )
+    return load(identity, trust)

@@ -16,7 +16,7 @@ import pytest
 from models.gpt2 import GPT2Config
 from models.hf import load_config, save_model, save_ranges
 from spu_llm.app import cli
-from spu_llm.app.completing import provider_of
+from spu_llm.app.options import provider_of
 from spu_llm.service import provider
 from tests.tiny import VOCAB, save_tokenizer, tiny_params
 

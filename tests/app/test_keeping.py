@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spu_llm.app.completing import NoRoom
+from spu_llm.api.preparation import NoRoom
 from spu_llm.app.keeping import AWAY_MOST_S, LOOK_S, keep
 from spu_llm.core.errors import InputError, PeerError, StalledError, WorkerError
 from spu_llm.offline import stock
@@ -43,7 +43,7 @@ class Watched:
         self.fails: Callable[[], None] = lambda: None
 
     def make(self, look: Callable[[], None]) -> dict[str, Any]:
-        """In place of `completing.prepare`."""
+        """In place of `Client.prepare`."""
         self.made += 1
         self.fails()
         look()

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from models.tokenizer import Tokenizer
-from spu_llm.app import cli, completing
-from spu_llm.app.completing import GenerateOptions, Provider
-from spu_llm.app.defaults import shipped
-from spu_llm.app.marking import Marking
+from spu_llm.api import completion
+from spu_llm.api.completion import CompletionCall
+from spu_llm.api.defaults import shipped
+from spu_llm.api.events import Event, Text
+from spu_llm.api.marking import Marking
+from spu_llm.api.provider import Provider
+from spu_llm.app import cli
 from spu_llm.core.errors import InputError
 from spu_llm.service.client import Server
 from spu_llm.systems.decoding.marked import USED
@@ -44,19 +47,19 @@ def test_the_history_has_contexts_before_text_is_shown(
         on_event({"event": "text", "text": "x"}, None)
         raise InputError("enough")
 
-    def shown(event: dict[str, Any], relay: Any) -> None:
-        seen.append((event["event"], path.read_bytes().endswith(name)))
+    def shown(event: Event) -> None:
+        seen.append((type(event), path.read_bytes().endswith(name)))
 
-    monkeypatch.setattr(completing, "run_as_client", session)
+    monkeypatch.setattr(completion, "run_as_client", session)
     request, inputs = Request(4, 9, 0, 0.8, "race"), ClientInputs([40] * 4, str(pair.public))
     provider = Provider("local", Server("127.0.0.1", 1, "local"), pair.private, None, 1)
     with HistoryFile(path, key_of(2)) as history, pytest.raises(InputError, match="enough"):
         marking = Marking((key_of(2),), RACE, (history,))
-        options = GenerateOptions(
-            request, inputs, provider, 0.0, Tokenizer.load(pair.public), marking=marking
+        call = CompletionCall(
+            request, inputs, provider, Tokenizer.load(pair.public), marking=marking
         )
-        completing.generate(options, shown, lambda words: None)
-    assert seen == [("text", True)]
+        completion.complete(call, shown)
+    assert seen == [(Text, True)]
     assert marking.told == {"method": "race", "ngram": 4, "keys": 1}
 
 

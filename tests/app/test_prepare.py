@@ -19,8 +19,10 @@ import pytest
 from models.family import logits
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
-from spu_llm.app import cli, completing
-from spu_llm.app.completing import NoRoom, Provider
+from spu_llm.api import preparation
+from spu_llm.api.preparation import NoRoom
+from spu_llm.api.provider import Provider
+from spu_llm.app import cli
 from spu_llm.core.errors import InputError
 from spu_llm.core.values import ROLES
 from spu_llm.offline import stock
@@ -181,11 +183,11 @@ def test_whose_disk_has_no_room_is_told(
     rooms = {"client": client, "provider": provider}
     result = {"step_lacks_bytes": 5_000_000, "room_bytes": rooms}
     outcome = Outcome(result, 0, 0), {}
-    monkeypatch.setattr(completing, "run_as_client", lambda *given, **more: outcome)
+    monkeypatch.setattr(preparation, "run_as_client", lambda *given, **more: outcome)
     away = Provider("local", Server("127.0.0.1", 9, "local"), pair.private, Path("pool"), 1)
     with pytest.raises(NoRoom, match=f"a prompt of 5 tokens and one step {said}"):
         request = PrepareRequest(5, 7, 2, 0.5, steps=3)
-        completing.prepare(request, pair.public, away, lambda event, relay: None)
+        preparation.prepare(request, pair.public, away)
 
 
 @slow

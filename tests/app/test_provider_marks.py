@@ -14,8 +14,8 @@ import pytest
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling
 from protocols.verification.marked import Marked
+from spu_llm.api.defaults import shipped
 from spu_llm.app import cli
-from spu_llm.app.defaults import shipped
 from spu_llm.systems.watermark import aligning
 from spu_llm.systems.watermark.aligning import Law
 from spu_llm.systems.watermark.keys import Key, Scheme, read_key, write_key

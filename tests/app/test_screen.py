@@ -9,36 +9,40 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from spu_llm.api.completion import BothWays, Completion, Prefetched, Seconds, StepCost
 from spu_llm.app import progress
 from spu_llm.app.output import write_json
 from spu_llm.app.screen import Screen, Stages
 from spu_llm.core.errors import InputError
+from spu_llm.core.machine import machine
 from spu_llm.net.relay import Relay
 from tests.app.processes import ROOT
 
-RESULT: dict[str, Any] = {
-    "token_ids": [1, 2, 3],
-    "finish_reason": "length",
-    "steps": 1,
-    "drafted": 2,
-    "accepted": 1,
-    "seconds": {"offline": 4.0, "prefill": 1.0, "decode": 2.0},
-    "made_beside": {"batches": 0, "seconds": 0.0},
-    "first_token_seconds": 5.5,
-    "elapsed_seconds": 9.0,
-    "bytes": {
-        "offline": {"client_to_provider": 5_000_000, "provider_to_client": 1_000_000},
-        "online": {"client_to_provider": 2_000_000, "provider_to_client": 3_000_000},
-    },
-    "messages": {"online": 1007},
-    "wire_bytes": {"client_to_provider": 7_500_000, "provider_to_client": 4_600_000},
-    "learned": {"client": ["emitted tokens"], "provider": ["draft length: 2"]},
-}
+RESULT = Completion(
+    text="f(x):",
+    token_ids=[1, 2, 3],
+    finish_reason="length",
+    steps=1,
+    drafted=2,
+    accepted=1,
+    seconds=Seconds(4.0, 1.0, 2.0),
+    made_beside=Prefetched(0, 0.0),
+    first_token_seconds=5.5,
+    elapsed_seconds=9.0,
+    bytes={"offline": BothWays(5_000_000, 1_000_000), "online": BothWays(2_000_000, 3_000_000)},
+    messages={"online": 1007},
+    wire_bytes=BothWays(7_500_000, 4_600_000),
+    per_step=[StepCost(2.0, 5_000_000, 900, 0.5, 10, 1)],
+    learned={"client": ["emitted tokens"], "provider": ["draft length: 2"]},
+    machine=machine(),
+    config={},
+)
 
 
 class Counters:
@@ -73,7 +77,7 @@ def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 def run(screen: Screen, *events: dict[str, Any]) -> None:
     for event in events:
-        screen.on_event(event, RELAY)
+        screen.hear(event, RELAY)
 
 
 def stage(name: str) -> dict[str, Any]:
@@ -119,7 +123,7 @@ def test_a_completion_without_text_shows_the_prompt(capsys: pytest.CaptureFixtur
     run(screen, stage("preparing"), STEP)
     screen.finish()
     screen.close()
-    screen.summary(RESULT | {"token_ids": [], "steps": 0, "drafted": 0, "accepted": 0})
+    screen.summary(replace(RESULT, token_ids=[], steps=0, drafted=0, accepted=0))
     out, err = capsys.readouterr()
     assert out == "def \n"
     lines = err.splitlines()
@@ -161,11 +165,11 @@ def test_making_says_how_far_it_is_and_what_is_to_come(
 ) -> None:
     monkeypatch.setattr(progress, "QUIET_INTERVAL_S", 0.2)
     stages = Stages()
-    stages.on_event(making(0, 40), RELAY)
+    stages.hear(making(0, 40), RELAY)
     stages._making_since -= 1000.0
-    stages.on_event(making(10, 40), RELAY)
+    stages.hear(making(10, 40), RELAY)
     time.sleep(0.8)
-    stages.on_event(making(40, 40), RELAY)
+    stages.hear(making(40, 40), RELAY)
     stages.close()
     lines = capsys.readouterr().err.splitlines()
     assert lines[1].startswith("[making material, 0 of 40 batches: ")
@@ -176,13 +180,13 @@ def test_stages_may_be_for_terminals_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages = Stages(lines=False)
-    stages.on_event(stage("preparing"), RELAY)
-    stages.on_event({"event": "note", "text": "no room for hints"}, RELAY)
+    stages.hear(stage("preparing"), RELAY)
+    stages.hear({"event": "note", "text": "no room for hints"}, RELAY)
     stages.close()
     assert capsys.readouterr().err == "spu-llm: no room for hints\n"
     terminal = open_terminal(monkeypatch)
     stages = Stages(lines=False)
-    stages.on_event(stage("preparing"), RELAY)
+    stages.hear(stage("preparing"), RELAY)
     assert visible(terminal.getvalue()) == ["[preparing: 0 s, 1.5 MB on the wire]"]
     stages.close()
 

@@ -301,7 +301,7 @@ def test_bad_input_is_one_line(
 def test_another_tokenizer_is_refused(
     shared: tuple[Engine, Engine], ask: Callable[..., Command]
 ) -> None:
-    from spu_llm.app.defaults import shipped
+    from spu_llm.api.defaults import shipped
 
     other = ask(shared[1].port, "--insecure", "--tokenizer", str(shipped("public")))
     other.assert_failed(2, "another tokenizer", within_s=END_S)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from spu_llm.api.defaults import shipped
 from spu_llm.app import cli
-from spu_llm.app.defaults import shipped
 from tests.app.processes import ERROR
 
 PUBLIC = str(shipped("public"))

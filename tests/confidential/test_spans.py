@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.tokenizer import Tokenizer
-from spu_llm.app.defaults import shipped
+from spu_llm.api.defaults import shipped
 from spu_llm.core.errors import InputError
 from spu_llm.systems.confidential.spans import Span, filled, parse, said, tagged, tokenised
 from spu_llm.systems.confidential.taggers import TAGGERS, by_patterns

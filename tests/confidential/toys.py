@@ -89,7 +89,7 @@ def shipped() -> Public:
     from models.hf import load_model
     from models.scoring import Scorer
     from models.tokenizer import Tokenizer
-    from spu_llm.app.defaults import shipped
+    from spu_llm.api.defaults import shipped
 
     directory = shipped("public")
     return Public(Scorer(*load_model(directory), 64), Tokenizer.load(directory))

@@ -17,8 +17,8 @@ from experiments.common.measured import FIGURES, summed
 from models.tokenizer import Tokenizer
 from models.training.corpus import read_manifest
 from models.training.snippets import SHIPPED, read_snippets
+from spu_llm.api.defaults import DRAFT_LENGTH
 from spu_llm.app import cli
-from spu_llm.app.defaults import DRAFT_LENGTH
 from spu_llm.core import merged_rounds
 from spu_llm.core.channel import Traffic
 from spu_llm.core.errors import WorkerError

@@ -12,7 +12,7 @@ from models.draft import Proposer
 from models.ngrams import Ngrams
 from models.text_format import TextFormat
 from protocols.verification.distribution import Sampling
-from spu_llm.app.defaults import shipped
+from spu_llm.api.defaults import shipped
 
 GREEDY = Sampling(0.0)
 

@@ -27,8 +27,8 @@ from experiments.common.report import both_ways
 from experiments.cost_model.prices import Prices
 from models.cache import FEW
 from models.hf import load_config
+from spu_llm.api.defaults import shipped
 from spu_llm.app import cli
-from spu_llm.app.defaults import shipped
 from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.values import Arith
 from tests.experiments.test_headline import committed

@@ -7,7 +7,7 @@ import pytest
 from experiments.claims import split_cost
 from models.hf import load_config
 from models.split import Split
-from spu_llm.app.defaults import shipped
+from spu_llm.api.defaults import shipped
 
 
 @pytest.mark.slow

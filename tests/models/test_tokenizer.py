@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from models.tokenizer import END_OF_TEXT, StreamDecoder, Tokenizer
-from spu_llm.app.completing import encoded
+from spu_llm.api.texts import encoded
 from spu_llm.core.errors import InputError
 
 SHIPPED = Path(__file__).resolve().parents[2] / "models" / "shipped"

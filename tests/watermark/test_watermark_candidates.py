@@ -19,7 +19,7 @@ from models.family import logits as whole_logits
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.race import Race
-from spu_llm.app.defaults import shipped
+from spu_llm.api.defaults import shipped
 from spu_llm.compiler.demand import Demand
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg

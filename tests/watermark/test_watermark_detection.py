@@ -16,7 +16,7 @@ from scipy import stats
 
 from models.tokenizer import Tokenizer
 from models.training.snippets import read_snippets
-from spu_llm.app.defaults import shipped
+from spu_llm.api.defaults import shipped
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark import scores

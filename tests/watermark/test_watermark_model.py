@@ -15,7 +15,7 @@ from models.stops import Stops
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Sampling, Streams
 from protocols.verification.race import Race
-from spu_llm.app.defaults import shipped
+from spu_llm.api.defaults import shipped
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.cdfs import Family

@@ -1,4 +1,4 @@
-"""What commands take where an option is left out."""
+"""What calls and commands take where an option is left out."""
 
 from __future__ import annotations
 

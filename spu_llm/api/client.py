@@ -1,0 +1,184 @@
+"""A client of a provider's private model: completions, answers in chats, preparation for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from models.chat import Message
+from models.tokenizer import Tokenizer
+from spu_llm.api.completion import Completion, CompletionCall, complete
+from spu_llm.api.defaults import DRAFT_LENGTH
+from spu_llm.api.drafting import Drafting
+from spu_llm.api.events import OnEvent
+from spu_llm.api.marking import KeyFiles, Marking, provider_key
+from spu_llm.api.preparation import Prepared, prepare
+from spu_llm.api.provider import Provider
+from spu_llm.api.texts import chat_tokens, check_texts, encoded
+from spu_llm.core.errors import InputError
+from spu_llm.service.first_contact import KeptFormat
+from spu_llm.service.supervisor import Look
+from spu_llm.systems.decoding.records import MARKED, ClientInputs, PrepareRequest
+from spu_llm.systems.decoding.request import Request
+
+_USUAL_TOKENS = 3  # of a drafted step (experiments/RESULTS.md)
+
+
+@dataclass(frozen=True)
+class CompletionOptions:
+    """How a text is to be written. The provider learns all but `stop`, `drafts`, `draft_model`,
+    `watermark` and `seed`.
+    """
+
+    max_new_tokens: int = 32
+    temperature: float = 0.7  # 0 is greedy
+    top_k: int = 0  # with verify "post": draw among so many likeliest tokens; 0: among all
+    top_p: float = 1.0  # with verify "post": draw among the likeliest that hold this mass
+    stop: Sequence[str] = ()  # texts, or names of special tokens, that the text ends before
+    public_prefix: str = ""  # text before the prompt that the provider may know
+    draft_length: int = DRAFT_LENGTH  # drafts of a secure step; 0: none
+    draft_model: Path | None = None  # directory; the shipped public model by default
+    drafts: str | None = None  # by "model", "ngram" or "both" (`spu_llm.api.drafting.Drafting.of`)
+    verify: str = "token"  # a variant of `protocols.verification.variants`
+    show_progress: bool = False  # the provider learns how many drafts stay, step by step
+    candidates: int = 1  # continuations that a step verifies, of which a watermark's key chooses
+    watermark: Sequence[Path] = ()  # files with this client's keys
+    mark: Path | None = None  # file with the key of a provider here, which marks its texts
+    seed: int | None = None  # fixes drafts; with a provider here all of sampling
+
+    def check(self, prompt: str) -> None:
+        """InputError for what no provider could serve, before one is asked."""
+        KeyFiles.read(self.watermark, self.verify, self.candidates)
+        check_texts(self.public_prefix, prompt)
+        self.request(1, (), self.draft_length).check_options()
+
+    def request(self, prompt_tokens: int, prefix: Sequence[int], draft_length: int) -> Request:
+        """Return what both parties know of such a completion."""
+        return Request(
+            prompt_tokens, self.max_new_tokens, draft_length, self.temperature, self.verify,
+            self.top_k, self.top_p, candidates=self.candidates, show_progress=self.show_progress,
+            public_prefix=tuple(prefix),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client of one provider. Every call is a session of its own; both parties' processes end
+    with it. Errors are `spu_llm.SpuLlmError`, of the kind that says who failed.
+    """
+
+    provider: Provider
+
+    def complete(
+        self, prompt: str, options: CompletionOptions = CompletionOptions(),  # noqa: B008 - frozen
+        on_event: OnEvent = lambda event: None, *,
+        on_wait: Callable[[str], None] = lambda words: None, started: float | None = None,
+    ) -> Completion:  # fmt: skip
+        """Complete a secret prompt with the provider's private model.
+
+        Of the prompt the provider learns the length in tokens. on_event: hears how far it is, and
+        the text as it comes. started: on the monotonic clock, what seconds are counted from.
+        """
+        started = time.monotonic() if started is None else started
+        options.check(prompt)
+        keys = KeyFiles.read(options.watermark, options.verify, options.candidates)
+        text = self.provider.text_format()
+        tokenizer = text.text.tokenizer
+        prefix, tokens = encoded(options.public_prefix, prompt, tokenizer)
+        with (
+            nullcontext() if keys is None else keys.opened(tokenizer) as marking,
+            self._with_key(options) as provider,
+        ):
+            call = self._call(provider, text, prefix, tokens, options, marking, started)
+            return complete(call, on_event, on_wait)
+
+    def chat(
+        self, messages: Sequence[Message],
+        options: CompletionOptions = CompletionOptions(max_new_tokens=256),  # noqa: B008 - frozen
+        on_event: OnEvent = lambda event: None, *,
+        on_wait: Callable[[str], None] = lambda words: None, started: float | None = None,
+    ) -> Completion:  # fmt: skip
+        """Answer a chat by the model's own template. What the template puts before the first
+        message is public, all else is on shares. InputError for a model that has no chats.
+        """
+        started = time.monotonic() if started is None else started
+        if options.public_prefix or options.watermark or options.candidates != 1:
+            raise InputError("a chat has its template's public prefix, and no watermark")
+        text = self.provider.text_format()
+        prefix, tokens = chat_tokens(text, messages)
+        call = self._call(self.provider, text, prefix, tokens, options, None, started)
+        return complete(call, on_event, on_wait)
+
+    def prepare(
+        self, prompt: str | int, options: CompletionOptions = CompletionOptions(),  # noqa: B008
+        on_event: OnEvent = lambda event: None, *, steps: int | None = None,
+        disk_bytes: int | None = None, look: Look = lambda: None,
+    ) -> Prepared:  # fmt: skip
+        """Make correlated randomness for a completion to come, which takes it from the same pool.
+
+        prompt: one of the same length in tokens, or that length. steps: of the completion; as many
+        as are likely by default. disk_bytes: of the pool, at most. look: called now and then, may
+        end it. `NoRoom` when one step does not fit.
+        """
+        self.check_preparation(prompt, options, steps)
+        text = self.provider.text_format().text
+        public, tokens = encoded(
+            options.public_prefix, prompt if isinstance(prompt, str) else ".", text.tokenizer
+        )
+        drafts = self._drafting(options, text.tokenizer).length
+        if steps is None:
+            new = options.max_new_tokens - 1
+            steps = -(-new // _USUAL_TOKENS) if drafts else new
+        length = len(tokens) if isinstance(prompt, str) else prompt
+        request = _to_come(options.request(length, public, drafts), steps)
+        with self._with_key(options) as provider:
+            return prepare(
+                request, text.tokenizer, provider, on_event, disk_bytes, look,
+                text_format=text.digest,
+            )  # fmt: skip
+
+    def check_preparation(
+        self, prompt: str | int, options: CompletionOptions, steps: int | None
+    ) -> None:
+        """InputError for what no provider could prepare, before one is asked."""
+        check_texts(options.public_prefix, prompt if isinstance(prompt, str) else ".")
+        length = 1 if isinstance(prompt, str) else prompt
+        _to_come(options.request(length, (), options.draft_length), steps or 0).check_options()
+
+    def _call(
+        self, provider: Provider, text: KeptFormat, prefix: Sequence[int], tokens: list[int],
+        options: CompletionOptions, marking: Marking | None, started: float,
+    ) -> CompletionCall:  # fmt: skip
+        drafting = self._drafting(options, text.text.tokenizer)
+        inputs = ClientInputs(
+            tokens, str(text.path), list(options.stop), options.seed,
+            options.seed if provider.server is None else None,
+            None if marking is None else marking.mark,
+            None if drafting.directory is None else str(drafting.directory), drafting.ngrams,
+        )  # fmt: skip
+        return CompletionCall(
+            options.request(len(tokens), prefix, drafting.length), inputs, provider,
+            text.text.tokenizer, text, marking=marking, started=started,
+        )  # fmt: skip
+
+    def _drafting(self, options: CompletionOptions, tokenizer: Tokenizer) -> Drafting:
+        return Drafting.of(
+            tokenizer, options.draft_length, options.draft_model, options.drafts,
+            marked=options.verify == MARKED,
+        )  # fmt: skip
+
+    @contextmanager
+    def _with_key(self, options: CompletionOptions) -> Iterator[Provider]:
+        """The provider, with the key that it marks texts under if it is here and is to mark."""
+        provider, elsewhere = self.provider, self.provider.server is not None
+        with provider_key(
+            options.verify, options.mark, provider.model, elsewhere=elsewhere
+        ) as mark:
+            yield replace(provider, mark=mark)
+
+
+def _to_come(request: Request, steps: int) -> PrepareRequest:
+    return PrepareRequest(**vars(request), steps=steps)

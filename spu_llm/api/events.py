@@ -1,0 +1,90 @@
+"""What a session says while it runs, as typed events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from spu_llm.net.relay import Relay
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened in a session. `wire_bytes()` gives the bytes sent and received so
+    far, also later than the event.
+    """
+
+    wire_bytes: Callable[[], int] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Stage(Event):
+    """A part of the session has begun, by its name for people."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Making(Event):
+    """So many batches of correlated randomness of `total` are made."""
+
+    made: int
+    total: int
+
+
+@dataclass(frozen=True)
+class FetchingHint(Event):
+    """So many bytes of `total` of the model's hint are here; it is kept for later sessions."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Note(Event):
+    """A sentence for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Text(Event):
+    """The next piece of the text that the model writes."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Step(Event):
+    """A secure step has ended: so many in all, and how many of all drafts were accepted."""
+
+    steps: int
+    accepted: int
+    drafted: int
+
+
+OnEvent = Callable[[Event], None]
+
+
+def event_of(said: dict[str, Any], relay: Relay) -> Event | None:
+    """Return the typed event for what a worker said; None for what is not for callers."""
+
+    def wire_bytes() -> int:
+        counters = relay.snapshot()
+        return counters.wire_bytes_sent + counters.wire_bytes_received
+
+    match said["event"]:
+        case "stage":
+            return Stage(said["name"], wire_bytes=wire_bytes)
+        case "making":
+            return Making(said["made"], said["total"], wire_bytes=wire_bytes)
+        case "hint":
+            return FetchingHint(said["done"], said["total"], wire_bytes=wire_bytes)
+        case "note":
+            return Note(said["text"], wire_bytes=wire_bytes)
+        case "text":
+            return Text(said["text"], wire_bytes=wire_bytes)
+        case "step":
+            return Step(said["steps"], said["accepted"], said["drafted"], wire_bytes=wire_bytes)
+    return None

@@ -1,0 +1,94 @@
+"""Where a private model is: with a provider elsewhere, or in a process on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from spu_llm.core.parallel import own_cores
+from spu_llm.core.values import CLIENT, PROVIDER, ROLES
+from spu_llm.net.address import host_and_port
+from spu_llm.net.identity import identity_in
+from spu_llm.offline.defaults import HINT_CACHE_BYTES
+from spu_llm.service.client import Server
+from spu_llm.service.first_contact import KeptFormat, text_format, text_format_here
+from spu_llm.service.launching import local_provider
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Whoever listens at `server`, or, without one, a process for `model` on this machine; made by
+    `Provider.at` and `Provider.here`.
+    """
+
+    network: str  # to emulate: "local" (none), "lan" or "wan"
+    server: Server | None
+    model: Path  # directory; of a process here
+    pool: Path | None  # where correlated randomness outlives a session; see `client_pool`
+    jobs: int  # cores of a party that make correlated randomness
+    hint_cache: int = HINT_CACHE_BYTES  # bytes that the client's hints of all providers may take
+    mark: Path | None = None  # the key of a process here that marks texts
+    ranges: Path | None = None  # of a model here, where they do not lie beside it
+
+    @staticmethod
+    def here(
+        model: Path | str, *, network: str = "local", pool: Path | None = None,
+        jobs: int | None = None, ranges: Path | None = None,
+    ) -> Provider:  # fmt: skip
+        """Return a provider that runs as a process on this machine for each session: a rehearsal,
+        in which both parties are this user's. `jobs`: half of the cores by default.
+        """
+        return Provider(
+            network, None, Path(model), pool, own_cores(2) if jobs is None else jobs,
+            ranges=ranges,
+        )  # fmt: skip
+
+    @staticmethod
+    def at(
+        address: str, *, identity: Path | None = None, trust: Path | None = None,
+        insecure: bool = False, network: str = "local", pool: Path | None = None,
+        jobs: int | None = None, hint_cache: int = HINT_CACHE_BYTES,
+    ) -> Provider:  # fmt: skip
+        """Return the provider at HOST:PORT. identity: the directory of this party's certificate and
+        key; trust: a file of certificates, of whom is trusted there; `insecure`, in place of both,
+        for plain sockets on a machine that you trust. InputError for what cannot be used.
+        """
+        own = identity_in(identity, trust, insecure=insecure)
+        server = Server(*host_and_port(address, "the provider's address"), network, own)
+        return Provider(
+            network, server, Path(), pool, own_cores(1) if jobs is None else jobs, hint_cache
+        )
+
+    @property
+    def halves(self) -> int:
+        """How many parties' correlated randomness lies in `pool`."""
+        return 1 if self.server is not None else len(ROLES)
+
+    @property
+    def client_pool(self) -> Path | None:
+        """The client's directory: `pool`, or with a process here one in it."""
+        return self.pool if self.server is not None else self._own_pools[CLIENT]
+
+    @property
+    def _own_pools(self) -> list[Path | None]:
+        """The parties' directories, both here."""
+        return [self.pool and self.pool / role for role in ROLES]
+
+    def text_format(self) -> KeptFormat:
+        """Return how text of its model is written; errors as of `spu_llm.service.first_contact`."""
+        return text_format_here(self.model) if self.server is None else text_format(self.server)
+
+    @contextmanager
+    def reached(self, sampling_seed: int | None = None) -> Iterator[tuple[Server, Path | None]]:
+        """Where it listens, and the client's directory; `sampling_seed`: for a process here."""
+        if self.server is not None:
+            yield self.server, self.client_pool
+            return
+        pool = self._own_pools[PROVIDER]
+        with local_provider(
+            self.model, self.network, sampling_seed=sampling_seed, pool=pool, jobs=self.jobs,
+            mark=self.mark, ranges=self.ranges,
+        ) as server:
+            yield server, self.client_pool

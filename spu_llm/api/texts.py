@@ -1,0 +1,63 @@
+"""Prompts and chats as tokens: what of them is public, and what goes on shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from models.chat import Message, cut
+from models.stops import check_text
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import InputError
+from spu_llm.service.first_contact import KeptFormat
+from spu_llm.service.rendering import render_apart
+
+
+def check_texts(prefix: str, prompt: str) -> None:
+    """InputError when a public prefix, "" for none, or a prompt cannot be used."""
+    check_text(prompt, "the prompt")
+    if prefix:
+        check_text(prefix, "the public prefix")
+
+
+def encoded(prefix: str, prompt: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the tokens of a public prefix, with those that the tokenizer puts before any text, and
+    of the prompt after it. InputError as of `check_texts`.
+    """
+    check_texts(prefix, prompt)
+    public = tokenizer.encode(prefix) if prefix else tokenizer.beginning
+    return public, tokenizer.encode(prompt, goes_on=True)
+
+
+def messages_of(system: str | None, prompt: str) -> list[Message]:
+    """Return a chat that begins: what the client says to the model, and its first turn. InputError
+    for texts that cannot be used.
+    """
+    check_text(prompt, "the prompt")
+    if system is None:
+        return [Message("user", prompt)]
+    check_text(system, "--system")
+    return [Message("system", system), Message("user", prompt)]
+
+
+def chat_encoded(text: KeptFormat, head: str, rest: str) -> tuple[list[int], list[int]]:
+    """Return the tokens of a rendered chat: of its public head, and of what goes on shares."""
+    encode = text.text.tokenizer.encode
+    return encode(head, goes_on=True) if head else [], encode(rest, goes_on=True)
+
+
+def chat_tokens(text: KeptFormat, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+    """Return the same of messages. InputError for a model that has no chats, and for texts that
+    cannot be used.
+    """
+    return chat_encoded(text, *cut(renderer(text), messages))
+
+
+def renderer(text: KeptFormat) -> Callable[[Sequence[Message]], str]:
+    """Return what renders chats by the model's template, in a process apart. InputError for a model
+    that has none.
+    """
+    if (template := text.text.template) is None:
+        raise InputError(
+            "the provider's model has no chat template; complete text with generate"
+        )
+    return lambda messages: render_apart(template, messages)
