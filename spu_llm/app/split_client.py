@@ -125,13 +125,10 @@ def generate(options: argparse.Namespace) -> None:
 
 def _check_sampling(options: argparse.Namespace) -> None:
     from models.stops import check_text
+    from protocols.verification.distribution import Sampling
+    from spu_llm.systems.decoding.request import check_sampling
 
-    if options.temperature != 0 and not 0.05 <= options.temperature <= 5.0:
-        raise InputError(
-            f"--temperature must be 0 (greedy) or 0.05 to 5, found {options.temperature}"
-        )
-    if not 0 < options.top_p <= 1:
-        raise InputError(f"--top-p must be above 0 and at most 1, found {options.top_p}")
+    check_sampling(Sampling(options.temperature, top_p=options.top_p))
     check_text(options.prompt, "the prompt")
 
 
