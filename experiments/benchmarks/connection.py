@@ -142,7 +142,8 @@ def _rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 def _record(result: dict[str, Any]) -> dict[str, Any]:
-    steps = result["report"]["steps"] - 1  # the first one is the prefill's
+    if not (steps := result["report"]["steps"]):
+        raise SpuLlmError("the text ended with its first token; there is no decode step to time")
     return {"step_s": result["seconds"]["decode"] / steps, "token_ids": result["token_ids"]}
 
 

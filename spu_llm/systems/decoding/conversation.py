@@ -24,7 +24,7 @@ from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs, Retained
-from spu_llm.systems.decoding.generate import Completion, Report, answer, declare
+from spu_llm.systems.decoding.generate import Completion, Report, answer, declare, rows_of_client
 
 # How long a conversation is kept while nobody says anything, and how often the client says so.
 IDLE_S = 600.0
@@ -95,14 +95,16 @@ def converse(
     declare(session, completion)
 
     def prefill(inputs: JudgeInputs, then: int | None) -> Judged:
-        return decoder.prefill(put_in(ClientSide.prefill_input), inputs, then)
-
-    def put_in(work: Callable[..., Any], *args: Any) -> Any:
-        given = layout.rows_in(rows)
-        return session.private(CLIENT, work, given.shape, given.dtype, _side(client), *args)
+        prompt = rows_of_client(
+            session, completion, _side(client), rows, ClientSide.prefill_input
+        )
+        return decoder.prefill(prompt, inputs, then)
 
     def extend(inputs: JudgeInputs, then: int | None) -> Judged:
-        return decoder.extend(put_in(ClientSide.turn_input, rows), inputs, retained, then)
+        turn = rows_of_client(
+            session, completion, _side(client), rows, ClientSide.turn_input, rows
+        )
+        return decoder.extend(turn, inputs, retained, then)
 
     if hidden:
         session.local(

@@ -153,7 +153,7 @@ def generate(
         )
 
     def prefill(inputs: JudgeInputs, then: int | None) -> Judged:
-        prompt = _put_in(
+        prompt = rows_of_client(
             session, completion, client, request.prompt_tokens, ClientSide.prefill_input
         )
         return decoder.prefill(prompt, inputs, then)
@@ -189,7 +189,7 @@ def answer(
     # Decode: verify all drafts in one secure forward, keep what was accepted, draft in the clear.
     with session.meter.in_phase("decode"):
         while not report.finish_reason:
-            rows = _put_in(session, completion, client, count, ClientSide.step_input)
+            rows = rows_of_client(session, completion, client, count, ClientSide.step_input)
             inputs = decoder.inputs(count, provider, ClientSide.verifier_inputs, client)
             written = report.steps + 1 if request.hide_progress else sum(report.emitted)
             judged = decoder.step(rows, inputs, retained, _following(completion, written))
@@ -199,16 +199,17 @@ def answer(
     return report, retained
 
 
-def _put_in(
+def rows_of_client(
     session: Session,
     completion: Completion,
     client: ClientSide | None,
     count: int,
     work: Callable[..., Any],
+    *args: Any,
 ) -> Any:
-    """`work(client)`: what the client puts in for so many rows."""
+    """Put in the client's `count` rows, which work(client, *args) gives, as its private value."""
     given = completion.layout.rows_in(count)
-    return session.private(CLIENT, work, given.shape, given.dtype, client)
+    return session.private(CLIENT, work, given.shape, given.dtype, client, *args)
 
 
 def _following(completion: Completion, written: int) -> int | None:
