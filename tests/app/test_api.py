@@ -30,7 +30,7 @@ def test_a_completion_with_its_events(pair: Pair) -> None:
     assert len(completion.token_ids) == 4 or completion.finish_reason == "eos"
     kinds = [type(event) for event in heard]
     assert {Stage, Making, Text, Step} <= set(kinds) and kinds.index(Stage) < kinds.index(Text)
-    assert heard[-1].wire_bytes() == completion.wire_bytes.total
+    assert heard[-1].wire_bytes() >= completion.wire_bytes.total > 0
     assert completion.bytes["online"].total > 0 < completion.messages["online"]
     written = completion.to_json()
     assert written["bytes"]["online"]["client_to_provider"] > 0

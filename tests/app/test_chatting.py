@@ -14,8 +14,9 @@ import pytest
 
 from models.chat import Message, Template
 from models.tokenizer import Tokenizer
+from spu_llm.api import texts
+from spu_llm.api.drafting import Drafting
 from spu_llm.app import cli, conversing
-from spu_llm.app.drafting import Drafting
 from spu_llm.core.errors import InputError, PeerError, WorkerError
 from spu_llm.systems.decoding.chat_request import ChatRequest
 from spu_llm.systems.decoding.records import ClientInputs
@@ -140,7 +141,7 @@ def held(
     coming = [*lines, None]
     monkeypatch.setattr(conversing, "run_as_client", sessions.run_as_client)
     monkeypatch.setattr(conversing, "ask", lambda words: coming.pop(0))
-    monkeypatch.setattr(conversing, "render_apart", Template.render)
+    monkeypatch.setattr(texts, "render_apart", Template.render)
     text = SimpleNamespace(tokenizer=tokenizer, template=Template(template), digest="")
     options = SimpleNamespace(system=None, max_new_tokens=5, temperature=0.0, seed=None)
     provider = SimpleNamespace(jobs=1, hint_cache=1)

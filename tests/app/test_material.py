@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from spu_llm.app.material import enough, made_line, material_table, tokens_of
+from spu_llm.api.preparation import Tokens
+from spu_llm.app.material import enough, made_line, material_table
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -26,9 +27,9 @@ def result(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_step_gives_one_token_more_than_drafts_stay() -> None:
-    assert tokens_of(12, 7) == (13, 97)
-    assert tokens_of(12, 0) == (13, 13)
-    assert tokens_of(0, 7) == (1, 1)
+    assert Tokens.of(12, 7) == Tokens(13, 97)
+    assert Tokens.of(12, 0) == Tokens(13, 13)
+    assert Tokens.of(0, 7) == Tokens(1, 1)
 
 
 def test_the_stock_is_told_in_tokens() -> None:
