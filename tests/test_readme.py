@@ -1,4 +1,4 @@
-"""What the README tells a reader to type, open or read is there, and its figures are measured."""
+"""What README and docs tell a reader to type, open or read is there, and figures are measured."""
 
 from __future__ import annotations
 
@@ -17,8 +17,15 @@ from tests.experiments.test_headline import committed, study
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = "\n".join(re.findall(r"^```\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
-COMMANDS = [line.split("#")[0].strip() for line in BLOCKS.splitlines()]
+DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md",
+             *sorted((ROOT / "docs").glob("*.md"))]  # fmt: skip
+TEXTS = {path: path.read_text(encoding="utf-8") for path in DOCUMENTS}
+BLOCKS = "\n".join(
+    block for text in TEXTS.values()
+    for block in re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+)  # fmt: skip
+COMMANDS = sorted({line.split("#")[0].strip() for line in BLOCKS.splitlines()})
+MOST_LINES = 150  # of the README
 
 
 def heading_anchor(heading: str) -> str:
@@ -49,15 +56,24 @@ def test_make_targets_and_modules_are_there() -> None:
     assert len(modules) >= 2 and all(map(importlib.util.find_spec, modules))
 
 
-def test_links_lead_somewhere() -> None:
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
-    assert len(links) > 20
-    for link in links:
-        file, _, anchor = link.partition("#")
-        assert (ROOT / file).exists(), link
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", TEXTS[path]):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        file = path.parent / name if name else path
+        assert file.exists(), link
         if anchor:
-            headings = re.findall(r"^#+ (.*)$", (ROOT / file).read_text("utf-8"), re.MULTILINE)
+            headings = re.findall(r"^#+ (.*)$", file.read_text("utf-8"), re.MULTILINE)
             assert anchor in map(heading_anchor, headings), link
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    """In one step, so that whoever reads the README knows what there is."""
+    assert README.count("\n") <= MOST_LINES
+    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", README)}
+    assert {str(path.relative_to(ROOT)) for path in DOCUMENTS[1:]} <= links
 
 
 def test_what_the_demo_takes_is_what_it_took() -> None:
