@@ -106,7 +106,10 @@ class Client:
         """
         started = time.monotonic() if started is None else started
         if options.public_prefix or options.watermark or options.candidates != 1:
-            raise InputError("a chat has its template's public prefix, and no watermark")
+            raise InputError(
+                "a chat begins with its template's public words and has no watermark; leave "
+                "--public-prefix, --watermark and --candidates out, or --chat"
+            )
         text = self.provider.text_format()
         prefix, tokens = chat_tokens(text, messages)
         call = self._call(self.provider, text, prefix, tokens, options, None, started)

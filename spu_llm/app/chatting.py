@@ -15,6 +15,7 @@ from spu_llm.app.options import (
     add_prompt,
     add_ranges,
     add_session_options,
+    add_system,
 )
 
 
@@ -29,9 +30,7 @@ def add_command(commands: Any) -> None:
     add_folder(place, "--model", "a model directory: both parties run on this machine")
     add_ranges(chat)
     add_prompt(chat, None, "one turn, after which it ends; ")
-    chat.add_argument("--system", metavar="TEXT",
-                      help="what the model is told before your first turn, in place of its own; "
-                      "secret, but ps shows it unless it is in the file of --config")  # fmt: skip
+    add_system(chat)
     chat.add_argument("--max-new-tokens", type=int, default=256, metavar="N",
                       help="of an answer (default: %(default)s)")  # fmt: skip
     chat.add_argument("--temperature", type=float, default=0.7, metavar="T",

@@ -28,6 +28,7 @@ from spu_llm.app.options import (
     add_ranges,
     add_session_options,
     add_stop,
+    add_system,
     megabytes,
     provider_of,
 )
@@ -216,6 +217,10 @@ def _parser() -> Parser:
 
 def _client_options(parser: argparse.ArgumentParser) -> None:
     add_prompt(parser, PROMPT)
+    parser.add_argument("--chat", action="store_true",
+                        help="the prompt is the first turn of a chat, by the model's template "
+                        "(spu-llm chat takes further ones)")  # fmt: skip
+    add_system(parser, "with --chat: ")
     add_stop(parser)
     parser.add_argument("--seed", type=int, metavar="S", help="fix sampling")
     marking.add_option(parser)
@@ -250,6 +255,7 @@ def _request_options(parser: argparse.ArgumentParser) -> None:
 def _complete(options: argparse.Namespace) -> None:
     """Stream the text to stdout, progress and the summary to stderr, the result to `--json`."""
     from spu_llm.api.client import Client
+    from spu_llm.api.texts import messages_of
     from spu_llm.app.screen import Screen
 
     client = Client(provider_of(options))
@@ -257,10 +263,18 @@ def _complete(options: argparse.Namespace) -> None:
     check_output(options.json)
     asked = _asked(options)
     asked.check(options.prompt)
-    with closing(Screen(options.prompt)) as screen:
-        result = client.complete(
-            options.prompt, asked, screen.on_event, on_wait=screen.say, started=options.started
-        )
+    if options.system is not None and not options.chat:
+        raise InputError("--system is of a chat; add --chat")
+    with closing(Screen("" if options.chat else options.prompt)) as screen:
+        if options.chat:
+            result = client.chat(
+                messages_of(options.system, options.prompt), asked, screen.on_event,
+                on_wait=screen.say, started=options.started,
+            )  # fmt: skip
+        else:
+            result = client.complete(
+                options.prompt, asked, screen.on_event, on_wait=screen.say, started=options.started
+            )
         screen.finish()
     screen.summary(result)
     write_json(options.json, result.to_json())

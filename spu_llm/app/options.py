@@ -83,6 +83,14 @@ def add_ranges(parser: argparse.ArgumentParser) -> None:
                         "the model's directory)")  # fmt: skip
 
 
+def add_system(parser: argparse.ArgumentParser, words: str = "") -> None:
+    """Add what a chat's model is told first."""
+    parser.add_argument("--system", metavar="TEXT",
+                        help=f"{words}what the model is told before your first turn, in place of "
+                        "its own; secret, but ps shows it unless it is in the file of --config"
+                        )  # fmt: skip
+
+
 def add_stop(parser: argparse.ArgumentParser) -> None:
     """`models.stops` reads it."""
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT",

@@ -15,6 +15,7 @@ import pytest
 from models.chat import Message, Template
 from models.tokenizer import Tokenizer
 from spu_llm.api import texts
+from spu_llm.api.client import Client
 from spu_llm.api.drafting import Drafting
 from spu_llm.app import cli, conversing
 from spu_llm.core.errors import InputError, PeerError, WorkerError
@@ -273,3 +274,28 @@ def test_bad_input(
 def test_messages_that_cannot_be_used() -> None:
     with pytest.raises(InputError, match="UTF-8"):
         conversing.messages_of(None, "\udcff")
+
+
+def test_generate_takes_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the template, with the options of a completion."""
+    asked: list[Any] = []
+
+    def chat(self: Any, messages: list[Message], options: Any, *rest: Any, **more: Any) -> Any:
+        asked.append((messages, options.max_new_tokens))
+        raise PeerError("enough")
+
+    monkeypatch.setattr(Client, "chat", chat)
+    given = ["generate", "--server", "127.0.0.1:1", "--insecure", "--prompt", "hi"]
+    turn = [*given, "--chat", "--system", "be brief", "--max-new-tokens", "9"]
+    with pytest.raises(SystemExit) as end:
+        cli.main(turn)
+    assert end.value.code == 1
+    assert asked == [([Message("system", "be brief"), Message("user", "hi")], 9)]
+
+
+def test_a_system_message_is_of_a_chat(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["generate", "--server", "127.0.0.1:1", "--insecure", "--prompt", "hi"]
+    with pytest.raises(SystemExit) as end:
+        cli.main([*given, "--system", "be brief"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "spu-llm: error: --system is of a chat; add --chat\n"
