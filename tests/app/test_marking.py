@@ -21,11 +21,11 @@ from spu_llm.api.provider import Provider
 from spu_llm.app import cli
 from spu_llm.core.errors import InputError
 from spu_llm.service.client import Server
-from spu_llm.systems.decoding.marked import USED
 from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.watermark.history import History, HistoryFile, history_path
 from spu_llm.systems.watermark.keys import Scheme, write_key
+from spu_llm.systems.watermark.private_text import USED
 from spu_llm.systems.watermark.race_marks import MarkedNoise
 from tests.app.conftest import Pair
 from tests.app.processes import ERROR, Start

@@ -28,20 +28,20 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import PlaintextSession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding import completion, request
-from spu_llm.systems.decoding.candidates import Candidates, usual_tokens
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, generate
-from spu_llm.systems.decoding.marked import USED
 from spu_llm.systems.decoding.preparation import demand_of
-from spu_llm.systems.decoding.records import ClientInputs, Mark
+from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import by_branch, share_weights
 from spu_llm.systems.decoding.text_rows import TextRows
+from spu_llm.systems.watermark.candidates import Candidates, usual_tokens
 from spu_llm.systems.watermark.cdfs import Family
 from spu_llm.systems.watermark.detecting import marks_of
 from spu_llm.systems.watermark.detecting import uniforms as numbers_of
 from spu_llm.systems.watermark.history import History, packed, unpacked
 from spu_llm.systems.watermark.keys import KeyFile, Scheme, token_unit
+from spu_llm.systems.watermark.private_text import USED, Mark
 from spu_llm.systems.watermark.sampler import Drawn
 from spu_llm.systems.watermark.scores import log_p
 from spu_llm.systems.watermark.selecting import Chooser, group_of
@@ -451,7 +451,7 @@ def test_the_provider_sees_the_same_whatever_wins(
 def test_seeds_are_told_before_their_text(pair: Pair) -> None:
     """As the worker makes its side of its inputs; two keys of words, another family."""
     secrets = [key_of(number).secret.hex() for number in (4, 5)]
-    mark = Mark(secrets, 3, ["", b"12345678".hex()], "candidates", "words", "gamma", 2)
+    mark = Mark(secrets, 3, ["", b"12345678".hex()], "candidates", "words", "gamma", 2).marker
     inputs = ClientInputs(list(PROMPT), str(pair.public), [], 1, 1, mark, str(pair.public))
     events: list[tuple[str, dict[str, Any]]] = []
     plan = asked(12, 2, 4)
@@ -472,7 +472,7 @@ def test_seeds_are_told_before_their_text(pair: Pair) -> None:
     assert "".join(fields["text"] for event, fields in events if event == "text") == side.text
     assert [event for event, _ in events[:2]] == [USED, "text"]
     assert sum(event == USED for event, _ in events) > 3 and len(side.tokens) == 12
-    race, elsewhere = Mark(secrets[:1], 3, [""]), "candidates where a key chooses"
+    race, elsewhere = Mark(secrets[:1], 3, [""]).marker, "candidates where a key chooses"
     for wrong, of, words in (
         (asked(12, 2, 1), mark, elsewhere), (plan, race, elsewhere), (plan, None, elsewhere),
         (asked(12, 2, 3), mark, "2 keys .* among 4 or 9 or 16 candidates, found 3"),

@@ -28,14 +28,15 @@ from spu_llm.service.worker import Task
 from spu_llm.systems.decoding import completion
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, generate
-from spu_llm.systems.decoding.marked import USED, MarkedRace
-from spu_llm.systems.decoding.records import ClientInputs, Mark
+from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.watermark.detecting import marks_of
 from spu_llm.systems.watermark.detecting import uniforms as numbers_of
 from spu_llm.systems.watermark.history import History, packed, unpacked
 from spu_llm.systems.watermark.keys import KeyFile, Scheme, token_unit
+from spu_llm.systems.watermark.marked_race import MarkedRace
+from spu_llm.systems.watermark.private_text import USED, Mark
 from spu_llm.systems.watermark.race_marks import (
     MarkedNoise,
     context_of,
@@ -246,8 +247,9 @@ def test_two_parties_play_marked_races(simulation: Simulation) -> None:
 # ---- on its way
 
 
-def mark_of(number: int) -> Mark:
-    return Mark([key_of(number).secret.hex()], 4, [packed([b"12345678", b"abcdefgh"]).hex()])
+def mark_of(number: int) -> Marker:
+    used = packed([b"12345678", b"abcdefgh"]).hex()
+    return Mark([key_of(number).secret.hex()], 4, [used]).marker
 
 
 def test_the_key_goes_to_the_clients_worker_alone() -> None:

@@ -17,8 +17,8 @@ from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
 from protocols.verification.variants import Rule, lanes_of
 from spu_llm.core.prg import Prg
+from spu_llm.systems.decoding.branching import Branch, Branching, Single
 from spu_llm.systems.decoding.cadence import Cadence
-from spu_llm.systems.decoding.candidates import Branch, Branching, Single
 from spu_llm.systems.decoding.emitted import Emitted
 
 

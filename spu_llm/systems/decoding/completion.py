@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,6 @@ from models.split import Split
 from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
-from protocols.verification.race import Race
 from protocols.verification.variants import Rule
 from spu_llm.core.channel import Traffic
 from spu_llm.core.errors import InputError
@@ -25,20 +25,13 @@ from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.session import private_tree
-from spu_llm.systems.decoding.candidates import Branching, Candidates, Single, usual_tokens
+from spu_llm.systems.decoding.branching import Branching, Single
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, Report, announce, announce_end, generate
-from spu_llm.systems.decoding.marked import USED, MarkedRace
-from spu_llm.systems.decoding.records import ClientInputs
-from spu_llm.systems.decoding.request import MAX_CANDIDATES, Request
+from spu_llm.systems.decoding.records import CANDIDATES_ALONE, ClientInputs
+from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import Text, held_shapes, share_weights
 from spu_llm.systems.program import Held, Job, Send
-from spu_llm.systems.watermark.cdfs import Family
-from spu_llm.systems.watermark.history import History
-from spu_llm.systems.watermark.keys import Key, Scheme
-from spu_llm.systems.watermark.race_marks import MarkedNoise
-from spu_llm.systems.watermark.selecting import Chooser, group_of
-from spu_llm.systems.watermark.units import units_of
 
 C = TypeVar("C")  # the client's own inputs
 
@@ -129,7 +122,7 @@ def client_side_of(inputs: ClientInputs, completion: Completion, send: Send) -> 
     """The client's half of a completion by its own model and mark."""
     streams = streams_of(inputs.draft_seed, inputs.sampling_seed)
     tokenizer = TextFormat.load(Path(inputs.text_format)).tokenizer
-    rule, branching = _marked(inputs, completion, tokenizer, streams, send)
+    rule, branching = _rules(inputs, completion, tokenizer, streams, send)
     return ClientSide(
         prompt=inputs.prompt,
         tokenizer=tokenizer,
@@ -143,38 +136,22 @@ def client_side_of(inputs: ClientInputs, completion: Completion, send: Send) -> 
     )
 
 
-def _marked(
+def _rules(
     inputs: ClientInputs, completion: Completion, tokenizer: Tokenizer, streams: Streams, send: Send
 ) -> tuple[Rule, Branching]:
-    """How tokens are drawn, and what is chosen of a step, by the mark if there is one. What it is
-    used for is told before the text is. InputError for a mark of another kind than was asked for.
+    """Return how tokens are drawn and which continuation of a step goes on: by the verification's
+    own rule, or by the client's marker. InputError for candidates that nothing chooses among.
     """
-    rule, mark, candidates = completion.verifier, inputs.mark, completion.request.candidates
-
-    def on_used(names: Sequence[bytes]) -> None:
-        send(USED, names=[of_one.hex() for of_one in names])
-
-    if (candidates > 1) != (mark is not None and mark.method == "candidates"):
-        raise InputError("a step has candidates where a key chooses one of them, and nowhere else")
-    if mark is None:
-        return rule, Single(streams)
-    keys = tuple(Key(bytes.fromhex(secret)) for secret in mark.secrets)
-    histories = tuple(History.of(bytes.fromhex(used)) for used in mark.used)
-    if candidates > 1:
-        scheme = Scheme(mark.ngram, Family(mark.family, mark.k), mark.units)
-        chooser = Chooser(
-            keys, scheme, units_of(scheme.units, tokenizer),
-            group_of(candidates, len(keys), MAX_CANDIDATES), histories,
-            streams.sampling.child("choice"),
-        )  # fmt: skip
-        usual = usual_tokens(tokenizer)
-        return rule, Candidates(chooser, tokenizer.eos_ids, streams, usual, on_used)
-    if len(keys) != 1 or not isinstance(rule, Race) or not rule.noise:
-        raise InputError("a mark is made of the noise of --verify race, under one key")
-    vocab = completion.layout.config.vocab_size
-    noise = MarkedNoise(keys[0], mark.ngram, vocab, histories[0], streams.sampling)
+    if inputs.mark is None:
+        if completion.request.candidates > 1:
+            raise InputError(CANDIDATES_ALONE)
+        return completion.verifier, Single(streams)
     before = len(completion.request.public_prefix) + len(inputs.prompt)
-    return MarkedRace(rule, noise, before, lambda names: on_used([names])), Single(streams)
+    module = importlib.import_module(inputs.mark.module)
+    made: tuple[Rule, Branching] = module.rules(
+        inputs.mark.settings, completion, before, tokenizer, streams, send
+    )
+    return made
 
 
 def drafter_of(

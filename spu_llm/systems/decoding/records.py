@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from models.family import ModelConfig
 from protocols.verification.marked import Marked
@@ -16,20 +17,22 @@ MARKED = Marked.name  # the variant whose noise is the provider's
 LEAST_TEMPERATURE = 0.5
 
 
+CANDIDATES_ALONE = "a step has candidates where a key chooses one of them, and nowhere else"
+
+
 @dataclass(frozen=True)
-class Mark:
-    """Keys of a watermark and their scheme (`spu_llm.systems.watermark.keys`), and names of what
-    each was used for before: contexts of a race, or seeds; bytes in hex. `family`, `k` and `units`
-    are of candidates, which alone may have several keys.
+class Marker:
+    """What draws a text's tokens, or chooses among a step's continuations, in place of the
+    verification's own rule: a module of the client's framework with
+
+        rules(settings, completion, before, tokenizer, streams, send) -> (Rule, Branching)
+
+    and its `settings`, as JSON has them. `before`: tokens of public prefix and prompt; `send`: an
+    event to the supervisor.
     """
 
-    secrets: list[str] = field(repr=False)
-    ngram: int
-    used: list[str] = field(repr=False)
-    method: str = "race"
-    units: str = "tokens"
-    family: str = "uniform"
-    k: int = 1
+    module: str
+    settings: dict[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class ClientInputs:
     stop: list[str] = field(default_factory=list)
     draft_seed: int | None = None
     sampling_seed: int | None = None
-    mark: Mark | None = None
+    mark: Marker | None = None
     draft_dir: str | None = None
     ngrams: bool = False
 

@@ -1,4 +1,4 @@
-"""Continuations of a text that a step verifies: one, or several of which a watermark chooses one.
+"""Several continuations of a text that a step verifies, of which a watermark chooses one.
 
 The watermark of Bahri et al. in secure decoding: WatermarkSingle (§2.2), under several keys
 WatermarkRecursive (§2.6). A step's rows are a tree (`text_rows.tree`): the candidates, each with
@@ -28,9 +28,6 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
-
-import numpy as np
 
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
@@ -38,59 +35,6 @@ from spu_llm.core.prg import Prg
 from spu_llm.systems.watermark.history import History, packed
 from spu_llm.systems.watermark.sampler import Drawn
 from spu_llm.systems.watermark.selecting import Chooser
-
-
-class Branch(NamedTuple):
-    """A continuation: its drafts, their distributions q float64 [d, vocab], and the streams that
-    they, and all that decides on them, are drawn from.
-    """
-
-    drafts: list[int]
-    q: np.ndarray
-    streams: Streams
-
-
-class Branching(Protocol):
-    """What the client tries in a step, and what it goes on with."""
-
-    @property
-    def count(self) -> int:
-        """Of continuations."""
-
-    def streams(self) -> list[Streams]:
-        """Of every continuation of the next step."""
-
-    def choose(
-        self, generated: Sequence[int], found: Sequence[Sequence[int]], limit: int
-    ) -> int:
-        """Which of the continuations, as they came out, goes on the text generated so far, which
-        has `limit` tokens at most.
-        """
-
-    def rehearse(self, drafts: int, limit: int) -> None:
-        """Work like that of `choose` after so many drafts, of a text that has its limit nearly."""
-
-
-@dataclass
-class Single:
-    """One continuation, always by the same streams."""
-
-    own: Streams
-
-    @property
-    def count(self) -> int:
-        return 1
-
-    def streams(self) -> list[Streams]:
-        return [self.own]
-
-    def choose(
-        self, generated: Sequence[int], found: Sequence[Sequence[int]], limit: int
-    ) -> int:
-        return 0
-
-    def rehearse(self, drafts: int, limit: int) -> None:
-        """Nothing is to be chosen."""
 
 
 @dataclass

@@ -17,8 +17,6 @@ from protocols.verification.race import ClientInput, Outcome, Race, brought
 from spu_llm.systems.watermark.history import packed
 from spu_llm.systems.watermark.race_marks import MarkedNoise
 
-USED = "contexts used"  # an event of the client's worker
-
 
 class MarkedRace:
     """A `Rule` for one text. `before`: tokens of prefix and prompt. `on_used` gets the names of
