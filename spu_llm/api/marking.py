@@ -17,7 +17,7 @@ from typing import Any
 
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
-from spu_llm.systems.decoding.records import MARKED, Marker
+from spu_llm.systems.decoding.records import MARKED, RulesModule
 from spu_llm.systems.decoding.request import MAX_CANDIDATES
 from spu_llm.systems.watermark.history import History, HistoryFile, history_path, unpacked
 from spu_llm.systems.watermark.keys import Key, Scheme, read_keys, write_key
@@ -34,14 +34,14 @@ class Marking:
     histories: tuple[History, ...]
 
     @property
-    def mark(self) -> Marker:
+    def mark(self) -> RulesModule:
         """What the worker has to know."""
         scheme = self.scheme
         return Mark(
             [key.secret.hex() for key in self.keys], scheme.ngram,
             [history.packed().hex() for history in self.histories], scheme.method,
             scheme.units, scheme.family.name, scheme.family.k,
-        ).marker  # fmt: skip
+        ).rules  # fmt: skip
 
     @property
     def told(self) -> dict[str, Any]:

@@ -451,7 +451,7 @@ def test_the_provider_sees_the_same_whatever_wins(
 def test_seeds_are_told_before_their_text(pair: Pair) -> None:
     """As the worker makes its side of its inputs; two keys of words, another family."""
     secrets = [key_of(number).secret.hex() for number in (4, 5)]
-    mark = Mark(secrets, 3, ["", b"12345678".hex()], "candidates", "words", "gamma", 2).marker
+    mark = Mark(secrets, 3, ["", b"12345678".hex()], "candidates", "words", "gamma", 2).rules
     inputs = ClientInputs(list(PROMPT), str(pair.public), [], 1, 1, mark, str(pair.public))
     events: list[tuple[str, dict[str, Any]]] = []
     plan = asked(12, 2, 4)
@@ -472,7 +472,7 @@ def test_seeds_are_told_before_their_text(pair: Pair) -> None:
     assert "".join(fields["text"] for event, fields in events if event == "text") == side.text
     assert [event for event, _ in events[:2]] == [USED, "text"]
     assert sum(event == USED for event, _ in events) > 3 and len(side.tokens) == 12
-    race, elsewhere = Mark(secrets[:1], 3, [""]).marker, "candidates where a key chooses"
+    race, elsewhere = Mark(secrets[:1], 3, [""]).rules, "candidates where a key chooses"
     for wrong, of, words in (
         (asked(12, 2, 1), mark, elsewhere), (plan, race, elsewhere), (plan, None, elsewhere),
         (asked(12, 2, 3), mark, "2 keys .* among 4 or 9 or 16 candidates, found 3"),

@@ -28,7 +28,7 @@ from spu_llm.service.worker import Task
 from spu_llm.systems.decoding import completion
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, generate
-from spu_llm.systems.decoding.records import ClientInputs
+from spu_llm.systems.decoding.records import ClientInputs, RulesModule
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.watermark.detecting import marks_of
@@ -247,9 +247,9 @@ def test_two_parties_play_marked_races(simulation: Simulation) -> None:
 # ---- on its way
 
 
-def mark_of(number: int) -> Marker:
+def mark_of(number: int) -> RulesModule:
     used = packed([b"12345678", b"abcdefgh"]).hex()
-    return Mark([key_of(number).secret.hex()], 4, [used]).marker
+    return Mark([key_of(number).secret.hex()], 4, [used]).rules
 
 
 def test_the_key_goes_to_the_clients_worker_alone() -> None:

@@ -21,7 +21,7 @@ CANDIDATES_ALONE = "a step has candidates where a key chooses one of them, and n
 
 
 @dataclass(frozen=True)
-class Marker:
+class RulesModule:
     """What draws a text's tokens, or chooses among a step's continuations, in place of the
     verification's own rule: a module of the client's framework with
 
@@ -48,7 +48,7 @@ class ClientInputs:
     stop: list[str] = field(default_factory=list)
     draft_seed: int | None = None
     sampling_seed: int | None = None
-    mark: Marker | None = None
+    mark: RulesModule | None = None
     draft_dir: str | None = None
     ngrams: bool = False
 

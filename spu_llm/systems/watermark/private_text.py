@@ -15,7 +15,7 @@ from protocols.verification.variants import Rule
 from spu_llm.core.errors import InputError
 from spu_llm.systems.decoding.branching import Branching, Single
 from spu_llm.systems.decoding.generate import Completion
-from spu_llm.systems.decoding.records import CANDIDATES_ALONE, Marker
+from spu_llm.systems.decoding.records import CANDIDATES_ALONE, RulesModule
 from spu_llm.systems.decoding.request import MAX_CANDIDATES
 from spu_llm.systems.program import Send, read
 from spu_llm.systems.watermark.candidates import Candidates, usual_tokens
@@ -44,9 +44,9 @@ class Mark:
     k: int = 1
 
     @property
-    def marker(self) -> Marker:
+    def rules(self) -> RulesModule:
         """What a completion's inputs have of it."""
-        return Marker(__name__, asdict(self))
+        return RulesModule(__name__, asdict(self))
 
 
 def rules(
