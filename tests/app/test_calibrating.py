@@ -18,6 +18,9 @@ from models.hf import load_config, save_model, save_ranges
 from spu_llm.app import cli
 from spu_llm.app.options import provider_of
 from spu_llm.service import provider
+from tests.app.conftest import Pair
+from tests.app.processes import Start
+from tests.patience import END_S, RUN_S
 from tests.tiny import VOCAB, save_tokenizer, tiny_params
 
 WIDE = GPT2Config(VOCAB, n_positions=64, n_embd=16, n_layer=1, n_head=2)
@@ -123,6 +126,25 @@ def test_ranges_are_chosen_on_chats_and_shown_by_site(
     left = [site["name"] for site in json.loads(file.read_text())["sites"]
             if site["held"] == "checked" and site["head_room"] < 1]  # fmt: skip
     assert left == ["norm of attention", "norm of feed-forward", "last norm"]
+
+
+def test_the_client_alone_is_told_where_a_text_left_the_ranges(
+    start: Start, pair: Pair, tmp_path: Path
+) -> None:
+    """Between two processes: both end with the reason, and nothing is shown of the text."""
+    ranges, config = tmp_path / "ranges.json", load_config(pair.private)
+    save_ranges(ranges, replace(config, norm_low=(1024.0,), norm_high=(4096.0,)))
+    server = start(
+        "serve", "--model", str(pair.private), "--ranges", str(ranges), "--listen", "127.0.0.1:0",
+        "--insecure", "--once",
+    )  # fmt: skip
+    client = start(
+        *pair.generate(server.until_listening(), "--prompt", "def read", "--max-new-tokens", "2")
+    )
+    assert client.wait(RUN_S) == 1 == server.wait(END_S)
+    assert "on shares hold: norm of attention in block 0, " in client.stderr
+    assert "block 0" not in server.stderr and "left the ranges" in server.stderr
+    assert client.stdout == ""
 
 
 @pytest.mark.parametrize(
