@@ -44,8 +44,12 @@ model: $(MODEL)/ranges.json
 chat: $(MODEL)/ranges.json
 	@$(BIN)/spu-llm chat --model $(MODEL) $(ARGS)
 
+# Each process takes the next file when it is free. Three for two cores, since many tests wait; those
+# of app, which take longest, come first.
+SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
+
 test: $(STAMP)
-	@$(BIN)/python -m $(if $(ARGS),pytest -q $(ARGS),tests.halves)
+	@$(BIN)/python -m pytest -q $(or $(ARGS),$(SPREAD))
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -q -m slow $(if $(PART),--part $(PART)) $(ARGS)

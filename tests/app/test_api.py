@@ -3,39 +3,83 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import spu_llm
+from models.draft import Drafter
+from models.hf import load_model
+from models.text_format import TextFormat
 from spu_llm import Client, CompletionOptions, Event, Message, Provider
 from spu_llm.api.events import Making, Stage, Step, Text
 from spu_llm.core.errors import InputError, PeerError
+from spu_llm.net import identity
+from spu_llm.net.identity import CERTIFICATE
 from tests.app.conftest import Pair
-from tests.app.processes import ROOT
+from tests.app.processes import ROOT, Start, credentials
 
 OPTIONS = CompletionOptions(max_new_tokens=4, draft_length=2, seed=1)
+MARGIN = 0.05  # of every decision in logits: far above what shares blur
 
 
-def test_a_completion_with_its_events(pair: Pair) -> None:
-    """Between two processes; the result says what the command's `--json` does."""
+def test_a_client_without_any_file_of_the_model_completes_with_certificates(
+    start: Start, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two processes. The text is float32's, its format comes on first contact and is kept,
+    and the result says what the command's `--json` does.
+    """
+    private, cache = tmp_path / "private", tmp_path / "cache"
+    shutil.copytree(pair.private, private)
+    own, theirs = (make_identity(tmp_path / name, name) for name in ("client", "provider"))
+    server = start(
+        "serve", "--model", str(private), "--listen", "127.0.0.1:0", "--jobs", "1",
+        *credentials(theirs, own),
+    )  # fmt: skip
+    port = server.until_listening()
+    for path in private.iterdir():  # the weights are in memory; nobody can read the files now
+        path.unlink()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    client = Client(Provider.at(f"127.0.0.1:{port}", identity=own, trust=theirs / CERTIFICATE))
     options = CompletionOptions(
-        max_new_tokens=4, draft_length=2, draft_model=pair.public, temperature=0.5
+        max_new_tokens=4, temperature=0.0, draft_length=2, drafts="ngram"
     )
     heard: list[Event] = []
-    completion = Client(Provider.here(pair.private)).complete("def read", options, heard.append)
+    completion = client.complete("def", options, heard.append)
+
+    text = TextFormat.of_model(pair.private)
+    assert completion.config["model.text_format"] == text.digest
+    assert [path.name for path in cache.rglob("*.json")] == [f"{text.digest}.json"]
+    assert completion.config["draft_model"] is None and completion.config["ngrams"]
+    assert completion.drafted == 2 * completion.steps
+    assert text.tokenizer.decode(completion.token_ids) == completion.text
+    model, tokens = Drafter(*load_model(pair.private), 64), text.tokenizer.encode("def")
+    for token in completion.token_ids:
+        row = model.logits(tokens)
+        next_best, best = np.sort(row)[-2:]
+        assert token == int(np.argmax(row)) and best - next_best > MARGIN
+        tokens.append(token)
+
+    for name, folder in (("client", own), ("provider", theirs)):
+        shown = identity.load(folder, folder / CERTIFICATE).own.fingerprint
+        assert completion.config[f"certificate.{name}"] == shown
     assert completion.text == "".join(e.text for e in heard if isinstance(e, Text))
-    assert len(completion.token_ids) == 4 or completion.finish_reason == "eos"
     kinds = [type(event) for event in heard]
     assert {Stage, Making, Text, Step} <= set(kinds) and kinds.index(Stage) < kinds.index(Text)
     assert heard[-1].wire_bytes() >= completion.wire_bytes.total > 0
-    assert completion.bytes["online"].total > 0 < completion.messages["online"]
     written = completion.to_json()
     assert written["bytes"]["online"]["client_to_provider"] > 0
     assert written["per_step"][0]["messages"] == completion.per_step[0].messages
     assert set(completion.learned) == {"client", "provider"}
+
+
+def make_identity(folder: Path, name: str) -> Path:
+    identity.make(folder, f"{name}.example", 30)
+    return folder
 
 
 @pytest.mark.parametrize(

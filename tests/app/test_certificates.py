@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from spu_llm.net import identity
 from spu_llm.net.identity import CERTIFICATE, KEY
 from tests.app.conftest import Pair
 from tests.app.processes import Command, Start, credentials
-from tests.patience import END_S, RUN_S
+from tests.patience import END_S
 
 
 class Parties(NamedTuple):
@@ -92,17 +91,3 @@ def test_whoever_is_not_known_is_refused_and_told(
         assert time.monotonic() - started < END_S
     for said in ("certificate is refused", "does not trust", "the peer is not speaking TLS"):
         command.until("stderr", said)
-
-
-def test_a_completion_with_certificates(
-    ask: Callable[..., Command], parties: Parties, tmp_path: Path
-) -> None:
-    file = tmp_path / "result.json"
-    client = ask(*parties.options("client", "provider"), "--json", str(file))
-    assert client.wait(RUN_S) == 0, client.stderr
-    result = json.loads(file.read_text())
-    assert len(result["token_ids"]) == 4
-    for name in ("client", "provider"):
-        folder = getattr(parties, name)
-        own = identity.load(folder, folder / CERTIFICATE).own
-        assert result["config"][f"certificate.{name}"] == own.fingerprint

@@ -86,9 +86,10 @@ def worker_of(command: Command) -> Process:
 
 @cases(
     "victim phase",
-    [("worker", "decoding")],
+    [],
     [("all", "prefilling"), ("supervisor", "decoding"), ("worker", "preparing")],
     [
+        ("worker", "decoding"),
         ("supervisor", "prefilling"),
         ("worker", "prefilling"),
         ("all", "decoding"),

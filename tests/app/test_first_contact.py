@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,11 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from models.draft import Drafter
-from models.hf import load_model
 from models.text_format import TextFormat
 from spu_llm.core.errors import ManifestMismatch, PeerError, WireError
 from spu_llm.net.control_plane import ControlServer, Document
@@ -27,7 +23,6 @@ from spu_llm.service import agreeing, first_contact
 from spu_llm.service.client import Server
 from spu_llm.service.first_contact import KEPT, text_format
 from tests.app.conftest import Pair
-from tests.app.processes import Start
 from tests.patience import RUN_S
 from tests.tiny import save_tokenizer
 
@@ -195,32 +190,3 @@ def test_another_digest_in_the_manifest_is_refused() -> None:
     for stated in (agreed, {}):
         with pytest.raises(ManifestMismatch, match="written otherwise"):
             agreeing.check_text_format(stated, "a" * 64)
-
-
-def test_a_client_without_a_model_gets_text(start: Start, pair: Pair, tmp_path: Path) -> None:
-    """Between two processes; the shipped draft model has another tokenizer than the provider's."""
-    private = tmp_path / "private"
-    shutil.copytree(pair.private, private)
-    server = start("serve", "--model", str(private), "--listen", "127.0.0.1:0", "--insecure")
-    address = ["--server", f"127.0.0.1:{server.until_listening()}", "--insecure"]
-    for path in private.iterdir():  # the weights are in memory; nobody can read the files now
-        path.unlink()
-    text = TextFormat.of_model(pair.private)
-    client = start(
-        "generate", *address, "--prompt", "def", "--temperature", "0", "--json", "result.json",
-        "--max-new-tokens", "4", "--draft-length", "2", "--drafts", "ngram",
-        XDG_CACHE_HOME=str(tmp_path / "cache"),
-    )  # fmt: skip
-    assert client.wait(RUN_S) == 0, client.stderr
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["config"]["model.text_format"] == text.digest
-    assert [path.name for path in kept(tmp_path)] == [f"{text.digest}.json"]
-    assert result["config"]["draft_model"] is None and result["config"]["ngrams"]
-    assert result["drafted"] == 2 * result["steps"]
-    assert text.tokenizer.decode(result["token_ids"]) == result["text"]
-    model, tokens = Drafter(*load_model(pair.private), 64), text.tokenizer.encode("def")
-    for token in result["token_ids"]:
-        row = model.logits(tokens)
-        next_best, best = np.sort(row)[-2:]
-        assert token == int(np.argmax(row)) and best - next_best > MARGIN
-        tokens.append(token)

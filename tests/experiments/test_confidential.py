@@ -58,6 +58,7 @@ def test_excerpts_have_the_text_of_the_whole_model(
         texts.get(10**6, 40, 3)
 
 
+@pytest.mark.slow
 def test_two_users_through_all_systems_have_one_text(
     texts: Texts, tiny_pair: tuple[Path, Path]
 ) -> None:

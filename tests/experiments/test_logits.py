@@ -160,6 +160,7 @@ def _held_out(directory: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_session_opens_all_logits(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
     """Two processes, one window; every row of the secure forward is close to float32's."""
     result = logits.measure(tiny_pair[0], _held_out(tmp_path), positions=6, pieces_positions=6)
