@@ -13,7 +13,6 @@ through the model together: linear layers, norms and comparisons are of all L n 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, replace
 from dataclasses import fields as dataclass_fields
@@ -519,32 +518,3 @@ def logits(params: Params, config: ModelConfig, tokens: Array) -> Array:
     x = family.embed(weights, config, tokens, jnp.arange(n))
     rows, _, _ = family.forward(weights, config, x, rows_after(0, n, n), config.empty_cache(n))
     return family.head(weights, rows)
-
-
-# ---- fields of a `config.json`
-
-
-def check_switches(raw: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    """InputError when a switch has another value than the one that is computed."""
-    for name, supported in fixed.items():
-        value = raw.get(name, supported)
-        if type(value) is not type(supported) or value != supported:
-            raise InputError(
-                f"has {name} = {shown(value)}; only {json.dumps(supported)} is supported"
-            )
-
-
-def positive_int(raw: Mapping[str, Any], name: str) -> int:
-    """Return a size; InputError when it is none."""
-    value = raw.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"has {name} = {shown(value)}; it must be a positive integer")
-    return value
-
-
-def fraction(raw: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a number between 0 and 1; InputError for others."""
-    value = raw.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-        raise InputError(f"has {name} {shown(value)}; it must be between 0 and 1")
-    return float(value)

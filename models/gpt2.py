@@ -20,7 +20,8 @@ import numpy as np
 from jax import Array
 
 from models.cache import split_heads
-from models.family import Family, Layer, ModelConfig, Params, check_switches, fraction, positive_int
+from models.config_fields import check_switches, fraction, positive_int
+from models.family import Family, Layer, ModelConfig, Params
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_score, of_site
 from protocols.functions.layers import look_up
 from protocols.functions.nonlinear import activation_bits, gelu

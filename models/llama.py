@@ -22,7 +22,8 @@ from jax import Array
 
 from models import rope
 from models.cache import Rows, split_heads
-from models.family import Family, Layer, ModelConfig, Params, check_switches, fraction, positive_int
+from models.config_fields import check_switches, fraction, positive_int
+from models.family import Family, Layer, ModelConfig, Params
 from models.ranges import MORE_ROWS, Bounds, Linear, largest_turned_score, of_site
 from protocols.functions.layers import look_up, times
 from protocols.functions.nonlinear import activation_bits, silu

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from models import llama
-from models.family import positive_int
+from models.config_fields import positive_int
 from spu_llm.core.errors import InputError
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from models.family import check_switches
+from models.config_fields import check_switches
 from spu_llm.core.errors import InputError
 from spu_llm.core.json_values import shown
 

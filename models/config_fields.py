@@ -1,0 +1,36 @@
+"""Fields of a `config.json`: what families read of them, and refuse by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from spu_llm.core.errors import InputError
+from spu_llm.core.json_values import shown
+
+
+def check_switches(raw: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    """InputError when a switch has another value than the one that is computed."""
+    for name, supported in fixed.items():
+        value = raw.get(name, supported)
+        if type(value) is not type(supported) or value != supported:
+            raise InputError(
+                f"has {name} = {shown(value)}; only {json.dumps(supported)} is supported"
+            )
+
+
+def positive_int(raw: Mapping[str, Any], name: str) -> int:
+    """Return a size; InputError when it is none."""
+    value = raw.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"has {name} = {shown(value)}; it must be a positive integer")
+    return value
+
+
+def fraction(raw: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a number between 0 and 1; InputError for others."""
+    value = raw.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise InputError(f"has {name} {shown(value)}; it must be between 0 and 1")
+    return float(value)
