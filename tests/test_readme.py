@@ -17,8 +17,8 @@ from tests.experiments.test_headline import committed, study
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md",
-             *sorted((ROOT / "docs").glob("*.md"))]  # fmt: skip
+PAGES = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+DOCUMENTS = [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {path: path.read_text(encoding="utf-8") for path in DOCUMENTS}
 BLOCKS = "\n".join(
     block for text in TEXTS.values()
