@@ -127,7 +127,8 @@ def make(directory: Path, name: str, days: int) -> Certificate:
 
 def load(directory: Path, trust: Path) -> Identity:
     """InputError, which says what to do, when files are missing, unreadable or do not belong
-    together, the key is open to others, or a certificate's time is over.
+    together, the key is open to others, or the time of this party's certificate, or of all that are
+    trusted, is over; of these, others whose time is over are left out.
     """
     key_file = directory / KEY
     chain = _certificates(directory / CERTIFICATE, hint="; spu-llm keygen makes one")
@@ -140,7 +141,7 @@ def load(directory: Path, trust: Path) -> Identity:
         raise InputError(f"{key_file} is not the key of {directory / CERTIFICATE}")
     own = _described(chain[0])
     _check_time(chain[0], directory / CERTIFICATE)
-    others = _certificates(trust, hint="; --trust names the other party's certificate")
+    others = _in_time(_certificates(trust, hint="; --trust names the other party's certificate"))
     for one in others:
         _check_time(one, trust)
     pinned = tuple(_described(one) for one in others if not _signs_others(one))
@@ -220,6 +221,15 @@ def _certificates(path: Path, hint: str) -> list[x509.Certificate]:
 
 def _pem(certificates: Sequence[x509.Certificate]) -> bytes:
     return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in certificates)
+
+
+def _in_time(found: list[x509.Certificate]) -> list[x509.Certificate]:
+    """Return those whose time it is; all of them where it is nobody's. Of many clients one whose
+    certificate is over must not keep the others out.
+    """
+    now = datetime.now(timezone.utc)
+    valid = [one for one in found if one.not_valid_before_utc <= now <= one.not_valid_after_utc]
+    return valid or found
 
 
 def _check_time(one: x509.Certificate, path: Path) -> None:

@@ -205,6 +205,20 @@ def test_a_certificate_out_of_its_time(
     assert said in str(found[0]) and isinstance(found[1], PeerError)
 
 
+def test_others_out_of_their_time_are_left_out(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Of many that are trusted one that expires keeps nobody else out; one alone is refused."""
+    late = party(tmp_path / "late", "late.example", since=NOW - 3 * DAY, until=NOW - DAY)
+    trust = tmp_path / "clients.pem"
+    expired, valid = ((f / CERTIFICATE).read_text() for f in (late, folders["client"]))
+    trust.write_text(expired + valid)
+    found = identities.load(folders["provider"], trust)
+    (client,) = found.pinned
+    assert client.name == "client.example" and expired not in found.anchors
+    trust.write_text(expired)
+    with pytest.raises(InputError, match="late.example expired on"):
+        identities.load(folders["provider"], trust)
+
+
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("since", [NOW - DAY, NOW + DAY])
 def test_a_certificate_whose_names_cannot_be_read(
