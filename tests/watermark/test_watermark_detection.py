@@ -273,3 +273,6 @@ def test_a_page_shows_the_text_as_it_is() -> None:
     assert "<script>" not in made and "<u>" in made and made.count("<u>") == made.count("</u>")
     (shown,) = re.findall(r"<pre>(.*)</pre>", made, re.DOTALL)
     assert html.unescape(re.sub(r"<[^>]*>", "", shown)) == text
+    # An order of writing that is turned round would disguise what stands there.
+    disguised = page(text + " \u202eb", detect([file_of(1)], [WORDS], text + " \u202eb"))
+    assert "\u202e" not in disguised and "&lt;U+202E&gt;" in disguised

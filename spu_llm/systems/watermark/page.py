@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from spu_llm.core.printable import printable
 from spu_llm.systems.watermark.detecting import Marked, OfKey, Verdict, as_p
 
 _MOST = 5.0  # -log(1 - u) of the darkest
@@ -51,7 +52,7 @@ def page_of(
     """The same of lines that say what was found, the first a heading, and of shaded units; parts:
     the first unit and the one after the last.
     """
-    head, *more = map(html.escape, said.splitlines())
+    head, *more = map(_escaped, said.splitlines())
     lines = "".join(f"<p>{line}</p>" for line in more)
     shown = _highlighted(text, units, parts)
     return _document([
@@ -93,18 +94,23 @@ def _highlighted(
     closing = {last - 1 for _, last in parts}
     for number, unit in enumerate(units):
         start, end = max(unit.start, at), max(unit.end, at)
-        found.append(html.escape(text[at:start]))
+        found.append(_escaped(text[at:start]))
         if number in opening:
             found.append("<u>")
         found.append(_unit(text[start:end], unit.strength))
         if number in closing:
             found.append("</u>")
         at = end
-    return "".join([*found, html.escape(text[at:])])
+    return "".join([*found, _escaped(text[at:])])
 
 
 def _unit(text: str, strength: float) -> str:
     if not text or not strength:
-        return html.escape(text)
+        return _escaped(text)
     colour = f"rgba(255,140,0,{strength:.2f})"
-    return f'<span style="background:{colour}">{html.escape(text)}</span>'
+    return f'<span style="background:{colour}">{_escaped(text)}</span>'
+
+
+def _escaped(text: str) -> str:
+    """As HTML, with what would disguise the text around it shown as what it is."""
+    return html.escape(printable(text))
