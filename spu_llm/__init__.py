@@ -19,33 +19,34 @@ if TYPE_CHECKING:
     from models.chat import Message
     from spu_llm.api.client import Client, CompletionOptions
     from spu_llm.api.completion import Completion
-    from spu_llm.api.events import Event
-    from spu_llm.api.preparation import Prepared
+    from spu_llm.api.events import Event, Making, Stage, Step, Text
+    from spu_llm.api.preparation import NoRoom, Prepared
     from spu_llm.api.provider import Provider
-    from spu_llm.core.errors import SpuLlmError
+    from spu_llm.core.errors import InputError, PeerError, SpuLlmError, WorkerError
 
 _MODULES = {
-    "Provider": "spu_llm.api.provider",
-    "Client": "spu_llm.api.client",
-    "CompletionOptions": "spu_llm.api.client",
-    "Message": "models.chat",
-    "Event": "spu_llm.api.events",
-    "Completion": "spu_llm.api.completion",
-    "Prepared": "spu_llm.api.preparation",
-    "SpuLlmError": "spu_llm.core.errors",
+    "spu_llm.api.provider": ["Provider"],
+    "spu_llm.api.client": ["Client", "CompletionOptions"],
+    "models.chat": ["Message"],
+    "spu_llm.api.events": ["Event", "Stage", "Making", "Text", "Step"],
+    "spu_llm.api.completion": ["Completion"],
+    "spu_llm.api.preparation": ["Prepared", "NoRoom"],
+    "spu_llm.core.errors": ["SpuLlmError", "InputError", "PeerError", "WorkerError"],
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Provider", "Client", "CompletionOptions", "Message", "Event", "Completion", "Prepared",
-    "SpuLlmError",
+    "Provider", "Client", "CompletionOptions", "Message", "Event", "Stage", "Making", "Text",
+    "Step", "Completion", "Prepared", "NoRoom", "SpuLlmError", "InputError", "PeerError",
+    "WorkerError",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"spu_llm has no {name}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted([*globals(), *_MODULE_OF])

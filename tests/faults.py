@@ -57,9 +57,10 @@ FAULTS = (
         ("app/test_bad_input.py::test_settings_that_differ_are_named_on_both_sides",
          "app/test_bad_input.py::test_models_with_different_tokenizers_do_not_work_together",
          "core/test_secure.py::test_parties_with_different_programs_stop")),
-    Met("other fixed-point bits", "likewise",
+    Met("other fixed-point bits", "the setting is named with both values, exit code 2",
         ("app/test_tickets.py::test_what_sessions_run_on_is_compared",)),
-    Met("another ring, protocol, oblivious transfer, wire format or version of SPU", "likewise",
+    Met("another ring, protocol, oblivious transfer, wire format or version of SPU",
+        "the setting is named with both values, exit code 2",
         ("app/test_tickets.py::test_what_sessions_run_on_is_compared",
          "net/test_control_plane.py::test_a_peer_that_is_no_provider")),
     Met("a stale peer, another session's id", "refused: the id follows from both nonces and "
@@ -104,7 +105,6 @@ FAULTS = (
          "app/test_many_clients.py::test_a_client_that_only_connects_takes_no_place",
          "app/test_many_clients.py::test_a_provider_with_all_places_taken_is_well",
          "app/test_faults.py::test_a_busy_provider_turns_a_client_away_and_goes_on")),
-    Met("a client's library tries again by itself", "(comes with the HTTP gateway)", ()),
     Met("a prompt too long", "refused before a session, with the numbers, exit code 2",
         ("app/test_bad_input.py::test_a_prompt_too_long_for_the_provider_is_refused_by_generate",)),
     Met("a worker runs out of memory",
@@ -114,7 +114,8 @@ FAULTS = (
         ("app/test_bad_input.py::test_a_damaged_model_is_named",
          "app/test_bad_input.py::test_serve_refuses_a_damaged_model_before_it_listens")),
     Met("NaN, infinite or out-of-range weights and activations",
-        "refused at load; a range that is left ends the session before anything is opened",
+        "refused at load; a range that is left ends the session before anything is opened but "
+        "where, to the client",
         ("app/test_bad_input.py::test_serve_refuses_a_model_that_may_leave_its_ranges",
          "models/test_resident.py::"
          "test_weights_whose_activations_may_leave_their_ranges_are_refused",

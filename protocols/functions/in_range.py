@@ -27,7 +27,7 @@ from protocols.bits.gates import evaluate, gate_cost
 from protocols.bits.planes import from_planes, to_planes
 from protocols.functions.maximum import all_of
 from spu_llm.core.errors import RangeError
-from spu_llm.core.op import Cost, View, protocol_op
+from spu_llm.core.op import Cost, Functionality, View, protocol_op
 from spu_llm.core.party import Party
 from spu_llm.core.reveal import reveal
 from spu_llm.core.simulated import Correct, SimulatedParty, uniform_messages
@@ -79,7 +79,6 @@ nonzero = protocol_op(
 
 
 _LEFT = "activations left the ranges in which the functions on shares hold"
-_SITES_TOLD = 4
 
 
 def _require_two_party(
@@ -103,11 +102,12 @@ def _told(sites: Sequence[str], left: np.ndarray | None) -> str:
             f"{_LEFT}; nothing of this step was opened but where, to the client. spu-llm inspect "
             "lists the ranges, spu-llm calibrate widens them"
         )
-    names = [site for site, out in zip(sites, left, strict=True) if out]
-    more = f" and {len(names) - _SITES_TOLD} more" if len(names) > _SITES_TOLD else ""
+    first, *later = [site for site, out in zip(sites, left, strict=True) if out]
+    more = f" (and at {len(later)} later ones, perhaps because of that)" if later else ""
     return (
-        f"{_LEFT}: {', '.join(names[:_SITES_TOLD])}{more}. Nothing else of this step was opened. "
-        "The provider does not know where; it widens ranges with spu-llm calibrate"
+        f"{_LEFT}, first at {first}{more}. Nothing else of this step was opened. The provider does "
+        "not know where, and widens ranges with spu-llm calibrate; to tell it says a little of "
+        "your text"
     )
 
 
@@ -117,6 +117,7 @@ require = protocol_op(
     two_party=_require_two_party,
     owners=lambda outside, counts, x, *, sites: [x],
     cost=lambda outside, counts, x, *, sites: Cost(),
+    functionality=Functionality(client="if the bit is set, which counts are not zero"),
     simulate=lambda rank, prg, common, inputs, outputs, *, sites: View([], []),
     non_interactive=True,
 )

@@ -1,1 +1,1 @@
-"""What callers use, in the order of the data; `spu_llm` has the names."""
+"""Typed calls: providers, clients, options, events, results; `spu_llm` exports their names."""

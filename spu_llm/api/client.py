@@ -16,8 +16,8 @@ from spu_llm.api.drafting import Drafting
 from spu_llm.api.events import OnEvent
 from spu_llm.api.marking import KeyFiles, Marking, provider_key
 from spu_llm.api.preparation import Prepared, prepare
-from spu_llm.api.provider import Provider
-from spu_llm.api.texts import chat_tokens, check_texts, encoded
+from spu_llm.api.provider import Provider, path_of
+from spu_llm.api.texts import chat_tokens, check_messages, check_texts, encoded
 from spu_llm.core.errors import InputError
 from spu_llm.service.first_contact import KeptFormat
 from spu_llm.service.supervisor import Look
@@ -41,16 +41,25 @@ class CompletionOptions:
     public_prefix: str = ""  # text before the prompt that the provider may know
     draft_length: int = DRAFT_LENGTH  # drafts of a secure step; 0: none
     draft_model: Path | None = None  # directory; the shipped public model by default
-    drafts: str | None = None  # by "model", "ngram" or "both" (`spu_llm.api.drafting.Drafting.of`)
-    verify: str = "token"  # a variant of `protocols.verification.variants`
+    drafts: str | None = None  # by "model", "ngram" or "both"; None: both where there is a model
+    verify: str = "token"  # or "race", "marked"; as published "post", "naive"
     show_progress: bool = False  # the provider learns how many drafts stay, step by step
     candidates: int = 1  # continuations that a step verifies, of which a watermark's key chooses
     watermark: Sequence[Path] = ()  # files with this client's keys
     mark: Path | None = None  # file with the key of a provider here, which marks its texts
     seed: int | None = None  # fixes drafts; with a provider here all of sampling
 
+    def __post_init__(self) -> None:
+        """Take paths as text, too. InputError for one text in place of several."""
+        for name in ("stop", "watermark"):
+            if isinstance(getattr(self, name), str | Path):
+                raise InputError(f"{name} is a list; put a single one in brackets")
+        object.__setattr__(self, "watermark", tuple(map(Path, self.watermark)))
+        for name in ("draft_model", "mark"):
+            object.__setattr__(self, name, path_of(getattr(self, name)))
+
     def check(self, prompt: str) -> None:
-        """InputError for what no provider could serve, before one is asked."""
+        """Raise InputError for what no provider could serve; nothing is sent."""
         KeyFiles.read(self.watermark, self.verify, self.candidates)
         check_texts(self.public_prefix, prompt)
         self.request(1, (), self.draft_length).check_options()
@@ -79,8 +88,12 @@ class Client:
     ) -> Completion:  # fmt: skip
         """Complete a secret prompt with the provider's private model.
 
-        Of the prompt the provider learns the length in tokens. on_event: hears how far it is, and
-        the text as it comes. started: on the monotonic clock, what seconds are counted from.
+        The client learns the emitted tokens; the provider the prompt's length in tokens, the
+        options that `CompletionOptions` names, and the number of steps: `Completion.learned` says
+        all. on_event: gets each event in the calling thread; what it raises ends the session.
+        on_wait: gets a sentence while a preparation in the same pool gives way. started: on the
+        monotonic clock, what seconds are counted from. SpuLlmError, of the kind that says who
+        failed; it names options as the command line does.
         """
         started = time.monotonic() if started is None else started
         options.check(prompt)
@@ -101,19 +114,29 @@ class Client:
         on_event: OnEvent = lambda event: None, *,
         on_wait: Callable[[str], None] = lambda words: None, started: float | None = None,
     ) -> Completion:  # fmt: skip
-        """Answer a chat by the model's own template. What the template puts before the first
-        message is public, all else is on shares. InputError for a model that has no chats.
+        """Answer a chat by the model's own template; each call prefills the whole chat.
+
+        The provider learns what `complete` tells it, and in the clear what the template writes
+        before the first words, which follows from the roles and number of messages. Other
+        arguments as of `complete`. InputError for a model that has no chats.
         """
         started = time.monotonic() if started is None else started
+        self.check_chat(messages, options)
+        text = self.provider.text_format()
+        prefix, tokens = chat_tokens(text, messages)
+        with self._with_key(options) as provider:
+            call = self._call(provider, text, prefix, tokens, options, None, started)
+            return complete(call, on_event, on_wait)
+
+    def check_chat(self, messages: Sequence[Message], options: CompletionOptions) -> None:
+        """Raise InputError for a chat that no provider could serve; nothing is sent."""
         if options.public_prefix or options.watermark or options.candidates != 1:
             raise InputError(
                 "a chat begins with its template's public words and has no watermark; leave "
                 "--public-prefix, --watermark and --candidates out, or --chat"
             )
-        text = self.provider.text_format()
-        prefix, tokens = chat_tokens(text, messages)
-        call = self._call(self.provider, text, prefix, tokens, options, None, started)
-        return complete(call, on_event, on_wait)
+        check_messages(messages)
+        options.request(1, (), options.draft_length).check_options()
 
     def prepare(
         self, prompt: str | int, options: CompletionOptions = CompletionOptions(),  # noqa: B008
@@ -122,9 +145,10 @@ class Client:
     ) -> Prepared:  # fmt: skip
         """Make correlated randomness for a completion to come, which takes it from the same pool.
 
-        prompt: one of the same length in tokens, or that length. steps: of the completion; as many
-        as are likely by default. disk_bytes: of the pool, at most. look: called now and then, may
-        end it. `NoRoom` when one step does not fit.
+        The provider learns the prompt's length and the options, as of that completion. prompt: one
+        of the same length in tokens, or that length. steps: of the completion; as many as are
+        likely by default. disk_bytes: that the pool may take in all. look: called now and then, may
+        end it by an error. `NoRoom` when one step does not fit.
         """
         self.check_preparation(prompt, options, steps)
         text = self.provider.text_format().text
@@ -146,7 +170,9 @@ class Client:
     def check_preparation(
         self, prompt: str | int, options: CompletionOptions, steps: int | None
     ) -> None:
-        """InputError for what no provider could prepare, before one is asked."""
+        """Raise InputError for what no provider could prepare; nothing is sent."""
+        if self.provider.pool is None:
+            raise InputError("what is made ahead is kept in a pool; give the Provider one")
         check_texts(options.public_prefix, prompt if isinstance(prompt, str) else ".")
         length = 1 if isinstance(prompt, str) else prompt
         _to_come(options.request(length, (), options.draft_length), steps or 0).check_options()
@@ -175,7 +201,7 @@ class Client:
 
     @contextmanager
     def _with_key(self, options: CompletionOptions) -> Iterator[Provider]:
-        """The provider, with the key that it marks texts under if it is here and is to mark."""
+        """Yield the provider, with the key that it marks under if it is here and is to mark."""
         provider, elsewhere = self.provider, self.provider.server is not None
         with provider_key(
             options.verify, options.mark, provider.model, elsewhere=elsewhere

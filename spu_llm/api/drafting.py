@@ -32,6 +32,12 @@ class Drafting:
         second model"). marked: whether a provider's mark is wanted. InputError when what is
         asked for cannot draft.
         """
+        if by not in (None, "model", "ngram", "both"):
+            raise InputError(f"--drafts must be model, ngram or both, found {by!r}")
+        if by == "ngram" and model is not None:
+            raise InputError(
+                "--drafts ngram takes no draft model; leave it or --draft-model out"
+            )
         directory = None if by == "ngram" else _model(model, tokenizer)
         if directory is None and by in ("model", "both"):
             raise InputError(

@@ -35,7 +35,7 @@ class Marking:
 
     @property
     def mark(self) -> RulesModule:
-        """What the worker has to know."""
+        """Return what the worker has to know."""
         scheme = self.scheme
         return Mark(
             [key.secret.hex() for key in self.keys], scheme.ngram,
@@ -45,13 +45,13 @@ class Marking:
 
     @property
     def told(self) -> dict[str, Any]:
-        """What anybody may know."""
+        """Return what anybody may know."""
         return {
             "method": self.scheme.method, "ngram": self.scheme.ngram, "keys": len(self.keys)
         }  # fmt: skip
 
     def noted(self, event: dict[str, Any]) -> bool:
-        """Whether an event is of what was used of the keys, which is then in their histories."""
+        """Add what an event says was used of the keys to their histories; return whether it did."""
         if event["event"] != USED:
             return False
         for history, names in zip(self.histories, event["names"], strict=True):
@@ -104,8 +104,8 @@ class KeyFiles:
 
     @contextmanager
     def opened(self, tokenizer: Tokenizer) -> Iterator[Marking]:
-        """The keys with their histories; `tokenizer`: of the text. InputError for keys of another
-        tokenizer, or that another run is using.
+        """Yield the keys with their histories; `tokenizer`: of the text. InputError for keys of
+        another tokenizer, or that another run is using.
         """
         scheme = self.scheme
         if scheme.units == "tokens" and not tokenizer.is_named(scheme.tokenizer):
@@ -125,10 +125,12 @@ class KeyFiles:
 def provider_key(
     verify: str, given: Path | None, directory: Path, *, elsewhere: bool
 ) -> Iterator[Path | None]:
-    """The key of a provider with the model in `directory` that is started here: `given`, or one of
-    its own, which nobody has afterwards. None where it marks nothing, and for a provider
+    """Yield the key of a provider with the model in `directory` that is started here: `given`, or
+    one of its own, which nobody has afterwards. None where it marks nothing, and for a provider
     `elsewhere`.
     """
+    if elsewhere and given is not None:
+        raise InputError("--mark is the key of a provider on this machine; leave it out")
     if verify != MARKED:
         if given is not None:
             raise InputError(f"with --mark every text is marked; add --verify {MARKED}")

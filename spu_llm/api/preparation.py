@@ -36,7 +36,7 @@ class Tokens:
 
     @staticmethod
     def of(steps: int, draft_length: int) -> Tokens:
-        """The prefill gives one, and each step one more than the drafts that stay."""
+        """Return the bounds: a prefill gives one token, a step one and the drafts that stay."""
         return Tokens(1 + steps, 1 + steps * (1 + draft_length))
 
 
@@ -113,7 +113,7 @@ def prepare(
 
 
 def _no_room(request: Ahead, provider: Provider, result: dict[str, Any]) -> NoRoom:
-    """Why nothing was made."""
+    """Return the error that says why nothing was made."""
     rooms, halves = result["room_bytes"], provider.halves
     if limiting(rooms) == ROLES[PROVIDER]:
         halves, room = 1, mb(rooms[ROLES[PROVIDER]])

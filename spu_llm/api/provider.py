@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from spu_llm.core.parallel import own_cores
+from spu_llm.core.errors import InputError
+from spu_llm.core.parallel import MAX_JOBS, own_cores
 from spu_llm.core.values import CLIENT, PROVIDER, ROLES
 from spu_llm.net.address import host_and_port
 from spu_llm.net.identity import identity_in
+from spu_llm.net.shaping import NETWORKS
 from spu_llm.offline.defaults import HINT_CACHE_BYTES
 from spu_llm.service.client import Server
 from spu_llm.service.first_contact import KeptFormat, text_format, text_format_here
@@ -34,46 +36,50 @@ class Provider:
 
     @staticmethod
     def here(
-        model: Path | str, *, network: str = "local", pool: Path | None = None,
-        jobs: int | None = None, ranges: Path | None = None,
+        model: Path | str, *, network: str = "local", pool: Path | str | None = None,
+        jobs: int | None = None, ranges: Path | str | None = None,
     ) -> Provider:  # fmt: skip
         """Return a provider that runs as a process on this machine for each session: a rehearsal,
-        in which both parties are this user's. `jobs`: half of the cores by default.
+        in which both parties are this user's. `jobs`: half of the cores by default. InputError for
+        what cannot be used.
         """
+        _check(network, jobs, HINT_CACHE_BYTES)
         return Provider(
-            network, None, Path(model), pool, own_cores(2) if jobs is None else jobs,
-            ranges=ranges,
+            network, None, Path(model), path_of(pool), own_cores(2) if jobs is None else jobs,
+            ranges=path_of(ranges),
         )  # fmt: skip
 
     @staticmethod
     def at(
-        address: str, *, identity: Path | None = None, trust: Path | None = None,
-        insecure: bool = False, network: str = "local", pool: Path | None = None,
+        address: str, *, identity: Path | str | None = None, trust: Path | str | None = None,
+        insecure: bool = False, network: str = "local", pool: Path | str | None = None,
         jobs: int | None = None, hint_cache: int = HINT_CACHE_BYTES,
     ) -> Provider:  # fmt: skip
         """Return the provider at HOST:PORT. identity: the directory of this party's certificate and
         key; trust: a file of certificates, of whom is trusted there; `insecure`, in place of both,
         for plain sockets on a machine that you trust. InputError for what cannot be used.
         """
-        own = identity_in(identity, trust, insecure=insecure)
+        _check(network, jobs, hint_cache)
+        own = identity_in(path_of(identity), path_of(trust), insecure=insecure)
         server = Server(*host_and_port(address, "the provider's address"), network, own)
         return Provider(
-            network, server, Path(), pool, own_cores(1) if jobs is None else jobs, hint_cache
-        )
+            network, server, Path(), path_of(pool), own_cores(1) if jobs is None else jobs,
+            hint_cache,
+        )  # fmt: skip
 
     @property
     def halves(self) -> int:
-        """How many parties' correlated randomness lies in `pool`."""
+        """Return how many parties' correlated randomness lies in `pool`."""
         return 1 if self.server is not None else len(ROLES)
 
     @property
     def client_pool(self) -> Path | None:
-        """The client's directory: `pool`, or with a process here one in it."""
+        """Return the client's directory: `pool`, or with a process here one in it."""
         return self.pool if self.server is not None else self._own_pools[CLIENT]
 
     @property
     def _own_pools(self) -> list[Path | None]:
-        """The parties' directories, both here."""
+        """Return both parties' directories."""
         return [self.pool and self.pool / role for role in ROLES]
 
     def text_format(self) -> KeptFormat:
@@ -82,7 +88,7 @@ class Provider:
 
     @contextmanager
     def reached(self, sampling_seed: int | None = None) -> Iterator[tuple[Server, Path | None]]:
-        """Where it listens, and the client's directory; `sampling_seed`: for a process here."""
+        """Yield where it listens, and the client's directory. `sampling_seed`: of a process here."""
         if self.server is not None:
             yield self.server, self.client_pool
             return
@@ -92,3 +98,18 @@ class Provider:
             mark=self.mark, ranges=self.ranges,
         ) as server:
             yield server, self.client_pool
+
+
+def path_of(given: Path | str | None) -> Path | None:
+    """Return a path that may be left out."""
+    return None if given is None else Path(given)
+
+
+def _check(network: str, jobs: int | None, hint_cache: int) -> None:
+    """Raise InputError for settings that no session has."""
+    if network not in NETWORKS:
+        raise InputError(f"network must be one of {', '.join(NETWORKS)}, found {network!r}")
+    if jobs is not None and not 1 <= jobs <= MAX_JOBS:
+        raise InputError(f"jobs must be 1 to {MAX_JOBS}, found {jobs}")
+    if hint_cache < 1:
+        raise InputError(f"hint_cache must be 1 or more, in bytes, found {hint_cache}")

@@ -11,9 +11,11 @@ from spu_llm.core.errors import InputError
 from spu_llm.service.first_contact import KeptFormat
 from spu_llm.service.rendering import render_apart
 
+ROLES = ("system", "user", "assistant")
+
 
 def check_texts(prefix: str, prompt: str) -> None:
-    """InputError when a public prefix, "" for none, or a prompt cannot be used."""
+    """Raise InputError when a public prefix, "" for none, or a prompt cannot be used."""
     check_text(prompt, "the prompt")
     if prefix:
         check_text(prefix, "the public prefix")
@@ -39,6 +41,18 @@ def messages_of(system: str | None, prompt: str) -> list[Message]:
     return [Message("system", system), Message("user", prompt)]
 
 
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raise InputError for what is no chat. A template may write a role in the clear, so it is one
+    of three.
+    """
+    if not messages:
+        raise InputError("the chat is empty; give at least one message")
+    for message in messages:
+        if message.role not in ROLES:
+            raise InputError(f"a role is {', '.join(ROLES)}; found {message.role[:80]!a}")
+        check_text(message.content, f"a message of the {message.role}")
+
+
 def chat_encoded(text: KeptFormat, head: str, rest: str) -> tuple[list[int], list[int]]:
     """Return the tokens of a rendered chat: of its public head, and of what goes on shares."""
     encode = text.text.tokenizer.encode
@@ -46,8 +60,8 @@ def chat_encoded(text: KeptFormat, head: str, rest: str) -> tuple[list[int], lis
 
 
 def chat_tokens(text: KeptFormat, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-    """Return the same of messages. InputError for a model that has no chats, and for texts that
-    cannot be used.
+    """Return the tokens of a chat: of its public head, and of what goes on shares. InputError for a
+    model that has no chats.
     """
     return chat_encoded(text, *cut(renderer(text), messages))
 

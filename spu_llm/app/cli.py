@@ -244,7 +244,8 @@ def _request_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=0, metavar="K",
                         help="draw among the K likeliest tokens (with --verify post)")  # fmt: skip
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P",
-                        help="draw among the likeliest that hold mass P (likewise)")  # fmt: skip
+                        help="draw among the likeliest that hold mass P (with --verify post)"
+                        )  # fmt: skip
     parser.add_argument("--public-prefix", default="", metavar="TEXT",
                         help="text before the prompt that the provider may know; it costs no "
                         "secure prefill")  # fmt: skip
@@ -262,15 +263,18 @@ def _complete(options: argparse.Namespace) -> None:
     drafting.check(options)
     check_output(options.json)
     asked = _asked(options)
-    asked.check(options.prompt)
     if options.system is not None and not options.chat:
         raise InputError("--system is of a chat; add --chat")
+    messages = messages_of(options.system, options.prompt) if options.chat else []
+    if options.chat:
+        client.check_chat(messages, asked)
+    else:
+        asked.check(options.prompt)
     with closing(Screen("" if options.chat else options.prompt)) as screen:
         if options.chat:
             result = client.chat(
-                messages_of(options.system, options.prompt), asked, screen.on_event,
-                on_wait=screen.say, started=options.started,
-            )  # fmt: skip
+                messages, asked, screen.on_event, on_wait=screen.say, started=options.started
+            )
         else:
             result = client.complete(
                 options.prompt, asked, screen.on_event, on_wait=screen.say, started=options.started

@@ -20,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                         )  # fmt: skip
     parser.add_argument("--client-memory", type=int, metavar="MB",
                         help="let one certificate's workers take no more than that, beside the "
-                        "weights (likewise)")  # fmt: skip
+                        "weights (with --insecure: one session)")  # fmt: skip
     parser.add_argument("--client-disk", type=int, metavar="MB",
                         help="keep no more than that for one certificate")  # fmt: skip
 

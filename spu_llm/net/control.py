@@ -80,19 +80,19 @@ class Control:
         if self.peer_bye is not None and self._heartbeat is None:
             raise PeerError(f"the peer ended the session early: {self.peer_bye.reason}")
 
-    def bye(self, reason: str, ok: bool) -> None:
+    def bye(self, reason: str, ok: bool, *, data_first: bool = False) -> None:
         """End the session and close the relay.
 
-        With `ok` all that the worker has written is sent first; without, what has not left is
-        dropped. Each of that and the peer's confirmation is waited for up to `BYE_WAIT_S`;
+        With `ok` or `data_first` all that the worker has written is sent first; else what has not
+        left is dropped. Each of that and the peer's confirmation is waited for up to `BYE_WAIT_S`;
         that it does not come is no error.
         """
-        if ok:
+        if ok or data_first:
             self.relay.finish_data(BYE_WAIT_S)
         else:
             self.relay.drop_data()
         message = {"type": "bye", "reason": reason[:_MAX_REASON], "ok": ok}
-        self._send(message, after_data=ok)
+        self._send(message, after_data=ok or data_first)
         if not self.relay.ended.is_set():
             self._bye_answered.wait(BYE_WAIT_S)
         self.close()

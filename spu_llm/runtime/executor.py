@@ -90,8 +90,8 @@ class Executor:
         other party, and making takes both.
         """
         self._production.check()  # what ended it ends the call, too, and not at its end only
-        if len(group) == 1:
-            return [self._one(name, *group[0])]
+        if len(group) == 1 or all(call.op.non_interactive for call, _ in group):
+            return [self._one(name, *call) for call in group]
         names = [self._dry_run.names(*call) for call in group]
         results: dict[int, list[Value]] = {}
         while len(results) < len(group):

@@ -28,6 +28,7 @@ from spu_llm.core.errors import (
     LimitError,
     PeerError,
     PoolError,
+    RangeError,
     SpuLlmError,
     StalledError,
     WantedError,
@@ -48,6 +49,7 @@ AFTER_PEER_S = 30.0  # for our half, once the peer has finished its own
 # For the peer to say how it ended, where its end may be the cause of what is seen here. Who lost a
 # worker speaks first: the other one's link has failed because of it.
 DEATH_WORD_S = 2.0
+_LEFT_RANGES = "activations left their ranges"  # what both know, as a goodbye
 LINK_WORD_S = 5.0
 STDERR_KEPT = 4000
 
@@ -284,6 +286,9 @@ def run_session(
                 control.close()
             case StalledError() | WantedError() | LimitError():
                 control.bye(str(exc), ok=False)
+            case RangeError():
+                # The peer's worker may still need this one's last message to say where.
+                control.bye(_LEFT_RANGES, ok=False, data_first=True)
             case SpuLlmError():
                 control.bye(f"the {task.role}'s worker failed", ok=False)
             case _:
@@ -300,6 +305,21 @@ def _wait_ready(control: Control, worker: Worker, look: Look) -> None:
             raise WorkerError(f"the worker process did not start within {WORKER_START_S:g} s")
     assert event["event"] == "ready"
     worker.apart = event["apart"]
+
+
+def _check_peer(control: Control, worker: Worker) -> None:
+    """Raise what ended the session at the peer. Where activations left their ranges, both workers
+    end by it, and this one's own words, which come soon, say more.
+    """
+    bye = control.peer_bye
+    if bye is not None and not bye.ok and bye.reason == _LEFT_RANGES:
+        deadline = time.monotonic() + DEATH_WORD_S
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(WorkerError):
+                event = worker.next_event(min(left, 0.2))
+                if event is not None and event["event"] == "error" and event["of_ranges"]:
+                    raise RangeError(event["message"])
+    control.check()
 
 
 def _follow(
@@ -323,10 +343,12 @@ def _follow(
                 raise PeerError("the peer finished, but this party's half did not")
         watch.look(event)
         if event is None or event["event"] == "alive":
-            control.check()  # a peer that has finished its half may come to its end first
+            _check_peer(control, worker)  # which may come to its end first, its half done
         elif event["event"] == "result":
             return event
         elif event["event"] == "error":
+            if event["of_ranges"]:
+                raise RangeError(event["message"])
             control.ended.wait(LINK_WORD_S if event["of_link"] else 0.0)
             control.check()
             error = InputError if event["exit_code"] == 2 else WorkerError

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from spu_llm.core.errors import InputError, PeerError, PoolError, SpuLlmError
+from spu_llm.core.errors import InputError, PeerError, PoolError, RangeError, SpuLlmError
 from spu_llm.core.jax_settings import settle
 from spu_llm.core.values import ROLES
 from spu_llm.net.manifest import JOBS, SESSION
@@ -184,10 +184,13 @@ def main() -> None:
         events.send("result", **run_task(Task.of_line(line), events, said.next))
     except SpuLlmError as exc:
         of_link = isinstance(exc, PeerError)  # perhaps only a symptom of how the peer ended
-        events.send("error", message=str(exc), exit_code=exc.exit_code, of_link=of_link)
+        events.send(
+            "error", message=str(exc), exit_code=exc.exit_code, of_link=of_link,
+            of_ranges=isinstance(exc, RangeError),
+        )  # fmt: skip
     except RuntimeError as exc:  # SPU's own errors: the link broke or a program cannot run
         message = f"SPU failed: {_first_line(exc)}"
-        events.send("error", message=message, exit_code=1, of_link=True)
+        events.send("error", message=message, exit_code=1, of_link=True, of_ranges=False)
     finally:
         sys.stdout.flush()
     # SPU's link threads may outlive the peer; everything of worth has been sent.

@@ -131,18 +131,21 @@ def test_ranges_are_chosen_on_chats_and_shown_by_site(
 def test_the_client_alone_is_told_where_a_text_left_the_ranges(
     start: Start, pair: Pair, tmp_path: Path
 ) -> None:
-    """Between two processes: both end with the reason, and nothing is shown of the text."""
+    """Between two processes, with a network on which the provider's last message is under way when
+    it says goodbye: both end with the reason, and nothing is shown of the text.
+    """
     ranges, config = tmp_path / "ranges.json", load_config(pair.private)
     save_ranges(ranges, replace(config, norm_low=(1024.0,), norm_high=(4096.0,)))
     server = start(
         "serve", "--model", str(pair.private), "--ranges", str(ranges), "--listen", "127.0.0.1:0",
-        "--insecure", "--once",
+        "--insecure", "--once", "--network", "lan",
     )  # fmt: skip
     client = start(
-        *pair.generate(server.until_listening(), "--prompt", "def read", "--max-new-tokens", "2")
-    )
+        *pair.generate(server.until_listening(), "--prompt", "def read"), "--max-new-tokens", "2",
+        "--network", "lan", "--standard",
+    )  # fmt: skip
     assert client.wait(RUN_S) == 1 == server.wait(END_S)
-    assert "on shares hold: norm of attention in block 0, " in client.stderr
+    assert "on shares hold, first at norm of attention in block 0" in client.stderr
     assert "block 0" not in server.stderr and "left the ranges" in server.stderr
     assert client.stdout == ""
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from experiments.claims.logits import build
+from models.cache import rows_after
 from models.calibration import activations, calibrated
-from models.family import bounds_of, check_ranges, config_from, logits
+from models.family import bounds_of, check_ranges, config_from, family_of, logits
 from models.files import RANGES_FILE
 from models.gpt2 import GPT2Config, Params, fold, init_params
 from models.hf import load_config, load_model, load_uncalibrated, save_model, save_ranges
@@ -321,6 +322,21 @@ def test_lengths_that_weights_do_not_bound_are_checked() -> None:
     assert np.max(np.abs(found - exact)) < 4e-3 * np.ptp(exact)
     assert all(isinstance(seen, RangeError) for seen in left), left
     assert "rows of gates in block 0" in str(left[CLIENT])
+
+
+def test_sites_are_named_as_in_the_whole_model() -> None:
+    """Also where a part of its blocks is run alone."""
+    config, family = OUTLIERS, family_of(OUTLIERS)
+    weights = fold(tiny_params(config, 3), config)
+    x, rows = jnp.ones((2, config.width)), rows_after(0, 2, 2)
+    _, _, whole = family.forward(weights, config, x, rows, config.empty_cache(2))
+    kinds = "norm of attention", "sums of attention", "norm of feed-forward"
+    blocks = [f"{kind} in block {i}" for i in (0, 1) for kind in kinds]
+    assert list(whole) == [*blocks, "last norm"]
+    part = config.with_blocks([1])
+    cache = part.empty_cache(2)
+    _, _, found = family.through(weights["blocks"][1:], part, x, rows, cache, first=1)
+    assert list(found) == blocks[3:]
 
 
 def test_each_block_keeps_its_ranges() -> None:
