@@ -88,7 +88,7 @@ class Provider:
 
     @contextmanager
     def reached(self, sampling_seed: int | None = None) -> Iterator[tuple[Server, Path | None]]:
-        """Yield where it listens, and the client's directory. `sampling_seed`: of a process here."""
+        """Yield where it listens and the client's directory. `sampling_seed`: of a process here."""
         if self.server is not None:
             yield self.server, self.client_pool
             return

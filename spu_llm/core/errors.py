@@ -66,6 +66,6 @@ class PoolError(SpuLlmError):
 
 
 class RangeError(SpuLlmError):
-    """A secret value left the range that a function on shares holds for; both parties end by it, and
-    the client's error says where.
+    """A secret value left the range that a function on shares holds for; both parties end by it,
+    and the client's error says where.
     """
