@@ -52,7 +52,9 @@ SMALL = "%matplotlib inline\n%config InlineBackend.rc = {'figure.dpi': 60}"
 
 
 def execute(path: Path, parameters: str = "") -> Any:
-    """The notebook at `path` with fresh outputs; `parameters` runs after the cell of that tag."""
+    """Return the notebook at `path` with fresh outputs; `parameters` runs after the cell of that
+    tag.
+    """
     import nbformat
     from nbclient import NotebookClient
 
@@ -77,13 +79,13 @@ def execute(path: Path, parameters: str = "") -> Any:
 
 
 def studies() -> dict[str, dict[str, Any]]:
-    """The committed runs of complete generations, by the name of their file."""
+    """Return the committed runs of complete generations, by the name of their file."""
     names = [name for name in saved.load("index") if name.startswith("completions")]
     return {name: saved.load(name) for name in names}
 
 
 def main_study() -> tuple[dict[str, Any], str]:
-    """All runs together, and the name of the file that the headline's are in."""
+    """Return all runs together, and the name of the file that the headline's are in."""
     found = studies()
     together = {"runs": [run for data in found.values() for run in data["runs"]]}
     group = headline.main_group(together)
@@ -92,7 +94,7 @@ def main_study() -> tuple[dict[str, Any], str]:
 
 
 def between(document: str, mark: str, *paragraphs: str) -> str:
-    """The document with other paragraphs between the two comments of this mark."""
+    """Return the document with other paragraphs between the two comments of this mark."""
     begin, end = BEGIN.format(mark), END.format(mark)
     before, rest = document.split(begin)
     text = "\n\n".join(paragraphs)
@@ -100,7 +102,7 @@ def between(document: str, mark: str, *paragraphs: str) -> str:
 
 
 def with_headline(readme: str) -> str:
-    """The README with what complete generations say between its two marks."""
+    """Return the README with what complete generations say between its two marks."""
     data, name = main_study()
     text = headline.headline(data, timed=saved.timed(name))
     fetched = completions_report.hints(data["runs"])
@@ -110,13 +112,13 @@ def with_headline(readme: str) -> str:
 
 
 def completions(files: Files) -> list[str]:
-    """The tables of one network's complete generations."""
+    """Return the tables of one network's complete generations."""
     ((name, data),) = files.items()
     return completions_report.in_results(data, name)
 
 
 def further_completions(files: Files) -> list[str]:
-    """A section of its own, with what made the tables and what the project asks for."""
+    """Return a section of its own, with what made the tables and what the project asks for."""
     ((name, data),) = files.items()
     ((network, tokens), records) = next(iter(completions_report.groups(data).items()))
     criteria = completions_report.criteria(records, network)
@@ -129,7 +131,7 @@ def further_completions(files: Files) -> list[str]:
 
 
 def standard(files: Files) -> list[str]:
-    """Seconds and traffic, network by network, of runs that are compared with no others."""
+    """Return seconds and traffic, network by network, of runs that are compared with no others."""
     return [
         text for name, data in files.items() for text in completions({name: data})[:4]
     ]
@@ -150,7 +152,9 @@ class Tables:
 def single(
     name: str, paragraphs: Callable[[dict[str, Any], str], list[str]], *, seconds: bool = True
 ) -> Tables:
-    """Tables of one result; `paragraphs` are of it and the line that says where it comes from."""
+    """Return the tables of one result; `paragraphs` are of it and the line that says where it comes
+    from.
+    """
 
     def of(files: Files) -> list[str]:
         ((_, data),) = files.items()
@@ -165,7 +169,7 @@ def single(
 def printed(
     name: str, table: Callable[[dict[str, Any]], str], *, seconds: bool = True
 ) -> Tables:
-    """The table that a study prints."""
+    """Return the table that a study prints."""
 
     def paragraphs(data: dict[str, Any], origin: str) -> list[str]:
         rows = [line for line in table(data).splitlines() if line.startswith("|")]
@@ -214,7 +218,7 @@ TABLES: dict[str, Tables] = {
 
 
 def with_tables(results: str) -> str:
-    """RESULTS.md with the tables of all results that are there."""
+    """Return RESULTS.md with the tables of all results that are there."""
     for mark, tables in TABLES.items():
         files = {
             name: saved.load(name)
@@ -228,7 +232,7 @@ def with_tables(results: str) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """Prose is filled; tables, lists, headings and marks stay as they are."""
+    """Fill prose; leave tables, lists, headings and marks as they are."""
     return text if text[0] in "|*-#<" else _filled(text)
 
 

@@ -59,12 +59,12 @@ class Prefix(NamedTuple):
 
     @property
     def inside(self) -> int:
-        """Rows of the cache that are the prefix's."""
+        """Return how many rows of the cache are the prefix's."""
         return self.rows if self.block is None else 0
 
 
 def padding(hidden: Array) -> Array:
-    """int32: rows that hold no text."""
+    """Return how many rows hold no text (`hidden` below 0), as int32."""
     return jnp.sum(hidden < 0, dtype=jnp.int32)
 
 
@@ -81,12 +81,12 @@ class Rows(NamedTuple):
 
     @property
     def hidden(self) -> bool:
-        """Whether positions and visibility are the client's secret."""
+        """Return whether positions and visibility are the client's secret."""
         return self.visible.dtype != jnp.bool_
 
 
 def lengthened(block: Block, positions: int) -> Block:
-    """The block with room for more rows: `positions` in all."""
+    """Return the block with room for more rows: `positions` in all."""
     keys, values = (
         tuple(lengthen_rows(rows, positions=positions) for rows in part) for part in block
     )
@@ -94,9 +94,9 @@ def lengthened(block: Block, positions: int) -> Block:
 
 
 def packed(block: Block, kept: Array, positions: int, inside: int = 0) -> Block:
-    """A block of so many own rows that begins with the rows `kept` (int32 [lane, m]; -1: a row of
-    zeros) of another one; the others are given up. Both begin with the same `inside` rows of a
-    prefix.
+    """Return a block of `positions` own rows that begins with the rows `kept` (int32 [lane, m]; -1:
+    a row of zeros) of `block`'s own; its other own rows are given up. Both blocks begin with the
+    same `inside` rows of a prefix.
     """
     layers, (lanes, m) = len(block.keys), kept.shape
     whole = [*block.keys, *block.values]
@@ -121,9 +121,9 @@ def packed(block: Block, kept: Array, positions: int, inside: int = 0) -> Block:
 def layer_blocks(
     prefix: Prefix | None, layer: int, keys: Array, values: Array, visible: Array, groups: int
 ) -> list[OwnedBlock]:
-    """What attention of one layer goes over: the prefix, if there is one, all its text visible to
-    all lanes, and the cache's rows `keys`, `values` [lane * head, row, head_dim], which may begin
-    with those of the prefix.
+    """Return the blocks that attention of one layer goes over: the prefix, if there is one, all its
+    text visible to all lanes, and the cache's rows `keys`, `values` [lane * head, row, head_dim],
+    which may begin with the prefix's rows.
 
     visible: [lane, n, own row]. Queries are [lane * head, groups * n, head_dim]: `groups` query
     heads share each head of keys and values.
@@ -145,7 +145,7 @@ def layer_blocks(
 
 
 def begun(cache: Block, prefix: Block) -> Block:
-    """An empty cache with the rows of a prefix as its first: shares, whoever has these rows."""
+    """Return the empty `cache` with a prefix's rows as its first: shares, whoever has them."""
     keys, values = (
         tuple(append(rows, first, 0) for rows, first in zip(*pair, strict=True))
         for pair in zip(cache, prefix, strict=True)
@@ -154,28 +154,29 @@ def begun(cache: Block, prefix: Block) -> Block:
 
 
 def split_heads(x: Array, lanes: int, heads: int) -> Array:
-    """[lane * n, head * d] as [lane * head, n, d]."""
+    """Rearrange x [lane * n, head * d] as [lane * head, n, d]."""
     rows, width = x.shape
     parts = x.reshape(lanes, rows // lanes, heads, width // heads).transpose(0, 2, 1, 3)
     return parts.reshape(lanes * heads, rows // lanes, width // heads)
 
 
 def join_heads(x: Array, lanes: int) -> Array:
-    """[lane * head, n, d] as [lane * n, head * d]."""
+    """Rearrange x [lane * head, n, d] as [lane * n, head * d]."""
     rows, n, d = x.shape
     parts = x.reshape(lanes, rows // lanes, n, d).transpose(0, 2, 1, 3)
     return parts.reshape(lanes * n, rows // lanes * d)
 
 
 def rows_after(length: Array | int, queries: int, capacity: int) -> Rows:
-    """One lane's rows after the public `length`, in a cache of `capacity` rows, all text."""
+    """Return one lane's rows after the public `length`, in a cache of `capacity`, all text."""
     positions = (length + jnp.arange(queries, dtype=jnp.int32))[None]
     return Rows(positions, see(length, queries, capacity)[None], length)
 
 
 def see(length: Array | int, queries: int, positions: int) -> Array:
-    """bool [queries, positions]: what `queries` positions see whose rows are written from the
-    public `length` on: all rows before it, themselves, and those of the queries before them.
+    """Return what `queries` rows that are written from the public `length` on see of `positions`
+    rows, as bool [queries, positions]: all rows before `length`, themselves, and the queries before
+    them.
     """
     before = jnp.broadcast_to(jnp.arange(positions)[None, :] < length, (queries, positions))
     chain = jnp.tril(jnp.ones((queries, queries), bool))
@@ -183,7 +184,9 @@ def see(length: Array | int, queries: int, positions: int) -> Array:
 
 
 def _attend(query: Array, *blocks: Array, largest_score: float) -> tuple[Array, Array]:
-    """Block by block with one shift, the maximum visible score: masses and numerators add up."""
+    """Compute attention block by block with one shift, the maximum visible score: masses and
+    numerators add up.
+    """
     owned = [OwnedBlock(*blocks[i : i + 3]) for i in range(0, len(blocks), 3)]
     shown = [_shown(b) for b in owned]
     scores = [
@@ -200,7 +203,7 @@ def _attend(query: Array, *blocks: Array, largest_score: float) -> tuple[Array, 
 
 
 def _shown(block: OwnedBlock) -> Array:
-    """bool [head, n, t]"""
+    """Return which rows of the block each query sees, as bool [head, n, t]."""
     some = block.visible if block.visible.dtype == jnp.bool_ else block.visible >= 0
     others = jnp.ones((*some.shape[:2], block.keys.shape[1] - some.shape[2]), bool)
     return jnp.concatenate([some, others], axis=-1)
@@ -214,8 +217,8 @@ _attention = approximation("attention", reference=_attend, on_shares=attention_o
 
 
 def attend(query: Array, blocks: Sequence[OwnedBlock], largest_score: float) -> Any:
-    """Attention of `query` [head, query, head_dim] (already scaled) over `blocks`: [head, query,
-    head_dim], and an int32 that is positive if something left its range. No visible score is larger
-    than `largest_score`.
+    """Return attention of `query` [head, query, head_dim] (already scaled) over `blocks`, of the
+    same shape as `query`, and an int32 that is positive if something left its range. No visible
+    score is larger than `largest_score`.
     """
     return _attention(query, *(x for b in blocks for x in b), largest_score=largest_score)

@@ -34,11 +34,11 @@ class Seen(NamedTuple):
 def calibrated(
     config: ModelConfig, params: Params, texts: Sequence[np.ndarray], public: int = 0
 ) -> ModelConfig:
-    """`config` with ranges for these parameters: of each norm, and of each block's products of
-    gates where weights do not bound them, as in the texts (token ids [n] each), MARGIN longer or
-    shorter; the first norm holds for every token's embedding; the rest from the weights' bounds.
-    The residual stream is scaled down as far as its norms need; and as far as what may be added to
-    it needs, where that leaves the texts' rows above noise.
+    """Return `config` with ranges for these parameters. Each norm, and each block's products of
+    gates where weights do not bound them, has a range as in the texts (token ids [n] each), MARGIN
+    longer or shorter; the first norm's holds for every token's embedding; all other ranges are from
+    the weights' bounds. The residual stream is scaled down as far as its norms need; and as far as
+    what may be added to it needs, where that leaves the texts' rows above noise.
 
     The first `public` tokens of each text are public wherever the model is used: ranges need not
     hold for their rows, and where they do not `public_rows` says how many these are.
@@ -96,30 +96,37 @@ def calibrated(
 
 
 def _misfits(squares: Sequence[np.ndarray], low: list[float], high: list[float]) -> int:
-    """Rows of texts up to the last with a mean square [norm, row] out of range."""
+    """Return how many first rows reach up to the last one that is out of range in a text;
+    `squares`: the mean squares [norm, row] of each text.
+    """
     lows, highs = np.array(low)[:, None], np.array(high)[:, None]
     out = np.any([np.any((s < lows) | (s >= highs), axis=0) for s in squares], axis=0)
     return int(np.max(np.flatnonzero(out) + 1, initial=0))
 
 
 def _activation_above(found: Bounds) -> float:
-    """The largest for which comparisons have so many bits (`nonlinear.activation_bits`)."""
+    """Return the largest range of activations whose comparisons need no more bits than this bound
+    (`nonlinear.activation_bits`).
+    """
     largest = max(float(2 ** math.ceil(math.log2(max(found.activation, 1.0) + 9)) - 9), 1.0)
     return min(largest, float(LARGEST_ACTIVATION))
 
 
 def _score_above(bound: float) -> float:
-    """The same of scores (`nonlinear.score_bits`)."""
+    """Return the largest range of scores whose comparisons need no more bits than `bound`
+    (`nonlinear.score_bits`).
+    """
     return float(2 ** math.ceil(math.log2(max(bound, 1.0) + 1)) - 1)
 
 
 def _power(x: float, rounded: Callable[[float], int]) -> float:
-    """The power of two next to x > 0."""
+    """Return the power of two next to x > 0, `rounded` up or down."""
     return float(2.0 ** rounded(math.log2(x)))
 
 
 def _embeddings(config: ModelConfig, weights: Any) -> np.ndarray:
-    """The extreme mean squares of embeddings: of every token at every position that may be secret.
+    """Return the extreme mean squares of embeddings: of all tokens, at all positions that may be
+    secret.
     """
     tokens, positions = (table.astype(np.float64) for table in tables_of(weights, config))
     squares = np.sum(tokens**2, axis=1)
@@ -131,7 +138,7 @@ def _embeddings(config: ModelConfig, weights: Any) -> np.ndarray:
 
 
 def activations(config: ModelConfig, weights: Any, tokens: np.ndarray) -> Seen:
-    """Of every row of a text [n], in plaintext."""
+    """Return what every row of a text [n] shows, in plaintext."""
     squares: list[jax.Array] = []
     inner: list[jax.Array] = []
 
@@ -152,5 +159,5 @@ def activations(config: ModelConfig, weights: Any, tokens: np.ndarray) -> Seen:
 
 
 def together(seen: Sequence[Seen]) -> Seen:
-    """Of the rows of all texts."""
+    """Return what the rows of all texts show, as one `Seen`."""
     return Seen(*(np.concatenate(parts, axis=1) for parts in zip(*seen, strict=True)))

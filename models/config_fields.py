@@ -11,7 +11,7 @@ from spu_llm.core.json_values import shown
 
 
 def check_switches(raw: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    """InputError when a switch has another value than the one that is computed."""
+    """Raise InputError when a switch has another value than the one that is computed."""
     for name, supported in fixed.items():
         value = raw.get(name, supported)
         if type(value) is not type(supported) or value != supported:

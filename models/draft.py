@@ -43,9 +43,8 @@ class Proposer:
     def propose(
         self, context: list[int], count: int, pick: Pick
     ) -> tuple[list[int], np.ndarray]:
-        """`count` drafts after `context` and the distributions they were drawn from.
-
-        Returns token ids and float64 [count, vocab].
+        """Return `count` drafts after `context` (token ids), and the distributions they were drawn
+        from, float64 [count, vocab].
         """
         drafts: list[int] = []
         q = np.zeros((count, self.vocab_size))
@@ -80,7 +79,7 @@ class Drafter(Proposer):
         return self.config.vocab_size
 
     def logits(self, tokens: list[int]) -> np.ndarray:
-        """As there, feeding only what the cache does not hold."""
+        """Return logits [vocab] after `tokens`, feeding only what the cache does not hold."""
         same = len(os.path.commonprefix([self._seen, tokens[:-1]]))
         self._seen = self._seen[:same]
         for start in range(same, len(tokens), WIDTH):
@@ -104,8 +103,8 @@ def _draft_step(
     length: jax.Array,
     last: jax.Array,
 ) -> tuple[jax.Array, Block]:
-    """Logits [vocab] after tokens[last], and the cache with all of them; what follows `last` is
-    seen by none of the tokens before, and its rows are written over.
+    """Return logits [vocab] after tokens[last], and the cache with all tokens; what follows `last`
+    is seen by none of the tokens before, and its rows are written over.
     """
     family, at = family_of(config), rows_after(length, tokens.shape[0], cache.positions)
     # Those that only fill up may stand past the context.

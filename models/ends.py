@@ -42,15 +42,15 @@ class Ends:
         self._down = jax.jit(partial(_down, self.config), static_argnames="last")
 
     def up(self, tokens: Sequence[int], at: int) -> np.ndarray:
-        """Rows float32 [n, d] that go to the middle, of tokens at the positions from `at` on."""
+        """Return the rows float32 [n, d] that go to the middle, of tokens from `at` on."""
         rows, self._caches[0] = self._up(
             self._front, np.array(tokens, np.int32), self._caches[0], np.int32(at)
         )
         return np.asarray(rows)
 
     def down(self, rows: np.ndarray, at: int, last: int) -> np.ndarray:
-        """Logits [last, vocab] of the last of the rows [n, d] that came from the middle and stand
-        at the positions from `at` on.
+        """Return logits [last, vocab] of the last of the rows [n, d] that came from the middle and
+        stand at the positions from `at` on.
         """
         logits, self._caches[1] = self._down(
             self._back, rows, self._caches[1], np.int32(at), last=last
@@ -58,7 +58,7 @@ class Ends:
         return np.asarray(logits)
 
     def rehearse(self, count: int, at: int) -> None:
-        """As much work as a step of `count` rows at `at` takes, and nothing changes."""
+        """Do as much work as a step of `count` rows at `at` takes, and change nothing."""
         caches = list(self._caches)
         rows = self.up([0] * count, at)
         self.down(rows, at, count)
@@ -81,7 +81,7 @@ def _up(
 def _down(
     config: ModelConfig, weights: Params, x: jax.Array, cache: Block, at: jax.Array, *, last: int
 ) -> tuple[jax.Array, Block]:
-    """`models.split.back`, with the head of the last rows alone."""
+    """Run `models.split.back`, with the head on the `last` last rows alone."""
     family, rows = family_of(config), _rows(config, at, x.shape[0], cache)
     normed, cache, _ = family.forward(weights, config, x, rows, cache)
     return family.head(weights, normed[x.shape[0] - last :]), cache

@@ -82,32 +82,32 @@ class ModelConfig(Ranges):
 
     @classmethod
     def size_names(cls) -> list[str]:
-        """Fields with the sizes of a model: those that have no default."""
+        """Return the names of the fields with a model's sizes, which have no default."""
         return [f.name for f in dataclass_fields(cls) if f.default is MISSING]
 
     @property
     def norm_epsilon(self) -> float:
-        """What is added to mean squares of the scaled residual stream."""
+        """Return what is added to mean squares of the scaled residual stream."""
         return float(getattr(self, self.epsilon_name)) * 4.0**-self.stream_shift
 
     @property
     def layers(self) -> int:
-        """Blocks, each with a cache of its own."""
+        """Return the number of blocks, each with a cache of its own."""
         return int(getattr(self, self.layers_name))
 
     @property
     def context(self) -> int:
-        """Positions of a text at most."""
+        """Return how many positions a text has at most."""
         return int(getattr(self, self.context_name))
 
     @property
     def width(self) -> int:
-        """Of the residual stream."""
+        """Return the width of the residual stream."""
         return int(getattr(self, self.width_names[0]))
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values: the cache's."""
+        """Return the number of heads of keys and values, which are the cache's."""
         raise NotImplementedError
 
     @property
@@ -116,15 +116,16 @@ class ModelConfig(Ranges):
 
     @property
     def query_groups(self) -> int:
-        """Query heads that share one of keys and values."""
+        """Return how many query heads share one head of keys and values."""
         return 1
 
     def normalised(
         self, x: Array, site: int, gain: float = 1.0, normalise: Callable[..., Any] = rms_norm,
         unchecked: Unchecked | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """Rows x [n, d] of the residual stream, normalised by the norm with this number and times
-        `gain`; and what left the range (int32), in it or in rows that are checked in its messages.
+        """Return the rows x [n, d] of the residual stream, normalised by norm number `site` and
+        times `gain`; and a count (int32) of what left the range, in x or in the `unchecked` rows,
+        which this norm's messages check.
         """
         low, high = self.norm_range(site)
         others = () if unchecked is None else (unchecked,)
@@ -135,11 +136,11 @@ class ModelConfig(Ranges):
         return normed, outside
 
     def with_layers(self, count: int) -> Any:
-        """The same shape with another number of blocks: the first ones, or all over and over."""
+        """Return this shape with another number of blocks: the first ones, or all over and over."""
         return self.with_blocks([i % self.layers for i in range(count)])
 
     def with_blocks(self, numbers: Sequence[int]) -> Any:
-        """The same shape with these blocks, each with its own ranges, before the last norm."""
+        """Return this shape with the blocks `numbers`, and their ranges, before the last norm."""
 
         def of_blocks(name: str) -> ranges.Each:
             values: ranges.Each = getattr(self, name)
@@ -160,18 +161,18 @@ class ModelConfig(Ranges):
         return replace(self, **fields)
 
     def with_context(self, positions: int) -> Any:
-        """The same shape for texts of so many positions."""
+        """Return this shape for texts of `positions` positions at most."""
         fields: dict[str, Any] = {self.context_name: positions}
         return replace(self, **fields)
 
     def after(self, rows: int, tokens: int) -> Any:
-        """The same shape for what comes after so many rows, of which `tokens` or more hold text."""
+        """Return this shape for what comes after so many rows, `tokens` or more with text."""
         left = replace(self, public_rows=max(0, self.public_rows - tokens))
         return left.with_context(self.context - rows)
 
     def check_public(self, tokens: int, words: str) -> None:
-        """InputError, which ends with what to do in `words`, unless so many first tokens of a text,
-        which are public, are enough.
+        """Raise InputError, which ends with what to do in `words`, unless the ranges hold after
+        `tokens` first tokens of a text, which are public.
         """
         if tokens < self.public_rows:
             raise InputError(
@@ -180,15 +181,15 @@ class ModelConfig(Ranges):
             )
 
     def widened(self, factor: int) -> Any:
-        """The same shape, so many times as wide, with more heads of the same size."""
+        """Return this shape, `factor` times as wide, with more heads of the same size."""
         return replace(self, **{name: factor * getattr(self, name) for name in self.width_names})
 
     def shape(self) -> dict[str, Any]:
-        """The fields of `config.json`: all but the ranges."""
+        """Return the fields of `config.json`: all but the ranges."""
         return {k: v for k, v in asdict(self).items() if k not in ranges.NAMES}
 
     def asdict(self) -> dict[str, int | float | str]:
-        """All fields and the family's tag, as scalars: several numbers as a comma list."""
+        """Return all fields and the family's tag, as scalars: several numbers as a comma list."""
         given = {
             k: ",".join(map(repr, v)) if isinstance(v, tuple) else v
             for k, v in asdict(self).items()
@@ -196,7 +197,7 @@ class ModelConfig(Ranges):
         return {"family": self.family, **given}
 
     def empty_cache(self, positions: int, lanes: int = 1) -> Block:
-        """Room for so many rows of every lane: zeros (float32)."""
+        """Return a cache with room for `positions` rows of every lane: zeros (float32)."""
         shape = lanes * self.kv_heads, positions, self.head_dim
         zeros = tuple(jnp.zeros(shape, jnp.float32) for _ in range(self.layers))
         return Block(zeros, zeros)
@@ -230,13 +231,13 @@ class Layer:
         return int(self.rows.visible.shape[0])
 
     def linear(self, name: str, x: Array) -> Array:
-        """x [L n, k] times the block's matrix `name`, plus its bias."""
+        """Return x [L n, k] times the block's matrix `name`, plus its bias."""
         matrix = self.weights[name]
         product = dense(x, matrix["weight"], label=f"h.{self.number}.{name}")
         return product + matrix["bias"] if "bias" in matrix else product
 
     def inner(self, name: str, x: Array) -> Array:
-        """`linear` of rows that are as short as the ranges say: the next norm checks them."""
+        """Return `linear` of rows as short as the ranges say, which the next norm checks."""
         if longest := ranges.of_site(self.config.longest_inner, self.number):
             self.unchecked = x, longest
         return self.linear(name, x)
@@ -250,9 +251,9 @@ class Layer:
         self.values = append_rows(self.values, value, at)
 
     def attend(self, query: Array) -> Array:
-        """Attention output [L n, heads * head_dim] of queries [L heads, n, head_dim], n being 1
-        where one row goes on. Where these are more than the heads of keys and values, those next to
-        each other share one.
+        """Return the attention output [L n, heads * head_dim] of queries [L heads, n, head_dim], n
+        being 1 where one row goes on. Where there are more query heads than heads of keys and
+        values, query heads next to each other share one.
         """
         visible = self.rows.visible
         if self.ends is not None:
@@ -353,9 +354,10 @@ class Family:
         normalise: Callable[..., tuple[Array, Array]] = rms_norm,
         first: int = 0,
     ) -> tuple[Array, Block, Outside]:
-        """`forward` through these blocks alone, folded, with a cache of as many layers: rows
-        [L n, d] of the residual stream as they leave the last of them. `config` has the ranges of
-        these blocks; `first`: the number in the model of the first one.
+        """Run these folded blocks alone, with a cache of as many layers: return rows [L n, d] of
+        the residual stream as they leave the last block, and the cache and counts as `forward`
+        does. `config` has the ranges of these blocks; `first`: the number in the model of the first
+        one.
         """
         x, written, outside, unchecked = self._through(
             blocks, config, x, rows, cache, prefix, normalise, first=first
@@ -377,7 +379,7 @@ class Family:
         ends: tuple[int, ...] | None = None,
         first: int = 0,
     ) -> tuple[Array, Block, Outside, Unchecked | None]:
-        """The same, and what no norm has checked yet."""
+        """Run blocks as `through` does; return, too, what no norm has checked yet."""
         outside: Outside = {}
         angles = self.angles(config, rows)
         unchecked: Unchecked | None = None
@@ -412,7 +414,7 @@ class Family:
         return x, written, outside, unchecked
 
     def head(self, weights: Params, rows: Array, scale: float = 1.0) -> Array:
-        """Logits [n, vocab], times `scale`, of rows that `forward` gave with the same `scale`."""
+        """Return logits [n, vocab], times `scale`, of rows that `forward` gave times `scale`."""
         with jax.named_scope("head"):
             matrix = weights["head"]
             product = dense(rows, matrix["weight"], label="head")
@@ -420,24 +422,24 @@ class Family:
 
 
 def _norm_name(block: int, name: str, unchecked: Unchecked | None) -> str:
-    """A norm's, with the block before it whose rows its messages check, too."""
+    """Return a norm's name, with the block before it whose rows the norm's messages check, too."""
     return name if unchecked is None else f"{name} or {_INNER.format(block - 1)}"
 
 
 def one_row(x: Array, ends: Sequence[int]) -> Array:
-    """Of every lane the row `ends` says: [L head, 1, d] of [L head, n, d]."""
+    """Take from every lane the row that `ends` says: [L head, 1, d] of [L head, n, d]."""
     heads = x.shape[0] // len(ends)
     parts = [x[i * heads : (i + 1) * heads, end : end + 1] for i, end in enumerate(ends)]
     return jnp.concatenate(parts)
 
 
 def family_of(config: ModelConfig) -> Family:
-    """The family of a model."""
+    """Return the family of a model."""
     return family_named(config.family)
 
 
 def family_named(tag: object) -> Family:
-    """The family with this tag; InputError when there is none."""
+    """Return the family with this tag; InputError when there is none."""
     if not isinstance(tag, str) or tag not in _MODULES:
         found = f"is a {shown(tag)[1:-1]} model" if isinstance(tag, str) else "names no model_type"
         raise InputError(f"{found}; only {', '.join(_MODULES)} are supported")
@@ -446,7 +448,7 @@ def family_named(tag: object) -> Family:
 
 
 def config_from(fields: Mapping[str, Any]) -> ModelConfig:
-    """The configuration that `ModelConfig.asdict` gave; ValueError for any other fields."""
+    """Return the configuration that `ModelConfig.asdict` gave; ValueError for any other fields."""
     rest = dict(fields)
     try:
         kind = family_named(rest.pop("family", None)).config
@@ -461,14 +463,14 @@ def config_from(fields: Mapping[str, Any]) -> ModelConfig:
 
 
 def weight_shapes(config: ModelConfig) -> Any:
-    """Shapes and dtypes of folded weights."""
+    """Return the shapes and dtypes of folded weights."""
     family = family_of(config)
     return jax.eval_shape(lambda: family.fold(family.init(config, jax.random.key(0)), config))
 
 
 def bounds_of(weights: Any, config: ModelConfig) -> ModelBounds:
-    """What activations on shares can reach with these folded weights. InputError for weights that
-    are no numbers.
+    """Return what activations on shares can reach with these folded weights. InputError for weights
+    that are no numbers.
     """
     blocks = bounds_of_blocks(weights["blocks"], config)
     tokens, positions = tables_of(weights, config)
@@ -483,7 +485,7 @@ def bounds_of(weights: Any, config: ModelConfig) -> ModelBounds:
 
 
 def tables_of(weights: Any, config: ModelConfig) -> tuple[np.ndarray, np.ndarray]:
-    """What embeds tokens [vocab, d], and positions [m, d] that may be secret, as
+    """Return the tables that embed tokens [vocab, d], and positions [m, d] that may be secret, as
     `Family.embeddings` has them.
     """
     tokens, positions = map(np.asarray, family_of(config).embeddings(weights))
@@ -491,7 +493,9 @@ def tables_of(weights: Any, config: ModelConfig) -> tuple[np.ndarray, np.ndarray
 
 
 def bounds_of_blocks(blocks: Sequence[Params], config: ModelConfig) -> list[Bounds]:
-    """The same of these folded blocks alone."""
+    """Return what activations on shares can reach in each of these folded blocks. InputError for
+    weights that are no numbers.
+    """
     _check_finite(blocks)
     found = [family_of(config).bounds(block, config) for block in blocks]
     return [Bounds(*(ranges.SLACK * bound for bound in of_block)) for of_block in found]
@@ -503,15 +507,15 @@ def _check_finite(weights: Any) -> None:
 
 
 def check_ranges(weights: Any, config: ModelConfig) -> None:
-    """InputError when activations of a model with these folded weights may leave the ranges of its
-    configuration without being noticed.
+    """Raise InputError when activations of a model with these folded weights may leave the ranges
+    of its configuration without being noticed.
     """
     ranges.check_bounds(bounds_of(weights, config), config)
 
 
 def logits(params: Params, config: ModelConfig, tokens: Array) -> Array:
-    """Logits [n, vocab], less their mean over the vocabulary, of a whole token sequence [n] without
-    a cache; weights not folded.
+    """Return logits [n, vocab], less their mean over the vocabulary, of a whole token sequence [n]
+    without a cache; weights not folded.
     """
     n, family = tokens.shape[0], family_of(config)
     weights = family.fold(params, config)

@@ -65,7 +65,7 @@ class GPT2Config(ModelConfig):
 
 
 def init_params(config: GPT2Config, key: Array) -> Params:
-    """Random parameters (float32) with GPT-2's initial scales."""
+    """Draw random parameters (float32) with GPT-2's initial scales."""
     d, std = config.n_embd, 0.02
     residual_std = std / np.sqrt(2 * config.n_layer)
     keys = iter(jax.random.split(key, 2 + 4 * config.n_layer))
@@ -95,7 +95,7 @@ def init_params(config: GPT2Config, key: Array) -> Params:
 
 
 def fold(params: Params, config: GPT2Config) -> Params:
-    """The same model in fewer operations, the provider's own plaintext work.
+    """Return weights of the same model in fewer operations, the provider's own plaintext work.
 
     - Gains and biases of the norms, and the attention's scale, go into the matrix that follows. The
       head is tied to the embedding.
@@ -137,7 +137,7 @@ def embed(
     weights: Params, config: GPT2Config, tokens: Array, positions: Array, *,
     start: Array | int = 0, hidden: bool = False,
 ) -> Array:  # fmt: skip
-    """See `Family`. Tokens and positions that are both secret take one product."""
+    """Embed tokens as `Family` says. Tokens and positions that are both secret take one product."""
     if tokens.ndim == 1:
         return weights["wte"][tokens] + weights["wpe"][positions + start]
     if not hidden:
@@ -155,7 +155,7 @@ def _embeddings(weights: Params) -> tuple[Any, Any]:
 
 
 def attention(x: Array, layer: Layer) -> Array:
-    """See `Family`."""
+    """Return what attention adds to the residual stream, as `Family` says."""
     query, key, value = (
         split_heads(part, layer.lanes, layer.config.n_head)
         for part in jnp.split(layer.linear("qkv", x), 3, axis=-1)
@@ -165,7 +165,7 @@ def attention(x: Array, layer: Layer) -> Array:
 
 
 def mlp(x: Array, layer: Layer) -> Array:
-    """See `Family`."""
+    """Return what the feed-forward layer adds to the residual stream, as `Family` says."""
     bits = activation_bits(of_site(layer.config.largest_activation, layer.number))
     return layer.inner("proj", gelu(layer.linear("fc", x), bits=bits))
 
@@ -174,7 +174,7 @@ def mlp(x: Array, layer: Layer) -> Array:
 
 
 def bounds(block: Params, config: GPT2Config) -> Bounds:
-    """See `Family`."""
+    """Return what activations of a block can reach, as `Family` says."""
     d, heads = config.n_embd, config.n_head
     qkv, out, fc, proj = (Linear.of(block[name]) for name in ("qkv", "out", "fc", "proj"))
     query, key, value = qkv.columns(3)
@@ -237,7 +237,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def parse(raw: Mapping[str, Any]) -> GPT2Config:
-    """The shape in `config.json`, after checking that this module computes this very model."""
+    """Return the shape in `config.json`, having checked that this module computes this model."""
     activation = raw.get("activation_function", "gelu_new")
     if activation not in ACTIVATIONS:
         raise InputError(
@@ -263,7 +263,7 @@ def parse(raw: Mapping[str, Any]) -> GPT2Config:
 
 
 def describe(config: GPT2Config) -> dict[str, Any]:
-    """`config.json` as the transformers library writes it for this shape."""
+    """Return `config.json` as the transformers library writes it for this shape."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

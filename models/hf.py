@@ -47,7 +47,9 @@ def load_config(directory: Path, ranges_file: Path | None = None) -> ModelConfig
 
 
 def _stored_config(directory: Path, ranges_file: Path | None) -> ModelConfig:
-    """Return the same with as many rows of the vocabulary as the weights have."""
+    """Return the shape and the ranges that `load_config` says, with as many rows of the vocabulary
+    as the weights have.
+    """
     config = _stored_shape(directory)
     stored = ranges_file or Path(directory) / RANGES_FILE
     if ranges_file is None and not stored.exists():
@@ -110,7 +112,7 @@ def load_model(
 
 
 def load_uncalibrated(directory: Path) -> tuple[ModelConfig, Params]:
-    """Return the same with the default ranges, whatever ranges are stored."""
+    """Return configuration and parameters of a model with default ranges, whatever is stored."""
     return _loaded(directory, _stored_shape(directory))
 
 
@@ -168,7 +170,7 @@ class Tensor(NamedTuple):
 
 
 def _tensors(config: ModelConfig, params: Params) -> Iterator[Tensor]:
-    """Every parameter of a model; `params`: they, or their shapes."""
+    """Yield every parameter of a model; `params`: its parameters, or their shapes."""
     family = family_of(config)
     for name, place in family.names.items():
         if place[0] not in params:
@@ -210,7 +212,7 @@ def _expected(weights: Weights, config: ModelConfig, params: Params) -> list[Ten
     bare = not any(name.startswith(family.prefix) for name in names)
 
     def found(name: str) -> str:
-        """As it is called in these files."""
+        """Return the name of a tensor as these files have it."""
         return name.removeprefix(family.prefix) if bare else name
 
     expected = [t._replace(name=found(t.name)) for t in _tensors(config, params)]

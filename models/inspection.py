@@ -58,7 +58,7 @@ class Site:
 def sites(
     config: ModelConfig, params: Params, texts: Sequence[np.ndarray], public: int
 ) -> Iterator[Site]:
-    """All sites of a model, in order. Texts as in `models.calibration.calibrated`, or none.
+    """Yield all sites of a model, in order. Texts as in `models.calibration.calibrated`, or none.
     InputError for weights that are no numbers.
     """
     weights = family_of(config).fold(params, config)
@@ -114,14 +114,16 @@ def _inputs(config: ModelConfig, block: int, found: Bounds, weights: Any) -> Sit
 
 
 def _last(block: Params) -> Any:
-    """The last matrix of a folded block."""
+    """Return the last matrix of a folded block."""
     return block["down" if "down" in block else "proj"]["weight"]
 
 
 def _inner(
     config: ModelConfig, block: int, found: Bounds, width: int, rows: Seen | None
 ) -> Site:
-    """Rows that go into the last matrix; where they are checked, what passes fits the matrix."""
+    """Return the site of rows that go into the last matrix; where they are checked, what passes
+    fits the matrix.
+    """
     longest = of_site(config.longest_inner, block)
     bound = found.inner / found.per_length
     seen = None
@@ -141,7 +143,7 @@ def _inner(
 
 
 def table(found: Sequence[Site]) -> str:
-    """The sites as text, a line each."""
+    """Return the sites as text, a line each."""
     lines = [_HEAD]
     for site in found:
         seen = "-" if site.seen is None else f"{site.seen[0]:.3g} to {site.seen[1]:.3g}"

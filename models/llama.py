@@ -83,7 +83,7 @@ class LlamaConfig(ModelConfig):
 
     @property
     def rotary(self) -> rope.Rope:
-        """How positions turn queries and keys."""
+        """Return how positions turn queries and keys."""
         return rope.Rope(
             self.rope_theta, self.rope_kind, self.rope_factor, self.rope_low, self.rope_high,
             self.rope_context,
@@ -99,12 +99,12 @@ class LlamaConfig(ModelConfig):
 
     @property
     def head_widths(self) -> tuple[int, int]:
-        """Columns of queries of all heads; of keys, or of values."""
+        """Return the number of columns of queries, and of keys or values, of all heads together."""
         return self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
 
 
 def init_params(config: LlamaConfig, key: Array) -> Params:
-    """Random parameters (float32) with the initial scale of `transformers`."""
+    """Draw random parameters (float32) with the initial scale of `transformers`."""
     d, inner, std = config.hidden_size, config.intermediate_size, 0.02
     queries, few = config.head_widths
     keys = iter(jax.random.split(key, 2 + 7 * config.num_hidden_layers))
@@ -132,7 +132,7 @@ def init_params(config: LlamaConfig, key: Array) -> Params:
 
 
 def fold(params: Params, config: LlamaConfig) -> Params:
-    """The same model in fewer operations, the provider's own plaintext work.
+    """Return weights of the same model in fewer operations, the provider's own plaintext work.
 
     - Gains of the norms, and the attention's scale, go into the matrix that follows. Matrices of
       one input become one.
@@ -163,8 +163,8 @@ def fold(params: Params, config: LlamaConfig) -> Params:
 
 @functools.cache
 def turns(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines (float32 [position, head_dim / 2]) that positions turn pairs by. Constants
-    of a program, so that parties whose tables differ notice it.
+    """Return cosines and sines (float32 [position, head_dim / 2]) that positions turn pairs by.
+    They are constants of a program, so that parties whose tables differ notice it.
     """
     frequencies = config.rotary.frequencies(config.head_dim)
     angles = np.outer(np.arange(config.max_position_embeddings), frequencies)
@@ -175,7 +175,7 @@ def embed(
     weights: Params, config: LlamaConfig, tokens: Array, positions: Array, *,
     start: Array | int = 0, hidden: bool = False,
 ) -> Array:  # fmt: skip
-    """See `Family`. Positions enter in every block instead."""
+    """Embed tokens as `Family` says. Positions enter in every block instead."""
     if tokens.ndim == 1:
         return weights["embed"][tokens]
     return look_up(tokens, weights["embed"], label="embed")
@@ -186,12 +186,12 @@ def _embeddings(weights: Params) -> tuple[Any, Any]:
 
 
 def angles(config: LlamaConfig, rows: Rows) -> tuple[Array, ...]:
-    """See `Family`: cosines and sines [L n, head_dim / 2]."""
+    """Return cosines and sines [L n, head_dim / 2] of the rows' positions, as `Family` says."""
     return tuple(jnp.asarray(table)[rows.positions.reshape(-1)] for table in turns(config))
 
 
 def attention(x: Array, layer: Layer) -> Array:
-    """See `Family`."""
+    """Return what attention adds to the residual stream, as `Family` says."""
     config, lanes = layer.config, layer.lanes
     heads, few, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     # Queries and keys are turned in one go.
@@ -205,7 +205,7 @@ def attention(x: Array, layer: Layer) -> Array:
 
 
 def mlp(x: Array, layer: Layer) -> Array:
-    """See `Family`: down(silu(gate(x)) * up(x))."""
+    """Return down(silu(gate(x)) * up(x)), which the feed-forward layer adds, as `Family` says."""
     bits = activation_bits(of_site(layer.config.largest_activation, layer.number))
     gate, up = jnp.split(layer.linear("gate_up", x), 2, axis=-1)
     return layer.inner("down", times(silu(gate, bits=bits), up))
@@ -215,7 +215,7 @@ def mlp(x: Array, layer: Layer) -> Array:
 
 
 def bounds(block: Params, config: LlamaConfig) -> Bounds:
-    """See `Family`."""
+    """Return what activations of a block can reach, as `Family` says."""
     d, heads, few = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
     qkv, out, gate_up, down = (
         Linear.of(block[name]) for name in ("qkv", "out", "gate_up", "down")
@@ -273,7 +273,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def parse(raw: Mapping[str, Any]) -> LlamaConfig:
-    """The shape in `config.json`, after checking that this module computes this very model."""
+    """Return the shape in `config.json`, having checked that this module computes this model."""
     return parsed(raw, LlamaConfig, FIXED_SWITCHES)
 
 
@@ -310,13 +310,15 @@ def parsed(
 
 
 def describe(config: LlamaConfig) -> dict[str, Any]:
-    """`config.json` as the transformers library writes it for this shape."""
+    """Return `config.json` as the transformers library writes it for this shape."""
     own = {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
     return described(config, "LlamaForCausalLM") | own
 
 
 def described(config: LlamaConfig, name: str) -> dict[str, Any]:
-    """Return what it writes for every family with this module's blocks; `name`: the class's."""
+    """Return what the transformers library writes into `config.json` for every family with this
+    module's blocks; `name`: the class's.
+    """
     shape = {
         field: value
         for field, value in config.shape().items()

@@ -28,7 +28,7 @@ _DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 8}
 
 
 def parse(raw: Mapping[str, Any]) -> llama.LlamaConfig:
-    """The shape in `config.json`, after checking that this module computes this very model."""
+    """Return the shape in `config.json`, having checked that this module computes this model."""
     raw = {**_DEFAULTS, **raw}
     config = llama.parsed(raw, MistralConfig, {})
     if raw["sliding_window"] is not None:
@@ -43,7 +43,7 @@ def parse(raw: Mapping[str, Any]) -> llama.LlamaConfig:
 
 
 def describe(config: MistralConfig) -> dict[str, Any]:
-    """`config.json` as the transformers library writes it for this shape."""
+    """Return `config.json` as the transformers library writes it for this shape."""
     return llama.described(config, "MistralForCausalLM") | {"sliding_window": None}
 
 

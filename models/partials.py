@@ -29,8 +29,9 @@ class Partial(NamedTuple):
 def partial(
     query: np.ndarray, keys: np.ndarray, values: np.ndarray, visible: np.ndarray | None = None
 ) -> Partial:
-    """Of scaled queries [..., n, d] over keys and values [..., t, d], t may be 0. visible: bool,
-    of the shape of the scores [..., n, t] or one that broadcasts to it; all by default.
+    """Compute attention of scaled queries [..., n, d] over keys and values [..., t, d], t may be 0.
+    visible: bool, of the shape of the scores [..., n, t] or one that broadcasts to it; all by
+    default.
     """
     scores = query @ keys.swapaxes(-1, -2)
     if visible is not None:
@@ -45,7 +46,7 @@ def partial(
 
 
 def merged(one: Partial, other: Partial) -> Partial:
-    """The partial of both blocks together."""
+    """Return the partial over two blocks together, from the partial over each."""
     present = [np.where(p.mass > 0, p.shift, -np.inf) for p in (one, other)]
     shift = np.maximum(*present)
     shift = np.where(np.isneginf(shift), 0, shift).astype(one.shift.dtype)

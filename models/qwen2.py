@@ -27,7 +27,7 @@ class Qwen2Config(llama.LlamaConfig):
 
 
 def init_params(config: Qwen2Config, key: Array) -> Params:
-    """Random parameters (float32) with the initial scale of `transformers`."""
+    """Draw random parameters (float32) with the initial scale of `transformers`."""
     queries, few = config.head_widths
     params = llama.init_params(config, key)
     for block in params["blocks"]:
@@ -36,7 +36,9 @@ def init_params(config: Qwen2Config, key: Array) -> Params:
 
 
 def fold(params: Params, config: Qwen2Config) -> Params:
-    """As LLaMA's. Norm gains meet weights alone, attention's scale the biases of queries, too."""
+    """Fold as LLaMA is folded. Norm gains meet weights alone, attention's scale the biases of
+    queries, too.
+    """
     folded = llama.fold(params, config)
     for block, p in zip(folded["blocks"], params["blocks"], strict=True):
         scaled = p["q_bias"] * config.head_dim**-0.5
@@ -45,7 +47,9 @@ def fold(params: Params, config: Qwen2Config) -> Params:
 
 
 def bounds(block: Params, config: Qwen2Config) -> Bounds:
-    """See `Family`. Queries and keys, biases included, are multiplied by cosines and sines."""
+    """Return what activations of a block can reach, as `Family` says. Queries and keys, biases
+    included, are multiplied by cosines and sines.
+    """
     found = llama.bounds(block, config)
     turned, _ = Linear.of(block["qkv"]).columns([sum(config.head_widths)])
     # x cos - y sin <= sqrt(x^2 + y^2)
@@ -63,14 +67,14 @@ _BIASES = {
 
 
 def parse(raw: Mapping[str, Any]) -> llama.LlamaConfig:
-    """The shape in `config.json`, after checking that this module computes this very model."""
+    """Return the shape in `config.json`, having checked that this module computes this model."""
     # What the transformers library takes where nothing is stated.
     raw = {"num_key_value_heads": 32, **raw}
     return llama.parsed(raw, Qwen2Config, FIXED_SWITCHES)
 
 
 def describe(config: Qwen2Config) -> dict[str, Any]:
-    """`config.json` as the transformers library writes it for this shape."""
+    """Return `config.json` as the transformers library writes it for this shape."""
     return {**llama.described(config, "Qwen2ForCausalLM"), **FIXED_SWITCHES}
 
 

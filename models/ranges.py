@@ -69,7 +69,7 @@ class Ranges:
     logit_spread: float = float(SPREAD)
 
     def __post_init__(self) -> None:
-        """ValueError for ranges that no function on shares holds on."""
+        """Raise ValueError for ranges that no function on shares holds on."""
         if not 0 < len(self.norm_low) == len(self.norm_high):
             raise ValueError("norm_low and norm_high must have as many numbers")
         for i, (low, high) in enumerate(zip(self.norm_low, self.norm_high, strict=True)):
@@ -93,7 +93,7 @@ class Ranges:
                 raise ValueError(f"{name} must be {low:g} to {high:g}")
 
     def norm_range(self, site: int) -> tuple[float, float]:
-        """Of the norm with this number."""
+        """Return the range, low and high, of the norm with this number."""
         return of_site(self.norm_low, site), of_site(self.norm_high, site)
 
 
@@ -101,7 +101,7 @@ NAMES = tuple(f.name for f in fields(Ranges))
 
 
 def of_site(values: Each, site: int) -> float:
-    """A site's own number."""
+    """Return a site's own number, where all sites may share one."""
     return values[0] if len(values) == 1 else values[site]
 
 
@@ -126,8 +126,8 @@ class Bounds(NamedTuple):
     value: float
 
     def added(self, longest_inner: float) -> float:
-        """What the block adds to the residual stream, of rows that pass for no longer than that
-        where it is not 0.
+        """Return the most that the block adds to the residual stream, of rows that pass for no
+        longer than `longest_inner` where it is not 0.
         """
         checked = GAP * longest_inner * self.per_length
         return max(self.attended, min(self.inner, checked) if longest_inner else self.inner)
@@ -145,7 +145,7 @@ class ModelBounds(NamedTuple):
 
 
 def check_bounds(found: ModelBounds, config: Ranges) -> None:
-    """InputError when activations with these bounds may leave the ranges without being noticed."""
+    """Raise InputError when activations with these bounds may leave the ranges without notice."""
     check_blocks(found.blocks, config)
     _check_held("the head", (found.linear, LARGEST_LINEAR))
     if not found.entry < LARGEST_ENTRY:
@@ -158,7 +158,9 @@ def check_bounds(found: ModelBounds, config: Ranges) -> None:
 
 
 def check_blocks(found: Sequence[Bounds], config: Ranges) -> None:
-    """The same of the blocks, which are all that `config` has ranges for."""
+    """Raise InputError when activations of blocks with these bounds may leave the ranges without
+    notice; `config` has ranges for these blocks alone.
+    """
     for i, bounds in enumerate(found):
         place, longest = f"block {i}", of_site(config.longest_inner, i)
         _check_held(
@@ -211,25 +213,25 @@ class Linear(NamedTuple):
         return Linear(weight, np.asarray(bias, np.float64))
 
     def columns(self, parts: int | list[int]) -> list[Linear]:
-        """Columns apart, as `np.split` does."""
+        """Split the layer by columns, as `np.split` does."""
         both = (np.split(part, parts, axis=-1) for part in self)
         return [Linear(*part) for part in zip(*both, strict=True)]
 
     def largest_product(self, square: float) -> float:
-        """Of any entry of x @ weight."""
+        """Return the most that any entry of x @ weight can be."""
         return float(np.sqrt(square) * np.max(np.linalg.norm(self.weight, axis=0)))
 
     def largest_entries(self, square: float) -> np.ndarray:
-        """Of each entry [m] of x @ weight + bias."""
+        """Return the most that each entry [m] of x @ weight + bias can be."""
         lengths = np.linalg.norm(self.weight, axis=0)
         return np.asarray(np.sqrt(square) * lengths + np.abs(self.bias))
 
     def largest(self, square: float) -> float:
-        """Of any entry."""
+        """Return the most that any entry of x @ weight + bias can be."""
         return float(np.max(self.largest_entries(square)))
 
     def longest(self, square: float) -> float:
-        """Of any row."""
+        """Return the greatest length that any row x @ weight + bias can have."""
         w = self.weight
         squares = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
         spectral = np.sqrt(np.linalg.eigvalsh(squares)[-1])
@@ -237,7 +239,9 @@ class Linear(NamedTuple):
 
 
 def largest_score(query: Linear, key: Linear, square: float) -> float:
-    """Of q k^T for q = x W_q + b_q and k = y W_k + b_k with |x|^2 = |y|^2 = square, of one head."""
+    """Return the most that q k^T can be for q = x W_q + b_q and k = y W_k + b_k with |x|^2 = |y|^2
+    = square, of one head.
+    """
     (w_q, b_q), (w_k, b_k) = query, key
     inputs, d = w_q.shape
     # The largest singular value of W_q W_k^T, from two small matrices.
@@ -252,7 +256,9 @@ def largest_score(query: Linear, key: Linear, square: float) -> float:
 
 
 def largest_turned_score(query: Linear, key: Linear, square: float) -> float:
-    """Of q R k^T for any rotation R, else as in `largest_score`: positions turn both."""
+    """Return the most that q R k^T can be for any rotation R, with q and k as in `largest_score`:
+    positions turn both.
+    """
     inputs, d = query.weight.shape
     of_query, of_key = query.longest(square), key.longest(square)
     # As there, and a unit for each that is turned.
@@ -261,6 +267,6 @@ def largest_turned_score(query: Linear, key: Linear, square: float) -> float:
 
 
 def as_dict(config: Ranges) -> dict[str, Any]:
-    """The ranges of a configuration, as they are stored: lists of numbers, and numbers."""
+    """Return the ranges of a configuration, as they are stored: lists of numbers, and numbers."""
     named = {name: value for name, value in asdict(config).items() if name in NAMES}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in named.items()}

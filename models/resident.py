@@ -26,9 +26,9 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 def place(
     params: Params, config: ModelConfig, split: Split | None = None, *, on_shares: bool = True
 ) -> int:
-    """A descriptor of the folded weights, or of the middle's blocks alone, which the caller closes.
-    InputError when activations `on_shares` may leave their ranges, OSError when there is not enough
-    memory.
+    """Put the folded weights, or the middle's blocks alone, into memory; return their descriptor,
+    which the caller closes. InputError when activations `on_shares` may leave their ranges, OSError
+    when there is not enough memory.
     """
     weights = family_of(config).fold(params, config)
     if split is not None:
@@ -51,13 +51,13 @@ def place(
 
 
 def digest(descriptor: int) -> str:
-    """The SHA-256 of the weights in it, in hex."""
+    """Return the SHA-256, in hex, of the weights behind a descriptor."""
     with mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) as memory:
         return hashlib.sha256(memory).hexdigest()
 
 
 def mapped(descriptor: int, weights: Any) -> Any:
-    """The folded weights in it, which nobody can write to. `weights`: their shapes."""
+    """Return the folded weights behind a descriptor, of these shapes; nobody can write to them."""
     shapes, tree = jax.tree.flatten(weights)
     # Private, since a shared mapping could be made writable: older kernels refuse it.
     memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)

@@ -36,7 +36,7 @@ class Rope(NamedTuple):
     context: int = 8192
 
     def check(self) -> None:
-        """ValueError for what no positions are turned by."""
+        """Raise ValueError for what no positions are turned by."""
         if self.kind not in KINDS:
             raise ValueError(f"rope_type must be one of {', '.join(KINDS)}")
         if not 1 < self.theta < 1e12:
@@ -47,7 +47,7 @@ class Rope(NamedTuple):
             raise ValueError("low_freq_factor must be positive, and below high_freq_factor")
 
     def frequencies(self, head_dim: int) -> np.ndarray:
-        """Angles [head_dim / 2] (float64) by which a position turns pairs."""
+        """Return the angles [head_dim / 2] (float64) by which a position turns pairs."""
         pairs = np.arange(head_dim // 2)
         plain = np.asarray(self.theta ** (-2.0 * pairs / head_dim))
         if self.kind != "llama3":
@@ -127,5 +127,5 @@ def _scaling(name: str, rope: Mapping[str, Any]) -> Rope:
 
 
 def _is_number(value: Any) -> bool:
-    """Tell whether a float holds it."""
+    """Return whether `value` is a number that a float holds."""
     return type(value) in (int, float) and abs(value) <= 1e300

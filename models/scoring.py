@@ -41,7 +41,7 @@ class Scorer:
         return self._config.vocab_size
 
     def begin(self, context: Sequence[int]) -> Scored:
-        """One text, the context (one token or more), of log-probability 0."""
+        """Return one text, the context (one token or more), of log-probability 0."""
         empty = Scored(
             np.zeros((1, 0), np.int32), np.zeros(1), np.zeros((1, self.vocab_size), np.float32),
             self._config.empty_cache(self._room),
@@ -50,7 +50,7 @@ class Scorer:
         return Scored(begun.tokens, np.zeros(1), begun.next, begun._cache)
 
     def extended(self, texts: Scored, parents: np.ndarray, tokens: np.ndarray) -> Scored:
-        """The texts number `parents` [m] (which may repeat) with `tokens` [m, k] after each.
+        """Return the texts number `parents` [m] (which may repeat) with `tokens` [m, k] after each.
         ValueError when that is longer than there is room for.
         """
         m, k = tokens.shape
@@ -70,7 +70,7 @@ class Scorer:
         return Scored(whole, total, after, cache)
 
     def chosen(self, texts: Scored, numbers: np.ndarray) -> Scored:
-        """The texts of these numbers [m]."""
+        """Return the texts of these numbers [m]."""
         lanes = np.pad(numbers, (0, _power(len(numbers)) - len(numbers)))
         return Scored(
             texts.tokens[numbers], texts.total[numbers], texts.next[numbers],
@@ -78,7 +78,7 @@ class Scorer:
         )  # fmt: skip
 
     def log_probability(self, context: Sequence[int], rest: np.ndarray) -> np.ndarray:
-        """float64 [m]: of the tokens `rest` [m, k] after the context."""
+        """Return log-probabilities, float64 [m], of the tokens `rest` [m, k] after the context."""
         return self.extended(self.begin(context), np.zeros(len(rest), int), rest).total
 
 
@@ -87,7 +87,7 @@ def _power(count: int) -> int:
 
 
 def _chosen(heads: int, cache: Block, parents: jax.Array) -> Block:
-    """The lanes of these numbers."""
+    """Take the lanes number `parents` of a cache."""
 
     def of(rows: jax.Array) -> jax.Array:
         by_lane = rows.reshape(-1, heads, *rows.shape[1:])
@@ -100,8 +100,9 @@ def _run(
     config: ModelConfig, weights: Params, cache: Block, parents: jax.Array, tokens: jax.Array,
     at: jax.Array, last: jax.Array,
 ) -> tuple[jax.Array, jax.Array, Block]:  # fmt: skip
-    """Of tokens [m, k] after the first `at` of the lanes `parents`: log-probabilities of all but
-    the first, [m, k - 1], and of what comes after number `last`, [m, vocab]; their cache.
+    """Score tokens [m, k] after the first `at` rows of the lanes `parents`: return
+    log-probabilities of all but the first, [m, k - 1], and of what comes after number `last`, [m,
+    vocab]; and their cache.
     """
     m, k = tokens.shape
     few = min(m, _AT_ONCE)
@@ -123,9 +124,9 @@ def _run(
 def lanes_after(
     config: ModelConfig, weights: Params, tokens: jax.Array, cache: Block, at: jax.Array
 ) -> tuple[jax.Array, Block]:
-    """Normalised rows [lane, k, d] of tokens [lane, k] after the first `at` rows of every lane of
-    the cache, for the head; and the cache with theirs. What only fills up may stand past the
-    context.
+    """Return normalised rows [lane, k, d] of tokens [lane, k] after the first `at` rows of every
+    lane of the cache, for the head; and the cache with theirs. What only fills up may stand past
+    the context.
     """
     family, (lanes, k) = family_of(config), tokens.shape
     columns = jnp.arange(cache.positions)
@@ -141,7 +142,7 @@ def _forward(
     config: ModelConfig, weights: Params, tokens: jax.Array, cache: Block, at: jax.Array,
     last: jax.Array,
 ) -> tuple[jax.Array, jax.Array, Block]:  # fmt: skip
-    """The same of few."""
+    """Score a few lanes at once, as `_run` says, after the rows of `cache`."""
     m, k = tokens.shape
     out, written = lanes_after(config, weights, tokens, cache, at)
     logits = family_of(config).head(weights, out.reshape(m * k, -1))

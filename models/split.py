@@ -29,7 +29,7 @@ class Split(NamedTuple):
     back: int
 
     def check(self, config: ModelConfig) -> None:
-        """InputError unless something is left for the middle."""
+        """Raise InputError unless something is left for the middle."""
         if min(self) < 0 or self.front + self.back >= config.layers:
             raise InputError(
                 f"--split {self.front},{self.back} leaves no middle of a model of {config.layers} "
@@ -37,16 +37,16 @@ class Split(NamedTuple):
             )
 
     def middle(self, config: ModelConfig) -> int:
-        """Blocks of the middle."""
+        """Return the number of blocks of the middle."""
         return config.layers - self.front - self.back
 
     def held(self, config: ModelConfig) -> ModelConfig:
-        """The shape of the middle."""
+        """Return the shape of the middle."""
         held: ModelConfig = config.with_blocks(range(self.front, config.layers - self.back))
         return held
 
     def parts(self, weights: Params) -> tuple[Params, list[Params], Params]:
-        """Folded weights of front, middle and back: those of the ends are whole models of fewer
+        """Return the folded weights of front, middle and back: the ends' are whole models of fewer
         blocks, the front without "head", the back without what embeds tokens.
         """
         blocks = weights["blocks"]
@@ -60,16 +60,16 @@ class Split(NamedTuple):
 
 
 def check_middle(blocks: Sequence[Params], config: ModelConfig, split: Split) -> None:
-    """InputError when activations of the middle, of these folded blocks, may leave the ranges of
-    `config` without being noticed. The ends need none where they are computed in the clear.
+    """Raise InputError when activations of the middle, of these folded blocks, may leave the ranges
+    of `config` without being noticed. The ends need none where they are computed in the clear.
     """
     held = split.held(config)
     ranges.check_blocks(bounds_of_blocks(blocks, held), held)
 
 
 def ends_digest(params: Params, split: Split) -> str:
-    """SHA-256 (hex) of the parameters of both ends, not folded: parties who find the same one have
-    the same ends, whatever their machines fold them to.
+    """Return the SHA-256 (hex) of the parameters of both ends, not folded: parties who find the
+    same digest have the same ends, whatever their machines fold them to.
     """
     blocks = params["blocks"]
     ends = {**params, "blocks": [blocks[: split.front], blocks[len(blocks) - split.back :]]}
@@ -84,7 +84,9 @@ def ends_digest(params: Params, split: Split) -> str:
 def front(
     weights: Params, config: ModelConfig, tokens: Array, rows: Rows, cache: Block
 ) -> tuple[Array, Block]:
-    """Rows [L n, d] that go to the middle, of tokens [L n]; positions as `rows` says."""
+    """Return the rows [L n, d] that go to the middle, of tokens [L n], and the front's cache;
+    positions as `rows` says.
+    """
     family = family_of(config)
     x = family.embed(weights, config, tokens, rows.positions.reshape(-1))
     x, cache, _ = family.through(weights["blocks"], config, x, rows, cache)
@@ -94,7 +96,7 @@ def front(
 def middle(
     blocks: list[Params], config: ModelConfig, x: Array, rows: Rows, cache: Block
 ) -> tuple[Array, Block]:
-    """Rows [L n, d] that come back."""
+    """Return the rows [L n, d] that the middle makes of rows x [L n, d], and its cache."""
     x, cache, _ = family_of(config).through(blocks, config, x, rows, cache)
     return x, cache
 
@@ -102,7 +104,7 @@ def middle(
 def back(
     weights: Params, config: ModelConfig, x: Array, rows: Rows, cache: Block
 ) -> tuple[Array, Block]:
-    """Logits [L n, vocab]."""
+    """Return logits [L n, vocab] of rows that came back from the middle, and the back's cache."""
     family = family_of(config)
     normed, cache, _ = family.forward(weights, config, x, rows, cache)
     return family.head(weights, normed), cache
@@ -122,15 +124,15 @@ def _whole(part: Any, weights: Any, config: ModelConfig, x: Array, layers: int) 
 
 
 def front_texts(weights: Params, config: ModelConfig, tokens: Array) -> Array:
-    """[b, n, d] of tokens [b, n]."""
+    """Return the rows [b, n, d] that go to the middle, of whole texts [b, n]."""
     return _whole(front, weights, config, jnp.asarray(tokens), len(weights["blocks"]))
 
 
 def middle_texts(blocks: list[Params], config: ModelConfig, x: Array) -> Array:
-    """[b, n, d] of [b, n, d]."""
+    """Return the rows [b, n, d] that the middle makes of rows [b, n, d] of whole texts."""
     return _whole(middle, blocks, config, x, len(blocks))
 
 
 def back_texts(weights: Params, config: ModelConfig, x: Array) -> Array:
-    """Logits [b, n, vocab] of [b, n, d]."""
+    """Return logits [b, n, vocab] that the back makes of rows [b, n, d] of whole texts."""
     return _whole(back, weights, config, x, len(weights["blocks"]))

@@ -83,7 +83,7 @@ class _Answered(Layer):
 
 @functools.lru_cache(maxsize=8)
 def stages_of(config: ModelConfig) -> Stages:
-    """The pieces of a model of this shape, compiled once."""
+    """Return the pieces of a model of this shape, compiled once."""
     family, heads = family_of(config), config.kv_heads
 
     def norm(x: Array) -> Array:

@@ -50,7 +50,7 @@ NONE = Stops()
 
 
 def check_text(text: str, name: str) -> None:
-    """InputError, which names it, when a text from the command line cannot be used."""
+    """Raise InputError, which names it, when a text from the command line cannot be used."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -41,7 +41,7 @@ class TextFormat:
 
     @staticmethod
     def of_model(directory: Path) -> TextFormat:
-        """Return that of the model in a directory. InputError when its files cannot be used."""
+        """Return the text format of a directory's model. InputError for unusable files."""
         directory = Path(directory)
         tokenizer, template = Tokenizer.load(directory), Template.of_model(directory)
         content = {
@@ -76,7 +76,7 @@ class TextFormat:
 
     @staticmethod
     def load(path: Path) -> TextFormat:
-        """Return that in a file with a document, or that of the model in a directory. InputError
+        """Return the text format in a file with a document, or of a directory's model. InputError
         when it cannot be used.
         """
         if path.is_dir():
@@ -92,7 +92,7 @@ def _digest(document: bytes) -> str:
 
 
 def _template(path: Path, stated: Any) -> Template | None:
-    """InputError unless each part is a text of its size."""
+    """Return the chat template, if any. InputError unless each part is a text of its size."""
     if stated is None:
         return None
     if not isinstance(stated, dict) or set(stated) != _OF_TEMPLATE:

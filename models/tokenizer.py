@@ -96,7 +96,7 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """The numbers of special tokens, which have no text, by their names."""
+        """Return the numbers of special tokens, which have no text, by their names."""
         added = self._bpe.get_added_tokens_decoder().items()
         return {token.content: number for number, token in added if token.special}
 
@@ -116,17 +116,17 @@ class Tokenizer:
 
     @property
     def beginning(self) -> list[int]:
-        """The tokens that are put before any text."""
+        """Return the tokens that are put before any text."""
         found = self._bpe.encode("a")
         added = zip(found.ids, found.special_tokens_mask, strict=True)
         return [i for i, _ in itertools.takewhile(lambda one: one[1], added)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`; special tokens vanish, bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of `ids`; special tokens vanish, what is no UTF-8 becomes U+FFFD."""
         return self.token_bytes(ids).decode("utf-8", "replace")
 
     def token_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes that `ids` stand for; ids outside the vocabulary stand for none."""
+        """Return the bytes that `ids` stand for; ids outside the vocabulary stand for none."""
         return b"".join(self._bytes[i] for i in ids if 0 <= i < self.vocab_size)
 
 
@@ -141,11 +141,11 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that is certain now; the bytes of an unfinished character wait."""
+        """Return the text that is certain now; the bytes of an unfinished character wait."""
         return self._utf8.decode(self._tokenizer.token_bytes(ids))
 
     def finish(self) -> str:
-        """What was held back: U+FFFD for an unfinished character, else nothing."""
+        """Return what was held back: U+FFFD for an unfinished character, else nothing."""
         return self._utf8.decode(b"", final=True)
 
 
@@ -202,8 +202,8 @@ def _digest(content: Any) -> str:
 
 @contextlib.contextmanager
 def _library_errors(words: str) -> Iterator[None]:
-    """InputError with `words`, which have a place for what the library says, when it fails. It
-    raises plain Exception, and where its Rust code gives up (an expression that takes too long)
+    """Raise InputError with `words`, which have a place for what the library says, when it fails.
+    It raises plain Exception, and where its Rust code gives up (an expression that takes too long)
     what is no Exception at all.
     """
     try:
@@ -300,7 +300,7 @@ def _stated(path: Path, name: str) -> Any:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's printable character for each byte, inverted (Radford et al. 2019, `encoder.py`)."""
+    """Return the byte of each printable character in GPT-2 (Radford et al. 2019, `encoder.py`)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1)]
     printable += range(ord("®"), ord("ÿ") + 1)
     rest = [byte for byte in range(256) if byte not in printable]

@@ -26,7 +26,7 @@ _SEVERAL = ("normalizers", "pretokenizers", "processors")
 
 
 def check_growth(path: Path, content: Any) -> None:
-    """InputError when the content of a `tokenizer.json` at `path` makes texts much longer."""
+    """Raise InputError when the content of a `tokenizer.json` at `path` makes texts much longer."""
     given = content if isinstance(content, dict) else {}
     names = ("normalizer", "pre_tokenizer", "post_processor")
     parts = [part for name in names for part in _flat(given.get(name))]
@@ -35,7 +35,7 @@ def check_growth(path: Path, content: Any) -> None:
 
 
 def _flat(part: Any) -> Iterator[dict[str, Any]]:
-    """Yield a part, or those that it has one after the other; what is none the library refuses."""
+    """Yield a part, or its parts one after the other; what is no part the library refuses."""
     if not isinstance(part, dict):
         return
     several = [inner for name in _SEVERAL if isinstance(inner := part.get(name), list)]
@@ -69,7 +69,9 @@ def _length(text: Any) -> int:
 
 
 def _of_table(written: Any) -> float:
-    """Of SentencePiece's normalisation: bytes of a trie, the trie, and texts that end with 0."""
+    """Return how many bytes SentencePiece's normalisation may put for one. Its table: bytes of a
+    trie, the trie, and texts that end with 0.
+    """
     try:
         table = base64.b64decode(written or "", validate=True)
     except (TypeError, ValueError):
@@ -79,7 +81,7 @@ def _of_table(written: Any) -> float:
 
 
 def _of_template(part: dict[str, Any]) -> float:
-    """How often the text stands in it; infinitely often if too much stands around."""
+    """Return how often a template has the text; infinitely often if too much stands around."""
     pieces, known = part.get("single"), part.get("special_tokens")
     pieces = pieces if isinstance(pieces, list) else []
     tokens = known.values() if isinstance(known, dict) else []

@@ -87,7 +87,9 @@ def command(options: argparse.Namespace) -> None:
 
 
 def measure(model: Path, network: str, repeat: int, tokens: int) -> dict[str, Any]:
-    """All runs, `repeat` of each mode in turn after one of each that is not counted."""
+    """Make all runs on one network, `repeat` of each mode in turn after one of each that is not
+    counted. Return their records and medians.
+    """
     tokenizer, prompt = Tokenizer.load(model), "def f(x):"
     ids = tokenizer.encode(prompt)
     request = Request(len(ids), tokens, 0, 0.0)
@@ -216,7 +218,7 @@ def _direct(
 
 
 def _result(tasks: Sequence[Task]) -> dict[str, Any]:
-    """The client's, of a run without supervisors."""
+    """Run both parties of a direct run, without supervisors; return the client's result."""
     parties = [
         subprocess.Popen(
             python_command(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -250,7 +252,7 @@ def _free_ports(count: int) -> Sequence[int]:
 
 
 def main() -> None:
-    """A party of a direct run."""
+    """Run one party of a direct run, whose task comes on standard input."""
     events = Events()
     events.answer = lambda: True  # there is no supervisor, and nobody else receives hints
     task = Task.of_line(sys.stdin.readline())

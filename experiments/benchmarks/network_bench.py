@@ -53,8 +53,8 @@ def _relay(stream: ByteStream, network: str, role: Role) -> Iterator[Relay]:
 
 
 def _answer(port: int, network: str) -> None:
-    """The other process: a message says in its first bytes how many follow it, and comes back once
-    they are there.
+    """Answer messages in the other process: a message says in its first bytes how many follow it,
+    and comes back once they are there.
     """
     buffer = bytearray(1 << 20)
     with (
@@ -77,7 +77,7 @@ def _answer(port: int, network: str) -> None:
 
 
 def _exchange(sock: socket.socket, payload: bytes) -> float:
-    """Seconds until a message with `payload` behind it is answered."""
+    """Return the seconds until a message with `payload` behind it is answered."""
     started = time.perf_counter()
     sock.sendall(len(payload).to_bytes(8, "big").ljust(SMALL, b"\0"))
     sock.sendall(payload)
@@ -89,8 +89,8 @@ def _exchange(sock: socket.socket, payload: bytes) -> float:
 def measure(
     network: str, repeat: int, round_trips: int = ROUND_TRIPS, nbytes: int = LARGE
 ) -> dict[str, Any]:
-    """One network, as JSON fields: seconds of every round trip, and of `nbytes` in one go until the
-    answer.
+    """Measure one network, as JSON fields: seconds of every round trip, and of `nbytes` in one go
+    until the answer.
     """
     with listen(_HOST, 0) as listener:
         port = listener.getsockname()[1]
@@ -119,13 +119,13 @@ def measure(
 
 
 def throughput(row: Mapping[str, Any]) -> list[float]:
-    """Bits per second of each transfer."""
+    """Return the bits per second of each transfer."""
     delay_s = 2 * NETWORKS[row["network"]].delay_s
     return [8 * row["bytes"] / (seconds - delay_s) for seconds in row["bulk_seconds"]]
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Medians, smallest and largest, beside what is emulated, as Markdown."""
+    """Return medians, smallest and largest, beside what is emulated, as Markdown."""
     heads = (
         "network", "delay there and back, ms", f"round trip of {SMALL} B, ms", "rate, Mbps",
         "throughput, Mbps",

@@ -56,7 +56,7 @@ class Asked:
     repeat: int
 
     def chosen(self) -> list[tuple[OpCase, list[int]]]:
-        """The ops with their sizes; InputError for what cannot be measured."""
+        """Return the ops with their sizes; InputError for what cannot be measured."""
         chosen = choose(self.ops, self.sizes)
         commands.check_range("--repeat", self.repeat, 1)
         return chosen
@@ -113,12 +113,14 @@ class Runs:
             self.largest_error = max(self.largest_error, float(off))
 
     def add(self, cost: dict[str, Any], *memory: Sequence[int]) -> None:
-        """A run; its peak and growth (bytes) at the client and at the provider."""
+        """Add a run: its cost; its peak and growth (bytes) at the client and at the provider."""
         self.costs.append(cost)
         self.memory = np.maximum(self.memory, memory)
 
     def summary(self) -> dict[str, Any]:
-        """Medians of the runs after the warm-up, and the seconds of each; the rest is of all."""
+        """Return the medians of the runs after the warm-up, and the seconds of each run after it;
+        memory, errors and wrong values are of all runs.
+        """
         runs = self.costs[1:]
         of_approximation = {"largest_error": self.largest_error} if self.error else {}
         return measured.medians(runs) | of_approximation | self.of_memory() | {
@@ -126,7 +128,7 @@ class Runs:
         }  # fmt: skip
 
     def of_memory(self) -> dict[str, dict[str, int]]:
-        """Largest peak and growth (bytes) of each party."""
+        """Return the largest peak and growth (bytes) of each party."""
         peak, growth = (dict(zip(ROLES, map(int, c), strict=True)) for c in self.memory.T)
         return {"peak_memory": peak, "memory_growth": growth}
 
@@ -139,7 +141,7 @@ class Bench:
         self._shares = np.random.default_rng(0)  # the same at both parties
 
     def measure(self, case: OpCase, size: int) -> dict[str, Any]:
-        """One op at one size, as a row of the result."""
+        """Measure one op at one size; return a row of the result."""
         session = self._session
         inputs = case.inputs(np.random.default_rng(size), size)
         values = [self._give(x) for x in inputs]
@@ -176,12 +178,12 @@ class Bench:
         }  # fmt: skip
 
     def memory(self) -> dict[str, int]:
-        """Resident bytes of both workers now, at the client."""
+        """Return the resident bytes of both workers now, at the client."""
         own = measured.resident("VmRSS")
         return dict(zip(ROLES, (own, self._hear(own, 0)[1]), strict=True))
 
     def _give(self, x: Input) -> Value:
-        """An input in its form. Shares are uniform, but for those of fixed-point numbers."""
+        """Return an input in its form. Shares are uniform, but for those of fixed-point numbers."""
         plain = x.plain
         if x.owner is Owner.PUBLIC:
             return public(plain)
@@ -221,7 +223,7 @@ class Bench:
         return Runs(function, wanted, bits, slack, error)
 
     def _run_once(self, runs: Runs, values: Sequence[Value]) -> int:
-        """Run and check one way once; returns the number of values of its result."""
+        """Run and check one way once; return the number of values of its result."""
         measured.forget_peak()
         result = self._timed(runs, values, measured.resident("VmRSS"))
         opened = self._session.get(self._session.call(_open, result))
@@ -230,8 +232,8 @@ class Bench:
         return math.prod(result.shape)
 
     def _timed(self, runs: Runs, values: Sequence[Any], before: int) -> Any:
-        """Make what one way takes, then run it once on the clock; its memory grows from `before`
-        resident bytes. Its result.
+        """Make what one way takes, then run it once on the clock; return its result. Its memory
+        grows from `before` resident bytes.
         """
         session = self._session
         session.make(runs.demand)
@@ -251,7 +253,7 @@ class Bench:
         return result
 
     def _agree_on_start(self) -> int:
-        """A moment (ns) soon after both parties are ready."""
+        """Agree with the peer on a moment (ns) soon after both parties are ready; return it."""
         self._hear(0, 0)  # now the provider is
         with enable_x64():  # a clock takes a whole word
             soon = self._session.private(
@@ -260,11 +262,13 @@ class Bench:
             return int(self._session.call(_start_together, soon).value[0])
 
     def _hear(self, *numbers: int) -> list[int]:
-        """The provider's time (ns) and its two numbers, at the client; zeros at the provider."""
+        """Return the provider's time (ns) and its two numbers, at the client; zeros at the
+        provider.
+        """
         return measured.hear(self._session, _note, time.monotonic_ns(), *numbers)
 
     def _ahead(self, demand: Demand) -> dict[str, Any]:
-        """What the material of one call costs to make, together."""
+        """Return what the material of one call costs to make, together."""
         session = self._session
         material = measured.price(session.meter.entries, demand, session.rank)
         return measured.summed(material.values())
@@ -280,7 +284,9 @@ def measure(
     repeat: int,
     network: str,
 ) -> dict[str, Any]:
-    """One network's session, as JSON fields. `model`: any, the provider is started with it."""
+    """Run one network's session; return its result as JSON fields. `model`: any, the provider is
+    started with it.
+    """
     request = Asked(tuple(ops), tuple(sizes or ()), repeat)
     request.chosen()
     outcome, agreed = run_study(PROGRAM, model, request, network=network)

@@ -99,7 +99,7 @@ class OpCase:
 
 
 def integers(rng: np.random.Generator, bits: int, *shape: int) -> np.ndarray:
-    """int64 of [-2^(bits-1), 2^(bits-1)), both ends and zero among them when there is room."""
+    """Draw int64 of [-2^(bits-1), 2^(bits-1)), both ends and zero among them when there is room."""
     half = 1 << (bits - 1)
     x = rng.integers(-half, half - 1, shape, np.int64, endpoint=True)
     edges = np.array([-half, half - 1, 0, -1, 1], np.int64)
@@ -109,7 +109,7 @@ def integers(rng: np.random.Generator, bits: int, *shape: int) -> np.ndarray:
 
 
 def fixed(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """float32 of standard deviation 1 whose products of two are exact in the ring."""
+    """Draw float32 of standard deviation 1 whose products of two are exact in the ring."""
     scale = 2.0**_EXACT_BITS
     return (np.round(rng.normal(size=shape) * scale) / scale).astype(np.float32)
 
@@ -134,7 +134,7 @@ def _positive(rng: np.random.Generator, size: int) -> np.ndarray:
 
 
 def _shared(*parts: Make, boolean: bool = False) -> Inputs:
-    """Shared arrays, one after the other."""
+    """Return the inputs of an op that takes shared arrays, one of each of `parts`."""
     return lambda rng, size: [Input(make(rng, size), boolean=boolean) for make in parts]
 
 
@@ -142,7 +142,7 @@ _ACTIVATIONS = _shared(_fixed(scale=3))
 
 
 def _secrets(make: Make) -> Inputs:
-    """One secret array of each party."""
+    """Return the inputs of an op that takes one secret array of each party."""
     owners = Owner.CLIENT, Owner.PROVIDER
     return lambda rng, size: [Input(make(rng, size), owner) for owner in owners]
 
@@ -172,7 +172,7 @@ def _chosen(table: Any, index: Any) -> Any:
 
 
 def _log_or(x: Any) -> Any:
-    """Prefix-or along the last axis in log2 n steps."""
+    """Compute the prefix-or along the last axis in log2 n steps."""
     n, step = x.shape[-1], 1
     while step < n:
         before = jnp.zeros_like(x[..., :step])
@@ -364,7 +364,7 @@ ALIASES = {"sign": "sign-24"}
 
 
 def choose(names: Sequence[str], sizes: Sequence[int] | None) -> list[tuple[OpCase, list[int]]]:
-    """The ops of these names ("all" is all of them), each with its sizes.
+    """Return the ops of these names ("all" is all of them), each with its sizes.
 
     `sizes` None: every op's own. InputError for names that there are not, and sizes that are out of
     an op's range.
@@ -387,7 +387,7 @@ def choose(names: Sequence[str], sizes: Sequence[int] | None) -> list[tuple[OpCa
 def wrong(
     found: np.ndarray, wanted: np.ndarray, bits: int, slack: int, error: float = 0.0
 ) -> int:
-    """How many values are not as wanted.
+    """Return how many values are not as wanted.
 
     Integers may differ by `slack` mod 2^bits; fixed-point numbers by `slack` and two units of the
     ring and a float32's rounding, and by `error` as in `OpCase`.

@@ -14,8 +14,8 @@ MEMORY_LIMIT = 1 << 30  # bytes of one party
 
 
 def ratios(ours: dict[str, Any], stock: dict[str, Any]) -> dict[str, float | None]:
-    """Ours through SPU's: seconds, bytes and messages online, and the first two with what is made
-    ahead of time; None where SPU needs nothing.
+    """Divide ours by SPU's: seconds, bytes and messages online, and seconds and bytes with what is
+    made ahead of time; None where SPU needs nothing.
     """
 
     def ratio(a: float, b: float) -> float | None:
@@ -32,7 +32,7 @@ def ratios(ours: dict[str, Any], stock: dict[str, Any]) -> dict[str, float | Non
 
 
 def failures(row: dict[str, Any], network: str) -> list[str]:
-    """What is not as it should be in one row."""
+    """Return what is not as it should be in one row."""
     where = f"{row['op']}, {row['size']} {row['unit']}, {network}"
     found = [
         f"{where}: {runs.get('way', 'ours')}: {runs['wrong']} of {1 + len(runs['runs'])} x "
@@ -46,7 +46,7 @@ def failures(row: dict[str, Any], network: str) -> list[str]:
 
 
 def notes(row: dict[str, Any], first: dict[str, int]) -> list[str]:
-    """Where a way alone would bring a worker, whose size was `first`, above MEMORY_LIMIT."""
+    """Return where a way alone would bring a worker, whose size was `first`, above MEMORY_LIMIT."""
     return [
         f"{row['op']}, {row['size']} {row['unit']}: {name}: up to {mib_text(size)} MiB at the "
         f"{role}, on top of {mib_text(first[role])} MiB"
@@ -57,14 +57,14 @@ def notes(row: dict[str, Any], first: dict[str, int]) -> list[str]:
 
 
 def only(result: dict[str, Any], ops: Sequence[str]) -> dict[str, Any]:
-    """One network's result with the rows of these ops alone, and notes of them."""
+    """Return one network's result with the rows of these ops alone, and notes of them."""
     rows = [row for row in result["rows"] if row["op"] in ops]
     found = [text for row in rows for text in notes(row, result["memory_after_warm_up"])]
     return result | {"rows": rows, "notes": found}
 
 
 def ways(row: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The name and the figures of every way of a row, ours first."""
+    """Yield the name and the figures of every way of a row, ours first."""
     yield "ours", row["ours"]
     for other in row["stock"]:
         yield f"SPU: {other['way']}", other
@@ -74,7 +74,7 @@ def ways(row: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """One network's medians as Markdown, one table per op."""
+    """Return one network's medians as Markdown, one table per op."""
     first = result["memory_after_warm_up"]
     lines = [
         f"network {result['network']}: medians of {result['repeat']} runs; in brackets with what "
@@ -153,8 +153,8 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def draw(results: Sequence[dict[str, Any]]) -> Any:
-    """A matplotlib figure of all networks' results: per op, seconds on each network, and bytes,
-    against size.
+    """Return a matplotlib figure of all networks' results: per op, seconds on each network, and
+    bytes, against size.
     """
     ops = list(dict.fromkeys(row["op"] for result in results for row in result["rows"]))
     each = len(results) + 1  # panels of an op
@@ -180,7 +180,7 @@ def draw(results: Sequence[dict[str, Any]]) -> Any:
 
 
 def _lines(axis: Any, rows: Sequence[dict[str, Any]], figure_of: Callable[[Any], float]) -> None:
-    """A line for every way, and one for ours with what is made ahead of time."""
+    """Draw a line for every way, and one for ours with what is made ahead of time."""
     from matplotlib.ticker import NullFormatter
 
     rows = sorted(rows, key=lambda row: int(row["size"]))

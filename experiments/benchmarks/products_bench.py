@@ -39,7 +39,7 @@ LARGEST = 1 << 28  # entries of a matrix
 
 
 def parse(text: str) -> list[tuple[int, int]]:
-    """"256x1024,768x768" as shapes; InputError for anything else."""
+    """Parse "256x1024,768x768" as shapes; InputError for anything else."""
     try:
         shapes = [(int(a), int(b)) for a, b in (part.split("x") for part in text.split(","))]
         assert all(a > 0 and b > 0 and a * b <= LARGEST for a, b in shapes)
@@ -51,7 +51,7 @@ def parse(text: str) -> list[tuple[int, int]]:
 
 
 def of_matrix(inputs: int, outputs: int) -> dict[str, Any]:
-    """One matrix: hint, then N positions under one key."""
+    """Measure one matrix: its hint, then N positions under one key."""
     scale = 2.0 ** SpuConfig().frac_bits / np.sqrt(inputs)
     # Not a secret: a matrix to try.
     weights = np.rint(np.random.default_rng(0).normal(0.0, scale, (inputs, outputs)))
@@ -64,7 +64,7 @@ def of_matrix(inputs: int, outputs: int) -> dict[str, Any]:
     fixed = [None, factor_from(weights)]
 
     def both(work: Callable[[int], Any]) -> tuple[tuple[Any, ...], tuple[float, ...]]:
-        """At both parties at once; results, and processor seconds of each."""
+        """Do `work` at both parties at once; return results, and processor seconds of each."""
 
         def run(rank: int) -> tuple[Any, float]:
             started = time.thread_time()
@@ -95,7 +95,7 @@ def of_matrix(inputs: int, outputs: int) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The figures as Markdown."""
+    """Return the figures as Markdown."""
     heads = (
         "matrix", "hint, MB", "seconds to make it", f"seconds of {N:,} positions: client",
         "provider", "ms a position, both", "error, rms", "largest",

@@ -68,7 +68,7 @@ class Shape:
         return Request(self.prompt_tokens, self.new_tokens + 1, 0, temperature=0.0)
 
     def check(self) -> None:
-        """InputError for what cannot be run."""
+        """Raise InputError for what cannot be run."""
         try:
             config = self.config
         except ValueError as exc:
@@ -83,7 +83,7 @@ class Shape:
             )
 
     def weights(self) -> Params:
-        """The random weights (float32)."""
+        """Return the random weights (float32)."""
         params = init_params(self.config, jax.random.key(self.seed))
         blocks = jax.tree.map(lambda w: w * SHARPNESS if w.ndim == 2 else w, params["blocks"])
         contrast = min(CONTRAST, _CONTRAST_BY_WIDTH / self.width)
@@ -91,7 +91,7 @@ class Shape:
         return {**params, "blocks": blocks, "wte": wte, "wpe": wpe}
 
     def prompt(self) -> list[int]:
-        """A random one."""
+        """Return a random prompt."""
         rng = np.random.default_rng(self.seed)
         return [int(t) for t in rng.integers(0, self.vocab, self.prompt_tokens)]
 
@@ -111,7 +111,7 @@ PROGRAM = Program(
 
 
 def run(session: PartySession, job: Job[Shape, ClientInputs], send: Send) -> dict[str, Any]:
-    """The prefill and every decoded token: costs, and the tokens at the client."""
+    """Run the prefill and decode every token; return their costs, and the tokens at the client."""
     shape = job.request
     for rank in (CLIENT, PROVIDER):
         session.ledger.declare(rank, "the weights: random numbers of a known seed (study)")
@@ -168,7 +168,7 @@ class _Course:
         return self._measured("prefill", lambda: self._decoder.prefill(prompt, inputs))
 
     def decode(self) -> dict[str, Any]:
-        """One further token."""
+        """Decode one further token; return its cost."""
         last = [self.emitted[-1:]]
         token = self._session.private(CLIENT, np.array, (1, 1), np.int32, last)
         inputs, phase = self._inputs(), f"token {len(self._session.meter.seconds)}"
@@ -211,7 +211,7 @@ def _op_or_kind(entry: Entry) -> str:
 
 
 def material(session: PartySession) -> list[dict[str, Any]]:
-    """What was made in the session, by name of correlation: batches with what each cost."""
+    """Return what was made in the session, by name of correlation: batches with what each cost."""
     return [
         {"name": name, "batches": [measured.total([e], session.rank) for e in entries]}
         for name, entries in measured.batches_made(session.meter.entries).items()
@@ -227,7 +227,9 @@ def measure(
     network: str,
     on_part: Callable[[dict[str, Any]], None] = lambda part: None,
 ) -> dict[str, Any]:
-    """One network's session, as JSON fields. `model`: any, the provider is started with it.
+    """Run one network's session; return its result as JSON fields. `model`: any, the provider is
+    started with it.
+
     `on_part` hears of every step when it is done: a run may take an hour.
     """
     shape.check()
@@ -245,8 +247,8 @@ def measure(
 
 
 def check(shape: Shape, emitted: Sequence[int]) -> dict[str, Any]:
-    """How far the logit of every emitted token is from the largest one in plaintext float32, and
-    the failures: tokens that are not nearly the largest.
+    """Return how far the logit of every emitted token is from the largest one in plaintext float32,
+    and the failures: tokens that are not nearly the largest.
     """
     text = [*shape.prompt(), *emitted[:-1]]
     rows = jax.jit(lambda p, t: logits(p, shape.config, t))(shape.weights(), np.array(text))
@@ -261,7 +263,7 @@ def check(shape: Shape, emitted: Sequence[int]) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """What the pass and each token cost, and what of."""
+    """Return, as Markdown, what the prefill and each token cost, and which parts."""
     shape, rows = result["shape"], [("prefill", result["prefill"])]
     rows += [(f"token {i + 1}", cost) for i, cost in enumerate(result["tokens"])]
     heads = "", "seconds", "MB", "messages", "offline seconds", "offline MB", "in all MB"
@@ -292,7 +294,7 @@ def _cells(name: str, cost: dict[str, Any]) -> list[str]:
 
 
 def grouped(material: dict[str, Any]) -> dict[str, Any]:
-    """Costs of material by kind (`masked product`, `gate leaf`, ...), added up."""
+    """Add up costs of material by kind (`masked product`, `gate leaf`, ...)."""
     kinds: dict[str, list[Any]] = {}
     for name, cost in material.items():
         kinds.setdefault(" ".join(name.split()[:2]), []).append(cost)

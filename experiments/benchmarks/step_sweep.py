@@ -64,14 +64,14 @@ PROGRAM = Program(
 
 
 def capacity_for(prompt_tokens: int, positions: Sequence[int]) -> int:
-    """Positions of the shared block in every step."""
+    """Return the positions of the shared block in every step."""
     return prompt_tokens + NEW_TOKENS + max(positions)
 
 
 def check_positions(
     config: ModelConfig, prompt_tokens: int, positions: Sequence[int], temperature: float = 1.0
 ) -> None:
-    """InputError unless a completion could take steps of these sizes after such a prompt."""
+    """Raise InputError unless a completion could take steps of these sizes after such a prompt."""
     if not positions:
         raise InputError("--positions is empty; give numbers from 1 to 17")
     for n in positions:
@@ -88,7 +88,7 @@ def check_positions(
 
 
 def run(session: PartySession, job: Job[SweepRequest, ClientInputs], send: Send) -> dict[str, Any]:
-    """One prefill, then steps of each size: one to warm up, `repeat` more to measure."""
+    """Run one prefill, then steps of each size: one to warm up, `repeat` more to measure."""
     repeat, positions = job.request.repeat, job.request.positions
     with session.meter.in_phase("offline"):
         sweep = _Sweep(session, job)
@@ -151,14 +151,14 @@ class _Sweep:
         self._session.prepare(announce, jax.ShapeDtypeStruct((2,), np.int32))
 
     def prefill(self) -> dict[str, Any]:
-        """The prompt into the cache; its cost."""
+        """Run the prompt into the cache; return its cost."""
         session, shape = self._session, (1, self.prompt_tokens)
         prompt = session.private(CLIENT, ClientSide.prefill_input, shape, np.int32, self._client)
         inputs = self._inputs(0)
         return self._measured("prefill", lambda: self._decoder.prefill(prompt, inputs)).cost
 
     def step(self, n: int) -> dict[str, Any]:
-        """The cost of one decode step of n positions."""
+        """Run one decode step of n positions; return its cost."""
         session = self._session
         started = time.perf_counter()
         inputs = self._inputs(n - 1)
@@ -175,8 +175,8 @@ class _Sweep:
         return done.cost | {"drafting": drafting, "kinds": kinds}
 
     def known_of(self, n: int) -> dict[str, Any]:
-        """Of a step of n positions: its chain of messages by kind of layer, how many segments SPU
-        runs, and what its material costs to make.
+        """Return, of a step of n positions: its chain of messages by kind of layer, how many
+        segments SPU runs, and what its material costs to make.
         """
         step, session = self._first[n], self._session
         demand = step.demand
@@ -195,7 +195,9 @@ class _Sweep:
         return measured.forward(self._session, self._decoder, phase, run, _resolve, self._client)
 
     def _inputs(self, count: int) -> JudgeInputs:
-        """Both parties' inputs to the verifier of `count` drafts, which the client makes here."""
+        """Return both parties' inputs to the verifier of `count` drafts, which the client makes
+        here.
+        """
         self._session.local(CLIENT, ClientSide.propose, self._client, count)
         return self._decoder.inputs(
             count + 1, self._secrets, ClientSide.verifier_inputs, self._client
@@ -203,7 +205,7 @@ class _Sweep:
 
 
 def _client_side(inputs: ClientInputs, capacity: int, chosen: Verifier) -> ClientSide:
-    """The client's plaintext half: what the next step verifies."""
+    """Return the client's plaintext half, which drafts what the next step verifies."""
     directory = Path(inputs.text_format)
     drafter = Drafter(*load_model(directory), capacity)
     streams = Streams(Prg.from_os(), Prg.from_os())
@@ -211,7 +213,7 @@ def _client_side(inputs: ClientInputs, capacity: int, chosen: Verifier) -> Clien
 
 
 def _resolve(client: ClientSide, outcome: Any) -> int:
-    """Accepted drafts. The text keeps the prefill's token, and no other."""
+    """Return the number of accepted drafts. The text keeps the prefill's token, and no other."""
     retained = client.resolve([outcome], NEW_TOKENS)
     del client.tokens[1:]
     return int(retained.sum()) - 1
@@ -224,7 +226,7 @@ def check(
     model: Path, draft_model: Path, prompt: str, positions: Sequence[int], repeat: int,
     temperature: float,
 ) -> list[int]:  # fmt: skip
-    """The prompt's tokens; InputError for what cannot be measured."""
+    """Return the prompt's tokens; InputError for what cannot be measured."""
     tokens = Tokenizer.load(draft_model).encode(prompt)
     check_positions(load_config(model), len(tokens), positions, temperature)
     commands.check_range("--repeat", repeat, 1)
@@ -240,7 +242,7 @@ def measure(
     network: str,
     temperature: float = 1.0,
 ) -> dict[str, Any]:
-    """One network's session, as JSON fields."""
+    """Run one network's session; return its result as JSON fields."""
     tokens = check(model, draft_model, prompt, positions, repeat, temperature)
     outcome, agreed = run_study(
         PROGRAM,
@@ -264,12 +266,12 @@ def measure(
 
 
 def _with_median(step: dict[str, Any]) -> dict[str, Any]:
-    """`step` with the median over its runs of every figure."""
+    """Return `step` with the median over its runs of every figure."""
     return step | {"median": measured.medians(step["runs"])}
 
 
 def table(result: dict[str, Any]) -> str:
-    """One network's medians as Markdown; the ratio is to the first row."""
+    """Return one network's medians as Markdown; the ratio is to the first row."""
     prefill, again = result["prefill"], result["again"]
     base = result["steps"][0]["median"]["seconds"]
     heads = "positions", "seconds", "ratio", "MB client→provider", "MB provider→client", "messages"
@@ -298,7 +300,8 @@ def _row(name: str, cost: dict[str, Any], base: float | None) -> list[str]:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Seconds per step against positions, one line per network; InputError without matplotlib."""
+    """Draw seconds per step against positions, one line per network; InputError without matplotlib.
+    """
     figure = report.figure(6, 4)
     axes = figure.subplots()
     for result in results:
@@ -320,7 +323,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sweep(parser: argparse.ArgumentParser, drawn: str) -> None:
-    """What every study of steps against their positions has; `asked` reads it."""
+    """Add the options that every study of steps against their positions has; `asked` reads them."""
     parser.add_argument("--positions", type=commands.numbers, default="1,2,4,8,16",
                         metavar="N,N,...",
                         help="positions of a step (default: %(default)s)")  # fmt: skip
@@ -332,7 +335,7 @@ def add_sweep(parser: argparse.ArgumentParser, drawn: str) -> None:
 
 
 def asked(options: argparse.Namespace) -> tuple[Path, Path, str, list[int], int]:
-    """Models, prompt, positions and repetitions: the first arguments of `measure`."""
+    """Return models, prompt, positions and repetitions: the first arguments of `measure`."""
     return (
         *commands.pair(options), commands.prompt(options), options.positions, options.repeat
     )  # fmt: skip

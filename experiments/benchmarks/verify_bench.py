@@ -2,7 +2,7 @@
 
 Both parties make the same random logits of a step and share them under uniform masks; the client
 drafts from distributions near them. From logits: what a step runs after its forward. From
-probabilities: the same without the exponential, on shares of the exact weights exp(z - max z).
+probabilities: what follows the exponential, on shares of the exact weights exp(z - max z).
 `race` and `marked` take logits alone.
 
 Correlated randomness is made before the clock starts and reported on its own. A run lasts from a
@@ -71,7 +71,7 @@ class Request:
     block: bool
 
     def check(self) -> None:
-        """InputError for what cannot be measured."""
+        """Raise InputError for what cannot be measured."""
         commands.check_range("--vocab", self.vocab, 2, 1 << 18)
         if not self.draft_lengths:
             raise InputError("--draft-length is empty; give numbers from 1 to 16")
@@ -85,7 +85,7 @@ class Request:
 
     @property
     def cells(self) -> list[tuple[str, str]]:
-        """The variants with each source that they have a use for."""
+        """Return the variants with each source that they have a use for."""
         return [
             (variant, source)
             for variant in dict.fromkeys(self.variants)
@@ -159,7 +159,7 @@ class VerifyBench(Bench):
     def variant(
         self, name: str, source: str, count: int, update: Callable[[str], None]
     ) -> dict[str, Any]:
-        """One variant from one source at a number of drafts, as a row of the result."""
+        """Measure one variant from one source at a number of drafts; return a row of the result."""
         before = self._begin()
         session, chosen = self._session, verifier(name, SAMPLING)
         logits = verify_data.step_logits(self._request.vocab, count)
@@ -204,7 +204,9 @@ class VerifyBench(Bench):
         }  # fmt: skip
 
     def block(self, count: int) -> dict[str, Any]:
-        """SPU's decoder block at a number of drafts: a slice of it, its norms, and their errors."""
+        """Measure SPU's decoder block at a number of drafts: a slice of it, its norms, and their
+        errors.
+        """
         before = self._begin()
         shape, positions = BlockShape().sliced(SLICES), count + 1
         rng = np.random.default_rng(positions)
@@ -241,8 +243,8 @@ class VerifyBench(Bench):
         return measured
 
     def _begin(self) -> int:
-        """What follows is one row: its memory grows from these resident bytes, test data and
-        material included.
+        """Begin a row: return the resident bytes that its memory grows from, test data and material
+        included.
         """
         forget_peak()
         return resident("VmRSS")
@@ -250,7 +252,7 @@ class VerifyBench(Bench):
     def _inputs(
         self, chosen: Verifier, step: Step | None, number: int, count: int
     ) -> tuple[Any, Any]:
-        """Both parties' inputs to the verifier."""
+        """Return both parties' inputs to the verifier."""
         session, vocab = self._session, self._request.vocab
         shapes = chosen.client_shapes(count, vocab)
         return private_tree(session, CLIENT, attrgetter("client"), shapes, step), private_tree(
@@ -260,7 +262,7 @@ class VerifyBench(Bench):
 
 
 def function_of(chosen: Verifier, exact: bool) -> SecureFunction:
-    """The verifier of one lane from shared logits, or what it does after its exponential."""
+    """Return the verifier of one lane from shared logits, or what it does after its exponential."""
 
     def from_weights(weights: Any, of_client: Any, of_provider: Any) -> Any:
         if chosen.name == "token":
@@ -281,7 +283,7 @@ def function_of(chosen: Verifier, exact: bool) -> SecureFunction:
 
 
 def measure_blocks(model: Path, request: Request) -> list[dict[str, Any]]:
-    """SPU's block alone on the local network, where nothing but computing takes time."""
+    """Measure SPU's block alone on the local network, where nothing but computing takes time."""
     outcome, _ = run_study(PROGRAM, model, replace(request, variants=()))
     blocks: list[dict[str, Any]] = outcome.result["blocks"]
     return blocks
@@ -290,7 +292,8 @@ def measure_blocks(model: Path, request: Request) -> list[dict[str, Any]]:
 def measure(
     model: Path, request: Request, network: str, local: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
-    """One network's session, as JSON fields. `model`: any, the provider is started with it.
+    """Run one network's session; return its result as JSON fields. `model`: any, the provider is
+    started with it.
 
     local: the blocks of `measure_blocks`, when the request has blocks.
     """
@@ -327,7 +330,8 @@ def measure(
 
 @functools.cache
 def cost(variant: str, source: str, drafts: int, vocab: int) -> Cost:
-    """Of one call, from the plan; its rounds are messages each of which waits for the one before.
+    """Return the cost of one call, from the plan; its rounds are messages each of which waits for
+    the one before.
     """
     chosen = verifier(variant, SAMPLING)
     args = [
@@ -339,7 +343,7 @@ def cost(variant: str, source: str, drafts: int, vocab: int) -> Cost:
 
 
 def _ratios(row: dict[str, Any], block: float | None) -> dict[str, float | None]:
-    """To a block's seconds: what a call takes, and that with what is made ahead."""
+    """Divide by a block's seconds: what a call takes, and what it takes with what is made ahead."""
     online, offline = row["seconds"], row["offline"]["seconds"]
     return {
         "ratio": online / block if block else None,
@@ -348,7 +352,7 @@ def _ratios(row: dict[str, Any], block: float | None) -> dict[str, float | None]
 
 
 def whole_block(local: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
-    """Figures of a full block from its slice on the local network and on this one.
+    """Return the figures of a full block from its slice on the local network and on this one.
 
     Only seconds on the local network are scaled. What this network adds to the slice is not, and
     neither are bytes and messages, which are the slice's: less than a full block takes.

@@ -38,30 +38,32 @@ _UNIT = 2.0**FRAC_BITS
 
 
 def step_logits(vocab: int, drafts: int) -> np.ndarray:
-    """Logits of a step in units: int32 [drafts + 1, vocab]; the same at both parties."""
+    """Return the logits of a step in units: int32 [drafts + 1, vocab]; the same at both parties."""
     rng = np.random.default_rng((vocab, drafts))
     z = rng.standard_normal((drafts + 1, vocab), np.float32) * np.float32(LOGITS_DEVIATION)
     return encode(z, FRAC_BITS).view(np.int64).astype(np.int32)
 
 
 def draft_logits(logits: np.ndarray, row: int) -> np.ndarray:
-    """The public model's logits float64 [vocab] of a row."""
+    """Return the public model's logits float64 [vocab] of a row."""
     noise = np.random.default_rng((*logits.shape, row)).standard_normal(logits.shape[1])
     return logits[row] / _UNIT + DRAFT_DEVIATION * noise
 
 
 def weights_of(logits: np.ndarray) -> np.ndarray:
-    """exp(z - max z) of a row of logits in units: float64 [vocab], in units, not rounded."""
+    """Return exp(z - max z) of a row of logits in units: float64 [vocab], in units, not rounded."""
     return np.exp((logits - logits.max()) / _UNIT) * _UNIT
 
 
 def exact_weights(logits: np.ndarray) -> np.ndarray:
-    """The same as integers: int32 [vocab]."""
+    """Return the weights exp(z - max z) as integers: int32 [vocab], in units."""
     return np.round(weights_of(logits)).astype(np.int32)
 
 
 def shared(rank: int, words: np.ndarray, seed: int) -> Arith:
-    """This party's share of fixed-point `words` (integers) that both know, under a uniform mask."""
+    """Return this party's share of fixed-point `words` (integers) that both know, under a uniform
+    mask.
+    """
     mask = Prg.from_seed(seed, "shares").words(words.shape)
     own = mask if rank == CLIENT else as_words(words) - mask
     return Arith(own, np.dtype(np.float32), FRAC_BITS)
@@ -82,7 +84,7 @@ class Step:
 
     @staticmethod
     def drafted(variant: Verifier, logits: np.ndarray, exact: bool, run: int) -> Step:
-        """Drafts and both parties' inputs of the run with this number."""
+        """Draw the drafts and both parties' inputs of the run with this number."""
         streams = Streams(Prg.from_seed(run, "drafting"), Prg.from_seed(run, "sampling"))
         count = len(logits) - 1
         drafts, q = [], np.zeros((count, logits.shape[1]))
@@ -94,7 +96,7 @@ class Step:
         return Step(variant, logits, exact, run, drafts, q, client, provider)
 
     def weights(self, row: int) -> np.ndarray:
-        """Weights float64 [vocab] of a row in units, off by `error` at most."""
+        """Return the weights float64 [vocab] of a row in units, off by `error` at most."""
         logits = self.logits[row]
         return exact_weights(logits).astype(np.float64) if self.exact else weights_of(logits)
 
@@ -111,7 +113,7 @@ def provider_stream(run: int) -> Prg:
 
 
 def mistakes(step: Step, outcome: Any) -> list[str]:
-    """What an outcome at the client contradicts."""
+    """Return what an outcome at the client contradicts."""
     uniform = Prg.from_seed(step.run, "resolving")
     try:
         k, chosen = step.verifier.resolve(
@@ -129,7 +131,8 @@ def mistakes(step: Step, outcome: Any) -> list[str]:
 
 
 def decisions(step: Step, q: np.ndarray, r: np.ndarray) -> list[tuple[bool, bool]]:
-    """Whether each draft may be accepted, and rejected: (2 r' + 1) Q Z < W 2^scale (sampling.py).
+    """Return whether each draft may be accepted, and rejected: (2 r' + 1) Q Z < W 2^scale
+    (sampling.py).
 
     q, r: integers [drafts], of the drafts alone.
     """
@@ -146,12 +149,14 @@ def decisions(step: Step, q: np.ndarray, r: np.ndarray) -> list[tuple[bool, bool
 
 
 def _bounds(x: float, off: float) -> tuple[int, int]:
-    """The integers around x >= 0 that is off by `off`; Python's, which have room for products."""
+    """Return the integers around x >= 0 that is off by `off`; Python's, which have room for
+    products.
+    """
     return max(0, math.floor(x - off)), math.ceil(x + off)
 
 
 def _stop_mistakes(step: Step, k: int, may: Sequence[tuple[bool, bool]]) -> list[str]:
-    """The first rejection at k: all before it accepted, itself rejected."""
+    """Check the first rejection at k: all drafts before it accepted, itself rejected."""
     wrong = [i for i in range(k) if not may[i][0]]
     if k < len(may) and not may[k][1]:
         wrong.append(k)
@@ -159,7 +164,7 @@ def _stop_mistakes(step: Step, k: int, may: Sequence[tuple[bool, bool]]) -> list
 
 
 def _post_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
-    """Rejection bits by the integer rule; the row within tolerance of the exact weights."""
+    """Check rejection bits by the integer rule; the row within tolerance of the exact weights."""
     each = np.arange(len(step.drafts))
     q = step.client.q[each, step.drafts] if step.client.q.ndim == 2 else step.client.q
     may = decisions(step, q, step.client.r)
@@ -176,7 +181,7 @@ def _post_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
 
 
 def _token_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
-    """The first rejection by the integer rule; the token's block and place by the draws."""
+    """Check the first rejection by the integer rule; the token's block and place by the draws."""
     of_client, of_provider = step.client.randomness, step.provider
     count, vocab = len(step.drafts), step.logits.shape[1]
     widths = Widths.of_weights(vocab)
@@ -202,7 +207,9 @@ def _token_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
 
 
 def places(weights: np.ndarray, off: np.ndarray, fraction: float) -> range:
-    """The places where `fraction` of the total of weights [n] may fall, each off by off [n]."""
+    """Return the places where `fraction` of the total of weights [n] may fall, each weight off by
+    off [n].
+    """
     slack = 1e-9 * (weights.sum() + 1.0)  # of this arithmetic itself
     low = np.cumsum(np.maximum(weights - off, 0.0)) - slack
     high = np.cumsum(weights + off) + slack
@@ -212,7 +219,7 @@ def places(weights: np.ndarray, off: np.ndarray, fraction: float) -> range:
 
 
 def _race_mistakes(step: Step, outcome: Any, k: int, chosen: int) -> list[str]:
-    """Every emitted token wins its row; the rejected draft does not."""
+    """Check that every emitted token wins its row, and that the rejected draft does not."""
     noise = step.provider if step.verifier.name == "marked" else step.client.noise
     found = []
     for i, emitted in enumerate([*step.drafts[:k], chosen]):

@@ -25,7 +25,7 @@ PAPER = {
 def failures(
     rows: Sequence[dict[str, Any]], blocks: Sequence[dict[str, Any]], network: str
 ) -> list[str]:
-    """What is not as it should be."""
+    """Return what is not as it should be."""
     found = [
         f"{row['variant']} from {row['source']}, {row['draft_length']} drafts, {network}: {text}"
         for row in rows
@@ -43,8 +43,7 @@ def failures(
 
 
 def criterion(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per draft length: verification by `token` from logits against a quarter of SPU's block.
-
+    """Compare, per draft length, verification by `token` from logits with a quarter of SPU's block.
     Empty when one of the two was not measured.
     """
     return [
@@ -71,7 +70,7 @@ TOGETHER = (
 
 
 def table(result: dict[str, Any]) -> str:
-    """One network's medians as Markdown."""
+    """Return one network's medians as Markdown."""
     first = result["memory_after_warm_up"]
     lines = [
         f"network {result['network']}: verification of drafts over {result['vocab']:,} tokens; "
@@ -92,7 +91,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def together(results: Sequence[dict[str, Any]]) -> list[str]:
-    """The medians of several networks and vocabularies as one table."""
+    """Return the medians of several networks and vocabularies as one table."""
     places = [HEADS.index(head) for head in TOGETHER]
     rows = [
         [result["network"], f"{result['vocab']:,}", *(cells[i] for i in places)]
@@ -103,7 +102,7 @@ def together(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _rows(result: dict[str, Any]) -> list[list[str]]:
-    """Of each draft length the block and all variants, under `HEADS`."""
+    """Return, for each draft length, the rows of the block and of all variants, under `HEADS`."""
     found = []
     for count in dict.fromkeys(row["draft_length"] for row in result["rows"]):
         blocks = [block for block in result["blocks"] if block["draft_length"] == count]
@@ -162,7 +161,7 @@ def _block_cells(block: dict[str, Any], result: dict[str, Any]) -> list[str]:
 
 
 def _memory(measured: dict[str, Any]) -> list[str]:
-    """MiB of both parties: the peak, and by how much it is above the row's beginning."""
+    """Return the MiB of both parties: the peak, and by how much it is above the row's beginning."""
     return [
         ", ".join(map(mib_text, measured[name].values()))
         for name in ("peak_memory", "memory_growth")
@@ -170,7 +169,7 @@ def _memory(measured: dict[str, Any]) -> list[str]:
 
 
 def _notes(result: dict[str, Any]) -> list[str]:
-    """How SPU's block was measured, and the criterion."""
+    """Return how SPU's block was measured, and the criterion."""
     if not result["blocks"]:
         return ["SPU's decoder block was not measured"]
     slices = result["blocks"][0]["slices"]
@@ -194,7 +193,8 @@ def _notes(result: dict[str, Any]) -> list[str]:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Seconds of every variant as grouped bars, a panel per network; InputError without matplotlib.
+    """Draw seconds of every variant as grouped bars, a panel per network; InputError without
+    matplotlib.
     """
     figure = report.figure(1.5 + 4 * len(results), 4)
     grid = figure.subplots(1, len(results), squeeze=False, sharey=True)
@@ -207,7 +207,8 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _bars(axes: Any, result: dict[str, Any]) -> None:
-    """A group per draft length: the block, then the variants; the paper's figures as strokes."""
+    """Draw a group per draft length: the block, then the variants; the paper's figures as strokes.
+    """
     rows, blocks = result["rows"], result["blocks"]
     found = {("block", "", block["draft_length"]): block for block in blocks}
     found |= {(row["variant"], row["source"], row["draft_length"]): row for row in rows}

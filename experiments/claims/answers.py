@@ -92,12 +92,12 @@ def _answer(
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """One network's answers, and what they cost, as Markdown."""
+    """Return one network's answers, and what they cost, as Markdown."""
     return "\n\n".join([answers([result]), costs([result])])
 
 
 def answers(results: Sequence[Mapping[str, Any]]) -> str:
-    """A row an answer."""
+    """Return a table with a row for each answer, as Markdown."""
     heads = (
         "question", "answer", "network", "secret tokens", "steps", "as float32", "seconds in all"
     )  # fmt: skip
@@ -111,7 +111,9 @@ def answers(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def costs(results: Sequence[Mapping[str, Any]]) -> str:
-    """A column a network: means over the answers, with the least and the most."""
+    """Return a table with a column for each network: means over the answers, with the least and the
+    most.
+    """
     heads = ["mean over the answers (least to most)", *(r["plan"]["network"] for r in results)]
     figures: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "first token, set-up and preprocessing included, s": _over(
@@ -146,7 +148,8 @@ def _over(
 
 
 def in_results(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What RESULTS.md shows: every network's costs, all answers, and where they come from."""
+    """Return what RESULTS.md shows: every network's costs, all answers, and where they come from.
+    """
     results = list(files.values())
     machines = [row["machine"] for result in results for row in result["rows"]]
     origin = under_table(files, machines)

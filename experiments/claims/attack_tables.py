@@ -20,7 +20,7 @@ SPLIT_NAMES = tuple(f"attack_noir_{mode}{more}" for more in ("", "_more") for mo
 
 
 def in_results(files: Files) -> list[str]:
-    """All outcomes, by attack: a table for each commit, and where it comes from."""
+    """Return all outcomes, by attack: a table for each commit, and where it comes from."""
     heads = (
         "attack", "mode", "what counts", "found", "95 %", "by guessing", "as often by luck",
         "bound",

@@ -87,7 +87,7 @@ class Forward:
         return [] if self._before is None else [*self._before.keys, *self._before.values]
 
     def _beginning(self, public: Sequence[int]) -> Block:
-        """Run the public tokens: their keys and values."""
+        """Run the public tokens; return their keys and values."""
         m, ids = len(public), jnp.asarray(public)
 
         def run(*leaves: jax.Array) -> Block:

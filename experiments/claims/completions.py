@@ -81,7 +81,7 @@ class Prompt:
 
 
 def read_prompts() -> list[Prompt]:
-    """All prompts of the study, in their order."""
+    """Return all prompts of the study, in their order."""
     rows = json.loads(PROMPTS.read_text(encoding="utf-8"))
     return [Prompt(i, row["kind"], row["text"]) for i, row in enumerate(rows, start=1)]
 
@@ -106,8 +106,9 @@ def matrix(
     tokens: int,
     stock_tokens: int | None = None,
 ) -> list[tuple[Asked, Prompt]]:
-    """All runs in the order in which they are made: those that are compared next to each other, and
-    whoever is first takes turns. After each prompt all systems have as many runs on every network.
+    """Return all runs in the order in which they are made: those that are compared next to each
+    other, and whoever is first takes turns. After each prompt all systems have as many runs on
+    every network.
     """
     runs = []
     for prompt, network, mode in itertools.product(prompts, networks, MODES):
@@ -123,7 +124,7 @@ def matrix(
 def check(
     model: Path, draft_model: Path, runs: Sequence[tuple[Asked, Prompt]]
 ) -> None:
-    """InputError for what cannot be measured."""
+    """Raise InputError for what cannot be measured."""
     config, tokenizer = load_config(model), Tokenizer.load(draft_model)
     for asked, prompt in runs:
         length = len(tokenizer.encode(prompt.text))
@@ -145,7 +146,9 @@ def check(
 def run(
     session: PartySession, job: Job[Request, ClientInputs], send: Send
 ) -> dict[str, Any]:
-    """The completion of `demo` (`spu_llm.systems.decoding.completion`), accounted for."""
+    """Run the completion of `demo` (`spu_llm.systems.decoding.completion`), and account for its
+    cost.
+    """
     needs: dict[str, Any] = {}  # the last one of each kind of material
     started: list[float] = []  # the prefill: offline seconds before it
     make = session.make
@@ -166,8 +169,9 @@ def run(
 
 
 def account(session: PartySession, demand: Demand, seconds: float) -> dict[str, Any]:
-    """Cost of a completion by its parts, all that the session's meter has; of material also what
-    the completion used of it, in units and as its part of the cost of all but a kind's first batch.
+    """Return the cost of a completion by its parts, all that the session's meter has; of material
+    also what the completion used of it, in units and as its part of the cost of all but a kind's
+    first batch.
 
     `demand`: some of every kind. `seconds`: offline, when the prefill began.
     """
@@ -203,7 +207,9 @@ def account(session: PartySession, demand: Demand, seconds: float) -> dict[str, 
 
 
 def by_kind(material: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Cost of material by the first two words of its names, which matrices and gates share."""
+    """Add up the cost of material by the first two words of its names, which matrices and gates
+    share.
+    """
     groups: dict[str, list[dict[str, Any]]] = {}
     for name, cost in material.items():
         groups.setdefault(" ".join(name.split()[:2]), []).append(cost)
@@ -216,7 +222,7 @@ def by_kind(material: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def measure(asked: Asked, prompt: Prompt, model: Path, draft_model: Path) -> dict[str, Any]:
-    """Make a run; its record."""
+    """Make a run; return its record."""
     here = asdict(machine())
     before = {
         "asked": asdict(asked),
@@ -306,7 +312,9 @@ def _request(asked: Asked, prompt_tokens: int) -> Request:
 
 
 def repetition(prompt: Sequence[int], tokens: Sequence[int]) -> float:
-    """Share of `tokens` that lie in a run of NGRAM which stood earlier in prompt and text."""
+    """Return the share of `tokens` that lie in a run of NGRAM which stood earlier in prompt and
+    text.
+    """
     text, seen = [*prompt, *tokens], set()
     repeated = np.zeros(len(text), bool)
     for i in range(len(text) - NGRAM + 1):
@@ -323,7 +331,7 @@ def repetition(prompt: Sequence[int], tokens: Sequence[int]) -> float:
 def against_plaintext(
     asked: Asked, given: list[int], model: Path, draft_model: Path, tokens: list[int]
 ) -> dict[str, Any]:
-    """How far the tokens after those `given` are plaintext's, and what is wrong with them.
+    """Return how far the tokens after those `given` are plaintext's, and what is wrong with them.
 
     Greedy: at each token, how much less likely (in logits of float32, after the same text) it is
     than the likeliest; where that is above zero it is a near-tie, and wrong where it is above twice
@@ -349,7 +357,7 @@ def against_plaintext(
 def plaintext_tokens(
     asked: Asked, given: list[int], model: Path, draft_model: Path
 ) -> list[int]:
-    """What the same completion gives in plaintext with the same seeds."""
+    """Return what a run's completion gives in plaintext with the run's seeds."""
     config, params = load_model(model)
     wanted = Completion.of(config, _request(asked, len(given)))
     streams = Streams(*(completion.stream(name, asked.seed) for name in ("drafts", "sampling")))
@@ -368,8 +376,8 @@ def plaintext_tokens(
 
 
 def load(path: Path | None) -> dict[str, Any]:
-    """What a file holds of earlier runs; nothing where there is none. InputError when it is not the
-    study's.
+    """Return what a file holds of earlier runs; nothing where there is none. InputError when it is
+    not the study's.
     """
     if path is None or not path.exists():
         return {"runs": [], "failed": []}
@@ -384,7 +392,7 @@ def load(path: Path | None) -> dict[str, Any]:
 def missing(
     runs: Sequence[tuple[Asked, Prompt]], found: dict[str, Any]
 ) -> list[tuple[Asked, Prompt]]:
-    """The runs of which `found` has no record."""
+    """Return the runs of which `found` has no record."""
     done = [record["asked"] for record in found["runs"]]
     return [(asked, prompt) for asked, prompt in runs if asdict(asked) not in done]
 

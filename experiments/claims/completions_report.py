@@ -45,7 +45,7 @@ WANTED_EVERYTHING = {"local": 7.0, "lan": 15.0, "wan": 15.0}
 
 
 def _scaled(record: Record, part: str, unit: str) -> float:
-    """Of a part; of a stock run that ended early, as if it had gone on."""
+    """Return the cost of a part; of a stock run that ended early, as if it had gone on."""
     value = _size(record["costs"][part], unit)
     asked = record["asked"]
     if asked["stock_tokens"] is not None and part == "decode":
@@ -58,25 +58,27 @@ def _size(cost: dict[str, Any], unit: str) -> float:
 
 
 def emitted(record: Record) -> int:
-    """Tokens; of a stock run that ended early those that it stands for."""
+    """Return the number of emitted tokens; of a stock run that ended early, of those that it stands
+    for.
+    """
     asked = record["asked"]
     return int(record["emitted"] if asked["stock_tokens"] is None else asked["tokens"])
 
 
 def online(record: Record, unit: str) -> float:
-    """Prefill and decode, per emitted token."""
+    """Return the cost of prefill and decode, per emitted token."""
     parts = ("prefill", "decode")
     return sum(_scaled(record, part, unit) for part in parts) / emitted(record)
 
 
 def everything(record: Record, unit: str) -> float:
-    """All that the session took, per emitted token."""
+    """Return the cost of all that the session took, per emitted token."""
     parts = ("launch", "set_up", "material", "planning", "prefill", "decode")
     return sum(_scaled(record, part, unit) for part in parts) / emitted(record)
 
 
 def amortised(record: Record, unit: str, tokens: int) -> float:
-    """Derived: per token, when the session goes on for so many."""
+    """Derive the cost per token when the session goes on for so many tokens."""
     costs = record["costs"]
     left_over = _size(costs["material"], unit) - _size(costs["used_material"], unit)
     fixed = _size(costs["launch"], unit) + _size(costs["set_up"], unit) + left_over
@@ -84,7 +86,9 @@ def amortised(record: Record, unit: str, tokens: int) -> float:
 
 
 def tokens_per_step(record: Record) -> float:
-    """Of the decode steps; the prefill emits the first token. The end may cut the last step."""
+    """Return the tokens of each decode step; the prefill emits the first token. The end may cut the
+    last step.
+    """
     return float(record["emitted"] - 1) / record["steps"] if record["steps"] else 1.0
 
 
@@ -92,7 +96,7 @@ def tokens_per_step(record: Record) -> float:
 
 
 def spread(values: Iterable[float], text: Text) -> str:
-    """Median, smallest and largest."""
+    """Return median, smallest and largest, as text."""
     found = sorted(values)
     if not found:
         return ""
@@ -101,8 +105,8 @@ def spread(values: Iterable[float], text: Text) -> str:
 
 
 def groups(data: dict[str, Any]) -> dict[tuple[str, int], list[Record]]:
-    """The runs that emitted anything, by network and length of the completions. A whole stock run
-    stands before one that ended early.
+    """Return the runs that emitted anything, by network and length of the completions. A whole
+    stock run stands before one that ended early.
     """
     found: dict[tuple[str, int], dict[tuple[str, ...], Record]] = {}
     for record in data["runs"]:
@@ -122,13 +126,13 @@ def choose(records: Sequence[Record], system: str, mode: str | None = None) -> l
 
 
 def ratios(records: Sequence[Record], ours: Sequence[Record], figure: Figure) -> list[float]:
-    """The stock path's figure through that of some runs of ours, prompt by prompt."""
+    """Divide the stock path's figure by the figure of some runs of ours, prompt by prompt."""
     stock = {r["asked"]["prompt"]: figure(r) for r in choose(records, "stock")}
     return [stock[p] / figure(r) for r in ours if (p := r["asked"]["prompt"]) in stock]
 
 
 def by_mode(records: Sequence[Record]) -> list[list[Record]]:
-    """The runs of each system and mode that there are any of, in the order of the tables."""
+    """Return the runs of each system and mode that there are any of, in the order of the tables."""
     found = (choose(records, system, mode) for system in SYSTEMS for mode in MODES)
     return [runs for runs in found if runs]
 
@@ -137,7 +141,7 @@ def by_mode(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def table(data: dict[str, Any]) -> str:
-    """All groups as Markdown, with what the runs were made on."""
+    """Return all groups as Markdown, with what the runs were made on."""
     lines = [*_circumstances(data), ""]
     for (network, tokens), records in groups(data).items():
         lines += [
@@ -154,8 +158,8 @@ def table(data: dict[str, Any]) -> str:
 
 
 def in_results(data: dict[str, Any], name: str) -> list[str]:
-    """The tables of one network's runs, which are the result `name`, in the words of RESULTS.md,
-    where they come from under each.
+    """Return the tables of one network's runs, which are the result `name`, in the words of
+    RESULTS.md, where they come from under each.
     """
     (records,) = groups(data).values()
     others = [run["others"] for run in data["runs"]]
@@ -192,15 +196,15 @@ def _circumstances(data: dict[str, Any]) -> list[str]:
 
 
 def _tables(records: Sequence[Record]) -> list[list[str]]:
-    """Of one group: seconds and traffic per token, ratios of seconds, texts; a row for each system
-    and mode.
+    """Return the tables of one group: seconds and traffic per token, ratios of seconds, texts; a
+    row for each system and mode.
     """
     rows = by_mode(records)
     return [_seconds(rows), _traffic(rows), _ratios(records, rows), _texts(rows)]
 
 
 def _per_token(unit: str) -> list[Figure]:
-    """Online, everything, and that over longer sessions."""
+    """Return the figures per token: online, everything, and everything over longer sessions."""
     later = [partial(amortised, unit=unit, tokens=n) for n in AMORTISED]
     return [partial(online, unit=unit), partial(everything, unit=unit), *later]
 
@@ -280,8 +284,8 @@ def _as_in_plaintext(chosen: Sequence[Record]) -> str:
 
 
 def hints(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Costs of the parts of the hint, each of the run that fetched it: hidden progress takes one
-    table more.
+    """Return the costs of the parts of the hint, each of the run that fetched it: hidden progress
+    takes one table more.
     """
     return [cost for r in records if _size(cost := r["costs"]["hint"], "bytes") > 1e6]
 
@@ -299,7 +303,7 @@ def _hint(records: Sequence[Record]) -> list[str]:
 
 
 def criteria(records: Sequence[Record], network: str) -> list[str]:
-    """What the project asks of drafted runs on this network, and whether it holds."""
+    """Return what the project asks of drafted runs on this network, and whether it holds."""
     lines = []
     for name, figure, bound in (
         ("online", online, WANTED_ONLINE[network]),
@@ -323,7 +327,7 @@ FIGURES = {"online": online, "everything": everything}
 
 
 def plot(data: dict[str, Any], path: Path) -> None:
-    """Seconds per token of every run, by system and network; InputError without matplotlib."""
+    """Draw seconds per token of every run, by system and network; InputError without matplotlib."""
     there = groups(data)
     figure = report.figure(1.2 + 3.6 * len(there), 4.4)
     axes = figure.subplots(1, len(there), sharey=True, squeeze=False)
@@ -338,8 +342,8 @@ def plot(data: dict[str, Any], path: Path) -> None:
 
 
 def draw(axes: Any, records: Sequence[Record]) -> None:
-    """A dot for every run, greedy and sampled alike; a bar at their median, with its number above
-    all of them.
+    """Draw a dot for every run, greedy and sampled alike; a bar at their median, with its number
+    above all of them.
     """
     systems = [s for s in SYSTEMS if choose(records, s)]
     for i, system in enumerate(systems):
@@ -367,5 +371,5 @@ def draw(axes: Any, records: Sequence[Record]) -> None:
 
 
 def seconds_short(x: float) -> str:
-    """Two or three digits."""
+    """Write seconds with two or three digits."""
     return f"{x:.0f}" if x >= 10 else f"{x:.1f}" if x >= 1 else f"{x:.2f}"

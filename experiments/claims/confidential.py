@@ -90,12 +90,12 @@ class Cell:
 
     @property
     def process(self) -> str:
-        """Which of `SYSTEMS` it runs on."""
+        """Return which of `SYSTEMS` the cell runs on."""
         return "vault" if self.system == OBFUSCATED else self.system
 
 
 def check(model: Path, plan: Plan) -> None:
-    """InputError for what cannot be measured."""
+    """Raise InputError for what cannot be measured."""
     commands.check_range("--repeat", plan.repeat, 1)
     for n in plan.users:
         commands.check_range("--users", n, 1, MAX_LANES // (LAMBDA + 1))
@@ -107,7 +107,7 @@ def check(model: Path, plan: Plan) -> None:
 
 
 def cells_of(part: str, plan: Plan, models: Sequence[str]) -> list[list[Cell]]:
-    """Groups of cells that are measured in turns. models: names, the shipped one's first."""
+    """Return groups of cells that are measured in turns. models: names, the shipped one's first."""
 
     def group(model: str, users: int, length: tuple[int, int]) -> list[Cell]:
         return [
@@ -131,7 +131,7 @@ def cells_of(part: str, plan: Plan, models: Sequence[str]) -> list[list[Cell]]:
 
 
 def measure(cell: Cell, system: System, texts: Texts, turn: int) -> dict[str, Any]:
-    """Make a run; its record."""
+    """Make a run; return its record."""
     prompts = prompts_of(cell, texts)
     wanted = dict(
         (tuple(row), text)
@@ -157,7 +157,7 @@ def measure(cell: Cell, system: System, texts: Texts, turn: int) -> dict[str, An
 
 
 def prompts_of(cell: Cell, texts: Texts) -> list[list[list[int]]]:
-    """By user."""
+    """Return the prompts of a cell's users, fakes included, by user."""
     mine = cell.fakes + 1
     rows = [row for row, _ in texts.get(cell.users * mine, cell.input, cell.output)]
     return [rows[i * mine : (i + 1) * mine] for i in range(cell.users)]
@@ -167,8 +167,8 @@ def compare(
     cells: Sequence[Cell], systems: dict[str, System], texts: Texts, repeat: int,
     show: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
-    """Runs of all cells in turns, whoever is first changing, when all has been compiled. Of a run
-    that broke off there is only its `error`: a slow machine may exceed what a vault waits.
+    """Yield runs of all cells in turns, whoever is first changing, when all has been compiled. Of a
+    run that broke off there is only its `error`: a slow machine may exceed what a vault waits.
     """
     for cell in cells:
         show(f"{cell.part}, {cell.model}, {cell.system}, {cell.users} users: compiling")
@@ -189,8 +189,8 @@ def compare(
 def memory(
     model: Path, name: str, system: str, plan: Plan, texts: Texts
 ) -> dict[str, Any]:
-    """Bytes of all processes of one system, of which there is no other, by role and as the kernel
-    counts them; and `needed`: weights, and keys and values of prompts.
+    """Return the bytes of all processes of one system, which is the only one that runs, by role and
+    as the kernel counts them; and `needed`: weights, and keys and values of prompts.
     """
     (length, new), users = plan.lengths, plan.at
     fakes = LAMBDA if system == OBFUSCATED else 0
@@ -216,20 +216,20 @@ def memory(
 
 
 def weight_bytes(config: ModelConfig) -> int:
-    """Of folded weights, float32."""
+    """Return the bytes of folded weights, float32."""
     return sum(4 * int(np.prod(w.shape)) for w in jax.tree.leaves(weight_shapes(config)))
 
 
 def row_bytes(config: ModelConfig) -> int:
-    """Keys and values of a token in all layers, float32."""
+    """Return the bytes of a token's keys and values in all layers, float32."""
     return 2 * 4 * config.layers * config.kv_heads * config.head_dim
 
 
 def two_party(
     texts: Texts, model: Path, draft_model: Path, plan: Plan, *, drafted: bool
 ) -> dict[str, Any]:
-    """One user's completion by `spu-llm demo`: what its JSON says of seconds, and how many tokens
-    are the reference's until one is not.
+    """Run one user's completion by `spu-llm demo`; return what its JSON says of seconds, and how
+    many tokens are the reference's until one is not.
     """
     length, new = plan.lengths
     tokenizer = Tokenizer.load(model)
@@ -272,7 +272,9 @@ def study(
     show: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """All parts, as JSON fields; `keep` is given them after each group of cells."""
+    """Measure all parts; return the result as JSON fields. `keep` is given it after each group of
+    cells.
+    """
     result: dict[str, Any] = {"plan": asdict(plan), "runs": [], "broken": []}
     result |= {"memory": [], "two-party": []}
 

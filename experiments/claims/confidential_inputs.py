@@ -33,8 +33,8 @@ class Texts:
         self._found: dict[tuple[int, int], list[tuple[list[int], list[int]]]] = {}
 
     def get(self, count: int, length: int, new: int) -> list[tuple[list[int], list[int]]]:
-        """Prompts of this length, each with the `new` tokens after it. InputError when there are
-        fewer.
+        """Return prompts of this length, each with the `new` tokens after it. InputError when there
+        are fewer than `count`.
         """
         found = self._found.setdefault((length, new), [])
         if len(found) < count:
@@ -68,7 +68,9 @@ class Texts:
 
 @contextmanager
 def larger_model(tokenizer: Path, shape: tuple[int, int, int]) -> Iterator[Path]:
-    """A model directory with random weights and this directory's tokenizer and context."""
+    """Yield a model directory with random weights, and the tokenizer and context of `tokenizer`'s
+    directory.
+    """
     config = load_config(tokenizer)
     layers, width, heads = shape
     scale = Shape(layers, width, heads, config.vocab_size, config.context, 1, 1)

@@ -26,28 +26,29 @@ FASTER, SMALLER = 2.0, 4.0  # what is asked of the vault with 8 users, against f
 
 
 def token_seconds(run: Record) -> float:
-    """From one token to the next, over callers."""
+    """Return the seconds from one token to the next, the mean over callers."""
     return statistics.mean(run["token"])
 
 
 def first_seconds(run: Record) -> float:
-    """To the first token, over callers."""
+    """Return the seconds to the first token, the mean over callers."""
     return statistics.mean(run["first"])
 
 
 def throughput(run: Record) -> float:
-    """Tokens per second of all users, from asking to the last one; fakes are of no use."""
+    """Return the tokens per second of all users, from asking to the last one; fakes are of no use.
+    """
     return float(run["users"] * run["output"] / run["whole"])
 
 
 def decoding(run: Record) -> float:
-    """The same while all users decode."""
+    """Return the tokens per second of all users while all of them decode."""
     return float(run["users"]) / token_seconds(run)
 
 
 def step_parts(run: Record) -> dict[str, float]:
-    """Seconds of a step at the vault's engine, by what they go to; `other`: the head, logits to the
-    vaults, their draws and the tokens back.
+    """Return the seconds of a step at the vault's engine, by what they go to; `other`: the head,
+    logits to the vaults, their draws and the tokens back.
     """
     spent = run["spent"]
     found = {name: spent[name] / spent["steps"] for name in SPENT}
@@ -55,19 +56,19 @@ def step_parts(run: Record) -> dict[str, float]:
 
 
 def choose(runs: Sequence[Record], **fields: Any) -> list[Record]:
-    """Those with these fields."""
+    """Return the runs with these fields."""
     return [run for run in runs if all(run[name] == value for name, value in fields.items())]
 
 
 def values_of(runs: Sequence[Record], name: str) -> list[Any]:
-    """What runs have under this name, in order of appearance."""
+    """Return what runs have under this name, in order of appearance."""
     return list(dict.fromkeys(run[name] for run in runs))
 
 
 def ratios(
     runs: Sequence[Record], over: Sequence[Record], figure: Callable[[Record], float]
 ) -> list[float]:
-    """A figure of runs through that of others, turn by turn."""
+    """Divide a figure of runs by the figure of the runs in `over`, turn by turn."""
     others = {run["turn"]: figure(run) for run in over}
     return [figure(run) / others[run["turn"]] for run in runs if run["turn"] in others]
 
@@ -76,7 +77,7 @@ def ratios(
 
 
 def table(result: Record) -> str:
-    """All parts as Markdown, with what they were measured on."""
+    """Return all parts as Markdown, with what they were measured on."""
     lines = [*_circumstances(result), ""]
     for rows in _tables(result):
         lines += [*rows, ""]
@@ -86,7 +87,7 @@ def table(result: Record) -> str:
 
 
 def in_results(result: Record, origin: str) -> list[str]:
-    """The same as paragraphs of RESULTS.md."""
+    """Return all parts as paragraphs of RESULTS.md."""
     of = [f"{name}: {shape['layers']} layers of width {shape['width']}, "
           f"{report.bytes_text(shape['weights'])} of weights"
           for name, shape in result["models"].items()]  # fmt: skip
@@ -96,7 +97,7 @@ def in_results(result: Record, origin: str) -> list[str]:
 
 
 def _tables(result: Record) -> list[list[str]]:
-    """Those that there are runs for."""
+    """Return the tables that there are runs for."""
     found = (
         by_users(result), totals(result), breakdown(result), by_length(result), by_fakes(result),
         memory(result), two_party(result),
@@ -132,7 +133,7 @@ def _by_system(runs: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
 
 
 def _groups(result: Record, *parts: str) -> Iterator[tuple[str, int, list[Record]]]:
-    """Runs of these parts by model and number of users."""
+    """Yield the runs of these parts by model and number of users."""
     runs = [run for run in result["runs"] if run["part"] in parts]
     for model in values_of(runs, "model"):
         for part in parts:
@@ -142,7 +143,9 @@ def _groups(result: Record, *parts: str) -> Iterator[tuple[str, int, list[Record
 
 
 def by_users(result: Record) -> list[str]:
-    """Milliseconds per token, and in the vault's by turn; to the first token."""
+    """Return a table of milliseconds per token, also divided by the vault's turn by turn, and of
+    milliseconds to the first token.
+    """
     rows = []
     for model, users, runs in _groups(result, "users", "sizes"):
         of = dict(_by_system(runs))
@@ -156,7 +159,7 @@ def by_users(result: Record) -> list[str]:
 
 
 def totals(result: Record) -> list[str]:
-    """Tokens per second of all users."""
+    """Return a table of the tokens per second of all users."""
     rows = [
         [model, str(users), *(
             "; ".join(spread(map(figure, of), report.three) for figure in (decoding, throughput))
@@ -168,7 +171,7 @@ def totals(result: Record) -> list[str]:
 
 
 def breakdown(result: Record) -> list[str]:
-    """What a step of the vault's engine goes to."""
+    """Return a table of what a step of the vault's engine goes to."""
     rows = []
     for model, users, runs in _groups(result, "users", "sizes"):
         for name in ("vault", "vault + obfuscation"):
@@ -182,7 +185,7 @@ def breakdown(result: Record) -> list[str]:
 
 
 def by_length(result: Record) -> list[str]:
-    """Milliseconds per token and to the first one, of one user."""
+    """Return a table of one user's milliseconds per token and to the first token."""
     runs = choose(result["runs"], part="lengths")
     rows = []
     for new in values_of(runs, "output"):
@@ -196,7 +199,9 @@ def by_length(result: Record) -> list[str]:
 
 
 def by_fakes(result: Record) -> list[str]:
-    """Milliseconds per token against lambda, and in those of the fewest fakes by turn."""
+    """Return a table of milliseconds per token against lambda, also divided turn by turn by the
+    milliseconds with the fewest fakes; and of milliseconds to the first token.
+    """
     runs = choose(result["runs"], part="lambda")
     rows = []
     for fakes in values_of(runs, "fakes"):
@@ -209,12 +214,12 @@ def by_fakes(result: Record) -> list[str]:
 
 
 def total_of(found: Record, kind: str) -> int:
-    """Bytes of all processes, as the kernel counts under `kind`."""
+    """Return the bytes of all processes, as the kernel counts under `kind`."""
     return sum(role[kind] for role in found["roles"].values())
 
 
 def memory(result: Record) -> list[str]:
-    """Bytes of all processes of a system."""
+    """Return a table of the bytes of all processes of a system."""
     rows = [
         [found["model"], str(found["users"]), found["system"],
          str(total_of(found, "processes")),
@@ -228,7 +233,9 @@ def memory(result: Record) -> list[str]:
 
 
 def per_token(found: Record) -> dict[str, float]:
-    """Seconds of a two-party token: decoded, without prefill and material; and of everything."""
+    """Return the seconds of a two-party token: decoded, without prefill and material; and of
+    everything.
+    """
     return {
         "decode": found["seconds"]["decode"] / max(1, found["output"] - 1),
         "everything": found["elapsed_seconds"] / found["output"],
@@ -236,7 +243,9 @@ def per_token(found: Record) -> dict[str, float]:
 
 
 def two_party(result: Record) -> list[str]:
-    """Seconds per token of one user's completion, and whether it is that of plaintext."""
+    """Return a table of the seconds per token of one user's completion, and how many of its tokens
+    are plaintext's.
+    """
     rows = [
         [MODES[found["drafted"]], f"{found['input']} in, {found['output']} out",
          *map(report.three, per_token(found).values()),
@@ -249,7 +258,9 @@ def two_party(result: Record) -> list[str]:
 
 
 def criteria(result: Record) -> list[str]:
-    """What the project asks of the vault with so many users as `at`, model by model."""
+    """Return what the project asks of the vault with so many users as `at`, and whether it holds,
+    model by model.
+    """
     lines, users = [], result["plan"]["at"]
     for model in result["models"]:
         runs = choose(result["runs"], model=model, users=users)
@@ -276,7 +287,7 @@ def criteria(result: Record) -> list[str]:
 
 
 def plot(result: Record, path: Path) -> None:
-    """Figures 8 to 12 and 14, of the parts that there are; InputError without matplotlib."""
+    """Draw Figures 8 to 12 and 14, of the parts that there are; InputError without matplotlib."""
     runs = result["runs"]
     drawn = [
         draw for draw, there in (
@@ -318,7 +329,7 @@ def _lines(axes: Any, runs: Sequence[Record], by: str, figure: Callable[[Record]
 
 
 def draw_users(axes: Any, result: Record) -> None:
-    """Figure 8, with the two-party mode's one user."""
+    """Draw Figure 8: latency against users, with the two-party mode's one user."""
     _lines(axes, choose(result["runs"], part="users"), "users", lambda r: 1e3 * token_seconds(r))
     for found, style in zip(result["two-party"], ("--", ":"), strict=False):
         axes.axhline(1e3 * per_token(found)["decode"], color="#CC79A7", linestyle=style,
@@ -329,14 +340,14 @@ def draw_users(axes: Any, result: Record) -> None:
 
 
 def draw_throughput(axes: Any, result: Record) -> None:
-    """Figure 11."""
+    """Draw Figure 11: throughput against users."""
     _lines(axes, choose(result["runs"], part="users"), "users", decoding)
     axes.set(xlabel="users at a time", ylabel="tokens per second, all users", ylim=(0, None))
     axes.set_title("throughput while decoding (Figure 11)", fontsize=9)
 
 
 def draw_breakdown(axes: Any, result: Record) -> None:
-    """Figure 12, of the vault."""
+    """Draw Figure 12: what a step of the vault's engine goes to."""
     runs = choose(result["runs"], part="users", system="vault")
     users = values_of(runs, "users")
     bottom = [0.0] * len(users)
@@ -360,7 +371,7 @@ def _bars(axes: Any, labels: Sequence[str], heights: Mapping[str, Sequence[float
 
 
 def draw_sizes(axes: Any, result: Record) -> None:
-    """Figure 9."""
+    """Draw Figure 9: latency against the model."""
     runs = choose(result["runs"], part="sizes")
     models = values_of(runs, "model")
     heights = {
@@ -375,7 +386,7 @@ def draw_sizes(axes: Any, result: Record) -> None:
 
 
 def draw_lengths(axes: Any, result: Record) -> None:
-    """Figure 10."""
+    """Draw Figure 10: latency against input and output length."""
     runs = choose(result["runs"], part="lengths")
     pairs = [(o, i) for o in values_of(runs, "output") for i in values_of(runs, "input")]
     heights = {
@@ -391,7 +402,7 @@ def draw_lengths(axes: Any, result: Record) -> None:
 
 
 def draw_fakes(axes: Any, result: Record) -> None:
-    """Figure 14, of time."""
+    """Draw the latency of Figure 14: against the number of fake prompts."""
     runs = choose(result["runs"], part="lambda")
     xs, ys = _medians(runs, "fakes", lambda r: 1e3 * token_seconds(r))
     color, marker = STYLES["vault + obfuscation"]
@@ -401,7 +412,7 @@ def draw_fakes(axes: Any, result: Record) -> None:
 
 
 def draw_memory(axes: Any, result: Record) -> None:
-    """Of all processes together, shared pages divided."""
+    """Draw the memory of all processes together, shared pages divided."""
     found = result["memory"]
     models = values_of(found, "model")
     heights = {

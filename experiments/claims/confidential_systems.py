@@ -65,7 +65,7 @@ class Process:
             raise PeerError("a process of the study has ended") from None
 
     def line(self) -> str:
-        """The next line; PeerError when it has ended."""
+        """Return the next line; PeerError when the process has ended."""
         assert self._popen.stdout is not None
         line = self._popen.stdout.readline()
         if not line.endswith("\n"):
@@ -90,11 +90,11 @@ class System:
     ports: list[int]  # of vaults
 
     def processes(self, users: int) -> dict[str, list[Process]]:
-        """Those that so many users need, by role."""
+        """Return the processes that so many users need, by role."""
         return {"owner": self.owners, "users": self.users[:users]}
 
     def callers(self, prompts: Sequence[Rows], count: int) -> list[Caller]:
-        """Whose calls together give `count` tokens after every prompt."""
+        """Return the callers whose calls together give `count` tokens after every prompt."""
         if self.name == "no protection":
             return [_line_caller(self.owners[0], prompts, count)]
         if self.name == "full isolation":
@@ -108,12 +108,14 @@ class System:
         ]
 
     def shut(self) -> None:
-        """Before callers call."""
+        """Shut the gate of a vault's engine, before callers call."""
         if self.name == "vault":
             self.owners[0].say(what="shut")
 
     def spent(self) -> dict[str, float]:
-        """Of a vault's engine, since it was shut: steps, and seconds by what they went to."""
+        """Return what a vault's engine did since it was shut: steps, and seconds by what they went
+        to. Nothing for other systems.
+        """
         if self.name != "vault":
             return {}
         self.owners[0].say(what="spent")
@@ -147,7 +149,7 @@ def _vault_caller(engine: Process, port: int, rows: Rows, count: int) -> Caller:
 
 @contextlib.contextmanager
 def started(names: Sequence[str], model: Path, users: int, lanes: int) -> Iterator[list[System]]:
-    """These systems for up to so many users and, of all users together, lanes."""
+    """Start these systems for up to so many users and, of all users together, lanes; yield them."""
     processes: list[Process] = []
 
     def start(module: str, *args: str) -> Process:
@@ -226,8 +228,8 @@ def timed(
     count: int,
     at_gate: Callable[[], None] = lambda: None,
 ) -> Timed:
-    """All users ask at the same time; `at_gate` is called when all prompts are prefilled. `count`
-    is 2 or more.
+    """Let all users ask at the same time; return their seconds and texts. `at_gate` is called when
+    all prompts are prefilled. `count` is 2 or more.
     """
     callers = system.callers(prompts, count)
     times: list[list[float]] = [[] for _ in callers]
@@ -280,8 +282,8 @@ def timed(
 
 
 def resident(pid: int) -> dict[str, int]:
-    """Resident bytes of a process: `rss` all; `pss` with what it shares divided by those that share
-    it; `own` without that.
+    """Return the resident bytes of a process: `rss` all; `pss` with what it shares divided by those
+    that share it; `own` without that.
     """
     fields = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:

@@ -45,8 +45,8 @@ class Nobody:
 def texts(
     engine: Engine, prompts: Sequence[Sequence[int]], count: int
 ) -> Iterator[tuple[list[int], np.ndarray]]:
-    """The next token of every prompt, greedy, `count` times, with the logits [lane, vocab] that it
-    is drawn from. Prompts are of one length, and all their rows are the engine's.
+    """Yield the next token of every prompt, greedy, `count` times, with the logits [lane, vocab]
+    that it is drawn from. Prompts are of one length, and all their rows are the engine's.
     """
     config, length = engine.config, len(prompts[0])
     held = Held(config, prompts, range(length))
@@ -85,7 +85,7 @@ def compiled(config: ModelConfig, weights: Any, lanes: int) -> None:
 
 
 def engine_of(model: Path, lanes: int) -> Engine:
-    """An engine with this model, its weights folded."""
+    """Return an engine with this model, its weights folded."""
     config, weights = load_folded(model)
     give_back()
     return Engine(config, weights, lanes)
@@ -95,7 +95,7 @@ def engine_of(model: Path, lanes: int) -> Engine:
 
 
 def main() -> None:
-    """ROLE MODEL LANES on the command line."""
+    """Run the process that the command line names: ROLE MODEL LANES."""
     role, model, lanes = sys.argv[1:]
     {"owner": _owner, "engine": _engine}[role](Path(model), int(lanes))
 
@@ -105,13 +105,15 @@ def _say(**fields: Any) -> None:
 
 
 def _heard() -> Iterator[dict[str, Any]]:
-    """What the study says, until it ends."""
+    """Yield what the study says, until it ends."""
     for line in iter(sys.stdin.readline, ""):
         yield json.loads(line)
 
 
 def _owner(model: Path, lanes: int) -> None:
-    """Told `prompts` and `count`, says `tokens` step by step; `go` opens the second step."""
+    """Run a model's owner: told `prompts` and `count`, it says `tokens` step by step; `go` opens
+    the second step.
+    """
     engine = engine_of(model, lanes)
     compiled(engine.config, engine.weights, lanes)
     _say(ready=True)
@@ -139,8 +141,8 @@ class _Gated(Engine):
 
 
 def _engine(model: Path, lanes: int) -> None:
-    """`spu-llm vault serve --insecure` with a gate: told `shut`, `go`, or `spent`, it says what the
-    steps since it was shut were spent on.
+    """Run `spu-llm vault serve --insecure` with a gate: told `shut`, `go`, or `spent`, it says what
+    the steps since it was shut were spent on.
     """
     made: list[_Gated] = []
 

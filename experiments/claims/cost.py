@@ -46,7 +46,7 @@ class Request:
         return sorted({1, self.draft_length + 1, LONGEST})
 
     def check(self, model: Path, draft_model: Path) -> None:
-        """InputError for what cannot be measured."""
+        """Raise InputError for what cannot be measured."""
         commands.check_range("--draft-length", self.draft_length, 1, LONGEST - 1)
         commands.check_range("--steps", self.steps, 1)
         config, prompt = load_config(model), Tokenizer.load(draft_model).encode(self.prompt)
@@ -59,7 +59,7 @@ class Request:
 
 
 def measure(model: Path, draft_model: Path, request: Request, network: str) -> dict[str, Any]:
-    """One network's sessions, as JSON fields."""
+    """Run one network's sessions; return the result as JSON fields."""
     positions = request.positions()
     length = len(Tokenizer.load(draft_model).encode(request.prompt))
     capacity = step_sweep.capacity_for(length, positions)
@@ -80,7 +80,7 @@ def measure(model: Path, draft_model: Path, request: Request, network: str) -> d
 def analyse(
     stock: dict[str, Any], alone: dict[str, Any], ours: dict[str, Any]
 ) -> dict[str, Any]:
-    """The figures of one network."""
+    """Return the figures of one network."""
     layers = ours["config"]["model.n_layer"]
     stock_step = medians(stock["runs"])
     stock_layers_1 = {layer["kind"]: layer for layer in alone["steps"][0]["layers"]}
@@ -110,7 +110,9 @@ def analyse(
 
 
 def _block_messages(kinds: dict[str, Any], layers: int) -> float:
-    """Of one block; the last norm, which is like the others, stands after all blocks."""
+    """Return the messages of one block; the last norm, which is like the others, stands after all
+    blocks.
+    """
     found = {kind: kinds[kind]["messages"] for kind in BLOCK_KINDS if kind in kinds}
     norm = found.pop("norm", 0.0) * 2 / (2 * layers + 1)
     return norm + sum(found.values()) / layers
@@ -124,7 +126,7 @@ def _stock_block_messages(layers: dict[str, Any]) -> int:
 def linear_offline(
     stock: dict[str, dict[str, Any]], ours: dict[str, Any], layers: int
 ) -> dict[str, Any]:
-    """Products with weights at one position, embedding and head included: the stock path's
+    """Compare products with weights at one position, embedding and head included: the stock path's
     encrypted ones, which it makes online, against our material for them, made ahead.
     """
     times = {"linear": layers, "embedding": 1, "head": 1}
@@ -142,7 +144,7 @@ def linear_offline(
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of the straight line through the points: seconds per further position."""
+    """Return the slope of the straight line through the points: seconds per further position."""
     xs, ys = np.array(points, np.float64).T
     return float(np.polyfit(xs, ys, 1)[0]) if len(points) > 1 else 0.0
 
@@ -155,7 +157,7 @@ WANTED_MEMORY = 2 << 30
 
 
 def criteria(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each with its value, its bound, and whether it holds."""
+    """Return each criterion with its value, its bound, and whether it holds."""
     found: list[dict[str, Any]] = []
 
     def check(name: str, value: float, bound: float, *, least: bool) -> None:
@@ -187,7 +189,7 @@ MOST = 8  # kinds of material that are listed
 
 
 def table(result: dict[str, Any]) -> str:
-    """One network's figures as Markdown."""
+    """Return one network's figures as Markdown."""
     machine, linear = result["machine"], result["linear"]
     heads = (
         "positions", "seconds", "of stock's step", "messages", "per block", "one after the other",
@@ -250,7 +252,7 @@ def _step(step: dict[str, Any]) -> list[str]:
 
 
 def _material(result: dict[str, Any]) -> list[str]:
-    """What the longest part of the making ahead goes into, for the longest step."""
+    """List what the making ahead for the longest step goes into, the longest parts first."""
     step = result["lengths"][-1]
     made = sorted(step["material"].items(), key=lambda item: -item[1]["seconds"])
     lines = [f"made ahead for a step of {step['positions']} positions, by kind:"]
@@ -272,14 +274,14 @@ def _criterion(one: dict[str, Any]) -> str:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Seconds per step against its positions; InputError without matplotlib."""
+    """Draw seconds per step against its positions; InputError without matplotlib."""
     figure = report.figure(6, 4)
     draw_lengths(figure.subplots(), results)
     report.save(figure, path, dpi=120)
 
 
 def draw_lengths(axes: Any, results: Sequence[dict[str, Any]]) -> None:
-    """A step of ours against its positions, in steps of the stock path of one position."""
+    """Draw a step of ours against its positions, in steps of the stock path of one position."""
     for result in results:
         steps = result["lengths"]
         xs, ys = [s["positions"] for s in steps], [s["of_stock"] for s in steps]

@@ -98,7 +98,9 @@ class Cell:
         )  # fmt: skip
 
     def state(self, plan: Plan) -> str:
-        """Whether it is run: "INF" where no parameters spend so little, "TLE": too many calls."""
+        """Return whether the cell is run: "INF" where no parameters spend so little, "TLE": too
+        many calls.
+        """
         if self.method == "amin-published" and self.epsilon is not None:
             tokens = min(amin.PRIVATE_TOKENS, plan.tokens)
             rho = rho_for(self.epsilon, DELTA)
@@ -110,7 +112,7 @@ class Cell:
 
 
 def cells(plan: Plan) -> list[Cell]:
-    """In the order in which they are run."""
+    """Return all cells, in the order in which they are run."""
     with_k = [k for k in plan.top_k if k is not None]
     found: list[Cell] = []
     for method in plan.methods:
@@ -158,12 +160,13 @@ class Study:
         return self._perplexity.of(tokens)
 
     def reads(self, cell: Cell) -> int:
-        """How many texts read the reference that is read most."""
+        """Return how many texts read the reference that is read most."""
         size = min(cell.batch, len(self.corpus.references))
         return math.ceil(self.plan.texts / (len(self.corpus.references) // size))
 
     def made(self, cell: Cell, say: Callable[[str], None]) -> tuple[list[Made], float]:
-        """The texts, and calls for each token that was drawn."""
+        """Generate the texts of a cell; return them, and the calls for each token that was drawn.
+        """
         wanted = cell.wanted(self.plan)
         prg = Prg.from_seed(self.plan.seed, f"dp-text {cell}")
         if cell.method == "augpe":
@@ -184,7 +187,7 @@ class Study:
         return made, calls / max(1, sum(len(text.tokens) + text.ended for text in made))
 
     def row(self, cell: Cell, say: Callable[[str], None]) -> dict[str, Any]:
-        """What is measured of a cell."""
+        """Return what is measured of a cell."""
         facts = {
             **asdict(cell), "temperature": cell.temperature, "state": cell.state(self.plan)
         }  # fmt: skip
@@ -201,7 +204,7 @@ class Study:
 
 
 def without_references(method: Method) -> Method:
-    """The method with nothing but nulls, which need no call of the model."""
+    """Return the method with nothing but nulls, which need no call of the model."""
 
     def begin(present: np.ndarray, prg: Prg) -> Next:
         token = method.begin(np.zeros_like(present), prg)
@@ -211,7 +214,7 @@ def without_references(method: Method) -> Method:
 
 
 def augpe_of(wanted: Wanted) -> augpe.AugPE:
-    """AugPE at this budget, of `ITERATIONS`."""
+    """Return AugPE at this budget, of `ITERATIONS`."""
     assert wanted.epsilon is not None
     return augpe.for_budget(
         wanted.epsilon, wanted.delta, max_new_tokens=wanted.max_new_tokens,
@@ -233,7 +236,7 @@ class Sample:
         self.names = np.array([metrics.names(text) for text in texts])
 
     def compared(self, real: Sample) -> dict[str, Any]:
-        """Each figure with half its interval."""
+        """Return each figure with half its interval."""
         usual = np.nanmean(real.perplexity)
         return {
             "mauve": metrics.mauve(self.features, real.features, self._seed),
@@ -245,8 +248,8 @@ class Sample:
 
 
 def real_row(study: Study, texts: Corpus, count: int) -> dict[str, Any]:
-    """As many references as a cell has texts, evenly over all files, in the place of generated
-    ones: what to expect at best of samples of this size.
+    """Measure as many references as a cell has texts, evenly over all files, in the place of
+    generated ones: what to expect at best of samples of this size.
     """
     chosen = [batch[0] for batch in texts.batches(1, count)]
     return {
@@ -259,7 +262,7 @@ def measure(
     private: Path, public: Path, plan: Plan, say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None] = lambda result: None, library: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """All cells; `keep` is given the result so far after each."""
+    """Measure all cells; `keep` is given the result so far after each."""
     texts = corpus(Tokenizer.load(private), plan.tokens, library)
     say("compiling")
     study = Study(private, public, plan, texts)
@@ -292,7 +295,7 @@ def measure(
 
 
 def top_ks(text: str) -> list[int | None]:
-    """Of an option: numbers, and `full`."""
+    """Parse the value of an option: numbers, and `full`."""
     try:
         return [None if part == "full" else int(part) for part in text.split(",")]
     except ValueError:
@@ -300,7 +303,7 @@ def top_ks(text: str) -> list[int | None]:
 
 
 def epsilons(text: str) -> list[float]:
-    """Of an option."""
+    """Parse the value of an option: numbers."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
@@ -330,7 +333,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """InputError for what cannot be measured."""
+    """Return the plan that the options ask for; InputError for what cannot be measured."""
     known = (*METHODS, CONTROL)
     if unknown := set(options.methods) - set(known):
         raise InputError(f"--methods: there is no {min(unknown)!r}; choose from {', '.join(known)}")

@@ -46,8 +46,8 @@ class Corpus:
     facts: dict[str, Any]  # of a result
 
     def batches(self, batch: int, texts: int) -> list[list[str]]:
-        """A batch for each text, evenly over all disjoint ones. Where there are fewer than texts,
-        some are read again: the guarantee of such a text is of it alone.
+        """Return a batch for each text, evenly over all disjoint ones. Where there are fewer
+        batches than texts, some are read again: the guarantee of such a text is of it alone.
         """
         size = min(batch, len(self.references))
         there = len(self.references) // size
@@ -55,14 +55,14 @@ class Corpus:
         return [self.references[start : start + size] for start in starts]
 
     def beside(self, number: int, batch: int) -> list[str]:
-        """The references that stand where a real text's file does."""
+        """Return the references that stand where a real text's file does."""
         start = max(0, min(self.places[number], len(self.references) - batch))
         return self.references[start : start + batch]
 
 
 def corpus(tokenizer: Tokenizer, longest: int, library: Path | None = None) -> Corpus:
-    """Of the running interpreter's library, or of another folder. InputError where there is none:
-    many packages of Python leave its tests out.
+    """Return the texts of the running interpreter's library, or of another folder. InputError where
+    there is none: many packages of Python leave its tests out.
     """
     library = library or library_directory()
     sides: tuple[dict[str, int], dict[str, int]] = ({}, {})  # references, real: lengths of texts
@@ -98,8 +98,8 @@ def corpus(tokenizer: Tokenizer, longest: int, library: Path | None = None) -> C
 
 
 def docstrings(library: Path) -> Iterator[tuple[str, str]]:
-    """(path, text), in the order of paths and in a file from top to bottom; each as often as it
-    stands there. Files that are not Python (some tests are of that) are left out.
+    """Yield (path, text), in the order of paths and in a file from top to bottom; each as often as
+    it stands there. Files that are not Python (some tests are of that) are left out.
     """
     for file in sorted(library.rglob("*.py")):
         path = file.relative_to(library)
@@ -117,7 +117,7 @@ def docstrings(library: Path) -> Iterator[tuple[str, str]]:
 
 
 def is_real(text: str) -> bool:
-    """Whether it is one of those that results are compared with."""
+    """Return whether a text is one of those that results are compared with."""
     return int.from_bytes(_digest(text)[:8], "big") % REAL_ONE_IN == 0
 
 

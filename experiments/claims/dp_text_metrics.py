@@ -45,7 +45,7 @@ _AT_ONCE = 16
 
 
 def frontier_area(p: np.ndarray, q: np.ndarray, scaling: float = SCALING) -> float:
-    """The area under the divergence frontier of two distributions over the same clusters."""
+    """Return the area under the divergence frontier of two distributions over the same clusters."""
     mixing = np.linspace(1e-6, 1 - 1e-6, POINTS)[:, None]
     r = mixing * p + (1 - mixing) * q
     points = np.exp(-scaling * np.stack([_divergence(q, r), _divergence(p, r)], axis=1))
@@ -59,13 +59,13 @@ def _area(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _divergence(p: np.ndarray, r: np.ndarray) -> np.ndarray:
-    """KL(p || r) for each row of r, which is above 0 where p is."""
+    """Compute KL(p || r) for each row of r, which is above 0 where p is."""
     inside = p > 0
     return np.asarray((p[inside] * np.log(p[inside] / r[:, inside])).sum(axis=1))
 
 
 def clusters(points: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """The cluster of each point [n, width]: the best of `RESTARTS` runs of k-means."""
+    """Return the cluster of each point [n, width]: the best of `RESTARTS` runs of k-means."""
     best, least = np.zeros(len(points), int), np.inf
     for number in range(RESTARTS):
         rng = np.random.default_rng([seed, number])
@@ -77,7 +77,9 @@ def clusters(points: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 
 def projected(points: np.ndarray) -> np.ndarray:
-    """Centred, on the first principal components that hold `VARIANCE` of the variance."""
+    """Project centred points on the first principal components that hold `VARIANCE` of the
+    variance.
+    """
     centred = np.asarray(points, np.float64) - points.mean(axis=0)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     if not sizes.any():
@@ -90,8 +92,8 @@ def projected(points: np.ndarray) -> np.ndarray:
 def mauve(
     made: np.ndarray, real: np.ndarray, seed: int, clusterings: int = 5
 ) -> tuple[float, float]:
-    """(MAUVE, half its interval) of features [n, width] and [m, width]: the mean over clusterings
-    from several seeds.
+    """Return (MAUVE, half its interval) of features [n, width] and [m, width]: the mean over
+    clusterings from several seeds.
     """
     points = projected(np.concatenate([made, real]))
     count = max(2, round(min(len(made), len(real)) / TEXTS_IN_A_BUCKET))
@@ -113,7 +115,7 @@ def mauve(
 
 
 def shares(labels: np.ndarray, count: int) -> np.ndarray:
-    """Of each cluster."""
+    """Return the share of each cluster."""
     return np.bincount(labels, minlength=count) / len(labels)
 
 
@@ -131,7 +133,7 @@ class Perplexity:
         self._run = jax.jit(functools.partial(_losses, config, len(self._context)))
 
     def of(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
-        """float64 [text]; NaN for an empty one."""
+        """Return the perplexity of each text, float64 [text]; NaN for an empty one."""
         found: list[np.ndarray] = []
         for start in range(0, len(texts), _AT_ONCE):
             some = [list(text[: self._room]) for text in texts[start : start + _AT_ONCE]]
@@ -149,7 +151,7 @@ class Perplexity:
 def _losses(
     config: ModelConfig, context: int, params: Params, rows: jax.Array, lengths: jax.Array
 ) -> jax.Array:
-    """[text]: nats of all tokens after the context together."""
+    """Compute [text]: nats of all tokens after the context together."""
 
     def one(row: jax.Array, length: jax.Array) -> jax.Array:
         logs = jax.nn.log_softmax(logits(params, config, row)[context - 1 : -1], axis=-1)
@@ -172,12 +174,12 @@ _NAME = re.compile(
 
 
 def names(text: str) -> int:
-    """How many identifiers and proper names a text has, by what they look like."""
+    """Count the identifiers and proper names of a text, by what they look like."""
     return len(_NAME.findall(text))
 
 
 def mean(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """(mean, half its interval); NaN values are left out. (NaN, NaN) for fewer than 2."""
+    """Return (mean, half its interval); NaN values are left out. (NaN, NaN) for fewer than 2."""
     known = np.asarray(values, np.float64)
     known = known[np.isfinite(known)]
     if len(known) < 2:
@@ -186,7 +188,9 @@ def mean(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
 
 
 def distance(made: np.ndarray, real: np.ndarray) -> float:
-    """Kolmogorov and Smirnov's: the largest difference of two distribution functions."""
+    """Compute Kolmogorov and Smirnov's distance: the largest difference of two distribution
+    functions.
+    """
     points = np.sort(np.concatenate([made, real]))
     below: list[Any] = [
         np.searchsorted(np.sort(side), points, side="right") / len(side) for side in (made, real)

@@ -36,7 +36,7 @@ def has_run(rows: Sequence[Row]) -> list[Row]:
 
 
 def named(row: Row) -> str:
-    """A row's method and what else tells it from others but epsilon."""
+    """Name a row by its method and what else tells it from others but epsilon."""
     name = STYLES[row["method"]][0]
     if row["method"] in ("invisibleink", *UNREAD):
         name += ", all tokens" if row["top_k"] is None else f", k = {row['top_k']}"
@@ -49,7 +49,7 @@ def named(row: Row) -> str:
 
 
 def table(result: Row) -> str:
-    """All of it as Markdown."""
+    """Return the whole result as Markdown."""
     lines = [circumstances(result), ""]
     for rows in _tables(result):
         lines += [*rows, ""]
@@ -57,7 +57,7 @@ def table(result: Row) -> str:
 
 
 def in_results(result: Row, origin: str) -> list[str]:
-    """The same as paragraphs of RESULTS.md."""
+    """Return the whole result as paragraphs of RESULTS.md."""
     tables = [text for rows in _tables(result) for text in ("\n".join(rows), origin)]
     found = "\n".join(f"- {line}" for line in criteria(result))
     return [circumstances(result), *tables, found]
@@ -91,7 +91,7 @@ def _around(value: Sequence[float], times: float, digits: int) -> str:
 
 
 def groups(result: Row) -> Iterator[tuple[str, list[Row]]]:
-    """Rows that differ in epsilon alone."""
+    """Yield a name and the rows that differ in epsilon alone."""
     found: dict[str, list[Row]] = {}
     for row in result["rows"]:
         found.setdefault(named(row), []).append(row)
@@ -99,7 +99,9 @@ def groups(result: Row) -> Iterator[tuple[str, list[Row]]]:
 
 
 def table_2(result: Row, what: str, figure: Callable[[Row], str]) -> list[str]:
-    """A figure by method and epsilon; one over all columns where nothing is spent."""
+    """Return a table of a figure by method and epsilon; one value over all columns where nothing is
+    spent.
+    """
     epsilons = result["plan"]["epsilons"]
     lines = []
     for name, rows in groups(result):
@@ -112,7 +114,7 @@ def table_2(result: Row, what: str, figure: Callable[[Row], str]) -> list[str]:
 
 
 def texts(result: Row) -> list[str]:
-    """What else is measured, at the largest epsilon."""
+    """Return a table of what else is measured, at the largest epsilon."""
     largest = max(result["plan"]["epsilons"])
     lines = [
         [named(row), _around(row["length"], 1, 1), f"{row['length_distance']:.2f}",
@@ -125,7 +127,7 @@ def texts(result: Row) -> list[str]:
 
 
 def worth(result: Row) -> list[str]:
-    """Nats per token that references save of real texts."""
+    """Return a table of the nats per token that references save of real texts."""
     rows = result["worth"]
     epsilons = [*result["plan"]["epsilons"], None]
     lines = []
@@ -145,7 +147,8 @@ def worth(result: Row) -> list[str]:
 
 
 def criteria(result: Row) -> list[str]:
-    """What the project asks, epsilon by epsilon; and whether references help beyond chance."""
+    """Return what the project asks, epsilon by epsilon; and whether references help beyond chance.
+    """
     rows = has_run(result["rows"])
     lines = []
     for epsilon in result["plan"]["epsilons"]:
@@ -206,12 +209,12 @@ def _bound(best: str) -> str:
 
 
 def utility(row: Row) -> float:
-    """MAUVE."""
+    """Return the MAUVE of a row."""
     return float(row["mauve"][0])
 
 
 def differs(row: Row, other: Row, figure: str = "mauve") -> int:
-    """1 above, -1 below, 0 within the interval of the difference of two figures."""
+    """Return 1 above, -1 below, 0 within the interval of the difference of two figures."""
     difference = row[figure][0] - other[figure][0]
     if not abs(difference) > math.hypot(row[figure][1], other[figure][1]):
         return 0
@@ -226,7 +229,7 @@ def _listed(rows: Sequence[Row]) -> str:
 
 
 def plot(result: Row, path: Path) -> None:
-    """Figure 1, a panel for each epsilon; InputError without matplotlib."""
+    """Draw Figure 1, a panel for each epsilon; InputError without matplotlib."""
     epsilons = result["plan"]["epsilons"]
     figure = report.figure(1 + 3.4 * len(epsilons), 4.2)
     panels = figure.subplots(1, len(epsilons), squeeze=False, sharey=True)[0]
@@ -237,7 +240,7 @@ def plot(result: Row, path: Path) -> None:
 
 
 def finish(figure: Any, panels: Sequence[Any]) -> None:
-    """One legend for all panels, below them."""
+    """Add one legend for all panels, below them."""
     panels[0].set_ylabel("MAUVE, %")
     found: dict[str, Any] = {}
     for axes in panels:
@@ -249,7 +252,7 @@ def finish(figure: Any, panels: Sequence[Any]) -> None:
 
 
 def draw(axes: Any, result: Row, epsilon: float) -> None:
-    """MAUVE against calls for each token."""
+    """Draw MAUVE against calls for each token."""
     rows = has_run(result["rows"])
     for method, (name, colour, marker) in STYLES.items():
         of = [row for row in rows if row["method"] == method]

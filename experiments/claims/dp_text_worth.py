@@ -31,8 +31,8 @@ def worth(
     epsilons: Sequence[float], batches: Sequence[int], tokens: int, delta: float,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A row for each batch and epsilon (None: not clipped): the clip norm, nats per token of the
-    public model, and what references save of them, each with half its interval, over texts.
+    """Return a row for each batch and epsilon (None: not clipped): the clip norm, nats per token of
+    the public model, and what references save of them, each with half its interval, over texts.
     """
     step = max(1, len(corpus.real) // TEXTS)  # evenly over all files
     numbers = range(0, len(corpus.real), step)[:TEXTS]
@@ -72,7 +72,7 @@ def _clip(batch: int, epsilon: float | None, tokens: int, delta: float) -> float
 
 
 def _logits(config: ModelConfig) -> Callable[[Params, np.ndarray], jax.Array]:
-    """[row, token, vocab] of rows of tokens."""
+    """Return a function that computes the logits [row, token, vocab] of rows of tokens."""
 
     def one(params: Params, tokens: jax.Array) -> jax.Array:
         return logits(params, config, tokens)
@@ -81,7 +81,9 @@ def _logits(config: ModelConfig) -> Callable[[Params, np.ndarray], jax.Array]:
 
 
 def _rows(run: Any, prompts: Sequence[list[int]], text: list[int], room: int) -> np.ndarray:
-    """Logits float32 [prompt, token of the text, vocab] that the text's tokens were drawn from."""
+    """Return the logits float32 [prompt, token of the text, vocab] that the text's tokens were
+    drawn from.
+    """
     rows = np.zeros((len(prompts), room), np.int32)
     for row, prompt in zip(rows, prompts, strict=True):
         row[: len(prompt) + len(text)] = [*prompt, *text]
@@ -92,7 +94,7 @@ def _rows(run: Any, prompts: Sequence[list[int]], text: list[int], room: int) ->
 
 
 def _nats(public: np.ndarray, mean: np.ndarray, text: list[int]) -> float:
-    """Per token of the text."""
+    """Return the nats per token of the text."""
     laws = [probabilities(own, row, 1.0)[t]
             for own, row, t in zip(public, mean, text, strict=True)]  # fmt: skip
     return float(-np.log(laws).mean())

@@ -87,7 +87,7 @@ def run(
 
 
 def prompts_of(text: TextFormat) -> Iterator[tuple[str, list[int]]]:
-    """Each prompt's kind, and its tokens."""
+    """Yield each prompt's kind, and its tokens."""
     texts = json.loads(TEXTS.read_text(encoding="utf-8"))
     kinds = texts["code" if text.template is None else "chats"]
     for kind, prompts in kinds.items():
@@ -101,7 +101,7 @@ def measure(
     directory: Path, draft_model: Path | None, tokens: int, drafts: int,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The runs of each kind of prompt, drafter and temperature."""
+    """Make the runs of each kind of prompt, drafter and temperature."""
     text = TextFormat.of_model(directory)
     prompts = list(prompts_of(text))
     rows = max(len(prompt) for _, prompt in prompts) + tokens + drafts
@@ -125,8 +125,8 @@ def measure(
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """A row for each kind of prompt, drafter and temperature; the spread is over prompts, without
-    texts that were over with their first token.
+    """Return a table with a row for each kind of prompt, drafter and temperature; the spread is
+    over prompts, without texts that were over with their first token.
     """
     cells = []
     for kind, way, temperature in dict.fromkeys(

@@ -77,12 +77,16 @@ J, C, P = Owner.JOINT, Owner.CLIENT, Owner.PROVIDER
 
 
 def figures(model: Path) -> dict[str, Any]:
-    """All of them, as JSON fields. `model`: the directory of the shipped private model."""
+    """Return all exact figures, as JSON fields. `model`: the directory of the shipped private
+    model.
+    """
     return quick_figures(model) | {"own text": own_text_figures(model)}
 
 
 def quick_figures(model: Path) -> dict[str, Any]:
-    """All but those of text of the provider's own, whose dry runs take most of the time."""
+    """Return all exact figures but the figures of text of the provider's own, whose dry runs take
+    most of the time.
+    """
     with enable_x64():  # whole ring words
         ops = [_case(name, size) for name, case in OPS.items() for size in case.sizes]
         protocols = _protocols()
@@ -100,7 +104,9 @@ def quick_figures(model: Path) -> dict[str, Any]:
 
 
 def _shipped_steps(config: ModelConfig) -> list[dict[str, Any]]:
-    """As `bench step` runs them after the prompt of demo."""
+    """Return the costs of the shipped model's steps as `bench step` runs them after the prompt of
+    demo.
+    """
     prefill, steps = of_sweep(config, PROMPT_TOKENS, POSITIONS)
     named = {f"prefill of {PROMPT_TOKENS}": prefill} | {f"step of {n}": steps[n] for n in steps}
     return [{"model": "shipped", "step": name} | step for name, step in named.items()]
@@ -109,7 +115,9 @@ def _shipped_steps(config: ModelConfig) -> list[dict[str, Any]]:
 def of_sweep(
     config: ModelConfig, prompt_tokens: int, positions: Sequence[int], temperature: float = 0.0
 ) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """The prefill and the steps of `step_sweep`, all with one cache, by positions."""
+    """Return the costs of the prefill and the steps of `step_sweep`, all with one cache, by
+    positions.
+    """
     rows = capacity_for(prompt_tokens, positions)
     prefill, found = {}, {}
     for n in positions:
@@ -122,7 +130,7 @@ def of_sweep(
 
 
 def _small_steps() -> list[dict[str, Any]]:
-    """As `experiment scale` runs them."""
+    """Return the costs of GPT-2 small's steps as `experiment scale` runs them."""
     prefill, step = steps_of(SMALL, Request(SMALL_PROMPT, 3, 0, temperature=0.0))
     return [
         {"model": "GPT-2 small", "step": f"prefill of {SMALL_PROMPT}"} | prefill,
@@ -131,7 +139,9 @@ def _small_steps() -> list[dict[str, Any]]:
 
 
 def steps_of(config: ModelConfig, request: Request) -> list[dict[str, Any]]:
-    """The prefill and the first decode step of a completion, each with what one block adds."""
+    """Return the costs of the prefill and the first decode step of a completion, each with what one
+    block adds.
+    """
     found = []
     wholes = of_completion(config, request, [])
     one, two = (of_completion(config.with_layers(n), request, []) for n in (1, 2))
@@ -148,7 +158,7 @@ def _counts(work: Workload) -> dict[str, int]:
 
 
 def own_text_figures(model: Path) -> list[dict[str, Any]]:
-    """Those of text of the provider's own, a row for each length and way."""
+    """Return the figures of text of the provider's own, a row for each length and way."""
     found = []
     for (tokens, way), works in own_text(load_config(model)).items():
         prefill, step = map(_counts, works)
@@ -158,8 +168,8 @@ def own_text_figures(model: Path) -> list[dict[str, Any]]:
 
 @functools.cache
 def own_text(config: ModelConfig) -> dict[tuple[int, str], list[Workload]]:
-    """A drafted completion after text of the provider's own, and after as much of the client's, by
-    tokens and way: the prefill, and the mean of the first steps.
+    """Return the work of a drafted completion after text of the provider's own, and after as much
+    of the client's, by tokens and way: the prefill, and the mean of the first steps.
     """
     found = {}
     for tokens in (0, *OWN_TEXT):
@@ -177,7 +187,8 @@ def own_text(config: ModelConfig) -> dict[tuple[int, str], list[Workload]]:
 
 
 def _attention() -> list[dict[str, Any]]:
-    """One layer's attention over the provider's prefix and a cache, whose rows it opens, both ways.
+    """Return the costs of one layer's attention over the provider's prefix and a cache, whose rows
+    it opens, both ways.
     """
     found = []
     for heads, queries, prefix, rows in ATTENTION:
@@ -205,7 +216,7 @@ def _aggregation(way: Callable[..., Any]) -> SecureFunction:
 
 
 def _verification() -> list[dict[str, Any]]:
-    """What `bench verify` measures."""
+    """Return the costs of what `bench verify` measures."""
     found = []
     for drafts in DRAFTS:
         for name, source in VERIFIED:
@@ -216,7 +227,7 @@ def _verification() -> list[dict[str, Any]]:
 
 
 def _case(name: str, size: int) -> dict[str, Any]:
-    """What `bench op` measures of ours."""
+    """Return the cost of what `bench op` measures of ours."""
     case = OPS[name]
     inputs = case.inputs(np.random.default_rng(0), size)
     function = SecureFunction(case.ours, tuple(x.owner for x in inputs), name)
@@ -232,7 +243,7 @@ def _form(x: Input) -> Any:
 
 
 def _protocols() -> dict[str, dict[str, Any]]:
-    """What protocols/README.md says of ops: costs, and how many values they are of."""
+    """Return what protocols/README.md says of ops: costs, and how many values they are of."""
     return {
         name: {"values": values} | dataclasses.asdict(cost_of(SecureFunction(fn, owners, name), x))
         for name, (fn, owners, x, values) in _ops().items()
@@ -240,8 +251,8 @@ def _protocols() -> dict[str, dict[str, Any]]:
 
 
 def _comparisons() -> list[dict[str, int]]:
-    """What one comparison of so many takes: messages of all of them, products of bits made ahead,
-    and the sums of them that are kept (`protocols.bits.gates`).
+    """Return what one comparison of so many values takes: messages of all of them, products of bits
+    made ahead, and the sums of them that are kept (`protocols.bits.gates`).
     """
     found = []
     for bits, values in itertools.product(COMPARED, TOGETHER):
@@ -259,7 +270,7 @@ Priced = tuple[Callable[..., Any], tuple[Owner, ...], Sequence[Any], int]
 
 
 def _ops() -> dict[str, Priced]:
-    """Each op with what it is called on: function, owners, forms, values."""
+    """Return each op with what it is called on: function, owners, forms, values."""
 
     def ints(*shape: int, bits: int = 64) -> Arith:
         return Arith(np.zeros(shape, np.uint64), np.dtype(np.int64), 0, bits)

@@ -45,7 +45,7 @@ FUNCTIONS = (
 
 
 def cells(figures: Mapping[str, Any]) -> Cells:
-    """What tables have to say."""
+    """Return what tables have to say."""
     costs = {(row["op"], row["size"]): row for row in figures["ops"]}
     assert both_ways(costs["reciprocal", 256]) == both_ways(costs["rsqrt", 256])  # share a row
     return {
@@ -128,7 +128,9 @@ def _of_protocols(ops: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, s
         return str(number)
 
     def each(*names: str) -> str:
-        """Bytes per value: whole numbers and short fractions as they are, others rounded."""
+        """Return the bytes per value: whole numbers and short fractions as they are, others
+        rounded.
+        """
         (exact,) = {Fraction(both_ways(ops[name]), ops[name]["values"]) for name in names}
         if exact < 1 and exact.denominator <= 4:
             return str(exact)
@@ -183,25 +185,25 @@ def _of_protocols(ops: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, s
 
 
 def _stale(line: int, table: str, row: str, column: str, found: str, wanted: str) -> str:
-    """Of a cell that does not say what the code does."""
+    """Describe a cell that does not say what the code does."""
     where = f"line {line}, table {table}, row {row!r}, {column!r}"
     return f"{where}: found {found!r}, the code says {wanted!r}"
 
 
 def plain(cell: str) -> str:
-    """A cell's text without links, code marks, emphasis, and the mark of an exact column."""
+    """Return a cell's text without links, code marks, emphasis, and the mark of an exact column."""
     text = re.sub(r"[`*]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cell))
     return text.strip().removesuffix(" =")
 
 
 def split(line: str) -> list[str]:
-    """The cells of a row."""
+    """Return the cells of a row."""
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
 def checked(text: str, wanted: Cells) -> tuple[str, list[str]]:
-    """The document with its exact cells as wanted, and those that were not. Rows that should be
-    there and are not, and tables that nobody knows, count as stale.
+    """Return the document with its exact cells as wanted, and those that were not. Rows that should
+    be there and are not, and tables that nobody knows, count as stale.
     """
     lines, found = text.splitlines(), []
     for name, start in _tables(lines):
@@ -231,14 +233,14 @@ def checked(text: str, wanted: Cells) -> tuple[str, list[str]]:
 
 
 def _tables(lines: list[str]) -> Iterator[tuple[str, int]]:
-    """Names, and where the heads are."""
+    """Yield the names of tables, and where their heads are."""
     for number, line in enumerate(lines):
         if match := _MARK.match(line):
             yield match[1], number + 1
 
 
 def documents(figures: Mapping[str, Any], *, write: bool) -> list[str]:
-    """What is stale in the repository's documents; with `write`, it is brought up to date."""
+    """Return what is stale in the repository's documents; with `write`, bring it up to date."""
     found = []
     for path in DOCUMENTS:
         try:
@@ -253,12 +255,12 @@ def documents(figures: Mapping[str, Any], *, write: bool) -> list[str]:
 
 
 def stored(path: Path) -> Any:
-    """What was written; nothing where there is no file."""
+    """Return what was written; nothing where there is no file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def table(figures: Mapping[str, Any]) -> str:
-    """Steps and their blocks, as Markdown."""
+    """Return steps and their blocks, as Markdown."""
     rows = cells(figures)["steps"]
     heads = list(next(iter(rows.values())))
     lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]

@@ -159,7 +159,7 @@ def failures_of(found: Comparison) -> list[str]:
 
 
 def _change(found: Mapping[str, Any]) -> float:
-    """Of perplexity, relative."""
+    """Return the relative change of perplexity."""
     return float(found["perplexity_secure"] / found["perplexity_float32"] - 1)
 
 
@@ -167,14 +167,14 @@ def _change(found: Mapping[str, Any]) -> float:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The comparison, the kinds of text, and the answers, as Markdown."""
+    """Return the comparison, the kinds of text, and the answers, as Markdown."""
     verdict = "criterion: " + ("; ".join(result["failures"]) or "holds")
     compared = comparisons({"by pieces, in plaintext": result["pieces"]})
     return "\n\n".join([compared, *_of_texts(result), verdict])
 
 
 def in_results(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What RESULTS.md shows: also the comparison on shares, where it is there."""
+    """Return what RESULTS.md shows: also the comparison on shares, where it is there."""
     pieces, *others = files.values()
     compared = {name: found["shares"] for name, found in zip(["on shares"], others, strict=False)}
     origins = [
@@ -187,7 +187,7 @@ def in_results(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def comparisons(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """A column a comparison, as `Comparison` has it."""
+    """Return a table with a column for each comparison, as `Comparison` has it."""
 
     def row(name: str, text: Callable[[Mapping[str, Any]], str]) -> list[str]:
         return [name, *map(text, found.values())]
@@ -208,7 +208,7 @@ def comparisons(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _of_texts(result: Mapping[str, Any]) -> list[str]:
-    """What became of the chats, by kind, and the questions with their answers."""
+    """Return what became of the chats, by kind, and the questions with their answers."""
     kinds = sorted({text["kind"] for text in result["texts"]})
     ranges = report.table(("kind of chat", "chats", "tokens on shares", "left their ranges"), [
         (kind, str(len(of_kind)), f"{sum(t['tokens'] for t in of_kind):,}",
@@ -227,7 +227,7 @@ def _of_texts(result: Mapping[str, Any]) -> list[str]:
 
 
 def _left(texts: Sequence[Mapping[str, Any]]) -> str:
-    """How many of them left a range, and which ranges."""
+    """Return how many texts left a range, and which ranges."""
     sites = sorted({site for text in texts for site in text["outside"] or ()})
     count = sum(bool(text["outside"]) for text in texts)
     return f"{count} ({', '.join(sites)})" if sites else str(count)

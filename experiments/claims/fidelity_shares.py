@@ -67,7 +67,7 @@ class Windows:
     public_prefix: tuple[int, ...]
 
     def check(self, config: ModelConfig) -> None:
-        """InputError when they do not fit the model."""
+        """Raise InputError when the windows do not fit the model."""
         config.check_public(len(self.public_prefix), "give chats whose beginning is public")
         room = config.context - len(self.public_prefix)
         if self.windows < 1 or not 2 <= self.window_tokens <= room:
@@ -154,8 +154,8 @@ def beginnings(texts: Sequence[ChatText], windows: int) -> list[list[int]]:
 def on_shares(
     model: Path, public: Sequence[int], chosen: Sequence[list[int]], exact: Forward
 ) -> tuple[Comparison, dict[str, Any], dict[str, Any]]:
-    """Compare texts of one length after the public tokens; also what the session took, and what was
-    agreed.
+    """Compare texts of one length after the public tokens; return also what the session took, and
+    what was agreed.
     """
     opened: list[list[np.ndarray]] = [[] for _ in chosen]
     vocab = load_config(model).vocab_size
@@ -181,7 +181,7 @@ def on_shares(
 
 
 def table(result: dict[str, Any]) -> str:
-    """The comparison as Markdown."""
+    """Return the comparison as Markdown."""
     verdict = "criterion: " + ("; ".join(result["failures"]) or "holds")
     return "\n\n".join([comparisons({"on shares": result["shares"]}), verdict])
 

@@ -27,14 +27,17 @@ PLACES = {
 
 
 def main_group(data: dict[str, Any]) -> tuple[str, int]:
-    """The network and length that there are most runs of; of several such the last, slowest one."""
+    """Return the network and length that there are most runs of; of several such the last, slowest
+    one.
+    """
     there = groups(data)
     return max(reversed(there), key=lambda group: len(there[group]))
 
 
 def draw_traffic(axes: Sequence[Any], data: dict[str, Any]) -> None:
-    """Bytes and messages of an emitted token, and with a third of `axes` seconds: a bar for each
-    system, online solid, the rest of everything hatched; lines beside a bar: ranges of seconds.
+    """Draw bytes and messages of an emitted token, and with a third of `axes` seconds: a bar for
+    each system, online solid, the rest of everything hatched; lines beside a bar: ranges of
+    seconds.
     """
     network, tokens = main_group(data)
     records = groups(data)[network, tokens]
@@ -79,8 +82,8 @@ def draw_traffic(axes: Sequence[Any], data: dict[str, Any]) -> None:
 
 
 def plot_traffic(data: dict[str, Any], path: Path, *, timed: bool) -> None:
-    """`draw_traffic` on white, so that it can stand on any page; in an SVG, text stays text.
-    `timed`: whether seconds are worth showing.
+    """Write `draw_traffic` to a file, on white, so that it can stand on any page; in an SVG, text
+    stays text. `timed`: whether seconds are worth showing.
     """
     from matplotlib import rc_context
 
@@ -94,12 +97,12 @@ def plot_traffic(data: dict[str, Any], path: Path, *, timed: bool) -> None:
 
 
 def headline(data: dict[str, Any], *, timed: bool) -> str:
-    """A token in sentences, as Markdown; `timed`: whether seconds are worth showing."""
+    """Describe a token in sentences, as Markdown; `timed`: whether seconds are worth showing."""
     network, tokens = main_group(data)
     records = groups(data)[network, tokens]
 
     def of(figure: str, unit: str, system: str = "ours-drafted") -> str:
-        """The median over all runs of a system."""
+        """Return the median over all runs of a system."""
         values = [FIGURES[figure](r, unit) for r in choose(records, system)]
         return _figure(statistics.median(values) / (1e6 if unit == "bytes" else 1.0))
 

@@ -55,7 +55,8 @@ class Cost:
         return sum(self.seconds[network])
 
     def compared(self) -> list[float]:
-        """What the table compares: messages and bytes, online, offline; seconds by network."""
+        """Return what the table compares: messages and bytes, online, offline; seconds by network.
+        """
         return [
             self.messages, self.offline_messages, self.online_bytes, self.offline_bytes,
             self.total_bytes, *map(self.total_seconds, NETWORKS),
@@ -63,8 +64,8 @@ class Cost:
 
 
 def course(tokens: int, per_step: float, draft_length: int) -> list[int]:
-    """Accepted drafts per step until `tokens` are there, the prefill's included: as even as can be,
-    with so many tokens a step in the mean.
+    """Return the accepted drafts per step until `tokens` are there, the prefill's included: as even
+    as can be, with so many tokens a step in the mean.
     """
     stays: list[int] = []
     while len(stays) + sum(stays) + 1 < tokens:
@@ -75,7 +76,7 @@ def course(tokens: int, per_step: float, draft_length: int) -> list[int]:
 
 
 def cost(config: ModelConfig, request: Request, accepted: Sequence[int], prices: Prices) -> Cost:
-    """Of a text whose steps accept so many drafts."""
+    """Return the cost of a text whose steps accept so many drafts."""
     works = of_steps(config, request, [SHAPES[name] for name in NETWORKS], accepted)
     spent = {}  # by network, online and offline
     for name in NETWORKS:
@@ -110,7 +111,7 @@ def cost(config: ModelConfig, request: Request, accepted: Sequence[int], prices:
 def both(
     config: ModelConfig, prompt_tokens: int, tokens: int, drafts: int, rate: float
 ) -> dict[str, Any]:
-    """The costs of a text shown and hidden, as JSON fields."""
+    """Return the costs of a text shown and hidden, as JSON fields."""
     prices, found = Prices.load(), {}
     for name in ("shown", "hidden"):
         request = Request(prompt_tokens, tokens, drafts, 0.7, show_progress=name == "shown")
@@ -119,13 +120,13 @@ def both(
 
 
 def more(text: dict[str, Any]) -> list[float]:
-    """What hiding adds, as a part of the shown text's: see `Cost.compared`."""
+    """Return what hiding adds, as a part of the shown text's: see `Cost.compared`."""
     shown, hidden = (Cost(**text[name]).compared() for name in ("shown", "hidden"))
     return [b / a - 1 for a, b in zip(shown, hidden, strict=True)]
 
 
 def table(result: dict[str, Any]) -> str:
-    """Shown and hidden beside each other, as Markdown."""
+    """Return shown and hidden beside each other, as Markdown."""
     lines = [
         "| tokens | a step | progress | steps | rows in the end | messages online | offline ᵖ "
         "| MB online | offline ᵖ | in all ᵖ | seconds local (lan), online ᵖ | offline ᵖ |",

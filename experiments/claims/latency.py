@@ -41,7 +41,7 @@ PARTS = ("delay", "transmission", "compute")
 def check(
     model: Path, draft_model: Path, prompt: str, positions: Sequence[int], repeat: int
 ) -> None:
-    """InputError for what cannot be measured."""
+    """Raise InputError for what cannot be measured."""
     step_sweep.check(model, draft_model, prompt, positions, repeat, 0.0)
     if positions[0] != 1:
         raise InputError("--positions must begin with 1, which the others are compared with")
@@ -58,8 +58,8 @@ def measure(
     stock: bool,
     local: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """One network's sessions, as JSON fields. `local`: the result on the local network, which
-    comes first; `stock`: the stock path's layers, too, which take minutes.
+    """Run one network's sessions; return the result as JSON fields. `local`: the result on the
+    local network, which comes first; `stock`: the stock path's layers, too, which take minutes.
     """
     ours = step_sweep.measure(model, draft_model, prompt, positions, repeat, network, 0.0)
     peers = None
@@ -80,7 +80,7 @@ def analyse(
     stock: dict[str, Any] | None,
     local: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """The figures of one network."""
+    """Return the figures of one network."""
     shape = NETWORKS[ours["network"]]
     before = local["paths"] if local is not None else {}
     paths = {"ours": _ours(ours, shape, before.get("ours"))}
@@ -143,23 +143,24 @@ def _sending(count: float, shape: NetworkShape) -> float:
 
 
 def parts_of(step: dict[str, Any]) -> dict[str, float]:
-    """Delay, transmission and compute of a whole step, in seconds."""
+    """Return delay, transmission and compute of a whole step, in seconds."""
     return {part: sum(cell[part] for cell in step["kinds"].values()) for part in PARTS}
 
 
 def kinds_of(path: Sequence[dict[str, Any]]) -> list[str]:
-    """The kinds that occur, in the order of a forward."""
+    """Return the kinds that occur, in the order of a forward."""
     return [kind for kind in KINDS if any(kind in step["kinds"] for step in path)]
 
 
 def growth(path: Sequence[dict[str, Any]]) -> list[float]:
-    """Seconds of each step in those of the first, which has one position."""
+    """Divide the seconds of each step by the first step's, which has one position."""
     return [step["seconds"] / path[0]["seconds"] for step in path]
 
 
 def speedup(path: Sequence[dict[str, Any]], alpha: float, draft_length: int) -> float:
-    """Of drafted over standard decoding on this path, when every draft is accepted with chance
-    `alpha` on its own (the paper's Figure 5; the client's drafting is not counted there).
+    """Return the speed-up of drafted over standard decoding on this path, when every draft is
+    accepted with chance `alpha` on its own (the paper's Figure 5; the client's drafting is not
+    counted there).
     """
     seconds = {step["positions"]: step["seconds"] for step in path}
     tokens = float(draft_length + 1) if alpha == 1 else expected_tokens(alpha, draft_length)
@@ -175,7 +176,7 @@ _PARTS_ARE = {"ours": "ᵖ", "stock": "ᵃ"}
 
 
 def table(result: dict[str, Any]) -> str:
-    """One network's figures as Markdown."""
+    """Return one network's figures as Markdown."""
     lines = [
         f"network {result['network']}, both parties on {result['machine']['cores']} cores, cache "
         f"of {result['capacity']} positions; seconds of one step. `parts`: delay + transmission + "
@@ -190,8 +191,8 @@ def table(result: dict[str, Any]) -> str:
 
 
 def by_kind(result: dict[str, Any], name: str) -> list[str]:
-    """Seconds of one path's steps by kind of layer, with messages and bytes of the first and last
-    step, as a table.
+    """Return the seconds of one path's steps by kind of layer, with messages and bytes of the first
+    and last step, as a table.
     """
     path = result["paths"][name]
     kinds = kinds_of(path)
@@ -213,8 +214,8 @@ def by_kind(result: dict[str, Any], name: str) -> list[str]:
 
 
 def by_network(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Seconds of whole steps on all networks, as a table; of the last network in steps of one
-    position, and as a share of the stock path's, too.
+    """Return the seconds of whole steps on all networks, as a table; of the last network in steps
+    of one position, and as a share of the stock path's, too.
     """
     last = results[-1]
     network, paths = last["network"], last["paths"]
@@ -249,7 +250,7 @@ _COLORS = {"delay": "C0", "transmission": "C2", "compute": "C1"}
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """All three figures in one file; InputError without matplotlib."""
+    """Draw all three figures in one file; InputError without matplotlib."""
     names = list(results[0]["paths"])
     figure = report.figure(13, 4 + 3.6 * len(names))
     rows = figure.subfigures(1 + len(names), 1)
@@ -263,7 +264,8 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def draw_growth(axes: Any, results: Sequence[dict[str, Any]]) -> None:
-    """Figure 1: seconds of a step against its positions, in those of one position."""
+    """Draw Figure 1: seconds of a step against its positions, divided by a step's of one position.
+    """
     for i, result in enumerate(results):
         for name, style in (("ours", "o-"), ("stock", "x--")):
             if name in result["paths"]:
@@ -285,7 +287,7 @@ def draw_growth(axes: Any, results: Sequence[dict[str, Any]]) -> None:
 
 
 def draw_speedup(axes: Any, result: dict[str, Any]) -> None:
-    """Figure 5: speed-up of drafted over standard decoding on our path against acceptance."""
+    """Draw Figure 5: speed-up of drafted over standard decoding on our path against acceptance."""
     path = result["paths"]["ours"]
     alphas = np.linspace(0, 0.98, 99)
     lengths = [step["positions"] - 1 for step in path if step["positions"] > 1]
@@ -300,8 +302,8 @@ def draw_speedup(axes: Any, result: dict[str, Any]) -> None:
 
 
 def draw_breakdown(axes: Any, results: Sequence[dict[str, Any]], name: str) -> None:
-    """Figure 2: delay, transmission and compute of each kind of layer, a group of bars per kind and
-    network, a bar per number of positions; for our path, strokes where it was measured.
+    """Draw Figure 2: delay, transmission and compute of each kind of layer, a group of bars per
+    kind and network, a bar per number of positions; for our path, strokes where it was measured.
     """
     kinds = [k for k in kinds_of(results[0]["paths"][name]) if k != "other"]
     bars = len(results[0]["paths"][name])

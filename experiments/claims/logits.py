@@ -69,7 +69,7 @@ def forward(config: ModelConfig, weights: Any, tokens: jax.Array) -> tuple[jax.A
 
 
 def build(config: ModelConfig) -> SecureFunction:
-    """Secure forward of the client's tokens [n]: logits [n, vocab] to the client."""
+    """Return the secure forward of the client's tokens [n]: logits [n, vocab] to the client."""
 
     def opened(weights: Any, tokens: jax.Array) -> jax.Array:
         rows, outside = forward(config, weights, tokens)
@@ -85,7 +85,7 @@ class Windows:
     window_tokens: int
 
     def check(self, config: ModelConfig) -> None:
-        """InputError when they do not fit the model."""
+        """Raise InputError when the windows do not fit the model."""
         if self.windows < 1 or not 1 <= self.window_tokens <= config.context:
             raise InputError(
                 f"{self.windows} windows of {self.window_tokens} tokens do not fit this model"
@@ -166,7 +166,9 @@ class Rows:
 
 
 def _log_p(tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Of every token [n] but the first, by the logits [n, vocab] before it."""
+    """Return the log-probability of every token [n] but the first, by the logits [n, vocab] before
+    it.
+    """
     z = np.asarray(rows, np.float64)[:-1]
     z = z - z.max(axis=-1, keepdims=True)
     log_p = z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
@@ -208,7 +210,7 @@ class Comparison:
 
     @property
     def failures(self) -> list[str]:
-        """What the criterion finds wrong; empty when it holds."""
+        """Return what the criterion finds wrong; empty when it holds."""
         found = []
         if not self.largest_error <= MAX_ERROR:
             found.append(f"largest error {self.largest_error:.4f} exceeds {MAX_ERROR}")
@@ -241,8 +243,8 @@ def compiled_in_pieces(
 def in_pieces(
     config: ModelConfig, params: Params, length: int
 ) -> Callable[[np.ndarray], tuple[np.ndarray, int]]:
-    """A function of the tokens [length] of a window: logits [length, vocab] by the pieces that two
-    parties compute with, and what says that an activation was out of range (0: none was).
+    """Return a function of the tokens [length] of a window: logits [length, vocab] by the pieces
+    that two parties compute with, and what says that an activation was out of range (0: none was).
     """
     leaves, tree = jax.tree.flatten(family_of(config).fold(params, config))
 
@@ -260,9 +262,8 @@ def in_pieces(
 
 
 def compare_pieces(model: Path, held_out: Path, positions: int) -> Comparison:
-    """Logits by pieces against float32's at about `positions` positions of the text in `held_out`.
-
-    InputError where an activation leaves the range that the pieces hold for.
+    """Compare logits by pieces with float32's at about `positions` positions of the text in
+    `held_out`. InputError where an activation leaves the range that the pieces hold for.
     """
     config, params = load_model(model)
     tokens = _windows(model, held_out, positions)
@@ -276,7 +277,7 @@ def compare_pieces(model: Path, held_out: Path, positions: int) -> Comparison:
 
 
 def _float32(model: Path, tokens: np.ndarray) -> np.ndarray:
-    """Reference logits [window, n, vocab]."""
+    """Return the reference logits [window, n, vocab]."""
     config, params = load_model(model)
     forward = jax.jit(lambda p, ids: logits(p, config, ids))
     params = jax.device_put(params)
@@ -287,14 +288,14 @@ def _float32(model: Path, tokens: np.ndarray) -> np.ndarray:
 
 
 def _windows(model: Path, held_out: Path, positions: int) -> np.ndarray:
-    """Windows of about so many positions of the text in `held_out`."""
+    """Return windows of about so many positions of the text in `held_out`."""
     length = min(WINDOW_TOKENS, load_config(model).context, positions)
     texts = [snippet.text for snippet in read_snippets(held_out)]
     return windows_from(texts, Tokenizer.load(model), math.ceil(positions / length), length)
 
 
 def windows_from(texts: Sequence[str], tokenizer: Tokenizer, count: int, length: int) -> np.ndarray:
-    """Token ids int32 [count, length], cut from places spread evenly over the texts."""
+    """Return token ids int32 [count, length], cut from places spread evenly over the texts."""
     pieces = [
         ids[at : at + length]
         for ids in map(tokenizer.encode, texts)
@@ -310,8 +311,8 @@ def windows_from(texts: Sequence[str], tokenizer: Tokenizer, count: int, length:
 def measure(
     model: Path, held_out: Path, positions: int, pieces_positions: int = PIECES_POSITIONS
 ) -> dict[str, Any]:
-    """Both comparisons on text in `held_out`, each on about as many positions as asked, as JSON
-    fields; that of the pieces, which takes seconds, comes first.
+    """Make both comparisons on text in `held_out`, each on about as many positions as asked, as
+    JSON fields; the comparison by pieces, which takes seconds, comes first.
     """
     config = load_config(model)
     commands.check_range("--positions", positions, 2)
@@ -349,7 +350,7 @@ def measure(
 
 
 def table(result: dict[str, Any]) -> str:
-    """Both comparisons as Markdown."""
+    """Return both comparisons as Markdown."""
     both = (result, result["pieces"])
 
     def row(name: str, text: Callable[[dict[str, Any]], str]) -> list[str]:

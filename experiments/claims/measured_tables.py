@@ -21,7 +21,7 @@ Files = Mapping[str, dict[str, Any]]  # results by name
 
 
 def latency(files: Files) -> list[str]:
-    """Seconds of steps on all networks, and on the last one by kind of layer."""
+    """Return the seconds of steps on all networks, and on the last one by kind of layer."""
     results = _sessions(files)
     last = results[-1]
     kinds = [latency_study.by_kind(last, name) for name in last["paths"]]
@@ -29,12 +29,12 @@ def latency(files: Files) -> list[str]:
 
 
 def verification(files: Files) -> list[str]:
-    """What verification takes, on all networks and for all vocabularies."""
+    """Return what verification takes, on all networks and for all vocabularies."""
     return _with_origin(files, verify_report.together(_sessions(files)))
 
 
 def functions(files: Files) -> list[str]:
-    """Approximated functions beside SPU's own, on one network."""
+    """Return approximated functions beside SPU's own, on one network."""
     (result,) = _sessions(files)
     there = {(row["op"], row["size"]): row for row in result["rows"]}
     exact = exact_cells.cells(saved.load("exact"))["functions"]
@@ -60,8 +60,9 @@ def _of_function(name: str, row: dict[str, Any], exact: Mapping[str, str]) -> li
 
 
 def ops(files: Files) -> list[str]:
-    """Ops that are exact beside SPU's fastest way on the first network, which has all of them. Ops
-    that were measured on others, too, stand there at every size, and the rest at its largest.
+    """Return ops that are exact beside SPU's fastest way on the first network, which has all of
+    them. Ops that were measured on others, too, stand there at every size, and the rest at its
+    largest.
     """
     first, *others = _sessions(files)
     exact = exact_cells.cells(saved.load("exact"))["ops"]
@@ -92,7 +93,7 @@ def ops(files: Files) -> list[str]:
 
 
 def chain(files: Files) -> list[str]:
-    """A pass over a prompt, and the tokens decoded one by one after it."""
+    """Return a pass over a prompt, and the tokens decoded one by one after it."""
     (result,) = _sessions(files)
     tokens = result["tokens"]
     heads = (
@@ -117,7 +118,7 @@ def chain(files: Files) -> list[str]:
 
 
 def _of_passes(name: str, passes: Sequence[dict[str, Any]]) -> list[str]:
-    """A row of their means."""
+    """Return a row of the means of passes."""
     online = fmean(both_ways(p) for p in passes) / 1e6
     made = fmean(both_ways(p["offline"]) for p in passes) / 1e6
     seconds = fmean(p["seconds"] for p in passes)
@@ -129,7 +130,7 @@ def _of_passes(name: str, passes: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _fastest(row: dict[str, Any]) -> dict[str, Any]:
-    """Of SPU's own ways."""
+    """Return the fastest of SPU's own ways."""
     found: dict[str, Any] = min(row["stock"], key=lambda way: way["seconds"])
     return found
 
@@ -140,11 +141,11 @@ def _seconds(row: dict[str, Any]) -> str:
 
 
 def _sessions(files: Files) -> list[dict[str, Any]]:
-    """The results of all networks of all files."""
+    """Return the results of all networks of all files."""
     return [result for data in files.values() for result in data["networks"]]
 
 
 def _with_origin(files: Files, *tables: Sequence[str]) -> list[str]:
-    """Paragraphs."""
+    """Return tables as paragraphs, each with where it comes from under it."""
     under = saved.under_table(files, (result["machine"] for result in _sessions(files)))
     return [text for rows in tables for text in ("\n".join(rows), under)]

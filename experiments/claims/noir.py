@@ -87,7 +87,9 @@ class Cell:
 
 
 def cells(plan: Plan) -> list[Cell]:
-    """In the order in which they are run: without tuning, too, where that says something."""
+    """Return all cells in the order in which they are run: without tuning, too, where that says
+    something.
+    """
     found = [Cell(NONE, None, 0), Cell(NONE, None, plan.rounds)]
     for mechanism in plan.mechanisms:
         for epsilon in plan.epsilons:
@@ -111,7 +113,7 @@ class Corpus:
 
 
 def corpus(tokenizer: Tokenizer) -> Corpus:
-    """Of the running interpreter's library."""
+    """Return the texts of the running interpreter's library."""
     known: list[int] = []
     windows: list[list[int]] = []
     count = [0, 0]
@@ -145,7 +147,7 @@ class Study:
         self.public = self.attacker.setting.public
 
     def row(self, cell: Cell, say: Callable[[str], None]) -> dict[str, Any]:
-        """Utility and attacks of a cell."""
+        """Measure utility and attacks of a cell."""
         if cell.mechanism in BASELINES:
             return self.baseline(cell)
         config, vocab = self.config, self.config.vocab_size
@@ -186,7 +188,9 @@ class Study:
         return {**facts, "outcomes": outcomes}
 
     def inverters(self) -> dict[str, Any] | None:
-        """What those of A1, A3 and A4 find in public text without a codebook, where one is used."""
+        """Return what the inverters of A1, A3 and A4 find in public text without a codebook; None
+        when the plan has none of these attacks.
+        """
         if not {"a1", "a3", "a4"} & set(self.plan.attacks):
             return None
         trained = self.attacker.inverters
@@ -194,7 +198,8 @@ class Study:
         return {**trained.on_public._asdict(), **steps}
 
     def baseline(self, cell: Cell) -> dict[str, Any]:
-        """Noise on embeddings instead of a codebook; ends and middle are the public ones."""
+        """Measure noise on embeddings instead of a codebook; ends and middle are the public ones.
+        """
         assert cell.epsilon is not None
         config, (front, _, back) = self.config, self.public.parts
         eta, table = cell.epsilon * config.width, table_of(self.params, config)
@@ -246,8 +251,8 @@ def _noisy_front(
     params: Params, config: ModelConfig, table: np.ndarray, eta: float,
     noise: Callable[[int, int, float, Prg], np.ndarray], prg: Prg, tokens: np.ndarray,
 ) -> tuple[Any, np.ndarray]:  # fmt: skip
-    """SnD: rows [b, n, d] of the front, and the noise [b, n, m] that went onto embeddings. Each
-    occurrence of a token is a row of a table of its own.
+    """Run SnD's front: return rows [b, n, d] of the front, and the noise [b, n, m] that went onto
+    embeddings. Each occurrence of a token is a row of a table of its own.
     """
     b, n = tokens.shape
     drawn = noise(b * n, config.width, eta, prg).reshape(b, n, -1)
@@ -265,9 +270,9 @@ def utility(
     config: ModelConfig, x: Any, middle: Callable[[Any], Any], back: Params, windows: np.ndarray,
     labels: np.ndarray,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Perplexity and accuracy of the next token on windows [w, n + 1], whose rows at the boundary
-    are x [w, n, d]; each with half its 95 % interval over windows (perplexity's in nats of its
-    logarithm).
+    """Return perplexity and accuracy of the next token on windows [w, n + 1], whose rows at the
+    boundary are x [w, n, d]; each with half its 95 % interval over windows (perplexity's in nats of
+    its logarithm).
     """
     logits = np.asarray(views.back_of(back, config, middle(x)), np.float64)
     wanted = labels[windows[:, 1:]]
@@ -286,7 +291,7 @@ def utility(
 
 
 def as_dict(outcome: Outcome) -> dict[str, Any]:
-    """As the result keeps it: a file of many of them is not to be large."""
+    """Return an outcome as the result keeps it: a file of many of them is not to be large."""
     low, high = outcome.interval
     return {
         "attack": outcome.attack, "what": outcome.what, "tries": outcome.tries,
@@ -301,7 +306,9 @@ def measure(
     model: Path, plan: Plan, say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None] = lambda result: None, done: Sequence[Any] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """All cells; `keep` is given the result so far after each. done: rows of an earlier run."""
+    """Measure all cells; `keep` is given the result so far after each. done: rows of an earlier
+    run.
+    """
     say("reading")
     study = Study(model, plan, say)
     result: dict[str, Any] = {

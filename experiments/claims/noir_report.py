@@ -26,7 +26,7 @@ def name_of(row: Row) -> str:
 
 
 def table(result: Row) -> str:
-    """All of it as Markdown."""
+    """Return the whole result as Markdown."""
     lines = [circumstances(result), "", *utility(result)]
     for epsilon in _epsilons(result):
         lines += ["", *attacks(result, epsilon)]
@@ -34,7 +34,7 @@ def table(result: Row) -> str:
 
 
 def in_results(result: Row, origin: str) -> list[str]:
-    """The same as paragraphs of RESULTS.md."""
+    """Return the whole result as paragraphs of RESULTS.md."""
     found = [circumstances(result), "\n".join(utility(result)), origin]
     for epsilon in _epsilons(result):
         found += ["\n".join(attacks(result, epsilon)), origin]
@@ -63,7 +63,7 @@ def circumstances(result: Row) -> str:
 
 
 def _by_name(result: Row) -> dict[str, dict[bool, Row]]:
-    """Rows by what they are of, then by whether they were tuned."""
+    """Return rows by what they are of, then by whether they were tuned."""
     found: dict[str, dict[bool, Row]] = {}
     for row in result["rows"]:
         found.setdefault(name_of(row), {})[row["rounds"] > 0] = row
@@ -71,7 +71,7 @@ def _by_name(result: Row) -> dict[str, dict[bool, Row]]:
 
 
 def utility(result: Row) -> list[str]:
-    """Perplexity and accuracy, before and after tuning."""
+    """Return a table of perplexity and accuracy, before and after tuning."""
     lines = []
     for name, rows in _by_name(result).items():
         cells = []
@@ -91,8 +91,8 @@ def utility(result: Row) -> list[str]:
 
 
 def attacks(result: Row, epsilon: float) -> list[str]:
-    """What each attack recovers, in per cent, after tuning, at an epsilon; where there is no
-    codebook, also before.
+    """Return a table of what each attack recovers, in per cent, after tuning, at an epsilon; where
+    there is no codebook, also before.
     """
     columns = [
         (_column(row), row)
@@ -128,14 +128,15 @@ def _cell(outcomes: Sequence[Row], attack: str, what: str) -> str:
 
 
 def plot(result: Row, path: Path) -> None:
-    """See `draw`. InputError without matplotlib."""
+    """Write `draw` to a file; InputError without matplotlib."""
     figure = report.figure(9, 3.6)
     draw(figure, result)
     report.save(figure, path, dpi=110)
 
 
 def draw(figure: Any, result: Row) -> None:
-    """Accuracy after tuning, and tokens that attacks recover in their places, against epsilon."""
+    """Draw accuracy after tuning, and tokens that attacks recover in their places, against epsilon.
+    """
     left, right = figure.subplots(1, 2)
     rows = [r for r in result["rows"] if r["epsilon"] is not None]
     for mechanism in dict.fromkeys(r["mechanism"] for r in rows):

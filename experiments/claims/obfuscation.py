@@ -59,7 +59,7 @@ def _repaired(eta: float) -> Count:
 
 
 def ways() -> Iterator[tuple[str, float, Count]]:
-    """Each way to find fakes, its width, and how many it finds."""
+    """Yield each way to find fakes, its width, and how many it finds."""
     for variant in published.VARIANTS:
         for eps in EPSILONS:
             yield f"as published, {variant}: eps", eps, _published(variant, eps)
@@ -68,7 +68,7 @@ def ways() -> Iterator[tuple[str, float, Count]]:
 
 
 def measure(prompts: int, seed: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Fakes found for each prompt, and processor seconds, by way and width."""
+    """Count the fakes found for each prompt, and processor seconds, by way and width."""
     setting = setting_of(shipped("private"), seed)
     drawn = (of_text(setting) for _ in range(_DRAWS * prompts))
     chosen = [prompt for prompt in drawn if prompt is not None][:prompts]
@@ -86,7 +86,7 @@ def measure(prompts: int, seed: int, say: Callable[[str], None]) -> list[dict[st
 
 
 def table(result: dict[str, Any]) -> str:
-    """The figures as Markdown."""
+    """Return the figures as Markdown."""
     heads = (
         "fakes", "width", f"found, of at most {MOST}: mean (95 %)", "median",
         *(f"prompts with {n} or more" for n in ENOUGH), "processor seconds, median", "largest",

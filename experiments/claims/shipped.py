@@ -10,7 +10,7 @@ from models.training import evaluate
 
 
 def in_results(figures: Mapping[str, Any], origin: str) -> list[str]:
-    """How good the two models are and how well they fit, and the `origin` of each table."""
+    """Return how good the two models are and how well they fit, and the `origin` of each table."""
     return [
         f"{evaluate.agreement(figures)}.",
         evaluate.quality_table(figures), origin,
@@ -19,7 +19,7 @@ def in_results(figures: Mapping[str, Any], origin: str) -> list[str]:
 
 
 def demo_in_results(demo: Mapping[str, Any], origin: str) -> list[str]:
-    """What the demo took, and its `origin`."""
+    """Return what the demo took, and its `origin`."""
     online, ahead = (both_ways(demo["bytes"][kind]) / 1e6 for kind in ("online", "offline"))
     text = (
         f"First token after {demo['first_token_seconds']:.1f} s, {len(demo['token_ids'])} tokens "

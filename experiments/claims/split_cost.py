@@ -39,8 +39,8 @@ def compared(
     positions: int = POSITIONS,
     prompt_tokens: int = PROMPT_TOKENS,
 ) -> dict[str, Any]:
-    """Prefill and the mean of the first steps, both ways; in mode "whole" the model samples on
-    shares at a temperature, by the default variant. Progress is hidden.
+    """Return the costs of prefill and the mean of the first steps, both ways; in mode "whole" the
+    model samples on shares at a temperature, by the default variant. Progress is hidden.
     """
     lengths = prompt_tokens, NEW_TOKENS, positions - 1
     whole = Request(*lengths, TEMPERATURE)
@@ -73,8 +73,8 @@ def compared(
 
 
 def shares(result: dict[str, Any], of: str = "step") -> dict[str, float]:
-    """Of what the whole model takes, the part that its middle takes: seconds online on lan;
-    material in bytes that are stored, moved, and in seconds on lan.
+    """Return the part that the middle takes of what the whole model takes: seconds, messages and
+    bytes online, seconds on lan; material in bytes that are stored, moved, and in seconds on lan.
     """
     whole, middle = result["whole"][of], result["middle"][of]
     return {
@@ -88,7 +88,7 @@ def shares(result: dict[str, Any], of: str = "step") -> dict[str, float]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The figures as Markdown."""
+    """Return the figures as Markdown."""
     heads = (
         "", "messages", "rounds", "kB online", *(f"s on {n}" for n in NETWORKS),
         "material, MB stored a party", "MB moved", "s on lan",

@@ -45,7 +45,7 @@ Run = dict[str, Any]
 
 @contextmanager
 def _middle(mode: str, model: Path, network: str) -> Iterator[str]:
-    """A provider of the middle for one session; where it listens."""
+    """Start a provider of the middle for one session; yield where it listens."""
     command = [*python_command("spu_llm.app.cli"), "split", "serve", "--mode", mode,
                "--split", SPLIT, "--model", str(model), "--listen", "127.0.0.1:0", "--insecure",
                "--network", network, "--once", "--exit-with-parent"]  # fmt: skip
@@ -56,7 +56,7 @@ def _middle(mode: str, model: Path, network: str) -> Iterator[str]:
 def one(
     mode: str, network: str, prompt: Prompt, tokens: int, model: Path, draft: Path, folder: Path
 ) -> Run:  # fmt: skip
-    """A complete run, and how busy others kept the machine meanwhile."""
+    """Make a complete run; return its record, with how busy others kept the machine meanwhile."""
     of_text = ["--prompt", prompt.text, "--max-new-tokens", str(tokens), "--temperature", "0",
                "--network", network]  # fmt: skip
     json_file = folder / "run.json"
@@ -83,7 +83,7 @@ def one(
 def measure(
     options: argparse.Namespace, say: Callable[[str], None], keep: Callable[[Run], None]
 ) -> Run:
-    """All runs; `keep` is given the result so far after each."""
+    """Make all runs; `keep` is given the result so far after each."""
     model, draft = commands.pair(options)
     prompts = read_prompts()[: options.prompts]
     result: Run = {"runs": [], "plan": {"tokens": options.tokens, "prompts": options.prompts}}
@@ -105,7 +105,7 @@ def measure(
 
 
 def _secrets(model: Path, folder: Path) -> None:
-    """A codebook without tuning."""
+    """Make noir's secrets: a codebook, and ends tuned for one round."""
     with _middle("noir", model, "local") as server:
         text = folder / "text.jsonl"
         text.write_text(json.dumps({"text": "import os\n" * 40}) + "\n", encoding="utf-8")
@@ -123,12 +123,12 @@ def _secrets(model: Path, folder: Path) -> None:
 
 
 def online(run: Run) -> float:
-    """Seconds for each token, online."""
+    """Return the seconds for each token, online."""
     return float((run["seconds"]["prefill"] + run["seconds"]["decode"]) / run["tokens"])
 
 
 def material(run: Run) -> float:
-    """Bytes for each token, made ahead."""
+    """Return the bytes for each token, made ahead."""
     return float(report.both_ways(run["bytes"]["offline"]) / run["tokens"])
 
 
@@ -148,7 +148,7 @@ def _of(result: Run, network: str, mode: str) -> list[Run]:
 
 
 def rows(result: Run) -> list[str]:
-    """Medians of a token, by network and mode."""
+    """Return a table of the medians of a token, by network and mode."""
     lines = []
     for network in dict.fromkeys(r["network"] for r in result["runs"]):
         for mode in MODES:
@@ -164,7 +164,7 @@ MOST = {"online seconds": (online, 0.5), "material": (material, 0.4)}
 
 
 def criteria(result: Run) -> list[str]:
-    """mpc against full decoding on lan, prompt by prompt."""
+    """Compare mpc with full decoding on lan, prompt by prompt."""
     found = []
     mpc, full = ({r["prompt"]: r for r in _of(result, "lan", m)} for m in ("mpc", "full"))
     for name, (figure, most) in MOST.items():
@@ -185,12 +185,12 @@ def criteria(result: Run) -> list[str]:
 
 
 def table(result: Run) -> str:
-    """All of it as Markdown."""
+    """Return the whole result as Markdown."""
     return "\n".join([*rows(result), "", *criteria(result)])
 
 
 def in_results(files: Mapping[str, Run]) -> list[str]:
-    """The same as paragraphs of RESULTS.md."""
+    """Return the whole result as paragraphs of RESULTS.md."""
     ((name, data),) = files.items()
     others = [r["others"] for r in data["runs"]]
     load = f"load of other work {min(others):.2f} to {max(others):.2f} cores"

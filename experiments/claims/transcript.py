@@ -92,7 +92,7 @@ PROGRAM = Program("transcript", __name__, Asked, ClientInputs, keeps_hints=False
 
 
 def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
-    """Prefill and a few decode steps whose public course is the same for all secrets."""
+    """Run a prefill and a few decode steps whose public course is the same for all secrets."""
     config, prompt_tokens = job.model, job.request.prompt_tokens
     capacity = prompt_tokens + POSITIONS + STEPS * (1 + ACCEPTED)
     if not 1 <= prompt_tokens <= capacity <= config.context:
@@ -104,7 +104,7 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
     provider = Prg.from_seed(0, "provider")
 
     def inputs(count: int, step: int = 0) -> JudgeInputs:
-        """Both parties' of a forward that verifies so many drafts of a step."""
+        """Return both parties' inputs to a forward that verifies so many drafts of a step."""
 
         def drafted() -> list[Any]:
             drafts = secrets["tokens"][step][1 : 1 + count]
@@ -141,7 +141,7 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
 
 
 def _distributions(drafts: Sequence[int], chances: Sequence[float], vocab: int) -> np.ndarray:
-    """Float64 [drafts, vocab] with these chances of the drafts; the rest is on one token."""
+    """Return float64 [drafts, vocab] with these chances of the drafts; the rest is on one token."""
     q = np.zeros((len(drafts), vocab))
     for row, draft, chance in zip(q, drafts, chances, strict=True):
         row[draft], row[(draft + 1) % vocab] = chance, 1 - chance
@@ -252,13 +252,16 @@ def _counts(recorded: Recorded) -> list[tuple[int, int]]:
 
 
 def _deviation(one: np.ndarray, rest: np.ndarray) -> float:
-    """Largest relative difference of sizes `one` [m] from the mean of `rest` [run, m]."""
+    """Return the largest relative difference of sizes `one` [m] from the mean of `rest` [run, m].
+    """
     mean = rest.mean(axis=0)
     return float(np.max(np.abs(one - mean) / mean, initial=0.0))
 
 
 def _outside(one: np.ndarray, rest: np.ndarray) -> int:
-    """How many of `one` [m] are outside the range of `rest` [run, m]; ties are broken by lot."""
+    """Return how many of `one` [m] are outside the range of `rest` [run, m]; ties are broken by
+    lot.
+    """
     lots = np.random.default_rng(0).uniform(0, 1, (1 + len(rest), one.size))
     own, peers = one + lots[0], rest + lots[1:]
     return int(np.sum((own < peers.min(axis=0)) | (own > peers.max(axis=0))))
@@ -268,7 +271,9 @@ def _outside(one: np.ndarray, rest: np.ndarray) -> int:
 
 
 def client_secrets(prompt: Sequence[int], vocab: int, seed: int) -> dict[str, Any]:
-    """A prompt with random drafts and chances of them, in the multiples that distributions have."""
+    """Return a prompt with random drafts and chances of them, in the multiples that distributions
+    have.
+    """
     rng = np.random.default_rng(seed)
     return {
         "prompt": list(prompt),
@@ -278,7 +283,7 @@ def client_secrets(prompt: Sequence[int], vocab: int, seed: int) -> dict[str, An
 
 
 def measure(model: Path, prompt: str) -> dict[str, Any]:
-    """All runs and the comparison, as JSON fields."""
+    """Make all runs and the comparison, as JSON fields."""
     config, params = load_model(model)
     tokens = Tokenizer.load(model).encode(prompt)
     vocab, rng = config.vocab_size, np.random.default_rng(1)
@@ -353,19 +358,19 @@ def _record(
 
 
 def _shuffled(params: Params, rng: np.random.Generator) -> Params:
-    """Each tensor with its own values in another order."""
+    """Return each tensor with its own values in another order."""
     return jax.tree.map(lambda w: rng.permutation(np.ravel(w)).reshape(w.shape), params)
 
 
 def _sibling(root: Path, name: str, model: Path, config: ModelConfig, params: Params) -> Path:
-    """A directory with another model of the same shape, and the tokenizer of `model`."""
+    """Make a directory with another model of the same shape, and the tokenizer of `model`."""
     save_model(root / name, config, params, dtype=np.float32)
     shutil.copy(model / TOKENIZER_FILE, root / name)
     return root / name
 
 
 def _totals(recorded: Recorded) -> dict[str, Any]:
-    """Payload bytes by sender on the wire, and the client's meter by phase."""
+    """Return the payload bytes by sender on the wire, and the client's meter by phase."""
     phases: dict[str, dict[str, int]] = {}
     for step in recorded.plan_steps:
         total = phases.setdefault(step["phase"], {"bytes": 0, "messages": 0})
@@ -381,7 +386,7 @@ def _totals(recorded: Recorded) -> dict[str, Any]:
 
 
 def summary(result: Mapping[str, Any]) -> str:
-    """What equal secrets alone do, in a sentence."""
+    """Describe what equal secrets alone do, in a sentence."""
     client, provider = result["messages"]
     median, largest = result["spread"]
     return (
@@ -393,7 +398,7 @@ def summary(result: Mapping[str, Any]) -> str:
 
 
 def compared(result: Mapping[str, Any]) -> str:
-    """Runs with other secrets beside what is allowed, as Markdown."""
+    """Return runs with other secrets beside what is allowed, as Markdown."""
     expected, tolerance = result["outside_expected"], result["outside_tolerance"]
     heads = ("run", "other messages", "plan steps with other counts", "fixed sizes changed",
              "largest deviation", "out of range")  # fmt: skip
@@ -407,7 +412,7 @@ def compared(result: Mapping[str, Any]) -> str:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """The comparison as Markdown."""
+    """Return the comparison as Markdown."""
     phases = list(result["totals"][0]["phases"])
     totals = [
         map(str, [total["run"], total["client_to_provider"], total["provider_to_client"],
@@ -427,7 +432,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def in_results(result: Mapping[str, Any], origin: str) -> list[str]:
-    """What RESULTS.md says: both in a paragraph and a table, and the `origin` of both."""
+    """Return what RESULTS.md says: both in a paragraph and a table, and the `origin` of both."""
     runs, online = result["totals"], []
     for phase in (name for name in runs[0]["phases"] if name != "offline"):
         sizes = sorted({run["phases"][phase]["bytes"] for run in runs})

@@ -42,7 +42,9 @@ def measure(
     private: Path, public: Path, plan: Plan, say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None] = lambda result: None, done: Sequence[Any] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """All cells; `keep` is given the result so far after each. done: rows of an earlier run."""
+    """Measure all cells; `keep` is given the result so far after each. done: rows of an earlier
+    run.
+    """
     say("reading")
     study = Study(private, public, plan, say)
     result: dict[str, Any] = {"plan": asdict(plan), "rows": list(done)}

@@ -104,7 +104,7 @@ def write(
     way: Way, author: Author, model: Model, prompt: np.ndarray, count: int, temperature: float,
     never: Sequence[int],
 ) -> Told:  # fmt: skip
-    """`count` tokens, or what the last chunk has more, after the prompt [token]."""
+    """Write `count` tokens, or what the last chunk has more, after the prompt [token]."""
     state, told = model.begun(prompt[None]), Told([], [], [], 0, [])
     m = way.m
     while len(told.tokens) < count:
@@ -135,8 +135,9 @@ def _candidates(
     way: Way, m: int, author: Author, model: Model, state: State, temperature: float,
     never: Sequence[int],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, State]:  # fmt: skip
-    """m of them, int [m, k]; -log p of their tokens and the law's entropy, likewise; and the state
-    before the last token, of one lane while that is the first one.
+    """Draw m candidates, int [m, k]; return them, -log p of their tokens and the law's entropy,
+    both float64 [m, k], and the state before the last token, of one lane while that is the first
+    one.
     """
     made = np.zeros((m, 0), int)
     nats, entropy = np.zeros((m, 0)), np.zeros((m, 0))
@@ -157,7 +158,7 @@ def _candidates(
 def _drawn(
     way: Way, p: np.ndarray, lanes: np.ndarray, made: np.ndarray, author: Author
 ) -> np.ndarray:
-    """The next token of every candidate, by the law of its lane."""
+    """Draw the next token of every candidate, by the law of its lane."""
     points = author.prg.uniform((len(lanes),))
     if way.name == SPREAD:
         alike = np.unique(made, axis=0, return_inverse=True)[1] if made.size else lanes
@@ -175,7 +176,7 @@ def _enough(way: Way, made: np.ndarray) -> bool:
 
 
 def cell(study: Study, way: Way, temperature: float) -> Row:
-    """Texts of one way at one temperature, and what is measured of them."""
+    """Write texts of one way at one temperature; return what is measured of them."""
     base, plan = study.base(temperature), study.plan
     texts, again, authors = [], [], []
     for j, prompt in enumerate(study.prompts):
@@ -211,7 +212,9 @@ def measure(
     private: Path, public: Path, plan: Plan, say: Callable[[str], None],
     keep: Callable[[Row], None] = lambda result: None, done: Sequence[Row] = (),
 ) -> Row:  # fmt: skip
-    """All cells; `keep` is given the result so far after each. done: rows of an earlier run."""
+    """Measure all cells; `keep` is given the result so far after each. done: rows of an earlier
+    run.
+    """
     say("reading")
     # The last chunk of a text may have more.
     room = plan.tokens + max(way.k for way in WAYS)
@@ -232,7 +235,9 @@ def measure(
 
 
 def table(result: Row) -> str:
-    """All ways, and how much more evidence a text has than by independent candidates."""
+    """Return a table of all ways, and how much more evidence a text has than by independent
+    candidates.
+    """
     heads = [
         "candidates", "temperature", "tokens asked for, a token", "tokens a chunk",
         "distinct a chunk", "AUC, % at 25 tokens", "at 100", "pAUC, %, at 100",
@@ -258,8 +263,8 @@ def table(result: Row) -> str:
 
 
 def _independent(result: Row, row: Row) -> np.ndarray | None:
-    """-log10 p [text] of independent candidates of as many tokens each that ask for as many in all:
-    between those of two numbers m by the logarithm, or those of the nearest.
+    """Return -log10 p [text] of independent candidates of as many tokens each that ask for as many
+    in all: between the values of two numbers m by the logarithm, or the values of the nearest m.
     """
     plain = {
         other["m"]: unpacked(other["scores"]) for other in result["rows"]

@@ -26,12 +26,12 @@ def _places(count: int, share: float, prg: Prg) -> list[int]:
 
 
 def _tokens(count: int, vocab: int, prg: Prg) -> list[int]:
-    """Any but 0, which ends texts."""
+    """Draw any tokens but 0, which ends texts."""
     return (1 + (prg.words((count,)) % np.uint64(vocab - 1))).astype(int).tolist()  # type: ignore[no-any-return]
 
 
 def replaced(share: float) -> Edit:
-    """So many tokens are any others."""
+    """Return an edit that replaces this share of tokens by any others."""
 
     def edit(text: list[int], vocab: int, prg: Prg) -> list[int]:
         places = _places(len(text), share, prg)
@@ -44,7 +44,7 @@ def replaced(share: float) -> Edit:
 
 
 def deleted(share: float) -> Edit:
-    """So many tokens are missing."""
+    """Return an edit that deletes this share of tokens."""
 
     def edit(text: list[int], vocab: int, prg: Prg) -> list[int]:
         gone = set(_places(len(text), share, prg))
@@ -54,7 +54,7 @@ def deleted(share: float) -> Edit:
 
 
 def inserted(share: float) -> Edit:
-    """Any tokens before so many of the text's."""
+    """Return an edit that inserts any token before each of this share of the text's."""
 
     def edit(text: list[int], vocab: int, prg: Prg) -> list[int]:
         places = _places(len(text), share, prg)
@@ -69,7 +69,7 @@ def inserted(share: float) -> Edit:
 
 
 def cropped(kept: int) -> Edit:
-    """So many tokens from the middle."""
+    """Return an edit that keeps so many tokens from the middle."""
 
     def edit(text: list[int], vocab: int, prg: Prg) -> list[int]:
         start = max(0, (len(text) - kept) // 2)
@@ -98,7 +98,7 @@ def paraphrased(
     texts: np.ndarray, prompts: np.ndarray, share: float, lanes: Lanes, never: Sequence[int],
     prg: Prg,
 ) -> np.ndarray:  # fmt: skip
-    """Texts [text, token] of which this share of blocks is rewritten."""
+    """Return the texts [text, token] with this share of blocks rewritten."""
     count, length = texts.shape
     blocks = prg.uniform((count, -(-length // BLOCK))) < share
     rewritten = np.repeat(blocks, BLOCK, axis=1)[:, :length]

@@ -38,7 +38,7 @@ def _any(count: int, prg: Prg) -> int:
 
 
 def followers(texts: Sequence[Sequence[int]], n: int = NGRAM) -> dict[Gram, list[int]]:
-    """What was seen after each n - 1 tokens."""
+    """Return what was seen after each n - 1 tokens."""
     found: dict[Gram, list[int]] = defaultdict(list)
     for text in texts:
         for i in range(n - 1, len(text)):
@@ -47,7 +47,7 @@ def followers(texts: Sequence[Sequence[int]], n: int = NGRAM) -> dict[Gram, list
 
 
 def walk(texts: Sequence[Sequence[int]], length: int, prg: Prg) -> list[int]:
-    """See above."""
+    """Forge a text by the walk that the module describes."""
     after = followers(texts)
     contexts = list(after)
     found: list[int] = []
@@ -61,7 +61,7 @@ def walk(texts: Sequence[Sequence[int]], length: int, prg: Prg) -> list[int]:
 
 
 def paste(texts: Sequence[Sequence[int]], length: int, prg: Prg) -> list[int]:
-    """See above."""
+    """Forge a text by the pasting that the module describes."""
     found: list[int] = []
     while len(found) < length:
         text = texts[_any(len(texts), prg)]
@@ -79,7 +79,7 @@ def draft(
     texts: Sequence[Sequence[int]], length: int, lanes: Lanes, prompts: np.ndarray,
     never: Sequence[int], prg: Prg,
 ) -> list[list[int]]:  # fmt: skip
-    """A text after each prompt [text, token]; see above."""
+    """Forge a text after each prompt [text, token] by the drafting that the module describes."""
     after = followers(texts)
     found: list[list[int]] = [[] for _ in prompts]
     state = lanes.begun(prompts)
@@ -106,8 +106,8 @@ def guesses(
     marked: Sequence[Sequence[int]], unmarked: Sequence[Sequence[int]],
     others: Sequence[Sequence[int]], key: Key, prg: Prg,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
-    """How often he is right, and of how many pairs. `others`: texts that nobody marked, where the
-    contexts of unseen n-grams are from.
+    """Return how often the forger guesses right, and of how many pairs. `others`: texts that nobody
+    marked, where the contexts of unseen n-grams are from.
     """
     seen = set(_grams(marked, NGRAM))
     more = [_excess(marked, unmarked, n) for n in (1, 2, 3)]
@@ -144,6 +144,6 @@ def _grams(texts: Sequence[Sequence[int]], n: int) -> list[Gram]:
 def _excess(
     marked: Sequence[Sequence[int]], unmarked: Sequence[Sequence[int]], n: int
 ) -> Mapping[Gram, float]:
-    """log of how much more often an ending came in marked texts."""
+    """Return the log of how much more often an ending came in marked texts."""
     a, b = Counter(_grams(marked, n)), Counter(_grams(unmarked, n))
     return {gram: math.log((a[gram] + 0.5) / (b[gram] + 0.5)) for gram in {*a, *b}}

@@ -20,7 +20,7 @@ Interval = list[float]  # the figure, and both ends
 
 
 def roc(marked: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """False and true positives at every threshold, from (0, 0) to (1, 1)."""
+    """Return false and true positives at every threshold, from (0, 0) to (1, 1)."""
     thresholds = np.unique(np.concatenate([marked, others]))[::-1]
     found = [
         1 - np.searchsorted(np.sort(side), thresholds, side="left") / len(side)
@@ -30,7 +30,7 @@ def roc(marked: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def auc(marked: np.ndarray, others: np.ndarray) -> float:
-    """P(a marked one scores higher) + P(alike) / 2."""
+    """Return P(a marked one scores higher) + P(alike) / 2."""
     ordered = np.sort(others)
     below = np.searchsorted(ordered, marked, side="left")
     not_above = np.searchsorted(ordered, marked, side="right")
@@ -38,7 +38,7 @@ def auc(marked: np.ndarray, others: np.ndarray) -> float:
 
 
 def partial_auc(marked: np.ndarray, others: np.ndarray, most: float = FEW) -> float:
-    """Up to `most` false positives, standardised."""
+    """Return the area up to `most` false positives, standardised."""
     false, true = roc(marked, others)
     stop = int(np.searchsorted(false, most, side="right"))
     x, y = [*false[:stop], most], [*true[:stop], true[-1]]
@@ -50,7 +50,9 @@ def partial_auc(marked: np.ndarray, others: np.ndarray, most: float = FEW) -> fl
 
 
 def true_positives(marked: np.ndarray, others: np.ndarray, most: float = FEW) -> float:
-    """Of the threshold that calls as many as possible, and no more than `most` of the others."""
+    """Return the rate of true positives at the threshold that calls as many as possible, and no
+    more than `most` of the others.
+    """
     false, true = roc(marked, others)
     return float(true[false <= most].max())
 
@@ -58,8 +60,8 @@ def true_positives(marked: np.ndarray, others: np.ndarray, most: float = FEW) ->
 def by_prompt(
     figure: Callable[[np.ndarray, np.ndarray], float], marked: np.ndarray, others: np.ndarray
 ) -> Interval:
-    """A figure of scores [prompt, ...] of marked texts and of others, where the first prompts of
-    the others are those of the marked ones.
+    """Return a figure, with its interval, of scores [prompt, ...] of marked texts and of others,
+    where the first prompts of the others are the prompts of the marked ones.
     """
     found = figure(marked.ravel(), others.ravel())
     source = np.random.default_rng(0)
@@ -75,14 +77,14 @@ def by_prompt(
 
 
 def mean(values: np.ndarray, rounds: int = 2000) -> Interval:
-    """Of values by prompt [prompt]."""
+    """Return the mean, with its interval, of values by prompt [prompt]."""
     source = np.random.default_rng(0)
     drawn = values[source.integers(0, len(values), (rounds, len(values)))].mean(axis=1)
     return _rounded(float(values.mean()), drawn)
 
 
 def ratio(over: np.ndarray, under: np.ndarray, rounds: int = 2000) -> Interval:
-    """sum over / sum under, both by prompt."""
+    """Return sum over / sum under, with its interval, both by prompt."""
     source = np.random.default_rng(0)
     rows = source.integers(0, len(over), (rounds, len(over)))
     return _rounded(
@@ -94,7 +96,9 @@ def difference_of_ratios(
     over: np.ndarray, under: np.ndarray, other_over: np.ndarray, other_under: np.ndarray,
     rounds: int = 2000,
 ) -> Interval:  # fmt: skip
-    """Of the same prompts, prompt by prompt drawn together."""
+    """Return the difference of two ratios of the same prompts, with its interval, prompt by prompt
+    drawn together.
+    """
     source = np.random.default_rng(0)
     rows = source.integers(0, len(over), (rounds, len(over)))
 

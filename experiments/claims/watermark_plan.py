@@ -35,7 +35,7 @@ OTHER_FAMILIES = tuple(replace(CHUNKED, family=family) for family in FAMILIES[1:
 
 
 def both(method: Method) -> tuple[Method, Method]:
-    """As published, and with a history."""
+    """Return a method as published, and with a history."""
     return method, replace(method, history=True)
 
 
@@ -62,7 +62,7 @@ SCORED = (MARK, CHUNKED, *OTHER_FAMILIES)  # by all scores
 
 
 def share_of(method: Method) -> int:
-    """Dear methods have so many times fewer texts."""
+    """Return how many times fewer texts a method has: dear ones have fewer."""
     if method in (LARGE, WHITE_BOX):
         return 4
     return 2 if method.k > 1 else 1
@@ -81,7 +81,7 @@ class Plan:
 
 
 def add_plan(parser: argparse.ArgumentParser, words: str, tokens: int) -> None:
-    """Options of a study's plan; words: what its texts are of. tokens: the default."""
+    """Add the options of a study's plan. words: what its texts are of; tokens: the default."""
     commands.add_number(parser, "--texts", TEXTS, words)
     commands.add_number(parser, "--tokens", tokens, "of a text", "T")
     parser.add_argument("--temperatures", type=commands.fractions, metavar="T,...",
@@ -91,7 +91,9 @@ def add_plan(parser: argparse.ArgumentParser, words: str, tokens: int) -> None:
 
 
 def plan_of(options: argparse.Namespace, least: int) -> Plan:
-    """InputError for what cannot be measured, with texts of fewer tokens than `least`, too."""
+    """Return the plan that the options ask for; InputError for what cannot be measured, with texts
+    of fewer tokens than `least`, too.
+    """
     commands.check_range("--texts", options.texts, 4)
     commands.check_range("--tokens", options.tokens, least)
     if not all(0.05 <= t <= 5 for t in options.temperatures):
@@ -110,7 +112,7 @@ class Cell:
 
 
 def cells(plan: Plan) -> list[Cell]:
-    """In the order in which they are run."""
+    """Return all cells, in the order in which they are run."""
     first = plan.temperatures[:1]
     return [
         Cell(temperature, method)
@@ -121,6 +123,6 @@ def cells(plan: Plan) -> list[Cell]:
 
 
 def cell_of(row: dict[str, Any]) -> Cell:
-    """That a row of the result is of."""
+    """Return the cell that a row of the result is of."""
     of = {name: row[name] for name in asdict(MARK)}
     return Cell(row["temperature"], Method(**of))

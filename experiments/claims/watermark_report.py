@@ -37,7 +37,7 @@ REPLACED = (10, 20, 30, 50)
 
 
 def name_of(row: Row) -> str:
-    """A method and its parameters."""
+    """Name a row by its method and parameters."""
     name, m, k = row["name"], row["m"], row["k"]
     if name == "kirchenbauer":
         text = f"Kirchenbauer, δ = {row['delta']:g}"
@@ -52,7 +52,7 @@ def name_of(row: Row) -> str:
 
 
 def at(result: Row, temperature: float) -> list[Row]:
-    """Rows of methods, in the order of tables; of F only the default."""
+    """Return rows of methods, in the order of tables; of F only the default."""
     found = {cell_of(row).method: row for row in result["rows"]
              if row["temperature"] == temperature}  # fmt: skip
     return [found[method] for method in ORDER if method in found]
@@ -71,7 +71,7 @@ def of_method(result: Row, temperature: float, name: str, **wanted: Any) -> list
 
 
 def detected(rows: Sequence[Row]) -> Iterator[tuple[str, Row, Row]]:
-    """(name, row, detection), one for each score."""
+    """Yield (name, row, detection), one for each score."""
     for row in rows:
         for kind, found in row.get("detection", {}).items():
             score = f", {SCORES[kind]}" if row["name"] == "aaronson" else ""
@@ -82,7 +82,7 @@ def detected(rows: Sequence[Row]) -> Iterator[tuple[str, Row, Row]]:
 
 
 def table(result: Row) -> str:
-    """All of it as Markdown."""
+    """Return the whole result as Markdown."""
     lines = [circumstances(result), ""]
     for rows in _tables(result):
         lines += [*rows, ""]
@@ -90,7 +90,7 @@ def table(result: Row) -> str:
 
 
 def in_results(result: Row, origin: str) -> list[str]:
-    """The same as paragraphs of RESULTS.md."""
+    """Return the whole result as paragraphs of RESULTS.md."""
     tables = [text for rows in _tables(result) for text in ("\n".join(rows), origin)]
     found = "\n".join(f"- {line}" for line in criteria(result))
     return [circumstances(result), *tables, found]
@@ -125,25 +125,25 @@ def circumstances(result: Row) -> str:
 
 
 def percent(interval: Sequence[float], digits: int = 1) -> str:
-    """A share and its interval."""
+    """Write a share and its interval, in per cent."""
     value, low, high = (100 * x for x in interval)
     return f"{value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def around(interval: Sequence[float], digits: int) -> str:
-    """What may be on either side of zero."""
+    """Write a figure and its interval, which may be on either side of zero."""
     value, low, high = interval
     return f"{value:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
 
 
 def _shift(interval: Sequence[float]) -> str:
-    """Nats per token as per cent of perplexity."""
+    """Write nats per token as per cent of perplexity."""
     value, low, high = (100 * math.expm1(x) for x in interval)
     return f"{value:+.1f} % ({low:+.1f} to {high:+.1f})"
 
 
 def distortion(result: Row, temperature: float) -> list[str]:
-    """What is changed of a text, and of two."""
+    """Return a table of what is changed of a text, and of two."""
     lines = []
     for row in at(result, temperature):
         same = row["agreement"]
@@ -163,7 +163,7 @@ def distortion(result: Row, temperature: float) -> list[str]:
 
 
 def detection(result: Row, temperature: float) -> list[str]:
-    """Table 1."""
+    """Return Table 1: how well each method is detected."""
     lines = []
     for name, row, found in detected(at(result, temperature)):
         lengths, after = found["by_length"], found["edited"]
@@ -186,7 +186,7 @@ def detection(result: Row, temperature: float) -> list[str]:
 
 
 def by_length(result: Row) -> list[str]:
-    """Table 5's other side: how much text it takes."""
+    """Return Table 5's other side: how much text detection takes."""
     lines = []
     for temperature in temperatures(result):
         rows = [row for row in at(result, temperature) if not row["history"]]
@@ -201,7 +201,7 @@ def by_length(result: Row) -> list[str]:
 
 
 def by_score(result: Row) -> list[str]:
-    """Families and scores on the same texts."""
+    """Return a table of families and scores on the same texts."""
     lines = []
     for row in result["rows"]:
         text = f"k = {row['k']}, m = {row['m']}, temperature {row['temperature']:g}"
@@ -216,7 +216,7 @@ def by_score(result: Row) -> list[str]:
 
 
 def edited(result: Row, temperature: float) -> list[str]:
-    """What is left after edits: of methods that have all of them."""
+    """Return a table of what is left after edits: of methods that have all of them."""
     of = [
         (name, found["edited"]) for name, _, found in detected(at(result, temperature))
         if len(found["edited"]) > 2
@@ -234,7 +234,7 @@ def edited(result: Row, temperature: float) -> list[str]:
 
 
 def parts(result: Row) -> list[str]:
-    """A marked third in an unmarked text."""
+    """Return a table of how a marked third in an unmarked text is found."""
     lines = []
     for temperature in temperatures(result):
         for name, _, found in detected(at(result, temperature)):
@@ -261,7 +261,7 @@ def _forgeries(result: Row) -> Iterator[tuple[str, Row]]:
 
 
 def history(result: Row) -> list[str]:
-    """What a history costs: texts of one key, one after another."""
+    """Return a table of what a history costs: texts of one key, one after another."""
     lines = []
     for name, row in _forgeries(result):
         for of in row["rounds"]:
@@ -275,7 +275,7 @@ def history(result: Row) -> list[str]:
 
 
 def forged(result: Row) -> list[str]:
-    """p of what forgers write."""
+    """Return a table of the p-values of what forgers write."""
     lines: list[list[str]] = []
     told: list[str] = []
     for name, row in _forgeries(result):
@@ -297,7 +297,7 @@ def forged(result: Row) -> list[str]:
 
 
 def guesses(result: Row) -> list[str]:
-    """Whether a forger knows what the key says."""
+    """Return a table of whether a forger knows what the key says."""
     lines = []
     for name, row in _forgeries(result):
         for what, of in row["guesses"].items():
@@ -313,7 +313,7 @@ def _guess(of: Row) -> str:
 
 
 def drafted(result: Row) -> list[str]:
-    """Tokens per step of races."""
+    """Return a table of tokens per step of races."""
     lines = []
     for temperature in temperatures(result):
         plain = of_method(result, temperature, "plain-race")
@@ -347,7 +347,7 @@ def _difference(row: Row, plain: Row, drafts: str) -> metrics.Interval:
 
 
 def criteria(result: Row) -> list[str]:
-    """What the project asks, temperature by temperature."""
+    """Return what the project asks, and whether it holds, temperature by temperature."""
     lines = []
     for temperature in temperatures(result):
         unmarked = of_method(result, temperature, "random")
@@ -402,15 +402,15 @@ SHOWN = {
 
 
 def plot(result: Row, path: Path) -> None:
-    """See `draw`. InputError without matplotlib."""
+    """Write `draw` to a file; InputError without matplotlib."""
     figure = report.figure(12, 4.0)
     draw(figure, result)
     report.save(figure, path, dpi=110)
 
 
 def draw(figure: Any, result: Row) -> None:
-    """AUC against length where text is least free, true positives against replaced tokens where it
-    is most, and what is paid in perplexity.
+    """Draw AUC against length where text is least free, true positives against replaced tokens
+    where it is most, and what is paid in perplexity.
     """
     left, middle, right = figure.subplots(1, 3)
     coldest, warmest = min(temperatures(result)), max(temperatures(result))
@@ -458,7 +458,7 @@ def draw(figure: Any, result: Row) -> None:
 def shown(
     result: Row, temperature: float
 ) -> Iterator[tuple[tuple[str, str, str], Row, Row]]:
-    """(style, detection, row) of methods that plots show, as published."""
+    """Yield (style, detection, row) of methods that plots show, as published."""
     for row in at(result, temperature):
         style = SHOWN.get((row["name"], row["m"], row["k"]))
         if style and not row["history"] and row["delta"] in (0.0, 2.0):

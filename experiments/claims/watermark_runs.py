@@ -66,8 +66,8 @@ def matrix(
     prompts: Sequence[Prompt], networks: Sequence[str], systems: Sequence[str], tokens: int,
     candidates: int, drafts: Sequence[int], variants: Sequence[str],
 ) -> list[tuple[Asked, Prompt]]:  # fmt: skip
-    """All runs in the order in which they are made; `drafts` and `variants` of verification are
-    those of candidates, one system each.
+    """Return all runs in the order in which they are made; `drafts` and `variants` of verification
+    are for candidates, one system each.
     """
     of_candidates = [("candidates", d, candidates, v) for d in drafts for v in variants]
     kinds = {
@@ -91,7 +91,9 @@ def matrix(
 
 
 def one(asked: Asked, prompt: Prompt, model: Path, draft: Path, folder: Path) -> Run:
-    """A complete run, and how busy others kept the machine meanwhile. SpuLlmError if it fails."""
+    """Make a complete run; return its record, with how busy others kept the machine meanwhile.
+    SpuLlmError if it fails.
+    """
     arguments = [
         "demo", "--prompt", prompt.text, "--max-new-tokens", str(asked.tokens), "--network",
         asked.network, "--model", str(model), "--draft-model", str(draft), "--temperature",
@@ -143,14 +145,14 @@ COMPARED = ("online, s", "everything, s", "MB, everything")
 
 
 def name_of(asked: dict[str, Any]) -> str:
-    """Of a system."""
+    """Name the system of a run."""
     if asked["candidates"] == 1:
         return f"{asked['system']}, {asked['drafts']} drafts"
     return f"{asked['candidates']} candidates of {asked['drafts']} drafts, {asked['verify']}"
 
 
 def groups(result: Run) -> dict[tuple[str, int, str], dict[str, Run]]:
-    """Runs by network, length and system, and there by their prompts."""
+    """Return runs by network, length and system, and there by their prompts."""
     found: dict[tuple[str, int, str], dict[str, Run]] = {}
     for run in result["runs"]:
         asked = run["asked"]
@@ -161,8 +163,8 @@ def groups(result: Run) -> dict[tuple[str, int, str], dict[str, Run]]:
 
 
 def table(result: Run) -> str:
-    """A token of every system: medians with the smallest and the largest, and in units of the
-    unmarked run of the same prompt.
+    """Return a table of a token of every system: medians with the smallest and the largest, and in
+    units of the unmarked run of the same prompt.
     """
     heads = ["a token of", "runs", *FIGURES, "log10 p", *(f"{n} / unmarked" for n in COMPARED)]
     lines, there = [], groups(result)
@@ -183,7 +185,7 @@ def table(result: Run) -> str:
 
 
 def in_results(files: Mapping[str, Run]) -> list[str]:
-    """The same as paragraphs of RESULTS.md."""
+    """Return the runs as paragraphs of RESULTS.md."""
     ((name, data),) = files.items()
     others = [run["others"] for run in data["runs"]]
     load_text = f"load of other work {min(others):.2f} to {max(others):.2f} cores"

@@ -56,12 +56,12 @@ def of_contexts(key: Key, tokens: Sequence[int]) -> Pairs:
 
 
 def distinct(pairs: Pairs, length: int | None = None) -> np.ndarray:
-    """Numbers of distinct n-grams of the first tokens."""
+    """Return the numbers of distinct n-grams of the first tokens."""
     return np.array(list(dict(pairs[:length]).values()), np.float64)
 
 
 def marks_of(pairs: Pairs) -> list[Marked]:
-    """As `detecting.spans_of` wants them, by token."""
+    """Return numbers as `detecting.spans_of` wants them, by token."""
     found, seen = [], set()
     for i, (name, number) in enumerate(pairs):
         found.append(Marked(i, i + 1, None if name in seen else number))
@@ -70,7 +70,7 @@ def marks_of(pairs: Pairs) -> list[Marked]:
 
 
 def score(kind: str, pairs: Pairs, family: Family, length: int | None = None) -> float:
-    """Of one key's numbers; not of `recursive` and `alignment`."""
+    """Score one key's numbers; not by `recursive` and `alignment`."""
     if kind == "plain":
         return aaronson_score(np.array([number for _, number in pairs[:length]]))
     numbers = distinct(pairs, length)
@@ -95,7 +95,7 @@ class Nulls:
         self._costs: np.ndarray | None = None
 
     def pairs(self, contexts: bool) -> list[list[Pairs]]:
-        """[prompt][sample and key]"""
+        """Return the names and numbers of n-grams [prompt][sample and key]."""
         if contexts not in self._pairs:
             of = of_contexts if contexts else of_candidates
             self._pairs[contexts] = [
@@ -104,7 +104,7 @@ class Nulls:
         return self._pairs[contexts]
 
     def scores(self, kind: str, length: int, family: Family | None = None) -> np.ndarray:
-        """float64 [prompt, sample and key]"""
+        """Return the scores float64 [prompt, sample and key]."""
         family = family or Family()
         at = kind, f"{family.name} {family.k}", length
         if at not in self._scores:
@@ -124,8 +124,8 @@ class Nulls:
         return np.array([[score(kind, one, family, length) for one in row] for row in rows])
 
     def costs(self) -> np.ndarray:
-        """Of Kuditipudi's alignment, of one text a prompt under two keys: float64 [prompt, key,
-        token]; the shortest text's length.
+        """Return the costs of Kuditipudi's alignment, of one text a prompt under two keys: float64
+        [prompt, key, token]; the shortest text's length.
         """
         if self._costs is None:
             least = min(len(row[0]) for row in self._texts)
@@ -138,7 +138,7 @@ class Nulls:
         return self._costs
 
     def aligned(self, costs: np.ndarray, length: int | None = None) -> float:
-        """The score of a text with these costs of its beginnings."""
+        """Return the score of a text with these costs of its beginnings."""
         known = self.costs()
         at = min(length or len(costs), len(costs), known.shape[2]) - 1
         same = known[:, :, at]
@@ -149,7 +149,7 @@ def scores_of(
     method: Method, kind: str, authors: Sequence[Author], texts: Sequence[list[int]],
     lengths: Sequence[int | None], nulls: Nulls, vocab: int,
 ) -> np.ndarray:  # fmt: skip
-    """Each text (tokenised again) under its author's keys, for each length (None: all of it):
+    """Score each text (tokenised again) under its author's keys, for each length (None: all of it):
     float64 [text, length].
     """
     found = []

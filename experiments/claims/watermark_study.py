@@ -92,7 +92,7 @@ class Study:
         return self._bases[temperature]
 
     def authors(self, method: Method, label: str) -> list[Author]:
-        """A key for each text."""
+        """Return an author for each text, with a key of its own."""
         return [
             Author.of(method, self.plan.seed, f"{label} text {j}")
             for j in range(len(self.prompts))
@@ -102,14 +102,14 @@ class Study:
         self, method: Method, authors: Sequence[Author], temperature: float, count: int = 0,
         first: int = 0, drafter: Lanes | None = None,
     ) -> Written:  # fmt: skip
-        """After as many prompts as there are authors, from number `first` on."""
+        """Write texts after as many prompts as there are authors, from number `first` on."""
         return write(
             method, authors, self.lanes, self.prompts[first : first + len(authors)],
             count or self.plan.tokens, temperature, self.never, drafter,
         )  # fmt: skip
 
     def again(self, tokens: Sequence[int] | np.ndarray) -> list[int]:
-        """Detokenised, and tokenised again."""
+        """Detokenise a text, and tokenise it again."""
         return scores.retokenised(self.tokenizer, [int(token) for token in tokens])
 
     def lengths(self, count: int) -> list[int]:
@@ -120,7 +120,7 @@ class Study:
         return min(JUDGED, self.plan.tokens)
 
     def row(self, cell: Cell) -> dict[str, Any]:
-        """What is measured of a cell."""
+        """Return what is measured of a cell."""
         facts = {"temperature": cell.temperature, **asdict(cell.method)}
         if cell.method.name == "forgery":
             return {**facts, **self.forgery(cell)}
@@ -131,7 +131,7 @@ class Study:
     # ---- unmarked texts
 
     def unmarked(self, temperature: float) -> dict[str, Any]:
-        """The reference, and whether p-values of unmarked texts are what they say."""
+        """Measure the reference, and whether p-values of unmarked texts are what they say."""
         base = self.base(temperature)
         calibration = {}
         for kind in ("sum", "fisher"):
@@ -177,7 +177,7 @@ class Study:
     def second(
         self, method: Method, authors: Sequence[Author], written: Written, temperature: float
     ) -> dict[str, Any]:
-        """Another text of the same prompt and key."""
+        """Write another text for each prompt and key; return how far it agrees with the first."""
         others = [author.again() for author in authors]
         again = self.written(method, others, temperature, AGAIN)
         return agreement(written.tokens, again.tokens, method.k)
@@ -194,7 +194,7 @@ class Study:
     def detection(
         self, method: Method, authors: Sequence[Author], written: Written, base: Base
     ) -> dict[str, Any]:
-        """By each of the method's scores: by length, pooled, and after edits."""
+        """Measure detection by each of the method's scores: by length, pooled, and after edits."""
         texts = [self.again(tokens) for tokens in written.tokens]
         every = method in EDITED and base.temperature == self.plan.temperatures[0]
         changed = self.edited(written.tokens[:, : self.judged], every=every)
@@ -231,7 +231,7 @@ class Study:
         return {"detection": found}
 
     def edited(self, tokens: np.ndarray, *, every: bool) -> dict[str, list[list[int]]]:
-        """Texts after every edit, or after two of them, tokenised again."""
+        """Return texts after every edit, or after two of them, tokenised again."""
         found = {}
         for name, edit in edits.EDITS.items():
             if every or name == edits.CORRUPTED:
@@ -252,7 +252,9 @@ class Study:
     def part(
         self, method: Method, kind: str, authors: Sequence[Author], written: Written, base: Base
     ) -> dict[str, Any]:
-        """A marked third inside an unmarked text: found by the whole, and by its parts."""
+        """Measure how a marked third inside an unmarked text is found: by the whole, and by its
+        parts.
+        """
         third = self.plan.tokens // 3
         of = scores.of_contexts if kind in scores.OF_CONTEXTS else scores.of_candidates
         whole, anywhere, covered = [], [], []
@@ -281,8 +283,8 @@ class Study:
     def by_score(
         self, method: Method, authors: Sequence[Author], written: Written, base: Base
     ) -> list[dict[str, Any]]:
-        """Families and scores on the same texts. With chunks of one token the family changes
-        nothing of the text, so that all four are tried.
+        """Compare families and scores on the same texts. With chunks of one token the family
+        changes nothing of the text, so that all four are tried.
         """
         marked = [
             scores.distinct(scores.of_candidates(author.keys[0], self.again(tokens)), self.judged)
@@ -311,7 +313,9 @@ class Study:
     # ---- forgery
 
     def forgery(self, cell: Cell) -> dict[str, Any]:
-        """Many texts of one key, round after round; what a forger makes of them, and guesses."""
+        """Write many texts of one key, round after round; measure what a forger makes of them, and
+        guesses.
+        """
         method, base = replace(MARK, history=cell.method.history), self.base(cell.temperature)
         one = Author.of(method, self.plan.seed, f"{cell.name} forged")
         texts: list[list[int]] = []
@@ -346,7 +350,9 @@ class Study:
     def forged(
         self, cell: Cell, one: Author, texts: Sequence[list[int]], base: Base
     ) -> list[dict[str, Any]]:
-        """p-values of what each forger writes, from marked texts, and from unmarked ones."""
+        """Return the p-values of what each forger writes, from marked texts, and from unmarked
+        ones.
+        """
         unmarked = base.samples[0].tokens[:, : self.judged].tolist()
         found = []
         for control, source in ((False, texts), (True, unmarked)):
@@ -383,7 +389,7 @@ class Study:
 def figures(
     marked: np.ndarray, others: np.ndarray, *, tpr: bool = True
 ) -> dict[str, metrics.Interval]:
-    """Of scores [prompt, ...]."""
+    """Return the figures of scores [prompt, ...]."""
     found = {
         "auc": metrics.by_prompt(metrics.auc, marked, others),
         "pauc": metrics.by_prompt(metrics.partial_auc, marked, others),
@@ -394,8 +400,8 @@ def figures(
 
 
 def agreement(one: np.ndarray, other: np.ndarray, chunk: int) -> dict[str, Any]:
-    """Of two texts of the same prompt [text, token]: how often the first chunk is the same, the
-    first `AGAIN` tokens are, and how many they have in common from the start.
+    """Compare two texts of the same prompt [text, token]: how often the first chunk is the same,
+    the first `AGAIN` tokens are, and how many they have in common from the start.
     """
     length = min(AGAIN, one.shape[1], other.shape[1])
     same = one[:, :length] == other[:, :length]
@@ -408,9 +414,9 @@ def agreement(one: np.ndarray, other: np.ndarray, chunk: int) -> dict[str, Any]:
 
 
 def drafting(written: Written) -> dict[str, Any]:
-    """Tokens per step of a race whose drafts are drawn with its noise. A step emits drafts up to
-    the first that differs, and one token more; the text is the same with any drafts, so that steps
-    follow from where the draft model draws the text's own token.
+    """Return the tokens per step of a race whose drafts are drawn with its noise. A step emits
+    drafts up to the first that differs, and one token more; the text is the same with any drafts,
+    so that steps follow from where the draft model draws the text's own token.
     """
     found: dict[str, Any] = {"accepted": metrics.mean(written.matched.mean(axis=1))}
     found["overlap"] = metrics.mean(written.overlap.mean(axis=1))
@@ -423,7 +429,7 @@ def drafting(written: Written) -> dict[str, Any]:
 
 
 def steps_of(matched: np.ndarray, drafts: int) -> int:
-    """How many steps write a text, a bonus token in each."""
+    """Return how many steps write a text, a bonus token in each."""
     at = steps = 0
     while at < len(matched):
         run = matched[at : at + drafts]
@@ -433,7 +439,7 @@ def steps_of(matched: np.ndarray, drafts: int) -> int:
 
 
 def _packed(values: np.ndarray) -> str:
-    """Many numbers on one line."""
+    """Write many numbers on one line."""
     return " ".join(f"{x:.3g}" for x in values.ravel())
 
 

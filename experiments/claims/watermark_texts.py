@@ -65,17 +65,17 @@ class Lanes:
         self._picked = jax.jit(functools.partial(_picked, self.config.kv_heads))
 
     def begun(self, prompts: np.ndarray) -> State:
-        """prompts: int32 [lane, token]."""
+        """Return the state after prompts: int32 [lane, token]."""
         empty = self.config.empty_cache(self.positions, len(prompts))
         # Keys and values begin as the same zeros, and each array may be given away once.
         return self._after(jax.tree.map(lambda rows: rows.copy(), empty), prompts, 0)
 
     def after(self, state: State, tokens: np.ndarray) -> State:
-        """One token more in every lane; the state is used up."""
+        """Return the state after one token more in every lane; the given state is used up."""
         return self._after(state.cache, tokens[:, None], state.at)
 
     def picked(self, state: State, lanes: np.ndarray) -> State:
-        """These lanes, which may repeat."""
+        """Return the state of these lanes, which may repeat."""
         return State(self._picked(state.cache, lanes), state.logits[lanes], state.at)
 
     def _after(self, cache: Block, tokens: np.ndarray, at: int) -> State:
@@ -107,7 +107,7 @@ class Law(NamedTuple):
 
 
 def law_of(logits: np.ndarray, temperature: float, never: Sequence[int]) -> Law:
-    """At a temperature, without the tokens `never`."""
+    """Return the law of the next token at a temperature, without the tokens `never`."""
     scaled = np.asarray(logits, np.float64) / temperature
     scaled[:, list(never)] = NEVER
     scaled -= scaled.max(axis=1, keepdims=True)
@@ -160,7 +160,7 @@ class Author:
         return Author(keys, histories, Prg.from_seed(seed, f"watermark {label} draws"))
 
     def again(self) -> Author:
-        """For another text under the same keys."""
+        """Return the author for another text under the same keys."""
         return Author(self.keys, self.histories, self.prg.child("again"))
 
     def embedder(self, method: Method) -> Embedder:
@@ -190,7 +190,7 @@ class Next:
         self.token: Callable[[np.ndarray, tuple[int, ...]], int] = make(method, author, vocab)
 
     def finish(self, generated: tuple[int, ...]) -> None:
-        """The text is done."""
+        """Tell a race's noise that the text is done."""
         self._finish(generated)
 
     def _random(self, method: Method, author: Author, vocab: int) -> Any:
@@ -232,7 +232,9 @@ class Next:
     _recursive = _flat
 
     def _white_box(self, method: Method, author: Author, vocab: int) -> Any:
-        """`Embedder` of all candidates without a history: their numbers, and one argmax."""
+        """Return what chooses tokens as an `Embedder` of all candidates without a history does: by
+        their numbers, and one argmax.
+        """
         key = author.keys[0]
 
         def token(p: np.ndarray, generated: tuple[int, ...]) -> int:
@@ -248,7 +250,7 @@ class Next:
         return self._raced(noise.row)
 
     def _plain_race(self, method: Method, author: Author, vocab: int) -> Any:
-        """Noise of the position, as a race without a mark has it."""
+        """Return what chooses tokens by a race without a mark, with noise of the position."""
 
         def row(generated: Sequence[int]) -> np.ndarray:
             stream = author.prg.child(f"noise {len(generated)}")
@@ -265,7 +267,7 @@ class Next:
 
 
 def tail(generated: tuple[int, ...]) -> tuple[int, ...]:
-    """All that the n-grams of what follows reach into."""
+    """Return all that the n-grams of what follows reach into."""
     return generated[-(NGRAM - 1) :]
 
 
@@ -275,7 +277,7 @@ def raced(p: np.ndarray, noise: np.ndarray) -> int:
 
 
 def draws(p: np.ndarray, points: np.ndarray) -> list[int]:
-    """Tokens at these points of the cumulative law."""
+    """Return the tokens at these points of the cumulative law."""
     cumulative = np.cumsum(p)
     found = np.searchsorted(cumulative, points * cumulative[-1], side="right")
     return np.minimum(found, len(p) - 1).tolist()  # type: ignore[no-any-return]
@@ -302,7 +304,7 @@ def write(
     method: Method, authors: Sequence[Author], lanes: Lanes, prompts: np.ndarray, count: int,
     temperature: float, never: Sequence[int], drafter: Lanes | None = None,
 ) -> Written:  # fmt: skip
-    """`count` tokens after each prompt [text, token]."""
+    """Write `count` tokens after each prompt [text, token]."""
     if method.k > 1:
         group = max(1, AT_ONCE // method.m)
         parts = [
@@ -355,7 +357,9 @@ def _by_chunks(
     method: Method, authors: Sequence[Author], lanes: Lanes, prompts: np.ndarray, count: int,
     temperature: float, never: Sequence[int],
 ) -> Written:  # fmt: skip
-    """Candidates of k tokens are lanes of their own; the chosen one's rows stay."""
+    """Write chunk by chunk: candidates of k tokens are lanes of their own; the chosen one's rows
+    stay.
+    """
     texts, m = range(len(prompts)), method.m
     embedders = [author.embedder(method) for author in authors]
     generated: list[tuple[int, ...]] = [() for _ in texts]

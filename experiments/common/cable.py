@@ -28,9 +28,9 @@ _LOOPBACK = "127.0.0.1"
 
 @contextlib.contextmanager
 def cable(network: str, targets: Sequence[int]) -> Iterator[list[int]]:
-    """A port for each of `targets`: what is connected to it reaches that port of this machine, and
-    answers come back, both at the network's rate and delay. All share the rate, each way its own.
-    On a network without either, the targets themselves.
+    """Yield a port for each of `targets`: what is connected to it reaches that port of this
+    machine, and answers come back, both at the network's rate and delay. All share the rate, each
+    way its own. On a network without either, yield the targets themselves.
     """
     if NETWORKS[network].direct:
         yield list(targets)
@@ -45,7 +45,9 @@ def cable(network: str, targets: Sequence[int]) -> Iterator[list[int]]:
 
 
 def main() -> None:
-    """Arguments: the network, the ports. Prints its own ports, and ends with standard input."""
+    """Run the cable of the network and ports that the command line names. Print its own ports, and
+    end with standard input.
+    """
     network, *targets = sys.argv[1:]
     listeners = [socket.create_server((_LOOPBACK, 0)) for _ in targets]
     there, back = (_Way(Shaper(NETWORKS[network])) for _ in range(2))

@@ -20,7 +20,7 @@ from spu_llm.net.shaping import NETWORKS
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """What all of them have."""
+    """Add the options that all studies have."""
     parser.add_argument("--model", type=Path, help="the provider's private model directory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     add_debug(parser)
@@ -33,7 +33,7 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
 def add_number(
     parser: argparse.ArgumentParser, name: str, default: int, words: str, metavar: str = "N"
 ) -> None:
-    """A whole number; its help ends in its default."""
+    """Add an option for a whole number; its help ends in its default."""
     parser.add_argument(
         name, type=int, default=default, metavar=metavar, help=f"{words} (default: %(default)s)"
     )
@@ -60,7 +60,7 @@ def add_plot(parser: argparse.ArgumentParser, words: str) -> None:
 
 
 def numbers(text: str) -> list[int]:
-    """Of an option: whole numbers with commas between them."""
+    """Parse the value of an option: whole numbers with commas between them."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -68,7 +68,7 @@ def numbers(text: str) -> list[int]:
 
 
 def fractions(text: str) -> list[float]:
-    """Of an option: numbers with commas between them."""
+    """Parse the value of an option: numbers with commas between them."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
@@ -76,12 +76,12 @@ def fractions(text: str) -> list[float]:
 
 
 def names(text: str) -> list[str]:
-    """Words with commas between them."""
+    """Parse the value of an option: words with commas between them."""
     return text.split(",")
 
 
 def networks(text: str) -> list[str]:
-    """Names of emulated networks."""
+    """Parse the value of an option: names of emulated networks with commas between them."""
     found = text.split(",")
     if unknown := [name for name in found if name not in NETWORKS]:
         raise argparse.ArgumentTypeError(
@@ -91,29 +91,29 @@ def networks(text: str) -> list[str]:
 
 
 def private_model(options: argparse.Namespace) -> Path:
-    """As given, or the shipped one."""
+    """Return the private model that the options name, or the shipped one."""
     return options.model or shipped("private")
 
 
 def pair(options: argparse.Namespace) -> tuple[Path, Path]:
-    """The private model and the draft model."""
+    """Return the private model and the draft model."""
     return private_model(options), options.draft_model or shipped("public")
 
 
 def prompt(options: argparse.Namespace) -> str:
-    """As given, or that of demo."""
+    """Return the prompt that the options give, or the prompt of demo."""
     return getattr(options, "prompt", None) or PROMPT
 
 
 def check_range(option: str, found: int, least: int, most: int | None = None) -> None:
-    """InputError unless what was found for an option is in its range."""
+    """Raise InputError unless what was found for an option is in its range."""
     if found < least or (most is not None and found > most):
         allowed = f"at least {least}" if most is None else f"{least} to {most}"
         raise InputError(f"{option} must be {allowed}, found {found}")
 
 
 def check_folders(options: argparse.Namespace) -> None:
-    """InputError before hours of work whose result or picture could not be written."""
+    """Raise InputError before hours of work whose result or picture could not be written."""
     for name in ("json", "plot"):
         file = getattr(options, name, None)
         if file is not None and not file.resolve().parent.is_dir():
@@ -151,13 +151,15 @@ def conclude(options: argparse.Namespace, result: dict[str, Any], table: str) ->
 
 
 def write(options: argparse.Namespace, result: Any) -> None:
-    """To `--json`, where it is given."""
+    """Write the result to `--json`, where it is given."""
     if options.json is not None:
         write_json(options.json, result)
 
 
 def earlier(path: Path | None, plan: Any) -> list[dict[str, Any]]:
-    """Rows that the file holds of the same plan, a dataclass; InputError when it is of another."""
+    """Return the rows that the file holds of the same plan, a dataclass; InputError when it is of
+    another.
+    """
     if path is None or not path.exists():
         return []
     try:
@@ -178,8 +180,8 @@ def resumed(
         dict[str, Any],
     ],
 ) -> dict[str, Any]:  # fmt: skip
-    """measure(say, keep, done) of a plan, which goes on with what `--json` holds of it: `say` shows
-    progress, `keep` writes a result so far, `done` are its rows.
+    """Run measure(say, keep, done) of a plan, which goes on with what `--json` holds of it: `say`
+    shows progress, `keep` writes a result so far, `done` are its rows.
     """
     done, progress = earlier(options.json, plan), Progress()
     try:
@@ -189,6 +191,6 @@ def resumed(
 
 
 def check(results: Iterable[dict[str, Any]], complaint: str = "a result is wrong") -> None:
-    """SpuLlmError, which begins with `complaint`, when results have failures."""
+    """Raise SpuLlmError, which begins with `complaint`, when results have failures."""
     if failures := [text for result in results for text in result.get("failures", ())]:
         raise SpuLlmError(f"{complaint}: {'; '.join(failures[:3])}")

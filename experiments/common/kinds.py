@@ -35,7 +35,7 @@ _WHOLE = ("embedding", "head", "verification")  # whatever stands inside
 
 
 def kind_of(scope: str, op: str) -> str:
-    """The kind of a step with this scope; `op` is the op's name, "" for other steps."""
+    """Return the kind of a step with this scope; `op` is the op's name, "" for other steps."""
     parts = scope.split("/")
     for kind in _WHOLE:
         if kind in parts:
@@ -53,8 +53,8 @@ def kind_of(scope: str, op: str) -> str:
 
 
 def by_kind(entries: Sequence[Entry], steps: Sequence[Step], rank: int) -> dict[str, Any]:
-    """Seconds, bytes by direction and sends of both parties per kind, of the entries of one call
-    of a plan with these steps, at the party `rank`.
+    """Return seconds, bytes by direction and sends of both parties per kind, of the entries of one
+    call of a plan with these steps, at the party `rank`.
 
     Ops say themselves what they belong to; other work runs in the order of the plan.
     """
@@ -76,7 +76,8 @@ def _scope_of_run(run: Run) -> str:
 
 
 def chains(calls: Sequence[Call], steps: Sequence[Step]) -> dict[str, int]:
-    """Per kind, its part of the longest chain of messages of a call that wait for each other.
+    """Return, per kind, its part of the longest chain of messages of a call that wait for each
+    other.
 
     Ops of one parallel group run side by side: it is as long as its longest op, and counts for that
     op's kind. Segments, whose chains SPU does not tell, are left out.

@@ -10,20 +10,20 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def busy_seconds() -> float:
-    """CPU time that the machine has spent on anything."""
+    """Return the CPU time that the machine has spent on anything."""
     fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
     user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, fields)
     return (user + nice + system + irq + softirq) / _TICKS
 
 
 def own_seconds() -> float:
-    """CPU time of this process and of what it started and waited for."""
+    """Return the CPU time of this process and of what it started and waited for."""
     spent = os.times()
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def seconds_of(pids: Iterable[int]) -> float:
-    """CPU time that these living processes have spent, apart from what they started."""
+    """Return the CPU time that these living processes have spent, apart from what they started."""
     return sum(map(_seconds, pids))
 
 

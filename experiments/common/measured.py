@@ -30,7 +30,7 @@ FIGURES = ("seconds", "client_to_provider", "provider_to_client", "messages")
 
 
 def opening(label: str, owner: Owner, name: str, to: Owner = Owner.CLIENT) -> SecureFunction:
-    """A secure function that opens what it is given, which is `owner`'s."""
+    """Return a secure function that opens what it is given, which is `owner`'s."""
     return SecureFunction(lambda x: reveal(x, to=to, label=label), (owner,), name)
 
 
@@ -38,7 +38,7 @@ _note = opening("provider's peak memory (study)", Owner.PROVIDER, "note")
 
 
 def timed(session: Session, phase: str, work: Callable[[], T]) -> tuple[T, dict[str, Any]]:
-    """The result of `work` and its cost, as phase `phase` of the session's meter.
+    """Return the result of `work` and its cost, as phase `phase` of the session's meter.
 
     Wall seconds, bytes by direction and `messages` (sends of both parties) are online ones; what
     was made meanwhile for later is in `offline`, its seconds included.
@@ -98,7 +98,8 @@ def forward(
 
 
 def make_second_batches(session: PartySession, demand: Demand) -> None:
-    """One more of what one batch was made of: the first one's seconds hold compilation."""
+    """Make one more batch of what one batch was made of: the first one's seconds hold compilation.
+    """
     made = batches_made(session.meter.entries)
     for name, need in demand.material.items():
         if len(made.get(name, ())) == 1:
@@ -107,7 +108,7 @@ def make_second_batches(session: PartySession, demand: Demand) -> None:
 
 
 def grouped(entries: Iterable[Entry], name_of: Callable[[Entry], str]) -> dict[str, list[Entry]]:
-    """Entries by what `name_of` says of them, in order."""
+    """Group entries by what `name_of` says of them, in order."""
     found: dict[str, list[Entry]] = {}
     for entry in entries:
         found.setdefault(name_of(entry), []).append(entry)
@@ -115,12 +116,12 @@ def grouped(entries: Iterable[Entry], name_of: Callable[[Entry], str]) -> dict[s
 
 
 def batches_made(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Those among `entries`, by name of correlation."""
+    """Return the batches among `entries`, by name of correlation."""
     return grouped((e for e in entries if e.kind == "pool"), lambda e: e.name)
 
 
 def price(entries: Sequence[Entry], demand: Demand, rank: int) -> dict[str, dict[str, Any]]:
-    """What the material of `demand` costs to make, by name: its part of the batches among
+    """Return what the material of `demand` costs to make, by name: its part of the batches among
     `entries`.
 
     The first batch of a kind is left out where there are others: it compiles. Kinds that no batch
@@ -138,13 +139,15 @@ def price(entries: Sequence[Entry], demand: Demand, rank: int) -> dict[str, dict
 
 
 def summed(costs: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Seconds, bytes by direction and sends of all together."""
+    """Add up seconds, bytes by direction and sends of all costs."""
     found = list(costs)
     return {name: sum(cost[name] for cost in found) for name in FIGURES}
 
 
 def total(entries: Sequence[Entry], rank: int) -> dict[str, Any]:
-    """Seconds, bytes by direction and sends of both parties over entries of the party `rank`."""
+    """Return seconds, bytes by direction and sends of both parties over entries of the party
+    `rank`.
+    """
     traffic = sum((e.traffic for e in entries), Traffic())
     ours, peers = traffic.sent_bytes, traffic.received_bytes
     return {
@@ -156,7 +159,7 @@ def total(entries: Sequence[Entry], rank: int) -> dict[str, Any]:
 
 
 def medians(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The median over runs of every figure, nested ones included."""
+    """Return the median over runs of every figure, nested ones included."""
     return {
         name: medians([run[name] for run in runs])
         if isinstance(value, dict)
@@ -169,7 +172,9 @@ def medians(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def resident(field_name: str) -> int:
-    """Bytes of this process, as the kernel counts: VmRSS now, VmHWM at most since `forget_peak`."""
+    """Return the bytes of this process, as the kernel counts: VmRSS now, VmHWM at most since
+    `forget_peak`.
+    """
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{field_name}:"):
             return 1024 * int(line.split()[1])
@@ -185,13 +190,13 @@ def forget_peak() -> None:
 
 
 def peaks(session: PartySession) -> dict[str, int]:
-    """Largest resident bytes of both workers since `forget_peak`, at the client."""
+    """Return the largest resident bytes of both workers since `forget_peak`, at the client."""
     own = resident("VmHWM")
     return dict(zip(ROLES, (own, *hear(session, _note, own)), strict=True))
 
 
 def hear(session: PartySession, note: SecureFunction, *numbers: int) -> list[int]:
-    """The provider's numbers at the client, opened by `note`; zeros at the provider."""
+    """Return the provider's numbers at the client, opened by `note`; zeros at the provider."""
     with enable_x64():  # whole words
         own = session.private(PROVIDER, lambda: numbers, (len(numbers),), np.int64)
         heard = session.get(session.call(note, own))

@@ -30,13 +30,14 @@ Part = tuple[int, int]  # task (as in merged rounds), bytes
 
 
 def dry_parties() -> list[DrySession]:
-    """Both parties' dry sessions, each on its own."""
+    """Return both parties' dry sessions, each on its own."""
     frac_bits = SpuConfig().frac_bits
     return [DrySession(DryRun(rank, frac_bits)) for rank in (CLIENT, PROVIDER)]
 
 
 def cost_of(function: SecureFunction, args: Sequence[Any]) -> Cost:
-    """Of one call with arguments of these forms (values, or shapes with a dtype)."""
+    """Return the cost of one call with arguments of these forms (values, or shapes with a dtype).
+    """
     parties = dry_parties()
     for party in parties:
         party.call(function, *args)
@@ -62,18 +63,18 @@ class Replay:
 
     @property
     def seconds(self) -> float:
-        """Until both parties are done."""
+        """Return the seconds until both parties are done."""
         return max(self.now)
 
     def play(self, steps: Iterable[Step], client: Sequence[Call], provider: Sequence[Call]) -> None:
-        """One call of a plan with these steps."""
+        """Play one call of a plan with these steps."""
         for group in _groups(steps, client, provider):
             together = len(group) > 1
             sides = [_Side([d[rank] for d in group], together) for rank in (CLIENT, PROVIDER)]
             self._exchange(sides)
 
     def _exchange(self, sides: Sequence[_Side]) -> None:
-        """Both parties' tasks until all have ended."""
+        """Play both parties' tasks until all have ended."""
         coming: list[deque[tuple[float, Sequence[Part]]]] = [deque(), deque()]
         while any(side.left for side in sides):
             before = [len(q) for q in coming], [side.left for side in sides]
@@ -102,11 +103,11 @@ class _Side:
 
     @property
     def left(self) -> int:
-        """Messages to come."""
+        """Return the number of messages to come."""
         return sum(map(len, self._tasks))
 
     def advance(self) -> list[list[Part]]:
-        """What is sent until every task waits: one message, or one for each part."""
+        """Return what is sent until every task waits: one message, or one for each part."""
         parts: list[Part] = []
         for i, task in enumerate(self._tasks):
             while task and (task[0][0] or self._inbox[i]):
@@ -125,7 +126,8 @@ class _Side:
 def _groups(
     steps: Iterable[Step], client: Sequence[Call], provider: Sequence[Call]
 ) -> Iterator[list[tuple[Dialogue, Dialogue]]]:
-    """The dialogues of what runs side by side, group after group, as the executor groups it."""
+    """Yield the dialogues of what runs side by side, group after group, as the executor groups it.
+    """
     ops = [step for step in steps if isinstance(step, OpCall)]
     indices = range(len(ops))
     for _, group in itertools.groupby(indices, lambda i: ops[i].group):

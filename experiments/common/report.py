@@ -13,32 +13,32 @@ from spu_llm.core.errors import InputError
 
 
 def line(cells: Iterable[str]) -> str:
-    """A row of a Markdown table."""
+    """Write a row of a Markdown table."""
     return "| " + " | ".join(cells) + " |"
 
 
 def table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    """The lines of a Markdown table."""
+    """Return the lines of a Markdown table."""
     return [line(heads), "|---" * len(heads) + "|", *map(line, rows)]
 
 
 def cell(text: str) -> str:
-    """Any text as a cell: one line, and no end of the cell."""
+    """Write any text as a cell: one line, and no end of the cell."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def criterion(name: str, bound: str, value: str, *, holds: bool) -> str:
-    """A criterion in one line."""
+    """Write a criterion in one line."""
     return f"criterion {name}, {bound}: {value}: {'holds' if holds else 'does not hold'}"
 
 
 def three(x: float) -> str:
-    """In three figures."""
+    """Write a number in three figures."""
     return f"{Decimal(f'{x:.3g}').normalize():f}"
 
 
 def bytes_text(count: float) -> str:
-    """Bytes in three figures."""
+    """Write bytes in three figures."""
     for unit, least in (("MB", 10**6), ("kB", 10**3)):
         if count >= least:
             return f"{three(count / least)} {unit}"
@@ -46,17 +46,17 @@ def bytes_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """In three figures."""
+    """Write seconds in three figures."""
     return f"{three(seconds)} s" if seconds >= 1 else f"{three(1e3 * seconds)} ms"
 
 
 def both_ways(cost: Mapping[str, Any]) -> Any:
-    """Bytes of both directions together."""
+    """Add up the bytes of both directions."""
     return cost["client_to_provider"] + cost["provider_to_client"]
 
 
 def figure(width: float, height: float) -> Any:
-    """An empty matplotlib figure of this size (inches); InputError without matplotlib."""
+    """Return an empty matplotlib figure of this size (inches); InputError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -65,5 +65,5 @@ def figure(width: float, height: float) -> Any:
 
 
 def save(figure: Any, path: Path, dpi: int) -> None:
-    """Without the library's version, so that equal figures are equal files."""
+    """Write a figure without the library's version, so that equal figures are equal files."""
     figure.savefig(path, dpi=dpi, metadata={"Software": ""})

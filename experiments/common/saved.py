@@ -16,30 +16,32 @@ NO_SECONDS = "load {:.1f} before, {:.1f} at the end (no seconds in it)"
 
 
 def load(name: str) -> dict[str, Any]:
-    """The result `name`."""
+    """Return the result `name`."""
     found: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
 def origin(name: str) -> str:
-    """The command that made the result `name`, what its seconds are worth, and its note if any."""
+    """Return the command that made the result `name`, what its seconds are worth, and its note if
+    any.
+    """
     made = load("index")[name]
     worth = "" if timed(name) else "; taken beside other work: seconds are upper bounds"
     return f"from `{made['command']}`{worth}" + (f"; {made['note']}" if "note" in made else "")
 
 
 def timed(name: str) -> bool:
-    """Whether nothing else ran, so that seconds may be compared."""
+    """Return whether nothing else ran, so that seconds may be compared."""
     return bool(load("index")[name]["quiet"])
 
 
 def title(name: str) -> str:
-    """What the result's section is called, if it says so."""
+    """Return what the result's section is called, if it says so."""
     return str(load("index")[name].get("title", ""))
 
 
 def there(*names: str) -> list[str]:
-    """Those of these results that the index has."""
+    """Return the given names that the index has."""
     index = load("index")
     return [name for name in names if name in index]
 
@@ -47,7 +49,8 @@ def there(*names: str) -> list[str]:
 def under_table(
     names: Iterable[str], machines: Iterable[Mapping[str, Any]], load_text: str = ""
 ) -> str:
-    """Where a table comes from: commit, days, machine, load, and the files of these results.
+    """Return where a table comes from: commit, days, machine, load, and the files of the results
+    `names`.
 
     The load is by default that of quiet runs: jobs that wanted a core before they began. ValueError
     unless all is of one commit and one machine.

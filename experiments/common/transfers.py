@@ -21,7 +21,7 @@ STOCK = 10_485_760 - (452_000 + _DEPTH * _POSITIONS)  # what an extension leaves
 
 
 def stocks_extended(messages: int) -> int:
-    """How many of both stocks a batch has extended that took so many messages in all."""
+    """Return how many of both stocks a batch has extended that took so many messages in all."""
     return messages // _MESSAGES
 
 

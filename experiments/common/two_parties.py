@@ -38,7 +38,8 @@ def run_study(
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     wrap: Callable[[ByteStream], ByteStream] = lambda stream: stream,
 ) -> tuple[Outcome, Manifest]:
-    """One session of `program` with a provider process that holds `model`; `inputs`: the client's.
+    """Run one session of `program` with a provider process that holds `model`; `inputs`: the
+    client's.
 
     `tokenizer` is the directory of the client's copy, that of `model` by default; `sampling_seed`
     fixes the provider's joint randomness. Events named "stage" and "update" are shown, all others
@@ -74,7 +75,7 @@ def run_study(
 
 
 def session_record(outcome: Outcome, agreed: Manifest, **more: str) -> dict[str, Any]:
-    """How the result of every study of one session ends: bytes on the wire, what each party
+    """Return how the result of every study of one session ends: bytes on the wire, what each party
     learned, the machine, and the session's settings with `more` of the study's own.
     """
     return {
@@ -89,8 +90,8 @@ def session_record(outcome: Outcome, agreed: Manifest, **more: str) -> dict[str,
 
 
 def run_command(arguments: Sequence[str], json_file: Path) -> dict[str, Any]:
-    """What a command of `spu-llm` writes with `--json`, in a process of its own. SpuLlmError when
-    it fails.
+    """Run a command of `spu-llm` in a process of its own; return what it writes with `--json`.
+    SpuLlmError when it fails.
     """
     command = [*python_command("spu_llm.app.cli"), *arguments, f"--json={json_file}"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -56,7 +56,7 @@ class RequestParser:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[Push]:
-        """Take the next bytes; the requests they complete. WireError when it is not brpc."""
+        """Take the next bytes; return the requests they complete. WireError when it is not brpc."""
         self._rest += data
         found, position = [], 0
         while len(self._rest) - position >= _HEADER.size:
@@ -82,7 +82,7 @@ class SizeParser:
         self._size = b""
 
     def feed(self, data: bytes) -> list[int]:
-        """Take the next bytes; the sizes of the messages that begin in them."""
+        """Take the next bytes; return the sizes of the messages that begin in them."""
         found, at = [], 0
         while at < len(data):
             if self._left:
@@ -110,7 +110,7 @@ def _push(payload: bytes) -> Push:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Fields of a protobuf message: (number, integer or bytes)."""
+    """Yield the fields of a protobuf message: (number, integer or bytes)."""
     position = 0
     while position < len(data):
         tag, position = _varint(data, position)
@@ -147,16 +147,16 @@ class Transcript:
         self._own: dict[tuple[int, int], list[int]] = defaultdict(list)
 
     def add(self, sender: int, push: Push) -> None:
-        """Of SPU's link."""
+        """Add a request of SPU's link."""
         if not push.key.startswith(_ACK):
             self._sizes[sender, push.key] += push.size
 
     def add_own(self, sender: int, stream: int, sizes: list[int]) -> None:
-        """Of a channel of ours."""
+        """Add messages of a channel of ours, by their sizes."""
         self._own[sender, stream] += sizes
 
     def messages(self) -> list[Message]:
-        """Client's messages first, each party's in the order in which it sent them."""
+        """Return the client's messages first, each party's in the order in which it sent them."""
         found = []
         for (sender, key), size in self._sizes.items():
             name, end, number = key.partition(_KEY_END)

@@ -70,7 +70,7 @@ class Options:
         return replace(shape, name="network")
 
     def check(self, config: ModelConfig) -> None:
-        """InputError for what cannot be estimated."""
+        """Raise InputError for what cannot be estimated."""
         commands.check_range("--public-tokens", self.public_tokens, 0)
         config.check_public(self.public_tokens, "give --public-tokens N")
         self.request.check(config)
@@ -87,8 +87,8 @@ class Options:
 
 
 def estimate(model: Path, options: Options, *, growth: bool = False) -> dict[str, Any]:
-    """Figures of the prefill and of a decode step after it, as JSON fields. `model`: a directory
-    with a `config.json`; weights are not read.
+    """Return the figures of the prefill and of a decode step after it, as JSON fields. `model`: a
+    directory with a `config.json`; weights are not read.
     """
     config = load_config(model)
     options.check(config)
@@ -113,7 +113,7 @@ def _steps(config: ModelConfig, options: Options, prices: Prices) -> list[dict[s
 
 
 def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
-    """Of one step; seconds by what takes them."""
+    """Return the figures of one step; seconds by what takes them."""
     shape, slower = options.shape, max(1.0, _CORES / options.cores)
     counts = work.counts
     network = counts[f"seconds {shape.name}"]
@@ -150,7 +150,7 @@ def figures(work: Workload, options: Options, prices: Prices) -> dict[str, Any]:
 def _growth(
     config: ModelConfig, options: Options, prices: Prices, base: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The same with one thing doubled at a time."""
+    """Return the figures of the prefill and a step with one thing doubled at a time."""
     longer = 2 * options.prompt_tokens
     room = max(config.context, options.public_tokens + longer + options.new_tokens)
     variants = [
@@ -170,7 +170,7 @@ def _growth(
 
 
 def table(result: dict[str, Any]) -> str:
-    """The figures as Markdown."""
+    """Return the figures as Markdown."""
     model, options = config_from(result["model"]), result["options"]
     network = Options(**options).shape
     rate = f"{network.bits_per_s / 1e6:g} Mbps" if network.bits_per_s else "unlimited bandwidth"
@@ -208,7 +208,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _costs(first: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-    """A table of steps with their names."""
+    """Return a table of steps with their names."""
     heads = first, "seconds", "MB", "messages", "offline seconds", "offline MB"
     return report.table(heads, [
         (name, f"{step['seconds']:.2f}", f"{both_ways(step) / 1e6:.2f}", str(step["messages"]),

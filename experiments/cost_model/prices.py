@@ -72,7 +72,7 @@ class Prices:
 
     @staticmethod
     def load(path: Path = SHIPPED) -> Prices:
-        """InputError when there are none."""
+        """Read the prices; InputError when there are none."""
         try:
             return Prices(**json.loads(path.read_text(encoding="utf-8")))
         except OSError as exc:
@@ -81,8 +81,8 @@ class Prices:
             raise InputError(f"{path} holds no prices; make them by `experiment prices`") from None
 
     def of_units(self, correlation: Correlation, units: float) -> dict[str, float]:
-        """Seconds, bytes by direction and messages of units, as their part of full batches and of
-        extensions of the stocks of transfers.
+        """Return seconds, bytes by direction and messages of units, as their part of full batches
+        and of extensions of the stocks of transfers.
         """
         kind, batches = kind_of(correlation), units / correlation.chunk
         if kind in _TERMS:
@@ -99,12 +99,14 @@ class Prices:
         return {name: found[name] + part * self.extension[name] for name in COSTS}
 
     def _known(self, kind: str) -> str:
-        """What was measured of this kind, of a gate of another one, or of what is made alike."""
+        """Return the kind whose price counts: this one, a gate of another kind, or what is made
+        alike.
+        """
         known = kind if kind in self.messages else kind.split()[0]
         return known if known in self.messages else _MADE_ALIKE[known]
 
     def of_material(self, work: Workload) -> dict[str, dict[str, float]]:
-        """Of all that a step takes, by kind."""
+        """Return the cost of all that a step takes, by kind."""
         found: dict[str, list[dict[str, float]]] = defaultdict(list)
         for name, units in work.units.items():
             correlation = work.correlations[name]
@@ -112,25 +114,26 @@ class Prices:
         return {kind: summed(costs) for kind, costs in found.items()}
 
     def extensions(self, work: Workload) -> float:
-        """How often both stocks of transfers are extended for all that a step takes."""
+        """Return how often both stocks of transfers are extended for all that a step takes."""
         of = work.correlations
         return sum(units * of[name].transfers for name, units in work.units.items()) / STOCK
 
     def computing(self, work: Workload) -> float:
-        """Seconds of a step online, but for the network."""
+        """Return the seconds of a step online, but for the network."""
         return sum(self.compute[name] * work.counts[name] for name in COMPUTE)
 
 
 def priced(correlation: Correlation) -> int:
-    """What a unit's flat price counts: transfers, or words of results where it takes none."""
+    """Return what a unit's flat price counts: transfers, or words of results where it takes none.
+    """
     return correlation.transfers or correlation.words
 
 
 def kind_of(correlation: Correlation) -> str:
-    """What has one price, or one set of terms. Records of runs go by the first two words of names:
-    packed products are "cached products", "weighted cached", "known products", "weighted known",
-    "row squares" and "scaled row" there, and "matrix triple" are outer products, but for those that
-    pack a cache.
+    """Return the kind of correlations that have one price, or one set of terms. Records of runs go
+    by the first two words of names: packed products are "cached products", "weighted cached",
+    "known products", "weighted known", "row squares" and "scaled row" there, and "matrix triple"
+    are outer products, but for those that pack a cache.
     """
     if correlation.fixed is not None:
         return "masked product"
@@ -144,13 +147,17 @@ def kind_of(correlation: Correlation) -> str:
 
 
 def _masked_terms(correlation: Correlation, figure: str) -> list[float]:
-    """Of a batch of silent products: transforms for each input and each output, and no bytes."""
+    """Return the terms of a batch of silent products: transforms for each input and each output,
+    and no bytes.
+    """
     assert correlation.fixed is not None
     return [1.0, *map(float, correlation.fixed.shape)] if figure == "seconds" else [0.0]
 
 
 def _matrix_terms(correlation: Correlation, figure: str) -> list[float]:
-    """Of a batch of matrix products: every unit is two products, one encrypted by each party."""
+    """Return the terms of a batch of matrix products: every unit is two products, one encrypted by
+    each party.
+    """
     sizes = matrix_sizes(correlation)
     assert sizes is not None
     units = correlation.chunk
@@ -162,8 +169,8 @@ def _matrix_terms(correlation: Correlation, figure: str) -> list[float]:
 
 
 def _packed_terms(correlation: Correlation, figure: str) -> list[float]:
-    """Of a batch of packed products: for seconds its ciphertexts, polynomials that are multiplied
-    by transforms, and pairs that are packed; both directions go side by side.
+    """Return the terms of a batch of packed products: for seconds its ciphertexts, polynomials that
+    are multiplied by transforms, and pairs that are packed; both directions go side by side.
     """
     assert correlation.matrices is not None
     empty = [np.zeros((1, *part.shape), np.uint64) for part in correlation.masks]
@@ -238,7 +245,7 @@ def fit(
     made: Made,
     steps: Sequence[tuple[Workload, float]],
 ) -> Prices:
-    """Prices that fit best, none below zero; `steps` with their online seconds, without a network.
+    """Fit prices, none below zero; `steps` with their online seconds, without a network.
     SpuLlmError when no batch extended the stocks of transfers.
 
     Errors count in proportion to what is fitted.
@@ -278,7 +285,7 @@ def fit(
 
 
 def with_others(found: Prices, before: Prices) -> Prices:
-    """Kinds that these runs did not make keep their price."""
+    """Return the prices found, in which kinds that these runs did not make keep their price."""
     kept = sorted(before.messages.keys() - found.messages.keys())
     if not kept:
         return found
@@ -296,7 +303,7 @@ def _mean(costs: Sequence[Cost]) -> Cost:
 
 
 def _fitted(rows: Sequence[tuple[Sequence[float], float]]) -> list[float]:
-    """Coefficients, none below zero, of the terms that come nearest to the figures."""
+    """Return the coefficients, none below zero, of the terms that come nearest to the figures."""
     terms = np.array([t for t, _ in rows], np.float64)
     figures = np.array([max(y, 1e-9) for _, y in rows])
     scale = np.maximum(np.abs(terms).max(axis=0), 1e-9)
@@ -305,8 +312,8 @@ def _fitted(rows: Sequence[tuple[Sequence[float], float]]) -> list[float]:
 
 
 def made_in(result: dict[str, Any], work: Workload) -> Made:
-    """The batches of every correlation made in a run of `experiments.benchmarks.scale`, without
-    the first one, which compiles, where there are others.
+    """Return the batches of every correlation made in a run of `experiments.benchmarks.scale`,
+    without the first one, which compiles, where there are others.
     """
     found: Made = []
     for row in result["material"]:
@@ -339,7 +346,7 @@ def command(options: argparse.Namespace) -> None:
 
 
 def _results(path: str) -> list[dict[str, Any]]:
-    """What a study has written, network by network."""
+    """Return what a study has written, network by network."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         found: list[dict[str, Any]] = json.loads(text)["networks"]

@@ -52,7 +52,7 @@ class Workload:
     bytes_of: dict[str, float]
 
     def combined(self, other: Workload, a: float, b: float) -> Workload:
-        """a times this and b times the other."""
+        """Return a times this and b times the other."""
 
         def mixed(x: dict[str, float], y: dict[str, float]) -> dict[str, float]:
             return {k: a * x.get(k, 0.0) + b * y.get(k, 0.0) for k in {**x, **y}}
@@ -75,8 +75,9 @@ def of_completion(
     config: ModelConfig, request: Course, networks: Sequence[NetworkShape], steps: int = 1,
     before: Before = Before(),  # noqa: B008 - frozen
 ) -> list[Workload]:  # fmt: skip
-    """Of the prefill, and the mean of the first `steps` decode steps, whose drafts all stay. Steps
-    differ in what they take for the cache, whose masks serve some positions and are then replaced.
+    """Return the work of the prefill, and the mean of the first `steps` decode steps, whose drafts
+    all stay. Steps differ in what they take for the cache, whose masks serve some positions and are
+    then replaced.
     """
     prefill, *some = of_steps(config, request, networks, [request.draft_length] * steps, before)
     whole = together(some)
@@ -90,7 +91,8 @@ def of_steps(
     accepted: Sequence[int],
     before: Before = Before(),  # noqa: B008 - frozen
 ) -> list[Workload]:
-    """Of the prefill, and of every step of a course: so many drafts stay in each."""
+    """Return the work of the prefill, and of every step of a course: so many drafts stay in each.
+    """
     if config.layers <= 2 or request.split is not None:
         return _whole(config, request, networks, accepted, before)
     # Blocks differ in their ranges alone, but the last one of a prefill has less to do: what each
@@ -118,7 +120,7 @@ def of_steps(
 
 
 def _present(work: Workload) -> Workload:
-    """Without what came and went: matrices of another vocabulary."""
+    """Return the work without what came and went: matrices of another vocabulary."""
     gone = [name for name, count in work.units.items() if not count]
     units, correlations = dict(work.units), dict(work.correlations)
     for name in gone:
@@ -127,12 +129,12 @@ def _present(work: Workload) -> Workload:
 
 
 def together(works: Sequence[Workload]) -> Workload:
-    """Of all of them, one after the other."""
+    """Add up all works, one after the other."""
     return functools.reduce(lambda a, b: a.combined(b, 1.0, 1.0), works)
 
 
 def of_layers(one: Workload, two: Workload, layers: int) -> Workload:
-    """Of so many blocks, from what one and two take."""
+    """Return the work of so many blocks, from what one and two take."""
     return two.combined(one, layers - 1, 2 - layers)
 
 
@@ -164,7 +166,7 @@ def _whole(
 def _of_calls(
     calls: Sequence[tuple[Noted, Noted]], networks: Sequence[NetworkShape]
 ) -> Workload:
-    """What one call takes, and what it sends with those that follow; at both parties."""
+    """Return what one call takes, and what it sends with the calls that follow; at both parties."""
     replays = {shape.name: Replay(shape) for shape in (ROUNDS, *networks)}
     for client, provider in calls:
         for replay in replays.values():
@@ -182,7 +184,7 @@ def _of_calls(
 
 
 def _of_plan(plan: Plan, demand: Demand, sent: dict[str, float]) -> Workload:
-    """What a call takes and computes, beside what is sent."""
+    """Return what a call takes and computes, beside what is sent."""
     units: dict[str, float] = defaultdict(float)
     correlations: dict[str, Correlation] = {}
     bytes_of: dict[str, float] = defaultdict(float)
@@ -207,13 +209,13 @@ def _of_plan(plan: Plan, demand: Demand, sent: dict[str, float]) -> Workload:
 
 
 def common_name(name: str) -> str:
-    """One name for the matrices of all blocks."""
+    """Return one name for the matrices of all blocks."""
     return re.sub(r"\bh\.\d+\.", "h.*.", name)
 
 
 def matrix_sizes(correlation: Correlation) -> tuple[int, int, int] | None:
-    """m, k, n of a product of shared matrices [m, k] and [k, n], or [m, k] and [n, k] transposed;
-    None of other correlations, and of outer products, which are made like single ones.
+    """Return m, k, n of a product of shared matrices [m, k] and [k, n], or [m, k] and [n, k]
+    transposed; None of other correlations, and of outer products, which are made like single ones.
     """
     masks, results = correlation.masks, correlation.results
     if [len(p.shape) for p in (*masks, *results)] != [2, 2, 2]:
@@ -224,7 +226,7 @@ def matrix_sizes(correlation: Correlation) -> tuple[int, int, int] | None:
 
 
 def _local_words(plan: Plan) -> int:
-    """Words that work on shares writes."""
+    """Count the words that work on shares writes."""
     return sum(
         math.prod(shape_of(v).shape)
         for step in plan.steps

@@ -68,7 +68,7 @@ class Inputs(NamedTuple):
 
 
 def random_weights(shape: BlockShape, rng: np.random.Generator) -> Weights:
-    """Weights under which activations keep their size."""
+    """Draw weights under which activations keep their size."""
     w, a, h = shape.width, shape.heads * shape.head_dim, shape.hidden
 
     def matrix(rows: int, columns: int) -> np.ndarray:
@@ -91,12 +91,12 @@ def random_inputs(shape: BlockShape, positions: int, rng: np.random.Generator) -
 
 
 def rms_norm(x: Array, gain: Array) -> Array:
-    """Rows [n, w] with mean square 1, times `gain` [w]."""
+    """Return rows [n, w] with mean square 1, times `gain` [w]."""
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + _EPSILON) * gain
 
 
 def _rotate(x: Array, first: int) -> Array:
-    """Rotary positions `first`, `first` + 1, ... of x [n, heads, head_dim]."""
+    """Rotate x [n, heads, head_dim] by the rotary positions `first`, `first` + 1, ..."""
     n, _, size = x.shape
     angles = np.outer(first + np.arange(n), 10000.0 ** (-np.arange(0, size, 2) / size))[:, None]
     cos, sin = (np.concatenate([f(angles)] * 2, -1).astype(np.float32) for f in (np.cos, np.sin))
@@ -105,7 +105,7 @@ def _rotate(x: Array, first: int) -> Array:
 
 
 def _attention(x: Array, weights: Weights, inputs: Inputs, shape: BlockShape) -> Array:
-    """Of normalised rows x [n, w]: [n, w]."""
+    """Compute attention of normalised rows x [n, w]: [n, w]."""
     n = x.shape[0]
     split = (n, shape.heads, shape.head_dim)
     query = _rotate((x @ weights.query).reshape(split), shape.past) * shape.head_dim**-0.5
@@ -123,7 +123,7 @@ def _attention(x: Array, weights: Weights, inputs: Inputs, shape: BlockShape) ->
 
 
 def block(weights: Weights, inputs: Inputs, shape: BlockShape) -> Array:
-    """Rows [n, w] after one decoder block."""
+    """Return the rows [n, w] after one decoder block."""
     x = inputs.x
     x = x + _attention(rms_norm(x, weights.attention_norm), weights, inputs, shape)
     rows = rms_norm(x, weights.ffn_norm)
@@ -131,13 +131,13 @@ def block(weights: Weights, inputs: Inputs, shape: BlockShape) -> Array:
 
 
 def norms(gains: Sequence[Array], x: Array) -> Array:
-    """Both norms of a block, one after the other: [n, w]."""
+    """Compute both norms of a block, one after the other: [n, w]."""
     first, second = gains
     return rms_norm(rms_norm(x, first), second)
 
 
 def secure_block(shape: BlockShape) -> SecureFunction:
-    """`block` of the provider's weights and shared inputs."""
+    """Return the secure `block` of the provider's weights and shared inputs."""
     return SecureFunction(
         lambda weights, inputs: block(weights, inputs, shape),
         (Owner.PROVIDER, Owner.JOINT), "decoder block",

@@ -50,8 +50,8 @@ class Layer:
 
 
 def layers(config: GPT2Config, weights: Any, capacity: int, n: int) -> list[Layer]:
-    """All kinds at n positions, which see a cache of `capacity`; `weights` of one layer at least,
-    under Flax's names.
+    """Return all kinds of layers at n positions, which see a cache of `capacity`; `weights` of one
+    layer at least, under Flax's names.
     """
     from flax import linen
     from transformers.models.gpt2.modeling_flax_gpt2 import ACT2FN, FlaxConv1D
@@ -129,8 +129,8 @@ PROGRAM = Program(
 
 
 def run(session: PartySession, job: Job[Asked, Nothing], send: Send) -> dict[str, Any]:
-    """Each kind at each number of positions, once, after one round to warm up. Neither party puts
-    anything in.
+    """Run each kind of layer at each number of positions, once, after one round to warm up. Neither
+    party puts anything in.
     """
     config = gpt2_config(job.model)
     positions, capacity = job.request.positions, job.request.capacity
@@ -168,7 +168,7 @@ def run(session: PartySession, job: Job[Asked, Nothing], send: Send) -> dict[str
 
 
 def check(config: ModelConfig, positions: Sequence[int], capacity: int) -> None:
-    """InputError unless steps of these sizes fit the cache, and the cache the model."""
+    """Raise InputError unless steps of these sizes fit the cache, and the cache the model."""
     if not positions or min(positions) < 1:
         raise InputError("--positions must be 1 or more")
     if not max(positions) <= capacity <= gpt2_config(config).n_positions:
@@ -179,7 +179,7 @@ def check(config: ModelConfig, positions: Sequence[int], capacity: int) -> None:
 
 
 def _shared(session: Session, shape: tuple[int, ...], seed: int) -> Any:
-    """Random numbers, shared."""
+    """Share random numbers of a known seed."""
     client, provider = np.random.default_rng(seed).uniform(-1, 1, (2, *shape))
     return session.call(
         _share,
@@ -194,7 +194,9 @@ def _shared(session: Session, shape: tuple[int, ...], seed: int) -> Any:
 def measure(
     model: Path, positions: Sequence[int], capacity: int, network: str
 ) -> dict[str, Any]:
-    """One network's session, as JSON fields: `steps` with the cost of one layer of each kind."""
+    """Run one network's session; return its result as JSON fields: `steps` with the cost of one
+    layer of each kind.
+    """
     check(load_config(model), positions, capacity)
     asked = Asked(tuple(positions), capacity)
     outcome, _ = run_study(PROGRAM, model, asked, network=network)
@@ -202,5 +204,5 @@ def measure(
 
 
 def scaled(layer: dict[str, Any]) -> dict[str, float]:
-    """The cost of all layers of a kind in one step, from that of one."""
+    """Return the cost of all layers of a kind in one step, from the cost of one."""
     return {name: layer["times"] * layer[name] for name in FIGURES}

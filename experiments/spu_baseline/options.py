@@ -43,14 +43,14 @@ _FIGURES = ("bytes", "messages")
 
 
 def puma_softmax(x: Array, axis: int = -1) -> Array:
-    """exp(x - max) / sum, zero where x - max is -14 or less."""
+    """Compute exp(x - max) / sum, zero where x - max is -14 or less."""
     x = x - jnp.max(x, axis, keepdims=True)
     weights = jnp.exp(x) * (x > -14)
     return weights / jnp.sum(weights, axis, keepdims=True)
 
 
 def puma_gelu(x: Array) -> Array:
-    """0 below -4, polynomials up to -1.95 and to 3, x above."""
+    """Compute PUMA's GELU: 0 below -4, polynomials up to -1.95 and to 3, x above."""
     far, near, large = x < -4.0, x < -1.95, x > 3.0
     x2 = jnp.square(x)
     x3, x4 = x * x2, jnp.square(x2)
@@ -103,7 +103,7 @@ OPTIONS = (
 
 @contextmanager
 def _functions(option: Option) -> Iterator[None]:
-    """The option's softmax and GELU where Flax looks for them."""
+    """Yield while the option's softmax and GELU stand where Flax looks for them."""
     from transformers.models.gpt2.modeling_flax_gpt2 import ACT2FN
 
     softmax, gelu = jax.nn.softmax, ACT2FN["gelu_new"]
@@ -118,7 +118,9 @@ def _functions(option: Option) -> Iterator[None]:
 def measure(
     model: Path, options: tuple[Option, ...] = OPTIONS, say: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Every option on the shape of `model`, as JSON fields; the first is what others are to."""
+    """Measure every option on the shape of `model`, as JSON fields; the first is what others are
+    compared with.
+    """
     config = load_config(model)
     job: Job[spu_layers.Asked, Nothing] = Job(spu_layers.Asked((1,), CAPACITY), config)
     rows = []
@@ -144,7 +146,7 @@ def measure(
 
 
 def table(result: dict[str, Any]) -> str:
-    """Bytes and messages of a step, and by how much an option moves them."""
+    """Return bytes and messages of a step, and by how much an option moves them."""
     first, rows = result["options"][0], []
     for row in result["options"]:
         moved = [

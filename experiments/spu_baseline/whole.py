@@ -70,7 +70,7 @@ class WholeFunction(SecureFunction):
 
 
 def flax_params(params: Params) -> dict[str, Any]:
-    """Our parameters under Flax's names; its matrices are [outputs, inputs]."""
+    """Return our parameters under Flax's names; its matrices are [outputs, inputs]."""
 
     def norm(held: Params) -> Params:
         return {"scale": held["gain"], "bias": held["bias"]}
@@ -97,7 +97,7 @@ def flax_params(params: Params) -> dict[str, Any]:
 
 
 def flax_model(config: GPT2Config) -> Any:
-    """`FlaxGPT2LMHeadModel` of this shape, without weights."""
+    """Return `FlaxGPT2LMHeadModel` of this shape, without weights."""
     from transformers import FlaxGPT2LMHeadModel
     from transformers import GPT2Config as FlaxConfig
 
@@ -116,7 +116,7 @@ class BaselineGPT2(NamedTuple):
 
 
 def build(config: GPT2Config, capacity: int) -> BaselineGPT2:
-    """The programs for a model of this shape."""
+    """Return the programs for a model of this shape."""
     model = flax_model(config)
 
     def decode(params: Any, tokens: Array, cache: Any, length: Array) -> tuple[Array, Any]:
@@ -161,7 +161,8 @@ def _without_index(cache: Any) -> Any:
 
 
 def share_params(session: Session, config: GPT2Config, params: Params | None) -> Any:
-    """The provider's weights under Flax's names as private values; the client passes None."""
+    """Return the provider's weights under Flax's names as private values; the client passes None.
+    """
     shapes = jax.eval_shape(lambda: flax_params(init_params(config, jax.random.key(0))))
     return private_tree(session, PROVIDER, flax_params, shapes, params)
 
@@ -179,13 +180,13 @@ def decode_greedily(
     session: Session, stock: BaselineGPT2, weights: Any, prompt: list[int], length: int, steps: int,
     before_step: Callable[[int], None] = lambda i: None,
 ) -> Decoded:  # fmt: skip
-    """A prefill and `steps` further tokens. `prompt` (`length` tokens) is the client's; the
-    provider passes an empty one.
+    """Run a prefill and decode `steps` further tokens. `prompt` (`length` tokens) is the client's;
+    the provider passes an empty one.
     """
     tokens: list[int] = []
 
     def forward(phase: str, function: WholeFunction, given: list[int], n: int, *state: Any) -> Any:
-        """After n tokens of the client's, one more is emitted: the cache, and what it cost."""
+        """Emit one token after n tokens of the client's; return the cache, and what it cost."""
 
         def work() -> Any:
             fresh = session.private(CLIENT, lambda: given, (n,), np.int32)
@@ -231,7 +232,7 @@ PROGRAM = Program(
 
 
 def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
-    """A prefill, a step to warm up and the measured ones."""
+    """Run a prefill, a step to warm up and the measured ones."""
     config, length = gpt2_config(job.model), job.request.prompt_tokens
     steps = job.request.steps
     stock = build(config, job.request.capacity)
@@ -260,14 +261,14 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
 
 
 def gpt2_config(config: ModelConfig) -> GPT2Config:
-    """The model both agreed on; InputError for another family than the stock path has."""
+    """Return the model both agreed on; InputError for another family than the stock path has."""
     if not isinstance(config, GPT2Config):
         raise InputError(f"the stock path runs gpt2 alone, not a {config.family} model")
     return config
 
 
 def check(config: ModelConfig, length: int, capacity: int, steps: int) -> None:
-    """InputError unless the model has room for the prompt and all steps."""
+    """Raise InputError unless the model has room for the prompt and all steps."""
     if length < 1 or steps < 1:
         raise InputError("the stock path takes a prompt and a step at least")
     if not length + 1 + steps <= capacity <= gpt2_config(config).n_positions:
@@ -292,7 +293,7 @@ def _prepare(session: PartySession, stock: BaselineGPT2, weights: Any, length: i
 
 
 def greedy_reference(model: Path, prompt: list[int], count: int) -> list[int]:
-    """`count` tokens after the prompt by Flax's model in float32."""
+    """Return `count` tokens after the prompt by Flax's model in float32."""
     config, params = load_model(model)
     config = gpt2_config(config)
     apply = jax.jit(functools.partial(flax_model(config).__call__, params=flax_params(params)))
@@ -303,7 +304,9 @@ def greedy_reference(model: Path, prompt: list[int], count: int) -> list[int]:
 
 
 def measure(model: Path, prompt: str, capacity: int, steps: int, network: str) -> dict[str, Any]:
-    """One network's session, as JSON fields, with its tokens compared with plaintext's."""
+    """Run one network's session; return its result as JSON fields, with its tokens compared with
+    plaintext's.
+    """
     found = complete(model, prompt, capacity, steps, network)
     tokens = Tokenizer.load(model).encode(prompt)
     wanted = greedy_reference(model, tokens, len(found["tokens"]))
@@ -311,7 +314,7 @@ def measure(model: Path, prompt: str, capacity: int, steps: int, network: str) -
 
 
 def complete(model: Path, prompt: str, capacity: int, steps: int, network: str) -> dict[str, Any]:
-    """One session of 2 + `steps` tokens, as JSON fields."""
+    """Run one session of 2 + `steps` tokens; return its result as JSON fields."""
     tokens = Tokenizer.load(model).encode(prompt)
     check(load_config(model), len(tokens), capacity, steps)
     outcome, agreed = run_study(

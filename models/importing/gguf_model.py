@@ -50,8 +50,8 @@ _BIASES = {
 
 
 def _sides(config: Mapping[str, Any]) -> dict[str, int]:
-    """Sizes of tensors: of the vocabulary, the stream, queries, keys (or values), and within the
-    feed-forward layer.
+    """Return the sizes of tensors: of the vocabulary, the stream, queries, keys (or values), and
+    within the feed-forward layer.
     """
     return {
         "v": config["vocab_size"],
@@ -174,8 +174,8 @@ def _architecture(file: GgufFile) -> _Architecture:
 
 
 def _halves(head_dim: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Pairs of a head's rows that turn together: next to each other in a file of llama.cpp's, in
-    the two halves of a head in Hugging Face's.
+    """Return what reorders pairs of a head's rows that turn together: next to each other in a file
+    of llama.cpp's, in the two halves of a head in Hugging Face's.
     """
 
     def order(rows: np.ndarray) -> np.ndarray:

@@ -36,7 +36,7 @@ def _split(pattern: str) -> list[dict[str, Any]]:
 
 
 def _words(digits: str) -> str:
-    """The expression of GPT-4's tokenizer and those after it."""
+    """Return the expression of GPT-4's and later tokenizers, which split numbers by `digits`."""
     return (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
         + digits

@@ -13,13 +13,13 @@ LINE_START_SHARE = 0.20
 
 
 def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
-    """Each text as int32 ids, opened by the end-of-text token."""
+    """Return each text as int32 ids, opened by the end-of-text token."""
     encoded = tokenizer.encode_batch(list(texts))
     return [np.array([END, *document.ids], np.int32) for document in encoded]
 
 
 def line_starts(tokenizer: Tokenizer, stream: np.ndarray) -> np.ndarray:
-    """Positions of `stream` that begin a line at column 0, as a user's prompt does."""
+    """Return the positions of `stream` that begin a line at column 0, as a user's prompt does."""
     ends_line = np.array(
         [tokenizer.decode([i]).endswith("\n") for i in range(tokenizer.get_vocab_size())]
     )
@@ -27,7 +27,7 @@ def line_starts(tokenizer: Tokenizer, stream: np.ndarray) -> np.ndarray:
 
 
 def consecutive_windows(documents: Sequence[np.ndarray], length: int) -> np.ndarray:
-    """The documents end to end, cut into windows [window, length] that overlap by one token."""
+    """Return the documents end to end as windows [window, length] that overlap by one token."""
     stream = np.concatenate(documents)
     count = (len(stream) - 1) // (length - 1)
     return stream[_spans(np.arange(count) * (length - 1), length)]
@@ -40,7 +40,7 @@ def batches(
     batch: int,
     rng: np.random.Generator,
 ) -> Iterator[np.ndarray]:
-    """Endless batches [batch, length] of windows of shuffled documents.
+    """Yield endless batches [batch, length] of windows of shuffled documents.
 
     Most windows tile the text once per epoch at a random offset; the rest begin at a document or
     at a line, because prompts do.

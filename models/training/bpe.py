@@ -13,7 +13,7 @@ from models.tokenizer import END_OF_TEXT
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE of `vocab_size` tokens; id 0 is `<|endoftext|>`, both begin and end."""
+    """Train a byte-level BPE of `vocab_size` tokens; id 0 is `<|endoftext|>`, begin and end."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

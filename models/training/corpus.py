@@ -33,18 +33,18 @@ class CorpusFile:
 
 
 def library_directory() -> Path:
-    """The directory of the running interpreter's standard library."""
+    """Return the directory of the running interpreter's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def is_held_out(path: str) -> bool:
-    """Whether the file at the relative `path` is kept from training."""
+    """Return whether the file at the relative `path` is kept from training."""
     digest = hashlib.sha256(path.encode()).digest()
     return int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0
 
 
 def list_files() -> list[CorpusFile]:
-    """Every corpus file of the running interpreter's library, sorted by path."""
+    """Return every corpus file of the running interpreter's library, sorted by path."""
     library, files = library_directory(), []
     for absolute in library.rglob("*.py"):
         relative = absolute.relative_to(library)
@@ -65,7 +65,7 @@ def list_files() -> list[CorpusFile]:
 
 
 def read_text(file: CorpusFile) -> str:
-    """The text of a file that `list_files` has found."""
+    """Return the text of a file that `list_files` has found."""
     data = (library_directory() / file.path).read_bytes()
     return data.decode().replace("\r\n", "\n")
 
@@ -79,6 +79,6 @@ def write_manifest(path: Path, files: list[CorpusFile]) -> None:
 
 
 def read_manifest(path: Path) -> list[CorpusFile]:
-    """The files of a manifest that `write_manifest` wrote."""
+    """Return the files of a manifest that `write_manifest` wrote."""
     rows = json.loads(path.read_text())["files"]
     return [CorpusFile(name, size, sha, bool(held)) for name, size, sha, held in rows]

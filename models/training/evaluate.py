@@ -84,7 +84,9 @@ class Evaluation:
 
 
 def windows_of(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> list[np.ndarray]:
-    """Each text's ids cut into pieces of at most `length` (the last may be shorter)."""
+    """Return each text's ids cut into pieces of at most `length` (the last may be shorter; pieces
+    of one token are left out).
+    """
     pieces = []
     for text in texts:
         ids = np.array(tokenizer.encode(text), np.int32)
@@ -95,12 +97,12 @@ def windows_of(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> list[
 def compare(
     tokenizer: Tokenizer, private: Model, public: Model, texts: Sequence[str]
 ) -> tuple[int, Fit, Fit, float, float]:
-    """(predicted tokens, private fit, public fit, alpha, argmax agreement) on `texts`."""
+    """Return (predicted tokens, private fit, public fit, alpha, argmax agreement) on `texts`."""
     length = private.config.context
 
     @jax.jit
     def measure(p_params: Params, q_params: Params, tokens: jax.Array) -> jax.Array:
-        """Per position: private and public loss (nats), sum of min(p, q), same argmax."""
+        """Return per position: private and public loss (nats), sum of min(p, q), same argmax."""
         log_p = jax.nn.log_softmax(logits(p_params, private.config, tokens))[:-1]
         log_q = jax.nn.log_softmax(logits(q_params, public.config, tokens))[:-1]
         target = tokens[1:, None]
@@ -127,7 +129,7 @@ def compare(
 
 
 def expected_tokens(alpha: float, draft_length: int) -> float:
-    """Tokens per step when every draft is accepted with chance `alpha` on its own."""
+    """Return the tokens per step when every draft is accepted with chance `alpha` on its own."""
     return (1 - alpha ** (draft_length + 1)) / (1 - alpha)
 
 
@@ -145,7 +147,7 @@ class Verifier:
         self._shared, self.length = self._empty, 0
 
     def rows(self, tokens: Sequence[int]) -> np.ndarray:
-        """Logits [tokens, vocab] after each of `tokens`, fed from position `length` on.
+        """Return logits [tokens, vocab] after each of `tokens`, fed from position `length` on.
 
         The caller moves `length` over those it keeps.
         """
@@ -173,7 +175,7 @@ def simulate(
     temperature: float,
     rng: np.random.Generator,
 ) -> Speed:
-    """Speculative decoding of every prompt by NEW_TOKENS tokens or a few more."""
+    """Measure speculative decoding of every prompt by NEW_TOKENS tokens or a few more."""
     sampling = Sampling(temperature)
     steps = emitted = accepted = 0
 
@@ -202,7 +204,7 @@ def simulate(
 def complete(
     verifier: Verifier, tokenizer: Tokenizer, prompt: str, temperature: float, seed: int
 ) -> str:
-    """The private model's own completion of `prompt`, one token at a time."""
+    """Return the private model's own completion of `prompt`, one token at a time."""
     rng = np.random.default_rng(seed)
     verifier.restart()
     fresh, written = tokenizer.encode(prompt), []
@@ -251,7 +253,7 @@ def evaluate(directory: Path) -> Evaluation:
 
 
 def agreement(figures: Mapping[str, Any]) -> str:
-    """How often the two models agree, in a line."""
+    """Return how often the two models agree, in a line."""
     return (
         f"{figures['held_out_tokens']:,} held-out tokens: acceptance rate, the sum of min(p, q), "
         f"{figures['acceptance']:.3f} at temperature 1; the same most likely token at "
@@ -260,7 +262,7 @@ def agreement(figures: Mapping[str, Any]) -> str:
 
 
 def quality_table(figures: Mapping[str, Any]) -> str:
-    """How well each model predicts held-out text, as Markdown."""
+    """Return how well each model predicts held-out text, as Markdown."""
     lines = ["| model | held-out perplexity per token | bits per byte |", "|---|---|---|"]
     for name in ("private", "public"):
         fit = figures[name]
@@ -269,7 +271,7 @@ def quality_table(figures: Mapping[str, Any]) -> str:
 
 
 def speed_table(figures: Mapping[str, Any]) -> str:
-    """Tokens per step by draft length, predicted (marked so) and simulated, as Markdown."""
+    """Return tokens per step by draft length, predicted (marked so) and simulated, as Markdown."""
     lines = [
         "| tokens per step | " + " | ".join(f"{n} drafts" for n in DRAFT_LENGTHS) + " |",
         "|---" * (len(DRAFT_LENGTHS) + 1) + "|",
@@ -286,7 +288,7 @@ def _row(name: str, values: Sequence[float]) -> str:
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
-    """The whole evaluation, with samples."""
+    """Return the whole evaluation, with samples, as Markdown."""
     parts = [quality_table(figures), agreement(figures), speed_table(figures)]
     for heat, text in figures["samples"].items():
         parts += [f"Sample at temperature {heat}:", f"```python\n{SAMPLE_PROMPT}{text}\n```"]

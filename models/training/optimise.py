@@ -35,12 +35,12 @@ class Schedule:
 
 
 def batch_logits(params: Params, config: ModelConfig, tokens: Array) -> Array:
-    """Logits [batch, length, vocab] of token windows [batch, length]."""
+    """Return logits [batch, length, vocab] of token windows [batch, length]."""
     return jax.vmap(lambda window: logits(params, config, window))(tokens)
 
 
 def cross_entropy(config: ModelConfig) -> Loss:
-    """Mean negative log likelihood of the next token, in nats."""
+    """Return a loss, the mean negative log likelihood of the next token, in nats."""
 
     def loss(params: Params, frozen: Any, tokens: Array) -> Array:
         predicted = batch_logits(params, config, tokens[:, :-1])
@@ -53,7 +53,7 @@ def cross_entropy(config: ModelConfig) -> Loss:
 def distillation(
     config: ModelConfig, teacher: ModelConfig, kl: float, rejection: float, truth: float
 ) -> Loss:
-    """Weighted mean of three losses against the teacher's next-token distribution p.
+    """Return a loss, the weighted mean of three against the teacher's next-token distribution p.
 
     `kl` weighs KL(p || q), `rejection` weighs 1 - sum_x min(p(x), q(x)), the chance that
     speculative sampling rejects a draft, and `truth` weighs the cross entropy with the text.
@@ -74,7 +74,7 @@ def distillation(
 
 
 def optimiser(schedule: Schedule) -> optax.GradientTransformation:
-    """AdamW with clipping; only matrices decay, and a step that is not finite is left out."""
+    """Return AdamW with clipping; only matrices decay, and a step that is not finite is skipped."""
     rate = optax.warmup_cosine_decay_schedule(
         0.0, schedule.learning_rate, schedule.warmup, schedule.steps
     )

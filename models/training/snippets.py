@@ -23,7 +23,8 @@ class Snippet:
 
 
 def cut_snippets(files: list[CorpusFile], count: int, size: int, seed: int) -> list[Snippet]:
-    """`count` snippets of whole lines, at most `size` characters each (unless one line is longer).
+    """Draw `count` snippets of whole lines, at most `size` characters each (unless one line is
+    longer).
 
     Held-out files are drawn by their size; a snippet begins at a line in column 0 that opens a
     function, a class or an import, or a comment: at such a place a user's prompt begins too.
@@ -52,7 +53,7 @@ def _opens(line: str) -> bool:
 
 
 def _whole_lines(lines: list[str], size: int) -> str:
-    """As many of `lines` as fit into `size` characters, at least one, without the last newline."""
+    """Return as many of `lines` as fit `size` characters, at least one, no blanks at the end."""
     text = lines[0]
     for line in lines[1:]:
         if len(text) + len(line) > size:
@@ -68,7 +69,7 @@ def write_snippets(path: Path, snippets: list[Snippet]) -> None:
 
 
 def read_snippets(path: Path = SHIPPED / "held_out.jsonl") -> list[Snippet]:
-    """The snippets that `write_snippets` wrote; InputError if the file cannot be read."""
+    """Return the snippets that `write_snippets` wrote; InputError if the file cannot be read."""
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         return [Snippet(row["file"], row["text"]) for row in rows]

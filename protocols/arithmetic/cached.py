@@ -142,7 +142,7 @@ class Allocation(State):
         self.dry = False  # a fork, without masks
 
     def ids(self, count: int) -> np.ndarray:
-        """Fresh ids."""
+        """Return `count` fresh ids."""
         first, self._next_id = self._next_id, self._next_id + count
         return np.arange(first, self._next_id)
 
@@ -150,7 +150,9 @@ class Allocation(State):
         return self._halves.setdefault(correlation.name, _Half(Slots(tile)))
 
     def bind(self, party: Party) -> None:
-        """ValueError when the masks are another party's, or of another session."""
+        """Bind the masks to this party; raise ValueError when they are another party's, or of
+        another session.
+        """
         holder = party.own.child("cached rows").words((4,)).tobytes()
         if self._holder not in (None, holder):
             raise ValueError("a cache of another session: its masks cannot be used here")
@@ -193,7 +195,7 @@ class Cached(Arith, Stateful):
 
 
 def _rows_of(cache: Value) -> tuple[Allocation, np.ndarray]:
-    """The allocation and the ids of a cache in any form."""
+    """Return the allocation and the ids of a cache in any form."""
     if isinstance(cache, Cached):
         return cache.allocation, cache.ids
     allocation = Allocation()
@@ -274,7 +276,7 @@ class _Kind:
         return self.known.columns
 
     def given(self, x: np.ndarray, use: Use, tile: int) -> np.ndarray:
-        """What a use multiplies: queries, or weights by slot, 0 where no row is."""
+        """Return what of x a use multiplies: queries, or weights by slot, 0 where no row is."""
         if not self.columns:
             return x[:, use.rows]
         spread = np.zeros((len(x), use.rows.stop - use.rows.start, tile), np.uint64)
@@ -282,11 +284,11 @@ class _Kind:
         return spread
 
     def factor(self, rows: np.ndarray, use: Use) -> np.ndarray:
-        """What a use multiplies by, of a tile's words [head, N, d]."""
+        """Return what a use multiplies by, of a tile's words [head, N, d]."""
         return rows if self.columns else rows[:, use.slots].swapaxes(1, 2)
 
     def prepared(self, product: np.ndarray, use: Use) -> np.ndarray:
-        """What a use takes of a tile's A B^T or P C."""
+        """Return what a use takes of a tile's A B^T or P C."""
         taken = product[:, use.queries]
         return taken if self.columns else taken[:, :, use.slots]
 
@@ -321,7 +323,7 @@ def _check(kind: _Kind, x: Value, caches: Sequence[Value], tile: int) -> None:
 
 
 def _ends(kind: _Kind, caches: Sequence[Value]) -> Iterator[slice]:
-    """Which columns each of the caches has, of the weights or of the result."""
+    """Yield, for each of the caches, which columns of the weights or of the result it has."""
     end = 0
     for cache in caches:
         end += cache.shape[1]
@@ -351,13 +353,13 @@ def _times(
 def _split(
     kind: _Kind, x: np.ndarray, caches: Sequence[Value]
 ) -> Iterator[tuple[np.ndarray, Value]]:
-    """What of x goes to each of the caches."""
+    """Yield, for each of the caches, the part of x that is multiplied by it, and the cache."""
     for columns, cache in zip(_ends(kind, caches), caches, strict=True):
         yield x[:, :, columns] if kind.columns else x, cache
 
 
 def _serves(cache: Value, x: Sequence[int]) -> bool:
-    """Whether a product of x of this shape with a cache is more than zero."""
+    """Return whether a product of an x of this shape with the cache is more than zero."""
     if known_rows.is_known(cache):
         return not known_rows.is_empty(x, cache)
     return bool(x[1]) and bool((_rows_of(cache)[1] >= 0).any())
@@ -390,7 +392,7 @@ def _turn(
 def _take(
     party: Party, correlation: Correlation, half: _Half, plan: Schedule, heads: int
 ) -> None:
-    """Fresh tiles: a unit for every head."""
+    """Take the plan's fresh tiles: a unit for every head."""
     count = len(plan.fresh)
     if not count:
         return
@@ -429,7 +431,7 @@ def _multiply(
 
 
 def _opened(kind: _Kind, plan: Schedule, cache: Value, tile: int) -> int:
-    """Words that a head opens."""
+    """Return how many words a head opens."""
     d = cache.shape[2]
     queries = sum(use.rows.stop - use.rows.start for use in plan.uses)
     return queries * (tile if kind.columns else d) + d * sum(o.slots.size for o in plan.openings)
@@ -438,7 +440,7 @@ def _opened(kind: _Kind, plan: Schedule, cache: Value, tile: int) -> int:
 def _cost(
     kind: _Kind, x: Value, *caches: Value, tile: int, shift: int | None = None
 ) -> Cost:
-    """Of the next call: it looks at what is open now."""
+    """Return the cost of the next call, which depends on what is open now."""
     _check(kind, x, caches, tile)
     total = arith_cost(x, *(cache for cache in caches if not known_rows.is_known(cache)))
     words = np.zeros(2, int)  # of the client's, and of the provider's
@@ -456,7 +458,7 @@ def _cost(
 
 
 def _words(kind: _Kind, x: Sequence[int], cache: Value, tile: int) -> tuple[int, int]:
-    """What the client and the provider send for one of the caches."""
+    """Return how many words the client and the provider send for one of the caches."""
     if known_rows.is_known(cache):
         return known_rows.sizes(kind.known, x, cache, tile=tile)
     allocation, ids = _rows_of(cache)
@@ -469,7 +471,9 @@ def _words(kind: _Kind, x: Sequence[int], cache: Value, tile: int) -> tuple[int,
 def _correct(
     kind: _Kind, x: Value, *caches: Value, tile: int, shift: int | None = None
 ) -> Correct:
-    """The prepared products enter the result as they are; every entry that serves, once."""
+    """Return the function that brings a simulated result to the wanted one. The prepared products
+    enter the result as they are; every entry that serves, once.
+    """
     assert not any(isinstance(c, Stateful) for c in caches), "what is open already is no part of it"
     shapes = [(x.shape[0], x.shape[1], c.shape[1]) for c in caches]
     serving = [c for c, of in zip(caches, shapes, strict=True) if _serves(c, of)]

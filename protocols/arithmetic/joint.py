@@ -93,7 +93,9 @@ def _fraction_reference(client: Any, provider: Any, *, bits: int) -> Any:
 
 
 def _fraction_two_party(party: Party, client: Value, provider: Value, *, bits: int) -> Arith:
-    """1. The exclusive-or's low bits, shared as they are. 2. Their arithmetic form."""
+    """Share a joint fraction. 1. The exclusive-or's low bits, as they are. 2. Their arithmetic
+    form.
+    """
     if not 1 <= bits <= party.frac_bits:
         raise ValueError(f"a fraction of {bits} bits; the ring has {party.frac_bits}")
     # 1.

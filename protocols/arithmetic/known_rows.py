@@ -129,7 +129,9 @@ class Masks(State):
         return self._halves.get(correlation.name, _Half()).used
 
     def bind(self, party: Party) -> None:
-        """ValueError when the masks are another party's, or of another session."""
+        """Bind the masks to this party; raise ValueError when they are another party's, or of
+        another session.
+        """
         holder = party.own.child("known rows").words((4,)).tobytes()
         if self._holder not in (None, holder):
             raise ValueError("rows of another session: their masks cannot be used here")
@@ -162,12 +164,12 @@ class KnownRows(Private, Stateful):
 
 
 def is_known(rows: Value) -> bool:
-    """Whether the provider knows them, and nobody else."""
+    """Return whether the provider knows the rows, and nobody else."""
     return isinstance(rows, Private) and rows.owner == PROVIDER
 
 
 def _with_masks(rows: Value) -> KnownRows:
-    """ValueError for rows of anybody else."""
+    """Return the rows as `KnownRows`; raise ValueError unless they are private to the provider."""
     if isinstance(rows, KnownRows):
         return rows
     if not isinstance(rows, Private) or rows.owner != PROVIDER:
@@ -188,7 +190,7 @@ known_rows = protocol_op(
     simulate=lambda *views, **static: View([], []),
     non_interactive=True,
 )
-"""Rows [head, cap, d] of the provider's that stay open for many products: the same rows."""
+"""The provider's `rows` [head, cap, d], unchanged, which stay open for many products."""
 
 
 # ---- products
@@ -205,11 +207,11 @@ class Known:
         return self.correlation(tile, *rows.shape[1:])
 
     def factor(self, rows: np.ndarray) -> np.ndarray:
-        """What x is multiplied by."""
+        """Return the matrix that x is multiplied by: the rows, transposed in products by rows."""
         return rows if self.columns else rows.swapaxes(1, 2)
 
     def out_shape(self, x: Sequence[int], rows: Value) -> tuple[int, int, int]:
-        """Of a product with x of this shape."""
+        """Return the shape of the product of an x of this shape with the rows."""
         return x[0], x[1], rows.shape[2 if self.columns else 1]
 
 
@@ -218,8 +220,9 @@ BY_COLUMNS = Known(weighted_known_rows, True)
 
 
 def _uses(used: int, count: int, tile: int) -> Iterator[tuple[int, slice, slice]]:
-    """By unit, counted from the one that has served so many queries: which of `count` more it
-    serves, and by which rows of it. It is a fresh one where these begin at 0.
+    """Yield (unit, queries, rows) for every unit that serves some of `count` queries after the
+    first `used`: its number, counted from the unit of the first of them; which of them it serves;
+    and by which rows of it. It is a fresh one where its rows begin at 0.
     """
     done = 0
     while done < count:
@@ -230,7 +233,7 @@ def _uses(used: int, count: int, tile: int) -> Iterator[tuple[int, slice, slice]
 
 
 def _fresh(used: int, count: int, tile: int) -> int:
-    """Units that so many queries more begin."""
+    """Return how many units `count` queries after the first `used` begin."""
     return sum(queries.start == 0 for _, _, queries in _uses(used, count, tile))
 
 
@@ -240,7 +243,7 @@ Turn = Generator[tuple[np.ndarray, tuple[int, ...]], np.ndarray, None]
 
 
 def exchange(party: Party, turns: Sequence[Turn]) -> None:
-    """All turns, in one message each way; none where nobody has anything to say."""
+    """Run all turns in one message each way, or in none where nobody has anything to say."""
     said = [next(turn) for turn in turns]
     own = np.concatenate([words.reshape(-1) for words, _ in said])
     sizes = [math.prod(shape) for _, shape in said]
@@ -257,8 +260,8 @@ def exchange(party: Party, turns: Sequence[Turn]) -> None:
 def turn(
     kind: Known, party: Party, x: np.ndarray, rows: Value, *, tile: int, out: np.ndarray
 ) -> Turn:
-    """Of shares x [head, n, d] or [head, n, cap] with the provider's rows [head, cap, d], which fit
-    it; enters what comes of it into `out`. `tile`: N.
+    """Multiply shares x [head, n, d] or [head, n, cap] by the provider's rows [head, cap, d], which
+    fit it, in one turn, and enter this party's share of the product into `out`. `tile`: N.
     """
     known = _with_masks(rows)
     known.masks.bind(party)
@@ -275,7 +278,9 @@ def turn(
 
 
 def is_empty(x: Sequence[int], rows: Value) -> bool:
-    """Whether a product of this shape with them has no entries, or is one of nothing: zero."""
+    """Return whether a product of an x of this shape with the rows has no entries, or is a sum of
+    nothing: zero.
+    """
     return not math.prod((*x, *rows.shape))
 
 
@@ -314,7 +319,7 @@ def _multiply(
 
 
 def _take(party: Party, correlation: Correlation, heads: int, count: int) -> list[_Unit]:
-    """Fresh units, each for all heads."""
+    """Take fresh units, each for all heads."""
     if not count:
         return []
     material = party.take(correlation, heads * count)
@@ -323,8 +328,8 @@ def _take(party: Party, correlation: Correlation, heads: int, count: int) -> lis
 
 
 def sizes(kind: Known, x: Sequence[int], rows: Value, *, tile: int) -> tuple[int, int]:
-    """Words that the client and the provider send in the next call, of x of this shape: it looks at
-    what is open now.
+    """Return how many words the client and the provider send in the next call, for an x of this
+    shape; it depends on what is open now.
     """
     if is_empty(x, rows):
         return 0, 0
@@ -333,8 +338,9 @@ def sizes(kind: Known, x: Sequence[int], rows: Value, *, tile: int) -> tuple[int
 
 
 def enter(kind: Known, product: np.ndarray, difference: np.ndarray, *, tile: int) -> None:
-    """For the simulator: the prepared product of a first call [unit, N, ...] enters the result as
-    it is, every entry once; change it so that the result [head, n, ...] changes by `difference`.
+    """Change the prepared product [unit, N, ...] of a first call so that the result [head, n, ...]
+    changes by `difference`. For the simulator: the prepared product enters the result as it is,
+    every entry once.
     """
     heads, n, _ = difference.shape
     by_head = product.reshape(heads, _fresh(0, n, tile), *product.shape[1:])

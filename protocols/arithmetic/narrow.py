@@ -58,7 +58,7 @@ def _check(drop: int, bits: int, available: int) -> None:
 
 
 def _narrow_reference(x: Any, *, drop: int, bits: int) -> Any:
-    """Without c; `model` has it."""
+    """Return narrow words without the carry c, which `model` has."""
     xp = jnp if not isinstance(x, np.ndarray) else np
     if jnp.issubdtype(x.dtype, jnp.floating):
         # A multiple of 2^bits changes nothing, and int32 need not hold the whole.
@@ -103,7 +103,9 @@ narrow = protocol_op(
 
 
 def _widen_two_party(party: Party, x: Value) -> Arith:
-    """1. Add 2^(bits-2), to a share that is uniform. 2. Take the wrap out, and what was added."""
+    """Make a narrow share one mod 2^64. 1. Add 2^(bits-2), to a share that is uniform. 2. Take the
+    wrap out, and what was added.
+    """
     if not isinstance(x, Arith) or not 2 < x.bits < 64:
         raise ValueError("only a narrow share of 3 to 63 bits can be widened")
     if not x.words.size:

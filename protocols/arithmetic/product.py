@@ -16,7 +16,7 @@ sum_squares  The sum of a row's squares, with pairs of rows: u, v and shares of 
 scale_rows   Rows y [d] times a number x each, with a [1] and b [d]: d + 1 words a row each way.
              Both are made by `spu_llm.offline.packed.products` and off by its noise.
 times_whole  x times public whole numbers: each share by itself, nothing is sent.
-matmul     The same with matrices: a [m, k], b [k, n], per batch element.
+matmul     As `multiply`, with matrices: a [m, k], b [k, n], per batch element.
 linear     x [rows, k] shared times w [k, m] of the provider (Delphi, USENIX Security'20,
            section 4): masks r [k] of the client and shares of r w, by
            `spu_llm.offline.silent.products`.
@@ -66,7 +66,7 @@ LIFT = 12  # bits that inputs of `linear` are lifted by
 
 
 def shared(*shape: int) -> Part:
-    """Additively shared words of a correlation."""
+    """Return the `Part` of a correlation that is additively shared words."""
     return Part(shape, Owner.JOINT, Form.ARITH)
 
 
@@ -115,7 +115,8 @@ def scaled_row(d: int) -> Correlation:
 
 
 def _rows(d: int) -> int:
-    """Rows that are made at once: enough to fill ciphertexts, or not many more than one asks for.
+    """Return how many rows are made at once: enough to fill ciphertexts, or not many more than one
+    asks for.
     """
     return min(128, max(64, SLOTS // max(d, 1)))
 
@@ -134,8 +135,8 @@ def matrix_triple(m: int, k: int, n: int) -> Correlation:
 
 @functools.cache
 def masked_product(label: str, k: int, m: int) -> Correlation:
-    """Masks r [k] of the client times the provider's matrix [k, m] that `label` names, up to the
-    noise of `spu_llm.offline.silent.products`, which makes them.
+    """Return the correlation of masks r [k] of the client times the provider's matrix [k, m] that
+    `label` names, up to the noise of `spu_llm.offline.silent.products`, which makes the products.
     """
     rows = N
     while rows > 1 and rows * (k + m) > _WINDOW:
@@ -154,7 +155,7 @@ def masked_product(label: str, k: int, m: int) -> Correlation:
 
 
 def open_masked(party: Party, words: np.ndarray) -> np.ndarray:
-    """Both shares of masked words added up: uniform, so both parties may know it."""
+    """Open masked words: return both shares added up, uniform, so both parties may know the sum."""
     party.send(words)
     return words + party.recv(words.shape)
 
@@ -162,8 +163,8 @@ def open_masked(party: Party, words: np.ndarray) -> np.ndarray:
 def side_by_side(
     parts: Sequence[np.ndarray],
 ) -> tuple[np.ndarray, Callable[[np.ndarray], list[np.ndarray]]]:
-    """Parts [batch, ...] as one array, batch element by batch element, and what puts such an array
-    apart again.
+    """Return parts [batch, ...] as one array, batch element by batch element, and the function that
+    takes such an array apart again.
     """
     flat = [part.reshape(len(part), -1) for part in parts]
 
@@ -175,13 +176,13 @@ def side_by_side(
 
 
 def open_together(party: Party, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """`open_masked` of parts [batch, ...] in one message."""
+    """Open masked parts [batch, ...] in one message, by `open_masked`."""
     own, apart = side_by_side(parts)
     return apart(open_masked(party, own))
 
 
 def multiply_words(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Shares of x * y mod 2^64, elementwise, of additively shared words of one shape."""
+    """Compute shares of x * y mod 2^64, elementwise, of additively shared words of one shape."""
     material = party.take(TRIPLE, x.size)
     a, b, ab = (w.reshape(x.shape) for w in (*material.masks, *material.results))
     # 1.
@@ -194,13 +195,13 @@ def _opened_product(
     party: Party, times: Callable[[np.ndarray, np.ndarray], np.ndarray],
     e: np.ndarray, f: np.ndarray, a: np.ndarray, b: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """This party's share of (e + a)(f + b) - a b for opened e, f and its shares of a, b."""
+    """Compute this party's share of (e + a)(f + b) - a b for opened e, f and its shares of a, b."""
     product = times(e, b) + times(a, f)
     return product + times(e, f) if party.rank == CLIENT else product
 
 
 def multiply_cost(count: int) -> Cost:
-    """Of `multiply_words` for `count` products."""
+    """Return the cost of `multiply_words` for `count` products."""
     return _both_ways(2 * count)
 
 
@@ -214,7 +215,7 @@ def _square(party: Party, x: np.ndarray) -> np.ndarray:
 
 
 def _opened_square(party: Party, e: np.ndarray, a: np.ndarray) -> np.ndarray:
-    """This party's share of (e + u + v)^2 - 2 u v for opened e; a is its own of u and v."""
+    """Compute this party's share of (e + u + v)^2 - 2 u v for opened e; a is its own of u and v."""
     square = np.uint64(2) * e * a + a * a
     return square + e * e if party.rank == CLIENT else square
 
@@ -253,13 +254,13 @@ def _matmul(party: Party, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def cut_bits(dtype: Any, shift: int | None, frac_bits: int = SpuConfig().frac_bits) -> int:
-    """How many bits of a product of `dtype` are truncated."""
+    """Return how many bits of a product of `dtype` are truncated."""
     return frac_bits_of(np.dtype(dtype), frac_bits) if shift is None else shift
 
 
 def rescaled(party: Party, words: np.ndarray, factor: Arith, shift: int | None) -> Arith:
-    """Shares of a product after its truncation; a round unless there is nothing to cut. Its dtype
-    and fraction bits are those of the factor.
+    """Truncate the shares of a product; a round unless there is nothing to cut. The result has the
+    dtype and fraction bits of the factor.
     """
     product = Arith(words, factor.dtype, factor.frac_bits)
     cut = cut_bits(factor.dtype, shift, party.frac_bits)
@@ -267,13 +268,13 @@ def rescaled(party: Party, words: np.ndarray, factor: Arith, shift: int | None) 
 
 
 def rescaled_cost(x: Value, shape: tuple[int, ...], shift: int | None) -> Cost:
-    """Of `rescaled`, for a product of this shape with the factor x."""
+    """Return the cost of `rescaled`, for a product of this shape with the factor x."""
     count = math.prod(shape)
     return truncate_cost(count) if cut_bits(x.dtype, shift) and count else Cost()
 
 
 def meaning(product: Any, shift: int | None) -> Any:
-    """A plain product as its words stand after the truncation."""
+    """Return a plain product as its words stand after the truncation."""
     if shift is None:
         return product
     if jnp.issubdtype(product.dtype, jnp.floating):
@@ -291,8 +292,9 @@ def correct_product(
     shift: int | None,
     enter: Callable[[Sequence[np.ndarray], np.ndarray], None] = _added,
 ) -> Correct:
-    """The share of the prepared product enters the result as it is, or shifted by the truncation;
-    what the shift leaves of a word's top, the truncation's own prepared bit corrects.
+    """Return the function that brings a simulated product to the wanted one. The share of the
+    prepared product enters the result as it is, or shifted by the truncation; what the shift leaves
+    of a word's top, the truncation's own prepared bit corrects.
 
     enter(drawn, difference): change the prepared product, the last of what is drawn before the
     truncation, in place, so that the result changes by `difference` before that.
@@ -369,8 +371,8 @@ times_whole = protocol_op(
     simulate=uniform_messages(_times_whole, nothing_to_correct),
     non_interactive=True,
 )
-"""x times public integers of the same shape; a float keeps its fraction bits. Of constants of a
-program the compiler knows the same (`spu_llm.compiler.linear`)."""
+"""x times public integers of the same shape; a float keeps its fraction bits. With constants
+of a program the compiler multiplies in this way by itself (`spu_llm.compiler.linear`)."""
 
 matmul = _product_op(
     "matmul",

@@ -66,8 +66,8 @@ class Bound:
 
 @functools.cache
 def bound(width: int, bits: int, longest: float = LONGEST) -> Bound:
-    """For rows of `width` numbers, as long as `longest` at most. ValueError when projections that
-    compare `bits` bits cannot tell them.
+    """Return the bound for rows of `width` numbers, as long as `longest` at most. Raise ValueError
+    when projections that compare `bits` bits cannot tell these from long rows.
     """
     words = longest * 2.0**FRAC_BITS
     unit = 2.0 ** (64 - bits)
@@ -83,7 +83,9 @@ def bound(width: int, bits: int, longest: float = LONGEST) -> Bound:
 
 @functools.cache
 def least_bits(width: int, longest: float = LONGEST) -> int:
-    """Of comparisons of projections of such rows. ValueError for too wide ones."""
+    """Return the fewest bits that comparisons of projections of such rows take (see `bound`). Raise
+    ValueError for rows that are too wide.
+    """
     for bits in range(9, MAX_BITS):
         with suppress(ValueError):
             return bound(width, bits, longest).bits
@@ -91,7 +93,7 @@ def least_bits(width: int, longest: float = LONGEST) -> int:
 
 
 def _factors(common: Prg, width: int, factor_bits: int) -> np.ndarray:
-    """r [width, PROJECTIONS], as ring words."""
+    """Draw r [width, PROJECTIONS], as ring words."""
     words = common.words((width, PROJECTIONS)) >> np.uint64(64 - factor_bits)
     return words - np.uint64(1 << (factor_bits - 1))
 
@@ -103,7 +105,7 @@ def _two_party(party: Party, x: Value, *, factor_bits: int) -> Arith:
 
 
 def _reference(x: Any, *, factor_bits: int) -> Any:
-    """With factors of its own."""
+    """Compute projections on factors of the reference's own, from a fixed seed."""
     factors = _factors(Prg.from_seed(0, "projection"), x.shape[-1], factor_bits).view(np.int64)
     return x @ factors.astype(x.dtype)
 

@@ -68,7 +68,8 @@ class Slots:
         )  # fmt: skip
 
     def schedule(self, ids: np.ndarray, queries: int) -> Schedule:
-        """Of `queries` queries and the rows with these ids [positions], -1 where there is none.
+        """Plan a product of `queries` queries and the rows with these ids [positions], -1 where
+        there is none; hand out its slots and query rows.
 
         At most `size` queries go together:
         1. The rows of a tile that has too few query rows left leave it.
@@ -120,7 +121,7 @@ class Slots:
         self._leave([t for t in self.tiles if t not in members and t != self.begun])
 
     def _members(self, names: Sequence[int]) -> dict[int, list[int]]:
-        """By tile, which of these rows are in it."""
+        """Return, for each tile, the indices in `names` of the rows that are in it."""
         found: dict[int, list[int]] = {}
         for i, name in enumerate(names):
             if name in self.slot_of:
@@ -131,7 +132,7 @@ class Slots:
         return self.tiles[tile].queries + queries <= self.size
 
     def _room(self, queries: int) -> int:
-        """Slots that the latest tile has left, while it has query rows."""
+        """Return the latest tile's free slots, or 0 if it lacks query rows for `queries`."""
         if self.begun not in self.tiles or not self._lasts(self.begun, queries):
             return 0
         return self.size - self.tiles[self.begun].slots

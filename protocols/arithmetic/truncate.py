@@ -62,8 +62,8 @@ _OFFSET = 1 << 62
 
 
 def refresh(party: Party, words: np.ndarray) -> np.ndarray:
-    """The same value with a uniform client's share, by a word that both parties know; mod 2^64,
-    and so mod any smaller power.
+    """Make the client's share uniform without a change of the value, by a word that both parties
+    know; mod 2^64, and so mod any smaller power.
     """
     shift = party.common.words(words.shape)
     return words + shift if party.rank == CLIENT else words - shift
@@ -75,7 +75,7 @@ def _round_up(words: np.ndarray, shift: int) -> np.ndarray:
 
 
 def truncate_unbiased(party: Party, x: Arith, shift: int) -> Arith:
-    """See the module docstring; |x| < 2^62.
+    """Truncate x by `shift` bits, unbiased (see the module docstring); |x| < 2^62.
 
     1. Add 2^62. 2. Shift both shares, the provider's upwards.
     3. Take the wrap out, and what was added.
@@ -91,8 +91,8 @@ def truncate_unbiased(party: Party, x: Arith, shift: int) -> Arith:
 def _without_wrap(
     party: Party, shifted: np.ndarray, words: np.ndarray, shift: int
 ) -> np.ndarray:
-    """The shares `words` of x + 2^62, `shifted` each by itself, less 2^(64-shift) times the wrap
-    and less what the 2^62 have become.
+    """Return `shifted`, the shares `words` of x + 2^62 shifted each by itself, less 2^(64-shift)
+    times the wrap and less what the 2^62 have become.
     """
     wrapped = wrap_of(party, words, place=64 - shift)
     return shifted - wrapped - public_share(party, _OFFSET >> shift)
@@ -106,7 +106,10 @@ def truncate_local(party: Party, x: Arith, shift: int) -> Arith:
 
 
 def _truncate_exact(party: Party, x: Arith, shift: int) -> Arith:
-    """1. Add 2^62 and shift both shares down. 2. Take the wrap out. 3. Add the low bits' carry."""
+    """Compute floor(x / 2^shift).
+
+    1. Add 2^62 and shift both shares down. 2. Take the wrap out. 3. Add the low bits' carry.
+    """
     # 1.
     words = refresh(party, x.words) + public_share(party, _OFFSET)
     shifted = words >> np.uint64(shift)
@@ -148,7 +151,7 @@ def _two_party(party: Party, x: Value, *, shift: int, how: How, bits: int) -> Ar
 
 
 def truncate_cost(count: int) -> Cost:
-    """Of `truncate_unbiased` for `count` values."""
+    """Return the cost of `truncate_unbiased` for `count` values."""
     return swap_cost(count)
 
 
@@ -178,7 +181,8 @@ def _correct(x: Value, *, shift: int, how: How, bits: int) -> Correct:
 def model(
     inputs: Sequence[Sequence[Value]], common: Prg, *, shift: int, how: How, bits: int
 ) -> Sequence[np.ndarray]:
-    """Exact results for arithmetic shares: the value and the client's refreshed share say all."""
+    """Compute exact results for arithmetic shares from the value and the client's refreshed share.
+    """
     x_0, x_1 = (share_of(values[0]) for values in inputs)
     x = (x_0 + x_1).view(np.int64)
     floor = x >> np.int64(shift)
@@ -191,7 +195,7 @@ def model(
 
 
 def share_of(value: Value) -> np.ndarray:
-    """This party's words of an integer that is not a boolean share."""
+    """Return this party's words of an integer that is not a boolean share."""
     if isinstance(value, Arith):
         return value.words
     assert isinstance(value, Private)

@@ -35,7 +35,7 @@ _MAX_FAN_IN = 4
 
 @functools.cache
 def leaf(root: bool) -> Gate:
-    """Digits of two bits, a of the client, b of the provider: less, equal.
+    """Return the gate of less and equal of digits of two bits, a of the client, b of the provider.
 
     Each owner brings its bits and their product as inputs of their own, the client those of
     n = ~a: (n_0, n_1, n_0 n_1, b_0, b_1, b_0 b_1). Bits are equal where n_i + b_i = 1, so
@@ -51,7 +51,8 @@ def leaf(root: bool) -> Gate:
 
 @functools.cache
 def node(fan_in: int, root: bool) -> Gate:
-    """`fan_in` digits, lowest first, as (less_0, .., equal_0, ..): less and equal of the whole.
+    """Return the gate that makes less and equal of a whole from `fan_in` digits, lowest first, as
+    (less_0, .., equal_0, ..).
 
     The root gives less alone and does not ask for equal_0.
     """
@@ -69,7 +70,7 @@ Level = tuple[int, int]  # fan-in, nodes
 
 
 def levels(bits: int, rows: int) -> tuple[Level, ...]:
-    """The levels above the leaves for `rows` numbers of `bits` bits, cheapest by
+    """Return the levels above the leaves for `rows` numbers of `bits` bits, cheapest by
     `protocols.bits.price`. A digit that is left over on its own needs no node.
     """
     return _levels((bits + 1) // 2, words_for(rows))[1]
@@ -77,7 +78,7 @@ def levels(bits: int, rows: int) -> tuple[Level, ...]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _levels(digits: int, words: int) -> tuple[int, tuple[Level, ...]]:
-    """Price, and levels that make one digit of so many, for 64 numbers a word."""
+    """Return the price, and the levels, of making one digit of `digits`, for 64 numbers a word."""
     if digits == 1:
         return 0, ()
     plans = []
@@ -93,8 +94,8 @@ def _levels(digits: int, words: int) -> tuple[int, tuple[Level, ...]]:
 
 
 def tree(bits: int, rows: int) -> list[tuple[Gate, int]]:
-    """The gates of a comparison of `bits` bits, level by level, with their instances for each of
-    `rows` rows; the last one is the root.
+    """Return the gates of a comparison of `bits` bits, level by level, with their instances for
+    each of `rows` rows; the last one is the root.
     """
     plan = levels(bits, rows)
     nodes = [(node(f, root=i == len(plan)), count) for i, (f, count) in enumerate(plan, 1)]
@@ -102,8 +103,8 @@ def tree(bits: int, rows: int) -> list[tuple[Gate, int]]:
 
 
 def less_private(party: Party, number: np.ndarray, bits: int) -> np.ndarray:
-    """Shares (plane [words]) of [a < b] for the client's a and the provider's b (CrypTFlow2,
-    Algorithm 2, with wider digits and nodes).
+    """Compute shares (plane [words]) of [a < b] for the client's a and the provider's b
+    (CrypTFlow2, Algorithm 2, with wider digits and nodes).
 
     number: words [rows], this party's, of which the low `bits` bits count.
 
@@ -138,18 +139,18 @@ def less_private(party: Party, number: np.ndarray, bits: int) -> np.ndarray:
 
 
 def less_cost(rows: int, bits: int) -> Cost:
-    """What `less_private` sends."""
+    """Return the cost of `less_private`."""
     return sum((gate_cost(gate, rows, count) for gate, count in tree(bits, rows)), Cost())
 
 
 def less_products(rows: int, bits: int) -> int:
-    """Products of bits that `less_private` takes."""
+    """Return how many products of bits `less_private` takes."""
     return sum(products(gate, rows, count) for gate, count in tree(bits, rows))
 
 
 def carry_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
-    """Xor shares (0 or 1, of any shape) of the carry out of the low `bits` bits of additively
-    shared words: [~x_0 < x_1] on these bits.
+    """Compute xor shares (0 or 1, of any shape) of the carry out of the low `bits` bits of
+    additively shared words: [~x_0 < x_1] on these bits.
     """
     flat = words.reshape(-1)
     less = less_private(party, ~flat if party.rank == CLIENT else flat, bits)
@@ -157,7 +158,7 @@ def carry_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
 
 
 def sign_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
-    """Xor shares (0 or 1, of any shape) of bit number bits-1 of additively shared words.
+    """Compute xor shares (0 or 1, of any shape) of bit number bits-1 of additively shared words.
 
     1. Each party splits its share into the top bit and the bits below.
     2. carry = [~x_0 < x_1] on the bits below. 3. sign = top_0 ^ top_1 ^ carry.
@@ -172,12 +173,12 @@ def sign_words(party: Party, words: np.ndarray, bits: int) -> np.ndarray:
 
 
 def sign_cost(count: int, bits: int) -> Cost:
-    """What `sign_words` sends for `count` values."""
+    """Return the cost of `sign_words` for `count` values."""
     return less_cost(count, bits - 1) if bits > 1 and count else Cost()
 
 
 def sign_products(count: int, bits: int) -> int:
-    """Products of bits that `sign_words` takes."""
+    """Return how many products of bits `sign_words` takes for `count` values."""
     return less_products(count, bits - 1) if bits > 1 and count else 0
 
 
@@ -236,7 +237,7 @@ included); for any x, bit number bits-1 of the encoding. A boolean share."""
 
 
 def less_than(x: Any, y: Any, *, bits: int) -> Any:
-    """Whether x < y where x - y fits `bits` bits: the sign of the difference, a boolean share."""
+    """Compute whether x < y, a boolean share, by the sign of x - y, which fits `bits` bits."""
     return sign(x - y, bits=bits)
 
 

@@ -51,7 +51,9 @@ BITS = Correlation(
 
 
 def minus(bit: Any) -> Any:
-    """-l as a word. SPU would leave l as it is, a boolean share; a number it makes arithmetic."""
+    """Return -l as a word. SPU would leave l as it is, a boolean share; a number it makes
+    arithmetic.
+    """
     return -bit.astype(np.int64)
 
 
@@ -63,19 +65,19 @@ def swap_bits(party: Party, bits: np.ndarray) -> np.ndarray:
 
 
 def swap_cost(bits: int) -> Cost:
-    """Price of `swap_bits`."""
+    """Return the cost of `swap_bits`."""
     return Cost(2, 1, bytes_for(bits), bytes_for(bits))
 
 
 def shared_bit(rank: int, opened: np.ndarray, minus_l: np.ndarray) -> np.ndarray:
-    """Additive share of the bit opened ^ l, from that of -l."""
+    """Compute the additive share of the bit opened ^ l, from the share of -l."""
     return (_2 * opened - _1) * minus_l + (opened if rank == CLIENT else np.uint64(0))
 
 
 def twice_product_of_bits(
     rank: int, d: np.ndarray, e: np.ndarray, own: np.ndarray, minus_l: np.ndarray
 ) -> np.ndarray:
-    """Additive share of 2 (d ^ c) (e ^ p); `own` is this party's c or p."""
+    """Compute the additive share of 2 (d ^ c) (e ^ p); `own` is this party's c or p."""
     flip_d, flip_e = _1 - _2 * d, _1 - _2 * e
     crossed = flip_d * flip_e * (own + minus_l)
     if rank == CLIENT:
@@ -84,8 +86,8 @@ def twice_product_of_bits(
 
 
 def twice_product_of_own_bits(party: Party, bit: np.ndarray) -> np.ndarray:
-    """Additive share of twice the product of a bit of each party (words of 0 or 1, any shape), the
-    one that this party gives among them; one message each way, a bit per value.
+    """Compute the additive share of twice the product of a bit of each party, of which this party
+    gives `bit` (words of 0 or 1, any shape); one message each way, a bit per value.
     """
     material = party.take(BITS, bit.size)
     own = material.masks[party.rank].reshape(bit.shape)
@@ -97,9 +99,10 @@ def twice_product_of_own_bits(party: Party, bit: np.ndarray) -> np.ndarray:
 
 
 def wrap_of(party: Party, words: np.ndarray, place: int, bits: int = 64) -> np.ndarray:
-    """Additive shares of 2^place, if both parties' words, below 2^bits each, add up to 2^bits or
-    more, or else zero, where the sum mod 2^bits is below 2^(bits-1): of 1 - (1 - top_0)(1 - top_1)
-    for their top bits, times 2^place; place >= 1. One message each way, a bit per value.
+    """Compute additive shares of 2^place, if both parties' words, below 2^bits each, add up to
+    2^bits or more, else of zero: of 1 - (1 - top_0)(1 - top_1) for their top bits, times 2^place.
+    The sum mod 2^bits has to be below 2^(bits-1); place >= 1. One message each way, a bit per
+    value.
     """
     no_wrap = twice_product_of_own_bits(party, (words >> np.uint64(bits - 1)) ^ _1)
     return (public_share(party, 2) - no_wrap) << np.uint64(place - 1)
@@ -116,7 +119,7 @@ def correct_wrap(party: SimulatedParty, difference: np.ndarray, place: int) -> N
 
 
 def arith_from_bool(party: Party, x: Bool) -> Arith:
-    """Additive shares of a boolean share: one message each way, one bit per bit of x.
+    """Convert a boolean share to additive shares: one message each way, one bit per bit of x.
 
     1. Open m = s ^ l for every bit s of x under a prepared random bit l.
     2. x = sum_i 2^i (m_i + (1 - 2 m_i) l_i) on additive shares of the l_i.
@@ -143,11 +146,11 @@ def arith_from_bool(party: Party, x: Bool) -> Arith:
 
 
 def as_arith(party: Party, value: Value, *, narrow: bool = False) -> Arith:
-    """Additive shares of a value in any form.
+    """Return additive shares of a value in any form.
 
     What one party knows (or both) is one share, and zero the other; nothing is sent. Boolean shares
-    cost one message each way (`arith_from_bool`). ValueError for a narrow additive share, unless
-    `narrow` says that it will do: its sum may wrap, so it is no share mod 2^64.
+    cost one message each way (`arith_from_bool`). Raise ValueError for a narrow additive share,
+    unless `narrow` says that it will do: its sum may wrap, so it is no share mod 2^64.
     """
     if isinstance(value, Arith):
         if value.bits != 64 and not narrow:
@@ -162,8 +165,8 @@ def as_arith(party: Party, value: Value, *, narrow: bool = False) -> Arith:
 def known_words(
     party: Party, value: Public | Private, frac_bits: int = 0, *, public_at: int = CLIENT
 ) -> np.ndarray:
-    """This party's share of a value that is plain somewhere: its encoding at the party that knows
-    it, or at `public_at` where both do, and zeros at the other one.
+    """Return this party's share of a value that is plain somewhere: its encoding at the party that
+    knows it, or at `public_at` where both do, and zeros at the other party.
     """
     if party.rank != (public_at if isinstance(value, Public) else value.owner):
         return np.zeros(value.shape, np.uint64)
@@ -172,12 +175,12 @@ def known_words(
 
 
 def public_share(party: Party, number: int) -> np.uint64:
-    """This party's share of a number that both know: the client has it, the provider zero."""
+    """Return this party's share of a public number: the client has it, the provider zero."""
     return np.uint64(number if party.rank == CLIENT else 0)
 
 
 def arith_cost(*values: Value) -> Cost:
-    """Price of `as_arith` for each of the values."""
+    """Return the cost of `as_arith` for all of the values."""
     total = Cost()
     for x in values:
         if isinstance(x, Bool):

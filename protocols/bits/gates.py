@@ -52,12 +52,12 @@ def variable(i: int) -> Polynomial:
 
 
 def plus(*terms: Polynomial) -> Polynomial:
-    """Sum over F_2."""
+    """Add polynomials over F_2."""
     return functools.reduce(lambda a, b: a ^ b, terms, ZERO)
 
 
 def times(*factors: Polynomial) -> Polynomial:
-    """Product over F_2, where x * x = x."""
+    """Multiply polynomials over F_2, where x * x = x."""
 
     def two(a: Polynomial, b: Polynomial) -> Polynomial:
         return plus(*(frozenset([s | t]) for s in a for t in b))
@@ -84,8 +84,8 @@ class Gate:
 
     @functools.cached_property
     def terms(self) -> dict[Polynomial, tuple[Polynomial, ...]]:
-        """Sums of products of masks, and what each output multiplies a sum with: a polynomial in
-        the opened bits.
+        """Return the sums of products of masks, and what each output multiplies a sum with: a
+        polynomial in the opened bits.
         """
         weights: dict[Monomial, list[Polynomial]] = {}
         for i, output in enumerate(self.outputs):
@@ -100,26 +100,26 @@ class Gate:
 
     @functools.cached_property
     def sums(self) -> tuple[Polynomial, ...]:
-        """Those of the sums that are prepared inside SPU: with a product that nobody can make
-        alone.
+        """Return the sums of `terms` that are prepared inside SPU: with a product that nobody can
+        make alone.
         """
         hard = [p for p in self.terms if any(len(self.factors(s)) > 1 for s in p)]
         return tuple(sorted(hard, key=lambda p: _order(max(p, key=_order))))
 
     def index_of(self, s: Monomial) -> int:
-        """Which of the prepared sums has the product of these masks."""
+        """Return the index of the prepared sum that has the product of these masks."""
         return next(i for i, p in enumerate(self.sums) if s in p)
 
     def factors(self, s: Monomial) -> tuple[Monomial, ...]:
-        """`s` as sets that are known or shared as they are: the client's part, the provider's
-        part, and each shared input.
+        """Split `s` into sets that are known or shared as they are: the client's part, the
+        provider's part, and each shared input.
         """
         by = {o: frozenset(i for i in s if self.holder(i) is o) for o in Owner}
         own = (by[Owner.CLIENT], by[Owner.PROVIDER])
         return (*(p for p in own if p), *(frozenset([i]) for i in sorted(by[Owner.JOINT])))
 
     def sent(self, rank: int) -> int:
-        """Bits per instance that party `rank` sends."""
+        """Return how many bits per instance party `rank` sends."""
         return (self.client, self.provider)[rank] + self.joint
 
 
@@ -151,7 +151,7 @@ class Recipe:
 
     @property
     def products(self) -> int:
-        """Products of bits that SPU makes per instance."""
+        """Return how many products of bits SPU makes per instance."""
         return sum(map(len, self.levels))
 
     def used(self) -> set[Polynomial]:
@@ -162,7 +162,7 @@ class Recipe:
 
 @functools.cache
 def recipe(gate: Gate) -> Recipe:
-    """How the gate's sums are made of few products.
+    """Find how the gate's sums are made of few products.
 
     A sum whose products have a factor in common is that factor times something smaller, which is
     mostly known by then. Two products c_1 p_1 and c_2 p_2 of a monomial of the client's masks and
@@ -176,7 +176,7 @@ def recipe(gate: Gate) -> Recipe:
         return p in steps or (len(p) == 1 and len(gate.factors(*p)) == 1)
 
     def parts(total: Polynomial) -> list[Polynomial]:
-        """What is known and adds up to `total`, after the steps that this adds."""
+        """Return what is known and adds up to `total`, after the steps that this adds."""
         if is_known(total):
             return [total]
         ordered = sorted(total, key=_order)
@@ -212,7 +212,7 @@ def recipe(gate: Gate) -> Recipe:
 
 
 def _crossed(pair: Polynomial, s: Sequence[Monomial], t: Sequence[Monomial]) -> Step:
-    """c_1 p_1 + c_2 p_2 by one product."""
+    """Return the step that makes c_1 p_1 + c_2 p_2 by one product."""
     (c_1, p_1), (c_2, p_2) = s, t
 
     def known(*monomials: Monomial) -> tuple[Polynomial, ...]:
@@ -223,8 +223,8 @@ def _crossed(pair: Polynomial, s: Sequence[Monomial], t: Sequence[Monomial]) -> 
 
 @functools.cache
 def correlation(gate: Gate) -> Correlation:
-    """Masks of the inputs and the sums of their products that the gate needs; a unit is 64
-    instances.
+    """Return the correlation of a gate: masks of the inputs and the sums of their products that the
+    gate needs; a unit is 64 instances.
     """
     made = recipe(gate)
     alone = {s for p in made.used() for s in p if len(p) == 1 and len(gate.factors(s)) == 1}
@@ -236,8 +236,8 @@ def correlation(gate: Gate) -> Correlation:
     groups = [group for group in (*own, joint) if group]  # what `secure` takes, in its order
 
     def derive(*masks: Any) -> list[Any]:
-        """Products of one party's masks, by that party (the other one's zeros stay zeros), and the
-        masks that are shared.
+        """Compute products of each party's masks, by that party (the other one's zeros stay zeros),
+        and return them with the masks that are shared.
         """
         columns = np.concatenate(masks, axis=1).T  # numbered as the gate's inputs
         return [
@@ -246,7 +246,7 @@ def correlation(gate: Gate) -> Correlation:
         ]
 
     def secure(*inputs: Any) -> list[Any]:
-        """The steps of the recipe, level by level."""
+        """Compute the sums by the steps of the recipe, level by level."""
         known = {
             frozenset([s]): array[:, i]
             for group, array in zip(groups, inputs, strict=True)
@@ -288,14 +288,14 @@ def correlation(gate: Gate) -> Correlation:
 
 
 def stack(columns: Sequence[Any]) -> Any:
-    """Arrays side by side in a new last axis, in NumPy or in JAX."""
+    """Stack arrays side by side in a new last axis, in NumPy or in JAX."""
     return (jnp if isinstance(columns[0], jax.Array) else np).stack(columns, axis=-1)
 
 
 def evaluate(
     party: Party, gate: Gate, rows: int, nodes: int, inputs: np.ndarray
 ) -> np.ndarray:
-    """Shares of the outputs of `nodes` instances for each of `rows` rows: one message each way.
+    """Evaluate `nodes` instances of a gate for each of `rows` rows: one message each way.
 
     inputs: planes [nodes, bits, words], in the order on the wire: the inputs that this party knows,
     then its xor shares of the shared inputs.
@@ -317,7 +317,7 @@ def evaluate(
 
 
 def _planes(words: np.ndarray, nodes: int) -> np.ndarray:
-    """Units [width * nodes, k], row groups first, as planes [nodes, k, width]."""
+    """Return units [width * nodes, k], row groups first, as planes [nodes, k, width]."""
     grouped = words.reshape(len(words) // nodes, nodes, words.shape[-1])
     return np.ascontiguousarray(grouped.transpose(1, 2, 0))
 
@@ -341,7 +341,7 @@ def _combine(
     opened: dict[Monomial, np.ndarray] = {}
 
     def m(s: Monomial) -> np.ndarray:
-        """prod_{i in s} m_i, [nodes, width]."""
+        """Compute prod_{i in s} m_i, [nodes, width]."""
         if s not in opened:
             first = min(s)
             rest = s - {first}
@@ -349,14 +349,14 @@ def _combine(
         return opened[s]
 
     def value(polynomial: Polynomial) -> Any:
-        """A polynomial of the m_i, [nodes, width]; a constant stays one word."""
+        """Evaluate a polynomial of the m_i, [nodes, width]; a constant stays one word."""
         total: Any = np.uint64(0)
         for s in polynomial:
             total = total ^ (m(s) if s else ~np.uint64(0))
         return total
 
     def share(total: Polynomial) -> Any:
-        """This party's share of a sum of products of masks."""
+        """Compute this party's share of a sum of products of masks."""
         if total in prepared:
             return prepared[total]
         own_part: Any = np.uint64(0)
@@ -385,6 +385,6 @@ def _subsets(s: Monomial) -> Iterable[Monomial]:
 
 
 def gate_cost(gate: Gate, rows: int, nodes: int) -> Cost:
-    """One round, both ways at once."""
+    """Return the cost of `evaluate`: one round, both ways at once."""
     sizes = [nodes * gate.sent(rank) * bytes_for(rows) for rank in (CLIENT, PROVIDER)]
     return Cost(sum(1 for rank in (CLIENT, PROVIDER) if gate.sent(rank)), 1, *sizes)

@@ -21,9 +21,10 @@ AND = Gate("and", 0, 0, 2, (times(variable(0), variable(1)),))
 
 
 def as_bool(party: Party, value: Value) -> Bool:
-    """Xor shares of bits or integers; what one party knows (or both) is one share, zero the other.
+    """Return xor shares of bits or integers; what one party knows (or both) is one share, zero the
+    other.
 
-    NotImplementedError for additive shares: `sign` and the like make bits of them.
+    Raise NotImplementedError for additive shares: `sign` and the like make bits of them.
     """
     if isinstance(value, Bool):
         return value
@@ -33,7 +34,7 @@ def as_bool(party: Party, value: Value) -> Bool:
 
 
 def _width(value: Value) -> int:
-    """Bits of a value that count."""
+    """Return how many bits of a value count."""
     if isinstance(value, Bool):
         return value.bits
     return 1 if value.dtype == np.bool_ else 64
@@ -43,7 +44,7 @@ def _width(value: Value) -> int:
 
 
 def _and_two_party(party: Party, x: Value, y: Value) -> Bool:
-    """One gate per bit; bits above the narrower input are zero."""
+    """Compute x & y by one gate per bit; bits above the narrower input are zero."""
     a, b = as_bool(party, x), as_bool(party, y)
     bits, rows = min(a.bits, b.bits), a.words.size
     if not rows:
@@ -84,7 +85,7 @@ and_bits = protocol_op(
 
 @functools.cache
 def _prefix_gate(inputs: int) -> Gate:
-    """y_i = x_0 or .. or x_i for i = 1.. of `inputs` shared bits (y_0 is x_0)."""
+    """Return the gate of y_i = x_0 or .. or x_i, i = 1.., of `inputs` shared bits (y_0 is x_0)."""
     zero = [plus(ONE, variable(i)) for i in range(inputs)]
     outputs = tuple(plus(ONE, times(*zero[: i + 1])) for i in range(1, inputs))
     return Gate(f"prefix or {inputs}", 0, 0, inputs, outputs)
@@ -92,7 +93,7 @@ def _prefix_gate(inputs: int) -> Gate:
 
 @functools.cache
 def _carry_gate() -> Gate:
-    """x_i or c, i = 1.._GROUP, for the or c of all earlier groups."""
+    """Return the gate of x_i or c, i = 1.._GROUP, for the or c of all earlier groups."""
     carry = variable(_GROUP)
 
     def either(x: Polynomial) -> Polynomial:
@@ -103,9 +104,9 @@ def _carry_gate() -> Gate:
 
 
 def _prefix(party: Party, x: np.ndarray, rows: int) -> np.ndarray:
-    """Planes [n, words] of shares -> planes of the prefix-ors.
+    """Compute planes [n, words] of shares of the prefix-ors, from planes x [n, words] of shares.
 
-    1. Prefix-or inside groups of four. 2. The same of the groups' totals (each a group's last).
+    1. Prefix-or inside groups of four. 2. Prefix-or of the groups' totals (each a group's last).
     3. Or the total of all earlier groups into every group.
     """
     n = len(x)
@@ -161,9 +162,10 @@ def _prefix_or_cost(x: Value) -> Cost:
 
 
 def _prefix_or_correct(x: Value) -> Correct:
-    """The first group's outputs come from the first gate, the others from the last. In the first
-    gate, a product that one output ends with also enters those after it: the lowest one first. The
-    first bit stays as it was.
+    """Return the function that brings simulated prefix-ors to the wanted ones. The first group's
+    outputs come from the first gate, the others from the last. In the first gate, a product that
+    one output ends with also enters the outputs after it: the lowest one first. The first bit stays
+    as it was.
     """
 
     def correct(party: SimulatedParty, made: Bool, wanted: Bool) -> None:

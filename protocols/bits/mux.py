@@ -61,12 +61,12 @@ BIT_TIMES_NARROW_WORD = Correlation(
 
 
 def correlation_for(bits: int) -> Correlation:
-    """What words of so many bits are multiplied with."""
+    """Return the correlation that words of `bits` bits are multiplied with."""
     return BIT_TIMES_NARROW_WORD if bits <= NARROW_BITS else BIT_TIMES_WORD
 
 
 def _prepared(party: Party, material: Material, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """This party's shares of l and of l w, mod 2^bits."""
+    """Return this party's shares of l and of l w, mod 2^bits."""
     (product,) = material.results
     if bits > NARROW_BITS:
         return np.uint64(0) - product[:, 1], product[:, 0]
@@ -76,8 +76,8 @@ def _prepared(party: Party, material: Material, bits: int) -> tuple[np.ndarray, 
 
 
 def mux_words(party: Party, bit: np.ndarray, x: np.ndarray, bits: int = 64) -> np.ndarray:
-    """Shares of b x mod 2^bits. bit: this party's xor share (0 or 1) and x: its additive share,
-    words [n].
+    """Compute shares of b x mod 2^bits. bit: this party's xor share (0 or 1) and x: its additive
+    share, words [n].
 
     1. Each party sends its share of b under its bit of l, and its share of x under that of w.
     2. The sum above, every term of which is something opened times something shared.
@@ -96,13 +96,13 @@ def mux_words(party: Party, bit: np.ndarray, x: np.ndarray, bits: int = 64) -> n
 
 
 def mux_cost(count: int, bits: int = 64) -> Cost:
-    """Of `mux_words` for `count` values."""
+    """Return the cost of `mux_words` for `count` values."""
     size = bytes_for(count) + bytes_for(bits) * count
     return Cost(2, 1, size, size)
 
 
 def width_of(x: Value) -> int:
-    """Bits of a word that a protocol has to carry."""
+    """Return how many bits of a word a protocol has to carry."""
     return x.bits if isinstance(x, Arith) else 64
 
 

@@ -11,17 +11,17 @@ _ROWS_AT_ONCE = 1 << 16  # bounds the unpacked copy (64 bytes a row)
 
 
 def words_for(rows: int) -> int:
-    """Words of a plane."""
+    """Return how many words a plane of `rows` bits has."""
     return (rows + 63) // 64
 
 
 def bytes_for(rows: int) -> int:
-    """Bytes of a plane in a message."""
+    """Return how many bytes a plane of `rows` bits takes in a message."""
     return (rows + 7) // 8
 
 
 def to_planes(values: np.ndarray, bits: int) -> np.ndarray:
-    """Words [rows] -> planes [bits, words_for(rows)] of their low `bits` bits."""
+    """Return the low `bits` bits of words [rows] as planes [bits, words_for(rows)]."""
     rows = len(values)
     planes = np.zeros((bits, words_for(rows)), np.uint64)
     used = (bits + 7) // 8
@@ -36,7 +36,7 @@ def to_planes(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def from_planes(planes: np.ndarray, rows: int) -> np.ndarray:
-    """Planes [bits, words] -> words [rows]; bits above are zero."""
+    """Return planes [bits, words] as words [rows]; bits above are zero."""
     values = np.zeros(rows, np.uint64)
     for start in range(0, rows, _ROWS_AT_ONCE):
         count = min(_ROWS_AT_ONCE, rows - start)
@@ -49,23 +49,23 @@ def from_planes(planes: np.ndarray, rows: int) -> np.ndarray:
 
 
 def pack(bits: np.ndarray) -> np.ndarray:
-    """Numbers 0 or 1 (any shape and integer type) as bytes [bytes_for(bits.size)]."""
+    """Pack numbers 0 or 1 (any shape and integer type) into bytes [bytes_for(bits.size)]."""
     return np.packbits(bits.astype(np.uint8, copy=False).reshape(-1), bitorder="little")
 
 
 def unpack(data: np.ndarray, count: int) -> np.ndarray:
-    """The first `count` bits of bytes that begin with what `pack` gave: words [count]."""
+    """Return the first `count` bits of bytes that begin with what `pack` gave: words [count]."""
     return np.unpackbits(data, count=count, bitorder="little").astype(np.uint64)
 
 
 def to_message(planes: np.ndarray, rows: int) -> np.ndarray:
-    """Planes [..., words] as bytes [planes, bytes_for(rows)]."""
+    """Return planes [..., words] as bytes [planes, bytes_for(rows)]."""
     flat = np.ascontiguousarray(planes.reshape(-1, planes.shape[-1]))
     return flat.view(np.uint8)[:, : bytes_for(rows)]
 
 
 def from_message(data: np.ndarray, rows: int) -> np.ndarray:
-    """Bytes [planes, bytes_for(rows)] as planes [planes, words_for(rows)]."""
+    """Return bytes [planes, bytes_for(rows)] as planes [planes, words_for(rows)]."""
     padded = np.zeros((len(data), 8 * words_for(rows)), np.uint8)
     padded[:, : data.shape[1]] = data
     return padded.view(np.uint64)

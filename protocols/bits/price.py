@@ -21,11 +21,14 @@ PRODUCT = 230
 
 
 def products(gate: Gate, rows: int, nodes: int) -> int:
-    """Products of bits that `nodes` instances for each of `rows` rows take; units are 64 rows."""
+    """Return how many products of bits `nodes` instances for each of `rows` rows take; units are
+    64 rows.
+    """
     return 64 * words_for(rows) * nodes * recipe(gate).products
 
 
 def price(cost: Cost, bit_products: int) -> int:
-    """Nanoseconds that rounds, bytes (both directions at once) and products of bits are worth."""
+    """Return the worth of rounds, bytes (both ways at once) and products of bits, in nanoseconds.
+    """
     sent = max(cost.client_to_provider, cost.provider_to_client)
     return ROUND * cost.rounds + BYTE * sent + PRODUCT * bit_products

@@ -12,8 +12,8 @@ NUMBERS_AT_ONCE = 310_000
 
 
 def by_rows(function: Callable[[Array], Array], x: Array) -> Array:
-    """`function` of rows [rows, n] -> [rows, ...], on groups of rows of up to `NUMBERS_AT_ONCE`
-    numbers (or of one row), one group after the other.
+    """Apply `function` to rows [rows, n] -> [rows, ...], on groups of rows of up to
+    `NUMBERS_AT_ONCE` numbers (or of one row), one group after the other.
     """
     rows = max(1, NUMBERS_AT_ONCE // x.shape[1])
     parts = [function(x[i : i + rows]) for i in range(0, x.shape[0], rows)]

@@ -64,8 +64,8 @@ class Choice:
     def of(
         references: int, clip_norm: float, temperature: float, spread: float, noises: int = 1
     ) -> Choice:
-        """C rounded down, B tau rounded up: both towards more privacy. ValueError for a C below
-        2^-18.
+        """Return a choice with C rounded down and B tau rounded up: both towards more privacy.
+        Raise ValueError for a C below 2^-18.
         """
         bound = math.floor(clip_norm / UNIT)
         scale = math.ceil(references * temperature / UNIT)
@@ -77,26 +77,27 @@ class Choice:
 
     @property
     def behind(self) -> int:
-        """Units that no score makes up for: what is so far behind the best never wins."""
+        """Return the units that no score makes up for: one that far behind the best never wins."""
         noise = self.noises * (self.noise.high - self.noise.low)
         return noise + 2 * self.references * self.bound + 1
 
     @property
     def span_bits(self) -> int:
-        """Bits of a difference of two scores. Of phi_pub, either that of two candidates or what
-        puts one out of the race.
+        """Return the bits of a difference of two scores. phi_pub enters by the difference of two
+        candidates, or by what puts one out of the race, whichever is more.
         """
         base = max(self.references * self.spread_units, self.behind)
         return (base + self.behind).bit_length() + 1
 
     def loss(self, candidates: int) -> Loss:
-        """Of one draw, for replace-by-null."""
+        """Return the privacy loss of one draw, for replace-by-null."""
         return self.noise.loss(self.bound, candidates, self.noises)
 
     def quantised(self, public: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """phi_pub of the candidates [m] in units, and B times what it is below the largest, filled
-        up to `width` places that never win: int32 [width] each. ValueError for more candidates,
-        none, or logits that are no such numbers.
+        """Return phi_pub of the candidates [m] in units, and B times its difference from the
+        largest, which is `spread` at most, filled up to `width` places that never win: int32
+        [width] each. Raise ValueError for more than `width` candidates, none, or logits that are
+        not below 2^12 in magnitude.
         """
         m = len(public)
         if not 1 <= m <= width or not np.all(np.abs(public) < 2.0**12):
@@ -108,14 +109,14 @@ class Choice:
         return units.astype(np.int32), base.astype(np.int32)
 
     def draw_noise(self, stream: Prg, width: int) -> np.ndarray:
-        """int32 [width], of one party."""
+        """Draw one party's noise, int32 [width]."""
         return self.noise.sample(stream, (width,)).astype(np.int32)
 
 
 def choose(
     private: Array, live: Array, public: Array, base: Array, noise: Array, choice: Choice
 ) -> Array:
-    """The place of the token (int32 scalar) among m candidates.
+    """Draw a token among m candidates: return its place (int32 scalar).
 
     private: phi_i, float [B, m]; live: bool [B], False for a null reference; public: what phi_i is
     compared with, and base: B times phi_pub, int32 [m] units each; noise: int32 [m].
@@ -134,23 +135,23 @@ def choose(
 
 
 def choose_of_both(client: Array, provider: Array, base: Array, choice: Choice) -> Array:
-    """The place of the token (int32 scalar) among m candidates, of the scores [m] that each party
-    brings (`own_scores`) and B times phi_pub, which both know.
+    """Draw a token among m candidates, by the scores [m] that each party brings (`own_scores`) and
+    B times phi_pub, which both know: return its place (int32 scalar).
     """
     return winner(in_units(client + provider, bits=LEAST_BITS) + base, choice)
 
 
 def winner(scores: Array, choice: Choice) -> Array:
-    """Where the largest of int32 [m] stands."""
+    """Return where the largest of int32 [m] stands."""
     return argmax(scores[None], bits=choice.span_bits, widest=_WIDEST)[0]
 
 
 def own_scores(
     private: np.ndarray, live: np.ndarray, public: np.ndarray, noise: np.ndarray, choice: Choice
 ) -> np.ndarray:
-    """A party's own part, in the clear to it: the sum of its clipped terms, with its noise; int32
-    [m]. private: phi_i of its own references, float [n, m]; public: as `Choice.quantised` gives it.
-    A term is in [-bound, bound] whatever private holds.
+    """Compute a party's own part, in the clear to it: the sum of its clipped terms, with its noise;
+    int32 [m]. private: phi_i of its own references, float [n, m]; public: as `Choice.quantised`
+    gives it. A term is in [-bound, bound] whatever private holds.
     """
     held = np.nan_to_num(np.asarray(private, np.float64), nan=0.0, posinf=1e6, neginf=-1e6)
     units = np.rint(np.clip(held, -1e6, 1e6) / UNIT).astype(np.int64)

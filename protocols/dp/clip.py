@@ -44,7 +44,7 @@ LEAST_BITS = NARROW_BITS + 1
 
 @functools.cache
 def _piece() -> Gate:
-    """Of (low, high, live): lo and mid."""
+    """Return the gate of (low, high, live) that gives lo and mid."""
     low, high, live = map(variable, range(3))
     outputs = times(live, low), times(live, plus(ONE, low), high)
     return Gate("piece of clip", 0, 0, 3, outputs)
@@ -63,7 +63,8 @@ def _check(d: Value, live: Value, bound: int) -> None:
 
 
 def _two_party(party: Party, d: Value, live: Value, *, bound: int) -> Arith:
-    """1. Compare d + K and d - K with zero. 2. Which piece. 3. The two products; K live is local.
+    """Clip the live rows. 1. Compare d + K and d - K with zero. 2. Which piece. 3. The two
+    products; K live is local.
     """
     _check(d, live, bound)
     assert isinstance(live, Public | Private)

@@ -71,9 +71,9 @@ class Loss:
     total_variation: float  # from the law without bounds, of each neighbour
 
     def delta(self, choices: int, epsilon: float) -> float:
-        """What `choices` choices, adaptive ones included, add to the delta of a statement with this
-        epsilon about the law without bounds: P(A) <= P*(A) + v <= e^epsilon (P'(A) + v) + delta + v
-        with the total variation v of all choices.
+        """Return what `choices` choices, adaptive ones included, add to the delta of a statement
+        with this epsilon about the law without bounds: P(A) <= P*(A) + v <= e^epsilon (P'(A) + v) +
+        delta + v with the total variation v of all choices.
         """
         return choices * self.total_variation * (1 + math.exp(epsilon))
 
@@ -94,25 +94,25 @@ class Gumbel:
 
     @staticmethod
     def of(scale: int, tail_bits: int = TAIL_BITS) -> Gumbel:
-        """The law of this scale whose support leaves out 2^-tail_bits at most."""
+        """Return the law of this scale whose support leaves out 2^-tail_bits at most."""
         least = tail_bits * math.log(2) + 1  # an e-th of it at each end
         return Gumbel(scale, -math.ceil(scale * math.log(least)), math.ceil(scale * least))
 
     @property
     def outside(self) -> float:
-        """The chance that a draw is set to an end, or more: P(X < low) + P(X > high)."""
+        """Return the chance that a draw is set to an end, or more: P(X < low) + P(X > high)."""
         below = math.exp(-math.exp(-(self.low - 1) / self.scale))
         return below + -math.expm1(-math.exp(-self.high / self.scale))
 
     def probabilities(self) -> np.ndarray:
-        """float64 [high - low + 1]: of every number of the support; for small scales."""
+        """Return the chance of every number, float64 [high - low + 1]; for small scales."""
         k = np.arange(self.low, self.high) / self.scale
         below = np.exp(-np.exp(-k))
         return np.diff(np.concatenate([[0.0], below, [1.0]]))
 
     def loss(self, sensitivity: int, candidates: int, noises: int = 1) -> Loss:
-        """What a choice among so many candidates costs, if no score of two neighbours differs by
-        more than `sensitivity` units; `noises`: of how many parties each score has one.
+        """Return what a choice among `candidates` candidates costs, if no score of two neighbours
+        differs by more than `sensitivity` units; `noises`: of how many parties each score has one.
         """
         s = self.scale
         uneven = _fluctuation(s)
@@ -127,8 +127,8 @@ class Gumbel:
         )
 
     def sample(self, stream: Prg, shape: tuple[int, ...]) -> np.ndarray:
-        """Independent draws, int64 of `shape`: the exact law, from as many words of `stream` as it
-        takes (one each, nearly always).
+        """Draw independent numbers, int64 of `shape`: the exact law, from as many words of `stream`
+        as it takes (one each, nearly always).
 
         1. The least k with P(X <= k) >= 1 - V is ceil(-s ln E), E = -ln(1 - V), for a uniform V in
         [w, w + 1] 2^-64 by one word w. 2. Where both ends, with a margin for what floating point
@@ -151,7 +151,7 @@ class Gumbel:
         return numbers.reshape(shape)
 
     def _narrowed(self, stream: Prg, word: int) -> int:
-        """The draw whose uniform real begins with `word`; the others are taken from `stream`."""
+        """Return the draw whose uniform real begins with `word`; `stream` gives the other words."""
         bits = _WORD
         while True:
             ends = Fraction(word, 1 << bits), Fraction(word + 1, 1 << bits)
@@ -162,8 +162,8 @@ class Gumbel:
             bits += _WORD
 
     def _exact(self, v: Fraction, bits: int) -> tuple[int, int]:
-        """The least and greatest that ceil(-s ln(-ln(1 - v))), on the support, may be by decimal
-        numbers; logarithms of these are rounded correctly.
+        """Return the least and greatest that ceil(-s ln(-ln(1 - v))), on the support, may be by
+        decimal numbers; logarithms of these are rounded correctly.
         """
         if v == 0:
             return self.high, self.high
@@ -184,7 +184,7 @@ class Gumbel:
 
 
 def _noise(words: np.ndarray, scale: int) -> np.ndarray:
-    """-s ln(-ln(1 - w 2^-64)), float64; infinity for zero."""
+    """Compute -s ln(-ln(1 - w 2^-64)), float64; infinity for zero."""
     with np.errstate(divide="ignore", over="ignore"):
         near_zero = -np.log1p(-(words.astype(np.float64) * 2.0**-64))
         rest = (np.uint64(0) - words).astype(np.float64) * 2.0**-64
@@ -193,7 +193,7 @@ def _noise(words: np.ndarray, scale: int) -> np.ndarray:
 
 
 def _fluctuation(scale: int) -> float:
-    """p of the module docstring, or more: terms fall by e^(-pi^2 s) or faster."""
+    """Return p of the module docstring, or more: terms fall by e^(-pi^2 s) or faster."""
     total, n = 0.0, 1
     while True:
         u = 2 * math.pi * n * scale

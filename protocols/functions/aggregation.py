@@ -59,16 +59,16 @@ class SharedPartial(NamedTuple):
 
 
 def tile_for(positions: int) -> int:
-    """Slots of a tile (`protocols.arithmetic.cached`) for a cache of so many rows: a small one
-    wastes less of what it opens, a large one is cheaper to make per position.
+    """Return the slots of a tile (`protocols.arithmetic.cached`) for a cache of `positions` rows: a
+    small one wastes less of what it opens, a large one is cheaper to make per position.
     """
     return 64 if positions <= 64 else 128
 
 
 def attention_on_shares(query: Any, *blocks: Any, largest_score: float) -> tuple[Any, Any]:
-    """Attention of shared queries [head, n, d] over `OwnedBlock`s, given field by field: [head, n,
-    d], and an int32 that is positive if a sum left its range. No visible score is larger than the
-    public `largest_score`.
+    """Compute the attention [head, n, d] of shared queries [head, n, d] over `OwnedBlock`s, given
+    field by field, and an int32 that is positive if a sum left its range. No visible score is
+    larger than the public `largest_score`.
     """
     owned = [OwnedBlock(*blocks[i : i + 3]) for i in range(0, len(blocks), 3)]
     secret = any(block.visible.dtype != jnp.bool_ for block in owned)
@@ -76,8 +76,9 @@ def attention_on_shares(query: Any, *blocks: Any, largest_score: float) -> tuple
 
 
 def with_one_maximum(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tuple[Any, Any]:
-    """1. Scores of all blocks, not truncated. 2. Weights under one maximum, and the inverse of
-    their sum. 3. Numerators, while the inverse is under way. 4. Normalised.
+    """Compute the attention over all blocks with one maximum. 1. Scores of all blocks, not
+    truncated. 2. Weights under one maximum, and the inverse of their sum. 3. Numerators, while the
+    inverse is under way. 4. Normalised.
     """
     heads, n, d = query.shape
     # 1.
@@ -93,14 +94,14 @@ def with_one_maximum(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tup
 
 
 def with_own_maxima(query: Any, blocks: Sequence[OwnedBlock], bits: int) -> tuple[Any, Any]:
-    """Each block's partial by itself, then `merge`."""
+    """Compute each block's partial by itself, then `merge` them."""
     found = [partial(query, block, bits) for block in blocks]
     out, outside = merge(found, bits, sum(b.values.shape[1] for b in blocks))
     return out.reshape(query.shape), outside
 
 
 def partial(query: Any, block: OwnedBlock, bits: int) -> SharedPartial:
-    """One block's part of the attention of shared queries [head, n, d]."""
+    """Compute one block's part of the attention of shared queries [head, n, d]."""
     heads, n, d = query.shape
     scores = _scores(query, [block]).reshape(heads * n, -1)
     weights, shift = softmax_weights(scores, _seen([block]), bits)
@@ -109,8 +110,8 @@ def partial(query: Any, block: OwnedBlock, bits: int) -> SharedPartial:
 
 
 def merge(partials: Sequence[SharedPartial], bits: int, positions: int) -> tuple[Any, Any]:
-    """Theorem 4.1: attention [rows, d] over all blocks together, `positions` in all, and an int32
-    that is positive if a sum left its range. `bits`: of the shifts.
+    """Merge partials by Theorem 4.1: attention [rows, d] over all blocks together, `positions` in
+    all, and an int32 that is positive if a sum left its range. `bits`: of the shifts.
 
     1. m, the largest shift. 2. exp(m_b - m). 3. The masses' sum, and its inverse. 4. Numerators
     times exp(m_b - m) / sum, added up.
@@ -134,12 +135,12 @@ def merge(partials: Sequence[SharedPartial], bits: int, positions: int) -> tuple
 
 
 def _scores(query: Any, blocks: Sequence[OwnedBlock]) -> Any:
-    """[head, n, t] of all blocks, not truncated."""
+    """Compute the scores [head, n, t] of all blocks, not truncated."""
     return times_rows(query, *(b.keys for b in blocks), tile=_tile(blocks), shift=0)
 
 
 def _numerators(weights: Any, blocks: Sequence[OwnedBlock]) -> Any:
-    """[head, n, d] of weights [head, n, t], the sum over all blocks."""
+    """Compute the numerators [head, n, d] of weights [head, n, t], the sum over all blocks."""
     return times_columns(weights, *(b.values for b in blocks), tile=_tile(blocks))
 
 
@@ -148,7 +149,7 @@ def _tile(blocks: Sequence[OwnedBlock]) -> int:
 
 
 def _seen(blocks: Sequence[OwnedBlock]) -> Any:
-    """What the rows see of all columns."""
+    """Return what the rows see of all columns."""
     parts = [part.reshape(-1, part.shape[-1]) for b in blocks for part in _parts(b)]
     if any(part.dtype != jnp.bool_ for part in parts):
         parts = [_as_mask(part) for part in parts]

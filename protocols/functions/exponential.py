@@ -90,19 +90,19 @@ def _chosen(word: Any, factor: Any) -> list[Any]:
 
 
 def _split(share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """y in nats and the bit t of a share of n."""
+    """Return y in nats and the bit t of a share of n."""
     nats = low_bits(share, _REACH_BITS).astype(np.float64) * 2.0**-FRAC_BITS
     return nats, (share >> np.uint64(_REACH_BITS)) & _1
 
 
 def client_factor(share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """a as a word of 42 fraction bits, and the choice t_0."""
+    """Return a as a word of 42 fraction bits, and the choice t_0."""
     nats, top = _split(share)
     return _rounded(np.exp(-nats), _CLIENT_BITS), top
 
 
 def provider_factors(share: np.ndarray) -> np.ndarray:
-    """(b_0, b_1) as words of 19 fraction bits, [n, 2]."""
+    """Return (b_0, b_1) as words of 19 fraction bits, [n, 2]."""
     nats, top = _split(share)
     exponents = REACH * np.stack([top, top ^ _1], axis=-1).astype(np.float64) - nats[:, None]
     return _rounded(np.exp(exponents), SCALE_BITS - _CLIENT_BITS)
@@ -122,7 +122,7 @@ def _rounded(x: np.ndarray, frac_bits: int) -> np.ndarray:
 
 
 def _ask(party: Party, material: Material, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Message 1: d and e, which both parties then know. share: this party's of n."""
+    """Send message 1 and return d and e, which both parties then know. share: this party's of n."""
     bit, word, _ = material.masks
     size = bytes_for(share.size)
     if party.rank == CLIENT:
@@ -137,7 +137,7 @@ def _ask(party: Party, material: Material, share: np.ndarray) -> tuple[np.ndarra
 def _answer(
     party: Party, material: Material, share: np.ndarray, flip: np.ndarray, masked: np.ndarray
 ) -> np.ndarray:
-    """Message 2, and this party's share of a b_{t_0} at SCALE_BITS."""
+    """Send message 2 and return this party's share of a b_{t_0} at SCALE_BITS."""
     (bit, word, words), (chosen, product) = material.masks, material.results
     product = masked * chosen + product
     if party.rank == CLIENT:
@@ -156,7 +156,9 @@ def _pick(pairs: np.ndarray, bit: np.ndarray) -> np.ndarray:
 
 
 def _two_party(party: Party, x: Value, top: Value, *, bits: int, drop: int = 0) -> Arith:
-    """1. n = -x. 2. The product's first message. 3. Whether n < M, from a sign.
+    """Compute exp(x) in words of SCALE_BITS fraction bits.
+
+    1. n = -x. 2. The product's first message. 3. Whether n < M, from a sign.
     4. The product's second message, after the comparison, so that neither waits for the first one.
     5. Zero unless n < M.
     """
@@ -209,7 +211,7 @@ def _correct(x: Value, top: Value, *, bits: int, drop: int = 0) -> Correct:
 def model(
     inputs: Sequence[Sequence[Value]], common: Prg, *, bits: int, drop: int = 0
 ) -> Sequence[np.ndarray]:
-    """Exact results: the rounding of a and b depends on how x is shared."""
+    """Compute exact results: the rounding of a and b depends on how x is shared."""
     n_0, n_1 = (_0 - share_of(values[0]) for values in inputs)
     a, choice = client_factor(n_0.reshape(-1))
     b = provider_factors(n_1.reshape(-1))
@@ -234,32 +236,34 @@ narrow share of 23 bits or more will do. `top` tells whether x > -REACH: x itsel
 
 
 def exponential(x: Any, *, bits: int = BITS) -> Any:
-    """exp(x) for float x in (-2^(bits-1), 0] units, exactly 0 for x <= -REACH; within 1.52 units.
+    """Compute exp(x) for float x in (-2^(bits-1), 0] units, exactly 0 for x <= -REACH.
 
-    Unbiased but for the rounding of the factors. 24 bits and more; 26 reach to 128 nats.
+    Results are within 1.52 units, and unbiased but for the rounding of the factors. 24 bits and
+    more; 26 reach to 128 nats.
     """
     scaled = scaled_exponential(x, x, bits=bits)
     return truncate(scaled, shift=SCALE_BITS - FRAC_BITS, how="unbiased", bits=64)
 
 
 def exponentials_below(fine: Any, coarse: Any, *, bits: int) -> Any:
-    """exp(x) of narrow x <= 0 in units, and in coarse units of `bits` signed bits, one too low at
-    most; from 0 to 1 and a unit.
+    """Compute exp(x) of narrow x <= 0 in units, and in coarse units of `bits` signed bits, one too
+    low at most; from 0 to 1 and a unit.
     """
     scaled = scaled_exponential(fine, coarse, bits=bits, drop=COARSE)
     return truncate(scaled, shift=SCALE_BITS - FRAC_BITS, how="unbiased", bits=64)
 
 
 def bound_of(coarse: Any, *, bits: int) -> Any:
-    """An upper bound of every row of narrow words in coarse units, 3 of them above the largest
-    number at most.
+    """Return an upper bound of every row of narrow words in coarse units, 3 of them above the
+    largest number at most.
     """
     # Either narrow word may be one too low: coarse ones count for two more.
     return maximum(coarse, bits=bits) + 2
 
 
 def softmax_weights(logits: Any, *, bits: int = BITS) -> Any:
-    """exp(z - max z) of every row z of float logits [..., n], shared, from 0 to 1 and a unit.
+    """Compute exp(z - max z) of every row z of float logits [..., n], shared, from 0 to 1 and a
+    unit.
 
     bits: the differences in a row fit so many, signed and fraction bits included. Rounding to units
     is what a row is off by: for 32,000 normal logits of deviation 3, a total variation of 0.001 to
@@ -273,9 +277,10 @@ def softmax_weights(logits: Any, *, bits: int = BITS) -> Any:
 
 
 def hidden_weights(logits: Any, *, bits: int = BITS) -> Any:
-    """`softmax_weights` times a factor from exp(-3/16) to 1 of the row's, for half the price:
-    comparisons look at coarse logits alone, and the shift is an upper bound of the row. Of weights
-    that stay shared: the factor would tell where the largest logit lies between two coarse units.
+    """Compute `softmax_weights` times a factor from exp(-3/16) to 1 of the row's, for half the
+    price: comparisons look at coarse logits alone, and the shift is an upper bound of the row. The
+    weights must stay shared: the factor would tell where the largest logit lies between two coarse
+    units.
     """
     coarse_bits = bits - COARSE + 1  # with room for the bound
 

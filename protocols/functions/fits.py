@@ -31,7 +31,7 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """The tanh form."""
+    """Compute GELU in its tanh form."""
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
@@ -40,8 +40,8 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 
 def quadratics(f: Function, reach: float, thresholds: int) -> Quadratics:
-    """Those with so many thresholds and the smallest mean square error, for f that is near 0 below
-    -reach and near x above reach.
+    """Return the quadratics with this many thresholds and the smallest mean square error, for f
+    that is near 0 below -reach and near x above reach.
 
     The best thresholds of all follow one by one (Bellman 1961): 1. What every piece would cost.
     2. The least that all pieces up to a threshold cost, and the threshold before it. 3. Back from
@@ -70,14 +70,14 @@ def quadratics(f: Function, reach: float, thresholds: int) -> Quadratics:
 
 
 def _points(first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Points x [units, points] of the units from first to last - 1, and what each counts."""
+    """Return points x [units, points] of the units from first to last - 1, and what each counts."""
     x = (np.arange(first, last)[:, None] + (np.arange(_POINTS) + 0.5) / _POINTS) * _UNIT
     return x, np.exp(-0.5 * (x / DEVIATION) ** 2)
 
 
 def _costs(f: Function, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """[a, b]: the least weighted sum of squares for a piece over units a to b, b among them: it
-    ends at threshold b.
+    """Return costs [a, b]: the least weighted sum of squares for a piece over units a to b, b among
+    them: it ends at threshold b.
 
     That is the square of the last entry of R in the QR decomposition of rows (1, x, x^2, f(x)),
     which is kept for every a while b goes on.
@@ -94,9 +94,9 @@ def _costs(f: Function, x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def _rounded(f: Function, start: int, end: int) -> tuple[int, int, int]:
-    """The best piece between two thresholds, and one unit beyond, in whole numbers. What rounding
-    moves, the lower coefficients take back in the middle m: x^2 = (x - m)^2 + 2 m x - m^2 and
-    x = (x - m) + m.
+    """Return the best piece between two thresholds, and one unit beyond, in whole numbers. What
+    rounding moves, the lower coefficients take back in the middle m: x^2 = (x - m)^2 + 2 m x - m^2
+    and x = (x - m) + m.
     """
     x, w = (part.reshape(-1) for part in _points(start, end + 1))
     scale, m = 2.0**COEFFICIENT_BITS, (start + end + 1) / 2 * _UNIT
@@ -107,7 +107,7 @@ def _rounded(f: Function, start: int, end: int) -> tuple[int, int, int]:
 
 
 def error_of(fitted: Quadratics, f: Function, reach: float) -> float:
-    """The largest error, each piece taken up to one unit beyond where it ends."""
+    """Return the largest error, each piece taken up to one unit beyond where it ends."""
     edges = [-reach / _UNIT, *fitted.thresholds, reach / _UNIT]
     worst = 0.0
     ends = itertools.pairwise(edges)

@@ -38,7 +38,9 @@ _LEVELS = (16, 4, 1)  # gates of a level: 64 bits, then 16, then 4
 
 
 def _nonzero_two_party(party: Party, x: Value) -> Bool:
-    """1. x_0 and -x_1 agree in a bit. 2. In four bits, in sixteen, in all; or else x is not 0."""
+    """Compute whether x is not 0. 1. x_0 and -x_1 agree in a bit. 2. In four bits, in sixteen, in
+    all; or else x is not 0.
+    """
     share = as_arith(party, x)
     flat = share.words.reshape(-1)
     if not flat.size:
@@ -84,7 +86,9 @@ _LEFT = "activations left the ranges in which the functions on shares hold"
 def _require_two_party(
     party: Party, outside: Value, counts: Value, x: Value, *, sites: Sequence[str]
 ) -> Value:
-    """1. Nothing, as a rule. 2. Else which counts are not zero, to the client; RangeError."""
+    """Return x, unless `outside` is set. 1. Nothing, as a rule. 2. Else which counts are not zero,
+    to the client; RangeError.
+    """
     assert isinstance(outside, Public)
     # 2.
     if np.any(outside.value):
@@ -96,7 +100,7 @@ def _require_two_party(
 
 
 def _told(sites: Sequence[str], left: np.ndarray | None) -> str:
-    """What a party's user reads; `left`: whether each site was left, at the client."""
+    """Return what a party's user reads; `left`: whether each site was left, at the client."""
     if left is None:
         return (
             f"{_LEFT}; nothing of this step was opened but where, to the client. spu-llm inspect "
@@ -128,8 +132,8 @@ plaintext x: floats hold everywhere. Cost and view are those of a call that retu
 
 def when_in_range(outside: Mapping[str, Any], x: Any) -> Any:
     """Return x, once both parties have seen that all shared counts of `outside` (int32 scalars, by
-    the names of their sites) are zero; RangeError at both if one is not, which names the sites to
-    the client. What is opened of x, or of anything made from it, is opened after this bit.
+    the names of their sites) are zero; raise RangeError at both if one is not, which names the
+    sites to the client. What is opened of x, or of anything made from it, is opened after this bit.
     """
     counts = jnp.stack(list(outside.values()))
     label = "whether activations left their ranges"
@@ -138,8 +142,8 @@ def when_in_range(outside: Mapping[str, Any], x: Any) -> Any:
 
 
 def count_outside(not_below: Sequence[Any], below: Sequence[Any]) -> Any:
-    """int32: how many of the shared 0-1 integers `not_below` are 1 and of `below` are 0. For bits
-    [x < low] and [x < high] that is zero if and only if every x is in [low, high).
+    """Count how many of the shared 0-1 integers `not_below` are 1 and of `below` are 0, as an
+    int32. For bits [x < low] and [x < high] that is zero if and only if every x is in [low, high).
     """
     ones = sum(jnp.sum(x) for x in not_below)
     return ones + sum(int(np.prod(x.shape, dtype=int)) - jnp.sum(x) for x in below)

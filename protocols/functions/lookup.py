@@ -32,15 +32,15 @@ class Table:
 
     @staticmethod
     def of(words: Sequence[int]) -> Table:
-        """Of the words of the pieces, lowest piece first, one more than thresholds. Rounded to what
-        a `Table` can hold: `entries` says what it gives.
+        """Return the table of the words of the pieces, lowest piece first, one more than
+        thresholds, rounded to what a `Table` can hold: `entries` says what it gives.
         """
         base = _float32(words[-1])
         steps = [_float32(a - b) for a, b in zip(words[:-1], words[1:], strict=True)]
         return Table(base, tuple(steps))
 
     def entries(self) -> list[int]:
-        """The words it gives, lowest piece first."""
+        """Return the words that the table gives, lowest piece first."""
         found = [self.base]
         for step in reversed(self.steps):
             found.append(found[-1] + step)
@@ -52,8 +52,8 @@ def _float32(word: int) -> int:
 
 
 def lookup(ones: Any, tables: Sequence[Table]) -> Any:
-    """The entries [tables, ...] as floats, words of 2^-18, for bits [thresholds, ...] given as
-    integers: `to_arith` of what `protocols.bits.compare.sign` gives.
+    """Return the entries [tables, ...] as floats, words of 2^-18, for bits [thresholds, ...] given
+    as integers: `to_arith` of what `protocols.bits.compare.sign` gives.
     """
     shape = ones.shape[1:]
     ones = units(ones)
@@ -64,8 +64,8 @@ def lookup(ones: Any, tables: Sequence[Table]) -> Any:
 
 
 def spread(numbers: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """`numbers` [...] as constants [..., *shape]: of the full shape, so that a product with whole
-    numbers, or a sum, is local work, without a message or a truncation.
+    """Return `numbers` [...] as constants [..., *shape]: of the full shape, so that a product with
+    whole numbers, or a sum, is local work, without a message or a truncation.
     """
     narrow = numbers.reshape(*numbers.shape, *(1 for _ in shape))
     return np.array(np.broadcast_to(narrow, (*numbers.shape, *shape)))

@@ -39,18 +39,18 @@ MAX_FAN_IN = 8
 
 @functools.cache
 def pairs(fan_in: int) -> tuple[tuple[int, int], ...]:
-    """The pairs (i, j), i < j, that a match compares, in order."""
+    """Return the pairs (i, j), i < j, that a match compares, in order."""
     return tuple(itertools.combinations(range(fan_in), 2))
 
 
 @functools.cache
 def all_of(inputs: int) -> Gate:
-    """The and of shared bits."""
+    """Return the gate of the and of shared bits."""
     return Gate(f"all of {inputs}", 0, 0, inputs, (times(*map(variable, range(inputs))),))
 
 
 def _match_cost(fan_in: int, count: int, bits: int, width: int, kinds: int) -> Cost:
-    """What `count` matches send of words of `width` bits, with kinds - 1 that each carries."""
+    """Return the cost of `count` matches of words of `width` bits, each with kinds - 1 others."""
     cost = sign_cost(len(pairs(fan_in)) * count, bits)
     if fan_in > 2:
         cost += gate_cost(all_of(fan_in - 1), count, fan_in - 1)
@@ -58,8 +58,8 @@ def _match_cost(fan_in: int, count: int, bits: int, width: int, kinds: int) -> C
 
 
 def _match_products(fan_in: int, count: int, bits: int) -> int:
-    """Products of bits that their comparisons take, and who wins. (Products of bits and words are
-    as many for any fan-in: one for each word that loses.)
+    """Return how many products of bits `count` matches take for comparisons and for who wins.
+    (Products of bits and words are as many for any fan-in: one for each word that loses.)
     """
     total = sign_products(len(pairs(fan_in)) * count, bits)
     if fan_in > 2:
@@ -70,8 +70,8 @@ def _match_products(fan_in: int, count: int, bits: int) -> int:
 def fan_ins(
     rows: int, n: int, bits: int, width: int = 64, kinds: int = 1, widest: int = MAX_FAN_IN
 ) -> tuple[int, ...]:
-    """Words per match, level by level, that give the maxima of `rows` rows of n words cheapest, in
-    matches of `widest` at most.
+    """Return the words per match, level by level, that give the maxima of `rows` rows of n words
+    cheapest, in matches of `widest` at most.
     """
     return _fan_ins(rows, n, bits, width, kinds, widest)[1]
 
@@ -80,7 +80,7 @@ def fan_ins(
 def _fan_ins(
     rows: int, n: int, bits: int, width: int, kinds: int, widest: int
 ) -> tuple[int, tuple[int, ...]]:
-    """Price and words per match."""
+    """Return the price of the cheapest tournament, and its words per match, level by level."""
     if n == 1:
         return 0, ()
     plans = []
@@ -97,8 +97,8 @@ def _fan_ins(
 def maximum_words(
     party: Party, x: np.ndarray, bits: int, width: int = 64, widest: int = MAX_FAN_IN
 ) -> np.ndarray:
-    """Shares [kinds, rows] of the row maxima of the first of words [kinds, rows, n], shared mod
-    2^width, and of what stands with them in the others.
+    """Compute shares [kinds, rows] of the row maxima of the first of words [kinds, rows, n], shared
+    mod 2^width, and of what stands with them in the others.
     """
     kinds, rows, n = x.shape
     for fan_in in fan_ins(rows, n, bits, width, kinds, widest):
@@ -109,7 +109,7 @@ def maximum_words(
 def maximum_cost(
     rows: int, n: int, bits: int, width: int = 64, kinds: int = 1, widest: int = MAX_FAN_IN
 ) -> Cost:
-    """Of `maximum_words`."""
+    """Return the cost of `maximum_words`."""
     total = Cost()
     for fan_in in fan_ins(rows, n, bits, width, kinds, widest):
         n = -(-n // fan_in)
@@ -132,7 +132,7 @@ def correct_maximum(
 
 
 def _level(party: Party, x: np.ndarray, fan_in: int, bits: int, width: int) -> np.ndarray:
-    """Words [kinds, rows, n] -> the winners [kinds, rows, ceil(n / fan_in)] of matches of `fan_in`.
+    """Reduce words [kinds, rows, n] to the winners [kinds, rows, ceil(n / fan_in)] of matches.
 
     1. Compare all pairs of every match. 2. Who wins. 3. The winner, as its distance from the first.
     """
@@ -157,7 +157,7 @@ def _level(party: Party, x: np.ndarray, fan_in: int, bits: int, width: int) -> n
 
 
 def _winners(party: Party, less: np.ndarray, fan_in: int) -> np.ndarray:
-    """Comparison bits [pairs, matches] -> w_i [fan_in - 1, matches], i = 1.. .
+    """Compute w_i [fan_in - 1, matches], i = 1.., from comparison bits [pairs, matches].
 
     Every w_i opens its comparisons under masks of its own: one small gate serves all of them.
     """
@@ -184,7 +184,7 @@ def _two_party(party: Party, x: Value, *, bits: int) -> Arith:
 
 
 def check(x: Value, bits: int) -> None:
-    """ValueError for what has no maxima."""
+    """Raise ValueError for what has no maxima."""
     if len(x.shape) != 2 or not x.shape[1]:
         raise ValueError(f"expected rows [rows, n] of at least one word, found shape {x.shape}")
     if not 2 <= bits <= width_of(x):

@@ -112,8 +112,8 @@ LARGEST_ACTIVATION = 1000  # what the products of `protocols.functions.piecewise
 
 
 def activation_bits(largest: float) -> int:
-    """Bits of comparisons for |x| <= largest, which is at most LARGEST_ACTIVATION: of x in units of
-    2^-4, less a threshold.
+    """Return the bits of comparisons for |x| <= largest, which is at most LARGEST_ACTIVATION: of x
+    in units of 2^-4, less a threshold.
     """
     thresholds = [t for table in (GELU, SILU) for f in table.values() for t in f.thresholds]
     return 1 + math.ceil(math.log2(16 * largest + max(map(abs, thresholds)) + 1))
@@ -133,7 +133,7 @@ gelu = _activation("gelu", lambda x: jax.nn.gelu(x, approximate=True), PIECES["g
 """GELU, tanh form; |x| <= 240, or what `bits` = `activation_bits(largest)` holds."""
 
 silu = _activation("silu", jax.nn.silu, PIECES["silu"])
-"""SiLU, likewise."""
+"""SiLU; |x| <= 240, or what `bits` = `activation_bits(largest)` holds."""
 
 
 # ---- reciprocals
@@ -153,7 +153,7 @@ def _lines_of(f: Callable[..., Any], low: float, high: float) -> Lines:
 
 
 def _on_range(name: str, f: Callable[..., Any]) -> Any:
-    """f(x), and an int32 that is positive if some x was out of [low, high), else 0."""
+    """Approximate f(x), and give an int32, positive if some x was out of [low, high), else 0."""
 
     def reference(x: Array, *, low: float, high: float) -> tuple[Array, Array]:
         return f(x), _outside(x, low, high)
@@ -181,7 +181,9 @@ _LEAST_SUM = 2.0**20  # in words, of which 2^12 are noise (`protocols.arithmetic
 
 
 def norm_high(width: int) -> float:
-    """The largest power of two that rows of this width may have for a mean square, or less."""
+    """Return the largest power of two, NORM_HIGH at most, that rows of this width may have for a
+    mean square.
+    """
     return min(NORM_HIGH, 2.0 ** math.floor(math.log2(LONGEST**2 / width)))
 
 
@@ -203,8 +205,8 @@ def _longer(rows: Array, *, longest: float) -> Array:
 
 @functools.cache
 def check_norm(width: int, epsilon: float, low: float, high: float) -> None:
-    """ValueError when rows of this width and range cannot be normalised on shares, times some gain
-    from 1/8 to 32.
+    """Raise ValueError when rows of this width and range cannot be normalised on shares, times some
+    gain from 1/8 to 32.
     """
     high = min(high, norm_high(width))
     if not low < high:
@@ -219,8 +221,8 @@ def check_norm(width: int, epsilon: float, low: float, high: float) -> None:
 def norm_lines(
     d: int, epsilon: float, gain: float, low: float, high: float, bits: int = 0
 ) -> tuple[Lines, int]:
-    """gain / sqrt(s / d + epsilon) of a sum s of squares, and its fraction bits: what leaves the
-    smallest result 15 bits. Comparisons have `bits` bits at least.
+    """Return lines for gain / sqrt(s / d + epsilon) of a sum s of squares, and the fraction bits of
+    their results: what leaves the smallest result 15 bits. Comparisons have `bits` bits at least.
     """
     position_out = 15 - int(np.floor(np.log2(gain / np.sqrt(high + epsilon))))
 
@@ -238,8 +240,8 @@ def _rms_norm_on_shares(
     x: Any, *others: Any, epsilon: float, gain: float = 1.0, low: float = NORM_LOW,
     high: float | None = None, longest: Sequence[float] = (),
 ) -> tuple[Any, Any]:  # fmt: skip
-    """1. The sum of squares (unscaled), mod 2^64. 2. Its root's inverse, and whether it and the
-    projections of all rows are in range. 3. Rows times the inverse.
+    """Normalise rows on shares. 1. The sum of squares (unscaled), mod 2^64. 2. Its root's inverse,
+    and whether it and the projections of all rows are in range. 3. Rows times the inverse.
     """
     *_, d = x.shape
     rows, high = x.reshape(-1, d), high or norm_high(d)
@@ -260,7 +262,9 @@ def _rms_norm_on_shares(
 
 
 def _projected(rows: Any, longest: float, bits: int) -> tuple[Any, int]:
-    """Narrow words [PROJECTIONS, rows] of `bits` bits, and what they are within for short rows."""
+    """Return projections as narrow words [PROJECTIONS, rows] of `bits` bits, and what they are
+    within for short rows.
+    """
     limit = bound(rows.shape[1], bits, longest)
     projections = project(rows, factor_bits=limit.factor_bits)
     return narrow(projections.T, drop=64 - limit.bits, bits=limit.bits), limit.units
@@ -297,9 +301,9 @@ RECIPROCAL_BITS = 26  # fraction bits of the reciprocal of a row's sum
 
 
 def score_bits(largest: float, secret: bool = False) -> int:
-    """Bits of comparisons for scores |z| <= largest, which is at most LARGEST_SCORE: of differences
-    of coarse scores, hidden ones below all others; more than 2 REACH below, where it is `secret`
-    which these are.
+    """Return the bits of comparisons for scores |z| <= largest, which is at most LARGEST_SCORE: of
+    differences of coarse scores, hidden ones below all others; more than 2 REACH below, where it is
+    `secret` which scores are hidden.
     """
     units, more = 2.0 ** (FRAC_BITS - COARSE), REACH if secret else 0
     return max(12, 2 + math.ceil(math.log2(2 * (largest + more) * units + 4)))
@@ -311,8 +315,8 @@ _SCORE_BITS = score_bits(511)
 def softmax_weights(
     scores: Any, visible: Any = None, bits: int = _SCORE_BITS
 ) -> tuple[Any, Any]:
-    """Unnormalised weights exp(z - m) [rows, n] of the rows z of scores, from 0 to 1, and m [rows],
-    as words of `bits` bits in units of 1/16.
+    """Compute unnormalised weights exp(z - m) [rows, n] of the rows z of scores, from 0 to 1, and m
+    [rows], as words of `bits` bits in units of 1/16.
 
     scores: [rows, n] shared product words (36 fraction bits; as floats z 2^18); `bits`, from
     `score_bits`, holds |z| where visible, and wherever that is a secret. visible: [rows, n], bool
@@ -339,14 +343,14 @@ def softmax_weights(
 
 
 def reciprocal_of_sums(sums: Any, n: int) -> tuple[Any, Any]:
-    """Reciprocals [rows] of sums of n weights, the largest of which is from exp(-3/16) to one, as
-    words of 26 fraction bits, and an int32 that is positive if a sum was out of range, else 0.
+    """Compute reciprocals [rows] of sums of n weights, the largest of which is from exp(-3/16) to
+    one, as words of 26 fraction bits, and an int32, positive if a sum was out of range, else 0.
     """
     return evaluate(sums, _sum_lines(n))
 
 
 def _hide(rows: Any, visible: Any, bits: int) -> Any:
-    """Scores of `bits` bits with hidden ones below all others."""
+    """Return scores of `bits` bits with hidden ones below all others."""
     far = 1 << (bits - 2)
     if visible.dtype == jnp.bool_:
         return jnp.where(visible, rows, -far)
@@ -355,7 +359,7 @@ def _hide(rows: Any, visible: Any, bits: int) -> Any:
 
 @functools.cache
 def _sum_lines(n: int) -> Lines:
-    """1 / s of a sum of n weights, the largest of which is from exp(-3/16) to one."""
+    """Return lines for 1 / s of a sum of n weights, the largest of them from exp(-3/16) to one."""
     return lines(_inverse, 0.8, max(n, 2) + 0.5, FRAC_BITS, RECIPROCAL_BITS)
 
 

@@ -45,14 +45,14 @@ _LARGEST = 60  # bits of a word before a truncation, which takes 62
 
 
 def below(top: Any, thresholds: tuple[int, ...], bits: int) -> Any:
-    """[top < t] for every t, [thresholds, ...], of narrow words whose differences from the
+    """Compute [top < t] for every t, [thresholds, ...], of narrow words whose differences from the
     thresholds fit `bits` bits.
     """
     return sign(_less(top, thresholds), bits=bits)
 
 
 def _less(top: Any, thresholds: tuple[int, ...]) -> Any:
-    """top - t for every t, [thresholds, ...]."""
+    """Compute top - t for every t, [thresholds, ...]."""
     # Added, since int32 holds -2^31 but not 2^31.
     moved = spread(np.array([-t for t in thresholds], np.int32), top.shape)
     return jnp.broadcast_to(top[None], moved.shape) + moved
@@ -81,8 +81,8 @@ class Quadratics:
 
 
 def quadratics(x: Any, function: Quadratics, *, bits: int) -> Any:
-    """The function of float x [...], shared. x - t fits `bits` bits, 4 of them fraction: |x| is
-    below 2^(bits-5) less the largest threshold. |x| < 2^10 in any case, for `widen`.
+    """Compute the function of float x [...], shared. x - t fits `bits` bits, 4 of them fraction:
+    |x| is below 2^(bits-5) less the largest threshold. |x| < 2^10 in any case, for `widen`.
     """
     spare, width = _result(bits)
     # 1. 36 fraction bits.
@@ -106,14 +106,15 @@ def quadratics(x: Any, function: Quadratics, *, bits: int) -> Any:
 
 
 def _result(bits: int) -> tuple[int, int]:
-    """Fraction bits that results lack, and their width: what holds |x| < 2^(bits-5), for `widen`.
+    """Return the fraction bits that results lack, and a width that holds |x| < 2^(bits-5), for
+    `widen`.
     """
     spare = max(0, FRAC_BITS + bits - 3 - _THREE_BYTES)
     return (spare, _THREE_BYTES) if spare <= 4 else (0, 64 - FRAC_BITS - COEFFICIENT_BITS)
 
 
 def _piece(x: Any, squared: Any, coefficients: tuple[int, int, int]) -> Any:
-    """a x^2 + b x + c in words of 52 fraction bits, from x^2 in words of 36."""
+    """Compute a x^2 + b x + c in words of 52 fraction bits, from x^2 in words of 36."""
     a, b, c = coefficients
     return squared * float(a) + x * float(b << FRAC_BITS) + float(c << FRAC_BITS)
 
@@ -142,8 +143,8 @@ class Lines:
 
     @property
     def above(self) -> tuple[tuple[int, int], ...]:
-        """(bits to drop, u) of narrow words that hold the bits above those of the thresholds, up to
-        bit 63: such a word of a value in range is in [-1, u).
+        """Return (bits to drop, u) of narrow words that hold the bits above those of the
+        thresholds, up to bit 63: such a word of a value in range is in [-1, u).
 
         Each has three bits in common with the one below it, so that a word which the one above lets
         pass is the only one with its narrow word below.
@@ -166,11 +167,12 @@ def lines(
     f: Function, low: float, high: float, position: int, position_out: int, per_octave: int = 16,
     least_bits: int = 9,
 ) -> Lines:  # fmt: skip
-    """Lines for a convex, falling f. With 16 per octave the error is about 1e-4 of 1/sqrt(x) and
+    """Fit lines to a convex, falling f. With 16 per octave the error is about 1e-4 of 1/sqrt(x) and
     2.5e-4 of 1/x, plus what `position_out` fraction bits leave of the smallest result. Comparisons
     have `least_bits` bits at least.
 
-    ValueError when the range is too wide for words of 64 bits, or comparisons of 32.
+    Raise ValueError when the range is too wide for words of 64 bits, or comparisons of 32, or when
+    the error is above MAX_ERROR.
     """
     too_wide = f"no lines from {low} to {high} in words of 64 bits, comparisons of {MAX_BITS}"
     octaves = np.log2(high / low)
@@ -219,8 +221,8 @@ def lines(
 
 
 def _error(fitted: Lines, f: Function, position: int, position_out: int) -> float:
-    """The largest relative error, one unit beyond a piece's end included, with a truncated x that
-    is off by one and a result that is off by one unit.
+    """Return the largest relative error, one unit beyond a piece's end included, with a truncated x
+    that is off by one and a result that is off by one unit.
     """
     worst = 0.0
     unit, step = 2.0 ** (fitted.drop - position), 2.0 ** (fitted.cut - position)
@@ -241,9 +243,9 @@ def _error(fitted: Lines, f: Function, position: int, position_out: int) -> floa
 def evaluate(
     x: Any, function: Lines, short: Sequence[tuple[Any, int]] = ()
 ) -> tuple[Any, Any]:
-    """The function of shared words x [...] (floats by type) in words of `position_out` fraction
-    bits, and a shared int32 that is zero if every x is in [low, high), for all 64-bit words x: up
-    to a unit of the thresholds, a word out of that range makes it positive.
+    """Compute the function of shared words x [...] (floats by type) in words of `position_out`
+    fraction bits, and a shared int32 that is zero if every x is in [low, high), for all 64-bit
+    words x: up to a unit of the thresholds, a word out of that range makes it positive.
 
     short: narrow words [m, ...] of `function.bits` bits, each with its u, to be in [-u, u), too:
     compared in the same messages, and counted with the others.

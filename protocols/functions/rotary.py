@@ -35,7 +35,7 @@ def _rotate(x: Any, cos: Any, sin: Any, *, hidden: bool) -> Any:
 
 
 def _rotate_on_shares(x: Any, cos: Any, sin: Any, *, hidden: bool) -> Any:
-    """1. The four products. 2. Their sums, truncated."""
+    """Turn pairs on shares. 1. The four products. 2. Their sums, truncated."""
     a, b = jnp.split(x, 2, axis=-1)
     # 1.
     products = _secret_products if hidden else _public_products
@@ -46,7 +46,9 @@ def _rotate_on_shares(x: Any, cos: Any, sin: Any, *, hidden: bool) -> Any:
 
 
 def _public_products(a: Any, b: Any, cos: Any, sin: Any) -> Any:
-    """Of a and b [rows, heads, d/2] with cos and sin [rows, d/2], all four of a's shape."""
+    """Multiply a and b [rows, heads, d/2] by public cos and sin [rows, d/2]: four products of a's
+    shape.
+    """
     whole = [
         jnp.broadcast_to(jnp.round(x * 2.0**FRAC_BITS).astype(jnp.int32)[:, None], a.shape)
         for x in (cos, sin)
@@ -55,7 +57,9 @@ def _public_products(a: Any, b: Any, cos: Any, sin: Any) -> Any:
 
 
 def _secret_products(a: Any, b: Any, cos: Any, sin: Any) -> Any:
-    """The same, cos and sin being one party's."""
+    """Multiply a and b [rows, heads, d/2] by one party's secret cos and sin [rows, d/2]: four
+    products of a's shape.
+    """
     rows, heads, pairs = a.shape
     halves = jnp.stack([a, b]).transpose(1, 3, 0, 2).reshape(rows * pairs, 2 * heads, 1)
     factors = jnp.stack([cos, sin], axis=-1).reshape(rows * pairs, 1, 2)

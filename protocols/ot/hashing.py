@@ -36,7 +36,7 @@ class TweakedHash:
         self._pi = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
 
     def start(self, x: np.ndarray) -> np.ndarray:
-        """pi(x)."""
+        """Compute pi(x)."""
         assert x.dtype == np.uint64 and x.shape[-1] == 2
         # The library asks for room for one more block than it writes.
         out = np.empty(x.size + 2, np.uint64)
@@ -46,7 +46,7 @@ class TweakedHash:
         return out[: x.size].reshape(x.shape)
 
     def finish(self, started: np.ndarray, tweaks: np.ndarray) -> np.ndarray:
-        """H(x, t) for started = pi(x)."""
+        """Compute H(x, t) for started = pi(x)."""
         hashed = self.start(started ^ tweaks)
         hashed ^= started
         return hashed

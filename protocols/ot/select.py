@@ -36,7 +36,7 @@ def _reference(table: Any, index: Any, *, bits: int = 64) -> Any:
 
 
 def _two_party(party: Party, table: Value, index: Value, *, bits: int = 64) -> Shared:
-    """Masked selection (POST, Algorithms 1 and 2, step 4).
+    """Select entries under a mask (POST, Algorithms 1 and 2, step 4).
 
     1. The provider draws a mask r per row and word of the result: its share of the result.
     2. The client gets its chosen entry of the provider's table of (share - r), by an oblivious
@@ -69,7 +69,7 @@ def _two_party(party: Party, table: Value, index: Value, *, bits: int = 64) -> S
 
 
 def _share(party: Party, table: Value) -> Shared:
-    """The table in shared form; what one party knows is one share, and zero the other."""
+    """Return the table in shared form; what one party knows is one share, and zero the other."""
     if isinstance(table, Arith | Bool):
         return table
     frac_bits = frac_bits_of(table.dtype, party.frac_bits)
@@ -80,7 +80,7 @@ def _share(party: Party, table: Value) -> Shared:
 
 
 def _width(table: Value, bits: int) -> int:
-    """Bits of a word of the result."""
+    """Return how many bits a word of the result has."""
     if not 1 <= bits <= 64:
         raise ValueError(f"a share has 1 to 64 bits, asked for {bits}")
     if isinstance(table, Bool):
@@ -101,13 +101,13 @@ def _batch(table: Value, index: Value, bits: int) -> Batch:
 
 
 def _strings(words: np.ndarray, bits: int) -> np.ndarray:
-    """Words [..., n] as uint8 [..., n * bytes], cut to their low `bits` bits."""
+    """Return words [..., n] as uint8 [..., n * bytes], cut to their low `bits` bits."""
     *outer, n = words.shape
     return to_bytes(low_bits(words, bits), bits).reshape(*outer, n * bytes_for(bits))
 
 
 def _like(share: Shared, words: np.ndarray, bits: int) -> Shared:
-    """A result of the table's kind; bits that mean nothing are cleared."""
+    """Return a result of the table's kind; bits that mean nothing are cleared."""
     shape = (share.shape[0], *share.shape[2:])
     low = low_bits(words, bits).reshape(shape)
     if isinstance(share, Bool):
@@ -134,8 +134,9 @@ def _simulate(
     *,
     bits: int = 64,
 ) -> View:
-    """The provider's mask is its share of the result, the rest uniform; the client's string is its
-    share of the result without its own share of the entry (`protocols.ot.transfer` has the rest).
+    """Simulate a party's view. The provider's mask is its share of the result, the rest uniform;
+    the client's string is its share of the result without its own share of the entry
+    (`protocols.ot.transfer` has the rest).
     """
     table, index = inputs
     (result,) = outputs

@@ -14,7 +14,8 @@ J. Cryptology 2005, 1-of-N from log N transfers of 1-of-2; with keys per half of
   2. Entries lie on a grid: entry (i, j) has the upper bits i and the lower bits j. The provider
      makes keys of lines and columns, with H from `protocols.ot.hashing` and a tweak of its own for
      every use,
-         A_i = xor_t H(K_t^(bit t of i)) over the upper bits t, B_j likewise over the lower ones,
+         A_i = xor_t H(K_t^(bit t of i)) over the upper bits t,
+         B_j = xor_t H(K_t^(bit t of j)) over the lower bits t,
      and from them pad(i, j) = block of A_i at place j ^ block of B_j at place i. It sends every
      string under its pad.
   3. The client computes A, B and the pad of its own entry, and removes it.
@@ -82,12 +83,12 @@ class Batch:
 
     @property
     def bits(self) -> int:
-        """Bits of a choice, and 1-of-2 transfers per row."""
+        """Return how many bits a choice has; a row takes as many 1-of-2 transfers."""
         return (self.entries - 1).bit_length()
 
     @property
     def low(self) -> int:
-        """Bits of a column number; the others are a line's."""
+        """Return how many bits a column number has; the others are a line's."""
         return (self.bits + 1) // 2
 
     @property
@@ -100,7 +101,7 @@ class Batch:
 
     @property
     def slot(self) -> int:
-        """Bytes of a pad: `size`, rounded up so that no pad lies across two blocks."""
+        """Return the bytes of a pad: `size`, rounded up so that no pad lies across two blocks."""
         if self.size > BLOCK_BYTES // 2:
             return -(-self.size // BLOCK_BYTES) * BLOCK_BYTES
         return 1 << max(0, self.size - 1).bit_length()
@@ -114,7 +115,7 @@ class Batch:
         return 0 if self.empty else bytes_for(self.bits * self.rows)
 
     def cost(self) -> Cost:
-        """Price of `choose` and `offer`, without what is prepared."""
+        """Return the cost of `choose` and `offer`, without what is prepared."""
         if self.empty:
             return Cost()
         messages = 2 if self.bits else 1
@@ -122,10 +123,10 @@ class Batch:
 
 
 def choose(party: Party, batch: Batch, choice: np.ndarray) -> np.ndarray:
-    """The client's half: its chosen strings (uint8 [rows, size]); choice: integers [rows].
+    """Run the client's half: return the strings (uint8 [rows, size]) of choice (integers [rows]).
 
-    Takes rows * bits units of `TRANSFER`, as `offer` does. ValueError, before anything is sent,
-    when a choice is not below `batch.entries`.
+    Take rows * bits units of `TRANSFER`, as `offer` does. Raise ValueError, before anything is
+    sent, when a choice is negative or not below `batch.entries`.
     """
     outside = np.flatnonzero((choice < 0) | (choice >= batch.entries))
     if outside.size:
@@ -148,7 +149,7 @@ def choose(party: Party, batch: Batch, choice: np.ndarray) -> np.ndarray:
 
 
 def offer(party: Party, batch: Batch, strings: Callable[[slice, slice], np.ndarray]) -> None:
-    """The provider's half; strings(rows, entries) are that part of all (uint8 [.., .., size])."""
+    """Run the provider's half; strings(rows, entries): that part of all (uint8 [.., .., size])."""
     hashed = _fresh_hash(party.common)
     if batch.empty:
         return
@@ -172,7 +173,7 @@ def offer(party: Party, batch: Batch, strings: Callable[[slice, slice], np.ndarr
 
 
 def _take(party: Party, batch: Batch) -> list[Material]:
-    """A random 1-of-2 transfer per row for every bit of a choice.
+    """Take a random 1-of-2 transfer per row for every bit of a choice.
 
     Both parties take all of them before the first message: taking may run SPU between them.
     """
@@ -180,13 +181,13 @@ def _take(party: Party, batch: Batch) -> list[Material]:
 
 
 def _key_pair(d: np.ndarray, w: np.ndarray, swap: np.ndarray) -> np.ndarray:
-    """(K^0, K^1) = (-w, d - w), the other way round where swap is 1: uint64 [rows, 2, 2]."""
+    """Return (K^0, K^1) = (-w, d - w), the other way round where swap is 1: uint64 [rows, 2, 2]."""
     s = swap[:, None]
     return np.stack([s * d - w, (np.uint64(1) - s) * d - w], axis=1)
 
 
 def _fresh_hash(common: Prg) -> TweakedHash:
-    """H under a key of this batch alone, which both parties get from their common stream."""
+    """Return H under a key of this batch alone, which both parties get from their common stream."""
     return TweakedHash(common.words((2,)).tobytes())
 
 
@@ -200,7 +201,7 @@ def _bit(numbers: np.ndarray, t: int) -> np.ndarray:
 def all_pads(
     hashed: TweakedHash, batch: Batch, pairs: Callable[[slice], list[np.ndarray]]
 ) -> Iterator[tuple[slice, slice, np.ndarray]]:
-    """Every pad of the batch, in pieces: (rows, entries, uint8 [rows, entries, size]).
+    """Yield every pad of the batch, in pieces: (rows, entries, uint8 [rows, entries, size]).
 
     pairs(rows): the keys (K^0, K^1) of each bit, lowest first, uint64 [rows, 2, 2].
     """
@@ -231,7 +232,7 @@ def all_pads(
 def own_pads(
     hashed: TweakedHash, batch: Batch, choice: np.ndarray, keys: list[np.ndarray]
 ) -> np.ndarray:
-    """The pads (uint8 [rows, size]) of the entries that the client has the keys of.
+    """Compute the pads (uint8 [rows, size]) of the entries that the client has the keys of.
 
     keys: K^(choice bit) of each bit, lowest first, uint64 [rows, 2].
     """
@@ -253,7 +254,7 @@ def own_pads(
 def _combine(
     hashed: TweakedHash, row: np.ndarray, use: int, started: list[np.ndarray], value: np.ndarray
 ) -> np.ndarray:
-    """Keys of lines or columns, started: pi(xor_t H(K_t)), uint64 [rows, values, 2].
+    """Compute the keys of lines or columns, started: pi(xor_t H(K_t)), uint64 [rows, values, 2].
 
     started: pi(K_t) of the bits of the values; value: [values] or [rows, values].
     """
@@ -268,10 +269,10 @@ def _stream(
     hashed: TweakedHash, batch: Batch, row: np.ndarray, use: int, started: np.ndarray,
     key: np.ndarray, place: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """Pads of the keys numbered `key` at places: [rows, keys, places, slot] in words of some size.
+    """Compute pads of the keys numbered `key` at places: [rows, keys, places, words of a slot].
 
-    place: places [places] that all keys share, consecutive and from the start of a block, or one
-    of its own for every row and key [rows, 1].
+    place: places [places] that all keys share, consecutive and from the start of a block, or one of
+    its own for every row and key [rows, 1].
     """
     blocks, per_block = _blocks(batch)
     first = place[..., :1] * batch.slot // BLOCK_BYTES
@@ -290,19 +291,19 @@ def _stream(
 
 
 def _blocks(batch: Batch) -> tuple[int, int]:
-    """Blocks of a pad, pads of a block; one of both is 1."""
+    """Return the blocks of a pad and the pads of a block; one of both is 1."""
     return max(1, batch.slot // BLOCK_BYTES), max(1, BLOCK_BYTES // batch.slot)
 
 
 def _tweaks(use: int, row: np.ndarray, key: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """Distinct for distinct (use, row, key, position < 2^40): [..., 2]."""
+    """Return tweaks [..., 2], distinct for distinct (use, row, key, position < 2^40)."""
     upper = (row.astype(np.uint64) << np.uint64(2)) | np.uint64(use)
     lower = (key.astype(np.uint64) << np.uint64(40)) | position.astype(np.uint64)
     return np.stack(np.broadcast_arrays(upper, lower), axis=-1)
 
 
 def _slices(count: int, at_once: int, multiple: int = 1) -> Iterator[slice]:
-    """0..count in slices of about `at_once`, each but the last a multiple of `multiple`."""
+    """Yield 0..count in slices of about `at_once`, each but the last a multiple of `multiple`."""
     step = max(1, at_once // multiple) * multiple
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
@@ -314,7 +315,7 @@ def _slices(count: int, at_once: int, multiple: int = 1) -> Iterator[slice]:
 def simulate_choose(
     prg: Prg, common: Prg, batch: Batch, choice: np.ndarray, strings: np.ndarray
 ) -> View:
-    """The client's view, from its choice and the strings it gets (uint8 [rows, size]).
+    """Simulate the client's view, from its choice and the strings it gets (uint8 [rows, size]).
 
     Its bits and keys are uniform. The chosen entry of the message is its string under the pad of
     these keys; the others are uniform, since their pads are.
@@ -330,7 +331,7 @@ def simulate_choose(
 
 
 def simulate_offer(prg: Prg, batch: Batch) -> View:
-    """The provider's view: all of it is uniform."""
+    """Simulate the provider's view: all of it is uniform."""
     if batch.empty:
         return View([], [])
     units = [_units(prg, PROVIDER, batch.rows) for _ in range(batch.bits)]

@@ -47,12 +47,12 @@ class Sampling:
 
     @property
     def difference_bits(self) -> int:
-        """Signed bits of a difference of two logits over the temperature, in fixed point."""
+        """Return the signed bits of two logits' difference over the temperature, in fixed point."""
         colder = 0 if self.greedy else max(0, math.ceil(-math.log2(self.temperature)))
         return SpuConfig().frac_bits + 1 + math.ceil(math.log2(self.logit_spread)) + colder
 
     def distribution(self, logits: np.ndarray) -> np.ndarray:
-        """Probabilities float64 [vocab] of logits [vocab]."""
+        """Return the probabilities float64 [vocab] of logits [vocab]."""
         if self.greedy:
             one_hot = np.zeros(logits.shape, np.float64)
             one_hot[np.argmax(logits)] = 1.0
@@ -61,12 +61,12 @@ class Sampling:
         return self.restricted(np.exp(scaled - scaled.max()))
 
     def restricted(self, weights: np.ndarray) -> np.ndarray:
-        """Probabilities of non-negative weights [vocab] after top-k and top-p."""
+        """Return the probabilities of non-negative weights [vocab] after top-k and top-p."""
         kept = weights * self.keeps(weights)
         return kept / kept.sum()
 
     def keeps(self, weights: np.ndarray) -> np.ndarray:
-        """bool [vocab]: the tokens that top-k and top-p leave."""
+        """Return which tokens top-k and top-p leave, bool [vocab]."""
         keep = np.ones(weights.shape, bool)
         if self.truncated:
             order = np.argsort(-weights, kind="stable")
@@ -81,12 +81,12 @@ class Sampling:
 
 
 def gumbel(uniform: np.ndarray) -> np.ndarray:
-    """Standard Gumbel numbers of uniform ones in [0, 1): |g| < 37."""
+    """Return standard Gumbel numbers made from uniform ones in [0, 1): |g| < 37."""
     return -np.log(-np.log(np.clip(uniform, 2.0**-53, 1 - 2.0**-53)))
 
 
 def quantised(p: np.ndarray, bits: int = DRAFT_BITS) -> np.ndarray:
-    """Integers [vocab] that sum to 2^bits, nearest to p 2^bits (largest remainders)."""
+    """Return integers [vocab] that sum to 2^bits, nearest to p 2^bits (largest remainders)."""
     scaled = p * (2.0**bits / p.sum())
     counts = np.floor(scaled).astype(np.int64)
     missing = (1 << bits) - int(counts.sum())
@@ -99,13 +99,15 @@ def quantised(p: np.ndarray, bits: int = DRAFT_BITS) -> np.ndarray:
 def draft(
     sampling: Sampling, logits: np.ndarray, uniform: Callable[[], float]
 ) -> tuple[int, np.ndarray]:
-    """A token drawn from logits [vocab], and its distribution q, in multiples of 2^-DRAFT_BITS."""
+    """Draw a token from logits [vocab]; return it and its distribution q, in multiples of
+    2^-DRAFT_BITS.
+    """
     q = quantised(sampling.distribution(logits))
     return draw(q, uniform()), q / q.sum()
 
 
 def residual(p: np.ndarray, q: np.ndarray | None) -> np.ndarray:
-    """max(0, p - q) normalised, or p when nothing was rejected (q is None).
+    """Return max(0, p - q) normalised, or p when nothing was rejected (q is None).
 
     p, q: float64 [vocab]. A residual that rounding made zero falls back to p.
     """
@@ -117,6 +119,6 @@ def residual(p: np.ndarray, q: np.ndarray | None) -> np.ndarray:
 
 
 def draw(p: np.ndarray, uniform: float) -> int:
-    """The token at `uniform` in [0, 1) of the cumulative distribution p [vocab]."""
+    """Return the token at `uniform` in [0, 1) of the cumulative distribution p [vocab]."""
     cumulative = np.cumsum(p)
     return int(min(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"), p.size - 1))

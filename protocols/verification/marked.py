@@ -87,8 +87,8 @@ class Marked:
         return race.brought(drafts, ())
 
     def provider_input(self, drafts: int, vocab: int, stream: Prg) -> np.ndarray:
-        """Noise float32 [drafts + 1, vocab]: the next (drafts + 1) vocab words of the stream, row
-        by row.
+        """Draw noise float32 [drafts + 1, vocab]: the next (drafts + 1) vocab words of the stream,
+        row by row.
         """
         return gumbel(stream.uniform((drafts + 1, vocab))).astype(np.float32)
 

@@ -36,7 +36,9 @@ class Plain:
         self, outcome: np.ndarray, drafts: Sequence[int], q: np.ndarray,
         uniform: Callable[[], float],
     ) -> tuple[int, int]:  # fmt: skip
-        """`outcome`: logits [d + 1, vocab], of the place of every draft and of the one after."""
+        """Return the number of accepted drafts and the token after them. `outcome`: logits
+        [d + 1, vocab], of the place of every draft and of the place after.
+        """
         for k, token in enumerate(drafts):
             p = self.sampling.distribution(outcome[k])
             if not uniform() * q[k, token] < p[token]:

@@ -96,7 +96,7 @@ class Post:
     def client_input(
         self, drafts: Sequence[int], q: np.ndarray, position: int, streams: Streams
     ) -> ClientInput:
-        """Fresh uniform r (Algorithm 2, line 1)."""
+        """Make the client's input, with fresh uniform r (Algorithm 2, line 1)."""
         count, vocab = q.shape
         distributions = (q * 2.0**Widths.draft).astype(np.int32)
         of_drafts = distributions if self.naive else distributions[np.arange(count), list(drafts)]
@@ -116,7 +116,7 @@ class Post:
     def resolve(
         self, outcome: Outcome, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
     ) -> tuple[int, int]:
-        """Algorithm 1, line 8: draw from max(0, p - q), or from p when nothing was rejected."""
+        """Draw from max(0, p - q), or from p when nothing was rejected (Algorithm 1, line 8)."""
         stops = np.asarray(outcome.rejected)
         if outcome.outside is not None:
             stops = stops | np.asarray(outcome.outside)
@@ -132,7 +132,7 @@ class Post:
 
 
 def first_rejection(rejected: Any) -> Array:
-    """Index k of the first rejection, or the number of drafts: int32 [...] of bool [..., d]."""
+    """Return the first rejection k, or the number of drafts: int32 [...] of bool [..., d]."""
     return jnp.sum(jnp.cumprod(1 - jnp.asarray(rejected, jnp.int32), axis=-1), axis=-1)
 
 
@@ -144,9 +144,10 @@ def verify(
     naive: bool = False,
     widths: Widths | None = None,
 ) -> tuple[Outcome, Array]:
-    """From shared weights [lane, drafts + 1, vocab] of at most one.
+    """Verify drafts by shared weights [lane, drafts + 1, vocab] of at most one.
 
-    Returns the client's outcome and the accepted counts, the client's, too. `widths`: of others.
+    Return the client's outcome and the accepted counts, which are the client's, too. `widths`: of
+    other weights.
     """
     lanes, places, vocab = weights.shape
     count = places - 1
@@ -181,7 +182,7 @@ def verify(
 def _outside(
     rows: Array, totals: Array, drafts: Array, sampling: Sampling, widths: Widths
 ) -> Array:
-    """To the client: which drafts top-k or top-p cut off; see `Sampling.keeps` for ties."""
+    """Open to the client which drafts top-k or top-p cut off; see `Sampling.keeps` for ties."""
     vocab = rows.shape[1]
     of_draft = select(rows, drafts)
     likelier = sign(of_draft[:, None] - rows, bits=_WEIGHT_BITS)

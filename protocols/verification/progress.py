@@ -13,8 +13,9 @@ from spu_llm.core.values import Owner
 
 
 def open_stop(rejected: Array, *, hide: bool) -> Array:
-    """The first rejection k of shared bits [..., drafts], or their number: int32 [...], public, or
-    with `hide` the client's. Opened are the prefix-ors 0^k 1^(d-k), which say k and nothing else.
+    """Open the first rejection k of shared bits [..., drafts], or the number of drafts: int32
+    [...], public, or with `hide` the client's. Opened are the prefix-ors 0^k 1^(d-k), which say k
+    and nothing else.
     """
     to = Owner.CLIENT if hide else Owner.PUBLIC
     stopped = reveal(prefix_or(rejected), to=to, label="where drafts stop")
@@ -22,8 +23,8 @@ def open_stop(rejected: Array, *, hide: bool) -> Array:
 
 
 def row_at(rows: Array, k: Array, *, hide: bool) -> Array:
-    """Row k [lane] of shared rows [lane, d + 1, ...], as [lane, ...]; obliviously where k is the
-    client's.
+    """Take row k [lane] of shared rows [lane, d + 1, ...], as [lane, ...], obliviously where the
+    client alone knows k.
     """
     if hide:
         return select(rows, k)

@@ -96,7 +96,7 @@ class Race:
     def drafted(
         self, logits: np.ndarray, noise: np.ndarray | None
     ) -> tuple[int, np.ndarray]:
-        """The winner of the public model's logits [vocab] under noise [vocab], and q."""
+        """Return the winner of the public model's logits [vocab] under noise [vocab], and q."""
         q = self.sampling.distribution(logits)
         if noise is None:
             return int(np.argmax(q)), q
@@ -120,18 +120,20 @@ class Race:
         return winner(outcome, q.shape[-1])
 
     def _noise(self, vocab: int, position: int, streams: Streams) -> np.ndarray:
-        """Gumbel noise of a position: the same whenever it is asked for."""
+        """Return the Gumbel noise of a position: the same whenever it is asked for."""
         return gumbel(streams.sampling.child(f"noise {position}").uniform((vocab,)))
 
 
 def brought(drafts: Sequence[int], noise: Sequence[np.ndarray]) -> ClientInput:
-    """The client's input: drafts, and noise of their positions and the one after, if any."""
+    """Make the client's input: drafts, and noise of their positions and the one after, if any."""
     rows = np.stack(noise).astype(np.float32) if noise else None
     return ClientInput(np.array(drafts, np.int32), rows)
 
 
 def winner(outcome: Outcome, vocab: int) -> tuple[int, int]:
-    """Accepted drafts, and the token after them; WireError when it is none of `vocab`."""
+    """Return the number of accepted drafts and the token after them; raise WireError when that is
+    none of `vocab`.
+    """
     token = int(outcome.token)
     if not 0 <= token < vocab:
         raise WireError(f"the winner stands at {token}, where there is no token")
@@ -141,8 +143,8 @@ def winner(outcome: Outcome, vocab: int) -> tuple[int, int]:
 def verify(
     numbers: Array, drafts: Array, bits: int, *, hide_progress: bool = False
 ) -> tuple[Outcome, Array]:
-    """From shared logits, noise included, [lane, drafts + 1, vocab], that differ by `bits` signed
-    bits in a row; drafts [lane, drafts].
+    """Verify drafts [lane, drafts] by shared logits, noise included, [lane, drafts + 1, vocab],
+    that differ by `bits` signed bits in a row.
 
     1. The winner of every row. 2. Where a draft is not the winner. 3. The first such place k is
     opened, 4. and the winner of row k, to the client.

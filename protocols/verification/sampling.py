@@ -54,36 +54,36 @@ class Widths:
 
     @staticmethod
     def of_weights(vocab: int, frac_bits: int = SpuConfig().frac_bits) -> Widths:
-        """For rows of `vocab` weights of at most one (and a few units) in fixed point."""
+        """Return widths for rows of `vocab` fixed-point weights up to one (and a few units)."""
         return Widths((vocab * ((1 << frac_bits) + 4)).bit_length())
 
     @property
     def accept(self) -> int:
-        """Bits of r': all that the ring has room for, up to `most_accept`."""
+        """Return the bits of r': all that the ring has room for, up to `most_accept`."""
         return min(self.most_accept, _RING - 1 - self.total - self.draft)
 
     @property
     def scale(self) -> int:
-        """A weight is compared at 2^scale."""
+        """Return the exponent of the scale, 2^scale, at which a weight is compared."""
         return self.accept + 1 + self.draft
 
     @property
     def chosen(self) -> int:
-        """Bits that a draft's own weight needs, mod 2^chosen."""
+        """Return the bits that a draft's own weight needs, mod 2^chosen."""
         return self.total + 1
 
     @property
     def threshold(self) -> int:
-        """Bits of a weight less its threshold, signed."""
+        """Return the bits of a weight less its threshold, signed."""
         return self.total + self.scale + 1
 
     @property
     def residual(self) -> int:
-        """Bits of a signed residual."""
+        """Return the bits of a signed residual."""
         return self.total + self.draft + 1
 
     def shift(self, excess: int) -> int:
-        """Bits to drop from weights of `total + excess` bits, so that `draw` bits find room."""
+        """Return the bits to drop from weights of `total + excess` bits so that `draw` bits fit."""
         return max(0, self.total + excess + self.draw - _RING)
 
 
@@ -93,7 +93,9 @@ class Widths:
 def _reject_two_party(
     party: Party, chosen: Value, totals: Value, q: Value, r: Value, *, widths: Widths
 ) -> Bool:
-    """1. Q_d (2 r' + 1). 2. Times Z. 3. Rejected unless the difference is negative."""
+    """Compute whether drafts are rejected. 1. Q_d (2 r' + 1). 2. Times Z. 3. Rejected unless the
+    difference is negative.
+    """
     # Of the weight a narrow share will do.
     weight = chosen if isinstance(chosen, Arith) else as_arith(party, chosen)
     totals_, q_, r_ = (as_arith(party, v).words for v in (totals, q, r))
@@ -149,7 +151,8 @@ integers Q_d >= 1; r: random integers r', joint or the client's own. All of one 
 
 
 def _residual_two_party(party: Party, weights: Value, q: Value, *, widths: Widths) -> Arith:
-    """1. Q_x Z. 2. The sign of W_x 2^draft - Q_x Z. 3. Zero where it is negative."""
+    """Compute the residual. 1. Q_x Z. 2. The sign of W_x 2^draft - Q_x Z. 3. Zero where negative.
+    """
     share, q_ = as_arith(party, weights), as_arith(party, q).words
     totals = np.broadcast_to(share.words.sum(axis=-1, keepdims=True), share.shape)
     # 1.
@@ -198,7 +201,9 @@ shape; a row of zeros gives W_x 2^draft)."""
 
 
 def _locate_two_party(party: Party, weights: Value, u: Value, *, draw: int, total: int) -> Bool:
-    """1. Prefix sums and the total, locally. 2. t = u S. 3. The sign of t - P_x 2^draw."""
+    """Compute the bits [t < P_x]. 1. Prefix sums and the total, locally. 2. t = u S. 3. The sign of
+    t - P_x 2^draw.
+    """
     share, u_ = as_arith(party, weights), as_arith(party, u).words
     # 1.
     prefix = np.cumsum(share.words, axis=-1, dtype=np.uint64)

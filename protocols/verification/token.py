@@ -129,9 +129,9 @@ def verify(
     hide_progress: bool = False,
     widths: Widths | None = None,
 ) -> tuple[Outcome, Array]:
-    """From shared weights [lane, drafts + 1, vocab] of at most one; see the module docstring.
+    """Verify drafts by shared weights [lane, drafts + 1, vocab] of at most one (module docstring).
 
-    Returns the client's outcome and the accepted counts: public, or the client's with
+    Return the client's outcome and the accepted counts: public, or the client's with
     `hide_progress`. `widths`: of other weights.
     """
     lanes, rows, vocab = weights.shape
@@ -163,8 +163,8 @@ def verify(
 
 
 def _draw(rows: Array, u: Array, *, draw: int, total: int) -> Array:
-    """The client's tokens [lane] of shared weights [lane, vocab] at joint fractions u [lane, 2]; -1
-    without weight.
+    """Draw the client's tokens [lane] from shared weights [lane, vocab] at joint fractions u
+    [lane, 2]; -1 without weight.
     """
     lanes, vocab = rows.shape
     size = math.isqrt(vocab - 1) + 1

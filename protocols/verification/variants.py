@@ -11,7 +11,7 @@ distribution; the variants differ in what the parties see on the way:
 distribution a step | draft length, steps, accepted count per step |
 | `token` (default), `race`, `marked` | the emitted tokens | draft length, steps, length limits |
 | `token`, `race`, `marked` with progress shown | the emitted tokens | and accepted count per step |
-| with m candidates (progress hidden) | those of all candidates | and m |
+| with m candidates (progress hidden) | the emitted tokens of all candidates | and m |
 
 In `marked` the provider knows the noise, so that steps and accepted counts test a prompt that it
 guesses (`protocols.verification.marked`).
@@ -102,26 +102,26 @@ class Rule(Protocol):
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are drawn."""
+        """Return how tokens are drawn."""
 
     def propose(
         self, logits: np.ndarray, position: int, streams: Streams
     ) -> tuple[int, np.ndarray]:
-        """A draft for `position` of the text from the public model's logits [vocab], and the
+        """Return a draft for `position` of the text from the public model's logits [vocab], and the
         distribution float64 [vocab] that it was drawn from.
         """
 
     def client_input(
         self, drafts: Sequence[int], q: np.ndarray, position: int, streams: Streams
     ) -> Any:
-        """The client's input to the secure half: its drafts with their distributions q [d, vocab];
-        `position` is that of the first draft.
+        """Return the client's input to the secure half: its drafts with their distributions q
+        [d, vocab]; `position` is the first draft's.
         """
 
     def resolve(
         self, outcome: Any, drafts: Sequence[int], q: np.ndarray, uniform: Callable[[], float]
     ) -> tuple[int, int]:
-        """Accepted drafts, and the token after them."""
+        """Return the number of accepted drafts, and the token after them."""
 
 
 class Verifier(Rule, Protocol):
@@ -129,40 +129,42 @@ class Verifier(Rule, Protocol):
 
     Shapes: d drafts, logits [lane, d + 1, vocab] already divided by the temperature; row i belongs
     to the position after draft i - 1. `d` may be 0: then one token is drawn. Inputs and outcomes
-    are described of one lane; `verify` takes and gives those of all lanes, lane first, at the
+    are described of one lane; `verify` takes and gives them for all lanes, lane first, at the
     messages of one.
     """
 
     @property
     def name(self) -> str:
-        """As `--verify` calls it."""
+        """Return the variant's name, as `--verify` calls it."""
 
     @property
     def hide_progress(self) -> bool:
-        """Whether the provider does not learn how many drafts stay."""
+        """Return whether the provider does not learn how many drafts stay."""
 
     def client_shapes(self, drafts: int, vocab: int) -> Any:
-        """Shapes and types of the client's input to `verify`."""
+        """Return the shapes and types of the client's input to `verify`."""
 
     def provider_shapes(self, drafts: int, vocab: int) -> Any:
-        """Shapes and types of the provider's: its part of the joint randomness, noise, or None."""
+        """Return the shapes and types of the provider's input to `verify`: its part of the joint
+        randomness, noise, or None.
+        """
 
     def provider_input(self, drafts: int, vocab: int, stream: Prg) -> Any:
-        """The provider's input."""
+        """Make the provider's input to `verify`."""
 
     def verify(self, logits: Array, client: Any, provider: Any) -> tuple[Any, Array]:
-        """The secure half: an outcome for the client alone and the numbers of accepted drafts
-        [lane], which are the client's or public.
+        """Run the secure half: return an outcome for the client alone and the numbers of accepted
+        drafts [lane], which are the client's or public.
         """
 
 
 def side_by_side(lanes: Sequence[Any]) -> Any:
-    """Trees of arrays, one for each lane, as one tree of arrays, lane first."""
+    """Stack trees of arrays, one for each lane, into one tree of arrays, lane first."""
     return jax.tree.map(lambda *of_lanes: np.stack(of_lanes), *lanes)
 
 
 def lanes_of(tree: Any) -> list[Any]:
-    """The other way round."""
+    """Split a tree of arrays, lane first, into one tree for each lane."""
     leaves, shape = jax.tree.flatten(tree)
     return [jax.tree.unflatten(shape, of_lane) for of_lane in zip(*leaves, strict=True)]
 
@@ -170,8 +172,8 @@ def lanes_of(tree: Any) -> list[Any]:
 def functionality(
     variant: str, *, hide_progress: bool = False, candidates: int = 1
 ) -> Functionality:
-    """What a variant gives to whom. `candidates`: continuations that a step verifies side by side,
-    with progress hidden.
+    """Return what a variant gives to whom. `candidates`: continuations that a step verifies side by
+    side, with progress hidden.
     """
     found = FUNCTIONALITIES[variant]
     if not hide_progress:
@@ -185,7 +187,7 @@ def functionality(
 
 
 def verifier(variant: str, sampling: Sampling, *, hide_progress: bool = False) -> Verifier:
-    """The variant of that name; InputError for what it does not offer."""
+    """Return the variant of that name; raise InputError for what it does not offer."""
     check(variant, sampling)
     if hide_progress and variant not in HIDING:
         raise InputError(f"--verify {variant} shows progress to the provider; use --verify token")
@@ -199,7 +201,7 @@ def verifier(variant: str, sampling: Sampling, *, hide_progress: bool = False) -
 
 
 def check(variant: str, sampling: Sampling) -> None:
-    """InputError when the variant cannot sample this way."""
+    """Raise InputError when the variant cannot sample this way."""
     if variant not in VARIANTS:
         raise InputError(f"unknown --verify {variant!r}; choose from {', '.join(VARIANTS)}")
     if sampling.greedy and variant != "token":

@@ -34,12 +34,12 @@ class Setting:
 
 
 def held_out(tokenizer: Tokenizer) -> list[list[int]]:
-    """Excerpts of held-out text, in tokens."""
+    """Return excerpts of held-out text, in tokens."""
     return [tokenizer.encode(s.text) for s in read_snippets(SHIPPED / "held_out.jsonl")]
 
 
 def setting_of(model: Path, seed: int) -> Setting:
-    """With the owner's model in this directory."""
+    """Return the setting with the owner's model in this directory."""
     tokenizer = Tokenizer.load(model)
     room = 2 * (BEFORE + AFTER + LONGEST)
     return Setting(
@@ -51,7 +51,7 @@ def setting_of(model: Path, seed: int) -> Setting:
 
 
 def of_text(setting: Setting) -> Prompt | None:
-    """A piece of held-out text, a word of it the secret; None where the draw has none."""
+    """Draw a piece of held-out text, a word of it the secret; None where the draw has none."""
     text = setting.texts[setting.source.integers(len(setting.texts))]
     at = int(setting.source.integers(len(text) - BEFORE - LONGEST - AFTER))
     piece = setting.public.tokenizer.decode(text[at : at + BEFORE + LONGEST + AFTER])
@@ -64,8 +64,8 @@ def of_text(setting: Setting) -> Prompt | None:
 
 
 def of_law(setting: Setting) -> Prompt | None:
-    """The beginning of held-out text; a secret and what follows it are drawn from the public model:
-    the law that the bound is about.
+    """Draw the beginning of held-out text, and from the public model a secret and what follows it:
+    the distribution that the bound is about. None where the draw is not usable as text.
     """
     public, source = setting.public, setting.source
     text = setting.texts[source.integers(len(setting.texts))]
@@ -85,7 +85,9 @@ def of_law(setting: Setting) -> Prompt | None:
 
 
 def of_name(setting: Setting) -> Prompt | None:
-    """A piece of held-out text with a word that is there twice, both times a secret."""
+    """Draw a piece of held-out text with a word that is there twice, both times a secret; None
+    where the draw has none.
+    """
     text = setting.texts[setting.source.integers(len(setting.texts))]
     at = int(setting.source.integers(len(text) - BEFORE - AFTER))
     piece = setting.public.tokenizer.decode(text[at : at + BEFORE + LONGEST + AFTER])

@@ -43,8 +43,8 @@ def _texts(wanted: Wanted) -> list[list[int]]:
 
 
 def _prompts(wanted: Wanted) -> np.ndarray:
-    """Other pieces of held-out text, int [n, PROMPT_TOKENS]: first as many as are asked for, then
-    the others.
+    """Return different pieces of held-out text in random order, int [n, PROMPT_TOKENS]: first as
+    many as are asked for, then the others.
     """
     pieces = [
         text[at : at + PROMPT_TOKENS]
@@ -65,7 +65,7 @@ def _others(prompts: np.ndarray, i: int) -> np.ndarray:
 
 
 def layer0_vault(wanted: Wanted) -> Iterator[Outcome]:
-    """By how many generated tokens."""
+    """Yield what attack layer0 solves from a vault's engine, by how many generated tokens."""
     model, prompts = _model(wanted), _prompts(wanted)
     asked = prompts[: wanted.prompts].tolist()
     seen = attack_views.of_vault(
@@ -84,8 +84,8 @@ def layer0_vault(wanted: Wanted) -> Iterator[Outcome]:
 
 
 def layer0_two_party(wanted: Wanted) -> Iterator[Outcome]:
-    """The provider's words; and, so that it is seen that these are the right ones, hers and the
-    client's together, which nobody has.
+    """Yield what attack layer0 solves from the provider's words; and, so that it is seen that these
+    are the right ones, from hers and the client's together, which nobody has.
     """
     model, prompts = _model(wanted), _prompts(wanted)
     shares = _two_parties(wanted, prompts)
@@ -113,14 +113,14 @@ def layer0_two_party(wanted: Wanted) -> Iterator[Outcome]:
 def _two_parties(
     wanted: Wanted, prompts: np.ndarray
 ) -> list[tuple[list[Shares], list[Shares]]]:
-    """Shares of as many prompts as are asked for, each with some text after it."""
+    """Return shares of as many prompts as are asked for, each with some text after it."""
     asked, more = prompts[: wanted.prompts], np.roll(prompts, 1, axis=0)[: wanted.prompts]
     tokens = more[:, :SHARED_STEPS].tolist()
     return attack_views.of_two_parties(wanted.model, asked.tolist(), tokens, wanted.on_stage)
 
 
 def _bytes(shares: list[Shares]) -> np.ndarray:
-    """Of all words of a party's but the short ones."""
+    """Return the bytes of all words of a party's but the short ones."""
     words = [part.words[name] for part in shares for name in ("query", "mass", "out")]
     return np.concatenate([w.ravel() for w in words]).view(np.uint8)
 
@@ -134,7 +134,9 @@ def _solved(
     notes: str = "",
     error: float = layer0.FLOAT32,
 ) -> Iterator[Outcome]:
-    """Tokens in their places, and prompts as bags of tokens; views by their prompt's number."""
+    """Yield how many tokens are solved in their places, and how many of prompts as bags of tokens;
+    views by their prompt's number.
+    """
     found = []
     for i, view in views:
         solved = layer0.recover(made, view, error)
@@ -161,7 +163,7 @@ def _solved(
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """How many tokens two prompts have in common, in any order."""
+    """Return how many tokens two prompts have in common, in any order."""
     tokens = np.intersect1d(one, other)
     return sum(min(int((one == t).sum()), int((other == t).sum())) for t in tokens)
 
@@ -170,7 +172,9 @@ def _common(one: np.ndarray, other: np.ndarray) -> int:
 
 
 def recompute_vault(wanted: Wanted) -> Iterator[Outcome]:
-    """Other prompts as candidates; and the prompt itself with other tokens in one place."""
+    """Yield how often attack recompute finds the prompt of a vault's user, with other prompts as
+    candidates; and with the prompt itself with other tokens in one place.
+    """
     model, prompts = _model(wanted), _prompts(wanted)
     asked = prompts[: wanted.prompts].tolist()
     seen = attack_views.of_vault(
@@ -197,7 +201,9 @@ def recompute_vault(wanted: Wanted) -> Iterator[Outcome]:
 
 
 def recompute_two_party(wanted: Wanted) -> Iterator[Outcome]:
-    """From the provider's words of the first layer; and from both parties' together."""
+    """Yield how often attack recompute finds the client's prompt from the provider's words of the
+    first layer; and from both parties' together.
+    """
     model, prompts = _model(wanted), _prompts(wanted)
     shares = _two_parties(wanted, prompts)
     made = layer0.dictionary(*model, PROMPT_TOKENS)
@@ -227,8 +233,8 @@ Hits = dict[tuple[str, int, str], list[bool]]  # by candidates, their number, ho
 def _candidates(
     prompts: np.ndarray, i: int, vocab: int, source: np.random.Generator
 ) -> Iterator[tuple[str, np.ndarray, int]]:
-    """For prompt i: other prompts, and the prompt with other tokens at one place; which is right
-    was drawn, so that a tie gains nothing.
+    """Yield candidates for prompt i: other prompts, and the prompt with other tokens at one place;
+    which is right was drawn, so that a tie gains nothing.
     """
     place = int(source.integers(PROMPT_TOKENS))
     spelt = np.tile(prompts[i], (min(CANDIDATES, vocab), 1))
@@ -263,7 +269,9 @@ def _judged(mode: str, hits: Hits) -> Iterator[Outcome]:
 
 
 def length_vault(wanted: Wanted) -> Iterator[Outcome]:
-    """Also when texts end: the owner generates after each candidate herself, and compares."""
+    """Yield how often lengths tell the prompt of a vault's user, also when texts end: the owner
+    generates after each candidate herself, and compares.
+    """
     prompts = _of_all_lengths(wanted)
     runs = [
         attack_views.of_vault(
@@ -280,7 +288,7 @@ def length_vault(wanted: Wanted) -> Iterator[Outcome]:
 
 
 def length_two_party(wanted: Wanted) -> Iterator[Outcome]:
-    """The prompt's length is public in this mode, too."""
+    """Yield how often the prompt's length, which is public in this mode, too, tells the prompt."""
     prompts = _of_all_lengths(wanted)
     shares = attack_views.of_two_parties(
         wanted.model, prompts, [[] for _ in prompts], wanted.on_stage
@@ -291,7 +299,7 @@ def length_two_party(wanted: Wanted) -> Iterator[Outcome]:
 
 
 def _of_all_lengths(wanted: Wanted) -> list[list[int]]:
-    """Beginnings of held-out excerpts, of lengths drawn at random."""
+    """Return beginnings of held-out excerpts, of lengths drawn at random."""
     source, texts = np.random.default_rng(wanted.seed), _texts(wanted)
     texts = [text for text in texts if len(text) >= LONGEST]
     if len(texts) < wanted.prompts:
@@ -308,7 +316,9 @@ def _by_length(
     candidates: list[length.Lengths],
     notes: str = "",
 ) -> Outcome:
-    """by: "prompt", "generated" or "both"; candidates in the order of `seen`."""
+    """Return how often lengths tell the prompt. by: "prompt", "generated" or "both"; candidates in
+    the order of `seen`.
+    """
     source, fields = np.random.default_rng([wanted.seed, 1]), ("prompt", "generated")
     if by != "both":
         fields = (by,)  # type: ignore[assignment]

@@ -63,7 +63,7 @@ def _sent(
     wanted: Wanted, setting: Setting, draw: Callable[[Setting], Prompt | None],
     obfuscate: Obfuscate,
 ) -> tuple[list[Sent], int]:  # fmt: skip
-    """As many as are asked for, and how many prompts were refused for want of fakes."""
+    """Return the sets that are asked for, and how many prompts were refused for want of fakes."""
     found: list[Sent] = []
     refused = 0
     for _ in range(_TRIES * wanted.prompts):
@@ -86,7 +86,7 @@ def _sent(
 def _outcome(
     attack: str, mode: str, what: str, sent: Sequence[Sent], successes: int, notes: str = ""
 ) -> Outcome:
-    """Of one guess for each of these."""
+    """Return the outcome of one guess for each set of prompts."""
     chance = float(np.mean([1 / len(s.rows) for s in sent]))
     fakes = [len(s.rows) - 1 for s in sent]
     spans = len(sent[0].shape.targets)
@@ -107,7 +107,7 @@ def _guessed(
     guess: Callable[[Setting, Sent], int],
     draw: Callable[[Setting], Prompt | None] = of_text,
 ) -> Iterator[Outcome]:  # fmt: skip
-    """One guess for each prompt's set."""
+    """Yield the outcome of one guess for each prompt's set."""
     setting = setting_of(wanted.model, wanted.seed)
     sent, _ = _sent(wanted, setting, draw, obfuscate)
     hits = sum(guess(setting, s) == s.own for s in sent)
@@ -232,7 +232,7 @@ def layer0_repaired(wanted: Wanted) -> Iterator[Outcome]:
 
 
 def _layer0(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcome]:
-    """On real runs: what it reads are all prompts, the user's among them."""
+    """Yield the outcome of layer0 on real runs: it reads all prompts, the user's among them."""
     sent, _ = _sent(wanted, setting_of(wanted.model, wanted.seed), of_text, obfuscate)
     config, weights = load_folded(wanted.model)
     made = layer0.dictionary(config, weights, max(len(row) for s in sent for row in s.rows))
@@ -266,7 +266,9 @@ def compact_repaired(wanted: Wanted) -> Iterator[Outcome]:
 
 
 def _compact(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcome]:
-    """On real runs of engine, vault and user: whose answers are those of an exact forward?"""
+    """Yield the outcome of compact on real runs of engine, vault and user: whose answers are an
+    exact forward's?
+    """
     sent, _ = _sent(wanted, setting_of(wanted.model, wanted.seed), of_text, obfuscate)
     config, weights = load_folded(wanted.model)
     seen = _seen_of(wanted, sent, mode)
@@ -283,8 +285,8 @@ def _compact(wanted: Wanted, mode: str, obfuscate: Obfuscate) -> Iterator[Outcom
 
 
 def _seen_of(wanted: Wanted, sent: Sequence[Sent], mode: str) -> list[list[Seen]]:
-    """What an engine sees of these sets in a vault's real runs: as published, fakes share what is
-    around them.
+    """Return what an engine sees of these sets in a vault's real runs: as published, fakes share
+    what is around them.
     """
     wishes = []
     for s in sent:

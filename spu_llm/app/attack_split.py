@@ -97,21 +97,23 @@ def setting_of(wanted: Wanted) -> Setting:
 
 
 def plain(wanted: Wanted) -> Iterator[Outcome]:
-    """The client's ends are the public ones; tuning is without protection."""
+    """Attack mode plain: the client's ends are the public ones; tuning is without protection."""
     attacker = Attacker(wanted)
     front, _, back = attacker.setting.public.parts
     yield from attacker.outcomes("plain", Client(front, back, None))
 
 
 def noir(wanted: Wanted) -> Iterator[Outcome]:
-    """With a codebook and a permutation, tuned where there are secrets."""
+    """Attack mode noir: with a codebook and a permutation, tuned where there are secrets."""
     attacker = Attacker(wanted)
     find = _drawn if wanted.secrets is None else _tuned
     yield from attacker.outcomes("noir", find(wanted, attacker.setting))
 
 
 def _tuned(wanted: Wanted, setting: Setting) -> Client:
-    """Of a tuning's secrets. The host's LoRA is left out: attacks are with the public middle."""
+    """Return the client of a tuning's secrets. The host's LoRA is left out: attacks are with the
+    public middle.
+    """
     assert wanted.secrets is not None
     config, public = setting.config, setting.public
     secrets = ClientSecrets.load(wanted.secrets.absolute(), config)
@@ -128,8 +130,8 @@ def _tuned(wanted: Wanted, setting: Setting) -> Client:
 
 
 def mpc(wanted: Wanted) -> Iterator[Outcome]:
-    """A real session of two processes: the words that the provider received, decoded as fixed
-    point, in place of rows. There is no tuning.
+    """Attack mode mpc, in a real session of two processes: the words that the provider received,
+    decoded as fixed point, in place of rows. There is no tuning.
     """
     setting = setting_of(wanted)
     sample = _texts(wanted, setting, wanted.prompts)
@@ -177,7 +179,7 @@ class Attacker:
     def outcomes(
         self, mode: str, client: Client, attacks: Sequence[str] | None = None
     ) -> Iterator[Outcome]:
-        """What the host of this client finds out."""
+        """Yield what the host of this client finds out."""
         names = self._wanted.attacks if attacks is None else attacks
         config, public, sample = self.setting.config, self.setting.public, self._sample
         self._wanted.on_stage(f"{mode}: views")
@@ -200,7 +202,7 @@ class Attacker:
         yield from _attacked(self._wanted, session, names)
 
     def of_rows(self, mode: str, rows: list[np.ndarray]) -> Iterator[Outcome]:
-        """The same of rows of the texts alone."""
+        """Yield what a host finds out from rows of the texts alone."""
         session = self._session(mode, HostView(rows))
         yield from _attacked(self._wanted, session, self._wanted.attacks)
 
@@ -223,7 +225,9 @@ class Sample(NamedTuple):
 
 
 def _texts(wanted: Wanted, setting: Setting, begun: int) -> Sample:
-    """`begun`: of how many texts those that begin alike are made, where there are so many."""
+    """Return the texts of an attack. `begun`: of how many texts those that begin alike are made,
+    where there are so many.
+    """
     count, pieces = wanted.prompts, setting.pieces
     if 2 * count > len(pieces):
         raise InputError(f"--prompts: held-out text has {len(pieces) // 2} pieces for that")
@@ -239,8 +243,9 @@ def _texts(wanted: Wanted, setting: Setting, begun: int) -> Sample:
 
 
 def _prefixed(setting: Setting, texts: Texts) -> list[list[int]]:
-    """Pairs of texts with one prompt, that go on as different texts do, each after letters of its
-    own as of --random-prefix: as many as there are texts, four at least.
+    """Return pairs of texts with one prompt, that go on as different texts do, each after letters
+    of its own as of --random-prefix: as many as there are texts (one less for an odd number), four
+    at least.
     """
     tokenizer, found = setting.public.tokenizer, []
     assert tokenizer is not None
@@ -254,7 +259,7 @@ def _prefixed(setting: Setting, texts: Texts) -> list[list[int]]:
 
 
 def _wants(names: Sequence[str], *attacks: str) -> bool:
-    """Whether one of these attacks is among the names; none stands for all."""
+    """Return whether one of `attacks` is among the names; none stands for all."""
     return not names or any(name in names for name in attacks)
 
 
@@ -266,7 +271,7 @@ def _attacked(wanted: Wanted, session: Session, names: Sequence[str]) -> Iterato
 
 
 def check_codebook(mechanism: str | None, epsilon: float | None) -> None:
-    """InputError for what is no mechanism's."""
+    """Raise InputError for an unknown mechanism, or an epsilon that is not positive and finite."""
     if mechanism not in (None, *vocabulary.MECHANISMS):
         raise InputError(
             f"--mechanism must be one of {', '.join(vocabulary.MECHANISMS)}, found {mechanism!r}"
@@ -276,7 +281,7 @@ def check_codebook(mechanism: str | None, epsilon: float | None) -> None:
 
 
 def check_attacks(names: Iterable[str]) -> None:
-    """InputError for what is no attack."""
+    """Raise InputError for what is no attack."""
     unknown = [name for name in names if name not in suite.ATTACKS]
     if unknown:
         raise InputError(

@@ -39,8 +39,8 @@ def of_vault(
     seed: int,
     on_stage: Callable[[str], None],
 ) -> list[Seen]:
-    """What the engine sees of these prompts, in their order, with at most so many generated tokens
-    each: engine here, a vault process, and its user's requests from here.
+    """Return what the engine sees of these prompts, in their order, with at most so many generated
+    tokens each: engine here, a vault process, and its user's requests from here.
     """
     parts = [prompts[at : at + _LANES] for at in range(0, len(prompts), _LANES)]
     # The last token goes to nobody.
@@ -54,7 +54,7 @@ def of_vault(
 def of_wishes(
     model: Path, wishes: Sequence[user.Wish], on_stage: Callable[[str], None]
 ) -> list[list[Seen]]:
-    """The same of a user's requests one after the other: of each prompt of each."""
+    """Return what the engine sees of a user's successive requests, by request and prompt."""
     engines: list[WatchingEngine] = []
 
     def make(*args: Any) -> WatchingEngine:
@@ -79,9 +79,9 @@ def of_two_parties(
     tokens: Sequence[Sequence[int]],
     on_stage: Callable[[str], None],
 ) -> list[tuple[list[Shares], list[Shares]]]:
-    """Shares of the first layer's attention, of client and provider: of each prompt those of its
-    prefill, and of a step for each of its `tokens`, as many for all. The provider is this process
-    and its worker, the client's worker another one.
+    """Return shares of the first layer's attention, of client and provider: of each prompt those of
+    its prefill, and of a step for each of its `tokens`, as many for all. The provider is this
+    process and its worker, the client's worker another one.
     """
     told: tuple[list[Shares], list[Shares]] = [], []
 
@@ -116,7 +116,7 @@ def of_two_parties(
 
 
 def started(serve: Callable[[Callable[[int], None]], None]) -> int:
-    """Run `serve(on_port)` in a thread; where it listens."""
+    """Run `serve(on_port)` in a thread; return the port where it listens."""
     said: queue.Queue[int | SpuLlmError] = queue.Queue()
 
     def run() -> None:
@@ -134,7 +134,7 @@ def started(serve: Callable[[Callable[[int], None]], None]) -> int:
 
 @contextmanager
 def _vault(port: int) -> Iterator[told.Place]:
-    """A vault process of the engine that listens there; where its user finds it."""
+    """Start a vault process of the engine that listens at `port`; yield where its user finds it."""
     command = [*python_command("spu_llm.app.cli"), "vault", "open", "--insecure"]
     command += ["--server", f"{HOST}:{port}", "--listen", f"{HOST}:0", "--exit-with-parent"]
     process = subprocess.Popen(

@@ -154,7 +154,7 @@ def add_command(commands: Any) -> None:
 
 
 def place_of(name: str, mode: str) -> str:
-    """Of the function that runs this attack; InputError when there is none."""
+    """Return the place of the function that runs this attack; InputError when there is none."""
     if name not in ATTACKS:
         raise InputError(f"there is no attack {name!r}; choose from {', '.join(ATTACKS)}")
     if mode not in MODES:
@@ -169,7 +169,7 @@ def place_of(name: str, mode: str) -> str:
 
 
 def _of_split(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of split models, as fields of `Wanted`; InputError for what they cannot be."""
+    """Return the options of split models, as fields of `Wanted`; InputError for wrong ones."""
     codebook = bool(options.mechanism) or options.epsilon is not None
     given = options.attack or codebook or options.secrets
     if options.mode not in SPLIT_MODES:

@@ -24,7 +24,7 @@ _ROLES = ("system", "user", "assistant")
 
 
 def add_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """`texts_of` reads them."""
+    """Add the options that `texts_of` reads."""
     given = parser.add_mutually_exclusive_group(required=required)
     given.add_argument("--text", type=Path, metavar="FILE",
                        help=f"UTF-8; the first {MAX_TEXTS} parts of {PART} tokens of it are used, "
@@ -41,8 +41,8 @@ def add_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 
 def texts_of(options: argparse.Namespace, context: int) -> tuple[list[np.ndarray], int]:
-    """Token ids of each text, for a model of so many positions, and how many of the first are
-    public in all of them. InputError for files that cannot be used.
+    """Return token ids of each text, for a model of so many positions, and how many of the first
+    are public in all of them. InputError for files that cannot be used.
     """
     import numpy as np
 

@@ -293,7 +293,7 @@ def _asked(options: argparse.Namespace) -> CompletionOptions:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    """Progress to stderr, what was made to stdout, the result to `--json`."""
+    """Prepare material: progress to stderr, what was made to stdout, the result to `--json`."""
     from spu_llm.api.client import Client
     from spu_llm.app import keeping
     from spu_llm.app.material import material_table

@@ -32,8 +32,8 @@ _NOT_HERE = (OPTION, "--help", "--debug")
 def with_file(
     command: str, arguments: Sequence[str], actions: Sequence[argparse.Action]
 ) -> list[str]:
-    """The arguments of `command`, with those of a file before them if there is one. InputError for
-    a file that cannot be read, or names what is no option.
+    """Return the arguments of `command`, with those of a file before them if there is one.
+    InputError for a file that cannot be read, or names what is no option.
     """
     path = _named(arguments)
     if path is None:
@@ -73,7 +73,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _given(path: Path, option: str, action: argparse.Action, value: Any) -> Iterator[str]:
-    """As it would stand on the command line."""
+    """Yield an option of the file as it would stand on the command line."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise InputError(f"{path}: {option[2:]} must be true or false, found {value!r:.80}")

@@ -100,7 +100,7 @@ class _Chat:
                     self._answering = False
 
     def _has_turn(self) -> bool:
-        """Whether the user has said something that is not answered, or says so now."""
+        """Return whether the user has said something that is not answered, or says so now."""
         if self._messages and self._messages[-1].role == "user":
             return True
         if self._over or (said := self._ask()) is None:
@@ -113,7 +113,7 @@ class _Chat:
         return True
 
     def _ask(self) -> str | None:
-        """What the user says next; None: no more."""
+        """Return what the user says next; None: no more."""
         while True:
             try:
                 said = ask("> ")
@@ -196,7 +196,7 @@ class _Chat:
             pass  # it has ended the session, since nobody said anything: its result says so
 
     def _interrupted(self) -> None:
-        """Ctrl-C: ends the answer, or, where it does not at once, everything."""
+        """End the answer on Ctrl-C, or, where it does not end at once, everything."""
         if not self._answering or self._tell is None or self._stopping:
             raise KeyboardInterrupt
         self._stopping = "asked"
@@ -209,7 +209,7 @@ class _Chat:
 
 @contextmanager
 def _interrupts(handle: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C is for `handle` meanwhile."""
+    """Let `handle` have Ctrl-C meanwhile."""
     before = signal.signal(signal.SIGINT, lambda signum, frame: handle())
     try:
         yield

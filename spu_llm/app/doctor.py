@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def examine(options: argparse.Namespace) -> Iterator[Finding]:
-    """All checks that the options ask for, one after the other."""
+    """Yield the findings of all checks that the options ask for, one after the other."""
     yield from _machine()
     if options.identity is not None:
         yield from _certificates(options.identity, options.trust)
@@ -136,7 +136,7 @@ def _packages() -> Finding:
 
 
 def _settings(names: Sequence[str]) -> Finding:
-    """JAX's and XLA's in the environment."""
+    """Check for settings of JAX and XLA in the environment."""
     if not names:
         return Finding("settings", OK, "the environment has none of JAX's or XLA's")
     said = f"{', '.join(names)} of the environment: overridden, without effect on any command"
@@ -152,7 +152,7 @@ def _memory(meminfo: str) -> Finding:
 
 
 def _namespace() -> Finding:
-    """Of a worker process: tried in one."""
+    """Check that a worker process can have a network of its own: tried in one."""
     work = "from spu_llm.net.worker_side import leave_network; print(leave_network())"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {work}"],
@@ -167,7 +167,7 @@ def _namespace() -> Finding:
 
 
 def _confined() -> Finding:
-    """Of a worker process: tried in one."""
+    """Check that a worker process can give up its rights: tried in one."""
     work = (
         "from spu_llm.service.calls import confine_calls; "
         "from spu_llm.service.confine import confine_files, drop_rights; "
@@ -193,7 +193,7 @@ def _newest_source() -> float:
 
 
 def _clock(now: float, installed: float) -> Finding:
-    """Certificates are judged by it."""
+    """Check the clock, which certificates are judged by."""
     shown = f"{datetime.fromtimestamp(now, timezone.utc):%Y-%m-%d %H:%M} UTC"
     if now < installed:
         return Finding("clock", FAILURE, f"{shown}, before this was installed; set it")

@@ -24,8 +24,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """InputError for options that leave each other nothing to do. `--standard` is a draft length of
-    0.
+    """Raise InputError for options that contradict each other, or a draft length below 1. Set a
+    draft length of 0 for `--standard`.
     """
     if options.drafts is not None and options.standard:
         raise InputError("--standard drafts nothing; leave it or --drafts out")

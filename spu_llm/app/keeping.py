@@ -81,13 +81,13 @@ def keep(
 
 
 def _is_used(directory: Path) -> bool:
-    """Whether a session has some of it, or a completion is about to."""
+    """Return whether a session uses material of a directory, or a completion is about to."""
     return giving_way.is_claimed(directory) or stock.in_use(directory)
 
 
 def _is_short(made: dict[str, Any], left: dict[str, int]) -> bool:
-    """Whether some of what a result of `make` says is needed is not there, and the stock is another
-    than the `left` that nothing could be added to.
+    """Return whether some of what a result of `make` says is needed is not there, and the stock is
+    another than the `left` that nothing could be added to.
     """
     now = _units_left(made)
     short = any(now.get(row["kind"], 0) < row["needed_units"] for row in made["material"])
@@ -95,6 +95,6 @@ def _is_short(made: dict[str, Any], left: dict[str, int]) -> bool:
 
 
 def _units_left(made: dict[str, Any]) -> dict[str, int]:
-    """Units in the client's directory, by kind."""
+    """Return the units in the client's directory, by kind."""
     folder = Path(made["config"]["pool"], made["config"]["peer"])
     return {kind.name: kind.units for kind in stock.kinds_in(folder)}

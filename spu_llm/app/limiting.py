@@ -10,7 +10,7 @@ from spu_llm.core.errors import InputError
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What one client gets of a provider."""
+    """Add the options that say what one client gets of a provider."""
     parser.add_argument("--client-sessions", type=int, metavar="N",
                         help="at a time, of one certificate (default: half of --sessions, rounded "
                         "up; with --insecure: all)")  # fmt: skip
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def of(options: argparse.Namespace) -> dict[str, Any]:
-    """Fields of `ServeOptions`: what one client gets. InputError for limits that are none."""
+    """Return fields of `ServeOptions`: what one client gets. InputError for impossible limits."""
     from spu_llm.service.limits import Limits
 
     for name in ("client_disk", "client_sessions"):

@@ -18,7 +18,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_candidates(parser: argparse.ArgumentParser) -> None:
-    """Also of a completion to come."""
+    """Add the option `--candidates`, also for a completion to come."""
     parser.add_argument("--candidates", type=int, default=1, metavar="M",
                         help="a step verifies 2 to 16 continuations, each with drafts of its own, "
                         "of which the key of --watermark chooses one (M of all keys together); you "

@@ -12,7 +12,7 @@ from spu_llm.offline.stock import PeerStock
 
 
 def material_table(result: dict[str, Any]) -> str:
-    """What `prepare` made, per kind, and how far it goes."""
+    """Return a table of what `prepare` made, per kind, and how far it goes."""
     rows = [("material", "units", "made", "seconds", "MB", "on disk")]
     numbers = ("available_units", "made_units", "seconds", "bytes", "stored_bytes")
     for row in _grouped(result["material"], numbers):
@@ -28,14 +28,14 @@ def material_table(result: dict[str, Any]) -> str:
 
 
 def made_line(result: dict[str, Any]) -> str:
-    """The same in one line."""
+    """Return one line that says what `prepare` made, and how far it goes."""
     made = any(row["made_units"] for row in result["material"])
     done = f"made material in {_price(result)}" if made else "made nothing"
     return f"{done}: {enough(result)}"
 
 
 def enough(result: dict[str, Any]) -> str:
-    """For what the material of `prepare` lasts. How many drafts stay is not known before."""
+    """Return for what the material of `prepare` lasts. How many drafts stay is not known before."""
     least, most = result["tokens"]["least"], result["tokens"]["most"]
     tokens = f"{least} tokens" + (f" if no draft stays, up to {most}" if most > least else "")
     text = (
@@ -51,7 +51,7 @@ def enough(result: dict[str, Any]) -> str:
 
 
 def stock_table(stocks: Sequence[PeerStock]) -> str:
-    """What `pool` lists: of each peer the material by kind, and all of it."""
+    """Return what `pool` lists: of each peer the material by kind, and all of it."""
     lines = []
     for stock in stocks:
         session = ", in use by a session: the figures change" if stock.in_use else ""
@@ -67,7 +67,7 @@ def stock_table(stocks: Sequence[PeerStock]) -> str:
 
 
 def stock_json(stock: PeerStock) -> dict[str, Any]:
-    """The same of a peer as an entry of `--json`."""
+    """Return a peer's material as an entry of `--json`."""
     return {
         "folder": str(stock.folder),
         "in_use": stock.in_use,
@@ -86,7 +86,7 @@ def stock_json(stock: PeerStock) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Lines of a table: its first column to the left, the others to the right."""
+    """Return the lines of a table: its first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
@@ -94,7 +94,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _grouped(material: list[dict[str, Any]], numbers: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of one kind for different matrices or gates, their `numbers` added up."""
+    """Return one row for each kind, whatever the matrix or gate, with its `numbers` added up."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in material:
         groups.setdefault(" ".join(row["kind"].split()[:2]), []).append(row)

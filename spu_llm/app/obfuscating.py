@@ -30,7 +30,7 @@ class Outgoing:
     facts: dict[str, Any]  # of the obfuscation, for people; empty without any
 
     def learned(self) -> list[str]:
-        """What the engine learns of which one it is."""
+        """Return what the engine learns of which prompt is the user's."""
         if not self.facts:
             return []
         words = f"{len(self.rows)} prompts, one of them the user's; {self.facts['says']}"
@@ -68,7 +68,7 @@ def add_options(parser: Any) -> None:
 
 
 def marked_prompt(options: argparse.Namespace, tokenizer: Tokenizer) -> Prompt:
-    """The prompt with its spans; InputError where these cannot be read."""
+    """Return the prompt with its spans; InputError where these cannot be read."""
     from spu_llm.systems.confidential import spans, taggers
 
     if options.redact is not None:
@@ -81,7 +81,7 @@ def marked_prompt(options: argparse.Namespace, tokenizer: Tokenizer) -> Prompt:
 
 
 def outgoing(options: argparse.Namespace, prompt: Prompt, tokenizer: Tokenizer) -> Outgoing:
-    """What to send for it. InputError where nothing may be."""
+    """Return what to send for a prompt. InputError where nothing may be sent."""
     published = options.as_published is not None
     public = prompt.public if published else prompt.leading
     if not prompt.targets:

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def add_folder(parser: Any, option: str, words: str, *, required: bool = False) -> None:
-    """An option that names a directory."""
+    """Add an option that names a directory."""
     parser.add_argument(option, type=Path, required=required, metavar="DIR", help=words)
 
 
 def add_session_options(parser: argparse.ArgumentParser) -> None:
-    """Of every command that runs between two parties."""
+    """Add the options of every command that runs between two parties."""
     parser.add_argument("--network", choices=("local", "lan", "wan"), default="local",
                         help="emulate a network (default: local, none)")  # fmt: skip
     parser.add_argument(config.OPTION, type=Path, metavar="FILE",
@@ -92,21 +92,21 @@ def add_system(parser: argparse.ArgumentParser, words: str = "") -> None:
 
 
 def add_stop(parser: argparse.ArgumentParser) -> None:
-    """`models.stops` reads it."""
+    """Add `--stop`, which `models.stops` reads."""
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
                         help="end before this text, or before the special token of this name, say "
                         "'<|im_end|>'; may be given again")  # fmt: skip
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
-    """`jobs_of` reads it."""
+    """Add `--jobs`, which `jobs_of` reads."""
     parser.add_argument("--jobs", type=int, metavar="N",
                         help="cores that make material, if the other party gives as many "
                         "(default: all, or with both parties here half of them each)")  # fmt: skip
 
 
 def jobs_of(options: argparse.Namespace, parties_here: int) -> int:
-    """InputError unless `--jobs` is a number of cores, or not given."""
+    """Return how many cores make material. InputError where `--jobs` is no number of cores."""
     if options.jobs is None:
         return own_cores(parties_here)
     if not 1 <= options.jobs <= MAX_JOBS:
@@ -123,13 +123,13 @@ def add_hint_cache(parser: Any, words: str = "") -> None:
 
 
 def hint_cache_of(options: argparse.Namespace) -> int:
-    """`--hint-cache` in bytes; InputError unless it is a size, or not given."""
+    """Return `--hint-cache` in bytes; InputError unless it is a size, or not given."""
     found = megabytes(options, "hint_cache")
     return HINT_CACHE_BYTES if found is None else found
 
 
 def add_identity_options(parser: argparse.ArgumentParser) -> None:
-    """Who this party is, and whom it trusts."""
+    """Add the options that say who this party is, and whom it trusts."""
     add_folder(
         parser, "--identity", "this party's certificate and key, as spu-llm keygen makes them"
     )
@@ -141,12 +141,12 @@ def add_identity_options(parser: argparse.ArgumentParser) -> None:
 
 
 def address(text: str, option: str) -> tuple[str, int]:
-    """Host and port that an option names; InputError when it does not."""
+    """Return host and port that an option names; InputError when it names none."""
     return host_and_port(text, option, listens=option == "--listen")
 
 
 def identity_of(options: argparse.Namespace) -> Any:
-    """This party's certificate and whom it trusts, or None with `--insecure`."""
+    """Return this party's certificate and whom it trusts, or None with `--insecure`."""
     from spu_llm.net.identity import identity_in
 
     return identity_in(options.identity, options.trust, insecure=options.insecure)
@@ -173,13 +173,13 @@ def provider_of(options: argparse.Namespace) -> Provider:
 
 
 def record(kind: Any, options: argparse.Namespace, **more: Any) -> Any:
-    """A dataclass of options, which have the names of its fields, but for those in `more`."""
+    """Return a dataclass of options, which have its fields' names, but for those in `more`."""
     known = vars(options) | more
     return kind(**{field.name: known[field.name] for field in dataclasses.fields(kind)})
 
 
 def megabytes(options: argparse.Namespace, name: str) -> int | None:
-    """An option in bytes; InputError unless it is a size, or not given."""
+    """Return an option in bytes; InputError unless it is a size, or not given."""
     found = getattr(options, name)
     if found is not None and found < 1:
         raise InputError(f"--{name.replace('_', '-')} must be 1 or more, in MB, found {found}")

@@ -13,7 +13,7 @@ from spu_llm.core.errors import InputError
 
 
 def check_output(path: Path | None, option: str = "--json") -> None:
-    """InputError before anything is done whose result could not be written."""
+    """Raise InputError, before anything is done, where its result could not be written."""
     if path is None:
         return
     directory = path.resolve().parent
@@ -58,7 +58,7 @@ def unforeseen(exc: Exception) -> str:
 
 
 def write_page(path: Path, text: str) -> None:
-    """To `--html`, whole or not at all."""
+    """Write a page to `--html`, whole or not at all."""
     from spu_llm.offline.files import replace_whole
 
     try:

@@ -76,8 +76,8 @@ class Generated:
 
 
 def guard() -> None:
-    """Print in the same harmless way what libraries log, and errors that end a thread, unless
-    whoever runs this process does something else with them.
+    """Print what libraries log, and errors that end a thread, made harmless, too, unless whoever
+    runs this process does something else with them.
     """
     logging.lastResort = _Log(logging.WARNING)
     if threading.excepthook is threading.__excepthook__:

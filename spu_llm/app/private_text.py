@@ -102,7 +102,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
 
 
 def _generate(options: argparse.Namespace) -> None:
-    """Progress and what is promised to stderr, the texts to `--out`."""
+    """Generate texts: progress and what is promised to stderr, the texts to `--out`."""
     from spu_llm.app.progress import Progress
     from spu_llm.systems.dp_text import corpus
     from spu_llm.systems.dp_text.prompts import prompts_for, read_references

@@ -42,14 +42,14 @@ class Progress:
         threading.Thread(target=self._tick, daemon=True).start()
 
     def stage(self, name: str) -> None:
-        """A stage begins; shown at once."""
+        """Begin a stage, which is shown at once."""
         with self._lock:
             self._clear()
             self._stage, self._started = one_line(name), time.monotonic()
             self._show()
 
     def update(self, name: str) -> None:
-        """The current stage has got further; shown at the next tick."""
+        """Note that the current stage has got further, which is shown at the next tick."""
         with self._lock:
             if not self._stage:
                 self._started = time.monotonic()

@@ -31,7 +31,7 @@ _NO_SHADES = (
 
 
 def add_options(detect: argparse.ArgumentParser) -> None:
-    """What `detect` takes for such a key."""
+    """Add the options that `detect` takes for a provider's key."""
     detect.add_argument("--session", metavar="NONCE",
                         help="of a provider's key: only the session with this nonce, known "
                         "from elsewhere: p is too small for one that an earlier detect has named"
@@ -48,7 +48,7 @@ def add_options(detect: argparse.ArgumentParser) -> None:
 
 
 def check_unused(options: argparse.Namespace) -> None:
-    """InputError for options that another key has no use for."""
+    """Raise InputError for options that another key than a provider's has no use for."""
     given = options.session, options.draft_model
     if options.references or any(option is not None for option in given):
         raise InputError(
@@ -59,8 +59,8 @@ def check_unused(options: argparse.Namespace) -> None:
 def detect(
     options: argparse.Namespace, file: KeyFile, tokenizer: Tokenizer, text: str
 ) -> None:
-    """The verdict to stdout, all of it to `--json`, the text with its marks to `--html`. InputError
-    for options of other keys, and for a session that is not recorded.
+    """Detect a provider's marks: the verdict to stdout, all of it to `--json`, the text with its
+    marks to `--html`. InputError for options of other keys, and for a session that is not recorded.
     """
     import numpy as np
 
@@ -105,7 +105,7 @@ def detect(
 
 
 def said(found: Found, alpha: float, spans: Sequence[tuple[int, int]] = ()) -> str:
-    """In a line or two."""
+    """Return the verdict in a few lines."""
     from spu_llm.systems.watermark.detecting import as_p
 
     if found.best is None:
@@ -140,7 +140,7 @@ def as_json(
 
 
 def _parts(drawn: np.ndarray) -> list[tuple[int, int]]:
-    """Runs of tokens that are likelier drawn than not: the first, and the one after the last."""
+    """Return runs of tokens that are likelier drawn than not: first, and one after the last."""
     import numpy as np
 
     edges = np.flatnonzero(np.diff(np.concatenate([[False], drawn > 0.5, [False]])))
@@ -157,7 +157,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _chosen(sessions: list[Session], nonce: str | None, path: Path) -> list[Session]:
-    """All, or the one with this nonce."""
+    """Return all sessions, or the one with this nonce; InputError when there is none."""
     if nonce is None:
         return sessions
     chosen = [session for session in sessions if session.nonce.hex() == nonce.lower()]
@@ -167,7 +167,7 @@ def _chosen(sessions: list[Session], nonce: str | None, path: Path) -> list[Sess
 
 
 def _laws(directory: Path | None, tokenizer: Tokenizer, tokens: list[int]) -> Any:
-    """Of alignments, by what a public model would have drafted, if there is one."""
+    """Return the law of alignments, by what a public model would have drafted, if there is one."""
     from models.hf import load_model
     from models.tokenizer import Tokenizer
     from spu_llm.systems.watermark.aligning import Law

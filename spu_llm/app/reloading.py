@@ -59,7 +59,7 @@ def loaded(
 
 
 def _files(options: argparse.Namespace) -> list[Path]:
-    """All that is read again when it has changed."""
+    """Return the files that are read again when they have changed."""
     from spu_llm.net.identity import CERTIFICATE, KEY
 
     given = vars(options)

@@ -46,7 +46,7 @@ class Stages:
             self.on_event(event)
 
     def say(self, doing: str) -> None:
-        """A stage before the session."""
+        """Show a stage before the session."""
         self._progress.stage(doing)
 
     def pause(self) -> None:
@@ -58,7 +58,7 @@ class Stages:
         self._progress.close()
 
     def _part(self, done: int, total: int, words: str) -> None:
-        """A stage within the stage, until all of it is done."""
+        """Show a stage within the stage, until all of it is done."""
         if done == total:
             self._progress.stage(self._doing)
         elif done:
@@ -67,7 +67,7 @@ class Stages:
             self._progress.stage(words)
 
     def _to_go(self, made: int, total: int) -> str:
-        """Seconds until all batches are made, by the pace so far."""
+        """Return words for the seconds until all batches are made, by the pace so far."""
         if not made:
             self._making_since = time.monotonic()
             return ""
@@ -101,12 +101,12 @@ class Screen(Stages):
                 self._progress.update(self._doing)
 
     def finish(self) -> None:
-        """The completion has ended, perhaps without any text."""
+        """Show that the completion has ended, perhaps without any text."""
         self._progress.pause()
         self._show_prompt()
 
     def end_text(self) -> None:
-        """The text has ended; another one may follow."""
+        """End the text; another one may follow."""
         self._progress.pause()
         if self._texted:
             self._generated.end_line()
@@ -130,7 +130,7 @@ class Screen(Stages):
 
 
 def learned_lines(learned: dict[str, list[str]]) -> list[str]:
-    """What each process learned, for people."""
+    """Return what each process learned, in lines for people."""
     lines = []
     for role, facts in learned.items():
         lines += [f"{role} learned:", *(f"  - {fact}" for fact in facts)]
@@ -138,7 +138,9 @@ def learned_lines(learned: dict[str, list[str]]) -> list[str]:
 
 
 def _figures(result: Completion) -> list[str]:
-    """Speed and traffic: online alone, and with all that comes before and beside it."""
+    """Return lines on speed and traffic: online alone, and with all that comes before it and beside
+    it.
+    """
     tokens, steps, drafted = len(result.token_ids), result.steps, result.drafted
     seconds, elapsed = result.seconds, result.elapsed_seconds
     online, offline, wire = result.bytes["online"], result.bytes["offline"], result.wire_bytes

@@ -114,7 +114,7 @@ def _text_of(path: Path | None, option: str) -> str:
 
 
 def check_serving(options: argparse.Namespace) -> None:
-    """InputError unless sessions may be so many and so long."""
+    """Raise InputError unless sessions may be so many and so long."""
     if options.session_minutes < 1:
         raise InputError(f"--session-minutes must be 1 or more, found {options.session_minutes}")
     if not 1 <= options.sessions <= MAX_SESSIONS:

@@ -29,7 +29,7 @@ PREFIX_LETTERS = 8  # the paper's most: 20 made its texts worse
 
 
 def say_insecure(mode: str) -> None:
-    """On stderr, where a mode protects nothing."""
+    """Say on stderr where a mode protects nothing."""
     if mode == splitting.PLAIN:
         say("--mode plain is insecure: the provider can read the text off what it gets")
 
@@ -133,7 +133,7 @@ def _check_sampling(options: argparse.Namespace) -> None:
 
 
 def _tuned(options: argparse.Namespace, config: ModelConfig) -> Settings | None:
-    """What `--secrets` were tuned as; None without them. InputError when they do not fit."""
+    """Return what `--secrets` were tuned as; None without them. InputError when they do not fit."""
     if options.secrets is None:
         if options.mode == splitting.NOIR:
             raise InputError("--mode noir needs --secrets DIR, which spu-llm split tune makes")
@@ -161,7 +161,7 @@ def _round(options: argparse.Namespace, config: ModelConfig) -> int:
 def _result(
     options: argparse.Namespace, outcome: Any, agreed: dict[str, Any], first: float
 ) -> dict[str, Any]:
-    """The `--json` object."""
+    """Return the `--json` object."""
     from spu_llm.api.completion import messages, payload
     from spu_llm.core.machine import machine
 
@@ -209,7 +209,7 @@ def _figures(result: dict[str, Any]) -> list[str]:
 
 
 def tune(options: argparse.Namespace) -> None:
-    """Progress to stderr; in the end the directory with what was tuned to stdout."""
+    """Tune: progress to stderr; in the end the directory with what was tuned to stdout."""
     from models.files import files_of
     from models.tokenizer import Tokenizer
     from spu_llm.service.client import run_as_client
@@ -257,7 +257,7 @@ def _settings(
     options: argparse.Namespace, config: ModelConfig, params: Params, tokenizer: Any,
     texts: list[Path],
 ) -> Settings:  # fmt: skip
-    """What the command asks for, with a fresh id; InputError for nonsense."""
+    """Return the settings that the command asks for, with a fresh id; InputError for nonsense."""
     from models.split import ends_digest
     from spu_llm.systems.split.state import Settings
     from spu_llm.systems.split.texts import digest_of, tokens_of
@@ -293,7 +293,7 @@ def _settings(
 def _begun(
     where: Path, asked: Settings, config: ModelConfig, params: Params, stages: Stages
 ) -> ClientSecrets:
-    """What the directory has of this tuning; that of a new one where there is nothing."""
+    """Return the secrets of this tuning in the directory, or begin a new tuning there."""
     from spu_llm.systems.split.beginning import begin
     from spu_llm.systems.split.state import SECRETS, ClientSecrets, held
 

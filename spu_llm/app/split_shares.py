@@ -48,7 +48,7 @@ def add_serve_options(parser: Any) -> None:
 
 
 def add_client_options(parser: Any) -> None:
-    """Of a text."""
+    """Add the options that a text takes in mode mpc."""
     _drafts(parser)
     parser.add_argument("--top-k", type=int, metavar="K",
                         help="in mpc: draw among the K likeliest tokens")  # fmt: skip
@@ -60,7 +60,9 @@ def add_client_options(parser: Any) -> None:
 
 
 def add_prepare_command(roles: Any, common: Any, about: str) -> None:
-    """`split prepare`. common: adds what all of these commands take, for modes that are named."""
+    """Add `split prepare`. common: adds what all commands of `split` take, for modes that are
+    named.
+    """
     prepare = roles.add_parser(
         "prepare", help="client: material for a text in mode mpc, ahead of time",
         description="Both parties make what a text takes, which then finds it in --pool: give it "
@@ -106,7 +108,7 @@ def _jobs(parser: Any) -> None:
 
 
 def refuse_elsewhere(options: argparse.Namespace) -> None:
-    """InputError for an option of this mode in another one."""
+    """Raise InputError for an option of this mode in another one."""
     of_mode = _OF_SERVE if options.role == "serve" else _OF_GENERATE
     for name, left_out in of_mode.items():
         if getattr(options, name) != left_out:
@@ -114,7 +116,7 @@ def refuse_elsewhere(options: argparse.Namespace) -> None:
 
 
 def served(options: argparse.Namespace) -> dict[str, Any]:
-    """Fields of `ServeOptions`: material is this mode's alone."""
+    """Return fields of `ServeOptions`: material is this mode's alone."""
     if options.mode != "mpc":
         refuse_elsewhere(options)
     kept = "pool" if options.mode == "mpc" else "tunings"
@@ -167,7 +169,7 @@ def generate(options: argparse.Namespace) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    """Progress to stderr, what was made to stdout, the result to `--json`."""
+    """Prepare material: progress to stderr, what was made to stdout, the result to `--json`."""
     from models.tokenizer import Tokenizer
     from spu_llm.api.preparation import prepare
     from spu_llm.app.material import material_table
@@ -218,7 +220,7 @@ def _request(
     kind: type[R], options: argparse.Namespace, model: Path, prompt_tokens: int, drafts: int,
     **more: Any,
 ) -> R:  # fmt: skip
-    """InputError when no split of the client's model is asked for."""
+    """Return the command's request. InputError when no split of the client's model is asked for."""
     from models.hf import load_model
     from models.split import ends_digest
     from spu_llm.app.splitting import split_of

@@ -29,9 +29,9 @@ def views_of_middle(
     *,
     steps: int = 0,
 ) -> list[np.ndarray]:
-    """Of each text the words uint64 [n, d] that the host received in place of boundary rows, of the
-    one message of a forward's first product: rows in fixed point (`secure_viewed.as_rows`) under
-    masks of the client's. `steps`: the last so many tokens come one by one, each in a forward
+    """Return of each text the words uint64 [n, d] that the host received in place of boundary rows,
+    of the one message of a forward's first product: rows in fixed point (`secure_viewed.as_rows`)
+    under masks of the client's. `steps`: the last so many tokens come one by one, each in a forward
     of its own, after a prefill of those before.
     """
     seen: list[np.ndarray] = []

@@ -153,7 +153,7 @@ def _precision(parser: Any) -> None:
 
 
 def split_of(options: argparse.Namespace) -> Split:
-    """`--split`; InputError when it is none."""
+    """Return `--split`; InputError when it is none."""
     from models.split import Split
 
     parts = options.split.split(",")

@@ -25,7 +25,7 @@ REFERENCE_TOKENS, SPARE_PLACES = 64, 8
 
 
 def add_options(parser: Any) -> None:
-    """What `dp generate` takes for it."""
+    """Add what `dp generate` takes to generate with a provider's model."""
     parser.add_argument("--server", metavar="HOST:PORT",
                         help="the model is that provider's, who does not see the references; "
                         "--model is then where the tokenizer lies")  # fmt: skip
@@ -42,7 +42,7 @@ def add_options(parser: Any) -> None:
 
 
 def add_serve_options(parser: Any) -> None:
-    """What `serve` takes of its own references."""
+    """Add what `serve` takes of the provider's own references."""
     parser.add_argument("--references", type=Path, metavar="FILE",
                         help='sensitive ones of its own, for dp generate --peer-references: a JSON '
                         'object with "text" a line; with --once')  # fmt: skip
@@ -53,7 +53,9 @@ def add_serve_options(parser: Any) -> None:
 
 
 def spendable(options: argparse.Namespace) -> Any:
-    """The provider's own references. InputError where more than one session could spend of them."""
+    """Return the provider's own references, None without any. InputError where more than one
+    session could spend of them.
+    """
     from spu_llm.systems.program import Spendable
 
     given = [options.references is not None, options.epsilon is not None]
@@ -72,7 +74,7 @@ def spendable(options: argparse.Namespace) -> Any:
 
 
 def generate(options: argparse.Namespace) -> None:
-    """The sessions of a corpus; progress and what is promised to stderr, the texts to `--out`."""
+    """Run a corpus's sessions; progress and what is promised to stderr, the texts to `--out`."""
     from models.tokenizer import Tokenizer
     from spu_llm.app.screen import learned_lines
     from spu_llm.service.client import Server
@@ -114,7 +116,7 @@ def generate(options: argparse.Namespace) -> None:
 def _by_sessions(
     server: Any, asked: Any, directory: Path, hint_cache: int, progress: Progress
 ) -> Callable[[int, Sequence[Sequence[str]]], dict[str, Any]]:
-    """make(number, references of each text) -> what the program gives, in a session of its own."""
+    """Return make(number, references of each text) -> the program's result, in its own session."""
     from models.files import files_of
     from spu_llm.service.client import run_as_client
     from spu_llm.systems.dp_text.secure_records import SECRET_MODEL, SHARED_MODEL, References
@@ -145,7 +147,7 @@ def _by_sessions(
 
 
 def _check(options: argparse.Namespace) -> None:
-    """InputError for what there is not between two parties."""
+    """Raise InputError for options that there are not between two parties."""
     if options.method != "invisibleink" or options.centre or options.top_k < 1:
         raise InputError("with --server there is --method invisibleink, with --top-k, uncentred")
     if options.adjacency != "replace-by-null":

@@ -222,7 +222,7 @@ def _giving_what_is_made(
 
 
 def _written(options: argparse.Namespace, keys: Any, scheme: Any, histories: Any) -> dict[str, Any]:
-    """A marked text, from wherever the options say."""
+    """Return a marked text, from wherever the options say."""
     from spu_llm.app.progress import Progress
 
     progress = Progress()
@@ -365,7 +365,7 @@ def _units(scheme: Any, tokenizer: Any) -> Any:
 
 
 def _tokenizer(options: argparse.Namespace, scheme: Any) -> Any:
-    """That of a key whose units are tokens; None for words."""
+    """Return the tokenizer of a key whose units are tokens; None for words."""
     from models.tokenizer import Tokenizer
 
     if scheme.units != "tokens":
@@ -384,7 +384,7 @@ def check_tokenizer(scheme: Any, tokenizer: Any, directory: Path) -> None:
 
 
 def _detect(options: argparse.Namespace) -> None:
-    """The verdict to stdout, all of it to `--json`, the text with marks to `--html`."""
+    """Detect a mark: the verdict to stdout, all of it to `--json`, the marked text to `--html`."""
     from spu_llm.systems.watermark.detecting import as_json, as_p, detect
     from spu_llm.systems.watermark.keys import read_key
     from spu_llm.systems.watermark.page import page

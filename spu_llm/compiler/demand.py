@@ -49,7 +49,8 @@ class Demand:
 
     @staticmethod
     def of(taken: Iterable[Taken], calls: Iterable[Call] = ()) -> Demand:
-        """PoolError when one name is bound to two matrices."""
+        """Sum up `taken` by name of correlation; PoolError when one name is bound to two matrices.
+        """
         total: dict[str, Taken] = {}
         for need in taken:
             name = need.correlation.name
@@ -61,17 +62,17 @@ class Demand:
         return Demand(total, tuple(calls))
 
     def __add__(self, other: Demand) -> Demand:
-        """Of one after the other."""
+        """Return the demand of the calls of both, one after the other."""
         needs = [*self.material.values(), *other.material.values()]
         return Demand.of(needs, self.calls + other.calls)
 
     @property
     def unbound(self) -> Demand:
-        """Without material that is bound to weights: what a pool keeps."""
+        """Return the demand without material that is bound to weights: what a pool keeps."""
         kept = {name: n for name, n in self.material.items() if n.correlation.fixed is None}
         return Demand(kept, self.calls)
 
     @property
     def cost(self) -> Cost:
-        """Online price of the ops, one after the other."""
+        """Return the online price of the ops, one after the other."""
         return sum((call.cost for call in self.calls), Cost())

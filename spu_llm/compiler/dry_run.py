@@ -105,7 +105,7 @@ class _Known:
 
     @property
     def is_guess(self) -> bool:
-        """Whether it stands in for what the provider alone knows."""
+        """Return whether the value stands in for what the provider alone knows."""
         value = self.value
         return isinstance(value, Private) and value.owner == PROVIDER and not self.certain
 
@@ -128,8 +128,8 @@ class _Result:
 
 
 def _certain(step: Run, operands: Sequence[bool]) -> list[bool]:
-    """Which results of plaintext work follow from operands that are certain: what one party does in
-    one go may mix weights with randomness that it has not drawn yet.
+    """Return which results of plaintext work follow from operands that are certain: what one party
+    does in one go may mix weights with randomness that it has not drawn yet.
     """
     jaxpr = step.jaxpr.jaxpr
     if step.owner is Owner.JOINT:
@@ -156,7 +156,7 @@ class DryRun:
         self._found: dict[Hashable, _Result] = {}  # in the order in which they were asked for
 
     def run(self, plan: Plan, inputs: Sequence[Any]) -> tuple[Demand, list[Value]]:
-        """Needs of one call, and stand-ins for its results: inputs of the next dry run.
+        """Return what one call takes, and stand-ins for its results: inputs of the next dry run.
 
         inputs: values, or shapes with a dtype. They stay as they are.
         """
@@ -185,18 +185,18 @@ class DryRun:
         return Demand.of(taken, made), [x.value for x in outputs]
 
     def names(self, call: OpCall, values: Sequence[Value]) -> frozenset[str]:
-        """The correlations of one call, by name: for a value with state, those that it takes units
-        of at some time, so that no other call with it runs beside this one.
+        """Return the names of one call's correlations; for a value with state, of all that it takes
+        units of at some time, so that no other call with one of them runs beside this one.
         """
         plain = [v.plain() if isinstance(v, Stateful) else v for v in values]
         return self._op(call, [_Known(v, True) for v in plain]).names
 
     def takes(self, call: OpCall, values: Sequence[Value]) -> tuple[Taken, ...]:
-        """What one call with these values takes, as their state is now."""
+        """Return what one call with these values takes, as their state is now."""
         return self._op(call, [_Known(v, True) for v in fork(values)]).taken
 
     def _stand_ins(self, plan: Plan, inputs: Sequence[Any]) -> list[_Known]:
-        """Inputs without the client's content, and with forks of their states."""
+        """Return the inputs without the client's content, and with forks of their states."""
         made: list[_Known] = []
         for var, owner, x in zip(plan.inputs, plan.input_owners, fork(inputs), strict=True):
             value: Value
@@ -243,7 +243,9 @@ class DryRun:
         return self._keep(key, result)
 
     def _work(self, run: Run, values: list[Value], certain: bool) -> list[Value]:
-        """Plaintext work of one party, of both, or work on shares: no op."""
+        """Return results, or stand-ins for them, of a run, in which no op is: plaintext work of one
+        party, of both, or work on shares.
+        """
         plain = run.owner is not Owner.JOINT
         if plain and (run.owner is Owner.PUBLIC or (certain and run.owner.rank == self._rank)):
             return run_local(self._rank, self._frac_bits, run, values)
@@ -274,19 +276,20 @@ class DryRun:
 
 
 def _digests(values: Sequence[Value]) -> tuple[str, ...]:
-    """Of what the provider alone knows, at the provider."""
+    """Return the digests of what the provider alone knows, at the provider."""
     return tuple(v.digest for v in values if isinstance(v, Private) and _has_content(v))
 
 
 def _has_content(x: Any) -> bool:
-    """Public values, and what the provider has of its own."""
+    """Return whether `x` has content here that is not the client's: public, or the provider's own.
+    """
     if isinstance(x, Private):
         return x.owner == PROVIDER and x.value is not None
     return isinstance(x, Public)
 
 
 def _without_guess(x: _Known) -> Value:
-    """The value; zeros for what only stands in: what is kept must not depend on it."""
+    """Return the value; zeros for what only stands in: what is kept must not depend on it."""
     if x.is_guess and isinstance(x.value, Private) and x.value.value is not None:
         return replace(x.value, value=np.zeros(x.value.shape, x.value.dtype))
     return x.value
@@ -298,14 +301,15 @@ def _blank(share: Arith | Bool) -> Arith | Bool:
 
 @functools.cache
 def _zero_words(shape: tuple[int, ...]) -> np.ndarray:
-    """Zeros for all stand-ins of a shape: these are many."""
+    """Return one array of zeros for all stand-ins of a shape: these are many."""
     words = np.zeros(shape, np.uint64)
     words.setflags(write=False)
     return words
 
 
 def _key(values: Sequence[Value], *step: Hashable) -> Hashable:
-    """What a step's result depends on beside secrets; None when it may be more than forms."""
+    """Return what a step's result depends on beside secrets; None when it may be more than forms.
+    """
     if any(isinstance(v, Stateful) for v in values):
         return None
     return (*step, *map(_form, values))

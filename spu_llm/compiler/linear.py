@@ -37,7 +37,7 @@ def _slice(x: Any, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
 
 
 def _corner(starts: Sequence[Any], size: Sequence[int], within: Sequence[int]) -> Any:
-    """Slices of `size` from `starts`, moved inside as JAX does."""
+    """Return slices of `size` from `starts`, moved inside `within` as JAX does."""
     first = [min(max(int(s), 0), w - n) for s, n, w in zip(starts, size, within, strict=True)]
     return tuple(slice(f, f + n) for f, n in zip(first, size, strict=True))
 
@@ -102,8 +102,8 @@ _SUMS: Mapping[str, Callable[..., Any]] = {
 def is_local(
     eqn: JaxprEqn, is_public: Callable[[Any], bool], consts: Mapping[Var, Any]
 ) -> bool:
-    """Whether shares can go through `eqn` on their own. `is_public` tells of its operands; `consts`
-    holds those that the program contains.
+    """Return whether shares can go through `eqn` on their own. `is_public` tells whether an operand
+    is public; `consts` holds the program's constants.
     """
     name, operands = eqn.primitive.name, eqn.invars
     plain = operands[_PLAIN[name]] if name in _PLAIN else []
@@ -182,7 +182,7 @@ _Apply = Callable[[list[Value], int, int], list[Value]]  # operands, rank, fract
 
 
 def _resolved(eqn: JaxprEqn) -> _Apply:
-    """What computes the results of this equation from its operands."""
+    """Return a function that computes the results of this equation from its operands."""
     name = eqn.primitive.name
     dtypes = [np.dtype(shape_of(v).dtype) for v in eqn.outvars]
     results = [(dtype, dtype.kind == "f") for dtype in dtypes]
@@ -275,17 +275,19 @@ def _plain(value: Value) -> np.ndarray:
 
 
 def _factors_of_two(factors: np.ndarray) -> int:
-    """How many low bits are zero in every public factor: a narrow share's product has that many
-    bits more.
+    """Return how many low bits are zero in every public factor: a narrow share's product has that
+    many bits more.
     """
     low = int(np.bitwise_or.reduce(factors, axis=None)) or 1
     return (low & -low).bit_length() - 1
 
 
 def arith_words(value: Value, rank: int, frac_bits: int) -> np.ndarray:
-    """This party's additive share of a value that one party knows, or both, or that is shared so.
+    """Return this party's additive share of a value that one or both know, or that is shared
+    additively.
 
-    Only its holder (the client, for a public value) has a share other than zero.
+    Of a value that is not shared, only the holder (the client, for a public value) has a share
+    other than zero.
     """
     if isinstance(value, Arith):
         return value.words
@@ -303,7 +305,7 @@ def _bool_words(value: Value, rank: int, frac_bits: int) -> np.ndarray:
 
 
 def has_numbers_in_bits(values: Sequence[Value]) -> bool:
-    """Whether one of the values is a number in boolean shares, which SPU may return."""
+    """Return whether one of the values is a number in boolean shares, which SPU may return."""
     return any(isinstance(v, Bool) and v.dtype != np.bool_ for v in values)
 
 

@@ -53,12 +53,12 @@ class Run:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of what it computes, whoever the owners are."""
+        """Return the digest of what the run computes, whoever the owners are."""
         return digest_of(self.jaxpr)
 
     @functools.cached_property
     def equations(self) -> Equations:
-        """Of local work on shares, ready to be evaluated."""
+        """Return the equations of local work on shares, ready to be evaluated."""
         return Equations(self.jaxpr)
 
     def __str__(self) -> str:
@@ -113,11 +113,11 @@ def make_plan(
     *,
     only_segments: bool = False,
 ) -> Plan:
-    """Plan of the flat function `fn(*arrays) -> arrays` whose i-th argument belongs to owners[i].
-    `only_segments`: all work on shares in SPU, linear equations too.
+    """Make the plan of the flat function `fn(*arrays) -> arrays` whose i-th argument belongs to
+    owners[i]. `only_segments`: all work on shares in SPU, linear equations too.
 
-    NotImplementedError when a protocol op stands inside a loop or branch (unroll it), or when a
-    segment would use a JAX primitive that SPU is not known to compute without opening anything.
+    Raise NotImplementedError when a protocol op stands inside a loop or branch (unroll it), or when
+    a segment would use a JAX primitive that SPU is not known to compute without opening anything.
     """
     closed = _on_shares(flat_jaxpr(fn, shapes), owners)
     _refuse_nested_ops(closed.jaxpr)
@@ -135,7 +135,7 @@ def make_plan(
 
 
 def _on_shares(closed: ClosedJaxpr, owners: Sequence[Owner]) -> ClosedJaxpr:
-    """`closed` with every approximation in its form on shares, where it works on such."""
+    """Return `closed` with every approximation that works on shares in its form on shares."""
     owned = _assign_owners(closed, owners)
 
     def form(eqn: JaxprEqn) -> ClosedJaxpr | None:
@@ -191,7 +191,7 @@ def _refuse_unvetted(jaxpr: Jaxpr, owned: Environment[Owner]) -> None:
 
 
 def join(owners: Iterable[Owner]) -> Owner:
-    """Owner of a value computed from values of `owners`."""
+    """Return the owner of a value computed from values of `owners`."""
     secret = {o for o in owners if o is not Owner.PUBLIC}
     if not secret:
         return Owner.PUBLIC
@@ -199,7 +199,7 @@ def join(owners: Iterable[Owner]) -> Owner:
 
 
 def _assign_owners(closed: ClosedJaxpr, owners: Sequence[Owner]) -> Environment[Owner]:
-    """The owner of every variable."""
+    """Find the owner of every variable."""
 
     def results(eqn: JaxprEqn, inputs: list[Owner]) -> Sequence[Owner]:
         op = op_of(eqn.primitive)
@@ -266,7 +266,7 @@ class _Ready:
                 heapq.heappush(self._ready[kinds[i]], i)
 
     def take_all(self, *kinds: _Kind) -> list[JaxprEqn]:
-        """Those of these kinds that can run now, one after the other."""
+        """Take all equations of these kinds that can run now, one after the other."""
         heaps = [self._ready[kind] for kind in dict.fromkeys(kinds) if kind in self._ready]
         taken = []
         while heap := min(filter(None, heaps), key=lambda heap: heap[0], default=None):
@@ -274,7 +274,9 @@ class _Ready:
         return taken
 
     def take_ops(self) -> list[tuple[JaxprEqn, ProtocolOp]]:
-        """Ops that can run now, which do not depend on each other; first those without messages."""
+        """Take the ops that can run now, which do not depend on each other; ops without messages
+        first.
+        """
         ready, ops = sorted(self._ready[None]), []
         for i in ready:
             op = op_of(self._eqns[i].primitive)
@@ -286,7 +288,7 @@ class _Ready:
         return [(self._take(i), op) for i, op in ops]
 
     def needed(self, v: Var) -> bool:
-        """Whether something that is left, or the result, reads `v`."""
+        """Return whether something that is left, or the result, reads `v`."""
         return self._reads[v] > 0
 
     def _take(self, i: int) -> JaxprEqn:
@@ -304,8 +306,8 @@ class _Ready:
 def _kinds(
     closed: ClosedJaxpr, owned: Environment[Owner], consts: dict[Var, Any], only_segments: bool
 ) -> list[_Kind | None]:
-    """Of each equation: who computes it, and whether it needs no message, as plaintext ones and
-    linear ones on shares. None for an op.
+    """Return for each equation who computes it, and whether it needs no message, as plaintext work
+    and linear work on shares; None for an op.
     """
 
     def is_public(atom: Var | Literal) -> bool:
@@ -331,7 +333,7 @@ def _as_run(
     consts: dict[Var, Any],
     needed: Callable[[Var], bool],
 ) -> Run:
-    """`needed`: whether a variable is read after it."""
+    """Make a run of equations. `needed`: whether a variable is read after the run."""
     made = {v for e in eqns for v in e.outvars}
     used = dict.fromkeys(v for e in eqns for v in e.invars if isinstance(v, Var) and v not in made)
     inputs = tuple(v for v in used if v not in consts)

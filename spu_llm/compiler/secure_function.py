@@ -27,7 +27,7 @@ class SecureFunction:
     _plans: dict[Any, tuple[Plan, Any]] = field(default_factory=dict, repr=False)
 
     def plan(self, *args: Any) -> tuple[Plan, Any]:
-        """Plan and result structure for arguments of these shapes (arrays or values)."""
+        """Return plan and result structure for arguments of these shapes (arrays or values)."""
         leaves, tree = jax.tree.flatten(args)
         shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in leaves]
         key = (tree, tuple((s.shape, s.dtype) for s in shapes))
@@ -47,7 +47,7 @@ class SecureFunction:
             return self._plans[key]
 
     def results(self, *args: Any) -> Any:
-        """Shapes and dtypes of what a call with such arguments gives."""
+        """Return the shapes and dtypes of what a call with such arguments gives."""
         plan, out_tree = self.plan(*args)
         return jax.tree.unflatten(out_tree, [shape_of(v) for v in plan.outputs])
 

@@ -27,7 +27,7 @@ def walk_plan(
     run: Callable[[Run, list[T]], Sequence[T]],
     ops: Callable[[list[tuple[OpCall, list[T]]]], Sequence[Sequence[T]]],
 ) -> list[T]:
-    """The plan's outputs.
+    """Walk a plan from its inputs and return its outputs.
 
     constant(array): what a literal or a constant of the program stands for.
     run(step, operands): the results of a run.
@@ -54,7 +54,7 @@ def walk_plan(
 
 
 def run_local(rank: int, frac_bits: int, run: Run, values: Sequence[Value]) -> list[Value]:
-    """A local run at the party of this rank."""
+    """Compute a local run at the party of this rank."""
     if run.owner is Owner.JOINT:
         return run.equations.evaluate(values, rank, frac_bits)
     if run.owner is not Owner.PUBLIC and run.owner.rank != rank:

@@ -34,7 +34,7 @@ _INLINED = {
 
 
 def make_primitive(name: str, reference: Callable[..., Any]) -> Any:
-    """A JAX primitive that means `reference(*arrays, **static)`; several results allowed."""
+    """Make a JAX primitive that means `reference(*arrays, **static)`; several results allowed."""
     as_list = _returning_list(reference)
     primitive = jex.Primitive(name)
     primitive.multiple_results = True
@@ -58,7 +58,7 @@ def make_primitive(name: str, reference: Callable[..., Any]) -> Any:
 
 
 def widest_integers() -> Any:
-    """By JAX's settings, on which it depends what tracing gives."""
+    """Return JAX's widest integer dtype, a setting on which the results of tracing depend."""
     return jax.dtypes.canonicalize_dtype(np.int64)
 
 
@@ -88,7 +88,7 @@ def make_differentiable(primitive: Any, reference: Callable[..., Any]) -> None:
 
 
 def flat_jaxpr(fn: Callable[..., Any], shapes: Sequence[Any]) -> ClosedJaxpr:
-    """The jaxpr of `fn(*arrays) -> list of arrays` with calls inlined."""
+    """Return the jaxpr of `fn(*arrays) -> list of arrays` with calls inlined."""
     return _inline(jax.make_jaxpr(fn)(*shapes))
 
 
@@ -109,8 +109,8 @@ def _inline(closed: ClosedJaxpr) -> ClosedJaxpr:
 def expanded(
     closed: ClosedJaxpr, body_of: Callable[[JaxprEqn], ClosedJaxpr | None]
 ) -> ClosedJaxpr:
-    """`closed` with the equations of a body in place of each equation that `body_of` gives one, in
-    its name scope. Nothing is traced again.
+    """Return `closed` with each equation that `body_of` gives a body replaced by that body's
+    equations, in the equation's name scope. Nothing is traced again.
     """
     bodies = [(eqn, body_of(eqn)) for eqn in closed.jaxpr.eqns]
     if not any(body is not None for _, body in bodies):
@@ -149,12 +149,12 @@ def _renamed(atoms: Iterable[Any], stands_for: Mapping[Var, Var | Literal]) -> l
 
 
 def scope_of(eqn: JaxprEqn) -> str:
-    """The `jax.named_scope` that an equation was written in, "" for none."""
+    """Return the `jax.named_scope` that an equation was written in, "" for none."""
     return str(eqn.source_info.name_stack)
 
 
 def shape_of(atom: Var | Literal) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a variable or a literal."""
+    """Return the shape and dtype of a variable or a literal."""
     aval = atom.aval
     assert isinstance(aval, ShapedArray)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
@@ -183,8 +183,8 @@ def walk(
     constant: Callable[[Any], T],
     apply: Callable[[JaxprEqn, list[T]], Sequence[T]],
 ) -> Environment[T]:
-    """The environment after the equations of `closed`, each of which gives apply(eqn, operands);
-    literals and constants stand for constant(array).
+    """Return the environment after the equations of `closed`, each of which gives apply(eqn,
+    operands); literals and constants stand for constant(array).
     """
     env = Environment(constant)
     env.bind(closed.jaxpr.constvars, [constant(x) for x in closed.consts])
@@ -195,7 +195,7 @@ def walk(
 
 
 def digest_of(closed: ClosedJaxpr) -> str:
-    """SHA-256 (hex) of what `closed` computes, the same in every process."""
+    """Return SHA-256 (hex) of what `closed` computes, equal in every process."""
     content = hashlib.sha256()
     _enter(content.update, closed.jaxpr)
     _enter(content.update, closed.consts)
@@ -203,7 +203,9 @@ def digest_of(closed: ClosedJaxpr) -> str:
 
 
 def _enter(update: Callable[[bytes], None], x: Any) -> None:
-    """Whatever stands in a jaxpr. (Its text says as much, but takes ten times as long to write.)"""
+    """Pass `x`, which may be anything in a jaxpr, to `update` as bytes. (A jaxpr's text says as
+    much, but takes ten times as long to write.)
+    """
     if isinstance(x, ClosedJaxpr):
         _enter(update, x.jaxpr)
         _enter(update, x.consts)
@@ -232,10 +234,10 @@ def _enter(update: Callable[[bytes], None], x: Any) -> None:
 
 
 def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """A function of arrays that evaluates `closed`."""
+    """Return a function of arrays that evaluates `closed`."""
     return jex.jaxpr_as_fun(closed)
 
 
 def sub_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
-    """The jaxprs inside an equation's parameters (bodies of scans, loops, branches)."""
+    """Return the jaxprs inside an equation's parameters (bodies of scans, loops, branches)."""
     return list(jaxprs_in_params(eqn.params))

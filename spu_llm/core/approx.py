@@ -30,10 +30,10 @@ _ON_SHARES: dict[Any, Callable[..., Any]] = {}  # by primitive
 def approximation(
     name: str, *, reference: Callable[..., Any], on_shares: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The function `reference(*arrays, **static)`, computed as `on_shares` where what comes in
-    belongs to both parties. Differentiable and batchable as the reference is.
+    """Return the function `reference(*arrays, **static)`, computed as `on_shares` where what comes
+    in belongs to both parties. It is differentiable and batchable as the reference is.
 
-    ValueError when the name is taken.
+    Raise ValueError when the name is taken.
     """
     if any(primitive.name == name for primitive in _ON_SHARES):
         raise ValueError(f"there is an approximation {name} already")
@@ -50,7 +50,7 @@ def approximation(
 
 
 def form_on_shares(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """What an approximation's equation becomes where shares come in, in a name scope of the
+    """Return what an approximation's equation becomes where shares come in, in a name scope of the
     approximation's name; None for other equations.
     """
     if eqn.primitive not in _ON_SHARES:
@@ -68,6 +68,6 @@ _forming = threading.Lock()
 def _form(
     primitive: Any, shapes: tuple[Any, ...], static: tuple[tuple[str, Any], ...], integers: Any
 ) -> ClosedJaxpr:
-    """`integers`: the widest there are."""
+    """Trace an approximation's form on shares; `integers`, the widest dtype, is for the cache."""
     form = functools.partial(_ON_SHARES[primitive], **dict(static))
     return flat_jaxpr(jax.named_scope(primitive.name)(form), shapes)

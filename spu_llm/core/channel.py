@@ -104,9 +104,10 @@ class SealedChannel:
 
 
 def agree_on_key(channel: Channel) -> bytes:
-    """A fresh key (32 bytes) that both parties get and listeners do not: X25519, one message each.
+    """Agree on a fresh key (32 bytes) that both parties get and listeners do not: X25519, one
+    message each.
 
-    WireError when the peer's message is no public key.
+    Raise WireError when the peer's message is no public key.
     """
     private = X25519PrivateKey.generate()
     own = private.public_key().public_bytes_raw()
@@ -132,23 +133,23 @@ class Traffic:
         return Traffic(**{k: n + getattr(other, k) for k, n in vars(self).items()})
 
     def since(self, before: Traffic) -> Traffic:
-        """What came on top of `before`."""
+        """Return the traffic that came on top of `before`."""
         return Traffic(**{k: n - getattr(before, k) for k, n in vars(self).items()})
 
     @property
     def bytes(self) -> int:
-        """Payload bytes of both parties."""
+        """Return the payload bytes that both parties sent."""
         return self.sent_bytes + self.received_bytes
 
     @property
     def messages(self) -> int:
-        """Sends of both parties."""
+        """Return the number of sends of both parties."""
         return self.sent_messages + self.received_messages
 
 
 def round_trip_s(channel: Channel, *, asks: bool, times: int = 5) -> float | None:
-    """How long a message to the peer and its answer take, at best; at the party that `asks`, while
-    the other one answers and gets None.
+    """Measure how long a message to the peer and its answer take, in seconds: the shortest of
+    `times` tries, at the party that `asks`, while its peer answers and gets None.
     """
     best = None
     for _ in range(times):
@@ -183,7 +184,7 @@ class CountingChannel:
 
 
 def recv_exactly(channel: Channel, size: int) -> bytes:
-    """The peer's next message; WireError when it has another size."""
+    """Receive the peer's next message; WireError when its size is not `size` bytes."""
     data = channel.recv()
     if len(data) != size:
         raise WireError(f"a message has {len(data)} bytes, expected {size}")

@@ -10,8 +10,8 @@ from spu_llm.core.errors import InputError
 
 
 def check_closed(file: int, path: Path) -> None:
-    """InputError when others than this user may use an open file. Its group may read it where it is
-    one of this process and the owner is root or this user: so Kubernetes mounts secrets.
+    """Raise InputError when others than this user may use an open file. Its group may read it where
+    this process is in that group and the owner is root or this user: so Kubernetes mounts secrets.
     """
     status = os.fstat(file)
     others = stat.S_IMODE(status.st_mode) & 0o077

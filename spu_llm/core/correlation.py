@@ -48,7 +48,7 @@ class Part:
         return math.prod(self.shape)
 
     def is_held_by(self, rank: int) -> bool:
-        """Whether the party has words of its own of it."""
+        """Return whether the party of this rank has words of its own of the part."""
         return self.holder in (Owner.JOINT, Owner.of_rank(rank))
 
 
@@ -93,11 +93,11 @@ class Correlation:
 
     @property
     def words(self) -> int:
-        """Words of results per unit and party; what is stored."""
+        """Return the number of result words per unit and party: what is stored."""
         return sum(part.size for part in self.results)
 
     def draw(self, rank: int, prg: Prg, units: int) -> list[np.ndarray]:
-        """This party's words of the masks; zeros where the other party is the only holder."""
+        """Draw this party's words of the masks; zeros where the other party is the only holder."""
         drawn = []
         for part in self.masks:
             shape = (units, *part.shape)
@@ -106,7 +106,7 @@ class Correlation:
         return drawn
 
     def split(self, stored: np.ndarray) -> list[np.ndarray]:
-        """Result arrays [units, *shape] of stored words [units, words]."""
+        """Split stored words [units, words] into result arrays [units, *shape]."""
         arrays, start = [], 0
         for part in self.results:
             flat = stored[:, start : start + part.size]
@@ -124,14 +124,14 @@ class Material:
 
 
 def cut(material: Material, start: int, stop: int | None = None) -> Material:
-    """Some of its units."""
+    """Return the units from `start` up to `stop`, by default to the end."""
     return Material(
         [x[start:stop] for x in material.masks], [x[start:stop] for x in material.results]
     )
 
 
 def joined(pieces: Sequence[Material]) -> Material:
-    """The units of one piece after the other's; there must be one."""
+    """Join the units of all pieces, one piece after the other; there must be one."""
     if len(pieces) == 1:
         return pieces[0]
     return Material(
@@ -143,7 +143,7 @@ def joined(pieces: Sequence[Material]) -> Material:
 def evaluate(
     correlation: Correlation, masks: Sequence[np.ndarray], fixed: Factor | None = None
 ) -> list[np.ndarray]:
-    """The plain results (uint64) of plain masks: the correlation's exact integer meaning."""
+    """Compute plain results (uint64) of plain masks: the correlation's exact integer meaning."""
     inputs = correlation.derive(*masks)
     arrays: list[Any] = [
         x.astype(bool) if part.form is Form.BIT else np.asarray(x).view(np.int64)
@@ -161,7 +161,7 @@ def deal(
     sharing: Prg,
     fixed: Factor | None = None,
 ) -> list[list[np.ndarray]]:
-    """Both parties' results for their masks, by a dealer who sees everything: for tests only."""
+    """Compute both parties' results for their masks, as an all-seeing dealer: for tests only."""
     units = len(shares[CLIENT][0])
     client = [sharing.words((units, *part.shape)) for part in correlation.results]
     return [client, others_results(correlation, shares, client, fixed)]
@@ -173,7 +173,7 @@ def others_results(
     results: Sequence[np.ndarray],
     fixed: Factor | None = None,
 ) -> list[np.ndarray]:
-    """A party's results for the shares of the masks and the peer's results: for tests only."""
+    """Compute a party's results from the masks' shares and the peer's results: for tests only."""
     masks = [
         a ^ b if part.form in (Form.BOOL, Form.BIT) else a + b
         for part, a, b in zip(correlation.masks, *shares, strict=True)

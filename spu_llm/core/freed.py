@@ -6,8 +6,8 @@ import ctypes
 
 
 def give_back() -> None:
-    """Give it to the system, where the C library can (glibc): after large arrays have passed
-    through, it is as large as they were, and still holds what they held.
+    """Return freed memory to the system, where the C library can (glibc): after large arrays have
+    passed through, this memory is as large as they were, and still holds what they held.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -44,7 +44,7 @@ class Factor:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of the entries; it stays with the party that has them."""
+        """Return the digest of the entries; it stays with the party that has them."""
         return digest(self.entries)
 
 
@@ -53,8 +53,8 @@ _factors: weakref.WeakValueDictionary[tuple[str, int], Factor] = weakref.WeakVal
 
 
 def factor_of(matrix: Private, frac_bits: int) -> Factor:
-    """`matrix` encoded, at its owner: one encoding for all matrices of equal content, dropped with
-    the last of them and of its other users. ValueError as `encode`.
+    """Encode `matrix`, at its owner. There is one encoding for all matrices of equal content,
+    dropped with the last of them and of its other users. ValueError as in `encode`.
     """
     if frac_bits not in matrix.encodings:
         assert matrix.value is not None
@@ -78,19 +78,19 @@ def _encoded(matrix: np.ndarray, frac_bits: int) -> Factor:
 
 
 def equal(a: Factor | None, b: Factor | None) -> bool:
-    """Whether two encodings are of equal content, or there is none."""
+    """Return whether two encodings are of equal content, or both are None."""
     return a is b or (a is not None and b is not None and a.digest == b.digest)
 
 
 def factor_from(entries: np.ndarray) -> Factor:
-    """The factor with these entries: whole numbers in doubles, or ring words."""
+    """Make a factor of encoded entries: whole numbers in doubles, or ring words."""
     if entries.dtype == np.uint64:
         return Factor(entries, 64)
     return Factor(entries, int(np.max(np.abs(entries), initial=0.0)).bit_length())
 
 
 def times_factor(x: np.ndarray, factor: Factor) -> np.ndarray:
-    """Words (uint64) x [rows, k] times a factor [k, m], mod 2^64: words [rows, m]."""
+    """Multiply words (uint64) x [rows, k] by a factor [k, m], mod 2^64: words [rows, m]."""
     if factor.entries.dtype == np.uint64:
         return x @ factor.entries
     signed = x.view(np.int64)

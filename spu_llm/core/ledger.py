@@ -79,7 +79,9 @@ class Ledger:
         return Private(to.rank, value.shape, value.dtype, plain)
 
     def learned(self) -> dict[str, list[str]]:
-        """Per role: declared facts, then openings summed by label, as lines for people."""
+        """Return what each role learned, as lines for people: declared facts, then openings summed
+        by label.
+        """
         report = {role: list(facts) for role, facts in self.facts.items()}
         totals: dict[tuple[str, str, int], list[int]] = {}
         for o in self.openings:
@@ -92,27 +94,28 @@ class Ledger:
 
 
 def learners(value: Value, to: Owner) -> list[int]:
-    """Ranks that `value` is new to when it is opened to `to`."""
+    """Return the ranks that `value` is new to when it is opened to `to`."""
     knows = value.owner if isinstance(value, Private) else None
     ranks = [CLIENT, PROVIDER] if to is Owner.PUBLIC else [to.rank]
     return [rank for rank in ranks if rank != knows]
 
 
 def openings(value: Value, to: Owner, label: str) -> list[Opening]:
-    """What opening `value` to `to` enters."""
+    """Return what the ledger enters when `value` is opened to `to`."""
     count, bits = math.prod(value.shape), element_bits(value)
     return [Opening(ROLES[rank], label, count, bits) for rank in learners(value, to)]
 
 
 def element_bits(value: Value) -> int:
-    """Bits an element opens: a share's own width, one for a private bit, else a word."""
+    """Return how many bits an element opens: a share's width, one for a private bit, else a word.
+    """
     if isinstance(value, Arith | Bool):
         return value.bits
     return 1 if isinstance(value, Private) and value.dtype == np.bool_ else 64
 
 
 def _own_words(value: Value) -> np.ndarray:
-    """What this party contributes to an opening: exactly the bits that are to be opened."""
+    """Return what this party contributes to an opening: exactly the bits that are to be opened."""
     if isinstance(value, Arith | Bool):
         return low_bits(value.words, value.bits)
     assert isinstance(value, Private) and value.value is not None
@@ -122,7 +125,9 @@ def _own_words(value: Value) -> np.ndarray:
 
 
 def _exchange(channel: Channel, rank: int, value: Value, learners: list[int]) -> np.ndarray | None:
-    """The opened words at a learner (and at the owner of a private value), else None."""
+    """Send and receive the words of an opening. Return the opened words at a learner (and at the
+    owner of a private value), else None.
+    """
     shared = isinstance(value, Arith | Bool)
     assert shared or isinstance(value, Private)
     if shared or rank == value.owner:  # type: ignore[union-attr]
@@ -138,13 +143,14 @@ def _exchange(channel: Channel, rank: int, value: Value, learners: list[int]) ->
 
 
 def opening_bytes(count: int, bits: int) -> int:
-    """Bytes of a message that opens `count` elements: bits are packed, wider ones take whole bytes.
+    """Return the size, in bytes, of a message that opens `count` elements: single bits are packed,
+    wider elements take whole bytes.
     """
     return (count + 7) // 8 if bits == 1 else count * ((bits + 7) // 8)
 
 
 def pack_opening(words: np.ndarray, bits: int) -> bytes:
-    """The message that opens words."""
+    """Return the message that opens `words`, of which each element has `bits` bits."""
     if bits == 1:
         return np.packbits(words.astype(np.uint8).ravel(), bitorder="little").tobytes()
     return to_bytes(words, bits).tobytes()
@@ -163,7 +169,7 @@ def _unpack(data: bytes, shape: tuple[int, ...], bits: int) -> np.ndarray:
 
 
 def _plaintext(value: Arith | Bool | Private, words: np.ndarray) -> np.ndarray:
-    """The value whose opened words these are."""
+    """Return the plaintext of a value, given its opened words."""
     if isinstance(value, Arith | Bool):
         return decode(words, value.dtype, value.frac_bits)
     if value.value is not None:

@@ -32,7 +32,7 @@ class Machine:
 
 
 def machine() -> Machine:
-    """This one, now."""
+    """Describe the machine that this process runs on, and its code, as of now."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return Machine(
         cores=len(os.sched_getaffinity(0)),

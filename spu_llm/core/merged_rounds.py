@@ -25,13 +25,13 @@ _PART = struct.Struct("<HI")  # task, bytes
 
 
 def pack(parts: Sequence[tuple[int, bytes]]) -> bytes:
-    """One message of (number of the task, data) parts."""
+    """Pack (number of the task, data) parts into one message."""
     heads = [_COUNT.pack(len(parts)), *(_PART.pack(task, len(data)) for task, data in parts)]
     return b"".join([*heads, *(data for _, data in parts)])
 
 
 def unpack(message: bytes, tasks: int) -> list[tuple[int, bytes]]:
-    """The parts of a message to `tasks` tasks; WireError for anything else."""
+    """Return the parts of a message to `tasks` tasks; WireError for anything else."""
     if len(message) < _COUNT.size:
         raise WireError("a merged message has no count")
     (count,) = _COUNT.unpack_from(message)
@@ -91,7 +91,7 @@ class _Task:
         return not self.done and (bool(self.inbox) or not self.started)
 
     def resume(self) -> None:
-        """Let it run until it waits for a message or has ended; raises its error."""
+        """Let the task run until it waits for a message or has ended; raise its error."""
         if self.started:
             self._go.release()
         else:
@@ -120,8 +120,8 @@ class _Task:
 def run_together(
     channel: Channel, tasks: Sequence[Callable[[Channel], Any]]
 ) -> tuple[list[Any], list[Traffic]]:
-    """The results of the tasks, and the payload of each; a merged message counts for its first
-    part.
+    """Run the tasks side by side; return their results, and the payload of each. A merged message
+    counts for its first part.
 
     The first error of a task is raised, and the others end.
     """

@@ -45,7 +45,7 @@ class Meter:
 
     @property
     def phase(self) -> str:
-        """What is going on now, in this thread."""
+        """Return the phase that this thread is in."""
         return self._here.phase
 
     def record(
@@ -59,7 +59,7 @@ class Meter:
 
     @contextmanager
     def in_phase(self, phase: str) -> Iterator[None]:
-        """Everything recorded inside belongs to `phase`; its wall time adds up in `seconds`, less
+        """Record everything inside as part of `phase`; its wall time adds up in `seconds`, less
         that of phases inside it.
         """
         here = self._here
@@ -76,14 +76,14 @@ class Meter:
 
     @contextmanager
     def beside(self, phase: str) -> Iterator[None]:
-        """The same for a thread that works beside the one that the session waits for: its wall time
-        is no time of the session's.
+        """Record everything inside as part of `phase`, in a thread that works beside the one that
+        the session waits for: its wall time is no time of the session's.
         """
         self._here.beside = True
         with self.in_phase(phase):
             yield
 
     def traffic(self, *phases: str) -> Traffic:
-        """Sum over `phases` (all of them when none is named)."""
+        """Return the sum of traffic over `phases` (all of them when none is named)."""
         chosen = (e.traffic for e in self.entries if not phases or e.phase in phases)
         return sum(chosen, Traffic())

@@ -35,7 +35,7 @@ class Cost:
     provider_to_client: int = 0
 
     def __add__(self, other: Cost) -> Cost:
-        """Price of one after the other."""
+        """Return the price of two calls, one after the other."""
         return Cost(**{k: n + getattr(other, k) for k, n in vars(self).items()})
 
 
@@ -91,7 +91,7 @@ class ProtocolOp:
 
     @functools.cached_property
     def primitive(self) -> Any:
-        """What stands for the op in a jaxpr."""
+        """Return the JAX primitive that stands for the op in a jaxpr."""
         primitive = make_primitive(self.name, self.reference)
         _BY_PRIMITIVE[primitive] = self
         return primitive
@@ -101,7 +101,7 @@ class ProtocolOp:
         return out[0] if len(out) == 1 else tuple(out)
 
     def run(self, party: Party, values: Sequence[Value], static: dict[str, Any]) -> list[Value]:
-        """This party's half of the protocol."""
+        """Run this party's half of the protocol."""
         out = self.two_party(party, *values, **static)
         return list(out) if isinstance(out, tuple | list) else [out]
 
@@ -112,5 +112,5 @@ _BY_PRIMITIVE: dict[Any, ProtocolOp] = {}
 
 
 def op_of(primitive: Any) -> ProtocolOp | None:
-    """The op behind a JAX primitive, or None for JAX's own."""
+    """Return the op behind a JAX primitive, or None for JAX's own."""
     return _BY_PRIMITIVE.get(primitive)

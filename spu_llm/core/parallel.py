@@ -16,13 +16,14 @@ MAX_JOBS = 48  # as many as SPU makes at once
 
 
 def own_cores(parties_here: int = 1) -> int:
-    """Cores of this process, for each of so many parties on this machine."""
+    """Return this process's cores, split among `parties_here` parties; MAX_JOBS at most."""
     return min(MAX_JOBS, max(1, len(os.sched_getaffinity(0)) // parties_here))
 
 
 def for_each(jobs: int, work: Callable[[T], None], items: Iterable[T]) -> None:
-    """`work` of every item, `jobs` at a time; the first error after all of them. Items are drawn
-    one after the other, in this thread: what they carry may come from one stream of secrets.
+    """Call `work` on every item, `jobs` at a time. The first error is raised after all items are
+    done; with one job, immediately. Items are drawn one after the other, in this thread: what they
+    carry may come from one stream of secrets.
     """
     if jobs == 1:
         for item in items:

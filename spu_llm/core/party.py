@@ -44,11 +44,11 @@ class Party:
     def take(
         self, correlation: Correlation, units: int, fixed: Factor | None = None
     ) -> Material:
-        """Fresh units of correlated randomness, never handed out again."""
+        """Take fresh units of correlated randomness, never handed out again."""
         return self.supply.take(correlation, units, fixed)
 
     def mask(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Fresh uniform ring words of this party's own, never handed out again."""
+        """Draw fresh uniform ring words of this party's own, never handed out again."""
         return self.own.words(shape)
 
     def send(self, words: np.ndarray) -> None:

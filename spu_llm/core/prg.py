@@ -32,21 +32,23 @@ class Prg:
 
     @staticmethod
     def from_seed(seed: int, label: str) -> Prg:
-        """A reproducible stream for simulation and sampling; never for masks between processes."""
+        """Make a reproducible stream for simulation and sampling; never for masks between
+        processes.
+        """
         return Prg(hashlib.sha256(f"{label}:{seed}".encode()).digest())
 
     def child(self, label: str) -> Prg:
-        """A stream of its own per label: the same whenever it is asked for."""
+        """Derive a stream of its own for `label`; the same label always gives the same stream."""
         return Prg(hashlib.blake2b(label.encode(), key=self._key, digest_size=KEY_BYTES).digest())
 
     def words(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Uniform uint64 words of `shape`."""
+        """Draw uniform uint64 words of `shape`."""
         count = math.prod(shape)
         return np.frombuffer(self._stream.update(bytes(8 * count)), np.uint64).reshape(shape)
 
     def words_at(self, places: np.ndarray) -> np.ndarray:
-        """The words at these places (int64, of any shape) of the stream from its beginning on, as
-        `words` gives them one after the other. The stream stays where it is.
+        """Return the words at these places (int64, of any shape) of the stream from its beginning
+        on, as `words` gives them one after the other. The stream stays where it is.
         """
         flat = np.asarray(places, np.int64).reshape(-1)
         # In counter mode block b is the encryption of b; two words of eight bytes are in each.
@@ -57,5 +59,5 @@ class Prg:
         return np.where(flat & 1, blocks[:, 1], blocks[:, 0]).reshape(np.shape(places))
 
     def uniform(self, shape: tuple[int, ...]) -> np.ndarray:
-        """float64 uniform in [0, 1) with 53 random bits."""
+        """Draw float64 numbers, uniform in [0, 1) with 53 random bits."""
         return (self.words(shape) >> np.uint64(11)).astype(np.float64) * 2.0**-53

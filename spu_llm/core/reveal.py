@@ -31,7 +31,9 @@ def _reference(x: Any, *, to: Owner, label: str) -> Any:
 
 
 def _two_party(party: Party, x: Value, *, to: Owner, label: str) -> Public | Private:
-    """1. The party that does not learn x (both, when `to` is PUBLIC) sends its share.
+    """Open x to `to`.
+
+    1. The party that does not learn x (both, when `to` is PUBLIC) sends its share.
     2. A learner adds (xors) its own share.
     """
     return party.open(x, to, label)
@@ -61,8 +63,8 @@ def _simulate(
     outputs: Sequence[Value],
     **static: Any,
 ) -> View:
-    """A learner's missing share is the opened word minus its own share; a private value arrives as
-    it is; others see nothing.
+    """Make the view of an opening: a learner's missing share is the opened word minus its own
+    share; a private value arrives as it is; others see nothing.
 
     The opened *ring words* are part of the declared output, so the caller passes an output whose
     value carries them (the contract test opens integers, where words and values are the same).

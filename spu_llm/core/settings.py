@@ -23,7 +23,9 @@ class SpuConfig:
     max_concurrency: int = 1
 
     def settings(self) -> dict[str, Any]:
-        """By SPU's own names; what is no field here is the same in every session."""
+        """Return the settings by SPU's own names; what is no field here is the same in every
+        session.
+        """
         return {
             "protocol": self.protocol,
             "field": self.field,

@@ -36,7 +36,7 @@ class _Kept(list[np.ndarray]):
     next = 0
 
     def take(self, count: int, fresh: Callable[[], Sequence[np.ndarray]]) -> list[np.ndarray]:
-        """The next `count` arrays; fresh() when there are no more."""
+        """Return the next `count` arrays; fresh() makes them when there are no more."""
         if self.next == len(self):
             self.extend(np.array(words) for words in fresh())  # copies: to be changed
         self.next += count
@@ -117,7 +117,7 @@ Correct = Callable[[SimulatedParty, Any, Any], None]
 
 
 def nothing_to_correct(*inputs: Value, **static: Any) -> Correct:
-    """For a result share that follows from the party's own input."""
+    """Return a correction never used: the result share follows from the party's own input."""
 
     def correct(party: SimulatedParty, made: Any, wanted: Any) -> None:
         raise AssertionError
@@ -126,7 +126,7 @@ def nothing_to_correct(*inputs: Value, **static: Any) -> Correct:
 
 
 def uniform_messages(two_party: Callable[..., Any], correct: Callable[..., Correct]) -> Any:
-    """A simulator for `protocol_op`.
+    """Make a simulator for `protocol_op`.
 
     correct(*inputs, **static) -> function(party, made, wanted): change, in place, words that the
     party drew or received and that fix the output, to bring `made` to `wanted` (shares of one

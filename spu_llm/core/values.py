@@ -36,7 +36,7 @@ class Owner(enum.Enum):
 
     @property
     def rank(self) -> int:
-        """Rank of the one party that knows the value; only for CLIENT and PROVIDER."""
+        """Return the rank of the one party that knows the value; only for CLIENT and PROVIDER."""
         assert self in (Owner.CLIENT, Owner.PROVIDER)
         return ROLES.index(self.value)
 
@@ -65,7 +65,7 @@ class Public:
 
 
 def public(value: object) -> Public:
-    """`value` as one that both parties know."""
+    """Return `value` as one that both parties know."""
     return Public(np.asarray(value))
 
 
@@ -86,7 +86,7 @@ class Private:
 
     @functools.cached_property
     def digest(self) -> str:
-        """At the owner only; computed when it is first asked for."""
+        """Return the content's digest, at the owner only; computed when it is first asked for."""
         assert self.value is not None
         return digest(self.value)
 
@@ -128,14 +128,14 @@ Value = Public | Private | Arith | Bool
 
 
 def joined_words(share: Shared, peers: np.ndarray) -> np.ndarray:
-    """The words of a value: this party's share and the peer's words together."""
+    """Return the words of a value: this party's share and the peer's words together."""
     if isinstance(share, Arith):
         return sign_extended(share.words + peers, share.bits)
     return low_bits(share.words ^ peers, share.bits)
 
 
 def owner_of(value: Value) -> Owner:
-    """Who can read a value, by its form."""
+    """Return who can read a value, by its form."""
     if isinstance(value, Public):
         return Owner.PUBLIC
     return Owner.of_rank(value.owner) if isinstance(value, Private) else Owner.JOINT
@@ -146,7 +146,7 @@ class State(ABC):
 
     @abstractmethod
     def fork(self) -> State:
-        """The same state without secrets, to go on from apart: what a dry run does with it."""
+        """Return this state without secrets, to go on from apart: what a dry run does with it."""
 
 
 class Stateful(ABC):
@@ -160,28 +160,28 @@ class Stateful(ABC):
 
     @abstractmethod
     def fork(self, state: State) -> Value:
-        """A stand-in for this value on a fork of its state; its words are zero."""
+        """Return a stand-in for this value on `state`, a fork of its own; its words are zero."""
 
     @abstractmethod
     def plain(self) -> Value:
-        """The value without its state."""
+        """Return the value without its state."""
 
 
 def fork(values: Sequence[Any]) -> list[Any]:
-    """The values, stateful ones as stand-ins: what had a state in common still has."""
+    """Return the values, stateful ones as stand-ins; what had a state in common still has."""
     states = {v.state: v.state.fork() for v in values if isinstance(v, Stateful)}
     return [v.fork(states[v.state]) if isinstance(v, Stateful) else v for v in values]
 
 
 def digest(array: np.ndarray) -> str:
-    """SHA-256 (hex) of an array's shape, dtype and content."""
+    """Return SHA-256 (hex) of an array's shape, dtype and content."""
     content = hashlib.sha256(repr((array.shape, array.dtype.str)).encode())
     content.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return content.hexdigest()
 
 
 def encode(value: np.ndarray, frac_bits: int) -> np.ndarray:
-    """Ring words (uint64) of plaintext `value`; ValueError when it does not fit the ring."""
+    """Encode plaintext `value` in ring words (uint64); ValueError when a float does not fit."""
     if not frac_bits:
         return as_words(np.asarray(value))
     scaled = np.asarray(value, np.float64) * 2.0**frac_bits
@@ -191,14 +191,14 @@ def encode(value: np.ndarray, frac_bits: int) -> np.ndarray:
 
 
 def as_words(integers: np.ndarray) -> np.ndarray:
-    """Ring words (uint64) of an integer or bool array."""
+    """Return the ring words (uint64) of an integer or bool array."""
     if integers.dtype == np.uint64:
         return integers
     return integers.astype(np.int64).view(np.uint64)
 
 
 def decode(words: np.ndarray, dtype: np.dtype, frac_bits: int) -> np.ndarray:
-    """Plaintext of ring words: signed, divided by 2^frac_bits, as `dtype`."""
+    """Return the plaintext of ring words: signed, divided by 2^frac_bits, as `dtype`."""
     signed = words.view(np.int64)
     if frac_bits:
         return (signed.astype(np.float64) / 2.0**frac_bits).astype(dtype)
@@ -206,29 +206,30 @@ def decode(words: np.ndarray, dtype: np.dtype, frac_bits: int) -> np.ndarray:
 
 
 def low_bits(words: np.ndarray, bits: int) -> np.ndarray:
-    """`words` with everything above the low `bits` bits cleared."""
+    """Return `words` with everything above the low `bits` bits cleared."""
     return words if bits >= 64 else words & np.uint64((1 << bits) - 1)
 
 
 def sign_extended(words: np.ndarray, bits: int) -> np.ndarray:
-    """The low `bits` bits of `words` as signed numbers in whole words."""
+    """Return the low `bits` bits of `words` as signed numbers in whole words."""
     spare = np.int64(64 - bits)
     return ((words.view(np.int64) << spare) >> spare).view(np.uint64)
 
 
 def frac_bits_of(dtype: np.dtype, ring_frac_bits: int) -> int:
-    """Fixed-point position a plaintext dtype is encoded with."""
+    """Return the fixed-point position a plaintext dtype is encoded with."""
     return ring_frac_bits if np.issubdtype(dtype, np.floating) else 0
 
 
 def to_bytes(words: np.ndarray, bits: int) -> np.ndarray:
-    """The bytes (uint8 [n * ceil(bits / 8)]) that hold the low `bits` bits of words, in order."""
+    """Return the low `bits` bits of words, in order, as bytes (uint8 [n * ceil(bits / 8)])."""
     every = np.ascontiguousarray(words, "<u8").view(np.uint8).reshape(-1, 8)
     return every[:, : (bits + 7) // 8].reshape(-1)
 
 
 def from_bytes(data: np.ndarray, bits: int) -> np.ndarray:
-    """The words [n] of `to_bytes`; whole bytes, which may be more than `bits` bits."""
+    """Return the words [n] that `to_bytes` wrote; whole bytes, which may be more than `bits` bits.
+    """
     size = (bits + 7) // 8
     every = np.zeros((data.size // size, 8), np.uint8)
     every[:, :size] = data.reshape(-1, size)

@@ -24,20 +24,20 @@ class PrivateFolder:
         self._descriptor = os.open(self._folder.name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def path(self, name: str) -> str:
-        """Of a socket, as this process reaches it. However long the directory's own name is, a
-        socket's may have 107 bytes.
+        """Return the path of a socket, as this process reaches it. However long the directory's own
+        name is, a socket's may have 107 bytes.
         """
         return f"/proc/self/fd/{self._descriptor}/{name}"
 
     def remove(self, name: str) -> None:
-        """A socket's name, which whoever has connected needs no more."""
+        """Remove a socket's name, which whoever has connected needs no more."""
         with self._lock:
             if not self._closed:
                 with contextlib.suppress(OSError):
                     os.unlink(name, dir_fd=self._descriptor)
 
     def close(self) -> None:
-        """Safe to call again."""
+        """Remove the directory and its sockets; safe to call again."""
         with self._lock:
             if self._closed:
                 return
@@ -49,8 +49,8 @@ class PrivateFolder:
 def carry(
     stream: ByteStream, sock: socket.socket, look: Callable[[bytes], None] = lambda first: None
 ) -> None:
-    """Bytes both ways until either end closes; then both are closed. Raises what broke the stream,
-    or what `look` raises at the first bytes that came from it.
+    """Carry bytes both ways until either end closes; then both are closed. Raises what broke the
+    stream, or what `look` raises at the first bytes that came from it.
     """
     broken: list[PeerError] = []
 

@@ -42,7 +42,8 @@ class Control:
     """
 
     def __init__(self, relay: Relay, silence_s: float = SILENCE_S) -> None:
-        """silence_s: without a byte from the peer, after which it counts as dead."""
+        """Start the relay. silence_s: without a byte from the peer, after which it counts as dead.
+        """
         self.relay = relay
         self.ended = threading.Event()
         self.peer_bye: Bye | None = None
@@ -60,7 +61,7 @@ class Control:
         self._start_heartbeat()
 
     def take_ticket(self, timeout_s: float) -> bytes:
-        """The client's ticket, not looked at yet; start the heartbeat.
+        """Return the client's ticket, not looked at yet, and start the heartbeat.
 
         `PeerError` when none comes within `timeout_s` or the session ends first.
         """

@@ -110,7 +110,7 @@ _ERROR = "spu-llm-error"
 
 class _Health(health.HealthServicer):
     def Watch(self, request: object, context: grpc.ServicerContext) -> None:
-        """Would keep a place among the calls for as long as the peer likes."""
+        """Refuse a call that would keep its place for as long as the peer likes."""
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "call Check again")
 
 
@@ -182,7 +182,7 @@ class ControlServer:
             self._folder.remove(name)
 
     def drain(self) -> None:
-        """Who asks after its health hears that this provider takes no more."""
+        """Tell whoever asks after this provider's health that it takes no more sessions."""
         self._health.enter_graceful_shutdown()
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class ControlServer:
 
     @contextmanager
     def _answering(self, context: grpc.ServicerContext) -> Iterator[_Caller]:
-        """Whoever calls; what is raised meanwhile becomes the call's answer."""
+        """Yield whoever calls; what is raised in the block becomes the call's answer."""
         name = unquote(context.peer()).rpartition("/")[2]
         try:
             caller = self._callers[name]
@@ -227,7 +227,7 @@ class ControlServer:
 def ask_to_open(
     stream: ByteStream, own: Mapping[str, Scalar], timeout_s: float
 ) -> tuple[dict[str, object], bytes]:
-    """The provider's manifest, not looked at yet, and a ticket; `stream` is closed then.
+    """Return the provider's manifest, not looked at yet, and a ticket; `stream` is closed then.
 
     ManifestMismatch when the provider sees a difference, InputError when it does not serve what is
     asked for, BusyError, and PeerError for all else that fails.
@@ -243,8 +243,8 @@ def ask_to_open(
 def ask_for_format(
     stream: ByteStream, offset: int, most: int, timeout_s: float
 ) -> tuple[str, int, bytes]:
-    """The digest of the document that says how text is written, as the provider states it, the
-    document's size in bytes, and up to `most` bytes of it from `offset` on (`PART_BYTES` in one
+    """Return the digest of the document that says how text is written, as the provider states it,
+    the document's size in bytes, and up to `most` bytes of it from `offset` on (`PART_BYTES` in one
     answer); `stream` is closed then. Errors as of `ask_to_open`.
     """
     with _channel(stream) as channel:
@@ -256,7 +256,9 @@ def ask_for_format(
 
 
 def check_health(stream: ByteStream, timeout_s: float) -> bool:
-    """Whether the provider takes sessions, as it says itself; PeerError when it does not answer."""
+    """Return whether the provider takes sessions, as it says itself; PeerError when it does not
+    answer.
+    """
     with _channel(stream) as channel:
         call = channel.unary_unary(
             _HEALTH, health_pb2.HealthCheckRequest.SerializeToString,
@@ -268,7 +270,7 @@ def check_health(stream: ByteStream, timeout_s: float) -> bool:
 
 @contextmanager
 def _channel(stream: ByteStream) -> Iterator[grpc.Channel]:
-    """gRPC over `stream`; what broke the stream is raised in place of what gRPC says of it."""
+    """Yield gRPC over `stream`; what broke the stream is raised in place of gRPC's own error."""
     broken: list[PeerError] = []
 
     def run(listener: socket.socket) -> None:
@@ -303,7 +305,7 @@ def _channel(stream: ByteStream) -> Iterator[grpc.Channel]:
 
 
 def _check_first(data: bytes) -> None:
-    """WireError when a peer does not answer as gRPC does, with a frame of settings."""
+    """Raise WireError when a peer does not answer as gRPC does, with a frame of settings."""
     if data[:1] != b"\0":
         check_preamble(data[:8])
         raise WireError("the peer sent a session's data before there was a session")
@@ -350,7 +352,7 @@ def _value(scalar: Scalar) -> Value:
 
 
 def _manifest(values: Mapping[str, Value]) -> dict[str, object]:
-    """What a peer stated; `manifest.agree` judges it."""
+    """Return what a peer stated; `manifest.agree` judges it."""
     return {name: _scalar(value) for name, value in values.items()}
 
 

@@ -45,7 +45,9 @@ class Met:
 
     @property
     def caller(self) -> str:
-        """Whom it counts for: a certificate, or in the clear, where it comes from."""
+        """Return whom the connection counts for: a certificate, or in the clear, where it comes
+        from.
+        """
         return self.origin if self.peer is None else self.peer.fingerprint
 
 

@@ -143,7 +143,7 @@ def _check_payload(frame: Frame) -> None:
 
 
 def check_preamble(start: bytes) -> None:
-    """Refuse as soon as a byte differs: a peer of another kind may never send eight."""
+    """Refuse a preamble as soon as a byte differs: a peer of another kind may never send eight."""
     if start[:2] in (b"\x15\x03", b"\x16\x03"):  # an alert, a handshake
         raise WireError(
             "the peer is speaking TLS; give --identity and --trust in place of --insecure"

@@ -70,7 +70,7 @@ class Identity:
 
 
 def describe(der: bytes) -> Certificate:
-    """ValueError when it is no certificate."""
+    """Return what is shown of a certificate in DER form; ValueError when it is none."""
     try:
         return _described(x509.load_der_x509_certificate(der))
     except _MALFORMED as exc:
@@ -78,7 +78,7 @@ def describe(der: bytes) -> Certificate:
 
 
 def make(directory: Path, name: str, days: int) -> Certificate:
-    """A new key and a certificate for `name`, a host name or an address, signed by itself.
+    """Make a new key and a certificate for `name`, a host name or an address, signed by itself.
 
     InputError when there is one already, or it cannot be written.
     """
@@ -126,9 +126,10 @@ def make(directory: Path, name: str, days: int) -> Certificate:
 
 
 def load(directory: Path, trust: Path) -> Identity:
-    """InputError, which says what to do, when files are missing, unreadable or do not belong
-    together, the key is open to others, or the time of this party's certificate, or of all that are
-    trusted, is over; of these, others whose time is over are left out.
+    """Read an identity and whom it trusts. InputError, which says what to do, when files are
+    missing, unreadable or do not belong together, the key is open to others, or this party's
+    certificate, or all that are trusted, are not valid now; where some that are trusted are, the
+    others are left out.
     """
     key_file = directory / KEY
     chain = _certificates(directory / CERTIFICATE, hint="; spu-llm keygen makes one")
@@ -155,8 +156,8 @@ def load(directory: Path, trust: Path) -> Identity:
 
 
 def demanded_name(identity: Identity, host: str) -> str | None:
-    """The name that a client demands of its provider's certificate: the host that was asked for,
-    where an authority answers for it; none of pinned ones, which are known by themselves.
+    """Return the name that a client demands of its provider's certificate: the host that was asked
+    for, where an authority answers for it; None for pinned ones, which are known by themselves.
     InputError when there are both, or several providers: one could answer in another one's place.
     """
     if identity.authorities and identity.pinned or len(identity.pinned) > 1:
@@ -169,7 +170,7 @@ def demanded_name(identity: Identity, host: str) -> str | None:
 
 
 def _general_name(name: str) -> x509.GeneralName:
-    """InputError for what is neither a host name nor an address."""
+    """Return a host name or an address as a certificate states it; InputError for anything else."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
@@ -206,7 +207,7 @@ def _read(path: Path, hint: str = "", *, secret: bool = False) -> bytes:
 
 
 def _certificates(path: Path, hint: str) -> list[x509.Certificate]:
-    """All that is in a file, each of which can be read to its end."""
+    """Read all certificates in a file, each of which can be read to its end."""
     content = _read(path, hint)
     if b"CERTIFICATE-----" not in content:
         raise InputError(f"{path} holds no certificates in PEM form")
@@ -224,8 +225,8 @@ def _pem(certificates: Sequence[x509.Certificate]) -> bytes:
 
 
 def _in_time(found: list[x509.Certificate]) -> list[x509.Certificate]:
-    """Return those whose time it is; all of them where it is nobody's. Of many clients one whose
-    certificate is over must not keep the others out.
+    """Return the certificates that are valid now; all of them where none is. Of many clients one
+    whose certificate is over must not keep the others out.
     """
     now = datetime.now(timezone.utc)
     valid = [one for one in found if one.not_valid_before_utc <= now <= one.not_valid_after_utc]
@@ -247,7 +248,7 @@ def _check_time(one: x509.Certificate, path: Path) -> None:
 
 
 def _signs_others(one: x509.Certificate) -> bool:
-    """Unless it says that it does not."""
+    """Return whether a certificate signs others: unless it says that it does not."""
     try:
         return one.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except x509.ExtensionNotFound:

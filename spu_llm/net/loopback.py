@@ -25,8 +25,8 @@ def connect(port: int) -> socket.socket:
 
 
 def owner_of(port: int, of_peer: int) -> int | None:
-    """The user whose socket on loopback has this port and is connected to that one; None when the
-    kernel does not say.
+    """Return the user whose socket on loopback has `port` and is connected to `of_peer`; None when
+    the kernel does not say.
     """
     wanted = [f"0100007F:{number:04X}" for number in (port, of_peer)]
     try:

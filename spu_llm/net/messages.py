@@ -31,7 +31,7 @@ _BLOCKS = 64 << 10  # bytes that a connection takes without being read, surely
 
 class TimedStream(ByteStream, Protocol):
     def recv_within(self, max_bytes: int, timeout_s: float) -> bytes:
-        """`recv_some`; PeerError when nothing comes within `timeout_s`."""
+        """Receive as `recv_some` does; PeerError when nothing comes within `timeout_s`."""
         ...
 
 
@@ -47,11 +47,11 @@ class Messages:
         self._send(PREAMBLE)
 
     def say(self, kind: str, **fields: Any) -> None:
-        """A message of this kind; it may not be larger than a frame."""
+        """Send a message of this kind; it may not be larger than a frame."""
         self._send(encode(Frame(Kind.CONTROL, 0, json.dumps({"type": kind, **fields}).encode())))
 
     def hear(self, *kinds: str) -> dict[str, Any]:
-        """The next message, which is of one of these kinds."""
+        """Return the next message, which must be of one of `kinds`."""
         frame = self._next()
         if frame.kind is not Kind.CONTROL:
             raise WireError(f"{self._peer} sent an array in place of {' or '.join(kinds)}")
@@ -64,7 +64,7 @@ class Messages:
         return message
 
     def send(self, *arrays: np.ndarray) -> None:
-        """Arrays one after the other, as little-endian words."""
+        """Send arrays one after the other, as little-endian words."""
         parts = [
             np.ascontiguousarray(a, a.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
             for a in arrays
@@ -79,7 +79,7 @@ class Messages:
                 self._send(encode(Frame(Kind.DATA, _ARRAYS, data)))
 
     def take(self, *shapes: tuple[int, ...], dtype: Any = np.float32) -> list[np.ndarray]:
-        """Arrays of these shapes, which the peer gave to one `send`."""
+        """Return arrays of `shapes`, which the peer gave to one `send`."""
         kind = np.dtype(dtype).newbyteorder("<")
         flat, at = np.empty(sum(math.prod(shape) for shape in shapes), kind), 0
         data = flat.view(np.uint8).data
@@ -135,7 +135,7 @@ class Messages:
         return self._frames.popleft()
 
     def _decoded(self, payload: bytes) -> dict[str, Any]:
-        """A message; PeerError when the peer says in it that it has failed."""
+        """Return a message; PeerError when the peer says in it that it has failed."""
         try:
             message = json.loads(payload)
         except (ValueError, RecursionError):
@@ -148,7 +148,7 @@ class Messages:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Errors say which peer it was."""
+        """Name the peer in a PeerError of the block."""
         try:
             yield
         except PeerError as exc:

@@ -29,7 +29,7 @@ class ByteBudget:
             self._used += nbytes
 
     def give(self, nbytes: int) -> None:
-        """Return `nbytes`."""
+        """Give `nbytes` back."""
         with self._changed:
             self._used -= nbytes
             self._changed.notify_all()
@@ -52,7 +52,7 @@ class ByteBudget:
 
 
 def _held(payload: bytes) -> int:
-    """What it takes to keep it: many small ones take more than their bytes."""
+    """Return the bytes counted for keeping `payload`: many small ones take more than their own."""
     return len(payload) + _OVERHEAD_BYTES
 
 
@@ -113,7 +113,7 @@ class WorkerPipe:
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """The peer will send no more: close the worker's incoming half when all is written."""
+        """Close the worker's incoming half when all is written: the peer will send no more."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -150,7 +150,7 @@ class WorkerPipe:
                     self._budget.give(_held(payload))
 
     def release(self) -> None:
-        """One of the two threads is done with the socket."""
+        """Say that one of the two threads is done with the socket."""
         with self._changed:
             self._users -= 1
             if self._users == 0 and self._sock is not None:

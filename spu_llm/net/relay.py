@@ -76,13 +76,13 @@ class Relay:
         self._doors: Collection[Door] = tuple(Door)  # that the peer may open
 
     def hold_streams(self) -> None:
-        """Until `allow_streams`, take the peer's control messages alone: whoever sends more has to
+        """Take the peer's control messages alone until `allow_streams`: whoever sends more has to
         wait, `HOLD_S` at most.
         """
         self._streams_allowed.clear()
 
     def allow_streams(self, doors: Collection[Door] = tuple(Door)) -> None:
-        """The peer may open streams to these doors, as many as there may be."""
+        """Let the peer open streams to `doors`, as many as there may be."""
         self._doors = doors
         self._streams_allowed.set()
 
@@ -145,7 +145,7 @@ class Relay:
         self._uplink.stop_data(drop=False)
 
     def expect_end(self) -> None:
-        """From now on the end of the connection is no failure."""
+        """Let the end of the connection be no failure from now on."""
         self._end_expected = True
 
     def fail(self, error: PeerError) -> None:
@@ -158,12 +158,12 @@ class Relay:
 
     @property
     def signs_of_life(self) -> int:
-        """Bytes received so far."""
+        """Return how many bytes were received so far."""
         return self._counters.wire_bytes_received
 
     @property
     def held_by_worker(self) -> bool:
-        """Whether receiving waits for the own worker, so that the peer cannot be heard."""
+        """Return whether receiving waits for the own worker, so that the peer cannot be heard."""
         return self._held.waiting
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ class NetworkShape:
 
     @property
     def direct(self) -> bool:
-        """Whether bytes may go out as they come."""
+        """Return whether bytes may go out as they come."""
         return self.bits_per_s is None and self.delay_s == 0.0
 
 
@@ -43,7 +43,9 @@ class Shaper:
         return self._free + self._delay_s
 
     def express(self, nbytes: int, now: float) -> float:
-        """As `due`, ahead of what waits: those bytes are sent first and the rest moves back."""
+        """Take the link for `nbytes` ahead of what waits, which moves back; return when the last
+        one arrives.
+        """
         cost_s = nbytes * self._s_per_byte
         self._free = max(self._free, now) + cost_s
         return now + cost_s + self._delay_s

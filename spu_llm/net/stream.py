@@ -93,14 +93,15 @@ class TcpStream:
 
     @property
     def host(self) -> str:
-        """The peer's address; "" when the connection has gone."""
+        """Return the peer's address; "" when the connection has gone."""
         try:
             return str(self._sock.getpeername()[0])
         except OSError:
             return ""
 
     def of_own_user(self) -> bool:
-        """Whether it comes from this user, on this machine's loopback interface; else it is closed.
+        """Return whether the connection comes from this user, on this machine's loopback interface;
+        else close it.
         """
         try:
             peer, own = self._sock.getpeername(), self._sock.getsockname()
@@ -121,7 +122,7 @@ class TcpStream:
         return bytes(self._room[:count])
 
     def recv_within(self, max_bytes: int, timeout_s: float) -> bytes:
-        """`recv_some`; PeerError when nothing comes within `timeout_s`."""
+        """Receive as `recv_some` does; PeerError when nothing comes within `timeout_s`."""
         with self._shared as sock:
             # Nobody is listened to after that, however much it has to say.
             if timeout_s <= 0 or not _readable(sock, timeout_s):
@@ -149,7 +150,7 @@ class TcpStream:
             sock.sendall(data)
 
     def send_last(self, data: bytes) -> None:
-        """What is lost if the peer does not read; never blocks."""
+        """Send `data`, which is lost if the peer does not read; never blocks."""
         with contextlib.suppress(PeerError), self._shared as sock:
             sock.send(data, socket.MSG_DONTWAIT)
 
@@ -159,8 +160,8 @@ class TcpStream:
             sock.shutdown(socket.SHUT_WR)
 
     def close_after(self, seconds: float) -> None:
-        """Close it, but let what was sent arrive: what is unread here would make the other end
-        forget it. Waits for the other end, so long at most.
+        """Close the connection, but let what was sent arrive: what is unread here would make the
+        other end forget it. Waits for the other end, `seconds` at most.
         """
         deadline = time.monotonic() + seconds
         self.end_sending()
@@ -203,7 +204,7 @@ class _Shared:
             raise PeerError(f"connection to the peer was lost: {_reason(error)}") from error
 
     def close(self) -> None:
-        """Wakes the calls."""
+        """Close the socket, once no call uses it, and wake the calls."""
         with self._lock:
             if self._closed:
                 return
@@ -255,7 +256,9 @@ def accept(listener: socket.socket, timeout_s: float) -> TcpStream:
 
 
 def _readable(sock: socket.socket, timeout_s: float) -> bool:
-    """By poll, which takes descriptors of any number."""
+    """Return whether there is something to read within `timeout_s`, by poll, which takes
+    descriptors of any number.
+    """
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(1000 * timeout_s))

@@ -41,7 +41,7 @@ class StreamChannel:
     """
 
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
-        """`timeout_s`: for the next bytes of the peer's, and for room to send."""
+        """Take the socket. `timeout_s`: for the next bytes of the peer's, and for room to send."""
         sock.settimeout(None)
         # By the kernel: Python's own timeout costs a call of the system more for every message.
         limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
@@ -55,7 +55,7 @@ class StreamChannel:
         self._broken: OSError | None = None
 
     def send(self, data: bytes) -> None:
-        """PeerError when the connection is lost, or takes nothing for too long."""
+        """Send a message; PeerError when the connection is lost, or takes nothing for too long."""
         size = len(data).to_bytes(NUMBER_BYTES, "little")
         with self._changed:
             if self._waiting_bytes and not self._changed.wait_for(self._has_room, self._timeout_s):
@@ -74,7 +74,8 @@ class StreamChannel:
                 self._keep(size[sent:], memoryview(data)[max(0, sent - len(size)) :])
 
     def recv(self) -> bytes:
-        """PeerError when none comes in time or the connection ends, WireError when it is too long.
+        """Return the next message; PeerError when none comes in time or the connection ends,
+        WireError when it is too long.
         """
         size = int.from_bytes(self._exactly(NUMBER_BYTES), "little")
         if size > MAX_MESSAGE:
@@ -145,7 +146,7 @@ class Channels:
     """
 
     def __init__(self, rank: int, port: int, timeout_s: float) -> None:
-        """`port`: on loopback; the provider's worker listens there, the client's calls it.
+        """Take `port`, on loopback; the provider's worker listens there, the client's calls it.
         `timeout_s`: for the peer to open a channel, too, and then for each message. WorkerError
         when the port is taken.
         """
@@ -160,7 +161,9 @@ class Channels:
                 raise WorkerError(f"cannot listen on port {port}: {error.strerror}") from error
 
     def open(self) -> StreamChannel:
-        """The next one; PeerError when the peer does not come, WireError when it opens another."""
+        """Open the next channel; PeerError when the peer does not come, WireError when it opens
+        another.
+        """
         with self._opening:
             deadline = time.monotonic() + self._timeout_s
             hello = len(self._opened).to_bytes(NUMBER_BYTES, "little")
@@ -173,7 +176,7 @@ class Channels:
             return self._opened[-1]
 
     def close(self, flush_s: float = _FLUSH_S) -> None:
-        """`flush_s`: for what was sent to leave this process."""
+        """Close all channels. `flush_s`: for what was sent to leave this process."""
         if self._listener is not None:
             self._listener.close()
         for channel in self._opened:
@@ -186,7 +189,7 @@ class Channels:
         self.close(_FLUSH_S if error is None else 0.0)
 
     def _met(self, hello: bytes, deadline: float) -> socket.socket | None:
-        """A connection over which both said `hello`; None when there is none yet."""
+        """Return a connection over which both said `hello`; None when there is none yet."""
         try:
             sock = self._call() if self._listener is None else self._answer(self._listener)
         except OSError:
@@ -222,7 +225,7 @@ class Channels:
 
 
 def _read(sock: socket.socket) -> bytes:
-    """What the other end calls a channel; OSError when it does not."""
+    """Read what the other end calls a channel; OSError when it does not."""
     said = b""
     while len(said) < NUMBER_BYTES:
         part = sock.recv(NUMBER_BYTES - len(said))

@@ -50,7 +50,7 @@ class TlsStream:
         return self._received(max_bytes, self._tcp.recv_some)
 
     def recv_within(self, max_bytes: int, timeout_s: float) -> bytes:
-        """`recv_some`; PeerError when nothing comes within `timeout_s`."""
+        """Receive as `recv_some` does; PeerError when nothing comes within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
 
         def more(at_most: int) -> bytes:
@@ -59,7 +59,7 @@ class TlsStream:
         return self._received(max_bytes, more)
 
     def _received(self, max_bytes: int, more: Callable[[int], bytes]) -> bytes:
-        """What `more` brings from the connection, decrypted."""
+        """Return what `more` brings from the connection, decrypted."""
         try:
             while (data := self._opened(max_bytes)) is None:
                 if not (record := more(_CHUNK_BYTES)):
@@ -76,7 +76,8 @@ class TlsStream:
         return data
 
     def _opened(self, max_bytes: int) -> bytes | None:
-        """What is here already, b"" at the end, None when more must come first."""
+        """Return what is here already, decrypted: b"" at the end, None when more must come first.
+        """
         with self._lock:
             # Asked first: that there is nothing to read costs an exception.
             if not (self._memory.incoming.pending or self._engine.pending()):
@@ -149,7 +150,8 @@ def server_context(identity: Identity) -> ssl.SSLContext:
 
 
 def client_context(identity: Identity, name: str | None, protocol: str = DATA) -> ssl.SSLContext:
-    """For a client: the provider's certificate must be trusted, and be for `name` if there is one.
+    """Return what a client meets its provider with, whose certificate must be trusted, and be for
+    `name` if there is one.
     """
     context = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
     context.set_alpn_protocols([protocol])
@@ -260,7 +262,9 @@ def _shake_hands(
 
 
 def _advanced(engine: ssl.SSLObject, memory: Memory) -> tuple[bool, bytes, PeerError | None]:
-    """Go on with a handshake: whether it is done, what the peer is to get, and what is wrong."""
+    """Go on with a handshake; return whether it is done, what the peer is to get, and what is
+    wrong.
+    """
     error: PeerError | None = None
     try:
         engine.do_handshake()

@@ -42,7 +42,7 @@ class Uplink:
     """
 
     def __init__(self, stream: ByteStream, shape: NetworkShape, counters: Counters) -> None:
-        """`counters`: whose bytes sent it counts."""
+        """Count the bytes sent in `counters`."""
         self.taken_bytes = 0  # of DATA frames, sent or waiting
         self._counters = counters
         self._stream = stream
@@ -86,7 +86,7 @@ class Uplink:
 
     @property
     def full(self) -> bool:
-        """Whether `send_data` has to wait."""
+        """Return whether `send_data` has to wait."""
         return self._backlog_bytes >= BACKLOG_BYTES
 
     def send(self, frame: bytes) -> None:

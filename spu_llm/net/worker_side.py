@@ -47,22 +47,22 @@ class WorkerSide(Protocol):
     ports: Mapping[Door, tuple[int, int]]
 
     def accept(self, door: Door) -> socket.socket | None:
-        """The next connection of the worker to its peer; None after a while. OSError when there
-        will be none.
+        """Return the next connection of the worker to its peer; None after a while. OSError when
+        there will be none.
         """
 
     def connect(self, door: Door) -> socket.socket:
-        """To the worker; OSError when it does not listen."""
+        """Connect to the worker; OSError when it does not listen."""
 
     def close(self) -> None:
-        """`accept` ends; from any thread, more than once."""
+        """End `accept`; from any thread, more than once."""
 
 
 class Loopback:
     """On this machine's loopback interface."""
 
     def __init__(self, given: Mapping[Door, int] | None = None) -> None:
-        """`given`: ports of the worker; free ones for other doors."""
+        """Listen in the peer's place. `given`: ports of the worker; free ones for other doors."""
         given = given or {}
         self._own = [_free_port() for door in Door if door not in given]
         worker = dict(zip((door for door in Door if door not in given), self._own, strict=True))

@@ -16,9 +16,10 @@ _LOOK_S = 0.02  # longer than `is_locked` holds a lock
 
 
 def check(path: Path, status: os.stat_result | None = None, *, folder: bool) -> None:
-    """PoolError unless `path` is a plain folder (or file) of this user's own, closed to others.
+    """Raise PoolError unless `path` is a plain folder (or file) of this user's own, closed to
+    others.
 
-    `status`: of the open file; that of the path by default.
+    `status`: the open file's; by default the path's.
     """
     status = status or os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
@@ -36,8 +37,8 @@ def check(path: Path, status: os.stat_result | None = None, *, folder: bool) -> 
 
 
 def take_lock(path: Path, *, shared: bool = False) -> int | None:
-    """The descriptor of a lock file, made if need be, which holds the lock until it is closed; None
-    when another session does. `shared`: together with others that take it so.
+    """Return the descriptor of a lock file, made if need be, which holds the lock until it is
+    closed; None when another session holds it. `shared`: together with others that take it so.
     """
     if path.is_symlink():
         raise PoolError(f"{path} is a symbolic link; a pool has none")
@@ -60,7 +61,7 @@ def take_lock(path: Path, *, shared: bool = False) -> int | None:
 
 
 def is_locked(path: Path, *, shared: bool = False) -> bool:
-    """Whether a session holds the lock file; one that begins meanwhile gets it all the same.
+    """Return whether a session holds the lock file; one that begins meanwhile gets it all the same.
     `shared`: or shares it with others.
     """
     try:
@@ -79,7 +80,7 @@ def is_locked(path: Path, *, shared: bool = False) -> bool:
 
 @contextmanager
 def failures(path: Path) -> Iterator[None]:
-    """What the system refuses becomes a PoolError."""
+    """Raise PoolError for what the system refuses in the block."""
     try:
         yield
     except OSError as exc:

@@ -54,11 +54,11 @@ class Label:
 
     @property
     def step(self) -> int:
-        """Units of a slice; the last one may be shorter."""
+        """Return how many units a slice has; the last one may be shorter."""
         return slice_units(self.units)
 
     def bounds(self, index: int) -> tuple[int, int]:
-        """First unit of a slice, and the first one after it."""
+        """Return the first unit of a slice, and the first one after it."""
         return min(index * self.step, self.units), min((index + 1) * self.step, self.units)
 
 
@@ -91,7 +91,7 @@ class Files:
         self.folder, self.label = folder, label
 
     def rows(self, index: int) -> np.ndarray:
-        """Result words [units, words] of one slice."""
+        """Return the result words [units, words] of one slice."""
         path = self.folder / "results.npy"
         words = _read_rows(path, (self.label.units, self.label.words), self.label.bounds(index))
         if checksum(words) != self.label.sums[index]:
@@ -99,7 +99,7 @@ class Files:
         return words
 
     def rest(self, state: State) -> np.ndarray:
-        """Words [units, mask words and result words] of what was put back."""
+        """Return the words [units, mask words and result words] of what was put back."""
         path = self.folder / "rest.npy"
         words = _read_rows(path)
         if checksum(words) != state.rest:
@@ -122,7 +122,7 @@ class Files:
             self._write_state(state)
 
     def remove(self) -> None:
-        """The batch is gone, from one moment to the next."""
+        """Remove the batch, which is gone from one moment to the next."""
         with failures(self.folder):
             gone = self.folder.with_name(f".{self.label.id}.gone")
             os.replace(self.folder, gone)
@@ -130,7 +130,7 @@ class Files:
             shutil.rmtree(gone)
 
     def size(self) -> int:
-        """Bytes of its files."""
+        """Return the bytes of the batch's files."""
         with failures(self.folder):
             return sum(entry.stat().st_size for entry in os.scandir(self.folder))
 
@@ -185,7 +185,7 @@ class PoolDirectory:
             raise
 
     def folder(self, name: str) -> Path:
-        """Where the batches of a correlation lie."""
+        """Return where the batches of a correlation lie."""
         return self.path / _folder_name(name)
 
     def add(self, label: Label, results: np.ndarray, state: State) -> Files:
@@ -232,7 +232,7 @@ class PoolDirectory:
 
 
 def batch_folders(directory: Path) -> Iterator[Path]:
-    """The folder of each batch in a directory of them, of half ones, too; PoolError at others."""
+    """Yield the folder of each batch below `directory`, half ones included; PoolError at others."""
     for folder in sorted(directory.iterdir()):
         if folder.name == "lock":
             continue
@@ -244,7 +244,9 @@ def batch_folders(directory: Path) -> Iterator[Path]:
 
 
 def load(path: Path) -> tuple[Label, State]:
-    """What the batch in folder `path` is, and how far it is used; PoolError unless it is whole."""
+    """Read what the batch in folder `path` is, and how far it is used; PoolError unless it is
+    whole.
+    """
     check(path, folder=True)
     meta = _unsealed(path / "meta.json")
     version = meta.pop("format", None)
@@ -277,7 +279,7 @@ def load(path: Path) -> tuple[Label, State]:
 
 
 def _folder_name(name: str) -> str:
-    """Of the folder with the batches of a correlation."""
+    """Return the name of the folder with the batches of a correlation."""
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:40]
     return f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
@@ -287,7 +289,7 @@ def _state_bytes(label: Label, state: State) -> bytes:
 
 
 def _sealed(fields: dict[str, Any], owner: str = "") -> bytes:
-    """JSON with a checksum: a flipped bit must not pass for another number."""
+    """Return JSON with a checksum: a flipped bit must not pass for another number."""
     text = json.dumps(fields, sort_keys=True)
     seal = hashlib.sha256((owner + text).encode()).hexdigest()
     return json.dumps({**fields, "seal": seal}, sort_keys=True).encode()
@@ -309,7 +311,7 @@ def _unsealed(path: Path) -> dict[str, Any]:
 
 
 def _header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], int]:
-    """Shape of an array file of uint64 words, and where its words begin."""
+    """Read the shape of an array file of uint64 words, and where its words begin."""
     try:
         version = np.lib.format.read_magic(file)
         with _parsing:
@@ -331,7 +333,7 @@ def _read_rows(
     expected: tuple[int, int] | None = None,
     rows: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """Rows of an array file [rows, words], all of them by default."""
+    """Read rows of an array file [rows, words], all of them by default."""
     with _opened(path) as file:
         shape, offset = _header(file, path)
         if expected is not None and shape != expected:
@@ -348,7 +350,7 @@ def _damaged(path: Path) -> PoolError:
 
 @contextmanager
 def _opened(path: Path, *, write: bool = False) -> Iterator[BinaryIO]:
-    """A file of the pool, after a look at what it is."""
+    """Yield a file of the pool, opened after a look at what it is."""
     with failures(path):
         check(path, folder=False)
         mode = os.O_RDWR if write else os.O_RDONLY
@@ -360,7 +362,7 @@ def _opened(path: Path, *, write: bool = False) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _creating(path: Path) -> Iterator[BinaryIO]:
-    """A file that did not exist; its contents (not yet its name) are durable in the end."""
+    """Yield a file that did not exist; its contents (not yet its name) are durable in the end."""
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(number, "wb") as file:
         yield file
@@ -369,8 +371,8 @@ def _creating(path: Path) -> Iterator[BinaryIO]:
 
 
 def create(path: Path, *data: bytes | memoryview) -> None:
-    """A new file, 0600, there whole or not at all; one that another session has made meanwhile
-    stays. A process that is killed may leave a file that begins with a dot.
+    """Write a new file, 0600, there whole or not at all; one that another session has made
+    meanwhile stays. A process that is killed may leave a file that begins with a dot.
     """
     made = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
@@ -385,8 +387,8 @@ def create(path: Path, *data: bytes | memoryview) -> None:
 
 
 def drawn_once(path: Path, drawn: bytes) -> bytes:
-    """What the file `path` holds, which is made of `drawn` if there is none; where several sessions
-    make it at once, the first one's stays.
+    """Return what the file `path` holds, which is made of `drawn` if there is none; where several
+    sessions make it at once, the first one's stays.
     """
     with failures(path):
         if not os.path.lexists(path):
@@ -397,7 +399,9 @@ def drawn_once(path: Path, drawn: bytes) -> bytes:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Contents for `path`: after a crash it has the old or these; durable in the end."""
+    """Yield a file for new contents of `path`: after a crash it has the old or the new ones;
+    durable in the end.
+    """
     part = path.with_name(f".{path.name}")
     part.unlink(missing_ok=True)
     with _creating(part) as file:
@@ -407,7 +411,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def replace_whole(path: Path, data: bytes) -> None:
-    """A file, 0600, that has these contents or, after a crash, its old ones."""
+    """Write a file, 0600, that has these contents or, after a crash, its old ones."""
     with _replacing(path) as file:
         file.write(data)
 

@@ -27,9 +27,10 @@ _LOOK_S = 0.1
 
 @contextmanager
 def going_first(directory: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Nothing is made in the background in `directory` meanwhile, which is made if need be.
+    """Let nothing be made in the background in `directory`, which is made if need be, during the
+    block.
 
-    on_wait() is called if something is, before it is waited for; PoolError after WAIT_S.
+    on_wait() is called if something is being made, before it is waited for; PoolError after WAIT_S.
     """
     with _held(directory, "wanted", shared=True):
         deadline = time.monotonic() + WAIT_S
@@ -49,8 +50,9 @@ def going_first(directory: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def in_background(directory: Path) -> Iterator[Callable[[], None]]:
-    """A look at whether to go on, for several times a second: WantedError when a completion wants
-    `directory`. At once when one does so already, or when something else is made there.
+    """Yield a check, to be called several times a second, that raises WantedError when a completion
+    wants `directory`. Raise it at once when one does so already, or when something else is made
+    there.
     """
 
     def look() -> None:
@@ -63,7 +65,7 @@ def in_background(directory: Path) -> Iterator[Callable[[], None]]:
 
 
 def is_claimed(directory: Path) -> bool:
-    """Whether `in_background` lets nobody in."""
+    """Return whether `in_background` lets nobody in."""
     return _is_wanted(directory) or _is_made(directory)
 
 

@@ -51,9 +51,9 @@ def open_directory(directory: Path) -> bytes:
 
 
 def party_directories(directory: Path) -> list[Path]:
-    """The parties' directories in what a user calls a pool: itself, and, where both parties are on
-    one machine, a folder of each in it, or a provider's of its certified clients. Empty for any
-    other path. Changes nothing.
+    """Return the parties' directories in what a user calls a pool: itself, and, where both parties
+    are on one machine, a folder of each in it, or a provider's of its certified clients. Empty for
+    any other path. Changes nothing.
     """
     with failures(directory):
         certified = sorted(directory.glob(f"{_CERTIFIED}*")) if directory.is_dir() else []
@@ -62,14 +62,14 @@ def party_directories(directory: Path) -> list[Path]:
 
 
 def directory_of(directory: Path, fingerprint: str) -> Path:
-    """A provider's party directory for all that one certificate's owner comes with: what it takes
-    is counted apart, and nobody else can fill its places.
+    """Return a provider's party directory for all that one certificate's owner comes with: what it
+    takes is counted apart, and nobody else can fill its places.
     """
     return directory / f"{_CERTIFIED}{fingerprint[:32]}"
 
 
 def peer_folders(directory: Path) -> list[Path]:
-    """The folders of a party's peers. Changes nothing."""
+    """Return the folders of a party's peers. Changes nothing."""
     with failures(directory):
         check(directory, folder=True)
         return sorted(path for path in directory.iterdir() if _is_peers(path))
@@ -91,8 +91,8 @@ def agree(channel: Channel, directory: Path | None, pair: str = "") -> Path | No
 
 
 def check_met(channel: Channel, own_id: bytes, peer_id: bytes) -> None:
-    """Do what `agree` does on the channel where both ids are known already, empty of who keeps no
-    material; WireError when the peer's is another one.
+    """Send the own id and check the peer's where both are known already; the id of a party that
+    keeps no material is empty. WireError when the peer sends another one.
     """
     channel.send(own_id)
     if channel.recv() != peer_id:
@@ -133,7 +133,7 @@ def _derived(secret: bytes, name: str) -> bytes:
 
 
 def _has_material(folder: Path) -> bool:
-    """Whether `folder` is a peer's and holds more than its lock: ids cost a peer nothing."""
+    """Return whether `folder` is a peer's and holds more than its lock: ids cost a peer nothing."""
     return _is_peers(folder) and any(entry.name != "lock" for entry in folder.iterdir())
 
 

@@ -61,7 +61,7 @@ class Maker(Protocol):
     """Runs a correlation between the two parties: the peer calls its own at the same time."""
 
     def __call__(self, correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
-        """Result words for one chunk of masks."""
+        """Return the result words for one chunk of masks."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class Pool:
         session: bytes = b"",
         directory: Path | None = None,
     ) -> None:
-        """`session`: a secret of both parties, fresh for every pool. `directory`: where batches
-        outlive the process; what is there serves after `resume`. PoolError when it is in use, open
-        to others or damaged.
+        """Open the pool. `session`: a secret of both parties, fresh for every pool. `directory`:
+        where batches outlive the process; what is there serves after `resume`. PoolError when it is
+        in use, open to others or damaged.
         """
         assert session or directory is None, "batches on disk are named after their session"
         self.rank, self._own, self._make, self._session = rank, own, make, session
@@ -106,7 +106,7 @@ class Pool:
         self._found = [_Batch(*kept) for kept in self._directory.found] if self._directory else []
 
     def inventory(self) -> bytes:
-        """For the peer: how far the batches that were on disk at the start are used."""
+        """Return for the peer how far the batches that were on disk at the start are used."""
         data = json.dumps({batch.label.id: batch.used for batch in self._found}).encode()
         if len(data) > INVENTORY_BYTES:
             raise PoolError(
@@ -118,7 +118,7 @@ class Pool:
     def resume(self, inventory: bytes) -> None:
         """Keep what the peer's `inventory` has, too; burn what either party may have used.
 
-        WireError, with nothing changed, when it is no inventory of these batches.
+        WireError, with nothing changed, when it is no inventory of this pool's batches.
         """
         used = _read_inventory(inventory)
         for batch in self._found:
@@ -136,15 +136,17 @@ class Pool:
         self._found = []
 
     def available(self, correlation: Correlation) -> int:
-        """Units not yet used."""
+        """Return how many units are not yet used."""
         return sum(batch.left for batch in self._batches.get(correlation.name, ()))
 
     def stored_bytes(self, correlation: Correlation) -> int:
-        """Size of this party's files."""
+        """Return the bytes of this party's files of a correlation."""
         return sum(batch.store.size() for batch in self._batches.get(correlation.name, ()))
 
     def growth_bytes(self, correlation: Correlation, units: int) -> int:
-        """By how much this party's files grow, at most, when `units` units are prepared."""
+        """Return by how many bytes this party's files grow, at most, when `units` units are
+        prepared.
+        """
         missing = max(0, units - self.available(correlation))
         return math.ceil(missing / correlation.chunk) * _batch_bytes(correlation)
 
@@ -166,7 +168,7 @@ class Pool:
             self.add(self.make(correlation))
 
     def make(self, correlation: Correlation) -> Made:
-        """The next chunk, for `add`; what is never added is lost."""
+        """Make the next chunk, for `add`; what is never added is lost."""
         name, units = correlation.name, correlation.chunk
         # Counted before it is made, so that an attempt that fails leaves no number to two chunks.
         number = self._made[name] = self._made.get(name, 0) + 1
@@ -187,7 +189,7 @@ class Pool:
         return Made(label, key, results)
 
     def add(self, made: Made) -> None:
-        """Units of `made` serve from now on, on disk if there is room."""
+        """Let units of `made` serve from now on, on disk if there is room."""
         self._check_open()
         self._check_places()
         self._remove_empty()
@@ -212,7 +214,8 @@ class Pool:
             batch.lease(correlation, count)
 
     def take(self, correlation: Correlation, units: int) -> Material:
-        """`units` units that nobody ever gets again, after a crash of this process either."""
+        """Return `units` units that nobody ever gets again, not even after a crash of this process.
+        """
         self.prepare(correlation, units)
         chosen = self._next(correlation, units)
         for batch, count in chosen:
@@ -242,7 +245,7 @@ class Pool:
                 self._directory.close()
 
     def _next(self, correlation: Correlation, units: int) -> list[tuple[_Batch, int]]:
-        """The batches that the next units are in, and how many of each."""
+        """Return the batches that the next units are in, and how many of each."""
         chosen = []
         for batch in self._batches.get(correlation.name, ()):
             if count := min(units, batch.left):
@@ -251,7 +254,9 @@ class Pool:
         return chosen
 
     def _remove_empty(self) -> None:
-        """Batches of which all is handed out; a session that dies leaves them to the next one."""
+        """Remove batches of which all is handed out; a session that dies leaves them to the next
+        one.
+        """
         while self._empty:
             self._empty.pop().store.remove()
 
@@ -281,10 +286,10 @@ class _Memory:
         raise AssertionError("nothing is put back in memory")
 
     def advance(self, old: State, new: State) -> None:
-        """The process forgets by itself."""
+        """Do nothing: the process forgets by itself."""
 
     def put_back(self, rest: np.ndarray, state: State) -> None:
-        """Nothing outlives the process."""
+        """Do nothing: nothing outlives the process."""
 
     def remove(self) -> None:
         self._results = np.empty((0, self._label.words), np.uint64)
@@ -333,8 +338,8 @@ class _Batch:
         self.held = joined(pieces)
 
     def take(self, count: int) -> Material:
-        """The next units of those in memory. PoolError unless they are there: an operation must
-        not go on with fewer.
+        """Return the next units in memory. PoolError unless they are there: an operation must not
+        go on with fewer.
         """
         held = self._in_memory(count)
         taken, self.held = cut(held, 0, count), cut(held, count)
@@ -344,7 +349,7 @@ class _Batch:
         return taken
 
     def burn(self, used: int) -> None:
-        """The units before `used` are gone; before anything of the batch is in memory."""
+        """Burn the units before `used`; called before anything of the batch is in memory."""
         label, state = self.label, self.state
         if used <= state.used:
             return
@@ -360,7 +365,8 @@ class _Batch:
             self._advance(State(used, index, key))
 
     def put_back(self, room_bytes: int | None) -> None:
-        """Units in memory return to the store, if it may grow by so much."""
+        """Put units in memory back into the store, if it may grow by so much (None: by any number).
+        """
         if self.held is not None and self.used < self.state.used:
             count = self.state.used - self.used
             held = self._in_memory(count)
@@ -370,8 +376,8 @@ class _Batch:
         self.held = None
 
     def _in_memory(self, count: int) -> Material:
-        """The units that are used up on record and not handed out. PoolError unless all of them are
-        in memory, `count` at least.
+        """Return the units that are used up on record and not handed out. PoolError unless all of
+        them are in memory, `count` at least.
         """
         left = self.state.used - self.used
         if self.held is None or len(self.held.masks[0]) != left or left < count:
@@ -383,7 +389,7 @@ class _Batch:
         self.state = state
 
     def _rest(self, correlation: Correlation, rest: np.ndarray) -> Material:
-        """What was put back, without what has been burnt since."""
+        """Return what was put back, without what has been burnt since."""
         left = self.label.bounds(self.state.index)[0] - self.state.used
         words = sum(part.size for part in correlation.masks) + self.label.words
         if len(rest) < left or rest.shape[1] != words:
@@ -398,7 +404,7 @@ class _Batch:
 
 
 def _batch_bytes(correlation: Correlation) -> int:
-    """Of a batch's files, at most, if no units are put back."""
+    """Return the bytes of a batch's files, at most, if no units are put back."""
     return 8 * correlation.words * correlation.chunk + _LABEL_BYTES
 
 
@@ -408,23 +414,23 @@ def _batch_id(session: bytes, name: str, number: int) -> str:
 
 
 def _masks_of(key: bytes) -> Prg:
-    """The stream of masks of the slice with this key."""
+    """Return the stream of masks of the slice with this key."""
     return Prg(hashlib.sha256(b"masks" + key).digest())
 
 
 def _next_key(key: bytes) -> bytes:
-    """The following slice's key, which does not give this one."""
+    """Return the following slice's key, which does not give this one."""
     return hashlib.sha256(b"next" + key).digest()
 
 
 def _pack(arrays: Sequence[np.ndarray], units: int) -> np.ndarray:
-    """Arrays [units, ...] -> words [units, words]."""
+    """Return arrays [units, ...] side by side as words [units, words]."""
     flat = [np.asarray(x, np.uint64).reshape(units, -1) for x in arrays if x.size]
     return np.concatenate([np.empty((units, 0), np.uint64), *flat], axis=1)
 
 
 def no_units(correlation: Correlation) -> Material:
-    """Material of none, which has the shapes of some."""
+    """Return material of no units, which has the shapes of some."""
     return Material(
         [np.empty((0, *part.shape), np.uint64) for part in correlation.masks],
         correlation.split(np.empty((0, correlation.words), np.uint64)),
@@ -432,7 +438,7 @@ def no_units(correlation: Correlation) -> Material:
 
 
 def _read_inventory(data: bytes) -> dict[str, int]:
-    """Batch id -> units used there. WireError for anything else."""
+    """Read a peer's inventory: batch id -> units used there. WireError for anything else."""
     if len(data) > INVENTORY_BYTES:
         raise WireError(f"the peer's inventory has {len(data)} bytes, over {INVENTORY_BYTES}")
     try:

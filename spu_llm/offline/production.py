@@ -52,11 +52,11 @@ class Production:
 
     @property
     def running(self) -> bool:
-        """Whether something was started and not yet added, which both parties know."""
+        """Return whether something was started and not yet added, which both parties know."""
         return self._thread is not None
 
     def is_here(self) -> bool:
-        """Whether this is its thread."""
+        """Return whether the caller's thread is the one that makes batches."""
         return threading.current_thread() is self._thread
 
     def start(self, demand: Demand) -> None:
@@ -79,8 +79,8 @@ class Production:
             raise self._error
 
     def settle(self) -> None:
-        """Wait for all of it, in phase "offline", and add it to the supply; raises as `check`.
-        `on_batch` hears of batches that are waited for.
+        """Wait for all that was started, in phase "offline", and add it to the supply; raises as
+        `check`. `on_batch` hears of batches that are waited for.
         """
         self.check()
         if self._thread is None:
@@ -110,8 +110,8 @@ class Production:
             self.on_batch(total, total)
 
     def stop(self, agree: Callable[[int], int]) -> None:
-        """End it after the batches that either party has begun, and add these. agree(n) tells the
-        peer a number and returns the peer's.
+        """End the thread after the batches that either party has begun, and add these. agree(n)
+        tells the peer a number and returns the peer's.
         """
         if self._thread is None:
             return
@@ -125,8 +125,8 @@ class Production:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """This party's thread rests meanwhile, between two batches: beside work whose duration is a
-        secret, how fast it gets on would tell it, and it would make that work late.
+        """Let this party's thread rest during the block, between two batches: beside work whose
+        duration is a secret, how fast it gets on would tell it, and it would make that work late.
         """
         with self._turn:
             self._held = True
@@ -150,7 +150,7 @@ class Production:
             self._rest()
 
     def _goes_on(self) -> bool:
-        """Whether to begin another batch, once that is known."""
+        """Return whether to begin another batch, once that is known."""
         self._rest()
         with self._turn:
             self._turn.wait_for(lambda: not self._held)

@@ -17,9 +17,9 @@ _ONES = np.array([bin(i).count("1") for i in range(1 << 11)], np.int8)
 
 
 def public(label: str, start: int, count: int, words: int) -> np.ndarray:
-    """Words [count, words] number start.. of a public string that nobody chose: SHAKE128 of the
-    label and the number. Labels that differ give independent strings: the number is what follows
-    the last space.
+    """Return words [count, words] number start.. of a public string that nobody chose: SHAKE128 of
+    the label and the number. Labels that differ give independent strings: the number is what
+    follows the last space.
     """
     streams = [
         hashlib.shake_128(f"{label} {i}".encode()).digest(8 * words)
@@ -29,7 +29,7 @@ def public(label: str, start: int, count: int, words: int) -> np.ndarray:
 
 
 def ternary(prg: Prg, count: int, n: int) -> np.ndarray:
-    """Uniform coefficients -1, 0, 1, by rejection: float64 [count, n]."""
+    """Draw uniform coefficients -1, 0, 1, by rejection: float64 [count, n]."""
     wanted = count * n
     found = np.empty(0, np.uint8)
     while found.size < wanted:
@@ -39,20 +39,20 @@ def ternary(prg: Prg, count: int, n: int) -> np.ndarray:
 
 
 def noise(prg: Prg, shape: tuple[int, ...]) -> np.ndarray:
-    """Centred binomial noise, -21 to 21, of standard deviation 3.24: int64 of `shape`."""
+    """Draw centred binomial noise, -21 to 21, of standard deviation 3.24: int64 of `shape`."""
     drawn = prg.words(shape)
     heads = _count(drawn & _COINS) - _count((drawn >> np.uint64(NOISE_PAIRS)) & _COINS)
     return heads.astype(np.int64)
 
 
 def _count(coins: np.ndarray) -> np.ndarray:
-    """Ones of words below 2^22."""
+    """Return how many bits are one in each of words below 2^22."""
     return _ONES[coins & _ELEVEN] + _ONES[coins >> _SHIFT_11]
 
 
 def transform(x: np.ndarray) -> np.ndarray:
-    """Of real polynomials [..., n]: complex [..., n / 2]. Products of transforms are those of the
-    polynomials.
+    """Return the transforms of real polynomials [..., n]: complex [..., n / 2]. Products of
+    transforms are the transforms of the polynomials' products.
 
     Coefficients i and i + n/2 are one complex number, twisted by exp(i pi i / n), so that the
     cyclic convolution of scipy.fft becomes a negacyclic one.
@@ -65,13 +65,15 @@ def transform(x: np.ndarray) -> np.ndarray:
 
 
 def inverse(z: np.ndarray) -> np.ndarray:
-    """Real polynomials [..., n] of transforms [..., n / 2], which it may overwrite."""
+    """Return the real polynomials [..., n] of transforms [..., n / 2], which it may overwrite."""
     y = _untwisted(z)
     return np.concatenate([y.real, y.imag], axis=-1)
 
 
 def whole(z: np.ndarray) -> np.ndarray:
-    """The same, rounded: int64."""
+    """Return the polynomials [..., n] of transforms [..., n / 2], which it may overwrite, rounded:
+    int64.
+    """
     y = _untwisted(z)
     parts = y.view(np.float64)
     np.rint(parts, out=parts)
@@ -88,6 +90,6 @@ def _untwisted(z: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _twist(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The twist, and what takes it away."""
+    """Return the twist, and what takes it away: complex [n / 2] each."""
     twist = np.exp(1j * np.pi * np.arange(n // 2) / n)
     return twist, twist.conj()

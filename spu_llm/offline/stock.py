@@ -47,8 +47,8 @@ class PeerStock:
 
 
 def stocks(directory: Path) -> list[PeerStock]:
-    """Of all peers of the party, or of both parties, that have `directory`; none unless it is a
-    pool's. PoolError where no session could read it either.
+    """Return the material with all peers of the party, or of both parties, that have `directory`;
+    none unless it is a pool's. PoolError where no session could read it either.
     """
     return [
         PeerStock(folder, _is_used(folder), kinds_in(folder))
@@ -58,12 +58,14 @@ def stocks(directory: Path) -> list[PeerStock]:
 
 
 def stored_bytes(directory: Path) -> int:
-    """Size of all material in a pool directory."""
+    """Return the bytes of all material in a pool directory."""
     return sum(stock.disk_bytes for stock in stocks(directory))
 
 
 def file_bytes(directory: Path) -> int:
-    """Size of all files below a directory, whatever is in them, and whatever vanishes meanwhile."""
+    """Return the bytes of all files below a directory, whatever is in them, and whatever vanishes
+    meanwhile.
+    """
     total = 0
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -81,20 +83,22 @@ class Budget:
 
 
 def room_in(budgets: Sequence[Budget]) -> int | None:
-    """By how many bytes files that lie in all of these may grow now; None without budgets."""
+    """Return by how many bytes files that lie in the directories of all `budgets` may grow now;
+    None without budgets.
+    """
     return min(
         (max(0, one.limit - file_bytes(one.directory)) for one in budgets), default=None
     )
 
 
 def in_use(directory: Path) -> bool:
-    """Whether some session has material of a pool directory."""
+    """Return whether some session has material of a pool directory."""
     parties = party_directories(directory)
     return any(_is_used(folder) for party in parties for folder in peer_folders(party))
 
 
 def kinds_in(folder: Path) -> tuple[Kind, ...]:
-    """What a peer's folder holds, by name; nothing when there is no such folder."""
+    """Return what a peer's folder holds, by name; nothing when there is no such folder."""
     found: dict[str, Kind] = {}
     with failures(folder):
         if not os.path.lexists(folder):
@@ -126,7 +130,7 @@ def _is_used(folder: Path) -> bool:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of a batch's files; one of them may just be replaced."""
+    """Return the bytes of a batch's files; one of them may just be replaced."""
     total = 0
     for entry in os.scandir(folder):
         with suppress(FileNotFoundError):

@@ -25,13 +25,14 @@ class Supply:
         self.settle: Callable[[], None] = lambda: None
 
     def available(self, correlation: Correlation) -> int:
-        """Units that are made and not taken."""
+        """Return how many units are made and not taken."""
         if correlation.fixed is not None:
             return self.products.available(correlation)
         return self.pool.available(correlation)
 
     def set_up(self, demand: Demand) -> None:
-        """What material that is bound to weights takes before the first unit of it: hints."""
+        """Set up what material that is bound to weights takes before the first unit of it: hints.
+        """
         wanted = demand.material.values()
         self.products.set_up(
             [(n.correlation, n.fixed) for n in wanted if n.correlation.fixed is not None]
@@ -53,8 +54,8 @@ class Supply:
             on_batch(min(made, total), total)
 
     def lacking(self, demand: Demand) -> list[Taken]:
-        """What `demand` asks for and is not there, set up so that it can be produced. PoolError as
-        `make` says.
+        """Return what `demand` asks for and is not there, set up so that it can be produced.
+        PoolError when what is there was made for other weights.
         """
         wanted = list(demand.material.values())
         for one in wanted:
@@ -65,8 +66,8 @@ class Supply:
         return [one for one in missing if one.units > 0]
 
     def produce(self, lacking: Sequence[Taken]) -> Iterator[Callable[[], None]]:
-        """Make whole batches until there are so many units more; each comes as what adds it. That
-        it is made in one other thread does not disturb who takes; what adds it would.
+        """Make whole batches until all that lacks is made, and yield for each a function that adds
+        it. Making may run in one other thread while units are taken; adding may not.
         """
         for one in lacking:
             kind, made = one.correlation, 0
@@ -91,13 +92,14 @@ class Supply:
             self.pool.prepare(correlation, units)
 
     def lease(self, demand: Demand) -> None:
-        """Ready to be handed out without the disk: what `demand` asks for and is there."""
+        """Bring what `demand` asks for and is there into memory, to be handed out without the disk.
+        """
         for one in demand.material.values():
             if one.correlation.fixed is None:
                 self.pool.lease(one.correlation, one.units)
 
     def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
-        """`units` units that nobody ever gets again."""
+        """Return `units` units that nobody ever gets again."""
         if self.available(correlation) < units:
             self.settle()
         if correlation.fixed is not None:
@@ -106,5 +108,7 @@ class Supply:
 
 
 def batches(lacking: Sequence[Taken]) -> int:
-    """Of one chunk each; positions that are the last ones under a key may take one more."""
+    """Return how many batches, of one chunk each, make what lacks; positions that are the last ones
+    under a key may take one more.
+    """
     return sum(math.ceil(one.units / one.correlation.chunk) for one in lacking)

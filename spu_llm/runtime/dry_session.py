@@ -40,16 +40,16 @@ class DrySession:
         self._calls: list[Noted] = []
 
     def prepare(self, function: SecureFunction, *args: Any) -> None:
-        """Nothing is to be agreed on."""
+        """Do nothing: there is no peer to agree with."""
 
     def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
         return Demand()
 
     def make_beside(self, course: Callable[[Session], None]) -> None:
-        """Nothing is made."""
+        """Do nothing: a dry session makes no material."""
 
     def stop_beside(self) -> None:
-        """Nothing is made."""
+        """Do nothing: a dry session makes no material."""
 
     def call(self, function: SecureFunction, *args: Any) -> Any:
         plan, out_tree = function.plan(*args)
@@ -72,10 +72,10 @@ class DrySession:
         return None
 
     def taken(self) -> list[Noted]:
-        """All calls since the last time."""
+        """Return all calls since the last time, and forget them."""
         calls, self._calls = self._calls, []
         return calls
 
     def demand(self) -> Demand:
-        """Of all calls since the last time."""
+        """Return the demand of all calls since the last time, and forget them."""
         return sum((call.demand for call in self.taken()), Demand())

@@ -46,8 +46,8 @@ class Executor:
         self.on_op: Callable[[OpCall, Sequence[Value], Sequence[Value]], None] = lambda *call: None
 
     def run(self, name: str, plan: Plan, inputs: Sequence[Value], ready: bool) -> list[Value]:
-        """The plan's outputs; `name` is the secure function's, for the meter. `ready`: what a dry
-        run with these inputs has found is made.
+        """Run a plan and return its outputs; `name` is the secure function's, for the meter.
+        `ready`: whether what a dry run with these inputs has found is made.
         """
         self._ready = ready
 
@@ -84,10 +84,10 @@ class Executor:
     # ---- ops
 
     def _ops(self, name: str, group: Sequence[_Call]) -> list[list[Value]]:
-        """A parallel group: as many calls at once as draw on different correlations.
+        """Run a parallel group: as many calls at once as draw on different correlations.
 
-        Their material is there before they start: they may ask for it in another order at the
-        other party, and making takes both.
+        Their material is there before they start: they may ask for it in another order at the other
+        party, and making takes both.
         """
         self._production.check()  # what ended it ends the call, too, and not at its end only
         if len(group) == 1 or all(call.op.non_interactive for call, _ in group):
@@ -143,7 +143,7 @@ class Executor:
 
 
 def check_owner(where: str, value: Value, owner: Owner) -> None:
-    """ValueError when somebody else knows the value than its program says."""
+    """Raise ValueError when somebody else knows the value than its program says."""
     found = owner_of(value)
     # What one party knows may stand in for a shared value; nothing may become more public.
     if found is not owner and not (owner is Owner.JOINT and isinstance(value, Private)):

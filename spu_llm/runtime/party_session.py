@@ -73,19 +73,19 @@ class PartySession:
         open_channel: Callable[[], Channel] | None = None,
         beside: bool | None = None,
     ) -> None:
-        """`pool_dir`: where correlated randomness outlives the session, if the peer has such a
-        directory, too; in memory by default. `budgets`: what its files, and those beside them, may
-        take; what is made beyond stays in memory. `hints_dir`: where hints of silent
-        products outlive the session, whatever the peer has; at the client what `receiving` makes
-        room for (`SilentProducts`). `jobs`: cores that make material, the
-        same number at the peer. `session`: its id, which both supervisors told their workers: who
-        has another one understands nothing. `met`: both parties' ids, this one's first, where
-        supervisors have told them; `pool_dir` is then the peer's folder alone. `open_channel`: each
-        call makes one further channel to the peer, on any thread, so long as both parties make them
-        in the same order; on SPU's link by default. `beside`: whether material of a later call is
-        made while one runs, the same at the peer; by default where messages take so long that it
-        pays. SPU counts what passes on its link meanwhile as its own: channels are then better
-        elsewhere.
+        """Set up SPU, and agree with the peer on keys and on the pool. `pool_dir`: where correlated
+        randomness outlives the session, if the peer has such a directory, too; in memory by
+        default. `budgets`: what its files, and those beside them, may take; what is made beyond
+        stays in memory. `hints_dir`: where hints of silent products outlive the session, whatever
+        the peer has; at the client what `receiving` makes room for (`SilentProducts`). `jobs`:
+        cores that make material, the same number at the peer. `session`: its id, which both
+        supervisors told their workers: who has another one understands nothing. `met`: both
+        parties' ids, this one's first, where supervisors have told them; `pool_dir` is then the
+        peer's folder alone. `open_channel`: each call makes one further channel to the peer, on any
+        thread, so long as both parties make them in the same order; on SPU's link by default.
+        `beside`: whether material of a later call is made while one runs, the same at the peer; by
+        default where messages take so long that it pays. SPU counts what passes on its link
+        meanwhile as its own: channels are then better elsewhere.
         """
         self.rank: int = link.rank
         self.meter, self.ledger = Meter(), Ledger()
@@ -146,7 +146,9 @@ class PartySession:
 
     @property
     def finished(self) -> int:
-        """How many messages and pieces of work are done: it stands still when this party does."""
+        """Return how many messages and pieces of work are done: the number stands still when this
+        party does.
+        """
         messages = self._channel.traffic.messages + self._material.traffic.messages
         return messages + len(self.meter.entries)
 
@@ -159,7 +161,7 @@ class PartySession:
         say_goodbye(self._channel)
 
     def warm_up(self) -> None:
-        """Oblivious transfer set-up and encryption contexts, before any secret is used."""
+        """Set up oblivious transfer and encryption contexts, before any secret is used."""
         started = time.perf_counter()
         traffic = self._maker.warm_up()
         self.meter.record(
@@ -183,16 +185,16 @@ class PartySession:
         return jax.tree.unflatten(out_tree, results)
 
     def demand(self, function: SecureFunction, *args: Any) -> tuple[Demand, Any]:
-        """What a call would take and cost, and stand-ins for its results; both parties find the
-        same. args: values, or shapes with a dtype; the provider's weights must be values where
-        material that is bound to them is to be made.
+        """Return what a call would take and cost, and stand-ins for its results; both parties find
+        the same demand. args: values, or shapes with a dtype; the provider's weights must be values
+        where material that is bound to them is to be made.
         """
         plan, out_tree = function.plan(*args)
         demand, results = self._dry_run.run(plan, jax.tree.leaves(args))
         return demand, jax.tree.unflatten(out_tree, results)
 
     def dry(self) -> DrySession:
-        """This party's course without the peer: what it would take."""
+        """Return a session that finds, without the peer, what this party's course would take."""
         return DrySession(self._dry_run)
 
     def set_up(self, demand: Demand) -> None:
@@ -218,9 +220,9 @@ class PartySession:
         return demand
 
     def make_beside(self, course: Callable[[Session], None]) -> None:
-        """Make in the background what `course` takes, a dry session's way through the call that is
-        ready and a later one: all of it, less what is there, is the later one's. Not beside a call
-        that has SPU at work itself.
+        """Make in the background what `course` takes and is not there. `course` goes in a dry
+        session through the call that is ready, whose material is there, and a later one. Nothing is
+        made beside a call that has SPU at work itself.
         """
         if not self.beside or self.party.supply is not self.supply:
             return
@@ -251,8 +253,8 @@ class PartySession:
             self.meter.record("control", "end of material", "", 0.0, traffic)
 
     def _pays(self) -> bool:
-        """Whether messages take so long that a call leaves time to make material beside it; the
-        client measures, and both know.
+        """Return whether messages take so long that a call leaves time to make material beside it;
+        the client measures, and both know.
         """
         before = self._channel.traffic
         found = round_trip_s(self._channel, asks=self.rank == CLIENT)
@@ -263,7 +265,7 @@ class PartySession:
         return told >= 1e6 * ROUND_TRIP_S
 
     def tell(self, teller: int, number: int | None) -> int | None:
-        """A number from 0 on, or None, that `teller` has and both know from then on."""
+        """Send `teller`'s number, from 0 on, or None, to the other party; return it at both."""
         before = self._channel.traffic
         if self.rank == teller:
             self.party.send(np.array([_NONE if number is None else number], np.uint64))
@@ -296,7 +298,7 @@ class PartySession:
         raise TypeError(f"{value} is shared; only `reveal` opens it")
 
     def _make(self, correlation: Correlation, masks: list[np.ndarray]) -> list[np.ndarray]:
-        """One chunk of correlated randomness, metered as offline wherever it falls."""
+        """Make one chunk of correlated randomness, metered as offline wherever it falls."""
         if threading.get_ident() != self._thread and not self.production.is_here():
             # In merged rounds the peer may ask for it at another time, and both would wait.
             raise PoolError(f"{correlation.name}: a call takes more than its dry run found")
@@ -313,7 +315,7 @@ class PartySession:
         return results
 
     def _agree_on_pool(self, before: Traffic) -> None:
-        """Both parties use what both have kept, from the same unit on."""
+        """Agree with the peer to use what both have kept, from the same unit on."""
         self._channel.send(self.pool.inventory())
         self.pool.resume(self._channel.recv())
         if self.pool_folder is not None:
@@ -322,7 +324,7 @@ class PartySession:
         self.meter.record("control", "agree on pool", "", 0.0, self._channel.traffic.since(before))
 
     def _agree(self, name: str, plan: Plan) -> None:
-        """Both parties run the same plan of the same executables, or neither sends a share."""
+        """Check that both parties run the same plan and executables; else neither sends a share."""
         if plan.digest in self._agreed:
             return
         before = self._channel.traffic

@@ -39,31 +39,35 @@ class Session(Protocol):
         """Compile for arguments of these shapes and agree with the peer on the program."""
 
     def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
-        """Make ahead what `call` with such arguments takes and is not there; what it takes."""
+        """Make ahead what `call` with these arguments takes and is not there; return all it takes.
+        """
 
     def make_beside(self, course: Callable[[Session], None]) -> None:
         """Make what a later call takes while the next one runs, where that pays. `course` goes
-        through both in a dry session; both parties find the same.
+        through both calls in a dry session; both parties find the same demand.
         """
 
     def stop_beside(self) -> None:
-        """No later call comes: what is made beside ends, and what there is of it stays."""
+        """End what is made beside, since no later call comes; what there is of it stays."""
 
     def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
-        """`work(*args)` at `owner`; None at the other party, which does not run it: a method of the
-        owner's half may be given with None for a half that is not here.
+        """Run `work(*args)` at `owner` and return its result; None at the other party, which does
+        not run it: a method of the owner's half may be given with None for a half that is not here.
         """
 
     def alone(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
-        """`local`, with nothing made beside at the owner: for work whose duration is a secret."""
+        """Run `work(*args)` at `owner` as `local` does, with nothing made beside there: for work
+        whose duration is a secret.
+        """
 
     def private(
         self, owner: int, work: Callable[..., Any], shape: tuple[int, ...], dtype: Any, *args: Any
     ) -> Private:
-        """`work(*args)` at `owner`, as a private array of a shape that both know."""
+        """Run `work(*args)` at `owner`; its result is a private array of a shape that both know."""
 
     def get(self, value: Value) -> np.ndarray | None:
-        """The plaintext of a public value, or of a private one at its owner; None elsewhere."""
+        """Return the plaintext of a public value, or of a private one at its owner; None elsewhere.
+        """
 
 
 class PlaintextSession:
@@ -79,16 +83,16 @@ class PlaintextSession:
         return jax.tree.map(lambda x: Public(np.asarray(x)), jitted(*plain))
 
     def prepare(self, function: SecureFunction, *args: Any) -> None:
-        """Nothing is to be agreed on."""
+        """Do nothing: there is no peer to agree with."""
 
     def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
         return Demand()
 
     def make_beside(self, course: Callable[[Session], None]) -> None:
-        """Nothing is made."""
+        """Do nothing: plaintext takes no material."""
 
     def stop_beside(self) -> None:
-        """Nothing is made."""
+        """Do nothing: plaintext takes no material."""
 
     def local(self, owner: int, work: Callable[..., T], *args: Any) -> T | None:
         return work(*args)
@@ -110,7 +114,7 @@ def _plain(value: Any) -> Any:
 
 
 def private_array(owner: int, plain: Any, shape: tuple[int, ...], dtype: Any) -> Private:
-    """`plain` as a private array of `owner`; ValueError when it has another shape."""
+    """Return `plain` as a private array of `owner`; ValueError when it has another shape."""
     array = np.asarray(plain, dtype)
     if array.shape != tuple(shape):
         raise ValueError(f"expected shape {tuple(shape)}, found {array.shape}")
@@ -120,7 +124,7 @@ def private_array(owner: int, plain: Any, shape: tuple[int, ...], dtype: Any) ->
 def private_tree(
     session: Session, owner: int, work: Callable[..., Any], shapes: Any, *args: Any
 ) -> Any:
-    """`work(*args)` at `owner`, a tree of arrays of these shapes, as private values."""
+    """Run `work(*args)` at `owner`; return its tree of arrays of these shapes as private values."""
     leaves, tree = jax.tree.flatten(shapes)
     if not leaves:
         return shapes

@@ -78,12 +78,14 @@ class Simulation:
             session.close()
 
     def _channels(self, rank: int) -> Callable[[], LinkChannel]:
-        """On links of their own, so that SPU counts its own messages only."""
+        """Return a function that opens channels on links of their own, so that SPU counts its own
+        messages only.
+        """
         numbers = itertools.count()
         return lambda: LinkChannel(create_memory_link(rank, f"{self._name}, {next(numbers)}"))
 
     def run(self, program: Callable[[PartySession], T]) -> list[T]:
-        """`program(session)` at both parties at once; [client's result, provider's result].
+        """Run `program(session)` at both parties at once; return [client's, provider's result].
 
         After an error that only one party met, the other may wait for it forever: the simulation
         then cannot be used again.
@@ -122,7 +124,7 @@ class Simulation:
 
 
 def reconstruct(values: Sequence[Value]) -> np.ndarray:
-    """Plaintext of both parties' values; for tests, which hold both."""
+    """Return the plaintext of both parties' values together; for tests, which hold both."""
     a, b = values
     if isinstance(a, Arith | Bool) and isinstance(b, type(a)):
         return decode(joined_words(a, b.words), a.dtype, a.frac_bits)

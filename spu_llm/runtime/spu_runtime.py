@@ -49,7 +49,7 @@ from spu_llm.core.values import (
 
 
 def runtime_config(config: SpuConfig, *, profile: bool) -> libspu.RuntimeConfig:
-    """SPU's own settings object; `profile` writes each segment's traffic to the log."""
+    """Return SPU's own settings object; `profile` writes each segment's traffic to the log."""
     settings = config.settings() | {"enable_pphlo_profile": profile}
     parsed = libspu.RuntimeConfig()
     assert parsed.ParseFromJsonString(json.dumps(settings))
@@ -76,7 +76,7 @@ class SpuLog:
         self.path.unlink()  # the open handles keep it; nothing stays behind
 
     def read_traffic(self, timeout_s: float = 2.0) -> Traffic:
-        """Traffic of the segment that just ended (the one new `Link details` line)."""
+        """Return the traffic of the segment that just ended (the one new `Link details` line)."""
         deadline = time.monotonic() + timeout_s
         text = ""
         while True:
@@ -177,8 +177,8 @@ def _unpack(share: libspu.Share, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _which(value: Value) -> Any:
-    """By what plaintext is known to be in SPU already; None for what is always set: shares, which
-    are fresh, and the client's inputs, since the time would tell whether they are those of before.
+    """Return a key of the plaintext that SPU may have already; None for what is always set: shares,
+    which are fresh, and the client's inputs, since the time would tell whether they are as before.
     """
     if isinstance(value, Public):
         return value.digest
@@ -204,7 +204,7 @@ _compiling = threading.Lock()
 
 
 def compile_segment(run: Run, owner_of: Mapping[Var, Owner]) -> Program:
-    """The executable of an SPU segment, compiled once per content in this process."""
+    """Compile an SPU segment, once per content in this process."""
     public = [owner_of[v] is Owner.PUBLIC for v in run.inputs]
     digest = hashlib.sha256(f"{run.digest}|{public}".encode()).hexdigest()[:16]
     with _compiling:
@@ -240,8 +240,7 @@ def _compiled(run: Run, public: Sequence[bool], digest: str) -> Program:
 def _compile_whole(
     fn: Callable[..., list[Any]], values: Sequence[Value]
 ) -> tuple[Program, list[int]]:
-    """The program of a function that is one segment, and which of the values each of its inputs is.
-    """
+    """Compile a function that is one segment; return its program, and which value each input is."""
     # All of it in SPU, what works on one party's words too: that is how memory stays bounded.
     owners = [Owner.JOINT] * len(values)
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
@@ -289,7 +288,7 @@ class SpuRuntime:
     def make(
         self, correlation: Correlation, masks: Sequence[np.ndarray]
     ) -> tuple[list[np.ndarray], Traffic]:
-        """This party's result words of one chunk of a correlation, and what they cost."""
+        """Make one chunk of a correlation; return this party's result words, and what they cost."""
         units = len(masks[0])
         inputs = zip(correlation.input_parts(), correlation.derive(*masks), strict=True)
         values = [self._as_value(part, words) for part, words in inputs]
@@ -339,7 +338,7 @@ class SpuRuntime:
 
 
 def create_link(rank: int, addresses: Sequence[str], *, timeout_ms: int) -> Any:
-    """A link to the peer over TCP; `addresses[rank]` is bound, the other one is called."""
+    """Open a link to the peer over TCP; `addresses[rank]` is bound, the peer's is called."""
     desc = libspu.link.Desc()
     desc.recv_timeout_ms = timeout_ms
     desc.http_timeout_ms = timeout_ms
@@ -351,7 +350,7 @@ def create_link(rank: int, addresses: Sequence[str], *, timeout_ms: int) -> Any:
 
 
 def create_memory_link(rank: int, name: str) -> Any:
-    """A link inside one process; both ranks pass the same `name`."""
+    """Open a link inside one process; both ranks pass the same `name`."""
     desc = libspu.link.Desc()
     desc.id = name
     desc.recv_timeout_ms = 600_000

@@ -43,8 +43,8 @@ def of_provider(
     before: Before = Before(),  # noqa: B008 - frozen
     text_format: str | None = None,
 ) -> Manifest:  # fmt: skip
-    """What a provider with this model states. `text_format`: the digest of how its text is written
-    (`models.text_format`), if it has any.
+    """Return what a provider with this model states. `text_format`: the digest of how its text is
+    written (`models.text_format`), if it has any.
     """
     model = config.asdict() | {_BEFORE + name: rows for name, rows in asdict(before).items()}
     if text_format is not None:
@@ -56,7 +56,7 @@ def of_provider(
 def of_client(
     program: Program, request: Any, tokenizer: Tokenizer | None, network: str, jobs: int
 ) -> Manifest:
-    """What a client that asks for a program states."""
+    """Return what a client that asks for a program states."""
     asked = {_PROGRAM: program.name, **stated(request)}
     return _of_both(tokenizer, network, jobs) | {CLIENT_PREFIX + k: v for k, v in asked.items()}
 
@@ -134,8 +134,8 @@ def task_of(
 
 
 def job_of(program: Program, task: Task) -> Job[Any, Any]:
-    """A task as its program takes it; InputError or PeerError for what is malformed, does not fit
-    the model, is not served, or lacks what the program needs of this party or of both.
+    """Return a task as its program takes it; InputError or PeerError for what is malformed, does
+    not fit the model, is not served, or lacks what the program needs of this party or of both.
     """
     client = task.role == ROLES[CLIENT]
     if program.text and TOKENIZER not in task.agreed:
@@ -159,8 +159,8 @@ def job_of(program: Program, task: Task) -> Job[Any, Any]:
 
 
 def stated_model(agreed: Manifest) -> tuple[ModelConfig, Before]:
-    """The model's shape as the provider states it, and what its own text takes of the context;
-    PeerError when they are none.
+    """Return the model's shape as the provider states it, and what its own text takes of the
+    context; PeerError when they are none.
     """
     fields = _part(agreed, PROVIDER_PREFIX)
     fields.pop(_POOL, None)
@@ -179,8 +179,8 @@ def stated_model(agreed: Manifest) -> tuple[ModelConfig, Before]:
 
 
 def check_text_format(agreed: Manifest, digest: str) -> None:
-    """ManifestMismatch when the provider's text is written otherwise than what has this digest
-    says, which the client took its tokens from.
+    """Raise ManifestMismatch unless the provider's text is written as the text format with this
+    digest says, which the client took its tokens from.
     """
     if (found := agreed.get(PROVIDER_PREFIX + _TEXT_FORMAT)) != digest:
         raise ManifestMismatch(
@@ -192,7 +192,7 @@ def check_text_format(agreed: Manifest, digest: str) -> None:
 def check_request(
     program: Program, request: Any, model: ModelConfig, before: Before
 ) -> None:
-    """InputError for what cannot be run with this model, or not after the provider's own text."""
+    """Raise InputError for what cannot run with this model, or after the provider's own text."""
     program.check(request, before.left(model))
 
 

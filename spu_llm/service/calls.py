@@ -154,7 +154,7 @@ _EQUAL, _AT_LEAST = 0x15, 0x35
 
 
 def _required(condition: Condition) -> Iterator[bytes]:
-    """Go on after these lines if the condition holds, else refuse."""
+    """Yield the filter's lines that go on after them if the condition holds, else refuse."""
     yield _load(16 + 8 * condition.argument)
     yield struct.pack("HBBI", 0x54, 0, 0, condition.mask)
     count = len(condition.values)

@@ -64,7 +64,7 @@ def run_as_client(
     look: Look = lambda: None,
     hears: Callable[[Callable[..., None]], None] = lambda tell: None,
 ) -> tuple[Outcome, Manifest]:
-    """Run `program` with the provider at `server`; the outcome and the agreed settings.
+    """Run `program` with the provider at `server`; return the outcome and the agreed settings.
 
     `request` is told to the provider, `inputs` stay here. `tokenizer`: of the client, where the
     program has text; `text_format`: the digest of what it is from, if that is the provider's
@@ -119,8 +119,8 @@ def run_as_client(
 
 
 def connected(server: Server, protocol: str) -> tuple[ByteStream, Certificate | None]:
-    """A connection to the provider, for calls or for data (`tls.CONTROL`, `tls.DATA`), and its
-    certificate. PeerError when there is none, or not with whom this party trusts.
+    """Return a connection to the provider, for calls or for data (`tls.CONTROL`, `tls.DATA`), and
+    its certificate. PeerError when there is none, or not with whom this party trusts.
     """
     tcp = connect(server.host, server.port, CONNECT_S)
     if server.identity is None:
@@ -147,7 +147,7 @@ def open_session(
 
 @contextmanager
 def answering(server: Server) -> Iterator[None]:
-    """PeerError, which names the server, where it does not answer a call."""
+    """Raise PeerError, which names the server, where it does not answer a call."""
     try:
         yield
     except NoAnswerError as exc:
@@ -158,15 +158,13 @@ def answering(server: Server) -> Iterator[None]:
 
 
 def _check_same(agreed: Manifest, provider: Certificate | None) -> None:
-    """PeerError when another party answers than that which gave the ticket."""
+    """Raise PeerError when another party answers than the one that gave the ticket."""
     if provider is not None and agreed["certificate.provider"] != provider.fingerprint:
         raise PeerError(f"another provider answers now: {provider}")
 
 
 def _check_vocabulary(tokenizer: Tokenizer, config: ModelConfig) -> None:
-    """InputError when the provider's model lacks tokens that the tokenizer has, or could draw
-    others.
-    """
+    """Raise InputError when the provider's model lacks tokens of the tokenizer, or has others."""
     if config.vocab_size != tokenizer.vocab_size:
         raise InputError(
             f"the provider states a model of {config.vocab_size} tokens, but its tokenizer has "

@@ -66,8 +66,8 @@ def text_format(server: Server) -> KeptFormat:
 
 
 def text_format_here(model: Path) -> KeptFormat:
-    """Return the same of a model in a directory on this machine. InputError when it has none that
-    can be used.
+    """Return how text of the model in a directory on this machine is written. InputError when it
+    has no text format that can be used.
     """
     folder, text = cache_directory() / "text" / "here", TextFormat.of_model(model)
     if _kept(folder, text.digest) is not None:

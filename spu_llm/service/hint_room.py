@@ -24,8 +24,9 @@ class HintRoom:
         self._receiving = ExitStack()
 
     def heard(self, event: dict[str, Any]) -> bool:
-        """Whether an event was for this, and is done. InputError when the hints that the worker
-        needs are more than the cache may hold, WorkerError when it asks for what are none.
+        """Answer an event about hints; return whether it was one. InputError when the hints that
+        the worker needs are more than the cache may hold, WorkerError when it asks for what are
+        none.
         """
         if event["event"] not in (HINTS_WANTED, HINTS_RECEIVED):
             return False
@@ -37,12 +38,12 @@ class HintRoom:
         return True
 
     def close(self) -> None:
-        """Let other sessions receive."""
+        """Let other sessions receive hints."""
         self._receiving.close()
 
 
 def _wanted(told: Any) -> list[tuple[str, int]]:
-    """Names and sizes of hints, from a worker that may be anybody's by now."""
+    """Return the names and sizes of hints, from a worker that may be anybody's by now."""
     found = [
         (one[0], one[1]) for one in told
         if isinstance(one, list) and len(one) == 2 and isinstance(one[0], str)

@@ -34,9 +34,9 @@ def local_provider(
     mark: Path | None = None,
     ranges: Path | None = None,
 ) -> Iterator[Server]:
-    """A provider process on this machine that serves one session (`own_provider`). `credentials`:
-    its identity and whom it trusts; None: in the clear. `mark`: a key that it marks under.
-    `ranges`: of activations, where they do not lie beside the model.
+    """Start a provider process on this machine that serves one session (`own_provider`); yield
+    where it listens. `credentials`: its identity and whom it trusts; None: in the clear. `mark`: a
+    key that it marks under. `ranges`: of activations, where they do not lie beside the model.
     """
     command = [*python_command("spu_llm.app.cli"), "serve", "--model", str(model)]
     command += ["--listen", "127.0.0.1:0", "--network", network]
@@ -57,7 +57,8 @@ def local_provider(
 
 @contextmanager
 def own_provider(command: Sequence[str], network: str) -> Iterator[Server]:
-    """A provider process that ends with this one, by a command that takes `--report-fd`.
+    """Start a provider process that ends with this one, by a command that takes `--report-fd`;
+    yield where it listens.
 
     When the session fails because of the provider, the error says what the provider reported.
     """
@@ -104,7 +105,7 @@ def _listening_port(reports: IO[str]) -> int:
 
 
 def _failure(provider: subprocess.Popen[bytes], reports: IO[str], seen: PeerError) -> SpuLlmError:
-    """Why a session failed in which the client saw this."""
+    """Return why a session failed in which the client saw `seen`."""
     try:
         code = provider.wait(PROVIDER_EXIT_S)
     except subprocess.TimeoutExpired:
@@ -115,7 +116,7 @@ def _failure(provider: subprocess.Popen[bytes], reports: IO[str], seen: PeerErro
 
 
 def _error(report: dict[str, Any], seen: PeerError) -> SpuLlmError:
-    """What the client saw, or what the provider reports of it when it could."""
+    """Return what the client saw, or what the provider reports of it when it could."""
     words = report.get("error", "")
     if words in str(seen):
         return seen
@@ -125,7 +126,7 @@ def _error(report: dict[str, Any], seen: PeerError) -> SpuLlmError:
 
 
 def _next(reports: IO[str]) -> dict[str, Any]:
-    """The next report; nothing when the provider has ended without one."""
+    """Return the next report; nothing when the provider has ended without one."""
     line = reports.readline()
     if not line.endswith("\n"):
         return {}

@@ -51,18 +51,18 @@ class _Account:
         session.counted = total
 
     def enter(self, moved: int, now: float) -> None:
-        """Enter so many bytes."""
+        """Enter that `moved` bytes were moved at `now`."""
         minute = int(now // 60)
         self.moved[minute] = self.moved.get(minute, 0) + moved
 
     def traffic_bytes(self, now: float) -> int:
-        """Within the hour before."""
+        """Return the bytes that were moved within the last hour."""
         first = int(now // 60) - MINUTES + 1
         self.moved = {minute: n for minute, n in self.moved.items() if minute >= first and n}
         return sum(self.moved.values())
 
     def memory(self) -> list[tuple[_Session, int]]:
-        """Of each session whose worker is alive."""
+        """Return the memory of each session whose worker is alive, in bytes."""
         found = [(session, session.worker.memory_bytes()) for session in self.sessions]
         return [(session, memory) for session, memory in found if memory]
 
@@ -76,11 +76,11 @@ class Accounts:
         self._of: dict[str, _Account] = {}
 
     def renew(self, limits: Limits) -> None:
-        """Give each client that from here on; sessions that there are go on under theirs."""
+        """Give each client `limits` from here on; sessions that there are go on under theirs."""
         self._limits = limits
 
     def check(self, client: Certificate | None) -> None:
-        """LimitError when this client has had all that it gets for now."""
+        """Raise LimitError when this client has had all that it gets for now."""
         limits = self._limits
         with self._lock:
             if client is not None and (account := self._of.get(client.fingerprint)):
@@ -98,8 +98,9 @@ class Accounts:
     def watching(
         self, client: Certificate | None, relay: Relay, worker: Worker
     ) -> Iterator[Callable[[], None]]:
-        """A session counts to its client's account from here to the end. What this gives is to be
-        called all the while: LimitError once the session, or its client, has had all that it gets.
+        """Count a session to its client's account from here to the end. Yield what is to be called
+        all the while: it raises LimitError once the session, or its client, has had all that it
+        gets.
         """
         session = _Session(relay, worker, self._limits, time.monotonic())
         with self._lock:
@@ -130,7 +131,7 @@ class Accounts:
                 _check_memory(limits, memory)
 
     def _forget(self) -> None:
-        """Clients that have nothing left to count."""
+        """Forget clients that have nothing left to count."""
         now = time.monotonic()
         for name, account in list(self._of.items()):
             if not account.sessions and not account.traffic_bytes(now):

@@ -60,11 +60,11 @@ class Callers:
             self._threads.add(thread)
 
     def settled(self, met: Met) -> None:
-        """It has got what it came for."""
+        """Free the place of a connection, which has got what it came for."""
         self._waiting.leave(met)
 
     def join(self, seconds: float) -> None:
-        """Wait for all threads, so long at most."""
+        """Wait for all threads, `seconds` at most."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             with self._lock:
@@ -90,7 +90,7 @@ class Strangers:
         self._since, self._said = -LINES_S, 0
 
     def refused(self, error: SpuLlmError) -> None:
-        """Say it, or not."""
+        """Say why a stranger is refused, unless too many lines have said so."""
         now = time.monotonic()
         if now - self._since >= LINES_S:
             self._since, self._said = now, 0

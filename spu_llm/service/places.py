@@ -38,19 +38,19 @@ class Places:
         self._running: list[Admitted] = []
 
     def renew(self, places: int, of_one: int) -> None:
-        """Admit so many from here on; sessions that there are go on."""
+        """Admit `places` sessions from here on, `of_one` of a certificate; running ones go on."""
         self._places, self._of_one = places, of_one
 
     @property
     def taken(self) -> bool:
-        """Whether there is a session, or one is expected."""
+        """Return whether there is a session, or one is expected."""
         with self._lock:
             return bool(self._running or self._unexpired())
 
     def admit(
         self, task: Task, client: Certificate | None, begin: Callable[[], None] = lambda: None
     ) -> bytes:
-        """A ticket for what `task` is; BusyError when there is no place for it."""
+        """Return a ticket for the session in `task`; BusyError when there is no place for it."""
         with self._lock:
             self._expected = self._unexpired()
             taken = [*self._running, *self._expected.values()]
@@ -69,8 +69,8 @@ class Places:
         return ticket
 
     def enter(self, shown: bytes, client: Certificate | None) -> Admitted:
-        """The session of a ticket, which is used up by that; PeerError when there is none, or not
-        for this client.
+        """Return the session of a ticket, which is used up by that; PeerError when there is none,
+        or not for this client.
         """
         with self._lock:
             self._expected = self._unexpired()
@@ -83,7 +83,7 @@ class Places:
         return admitted
 
     def leave(self, admitted: Admitted) -> None:
-        """Its place is free again."""
+        """Free the place of a session."""
         with self._lock:
             self._running.remove(admitted)
 

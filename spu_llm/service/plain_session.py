@@ -19,9 +19,9 @@ class PlainSession:
     """What a program without SPU runs with; `close` it in the end."""
 
     def __init__(self, rank: int, wire: Channel, session: str) -> None:
-        """`wire` leads to the peer. `session`: its id, which both supervisors told their workers.
-        WireError when whoever is at the other end does not know it: nothing of the program's has
-        been sent then.
+        """Agree on a key over `wire`, which leads to the peer. `session`: its id, which both
+        supervisors told their workers. WireError when whoever is at the other end does not know it:
+        nothing of the program's has been sent then.
         """
         self.rank = rank
         key = hashlib.sha256(agree_on_key(wire) + session.encode()).digest()
@@ -36,7 +36,7 @@ class PlainSession:
 
     @property
     def finished(self) -> int:
-        """How many messages are done: it stands still when this party does."""
+        """Return how many messages are done: the number stands still when this party does."""
         return self.channel.traffic.messages
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ STUDIES = {
 
 
 def find(name: str) -> Program:
-    """The record of a program; InputError when there is none of that name."""
+    """Return the record of a program; InputError when there is none of that name."""
     place = SERVED.get(name) or STUDIES.get(name)
     if place is None:
         raise InputError(f"the client asks for an unknown program {name!r}")
@@ -49,5 +49,5 @@ def find(name: str) -> Program:
 
 
 def doors(program: Program) -> tuple[Door, ...]:
-    """What the peer may open streams to."""
+    """Return what the peer may open streams to."""
     return (Door.MESSAGES,) if program.spu is None else (Door.LINK, Door.MESSAGES)

@@ -239,7 +239,7 @@ class _Sessions:
             self._say(line[:MAX_LINE])
 
     def _end_once(self, error: SpuLlmError | None) -> None:
-        """A session has ended, or was refused, which no stranger brings about."""
+        """Note that a session has ended, or was refused, which no stranger brings about."""
         with self._lock:
             if not (self.over or isinstance(error, BusyError)):
                 self.error, self.over = error, True
@@ -378,7 +378,7 @@ class _Sessions:
             raise
 
     def _split(self, client: Certificate | None) -> SplitServed | None:
-        """With the directory of this client's tunings."""
+        """Return what is served of a split model, with the directory of this client's tunings."""
         split = self._options.split
         if split is None or split.tunings is None:
             return split
@@ -419,7 +419,7 @@ def _disk(
 
 
 def _with_digest(options: ServeOptions, params: Params) -> ServeOptions:
-    """With that of the ends of a split model."""
+    """Return the options with the digest of a split model's ends."""
     if (served := options.split) is None:
         return options
     digest = ends_digest(params, Split(served.front, served.back))
@@ -427,7 +427,7 @@ def _with_digest(options: ServeOptions, params: Params) -> ServeOptions:
 
 
 def _placed(options: ServeOptions, params: Params, config: ModelConfig) -> int:
-    """The weights in memory; of a split model those of the middle alone."""
+    """Put the weights into memory, of a split model the middle's alone; return their descriptor."""
     if (served := options.split) is None:
         return place(params, config)
     split = Split(served.front, served.back)
@@ -439,7 +439,7 @@ def _as_ours(exc: Exception) -> SpuLlmError:
 
 
 def _text_format(options: ServeOptions) -> TextFormat | None:
-    """How the model's text is written, if it has a tokenizer; only studies can do without."""
+    """Return how the model's text is written, if it has a tokenizer; only studies do without."""
     if options.studies and not (options.model / TOKENIZER_FILE).exists():
         return None
     return TextFormat.of_model(options.model)
@@ -448,8 +448,8 @@ def _text_format(options: ServeOptions) -> TextFormat | None:
 def _own_text(
     options: ServeOptions, tokenizer: Tokenizer | None, config: ModelConfig
 ) -> tuple[Before, list[int]]:
-    """Rows of the text before every prompt, as clients hear of them, and its tokens. InputError
-    when nothing fits after it.
+    """Return the rows of the text before every prompt, as clients hear of them, and its tokens.
+    InputError when nothing fits after it.
     """
     if not options.system_prompt:
         return Before(), []
@@ -471,8 +471,8 @@ def _own_text(
 
 
 def _check(task: Task, options: ServeOptions) -> Job[Any, Any] | None:
-    """What is asked for. InputError when this provider does not run it; of a study, None, its
-    worker says so: to import it takes seconds.
+    """Return the job that is asked for, InputError when this provider does not run it. Of a study,
+    None: its worker checks it, since to import it takes seconds.
     """
     if task.program in programs.STUDIES:
         if options.studies:

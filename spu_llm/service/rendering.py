@@ -54,7 +54,7 @@ def _read(written: bytes) -> dict[str, Any]:
 
 
 def _import_all() -> None:
-    """What rendering imports, while there are files: some of it only where a template asks."""
+    """Import what rendering needs, while there are files: some of it only templates ask for."""
     import pprint  # noqa: F401
     import textwrap  # noqa: F401
 

@@ -67,7 +67,7 @@ Look = Callable[[], None]  # several times a second; what it raises ends the ses
 
 
 def python_command(module: str) -> list[str]:
-    """The command that runs `module.main()` with this process's import path.
+    """Return the command that runs `module.main()` with this process's import path.
 
     `python -m` would search the working directory first, where any `models` folder shadows ours.
     """
@@ -95,9 +95,9 @@ class Worker:
         self, program: str, inherits: Sequence[int] = (), *, reads: Sequence[Path] = (),
         writes: Sequence[Path] = (), lists: Sequence[Path] = (), confined: bool = True,
     ) -> None:  # fmt: skip
-        """`inherits`: descriptors that it gets, under the same numbers. `reads`, `writes`, `lists`:
-        files and directories that it needs (`confine`), beside the system's and Python's; unless it
-        is `confined` it has all that this user has.
+        """Start the worker. `inherits`: descriptors that it gets, under the same numbers. `reads`,
+        `writes`, `lists`: files and directories that it needs (`confine`), beside the system's and
+        Python's; unless it is `confined` it has all that this user has.
         """
         self._folder = tempfile.mkdtemp(prefix="spu-llm-")
         self.apart = False  # in a network namespace of its own, as it says when it is ready
@@ -123,7 +123,7 @@ class Worker:
         self._stderr_reader.start()
 
     def side(self) -> WorkerSide:
-        """How it is reached, once it is ready; asked for once."""
+        """Return how the worker is reached, once it is ready; asked for once."""
         if not self.apart:
             return Loopback()
         self._asked = True
@@ -145,7 +145,7 @@ class Worker:
             raise self.death() from exc
 
     def next_event(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next event, or None after `timeout_s`; WorkerError when the worker has died."""
+        """Return the next event, None after `timeout_s`; WorkerError when the worker has died."""
         try:
             event = self._events.get(timeout=timeout_s)
         except queue.Empty:
@@ -155,7 +155,7 @@ class Worker:
         return event
 
     def cpu_s(self) -> float:
-        """CPU time that the worker has used so far, in seconds; 0 once it has gone."""
+        """Return the CPU time that the worker has used so far, in seconds; 0 once it has gone."""
         try:
             with open(f"/proc/{self._process.pid}/stat") as file:
                 user, system = file.read().rpartition(")")[2].split()[11:13]
@@ -164,7 +164,7 @@ class Worker:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def memory_bytes(self) -> int:
-        """Memory that the worker has for itself; 0 once it has gone."""
+        """Return the memory that the worker has for itself, in bytes; 0 once it has gone."""
         try:
             with open(f"/proc/{self._process.pid}/statm") as file:
                 _, resident, shared, *_ = map(int, file.read().split())
@@ -174,11 +174,11 @@ class Worker:
 
     @property
     def killed(self) -> bool:
-        """Whether it was killed from outside, which no broken link does."""
+        """Return whether the worker was killed from outside, which no broken link does."""
         return self._process.poll() == -signal.SIGKILL
 
     def death(self) -> WorkerError:
-        """How the worker ended, with its last words: for this party's eyes only."""
+        """Return how the worker ended, with its last words: for this party's eyes only."""
         code = self._process.wait()
         self._stderr_reader.join(1.0)
         lines = self._stderr.decode(errors="replace").strip().splitlines()

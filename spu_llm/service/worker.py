@@ -86,7 +86,7 @@ class Task:
 
     @staticmethod
     def of_line(line: str) -> Task:
-        """InputError for anything but a task."""
+        """Return the task in a line; InputError for anything but a task."""
         complaint = "the worker's task is malformed"
         try:
             return read(Task, json.loads(line), complaint)
@@ -198,14 +198,14 @@ def main() -> None:
 
 
 def preload(program: str) -> None:
-    """The slow imports, while the supervisors shake hands."""
+    """Import what is slow, while the supervisors shake hands."""
     from spu_llm.service import agreeing, programs  # noqa: F401
 
     programs.find(program).load()
 
 
 def run_task(task: Task, events: Events, hear: Hear) -> dict[str, Any]:
-    """Link up with the peer's worker and run the agreed program; returns its result."""
+    """Link up with the peer's worker and run the agreed program; return its result."""
     from spu_llm.service import programs
     from spu_llm.service.agreeing import job_of
 
@@ -285,7 +285,7 @@ def _spu_session(
 
 
 def _hints_directory(task: Task, events: Events) -> Path | None:
-    """Where hints are kept, or None where that cannot be."""
+    """Return where hints are kept, or None where that cannot be."""
     from spu_llm.offline import files as pool_files
 
     if task.hints_dir is None:
@@ -301,8 +301,9 @@ def _hints_directory(task: Task, events: Events) -> Path | None:
 
 
 def _receiving(events: Events, asks: bool) -> Receiving:
-    """What makes room for hints (`silent.products`): the supervisor, which alone sees what those of
-    other providers take (`service.hint_room`). `asks`: it keeps hints; else they are in memory.
+    """Return what makes room for hints (`silent.products`): the supervisor, which alone sees what
+    hints of other providers take (`service.hint_room`). `asks`: it keeps hints; else they are in
+    memory.
     """
 
     @contextlib.contextmanager

@@ -33,13 +33,14 @@ class Outcome:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of the rate, 95 %, by Wilson (1927), as if tries were independent."""
+        """Return the 95 % interval of the rate, by Wilson (1927), as if tries were independent."""
         return wilson(self.successes, self.tries)
 
     @property
     def by_luck(self) -> float:
-        """Probability that as many independent guesses succeed as often, or more so. The interval
-        does not say that: of rates near 0 a single success lifts its lower end above chance.
+        """Return the probability that as many independent guesses succeed as often, or more so. The
+        interval does not say that: of rates near 0 a single success lifts its lower end above
+        chance.
         """
         if self.luck is not None:
             return self.luck
@@ -49,7 +50,7 @@ class Outcome:
 
     @property
     def at_chance(self) -> bool:
-        """Whether guessing does as well with a probability of 1 % or more."""
+        """Return whether guessing does as well with a probability of 1 % or more."""
         return self.by_luck >= 0.01
 
     def line(self) -> str:
@@ -65,7 +66,9 @@ class Outcome:
 
 
 def wilson(successes: int, tries: int) -> tuple[float, float]:
-    """95 % score interval of a rate. ValueError unless 0 <= successes <= tries and 0 < tries."""
+    """Return the 95 % score interval of a rate. ValueError unless 0 <= successes <= tries and 0 <
+    tries.
+    """
     if not 0 <= successes <= tries or not tries:
         raise ValueError(f"{successes} of {tries} is no rate")
     rate, z2 = successes / tries, _Z**2

@@ -45,8 +45,8 @@ class Before:
     padded: int = 0
 
     def left(self, model: ModelConfig) -> ModelConfig:
-        """The model as it is for all that is not the provider's own: with fewer positions, and
-        fewer of the first ones that must be public.
+        """Return the model as it is for all that is not the provider's own: with fewer positions,
+        and fewer of the first ones that must be public.
         """
         return model.after(self.rows, self.rows - self.padded)
 
@@ -107,19 +107,19 @@ class Job(Generic[Q, C]):
 
     @property
     def client(self) -> C:
-        """The client's own inputs; for the client alone."""
+        """Return the client's own inputs; for the client alone."""
         assert self.of_client is not None
         return self.of_client
 
     @property
     def provider(self) -> Held:
-        """The provider's; for the provider alone."""
+        """Return the provider's own inputs; for the provider alone."""
         assert self.of_provider is not None
         return self.of_provider
 
 
 def served_whole(request: Any, held: Held, model: ModelConfig) -> None:
-    """InputError unless the provider serves its whole model."""
+    """Raise InputError unless the provider serves its whole model."""
     if (split := held.split) is not None:
         raise InputError(
             f"the provider serves the middle of a split model alone: spu-llm split, with --mode "
@@ -155,12 +155,13 @@ class Program:
     admit: Callable[[Any, Held, ModelConfig], None] = served_whole
 
     def load(self) -> Run:
-        """The module's `run`."""
+        """Return the module's `run`."""
         run: Run = import_module(self.module).run
         return run
 
     def asked(self, fields: Mapping[str, object]) -> Any:
-        """The request that a manifest states; InputError when it is none of this program's."""
+        """Return the request that a manifest states; InputError when it is none of this program's.
+        """
         types_of = get_type_hints(self.request)
         split = {name: _split(types_of.get(name), value) for name, value in fields.items()}
         return read(
@@ -169,7 +170,7 @@ class Program:
 
 
 def stated(request: Any) -> dict[str, Any]:
-    """A request as settings of a session: scalars, and tuples as comma lists."""
+    """Return a request as settings of a session: scalars, and tuples as comma lists."""
     values = {f.name: getattr(request, f.name) for f in dataclasses.fields(request)}
     return {
         name: ",".join(map(str, value)) if isinstance(value, tuple) else value
@@ -178,7 +179,7 @@ def stated(request: Any) -> dict[str, Any]:
 
 
 def _split(kind: Any, value: object) -> object:
-    """The parts of a comma list where a tuple is expected; whatever else as it is."""
+    """Return the parts of a comma list where a tuple is expected; whatever else as it is."""
     if get_origin(kind) is not tuple or not isinstance(value, str):
         return value
     try:
@@ -188,8 +189,8 @@ def _split(kind: Any, value: object) -> object:
 
 
 def read(kind: type[T], fields: object, complaint: str) -> T:
-    """The dataclass `kind` with these fields, as JSON has them; InputError, which begins with
-    `complaint`, unless names and types are exactly its own.
+    """Return the dataclass `kind` with these fields, as JSON has them; InputError, which begins
+    with `complaint`, unless names and types are exactly its own.
 
     Types: scalars, dataclasses, `X | None`, `list[X]`, `tuple[X, ...]`, `dict[str, X]`, `Any`.
     """

@@ -100,9 +100,10 @@ TAMPERINGS = ("replayed", "cut", "reordered", "changed")
 
 
 def tampering(rank: int, how: str) -> Callable[[int, Channel], Channel]:
-    """For `run_op`: sealed channels, with the first message that `rank` sends tampered with.
+    """Return a `wrap` for `run_op` that seals channels and tampers with the first message that
+    `rank` sends.
 
-    One message in each direction comes before those of the op, to be replayed or reordered.
+    One message in each direction comes before the op's own, to be replayed or reordered.
     """
 
     def wrap(at: int, channel: Channel) -> Channel:

@@ -53,8 +53,8 @@ class OpContract:
     nothing_to_compare = ""
 
     def hidden(self, own: list[Value], peer: list[Value], case: Case) -> list[np.ndarray]:
-        """Words [ROWS, ...] under the masks of the peer's messages, where they are not simply its
-        inputs or shares that follow from the view. The distinguisher gets them.
+        """Return words [ROWS, ...] under the masks of the peer's messages, where they are not
+        simply its inputs or shares that follow from the view. The distinguisher gets them.
         """
         return []
 
@@ -71,7 +71,9 @@ class OpContract:
                 np.testing.assert_array_equal(found, as_words(np.asarray(value)), str(case.forms))
 
     def test_result_belongs_to_whom_it_should(self) -> None:
-        """Each result is held in a form of its declared owner; nothing is readable beyond that."""
+        """Check that each result is held in a form of its declared owner; nothing is readable
+        beyond that.
+        """
         for case in self.cases:
             outcome = run_op(self.op, case)
             owners = self.op.owners(*map(owner_of, outcome.inputs[CLIENT]), **case.static)
@@ -99,7 +101,9 @@ class OpContract:
                 assert ledger.openings == list(declared), case.forms
 
     def test_tampered_messages_end_it(self) -> None:
-        """Either direction, on a sealed channel: the receiver ends with a clear error."""
+        """Tamper with messages in either direction, on a sealed channel: the receiver ends with a
+        clear error.
+        """
         for case in self.cases:
             cost = self.op.cost(*share_inputs(case)[CLIENT], **case.static)
             sizes = cost.client_to_provider, cost.provider_to_client
@@ -113,8 +117,8 @@ class OpContract:
                         raise AssertionError(f"{case.forms}: a message {how} goes unnoticed")
 
     def test_messages_are_masked(self) -> None:
-        """Every bit that a party sends, in every column and round, has a fresh bit of its own; of
-        elementwise ops there are enough of these also past the first 64 rows.
+        """Check that every bit that a party sends, in every column and round, has a fresh bit of
+        its own; for elementwise ops, that there are enough fresh bits also past the first 64 rows.
         """
         sent = 0
         checks = [(case, unhidden) for case in self._small_cases()]
@@ -128,8 +132,9 @@ class OpContract:
         assert bool(sent) == self.masks
 
     def test_each_broken_correlation_is_caught(self) -> None:
-        """The masks of each draw alone are dropped, and repeat those of the draw before: in one
-        call and, once, across two. Its results alone are wrong.
+        """Check that broken masks of each draw alone are noticed: dropped, or repeating the draw
+        before, in one call and, once, across two. Check that wrong results of each correlation are,
+        too.
         """
         tried = 0
         cases = [(self.op, case) for case in self._small_cases()]
@@ -155,8 +160,8 @@ class OpContract:
         return True
 
     def test_simulator_reaches_its_output(self) -> None:
-        """From a party's inputs and outputs, the ideal ones of a fresh op, it makes a view of the
-        real one's shape.
+        """Check that, from a party's inputs and outputs (ideal outputs of a fresh op), the
+        simulator makes a view of the real view's shape.
         """
         for case in self.cases:
             outcome = run_op(self.op, case)
@@ -178,8 +183,8 @@ class OpContract:
             assert not found, f"{case}, rank {rank}: {found}"
 
     def test_views_do_not_depend_on_the_secret(self) -> None:
-        """To a party that knows nothing of the inputs, the smallest and the largest element look
-        the same, its shares of the results included. This needs no simulator.
+        """Check that, to a party that knows nothing of the inputs, the smallest and the largest
+        element look the same, its shares of the results included. This needs no simulator.
         """
         compared = 0
         sends = any(v.incoming for c in self.cases for v in run_op(self.op, c).views)
@@ -232,11 +237,11 @@ class OpContract:
         )
 
     def _small_cases(self) -> list[Case]:
-        """The cases, elementwise ones cut to a few elements."""
+        """Return the cases, elementwise ones cut to a few elements."""
         return [self._of_elements(case, _FEW) if self.elementwise else case for case in self.cases]
 
     def _long_cases(self) -> list[Case]:
-        """Elementwise cases with more elements than a word has bits."""
+        """Return elementwise cases with more elements than a word has bits."""
         cases = self.cases if self.elementwise else ()
         return [self._of_elements(case, _MANY) for case in cases if case.inputs[0].size]
 
@@ -254,8 +259,8 @@ class OpContract:
         return Case(tuple(rows), case.forms, case.static)
 
     def _sampled_cases(self, smallest: bool = True) -> list[Case]:
-        """Per case, its smallest (if asked for) and largest element in ROWS equal rows: one call,
-        ROWS views.
+        """Return, per case, its smallest (if asked for) and largest element in ROWS equal rows: one
+        call, ROWS views.
         """
         sampled = []
         for case in self.cases:

@@ -72,7 +72,7 @@ class _Draw:
     fixed: Factor | None
 
     def settle(self) -> None:
-        """This party's results from the masks and the peer's results."""
+        """Compute this party's results from the masks and the peer's results."""
         masks = self.own, self.peer.masks
         self.results = others_results(self.correlation, masks, self.peer.results, self.fixed)
 
@@ -120,7 +120,8 @@ class Replay:
         self.total = used.bit_count()
 
     def sent(self) -> int:
-        """The bits of all that the party sends."""
+        """Run the party again and return the bits that count of all that it sends, as one number.
+        """
         tape = _Tape(self._incoming)
         party = self._kind(
             self._rank, tape, _Again(self._own), FRAC_BITS, _Units(self.draws), common_stream()
@@ -129,14 +130,14 @@ class Replay:
         return int.from_bytes(b"".join(tape.sent), "little") & self.used
 
     def fresh(self) -> list[_Fresh]:
-        """This party's fresh words, each once."""
+        """Return this party's fresh words, each once."""
         found = [_Fresh(words, 64) for words in self._own if words.size]
         found += [array for draw in self.draws for array in self.fresh_of(draw)]
         once = {id(array.words): array for array in found}
         return [self.reaching(array) for array in once.values()]
 
     def fresh_of(self, draw: _Draw) -> list[_Fresh]:
-        """Its masks in one draw of prepared units."""
+        """Return this party's masks in one draw of prepared units."""
         return [
             _Fresh(_source(words), 1 if part.form is Form.BIT else 64)
             for part, words in zip(draw.correlation.masks, draw.own, strict=True)
@@ -145,14 +146,16 @@ class Replay:
         ]  # fmt: skip
 
     def change(self, base: int, flips: Sequence[tuple[np.ndarray, np.ndarray | np.uint64]]) -> int:
-        """What flipping bits of fresh words changes in the messages."""
+        """Return what flipping bits of fresh words changes in the messages."""
         self._flip(flips)
         changed = self.sent() ^ base
         self._flip(flips)
         return changed
 
     def reaching(self, array: _Fresh) -> _Fresh:
-        """Without the upper bits that reach no message, such as those of a narrow word's mask."""
+        """Return `array` without the upper bits that reach no message, such as those of a narrow
+        word's mask.
+        """
         base, low, high = self.sent(), 0, array.bits
         while low < high:
             middle = (low + high) // 2
@@ -163,16 +166,17 @@ class Replay:
         return _Fresh(array.words, low)
 
     def by(self, kind: type[Party]) -> Replay:
-        """The same by a party that spoils its masks."""
+        """Return this replay by a party that spoils its masks."""
         return self._changed(_kind=kind)
 
     def dropped(self, at: int) -> Replay:
-        """The same with zeros for the masks of a draw: broken."""
+        """Return this replay with zeros for the masks of a draw: broken."""
         return self._with_masks(at, [_frozen(np.zeros_like(m)) for m in self.draws[at].own])
 
     def repeated(self, at: int) -> Replay | None:
-        """The same with a draw's masks those of the last draw of as many units of the same
-        correlation, or else those of its first unit throughout: broken. None for a single unit.
+        """Return this replay with repeating masks in a draw: those of the last draw before of as
+        many units of its correlation, or else of its own first unit throughout: broken. None for a
+        single unit that no such draw precedes.
         """
         draw = self.draws[at]
         for before in reversed(self.draws[:at]):
@@ -197,7 +201,9 @@ class Replay:
                 draw.settle()
 
     def _with_all_else_changed(self) -> Replay:
-        """The same messages coming in, other shares and other randomness."""
+        """Return this replay with the messages that come in as they were, other shares and other
+        randomness.
+        """
         prg = Prg.from_os()
 
         def other(draw: _Draw) -> _Draw:
@@ -225,13 +231,13 @@ def _drawn(own: Taken, peer: Taken) -> _Draw:
 
 
 def _frozen(words: np.ndarray) -> np.ndarray:
-    """Words that are not fresh."""
+    """Make words read-only, by which they are known not to be fresh."""
     words.flags.writeable = False
     return words
 
 
 def _source(words: np.ndarray) -> np.ndarray:
-    """What one unit's words repeat, where they repeat one."""
+    """Return the one unit's words that `words` repeat; `words` itself where it repeats none."""
     return words if words.base is None else np.asarray(words.base)
 
 
@@ -246,8 +252,8 @@ def _mask(bits: int) -> np.uint64:
 
 
 def too_few(replay: Replay) -> str:
-    """Whether the words that reach a message have fewer bits than the messages: what is wrong, or
-    "". As many replays as there are fresh words: for many rows.
+    """Return what is wrong where the words that reach a message have fewer bits than the messages,
+    or "". It takes as many replays as there are fresh words: for many rows.
     """
     base, available = replay.sent(), 0
     for array in replay.fresh():
@@ -260,8 +266,8 @@ def too_few(replay: Replay) -> str:
 
 
 def unhidden(replay: Replay) -> str:
-    """What is wrong with how the party hides what it sends; "" for nothing. As many replays as
-    messages have bits: for few rows.
+    """Return what is wrong with how the party hides what it sends; "" for nothing. It takes as many
+    replays as messages have bits: for few rows.
     """
     fresh = replay.fresh()
     available = sum(array.words.size * array.bits for array in fresh)
@@ -294,7 +300,7 @@ def insert(basis: dict[int, int], vector: int) -> bool:
 
 
 def twice(op: ProtocolOp) -> ProtocolOp:
-    """The op called two times, with the second result."""
+    """Return an op that calls `op` two times and gives the second result."""
 
     def two_party(party: Party, *inputs: Value, **static: Any) -> Any:
         op.two_party(party, *inputs, **static)
@@ -304,8 +310,8 @@ def twice(op: ProtocolOp) -> ProtocolOp:
 
 
 def uncaught(op: ProtocolOp, case: Case, rank: int, repeats: bool) -> tuple[int, list[str]]:
-    """Breaks the masks of each draw of the party's alone: how many draws were broken, and which of
-    them `unhidden` has nothing against. `repeats`: also by masks used before.
+    """Break the masks of each draw of the party's alone; return how many breaks were tried, and the
+    ones that `unhidden` has nothing against. `repeats`: also by masks used before.
     """
     replay = Replay(op, case, rank)
     if not replay.total:

@@ -63,7 +63,7 @@ class Taken:
 @dataclass
 class Fresh:
     """All randomness that one party got in a run: words of its own stream, and prepared units;
-    `words` has those of both in their order.
+    `words` has the words of both in their order.
     """
 
     own: list[np.ndarray] = field(default_factory=list)
@@ -98,13 +98,13 @@ class Dealer:
         self._for_client: queue.Queue[tuple[str, int, Material] | None] = queue.Queue()
 
     def stop(self) -> None:
-        """No more units: the client is not left waiting."""
+        """Hand out no more units, so that the client is not left waiting."""
         self._for_client.put(None)
 
     def source(
         self, rank: int, keep: Callable[[Taken], None] = lambda taken: None
     ) -> _DealtHalf:
-        """`keep` gets what is handed out."""
+        """Return one party's source of units; `keep` gets what is handed out."""
         return _DealtHalf(self, rank, keep)
 
     def take(self, rank: int, correlation: Correlation, units: int, fixed: Any) -> Material:
@@ -130,7 +130,7 @@ _wrong: set[str] = set()
 
 @contextmanager
 def wrong_results(name: str) -> Iterator[None]:
-    """Broken: dealers give results of this correlation that have nothing to do with its masks."""
+    """Break dealers: inside, results of this correlation have nothing to do with its masks."""
     _wrong.add(name)
     try:
         yield
@@ -154,7 +154,7 @@ class _DealtHalf:
 
 
 def leaked_words(shape: tuple[int, ...], bits: bool) -> np.ndarray:
-    """Words, or single bits, of a stream that the peer has, too."""
+    """Return words, or single bits, of a stream that the peer has, too."""
     with _code_of(an_op=False):
         words = Prg.from_seed(0, "known to both parties").words(shape)
     return words & np.uint64(1) if bits else words
@@ -168,8 +168,8 @@ _make_stream = Prg.__init__
 
 
 def _refuse_stream(self: Prg, key: bytes) -> None:
-    """In place of `Prg.__init__`: AssertionError when an op's code makes a stream that is not a
-    child of its party's own or common one.
+    """Stand in for `Prg.__init__`: raise AssertionError when an op's code makes a stream that is
+    not a child of its party's own or common one.
     """
     if getattr(_running, "an_op", False):
         raise AssertionError("an op's code makes a `Prg`: masks come from `Party.mask` and `take`")
@@ -178,7 +178,7 @@ def _refuse_stream(self: Prg, key: bytes) -> None:
 
 @contextmanager
 def _code_of(*, an_op: bool) -> Iterator[None]:
-    """What runs here, in this thread, is an op's code, or else the test's own."""
+    """Mark what runs inside, in this thread, as an op's code, or else as the test's own."""
     before = getattr(_running, "an_op", False)
     _running.an_op = an_op
     try:
@@ -298,7 +298,7 @@ def common_stream() -> Prg:
 
 
 def share_inputs(case: Case) -> list[list[Value]]:
-    """Both parties' inputs for a case, freshly shared."""
+    """Share the inputs of a case afresh, and return both parties' values."""
     sharing = Prg.from_os()
     both: list[list[Value]] = [[], []]
     for x, form in zip(case.inputs, case.forms, strict=True):
@@ -324,7 +324,7 @@ def share_inputs(case: Case) -> list[list[Value]]:
 
 
 def reconstruct_words(values: Sequence[Value]) -> np.ndarray:
-    """Ring words of both parties' values together."""
+    """Return the ring words of both parties' values together."""
     a, b = values
     if isinstance(a, Arith) and isinstance(b, Arith):
         return joined_words(a, b.words)

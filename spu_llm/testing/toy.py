@@ -11,10 +11,10 @@ from spu_llm.core.values import Arith, Value
 
 
 def _toy_two_party(party: Party, x: Value, *, rounds: int) -> Arith:
-    """Fresh arithmetic shares of the same value, `rounds` times over.
+    """Make fresh arithmetic shares of x, `rounds` times over.
 
-    1. Each party draws a mask of its own and sends it; 2. y = x - own mask + the peer's.
-    The next round's mask covers the difference of two shares, so rounds depend on each other.
+    1. Each party draws a mask of its own and sends its share plus the mask; 2. y = the peer's
+    masked share - own mask. The next round masks y, so rounds depend on each other.
     """
     assert isinstance(x, Arith)
     words = x.words

@@ -49,7 +49,7 @@ def distinguish(
     uniform: bool = True,
     hidden: Callable[[list[Value], list[Value], Case], list[np.ndarray]] = lambda *_: [],
 ) -> list[str]:
-    """Names of the statistics by which `rank` tells a real view from an ideal one.
+    """Return the names of the statistics by which `rank` tells a real view from an ideal one.
 
     Two independent runs; in the second, of intact parties, what the party draws, is dealt and
     receives is replaced. `uniform`: by uniform words and bytes of the same sizes, whatever the
@@ -58,7 +58,7 @@ def distinguish(
     all else, and the results of prepared units, from which it follows, are left out. Otherwise by
     the op's simulator, which sees the party's own inputs and outputs.
 
-    Statistics are those of `relations` (of a uniform view) and `differences`.
+    The statistics come from `relations` (of a uniform view) and `differences`.
     """
     real = run_op(op, case, (rank, twin) if twin is not None else None)
     other = run_op(op, case)
@@ -85,8 +85,8 @@ def distinguish(
 
 
 def _drawn(outcome: Outcome, rank: int, fresh: bool) -> View:
-    """What a party draws, is dealt and receives; where its results are fresh, without the results
-    of prepared units.
+    """Return what a party draws, is dealt and receives; where its results are fresh, without the
+    results of prepared units.
     """
     own = list(outcome.fresh[rank].own)
     for taken in outcome.fresh[rank].taken:
@@ -100,7 +100,7 @@ def _drawn(outcome: Outcome, rank: int, fresh: bool) -> View:
 
 
 def _ideal(view: View) -> View:
-    """Uniform words, or single bits, and bytes in place of a view's."""
+    """Return uniform words, or single bits, and bytes in place of a view's."""
     prg = Prg.from_os()
 
     def words(like: np.ndarray) -> np.ndarray:
@@ -114,11 +114,11 @@ def _ideal(view: View) -> View:
 
 
 def relations(columns: dict[str, Column]) -> list[str]:
-    """Bits of what the party draws, is dealt and receives that are, in every row, the xor of other
-    ones, of bits that the test knows, and of a constant: none may be.
+    """Name the bits of what the party draws, is dealt and receives that are, in every row, the xor
+    of other ones, of bits that the test knows, and of a constant: none may be.
 
-    As many of the uniform bits at once as leave 64 rows more than columns: among these, uniform
-    ones are related with a chance below 2^-60.
+    It takes as many of the uniform bits at once as leave 64 rows more than columns: among these,
+    uniform ones are related with a chance below 2^-60.
     """
     known: dict[int, int] = {}
     insert(known, (1 << ROWS) - 1)
@@ -143,9 +143,9 @@ def relations(columns: dict[str, Column]) -> list[str]:
 def differences(
     a_columns: dict[str, Column], b_columns: dict[str, Column], *, first_only: bool = False
 ) -> list[str]:
-    """Names of statistics in which two sets of columns differ.
+    """Return the names of statistics in which two sets of columns differ.
 
-    They are of columns, of signed sums and xors of two and three, and of differences of
+    The statistics are of columns, of signed sums and xors of two and three, and of differences of
     neighbouring rows and of the two halves: each binned by its top and by its bottom bits and
     compared by a two-sample chi-square test, by the frequency of each of the 64 bits, and by how
     often words repeat; Bonferroni-corrected to FALSE_ALARM. And `_pairs_of_bits`.
@@ -174,10 +174,11 @@ def differences(
 
 
 def _pairs_of_bits(a: dict[str, Column], b: dict[str, Column]) -> list[str]:
-    """Pairs of single bits, anywhere in the view, that go together more in one set of columns.
+    """Return pairs of single bits, anywhere in the view, that go together more in one set of
+    columns than in the other.
 
-    Such as a mask that serves twice, in two places. Compares all inner products of bits as +-1;
-    z beyond 8.5 has a chance below 1e-16 for each of some million pairs.
+    A mask that serves twice, in two places, makes such pairs. All inner products of bits as +-1 are
+    compared; z beyond 8.5 has a chance below 1e-16 for each of some million pairs.
     """
 
     names = [n for n in a if not n.startswith("peer's") and not a[n].reading]
@@ -199,13 +200,15 @@ def _pairs_of_bits(a: dict[str, Column], b: dict[str, Column]) -> list[str]:
 
 
 def _repeats_p(a: np.ndarray, b: np.ndarray) -> float:
-    """p-value that words repeat as often in both: each repeat falls on either side alike."""
+    """Return the p-value that words repeat as often in both: each repeat falls on either side
+    alike.
+    """
     repeats = [len(x) - 1 - int(np.count_nonzero(np.diff(np.sort(x)))) for x in (a, b)]
     return float(min(1.0, 2 * bdtr(min(repeats), sum(repeats), 0.5)))
 
 
 def _ends(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Histograms of the top and of the bottom four bits."""
+    """Return histograms of the top and of the bottom four bits."""
     return (
         np.bincount((words >> np.uint64(60)).astype(int), minlength=BINS),
         np.bincount((words & np.uint64(15)).astype(int), minlength=BINS),
@@ -213,7 +216,7 @@ def _ends(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ones(words: np.ndarray) -> np.ndarray:
-    """How often each of the 64 bits is set."""
+    """Return how often each of the 64 bits is set."""
     bits = np.unpackbits(
         np.ascontiguousarray(words).view(np.uint8).reshape(-1, 8), axis=1, bitorder="little"
     )
@@ -225,7 +228,9 @@ def _ones(words: np.ndarray) -> np.ndarray:
 
 
 def _bits_p(a: np.ndarray, b: np.ndarray, rows: int) -> float:
-    """p-value (two proportions, Bonferroni over positions) that two bit frequencies agree."""
+    """Return the p-value (two proportions, Bonferroni over positions) that two bit frequencies
+    agree.
+    """
     pooled = (a + b) / (2 * rows)
     spread = np.sqrt(2 * rows * pooled * (1 - pooled))
     used = spread > 0
@@ -249,12 +254,12 @@ class Column:
     reading: int = 0
 
     def unpacked(self) -> np.ndarray:
-        """[ROWS, bits] of 0 and 1, the lowest first."""
+        """Return the bits that were seen, [ROWS, bits] of 0 and 1, the lowest first."""
         raw = self.words.view(np.uint8).reshape(-1, 8)
         return np.unpackbits(raw, axis=1, count=self.bits, bitorder="little")
 
     def planes(self) -> list[int]:
-        """Each bit of all rows, as one number."""
+        """Return each bit of all rows, as one number."""
         packed = np.packbits(np.ascontiguousarray(self.unpacked().T), axis=1, bitorder="little")
         return [int.from_bytes(plane.tobytes(), "little") for plane in packed]
 
@@ -272,9 +277,10 @@ def columns_of(
     peer: bool = True,
     hidden: Sequence[np.ndarray] = (),
 ) -> dict[str, Column]:
-    """One word per row and column: all that the party sees; with `peer`, what it does not, too.
+    """Return one word per row and column: all that the party sees; with `peer`, also what it does
+    not.
 
-    AssertionError for a message that cannot be read row by row: nothing goes by unseen.
+    Raise AssertionError for a message that cannot be read row by row: nothing goes by unseen.
     """
     columns: dict[str, Column] = {}
 
@@ -318,12 +324,12 @@ def columns_of(
 
 
 def _word_columns(words: np.ndarray, bits: int = 64) -> list[Column]:
-    """[ROWS, n] -> n columns."""
+    """Return words [ROWS, n] as n columns."""
     return [Column(np.ascontiguousarray(column), bits) for column in words.T]
 
 
 def _bit_columns(planes: np.ndarray) -> list[Column]:
-    """Bits [n, ROWS] of 0 and 1 -> ceil(n / 64) columns, plane i at bit i % 64."""
+    """Return bits [n, ROWS] of 0 and 1 as ceil(n / 64) columns, plane i at bit i % 64."""
     columns = []
     for some in (planes[i : i + 64] for i in range(0, len(planes), 64)):
         raw = np.zeros((planes.shape[1], 8), np.uint8)
@@ -337,8 +343,8 @@ _MAX_VALUES = 64  # of a row, side by side in a message or a plane
 
 
 def _own_rows(words: np.ndarray, must: bool = True) -> list[list[Column]]:
-    """Own random words, in each way they may be read: words per row, bits a word each, bit-sliced
-    ones (64 values a word).
+    """Return own random words as columns, in each way they may be read: words per row, bits a word
+    each, bit-sliced ones (64 values a word).
     """
     if not words.any():
         return []  # the peer's
@@ -357,14 +363,15 @@ def _own_rows(words: np.ndarray, must: bool = True) -> list[list[Column]]:
 
 
 def _of_planes(planes: np.ndarray, values: int) -> list[Column]:
-    """Packed planes (uint8 [n, bytes]) of so many values a row."""
+    """Return packed planes (uint8 [n, bytes]) of so many values a row as columns."""
     bits = np.unpackbits(planes, axis=1, count=values * ROWS, bitorder="little")
     return _bit_columns(bits.reshape(-1, ROWS))
 
 
 def _message_rows(data: np.ndarray) -> list[list[Column]]:
-    """A message (words or bytes), in each way it may be read: words row by row or column by column,
-    narrow words, planes of one bit of every value, bits row by row; bits and then words.
+    """Return a message (words or bytes) as columns, in each way it may be read: words row by row or
+    column by column, narrow words, planes of one bit of every value, bits row by row; bits and then
+    words.
     """
     raw = np.frombuffer(np.ascontiguousarray(data).tobytes(), np.uint8)
     found: list[list[Column]] = []
@@ -415,8 +422,9 @@ Feature = Callable[[dict[str, np.ndarray]], np.ndarray]
 
 
 def _features(names: list[str]) -> list[tuple[str, Feature]]:
-    """Every column alone; signed sums and xors of some pairs, and of some triples in which one has
-    come from the peer. First those with most of what the test knows besides the view.
+    """Return what is compared: every column alone; signed sums and xors of some pairs, and of some
+    triples in which one has come from the peer. Pairs and triples with most of what the test knows
+    besides the view come first.
     """
     found: list[tuple[str, Feature]] = []
     for n in names:
@@ -427,7 +435,9 @@ def _features(names: list[str]) -> list[tuple[str, Feature]]:
         ]
 
     def known(group: tuple[str, ...]) -> tuple[int, int]:
-        """Ahead: what came and what the test knows, by much; other places are as good as random."""
+        """Return the sort key of a group: first by how much of it came or is known to the test;
+        other places are as good as random.
+        """
         much = ("leaked", "hidden", "common", "peer's input")
         came = any(n.startswith(("incoming", "opened")) for n in group)
         return -came - sum(n.startswith(much) for n in group), zlib.crc32(repr(group).encode())
@@ -476,7 +486,7 @@ def _halves(columns: dict[str, np.ndarray], names: Sequence[str]) -> np.ndarray:
 
 
 def _chi_square_p(a: np.ndarray, b: np.ndarray) -> float:
-    """p-value of the two-sample chi-square test on two histograms of equal totals."""
+    """Return the p-value of the two-sample chi-square test on two histograms of equal totals."""
     total = a + b
     used = total > 0
     # Bins that nothing falls into carry no degree of freedom; one used bin cannot differ.

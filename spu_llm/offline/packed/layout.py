@@ -44,81 +44,81 @@ class Layout:
 
     @cached_property
     def rows(self) -> int:
-        """R."""
+        """Return R: rows of X in a polynomial."""
         return min(_ROWS, self.n, N // self.m)
 
     @cached_property
     def stride(self) -> int:
-        """D."""
+        """Return D: how far apart the columns of Y stand in a polynomial."""
         return 1 << (N // (self.rows * self.m)).bit_length() - 1
 
     @cached_property
     def inner(self) -> int:
-        """K."""
+        """Return K: rows of Y, of each unit, in a polynomial."""
         return min(self.k, self.stride, ring.MAX_TERMS // self.rows)
 
     @cached_property
     def together(self) -> int:
-        """S."""
+        """Return S: units side by side in a polynomial of Y's."""
         return min(self.stride // self.inner, self.units)
 
     @property
     def groups(self) -> int:
-        """Of units that stand side by side."""
+        """Return how many groups there are of units that stand side by side."""
         return math.ceil(self.units / self.together)
 
     @property
     def blocks(self) -> int:
-        """Polynomials of Y's of a group."""
+        """Return how many polynomials of Y's a group has."""
         return math.ceil(self.k / self.inner)
 
     @property
     def is_scalar(self) -> bool:
-        """Whether a polynomial of X's is one word."""
+        """Return whether a polynomial of X's is one word."""
         return self.n == self.k == 1
 
     @property
     def pairs(self) -> int:
-        """Polynomials X_r Y of a unit."""
+        """Return how many polynomials X_r Y a unit has."""
         return math.ceil(self.n / self.rows)
 
     @cached_property
     def packed(self) -> int:
-        """How many of them become one: a power of two, D at most."""
+        """Return how many pairs become one: a power of two, D at most."""
         return min(self.stride, _PACKED, 1 << (self.units * self.pairs - 1).bit_length())
 
     @property
     def blocks_at_once(self) -> int:
-        """Of which sums may be rounded together."""
+        """Return over how many blocks sums may be rounded together."""
         return max(1, ring.MAX_TERMS // (self.rows * self.inner))
 
     @property
     def answers(self) -> int:
-        """How many there are then."""
+        """Return how many packed polynomials the pairs of all units become."""
         return math.ceil(self.units * self.pairs / self.packed)
 
     @property
     def apart(self) -> int:
-        """How far apart the coefficients of an answer are that are wanted."""
+        """Return how far apart the coefficients of an answer are that are wanted."""
         return self.stride // self.packed
 
     @property
     def ciphertext_bytes(self) -> int:
-        """Of what the owner sends."""
+        """Return the bytes of what the owner sends."""
         return CIPHERTEXT_BYTES * self.groups * self.blocks
 
     @property
     def answer_bytes(self) -> int:
-        """Of what the evaluator sends."""
+        """Return the bytes of what the evaluator sends."""
         return ANSWER_BYTES * self.answers
 
     @property
     def switches(self) -> list[int]:
-        """The strides of `_pack`'s steps."""
+        """Return the strides of the steps of `PackedProducts._pack`."""
         return [self.stride >> i for i in range(self.packed.bit_length() - 1)]
 
     def encoded_right(self, y: np.ndarray) -> np.ndarray:
-        """Y_b of y [units, k, m]: words [groups, blocks, N]."""
+        """Return Y_b of y [units, k, m]: words [groups, blocks, N]."""
         padded = np.zeros(
             (self.groups * self.together, self.blocks * self.inner, self.m), np.uint64
         )
@@ -133,7 +133,7 @@ class Layout:
         return ring.lowered(found, self.inner - 1)
 
     def encoded_left(self, x: np.ndarray) -> np.ndarray:
-        """X_rb of x [units, n, k]: words [units, pairs, blocks, N]."""
+        """Return X_rb of x [units, n, k]: words [units, pairs, blocks, N]."""
         padded = np.zeros(
             (self.units, self.pairs * self.rows, self.blocks * self.inner), np.uint64
         )
@@ -150,12 +150,12 @@ class Layout:
         return range(group * self.together, min((group + 1) * self.together, self.units))
 
     def shift(self, unit: int) -> int:
-        """K s."""
+        """Return K s, with s the place of a unit in its group."""
         return unit % self.together * self.inner
 
     def decoded(self, wanted: np.ndarray) -> np.ndarray:
-        """Words [units, n, m] of the coefficients [answers, N packed / D] of packed polynomials at
-        multiples of D / packed.
+        """Return the words [units, n, m] of the coefficients [answers, N packed / D] of packed
+        polynomials at multiples of D / packed.
         """
         by_pair = wanted.reshape(self.answers, -1, self.packed).swapaxes(1, 2)
         by_pair = by_pair.reshape(self.answers * self.packed, -1)[: self.units * self.pairs]

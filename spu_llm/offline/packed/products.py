@@ -85,7 +85,7 @@ _WORKED = 4  # polynomials worked on together: they fit the cache
 
 
 def owners(correlation: Correlation) -> list[int]:
-    """Who encrypts: a party with words of Y while the other one has some of X."""
+    """Return the parties that encrypt: a party with words of Y while its peer has some of X."""
     x, y = correlation.masks
     return [r for r in (CLIENT, PROVIDER) if y.is_held_by(r) and x.is_held_by(1 - r)]
 
@@ -96,8 +96,8 @@ class PackedProducts:
     def __init__(
         self, rank: int, own: Prg, common: bytes, channel: CountingChannel, jobs: int = 1
     ) -> None:
-        """`own`: this party's secret stream, fresh. `common`: fresh, too, and the same at the peer.
-        `jobs`: cores.
+        """Take `own`, this party's secret stream, fresh; `common`, fresh, too, and equal at both
+        parties; `jobs`, cores.
         """
         self._jobs = jobs
         self.rank, self._own, self._channel = rank, own, channel
@@ -113,8 +113,8 @@ class PackedProducts:
         self._sent: set[int] = set()  # strides of own switching keys
 
     def make(self, correlation: Correlation, masks: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """This party's shares of the products of a chunk; at both parties at the same time.
-        WireError when the peer's messages have other sizes, and after an attempt that failed.
+        """Return this party's shares of the products of a chunk; called at both parties at the same
+        time. WireError when the peer's messages have other sizes, and after an attempt that failed.
         """
         assert correlation.matrices is not None
         if self._busy:
@@ -152,7 +152,8 @@ class PackedProducts:
     # ---- the owner
 
     def _send_keys(self, strides: Sequence[int]) -> None:
-        """Step 1, as far as it is not done."""
+        """Send the key and the switching keys of `strides`, as far as they are not sent (step 1).
+        """
         if self._secret is None:
             self._secret = rlwe.ternary(self._own, 1, N)[0]
             self._small = rlwe.transform(self._secret)
@@ -172,7 +173,9 @@ class PackedProducts:
             self._channel.send(_key_bytes(keys))
 
     def _encrypted(self, layout: Layout, y: np.ndarray, first: int) -> np.ndarray:
-        """Step 2: words [groups, blocks, 2, N], numbered from `first`."""
+        """Return the ciphertexts b_b of y (step 2): words [groups, blocks, 2, N], numbered from
+        `first`.
+        """
         messages = layout.encoded_right(y)
         flat = messages.reshape(-1, N)
         found = np.empty((len(flat), 2, N), np.uint64)
@@ -204,7 +207,7 @@ class PackedProducts:
     def _answer(
         self, layout: Layout, x: np.ndarray, theirs: np.ndarray, first: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Steps 3 to 5: c0 [answers, N], and this party's share [answers, N packed / D]."""
+        """Return c0 [answers, N] and this party's share [answers, N packed / D] (steps 3 to 5)."""
         left = layout.encoded_left(x)
         c = np.zeros((2, layout.answers * layout.packed, N), np.uint64)
         for group in range(layout.groups):
@@ -232,8 +235,9 @@ class PackedProducts:
         return c0, c1[:, :: layout.apart]
 
     def _multiplied(self, left: np.ndarray, right: np.ndarray, at_once: int) -> np.ndarray:
-        """Step 3: words [2, pairs, N] of polynomials [pairs, blocks, N] and transforms [2, blocks,
-        limbs, N / 2]. Sums over `at_once` blocks are rounded together.
+        """Return c0 and c1 of a unit, not yet divided by its power of X (step 3): words
+        [2, pairs, N] of polynomials [pairs, blocks, N] and transforms [2, blocks, limbs, N / 2].
+        Sums over `at_once` blocks are rounded together.
         """
         found = np.zeros((2, len(left), N), np.uint64)
         for i in range(0, len(left), _WORKED):
@@ -247,7 +251,9 @@ class PackedProducts:
         return found
 
     def _pack(self, c: np.ndarray, strides: Sequence[int]) -> np.ndarray:
-        """Step 4: words [2, answers, N] of pairs [2, answers, packed, N]."""
+        """Pack the pairs of each answer into one (step 4): words [2, answers, N] of pairs
+        [2, answers, packed, N].
+        """
         for d in strides:
             first, second = np.split(c, 2, axis=2)
             second = ring.raised(second, d // 2)
@@ -265,7 +271,7 @@ class PackedProducts:
         return c[:, :, 0]
 
     def _switch(self, c0: np.ndarray, d: int) -> np.ndarray:
-        """Words [2, rows, N]: a pair under s for c0 [rows, N] under s(X^(1 + 2N/d))."""
+        """Return a pair under s for c0 [rows, N] under s(X^(1 + 2N/d)): words [2, rows, N]."""
         factors, keys = ring.limbs(c0, LIMB, 64), self._switching[d]
         found = np.empty((2, *c0.shape), np.uint64)
         for part in range(2):
@@ -278,16 +284,17 @@ class PackedProducts:
     # ---- what both know
 
     def _public(self, what: str, rank: int, start: int, count: int) -> np.ndarray:
-        """Wide polynomials [count, 2, N] that one party sent."""
+        """Return public wide polynomials [count, 2, N] number start..: p, or an a, of party `rank`.
+        """
         label = f"{VERSION}: {what}, {self._common}, {ROLES[rank]},"
         return rlwe.public(label, start, count, 2 * N).reshape(count, 2, N)
 
     def _key_base(self, rank: int) -> np.ndarray:
-        """p: words [N]."""
+        """Return p of the key of `rank`: words [N]."""
         return self._public("p", rank, 0, 1)[0, 0]
 
     def _switching_base(self, rank: int, d: int) -> np.ndarray:
-        """The a of switching keys of one stride: [word limbs, 2, N]."""
+        """Return the a of switching keys of one stride: [word limbs, 2, N]."""
         return self._public(f"switching {d}", rank, 0, _WORD_LIMBS)
 
     def _received(self, shape: tuple[int, ...]) -> np.ndarray:
@@ -296,14 +303,14 @@ class PackedProducts:
 
 
 def _slices(count: int) -> Iterator[slice]:
-    """Rows that are worked on together."""
+    """Return slices of rows that are worked on together."""
     return (slice(i, i + _WORKED) for i in range(0, count, _WORKED))
 
 
 def _products(factors: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Sums over blocks of products of limbs, by weight from 2^22 on: transforms [rows, 5, N / 2] of
-    [rows, blocks, word limbs, N / 2] and [blocks, limbs, N / 2]. The product of the lowest limbs is
-    below what is rounded in the end.
+    """Return sums over blocks of products of limbs, by weight from 2^22 on: transforms
+    [rows, 5, N / 2] of [rows, blocks, word limbs, N / 2] and [blocks, limbs, N / 2]. The product of
+    the lowest limbs is below what is rounded in the end.
     """
     sums = np.zeros((len(factors), _WIDE_LIMBS - 1, N // 2), np.complex128)
     for block, limbs in enumerate(right):
@@ -314,7 +321,7 @@ def _products(factors: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _key_bytes(keys: np.ndarray) -> bytes:
-    """Of words [word limbs, 2, N], modulo 2^90: twelve a coefficient."""
+    """Return the bytes of words [word limbs, 2, N], modulo 2^90: twelve a coefficient."""
     high = keys[:, 1] & np.uint64((1 << KEY_BITS - 64) - 1)
     return keys[:, 0].tobytes() + high.astype(np.uint32).tobytes()
 

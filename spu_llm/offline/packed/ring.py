@@ -30,13 +30,13 @@ KEY_DROP = KEY_BITS - 64  # bits by which they are finer than what they switch
 
 
 def limbs_of(bits: int) -> int:
-    """How many limbs a number has."""
+    """Return how many limbs a number of so many bits has."""
     return math.ceil(bits / LIMB)
 
 
 def limbs(x: np.ndarray, size: int, bits: int) -> np.ndarray:
-    """Transforms [..., ceil(bits / size), N / 2] of the limbs of x modulo 2^bits, the lowest first;
-    x: [..., N] for up to 64 bits, else [..., 2, N].
+    """Return transforms [..., ceil(bits / size), N / 2] of the limbs of x modulo 2^bits, the lowest
+    first; x: [..., N] for up to 64 bits, else [..., 2, N].
     """
     words = [x] if bits <= 64 else [x[..., 0, :], x[..., 1, :]]
     count = math.ceil(bits / size)
@@ -67,7 +67,7 @@ def _bits(words: list[np.ndarray], at: int, width: int) -> np.ndarray:
 
 
 def wide(sums: np.ndarray) -> np.ndarray:
-    """sum of 2^(22 i) sums_i modulo 2^128: words [..., 2, N] of int64 [..., 6, N]."""
+    """Return the sum of 2^(22 i) sums_i modulo 2^128: words [..., 2, N] of int64 [..., 6, N]."""
     digits, carry = [], np.zeros_like(sums[..., 0, :])
     for i in range(5):
         total = sums[..., i, :] + carry
@@ -80,8 +80,8 @@ def wide(sums: np.ndarray) -> np.ndarray:
 
 
 def upper(sums: np.ndarray) -> np.ndarray:
-    """sum of 2^(22 + 22 i) sums_i, modulo 2^128, over 2^64, rounded: words [..., N] of int64
-    [..., 5, N].
+    """Return the sum of 2^(22 + 22 i) sums_i, modulo 2^128, over 2^64, rounded: words [..., N] of
+    int64 [..., 5, N].
     """
     carry = sums[..., 1, :] + (sums[..., 0, :] >> np.int64(LIMB)) + np.int64(1 << 19)
     found = (carry >> np.int64(20)) + (sums[..., 2, :] << np.int64(2))
@@ -90,7 +90,8 @@ def upper(sums: np.ndarray) -> np.ndarray:
 
 
 def switched(sums: np.ndarray) -> np.ndarray:
-    """sum of 2^(18 i) sums_i, modulo 2^90, over 2^26, rounded: words [..., N] of int64 [..., 5, N].
+    """Return the sum of 2^(18 i) sums_i, modulo 2^90, over 2^26, rounded: words [..., N] of int64
+    [..., 5, N].
     """
     low = (sums[..., 0, :] >> np.int64(8)) + (sums[..., 1, :] << np.int64(10)) + np.int64(1 << 17)
     found = (low >> np.int64(18)) + (sums[..., 2, :] << np.int64(10))
@@ -99,8 +100,8 @@ def switched(sums: np.ndarray) -> np.ndarray:
 
 
 def times_small(x: np.ndarray, small: np.ndarray, plus: np.ndarray) -> np.ndarray:
-    """x small + plus modulo 2^128, exact: words [..., 2, N] of x [..., 2, N], the transform [N / 2]
-    of a polynomial of coefficients in {-1, 0, 1}, and int64 [..., N].
+    """Return x small + plus modulo 2^128, exact: words [..., 2, N] of x [..., 2, N], the transform
+    [N / 2] of a polynomial of coefficients in {-1, 0, 1}, and int64 [..., N].
     """
     sums = whole(limbs(x, LIMB, 128) * small)
     sums[..., 0, :] += plus
@@ -108,14 +109,16 @@ def times_small(x: np.ndarray, small: np.ndarray, plus: np.ndarray) -> np.ndarra
 
 
 def word_times_small(x: np.ndarray, small: np.ndarray) -> np.ndarray:
-    """The same modulo 2^64: words [..., N]."""
+    """Return x small modulo 2^64, exact: words [..., N] of x [..., N] and the transform [N / 2], or
+    [..., 1, N / 2], of polynomials of coefficients in {-1, 0, 1}.
+    """
     sums = whole(limbs(x, LIMB, 64) * small)
     found = sums[..., 0, :] + (sums[..., 1, :] << np.int64(22)) + (sums[..., 2, :] << np.int64(44))
     return found.view(np.uint64)
 
 
 def upper_times(x: np.ndarray, word: np.uint64) -> np.ndarray:
-    """x word, modulo 2^128, over 2^64, rounded: words [..., N] of x [..., 2, N]."""
+    """Return x word, modulo 2^128, over 2^64, rounded: words [..., N] of x [..., 2, N]."""
     half, ones = np.uint64(32), np.uint64(0xFFFFFFFF)
     low, high = x[..., 0, :] & ones, x[..., 0, :] >> half
     word_low, word_high = word & ones, word >> half
@@ -126,8 +129,8 @@ def upper_times(x: np.ndarray, word: np.uint64) -> np.ndarray:
 
 
 def plus_at(x: np.ndarray, message: np.ndarray, at: int) -> np.ndarray:
-    """x + 2^at message modulo 2^128, 0 < at < 128: words [..., 2, N] of words [..., N] that stand
-    for numbers from -2^63 to 2^63 - 1.
+    """Return x + 2^at message modulo 2^128, 0 < at < 128: words [..., 2, N] of words [..., N] that
+    stand for numbers from -2^63 to 2^63 - 1.
     """
     if at < 64:
         low = x[..., 0, :] + (message << np.uint64(at))
@@ -142,7 +145,9 @@ def plus_at(x: np.ndarray, message: np.ndarray, at: int) -> np.ndarray:
 
 @functools.cache
 def _permutation(k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the coefficients of `mapped` come from, and all ones where they change their sign."""
+    """Return where the coefficients of `mapped` come from, and all ones where they change their
+    sign.
+    """
     to = np.arange(N) * k % (2 * N)
     source, negative = np.empty(N, np.int64), np.zeros(N, np.uint64)
     source[to % N] = np.arange(N)
@@ -151,16 +156,16 @@ def _permutation(k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mapped(x: np.ndarray, k: int) -> np.ndarray:
-    """x(X^k) for odd k: words [..., N]."""
+    """Return x(X^k) for odd k: words [..., N]."""
     source, negative = _permutation(k)
     return (x[..., source] ^ negative) - negative
 
 
 def lowered(x: np.ndarray, k: int) -> np.ndarray:
-    """x X^-k for 0 <= k < N: words [..., N]."""
+    """Return x X^-k for 0 <= k < N: words [..., N]."""
     return np.concatenate([x[..., k:], np.uint64(0) - x[..., :k]], axis=-1)
 
 
 def raised(x: np.ndarray, k: int) -> np.ndarray:
-    """x X^k for 0 <= k < N: words [..., N]."""
+    """Return x X^k for 0 <= k < N: words [..., N]."""
     return np.concatenate([np.uint64(0) - x[..., N - k :], x[..., : N - k]], axis=-1)

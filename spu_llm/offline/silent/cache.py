@@ -60,7 +60,8 @@ class HintCache:
     """The cache, as a session with one provider uses it."""
 
     def __init__(self, folder: Path, most_bytes: int = HINT_CACHE_BYTES) -> None:
-        """`folder`: of the provider's hints (`peer_folder`). `most_bytes`: of all folders."""
+        """Take `folder`, of the provider's hints (`peer_folder`), and `most_bytes`, of all folders.
+        """
         self.folder, self._root, self._most = folder, folder.parent, most_bytes
         self._asked = 0  # bytes of all hints of this session
 
@@ -100,8 +101,8 @@ class HintCache:
         return True
 
     def _make_room(self, wanted: Sequence[tuple[str, int]]) -> bool:
-        """Whether there is room for what lacks of the hints `wanted`, after removing what nobody
-        uses as far as need be.
+        """Make room for what lacks of the hints `wanted`: remove what nobody uses as far as need
+        be, and return whether there is room then.
         """
         remove_older(self._root)
         names = {name for name, _ in wanted}
@@ -120,7 +121,7 @@ class HintCache:
         return over <= 0
 
     def _files(self) -> Iterator[_File]:
-        """All files of all providers, whatever a worker calls them."""
+        """Yield all files of all providers, whatever a worker calls them."""
         for folder in self._root.iterdir():
             if _FOLDER.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
                 for path in folder.iterdir():
@@ -131,7 +132,7 @@ class HintCache:
 
 
 def _removed(path: Path) -> bool:
-    """Remove a file unless a session uses it (`store.Received`); whether it is gone."""
+    """Remove a file unless a session uses it (`store.Received`); return whether it is gone."""
     try:
         number = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

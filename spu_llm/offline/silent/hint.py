@@ -49,12 +49,13 @@ class Matrix:
 
 
 def public_inputs(matrix: Matrix, start: int, count: int) -> np.ndarray:
-    """a_j of inputs j = start..: words [count, N]."""
+    """Return a_j of inputs j = start..: words [count, N]."""
     return ring.public(f"{VERSION}: a, {matrix.name}", start, count)
 
 
 def public_key_base() -> np.ndarray:
-    """p: words [N]. Fixed: a p of somebody's choice, zero for one, would show the weights."""
+    """Return p: words [N]. Fixed: a p of somebody's choice, zero for one, would show the weights.
+    """
     return ring.public(f"{VERSION}: p", 0, 1)[0]
 
 
@@ -68,24 +69,24 @@ class Secrets:
     """
 
     def __init__(self, key: bytes, matrix: Matrix, weights: str) -> None:
-        """`key`: of the version of the model (`silent.store`). `weights`: the digest of what the
-        matrix holds.
+        """Take `key`, of the version of the model (`silent.store`), and `weights`, the digest of
+        what the matrix holds.
         """
         self._prg = Prg(key).child(f"{VERSION}: {matrix.name}, {weights}")
         self.name = self._prg.child("name").words((4,)).tobytes().hex()  # of the hint
 
     def small(self, rows: slice) -> np.ndarray:
-        """u_o of one of `slices`, transformed: complex [rows, N / 2]."""
+        """Return u_o of one of `slices`, transformed: complex [rows, N / 2]."""
         stream = self._prg.child(f"u {rows.start}")
         return ring.transform(ring.ternary(stream, rows.stop - rows.start))
 
     def noise(self, rows: slice) -> np.ndarray:
-        """e'_o: words [rows, N]."""
+        """Return e'_o of one of `slices`: words [rows, N]."""
         return ring.noise(self._prg.child(f"e {rows.start}"), (rows.stop - rows.start, N))
 
 
 def make(matrix: Matrix, factor: Factor, own: Secrets, jobs: int = 1) -> np.ndarray:
-    """The hint: bytes [outputs, N, 5] of A_o + p u_o + e'_o, A = W^T a; on `jobs` cores.
+    """Make the hint: bytes [outputs, N, 5] of A_o + p u_o + e'_o, A = W^T a; on `jobs` cores.
 
     p u_o + e'_o is an RLWE sample: one under each u_o, which is uniform ternary and known to nobody
     else.
@@ -108,7 +109,7 @@ def make(matrix: Matrix, factor: Factor, own: Secrets, jobs: int = 1) -> np.ndar
 
 
 def _times_inputs(matrix: Matrix, factor: Factor, outputs: slice) -> np.ndarray:
-    """A_o of some outputs: words [outputs, N]."""
+    """Return A_o of some outputs: words [outputs, N]."""
     total = np.zeros((N, 1), np.uint64)
     for start in range(0, matrix.inputs, _INPUTS):
         some = slice(start, min(start + _INPUTS, matrix.inputs))
@@ -119,7 +120,7 @@ def _times_inputs(matrix: Matrix, factor: Factor, outputs: slice) -> np.ndarray:
 
 
 def transformed(kept: np.ndarray) -> np.ndarray:
-    """Transform of some rows of a hint (bytes [rows, N, 5]) as parts of q."""
+    """Return the transform of some rows of a hint (bytes [rows, N, 5]) as parts of q."""
     words = np.zeros((len(kept), N, 8), np.uint8)
     words[..., 8 - BYTES :] = kept
     return ring.transform(ring.fractions(words.view(np.uint64)[..., 0]))

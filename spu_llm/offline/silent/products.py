@@ -138,9 +138,9 @@ class SilentProducts:
         receiving: Receiving = lambda wanted: nullcontext(False),
         jobs: int = 1,
     ) -> None:
-        """`own`: this party's secret stream. `directory`: where hints outlive the session, of the
-        peer or, at the provider, of the model's version. `receiving`: at the client, makes room for
-        hints (`cache.HintCache.receiving`). `jobs`: cores.
+        """Take `own`: this party's secret stream. `directory`: where hints outlive the session, of
+        the peer or, at the provider, of the model's version. `receiving`: at the client, makes room
+        for hints (`cache.HintCache.receiving`). `jobs`: cores.
         """
         self._jobs = jobs
         self.rank, self._own, self._channel, self._meter = rank, own, channel, meter
@@ -179,7 +179,7 @@ class SilentProducts:
 
     @contextmanager
     def _metered(self, kind: str, name: str) -> Iterator[None]:
-        """Offline, wherever it falls."""
+        """Record the time and traffic of the block as offline, wherever it falls."""
         before = dataclasses.replace(self._channel.traffic)
         with self._meter.in_phase("offline"):
             started = time.perf_counter()
@@ -241,7 +241,7 @@ class SilentProducts:
     # ---- steps 2 to 4
 
     def available(self, correlation: Correlation) -> int:
-        """Positions that are made and not taken."""
+        """Return how many positions are made and not taken."""
         use = self._uses.get(correlation.name)
         return use.left if use is not None else 0
 
@@ -252,8 +252,8 @@ class SilentProducts:
             self.add(correlation, self.make(correlation))
 
     def make(self, correlation: Correlation) -> Material:
-        """The next positions of a matrix that is set up, for `add`: a chunk, or as many as are left
-        under its key.
+        """Make the next positions of a matrix that is set up, for `add`: a chunk, or as many as are
+        left under its key.
         """
         use = self._uses[correlation.name]
         with self._metered("pool", correlation.name):
@@ -266,12 +266,12 @@ class SilentProducts:
             return self._positions(use, key, window)
 
     def add(self, correlation: Correlation, made: Material) -> None:
-        """Positions of `made` serve from now on."""
+        """Let positions of `made` serve from now on."""
         self._uses[correlation.name].made.append(made)
 
     def take(self, correlation: Correlation, units: int, fixed: Factor | None = None) -> Material:
-        """Masks [units, inputs] (zeros at the provider) and this party's shares [units, outputs]
-        of their products; nobody ever gets them again.
+        """Return masks [units, inputs] (zeros at the provider) and this party's shares
+        [units, outputs] of their products; nobody ever gets them again.
         """
         self.prepare(correlation, units, fixed)
         use, pieces, missing = self._uses[correlation.name], [], units
@@ -285,7 +285,9 @@ class SilentProducts:
         return joined(pieces) if pieces else no_units(correlation)
 
     def _next_key(self) -> np.ndarray:
-        """Step 2: the transform of s, or of P."""
+        """Draw s and send P, at the client, or receive P, and return the transform of s or of P
+        (step 2).
+        """
         if self.rank == CLIENT:
             s = ring.transform(ring.ternary(self._own, 1)[0])
             base = hints.public_key_base()[None]
@@ -296,7 +298,7 @@ class SilentProducts:
         return ring.transform(ring.fractions(key))
 
     def _positions(self, use: _Use, key: np.ndarray, window: slice) -> Material:
-        """Steps 3 and 4, for the positions `window` under one key."""
+        """Make the positions `window` under one key (steps 3 and 4)."""
         matrix, count = use.matrix, window.stop - window.start
         masks = np.zeros((count, matrix.inputs), np.uint64)
         share = np.empty((count, matrix.outputs), np.uint64)

@@ -37,24 +37,24 @@ _LIMB = MODULUS_BITS // 2
 
 
 def public(label: str, start: int, count: int) -> np.ndarray:
-    """Polynomials number start.. of a public string: words [count, N] (`rlwe.public`)."""
+    """Return polynomials number start.. of a public string: words [count, N] (`rlwe.public`)."""
     return rlwe.public(label, start, count, N) >> _SPARE << _SPARE
 
 
 def ternary(prg: Prg, count: int) -> np.ndarray:
-    """Uniform coefficients -1, 0, 1: float64 [count, N]."""
+    """Draw uniform coefficients -1, 0, 1: float64 [count, N]."""
     return rlwe.ternary(prg, count, N)
 
 
 def noise(prg: Prg, shape: tuple[int, ...]) -> np.ndarray:
-    """`rlwe.noise` in place of a coefficient: words of `shape`."""
+    """Draw `rlwe.noise` in place of a coefficient: words of `shape`."""
     return rlwe.noise(prg, shape).view(np.uint64) << _SPARE
 
 
 def exact_product(words: np.ndarray, small: np.ndarray) -> np.ndarray:
-    """Words [rows, N] times polynomials of coefficients in {-1, 0, 1}, given by their transform
-    [N / 2] or [rows, N / 2]: words. Two limbs of 27 bits keep all sums below 2^38, so that a
-    double is off by some 2^-17 and rounding makes it exact.
+    """Return words [rows, N] times polynomials of coefficients in {-1, 0, 1}, given by their
+    transform [N / 2] or [rows, N / 2]: words. Two limbs of 27 bits keep all sums below 2^38, so
+    that a double is off by some 2^-17 and rounding makes it exact.
     """
     signed = words.view(np.int64) >> np.int64(SPARE_BITS)
     low = signed & np.int64((1 << _LIMB) - 1)
@@ -67,8 +67,9 @@ def exact_product(words: np.ndarray, small: np.ndarray) -> np.ndarray:
 
 
 def product(transformed: np.ndarray, small: np.ndarray) -> np.ndarray:
-    """The same, from the transform of `fractions`: words of 64 bits, off by some 2^16 and less than
-    2^20.
+    """Return words, given by the transform of their `fractions`, times polynomials of coefficients
+    in {-1, 0, 1}, given by their transform (each [N / 2] or [rows, N / 2]): words [rows, N] of 64
+    bits, off by some 2^16 and less than 2^20.
     """
     y = inverse(transformed * small)
     y -= np.rint(y)
@@ -76,5 +77,5 @@ def product(transformed: np.ndarray, small: np.ndarray) -> np.ndarray:
 
 
 def fractions(words: np.ndarray) -> np.ndarray:
-    """Words as parts of 2^64, in [-1/2, 1/2)."""
+    """Return words as parts of 2^64, in [-1/2, 1/2)."""
     return words.view(np.int64).astype(np.float64) * 2.0**-64

@@ -87,7 +87,9 @@ def version_folder(root: Path, served: str) -> Path:
 
 
 def provider_key(directory: Path | None) -> bytes:
-    """The key of the hints in `directory`, drawn if there is none; without one a passing key."""
+    """Return the key of the hints in `directory`, drawn if there is none; without `directory`, one
+    that is not kept.
+    """
     if directory is None:
         return os.urandom(KEY_BYTES)
     path = directory / "key"
@@ -104,13 +106,13 @@ class Own:
         self.digest, self.content, self._path = digest, content, path
 
     def check(self) -> None:
-        """PoolError when a kept hint is not what it was: before it is sent."""
+        """Raise PoolError when a kept hint is not what it was; called before it is sent."""
         if self._path is not None and _sha256(self.content) != self.digest:
             raise _damaged(self._path)
 
 
 def load_own(directory: Path | None, name: str, size: int) -> Own | None:
-    """A kept hint, from a memory map; None when there is none."""
+    """Return a kept hint, from a memory map; None when there is none."""
     if directory is None:
         return None
     path = directory / f"{name}.hint"
@@ -121,7 +123,7 @@ def load_own(directory: Path | None, name: str, size: int) -> Own | None:
 
 
 def save_own(directory: Path | None, name: str, hint: np.ndarray) -> Own:
-    """A hint [...] that was made."""
+    """Keep a hint [...] that was made, in `directory` or else in memory, and return it."""
     flat = hint.reshape(-1)
     digest = _sha256(flat)
     if directory is None:
@@ -141,7 +143,9 @@ class Received:
     """A hint at the client: as much as it has of `size` bytes, under the digest it must have."""
 
     def __init__(self, directory: Path | None, digest: bytes, size: int, *, keep: bool) -> None:
-        """`keep`: whether what comes may be written (`cache.HintCache.receiving`)."""
+        """Find what is kept of the hint. `keep`: whether what comes may be written
+        (`cache.HintCache.receiving`).
+        """
         self._digest, self.size = digest, size
         self._memory = bytearray()
         self._path = directory / f"{digest.hex()}.hint" if directory is not None else None
@@ -165,7 +169,9 @@ class Received:
             _append(self._part, data)
 
     def finish(self) -> np.ndarray:
-        """Bytes [size]. PoolError when they are not what the digest says; they are dropped then."""
+        """Return bytes [size]. PoolError when they are not what the digest says; they are dropped
+        then.
+        """
         if self._whole is None:
             self._whole = self._from_memory() if self._part is None else self._from_part()
         return self._whole
@@ -191,7 +197,7 @@ class Received:
         return found
 
     def _checked(self, path: Path) -> np.ndarray | None:
-        """Contents that match, or PoolError; None when there is no such file."""
+        """Return contents that match, or raise PoolError; None when there is no such file."""
         data = _held(path, self.size)
         if data is not None and _sha256(data) != self._digest:
             raise _damaged(path)
@@ -199,8 +205,8 @@ class Received:
 
 
 def _held(path: Path, size: int) -> np.ndarray | None:
-    """A file's bytes [size], as a memory map. As long as that lives the file is not removed. None
-    when there is none; PoolError when it has more or fewer.
+    """Return a file's bytes [size], as a memory map. As long as that lives the file is not removed.
+    None when there is no such file; PoolError when it has more or fewer.
     """
     if not os.path.lexists(path):
         return None
@@ -217,7 +223,7 @@ def _held(path: Path, size: int) -> np.ndarray | None:
 
 
 def _mapped(path: Path, size: int) -> np.ndarray:
-    """A file's bytes [size], as a memory map; PoolError when there are more or fewer."""
+    """Return a file's bytes [size], as a memory map; PoolError when there are more or fewer."""
     with failures(path):
         check(path, folder=False)
         if path.stat().st_size != size:

@@ -61,7 +61,7 @@ class _Session:
     error: SpuLlmError | None = None
 
     def tried(self, action: Callable[[], T]) -> T | None:
-        """What `action` gives; None when it, or one before it, has failed."""
+        """Return what `action` gives; None when it, or an action before it, has failed."""
         if self.error is None:
             try:
                 return action()
@@ -156,7 +156,7 @@ class _Sessions:
 
     @contextmanager
     def _lanes(self, caller: str, count: int) -> Iterator[list[int]]:
-        """So many lanes; BusyError when there are not as many, or not for this certificate."""
+        """Yield `count` lanes; BusyError when fewer are free, or are left for this certificate."""
         with self._changed:
             if count > self._engine.free:
                 raise BusyError(f"the engine has no room for {count} more texts; try later")
@@ -197,7 +197,7 @@ class _Sessions:
             raise session.error
 
     def _begin(self, session: _Session) -> None:
-        """Lengths of prompts, what of them is public, the first tokens."""
+        """Take lengths of prompts, the keys and values of what is public, and the first tokens."""
         messages, config = session.messages, self._engine.config
         start = messages.hear("start")
         lengths, public = start.get("lengths"), start.get("public")
@@ -251,7 +251,7 @@ class _Sessions:
             session.tried(functools.partial(self._hear_tokens, session))
 
     def _hear_tokens(self, session: _Session) -> None:
-        """The next token of each lane, or its end."""
+        """Take the next token of each lane, or its end."""
         count, vocab = len(session.lanes), self._engine.config.vocab_size
         (tokens,) = session.messages.take((count,), dtype=np.int32)
         if not ((tokens >= told.END) & (tokens < vocab)).all():
@@ -280,7 +280,7 @@ class _Vaults:
         return Partial(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
     def _answer(self, session: _Session) -> Partial:
-        """Of a session that has failed: no rows at all."""
+        """Return the answers of a session's vault; of a session that has failed, no rows at all."""
         out = len(session.lanes), *self._shape[1:]
         shapes = out, out[:-1], out[:-1]
         found = session.tried(functools.partial(session.messages.take, *shapes))

@@ -145,7 +145,7 @@ class Session:
         self._eos = frozenset(model.eos)
 
     def run(self) -> None:
-        """Prefill, then token by token; the user sees each as it is drawn."""
+        """Run the request: prefill, then token by token; the user sees each as it is drawn."""
         engine, started = self._engine, time.monotonic()
         engine.say("open", lanes=len(self._prompts))
         engine.hear("room")
@@ -183,7 +183,7 @@ class Session:
         return len(lanes), config.kv_heads, config.query_groups, config.head_dim
 
     def _filled(self) -> tuple[Held, np.ndarray]:
-        """The prompts' keys and values, and logits after them, from weights that pass through."""
+        """Return keys and values of the prompts, and logits after them, as weights pass through."""
         held = self._empty()
         digest, last = hashlib.sha256(), time.monotonic()
         self._engine.say("weights")

@@ -8,7 +8,7 @@
                                                       then the first tokens, int32 [lane]
     then for every token, of the lanes that go on:
       in every layer   engine -> vault  q             [lane, kv head, group, head_dim]
-                       vault -> engine  A, m, gamma   the same, and twice without head_dim
+                       vault -> engine  A, m, gamma   shaped as q, and twice without head_dim
       engine -> vault  logits [lane, vocab]           vault -> engine   tokens, int32; -1: no more
 
     user -> vault      hello                          vault -> user     model
@@ -110,7 +110,7 @@ def answer(
 
 
 def call(place: Place, peer: str) -> Messages:
-    """A connection to `peer`, which listens there."""
+    """Return a connection to `peer`, which listens at `place`."""
     tcp = connect(place.host, place.port, CONNECT_S, peer)
     if place.identity is None:
         return Messages(tcp, peer)
@@ -118,7 +118,7 @@ def call(place: Place, peer: str) -> Messages:
 
 
 def told(kind: Any, message: Mapping[str, Any], peer: str) -> Any:
-    """The record in a message."""
+    """Return the record in a message."""
     fields = {name: value for name, value in message.items() if name != "type"}
     try:
         return read(kind, fields, f"{peer} sent what cannot be read")
@@ -131,7 +131,7 @@ def say_record(messages: Messages, kind: str, record: Any) -> None:
 
 
 def parts_of(weights: Any) -> Iterator[Any]:
-    """Folded weights as they are streamed: embedding, blocks, head."""
+    """Yield folded weights as they are streamed: embedding, blocks, head."""
     yield {name: w for name, w in weights.items() if name not in ("blocks", "head")}
     yield from weights["blocks"]
     yield weights["head"]
@@ -142,7 +142,7 @@ def part_shapes(config: ModelConfig) -> Iterator[Any]:
 
 
 def digest_of(parts: Sequence[Any]) -> str:
-    """Of streamed parts."""
+    """Return the digest of streamed parts."""
     digest = hashlib.sha256()
     for part in parts:
         update(digest, part)
@@ -155,7 +155,7 @@ def update(digest: Any, part: Any) -> None:
 
 
 def check_asked(asked: Asked, config: ModelConfig) -> None:
-    """InputError for what a model of this shape cannot do."""
+    """Raise InputError for what a model of this shape cannot do."""
     lengths, new = asked.lengths, asked.max_new_tokens
     if not 1 <= len(lengths) <= MAX_LANES:
         raise InputError(f"1 to {MAX_LANES} prompts go together, found {len(lengths)}")

@@ -69,12 +69,12 @@ class Secret:
     prompts: dict[str, list[float | None]]
 
     def left(self) -> list[int]:
-        """Candidates that fit everywhere."""
+        """Return the numbers of the candidates that fit everywhere."""
         rows = self.prompts.values()
         return [i for i in range(len(self.candidates)) if all(row[i] is not None for row in rows)]
 
     def most(self) -> float:
-        """What a guess reaches at most."""
+        """Return what a guess reaches at most."""
         left = self.left()
         first, *later = (np.array([row[i] for i in left], float) for row in self.prompts.values())
         x = np.full((len(left), len(left)), self.eta)
@@ -99,9 +99,10 @@ class Book:
     def rows(
         self, public: Public, prompt: Prompt, limits: Limits
     ) -> tuple[list[Any], int, float]:
-        """Tokens int32 [n] of the prompt and of fakes, in a secret order; where the prompt is; what
-        a guess reaches at most. Entered before it is returned. InputError where nothing may be
-        sent: too few fakes, a secret that was sent too often, or that stands in the clear, too.
+        """Return tokens int32 [n] of the prompt and of fakes, in a secret order; where the prompt
+        is; what a guess reaches at most. Entered before it is returned. InputError where nothing
+        may be sent: too few fakes, a secret that was sent too often, or that stands in the clear,
+        too.
         """
         own = [prompt.marked.text[span.start : span.stop] for span in prompt.marked.redacted]
         if stand_clear(prompt, own):
@@ -141,7 +142,9 @@ class Book:
     def _again(
         self, public: Public, prompt: Prompt, secret: Secret, context: str, limits: Limits
     ) -> tuple[np.ndarray, float]:
-        """The same candidates; those that do not fit this prompt drop out."""
+        """Hide a secret that was sent before among its candidates of then; those that do not fit
+        this prompt drop out.
+        """
         if secret.model != public.digest:
             raise InputError(
                 "this secret was hidden with another public model; give that one (--draft-model)"
@@ -169,7 +172,7 @@ class Book:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """Reads the folder, and writes it when nothing failed; one process at a time."""
+        """Yield after reading the folder, and write it if nothing failed; one process at a time."""
         if self._folder is None:
             yield
             return
@@ -183,7 +186,9 @@ class Book:
 
 
 def _is_alike(one: str, other: str) -> bool:
-    """Whether one of two secrets is part of the other, but for case and spaces."""
+    """Return whether one of two secrets is part of the other, but for case and spaces; a part of
+    one or two characters does not count.
+    """
     short, long = sorted((" ".join(w.casefold().split()) for w in (one, other)), key=len)
     return bool(short) and (short == long or (len(short) > 2 and short in long))
 
@@ -193,7 +198,7 @@ def _digest(*parts: str) -> str:
 
 
 def _key_in(folder: Path) -> bytes:
-    """The key of a book, which is made where there is none."""
+    """Return the key of a book, which is made where there is none."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_mode & 0o077:

@@ -42,7 +42,7 @@ class Compact(Held):
 
     @property
     def floats(self) -> int:
-        """Kept, of all layers."""
+        """Return the number of floats that are kept, of all layers."""
         return sum(a.size for layer in self._parts for pair in layer for a in pair)
 
     def _seen(self, first: int, lanes: int) -> np.ndarray:
@@ -68,7 +68,9 @@ class Compact(Held):
         return one, other
 
     def migrated(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of the public positions, which no fake stands before, or, as published, any."""
+        """Return keys and values of the public positions, which no fake stands before, or, as
+        published, any.
+        """
         lanes, found = len(self._prompts), []
         own, around, _ = self._parts[layer]
         where = np.searchsorted(self._around, self._public)

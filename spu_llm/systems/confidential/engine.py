@@ -27,11 +27,11 @@ class Private(Protocol):
     """Whoever has the lanes' other keys and values; asked once a layer, answering after that."""
 
     def ask(self, layer: int, query: np.ndarray) -> None:
-        """query: float32 [lane, kv head, group, head_dim]."""
+        """Ask for the attention of a layer; query: float32 [lane, kv head, group, head_dim]."""
         ...
 
     def answer(self, layer: int) -> Partial:
-        """[lane, kv head, group, ...]"""
+        """Return the partial attention that was asked for, [lane, kv head, group, ...]."""
         ...
 
 
@@ -68,37 +68,37 @@ class Engine:
 
     @property
     def free(self) -> int:
-        """Lanes that there is room for."""
+        """Return the number of lanes that there is room for."""
         return len(self._free)
 
     def join(self) -> int:
-        """A lane; the caller has looked at `free`."""
+        """Take a free lane; the caller has looked at `free`."""
         lane = self._free.pop(0)
         self.place(lane, 0)
         return lane
 
     def place(self, lane: int, position: int) -> None:
-        """Its next token stands at `position`; it has no rows yet."""
+        """Put the lane's next token at `position`; the lane has no rows yet."""
         self._rows[lane], self._positions[lane] = 0, position
 
     def is_full(self, lane: int) -> bool:
-        """Whether the model's context has no position for another token."""
+        """Return whether the model's context has no position for another token."""
         return int(self._positions[lane]) >= self.config.context
 
     def leave(self, lane: int) -> None:
-        """Its place is another's. What it has written is overwritten before it is shown."""
+        """Free the lane for another text. What it has written is overwritten before it is shown."""
         self._free = sorted([*self._free, lane])
 
     def give(self, lane: int, layer: int, keys: np.ndarray, values: np.ndarray) -> None:
-        """Rows of a prompt, [kv head, n, head_dim], that its owner does not keep; before the first
-        step, in every layer.
+        """Take rows of a prompt, [kv head, n, head_dim], that its owner does not keep; before the
+        first step, in every layer.
         """
         n = keys.shape[1]
         self._keys[layer][lane, :, :n], self._values[layer][lane, :, :n] = keys, values
         self._rows[lane] = n
 
     def step(self, lanes: Sequence[int], tokens: Sequence[int], private: Private) -> np.ndarray:
-        """Logits float32 [lane, vocab] after one more token of each of these lanes."""
+        """Compute logits float32 [lane, vocab] after one more token of each of these lanes."""
         count, stages, weights = len(lanes), self._stages, self._weights
         at = _taken(lanes)
         # As few shapes as there are powers of two: each is compiled once.
@@ -136,13 +136,13 @@ class _Clock:
         self._spent, self._last = spent, time.perf_counter()
 
     def now(self, what: str) -> None:
-        """What was done since the last call."""
+        """Add the time since the last call to `what`, which was done in it."""
         last, self._last = self._last, time.perf_counter()
         setattr(self._spent, what, getattr(self._spent, what) + self._last - last)
 
 
 def _taken(lanes: Sequence[int]) -> Any:
-    """An index of these lanes; a slice, which copies nothing, where that will do."""
+    """Return an index of these lanes; a slice, which copies nothing, where that will do."""
     first = lanes[0]
     if list(lanes) == list(range(first, first + len(lanes))):
         return slice(first, first + len(lanes))

@@ -46,14 +46,14 @@ class Held:
         self._longest = longest
 
     def fill(self, weights: Any) -> np.ndarray:
-        """All at once, by whoever has all weights: what `end` gives."""
+        """Run the whole prefill at once, by whoever has all weights: returns what `end` gives."""
         self.begin(weights)
         for block in weights["blocks"]:
             self.block(block)
         return self.end(weights["head"])
 
     def begin(self, outer: Any) -> None:
-        """outer: the weights apart from blocks and head."""
+        """Begin the prefill; outer: the weights apart from blocks and head."""
         tokens = np.zeros((len(self._prompts), self._n), np.int32)
         for lane, prompt in enumerate(self._prompts):
             tokens[lane, : len(prompt)] = prompt
@@ -64,7 +64,7 @@ class Held:
             self._x.append(self._stages.embed(outer, jnp.asarray(part.reshape(-1)), at))
 
     def block(self, weights: Any) -> None:
-        """The next block's: its keys and values stay, of every prompt."""
+        """Run the next block: its keys and values stay, of every prompt."""
         n = self._n
         keys, values = [], []
         for i, x in enumerate(self._x):
@@ -78,34 +78,36 @@ class Held:
         self._keep(*(np.concatenate(part)[:lanes, :, : self._longest] for part in (keys, values)))
 
     def _seen(self, first: int, lanes: int) -> np.ndarray:
-        """bool [lane, n, n]: what rows see of others within a block, of lanes from `first` on."""
+        """Return bool [lane, n, n]: what rows see within a block, of lanes from `first` on."""
         n = self._n
         return np.broadcast_to(np.tril(np.ones((n, n), bool)), (lanes, n, n))
 
     def _keep(self, keys: np.ndarray, values: np.ndarray) -> None:
-        """A block's, [lane, kv head, n, head_dim]."""
+        """Keep the keys and values of a block, [lane, kv head, n, head_dim]."""
         self._keys.append(keys.copy())
         self._values.append(values.copy())
 
     def end(self, head: Any) -> np.ndarray:
-        """Logits float32 [lane, vocab] after the prompts."""
+        """End the prefill, and return logits float32 [lane, vocab] after the prompts."""
         rows = np.concatenate([np.asarray(x).reshape(-1, self._n, x.shape[-1]) for x in self._x])
         last = rows[np.arange(len(self._prompts)), self._lengths - 1]
         self._x = []
         return np.asarray(self._stages.head({"head": head}, _filled_up(last)))[: len(last)]
 
     def migrated(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values [lane, kv head, m, head_dim] of the public positions."""
+        """Return keys and values [lane, kv head, m, head_dim] of the public positions."""
         return self._keys[layer][:, :, self._public], self._values[layer][:, :, self._public]
 
     def reply(self, layer: int, lanes: Sequence[int], query: np.ndarray) -> Partial:
-        """Attention of queries [lane, kv head, group, head_dim] over the prompts of these lanes."""
+        """Compute the attention of queries [lane, kv head, group, head_dim] over the prompts of
+        these lanes.
+        """
         at = slice(None) if len(lanes) == len(self._prompts) else np.asarray(lanes)
         keys, values = self._keys[layer][at], self._values[layer][at]
         return partial(query, keys, values, self._visible[at])
 
 
 def _filled_up(rows: np.ndarray) -> np.ndarray:
-    """With rows of zeros to a power of two of them."""
+    """Pad with rows of zeros to a power of two of rows."""
     more = (1 << (len(rows) - 1).bit_length()) - len(rows)
     return np.pad(rows, [(0, more), *[(0, 0)] * (rows.ndim - 1)])

@@ -8,8 +8,8 @@ from models.family import ModelConfig
 
 
 def floats_per_layer(config: ModelConfig) -> int:
-    """That pass between engine and vault for a token and a layer: 2 d + 2 H, where d is the width
-    of all query heads and H their number (the query; A, m and gamma).
+    """Return how many floats pass between engine and vault for a token and a layer: 2 d + 2 H,
+    where d is the width of all query heads and H their number (the query; A, m and gamma).
     """
     heads = config.kv_heads * config.query_groups
     return 2 * heads * config.head_dim + 2 * heads
@@ -18,7 +18,7 @@ def floats_per_layer(config: ModelConfig) -> int:
 def learned(
     config: ModelConfig, prompts: Sequence[int], texts: Sequence[Sequence[int]]
 ) -> dict[str, list[str]]:
-    """By process. prompts: lengths, a lane each; texts: tokens after them."""
+    """Return what each process learns. prompts: lengths, a lane each; texts: tokens after them."""
     # The last token of a text goes to nobody.
     steps = sum(max(0, len(text) - 1) for text in texts)
     asked = f"{steps} tokens x {config.layers} layers"

@@ -97,7 +97,7 @@ class Limits:
             raise InputError(f"eta must be above 0 and at most 10, found {self.eta:g}")
 
     def bound(self, fakes: int) -> float:
-        """The most that a guess among so many fakes and the own prompt can reach."""
+        """Return the most that a guess among so many fakes and the own prompt can reach."""
         return 1 / (1 + fakes * math.exp(-self.eta))
 
 
@@ -122,13 +122,13 @@ class Public:
     digest: str = ""
 
     def before(self, tokens: Sequence[int], first: int) -> list[int]:
-        """What the model reads before token `first`: a text's end where there is nothing."""
+        """Return what the model reads before token `first`: a text's end where there is nothing."""
         return list(tokens[:first]) or [min(self.tokenizer.eos_ids)]
 
 
 def alike(public: Public, prompt: Prompt, prg: Prg, limits: Limits) -> np.ndarray:
-    """int32 [1 + found, n]: the prompt's tokens, and those of fakes in a random order. TooFewError
-    with fewer than `limits.fewest`.
+    """Draw fakes of a prompt: int32 [1 + found, n], the prompt's tokens, and those of fakes in a
+    random order. TooFewError with fewer than `limits.fewest`.
     """
     own, targets = np.asarray(prompt.tokens, np.int32), prompt.targets
     if typed(public.tokenizer, prompt, own) is None:
@@ -190,21 +190,21 @@ class _Beam(NamedTuple):
 
 
 def _followed(public: Public, beam: _Beam, tokens: np.ndarray) -> _Beam:
-    """All of them, with tokens [m, k], or [1, k] for all, after each."""
+    """Extend every beginning by tokens: its own ones of [m, k], or those of [1, k] for all."""
     count = len(beam.drawn)
     rows = np.broadcast_to(tokens, (count, tokens.shape[1]))
     return _Beam(public.scorer.extended(beam.texts, np.arange(count), rows), beam.drawn)
 
 
 def _columns(target: range, begins: int) -> slice:
-    """Of a target, in rows whose first column is the position `begins`."""
+    """Return the columns of a target, in rows whose first column is the position `begins`."""
     return slice(target.start - begins, target.stop - begins)
 
 
 def _fit(
     repeats: Repeats, first: int, targets: Sequence[range], begins: int, rows: np.ndarray
 ) -> np.ndarray:
-    """Which rows can say again what they say in target `first`."""
+    """Return which rows can say again what they say in target `first`."""
     return repeats.fit(first, rows[:, _columns(targets[first], begins)])
 
 
@@ -212,8 +212,8 @@ def _pruned(
     public: Public, beam: _Beam, own: int, allowed: np.ndarray | None,
     fits: Callable[[np.ndarray], np.ndarray] | None, limits: Limits, prg: Prg,
 ) -> _Beam:  # fmt: skip
-    """Step 1 at one position of a span; `own`: the prompt's token there. `fits`: what of the rows
-    that stay does not drop out.
+    """Take step 1 at one position of a span; `own`: the prompt's token there. `fits`: what of the
+    rows that stay does not drop out.
     """
     logs = beam.texts.total[:, None] + beam.texts.next  # log P of every candidate
     same = np.floor(logs / limits.width) == np.floor(logs[0, own] / limits.width)
@@ -233,7 +233,7 @@ def _pruned(
 
 
 def _threshold(weights: np.ndarray, count: int) -> float:
-    """c such that the sum of p = min(1, e^(w - c)) is `count`; -inf where there are no more."""
+    """Return c such that p = min(1, e^(w - c)) adds up to `count`; -inf for `count` or fewer."""
     if len(weights) <= count:
         return -math.inf
     parted = np.partition(weights, len(weights) - count)
@@ -247,16 +247,17 @@ def _threshold(weights: np.ndarray, count: int) -> float:
 
 
 def shuffled(rows: Sequence[Any], prg: Prg) -> tuple[list[Any], int]:
-    """The rows in a uniform order, and where the first of them has come to: the user's own, which
-    nobody without the key of `prg` finds.
+    """Return the rows in a uniform order, and where the first of them has come to: the user's own,
+    which nobody without the key of `prg` finds.
     """
     order = np.argsort(prg.uniform((len(rows),))).tolist()
     return [rows[i] for i in order], order.index(0)
 
 
 def typed(tokenizer: Tokenizer, prompt: Prompt, row: np.ndarray) -> list[str] | None:
-    """What stands in each redacted span of a row of tokens; None unless a user with these secrets
-    would have made the same of it: the tokens, and what in them is a target, repeated, or public.
+    """Return what stands in each redacted span of a row of tokens; None unless a user with these
+    secrets would have made the same of it: the tokens, and what in them is a target, repeated, or
+    public.
     """
     found = []
     for target, edges in zip(prompt.targets, prompt.edges, strict=True):
@@ -270,8 +271,9 @@ def typed(tokenizer: Tokenizer, prompt: Prompt, row: np.ndarray) -> list[str] | 
 def sent_with(
     tokenizer: Tokenizer, prompt: Prompt, secrets: Sequence[str]
 ) -> list[int] | None:
-    """The tokens of the prompt with these secrets; None where they would be sent in another way:
-    as other targets, repeats or public tokens than the prompt's, or not, being in the clear, too.
+    """Return the tokens of the prompt with these secrets; None where they would be sent in another
+    way: as other targets, repeats or public tokens than the prompt's, or not, being in the clear,
+    too.
     """
     if stand_clear(prompt, secrets):
         return None
@@ -284,12 +286,12 @@ def sent_with(
 
 
 def around(prompt: Prompt) -> str:
-    """The prompt's text outside of its redacted spans."""
+    """Return the prompt's text outside of its redacted spans."""
     return filled(prompt.marked, [_BLANK] * len(prompt.targets)).text
 
 
 def stand_clear(prompt: Prompt, secrets: Sequence[str]) -> bool:
-    """Whether the word of one of these also stands outside of the spans, by itself."""
+    """Return whether the word of one of these also stands outside of the spans, by itself."""
     words = [re.escape(said(secret)[1].strip()) for secret in secrets]
     return any(
         word and re.search(rf"(?<!\w){word}(?!\w)", around(prompt), re.IGNORECASE)
@@ -298,7 +300,9 @@ def stand_clear(prompt: Prompt, secrets: Sequence[str]) -> bool:
 
 
 def _starts(public: Public, prompt: Prompt) -> dict[int, np.ndarray]:
-    """bool [vocab] by position: what may begin a target whose first token holds text before it."""
+    """Return what may begin a target whose first token holds text before it: bool [vocab] for each
+    position where such a target begins.
+    """
     tokenizer, found = public.tokenizer, {}
     for target, (left, _) in zip(prompt.targets, prompt.edges, strict=True):
         if left:
@@ -310,7 +314,7 @@ def _starts(public: Public, prompt: Prompt) -> dict[int, np.ndarray]:
 
 
 def log_probabilities(public: Public, prompt: Prompt, rows: np.ndarray) -> np.ndarray:
-    """float64 [row]: of the tokens from the first span on."""
+    """Compute the log-probability of each row's tokens from the first span on, float64 [row]."""
     first = prompt.targets[0].start
     before = public.before(prompt.tokens, first)
     return public.scorer.log_probability(before, rows[:, first:])

@@ -44,7 +44,7 @@ class Found:
 
 
 def as_printed(public: Public, prompt: Prompt, target: range, eps: float, fakes: int) -> Found:
-    """Algorithm 1."""
+    """Sample fakes of a target by algorithm 1."""
     own = prompt.tokens[target.start : target.stop]
     before = public.before(prompt.tokens, target.start)
     step = eps / len(own)  # eps'
@@ -72,7 +72,7 @@ def as_printed(public: Public, prompt: Prompt, target: range, eps: float, fakes:
 def as_programmed(
     public: Public, prompt: Prompt, target: range, eps: float, fakes: int, prg: Prg
 ) -> Found:
-    """The authors' program."""
+    """Sample fakes of a target as the authors' program does."""
     own = prompt.tokens[target.start : target.stop]
     before = public.before(prompt.tokens, target.start)
     bins = len(own) / eps  # N
@@ -114,7 +114,7 @@ Sample = Callable[[range], Found]
 def sampler(
     variant: str, public: Public, prompt: Prompt, eps: float, fakes: int, prg: Prg
 ) -> Sample:
-    """One of `VARIANTS`, with targets sampled one by one, eps each."""
+    """Return one of `VARIANTS`, with targets sampled one by one, eps each."""
     if variant == "printed":
         return lambda target: as_printed(public, prompt, target, eps, fakes)
     return lambda target: as_programmed(public, prompt, target, eps, fakes, prg)
@@ -123,8 +123,8 @@ def sampler(
 def among_fakes(
     variant: str, public: Public, prompt: Prompt, eps: float, fakes: int, fewest: int
 ) -> tuple[list[list[int]], int]:
-    """What goes out: token rows in a random order (section 5, step 5), and where the prompt is.
-    TooFewError with fewer than `fewest` fakes, the alert of lambda_min.
+    """Return what goes out: token rows in a random order (section 5, step 5), and where the prompt
+    is. TooFewError with fewer than `fewest` fakes, the alert of lambda_min.
     """
     prg = Prg.from_os()
     found = rows(prompt, sampler(variant, public, prompt, eps, fakes, prg))
@@ -134,8 +134,8 @@ def among_fakes(
 
 
 def rows(prompt: Prompt, sample: Sample) -> list[list[int]]:
-    """The prompt's tokens, then those of fakes: number j of every target together, as many as the
-    target with the fewest has.
+    """Return the prompt's tokens, then those of fakes: number j of every target together, as many
+    as the target with the fewest has.
     """
     found = [sample(target).fakes for target in prompt.targets]
     out = [list(prompt.tokens)]
@@ -149,12 +149,12 @@ def rows(prompt: Prompt, sample: Sample) -> list[list[int]]:
 
 
 def claimed_bound(eps: float, targets: int, fakes: int) -> float:
-    """What the paper says a guess reaches at most, with Delta = 0; eps adds up over targets."""
+    """Return the most a guess reaches by the paper, with Delta = 0; eps adds up over targets."""
     return 1 / (fakes + 1) + targets * eps
 
 
 def _probabilities(public: Public, before: list[int], own: list[int]) -> list[float]:
-    """rho of every step: of the target's next token, given what is before it."""
+    """Compute rho of every step: of the target's next token, given what is before it."""
     texts, found = public.scorer.begin(before), []
     for token in own:
         found.append(float(np.exp(texts.next[0, token].astype(np.float64))))

@@ -31,22 +31,26 @@ class Repeats:
         self._found: dict[tuple[int, str], list[int] | None] = {}
 
     def first_of(self, later: int) -> range:
-        """Positions of the target that a later one repeats."""
+        """Return the positions of the target that a later one repeats."""
         return self._prompt.targets[self._prompt.same[later][0]]
 
     def fit(self, first: int, rows: np.ndarray) -> np.ndarray:
-        """bool [m]: whether tokens [m, n] in target `first` can be said again in all later ones."""
+        """Return whether tokens [m, n] in target `first` can be said again in all later targets
+        that repeat it, bool [m].
+        """
         return np.array([
             all(self._tokens(i, row) is not None for i in self._later[first])
             for row in rows.tolist()
         ])  # fmt: skip
 
     def tokens(self, later: int, rows: np.ndarray) -> np.ndarray:
-        """int32 [m, n']: of target `later`, where tokens [m, n] that fit are in the first one."""
+        """Return the tokens int32 [m, n'] of target `later`, where tokens [m, n] that fit are in
+        the first one.
+        """
         return np.array([self._tokens(later, row) for row in rows.tolist()], np.int32)
 
     def hold(self) -> bool:
-        """Whether the prompt's own tokens are those that follow from what they say first."""
+        """Return whether the prompt's own tokens are those that follow from what they say first."""
         own = np.array(self._prompt.tokens)
         return all(
             self._tokens(i, own[self.first_of(i)].tolist()) == own[self._prompt.targets[i]].tolist()
@@ -66,8 +70,8 @@ class Repeats:
         return self._found[later, secret]
 
     def _made(self, later: int, secret: str) -> list[int] | None:
-        """The secret's tokens in a target, between the public text next to it; None where they are
-        not as many as the target's.
+        """Return the secret's tokens in a target, between the public text next to it; None where
+        they are not as many as the target's.
         """
         targets, tokens, token_bytes = (
             self._prompt.targets, self._prompt.tokens, self._tokenizer.token_bytes

@@ -51,7 +51,9 @@ class Prompt:
 
     @property
     def leading(self) -> list[int]:
-        """Public tokens before all others: their keys and values depend on nothing else."""
+        """Return the positions of the public tokens before all others, whose keys and values depend
+        on nothing else.
+        """
         found = []
         for expected, position in enumerate(self.public):
             if position != expected:
@@ -61,18 +63,18 @@ class Prompt:
 
     @property
     def hidden(self) -> list[int]:
-        """Positions of the redacted spans."""
+        """Return the positions of the redacted spans."""
         return [position for target in self.targets for position in target]
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """All but the tokens: what prompts among each other have in common."""
+        """Return all but the text and tokens: what prompts among each other have in common."""
         return self.targets, self.edges, self.public, self.same
 
     @property
     def same(self) -> list[tuple[int, str, str]]:
-        """Of each target, the first one with the same word (`said`), which may be itself; and what
-        stands around the word, where others have it, too.
+        """Return, for each target, the first one with the same word (`said`), which may be itself;
+        and what stands around the word, where others have it, too.
         """
         parts = [said(self.marked.text[span.start : span.stop]) for span in self.marked.redacted]
         words = [word for _, word, _ in parts]
@@ -83,8 +85,8 @@ class Prompt:
 
 
 def said(text: str) -> tuple[str, str, str]:
-    """A text's word, between the white space and punctuation before and after it; all of it where
-    it is nothing else.
+    """Split off a text's word, between the white space and punctuation before and after it; all of
+    it where it is nothing else.
     """
     found = re.fullmatch(r"(\W*)(.*?)(\W*)", text, re.DOTALL)
     assert found is not None
@@ -95,7 +97,8 @@ def said(text: str) -> tuple[str, str, str]:
 def secret_in(
     tokenizer: Tokenizer, tokens: Sequence[int], edges: tuple[bytes, bytes]
 ) -> str | None:
-    """What a target of these tokens says between its edges; None without them, or if it is no text.
+    """Return what a target of these tokens says between its edges; None without them, or if it is
+    no text.
     """
     data, (left, right) = tokenizer.token_bytes(tokens), edges
     stop = len(data) - len(right)
@@ -108,8 +111,8 @@ def secret_in(
 
 
 def parse(text: str) -> Marked:
-    """InputError for tags that are unclosed, closed without being open, or nested in their own kind
-    or the wrong way round; and for an empty span.
+    """Take the tags out of a text. InputError for tags that are unclosed, closed without being
+    open, or nested in their own kind or the wrong way round; and for an empty span.
     """
     spans: dict[str, list[Span]] = {CONFIDENTIAL: [], REDACTED: []}
     parts: list[str] = []
@@ -146,8 +149,8 @@ def parse(text: str) -> Marked:
 
 
 def tagged(text: str, tagger: Tagger) -> Marked:
-    """A text without tags, whole confidential, with what the tagger finds redacted. InputError for
-    one with tags.
+    """Mark a text without tags: whole confidential, with what the tagger finds redacted. InputError
+    for a text with tags.
     """
     marked = parse(text)
     if marked.text != text:
@@ -163,7 +166,7 @@ def tagged(text: str, tagger: Tagger) -> Marked:
 
 
 def filled(marked: Marked, secrets: Sequence[str]) -> Marked:
-    """The same with these in place of the redacted spans."""
+    """Put these secrets in place of the redacted spans of a marked text."""
     parts, end = [], 0
     shifts = []
     for span, secret in zip(marked.redacted, secrets, strict=True):
@@ -179,8 +182,8 @@ def filled(marked: Marked, secrets: Sequence[str]) -> Marked:
 
 
 def tokenised(marked: Marked, tokenizer: Tokenizer) -> Prompt:
-    """The tokens of a marked text. InputError when the tokenizer does not give the text back, or
-    two redacted spans share a token.
+    """Return the tokens of a marked text. InputError when the tokenizer does not give the text
+    back, or two redacted spans share a token.
     """
     tokens = tokenizer.encode(marked.text)
     ends = _byte_ends(tokens, marked.text, tokenizer)
@@ -207,7 +210,7 @@ def tokenised(marked: Marked, tokenizer: Tokenizer) -> Prompt:
 
 
 def _byte_ends(tokens: Sequence[int], text: str, tokenizer: Tokenizer) -> list[int]:
-    """Where each token ends in the text's bytes."""
+    """Return where each token ends in the text's bytes."""
     whole, data = tokenizer.token_bytes(tokens), text.encode()
     # SentencePiece puts a space before a text.
     more = len(whole) - len(data)

@@ -23,13 +23,13 @@ _PATTERNS = [
 
 
 def by_patterns(text: str) -> Sequence[Span]:
-    """Addresses, dates, numbers, and names after a title."""
+    """Find addresses, dates, numbers, and names after a title."""
     return [Span(*found.span()) for pattern in _PATTERNS for found in pattern.finditer(text)]
 
 
 def by_presidio(text: str) -> Sequence[Span]:
-    """What Microsoft's presidio-analyzer takes for personal data in English. InputError where it is
-    not installed: an optional extra, with a language model of its own.
+    """Find what Microsoft's presidio-analyzer takes for personal data in English. InputError where
+    it is not installed: an optional extra, with a language model of its own.
     """
     try:
         from presidio_analyzer import AnalyzerEngine

@@ -26,20 +26,22 @@ class Branching(Protocol):
 
     @property
     def count(self) -> int:
-        """Of continuations."""
+        """Return how many continuations a step verifies."""
 
     def streams(self) -> list[Streams]:
-        """Of every continuation of the next step."""
+        """Return the streams of every continuation of the next step."""
 
     def choose(
         self, generated: Sequence[int], found: Sequence[Sequence[int]], limit: int
     ) -> int:
-        """Which of the continuations, as they came out, goes on the text generated so far, which
-        has `limit` tokens at most.
+        """Return which of the continuations `found`, as they came out, goes on the text `generated`
+        so far, which has `limit` tokens at most.
         """
 
     def rehearse(self, drafts: int, limit: int) -> None:
-        """Work like that of `choose` after so many drafts, of a text that has its limit nearly."""
+        """Do as much work as `choose` does after so many drafts, for a text that nearly has `limit`
+        tokens.
+        """
 
 
 @dataclass
@@ -61,4 +63,4 @@ class Single:
         return 0
 
     def rehearse(self, drafts: int, limit: int) -> None:
-        """Nothing is to be chosen."""
+        """Do nothing: there is nothing to choose."""

@@ -26,8 +26,9 @@ class Cadence:
 
     @staticmethod
     def of(rehearse: Callable[[], object]) -> Cadence:
-        """For work like `rehearse`, on data that are no secret: twice the longest of five times,
-        rounded up to 10 ms. The first time, which may compile, does not count.
+        """Return a cadence for work like `rehearse`, on data that are no secret: its interval is
+        twice the longest of five runs, rounded up to 10 ms. The first run, which may compile, does
+        not count.
         """
         rehearse()
         longest = 0.0
@@ -38,7 +39,7 @@ class Cadence:
         return Cadence(math.ceil(_MARGIN * longest / _GRID_S) * _GRID_S)
 
     def begin(self) -> None:
-        """From here on the time is kept."""
+        """Start the time that `wait` fills up to whole intervals."""
         self._began = time.perf_counter()
 
     def wait(self) -> None:

@@ -38,14 +38,16 @@ class User:
         self._silent_since = time.monotonic()
 
     def interrupted(self) -> bool:
-        """Whether the answer that is being written is to end."""
+        """Return whether the answer that is being written is to end."""
         while self._listen(0.0):
             pass
         stopped, self._stopped = self._stopped, False
         return stopped or self._ended
 
     def next_tokens(self, seconds: float) -> list[int] | None:
-        """See `Turns`. There will be none, either, once nothing was said for IDLE_S."""
+        """Return the next turn's tokens, as `Turns` asks for them; None, too, once nothing was said
+        for IDLE_S.
+        """
         if not self._turns and not self._ended:
             self._listen(seconds)
         if self._turns:
@@ -54,7 +56,7 @@ class User:
         return None if self._ended or time.monotonic() - self._silent_since > IDLE_S else []
 
     def answered(self) -> None:
-        """An answer has ended: from here on its user is waited for."""
+        """Begin to count the user's silence: an answer has ended."""
         self._silent_since = time.monotonic()
 
     def _listen(self, seconds: float) -> bool:
@@ -103,7 +105,9 @@ def run(
 
 
 def _answer(side: ClientSide, report: Report, entries: list[Entry]) -> dict[str, Any]:
-    """What the client's user gets of an answer: the text, and what it took since the one before."""
+    """Return what the client's user gets of an answer: the text, and what it took since the answer
+    before.
+    """
     own = [entry for entry in entries if not entry.beside]
     return {
         "text": side.text,

@@ -14,9 +14,9 @@ _SPARE_ROWS = 160
 
 @dataclass(frozen=True)
 class ChatRequest(Request):
-    """What both parties know of a conversation before it starts: `prompt_tokens` are those of its
-    first turn, `max_new_tokens` those of each answer at most, and `conversation_tokens` those of
-    all turns and answers together.
+    """What both parties know of a conversation before it starts. `prompt_tokens` counts its first
+    turn, `max_new_tokens` limits each answer, and `conversation_tokens` limits all turns and
+    answers together.
     """
 
     conversation_tokens: int = field(kw_only=True)
@@ -32,11 +32,14 @@ class ChatRequest(Request):
         return min(self.conversation_tokens, self._room(config))
 
     def limit(self, config: ModelConfig) -> int:
-        """Tokens of the first answer."""
+        """Return how many tokens the first answer may have."""
         return min(self.max_new_tokens, self.live_rows(config) - self.prompt_tokens)
 
     def capacity(self, config: ModelConfig) -> int:
-        """As of a completion; a turn finds room in a block that was packed."""
+        """Return how many rows the shared cache block has at most, room for a step's drafts
+        included. With hidden progress it holds the live rows twice, so that a turn finds room in a
+        block that was packed.
+        """
         live = self.live_rows(config)
         if not self.hide_progress:
             return live + self.step_rows

@@ -55,22 +55,22 @@ class ClientSide:
 
     @property
     def tokens(self) -> list[int]:
-        """Of the completion, so far."""
+        """Return the completion's tokens so far."""
         return self._emitted.tokens
 
     @property
     def text(self) -> str:
-        """Of these."""
+        """Return the completion's text so far."""
         return self._emitted.text
 
     @property
     def finish_reason(self) -> str:
-        """See `Emitted`."""
+        """Return why the text ended, as `Emitted` has it."""
         return self._emitted.finish_reason
 
     @property
     def _text(self) -> list[int]:
-        """All tokens so far."""
+        """Return all tokens so far: prefix, prompt and completion."""
         return [*self.prefix, *self.prompt, *self.tokens]
 
     def propose(self, count: int) -> None:
@@ -110,17 +110,17 @@ class ClientSide:
         self.cadence = Cadence.of(rehearse)
 
     def prefill_input(self) -> Any:
-        """One lane: the prompt, or what the front makes of it."""
+        """Return the prefill's input, one lane: the prompt, or what the front makes of it."""
         return [self.prompt if self.ends is None else self.ends.up(self.prompt, 0)]
 
     def step_input(self) -> Any:
-        """Of the secure forward, one lane: the last token, not cached yet, and the drafts, one
-        continuation's after the other's; or what the front makes of them.
+        """Return the input of a step's secure forward, one lane: the last token, not cached yet,
+        and the drafts, one continuation's after the other's; or what the front makes of them.
         """
         return [self._next if self.ends is None else self._raised]
 
     def next_turn(self, tokens: Sequence[int]) -> ClientSide:
-        """This side of what follows when `tokens` come after its text."""
+        """Return the client's side of the turn that begins when `tokens` come after this text."""
         return replace(self, prompt=[*self.prompt, *self.tokens, *tokens])
 
     def follow(self) -> None:
@@ -138,11 +138,15 @@ class ClientSide:
         return 1 if hidden and steps else self._gained
 
     def retained(self, count: int) -> np.ndarray:
-        """Return which of the last step's rows hold the text before those, bool [count]."""
+        """Return which of the last step's rows hold the text before the `uncached` tokens, bool
+        [count].
+        """
         return np.arange(count) < self._gained
 
     def turn_input(self, count: int) -> Any:
-        """Of the secure forward that begins a later turn, one lane: its last `count` tokens."""
+        """Return the input of the secure forward that begins a later turn, one lane: the prompt's
+        last `count` tokens.
+        """
         return [self.prompt[-count:]]
 
     @property
@@ -150,14 +154,14 @@ class ClientSide:
         return [self._text[-1], *itertools.chain(*(b.drafts for b in self._branches))]
 
     def verifier_inputs(self) -> list[Any]:
-        """The client's input to the verifier, one for each continuation."""
+        """Return the client's input to the verifier, one for each continuation."""
         text, rule = len(self._text), self.verifier
         return [rule.client_input(b.drafts, b.q, text, b.streams) for b in self._branches]
 
     def settle(self, outcome: Any, limit: int, drafts: int) -> tuple[np.ndarray, bool]:
-        """Emit a step's tokens and draft the next one's: which of its rows stay, bool [n], and
-        whether the text ends. Where the provider may not know, it takes a time that says nothing.
-        `outcome`: of every continuation, these first.
+        """Emit a step's tokens and draft the next one's; return which of the step's rows stay, bool
+        [n], and whether the text ends. Where the provider may not know, it takes a time that says
+        nothing. `outcome`: the judge's, its first axis the continuations.
         """
         if self.cadence is not None:
             self.cadence.begin()
@@ -171,8 +175,8 @@ class ClientSide:
         return retained, bool(self.finish_reason)
 
     def _seen(self, outcome: Any) -> Any:
-        """What the rule resolves: a judge's outcome as it is, or logits of the rows [n, d] that
-        came from a split model's middle, the last of which stand for the drafts.
+        """Return what the rule resolves: a judge's outcome as it is, or logits of the rows [n, d]
+        that came from a split model's middle, the last of which stand for the drafts.
         """
         if self.ends is None:
             return outcome

@@ -39,7 +39,7 @@ PHASES = ("offline", "prefill", "decode")
 
 
 def run(session: PartySession, job: Job[Request, ClientInputs], send: Send) -> dict[str, Any]:
-    """Prepare, prefill and decode; the client's result also has the text."""
+    """Run a completion: prepare, prefill and decode. The client's result also has the text."""
     return complete(session, job, send, client_side_of)
 
 
@@ -49,7 +49,9 @@ def complete(
     send: Send,
     client_side: Callable[[C, Completion, Send], ClientSide],
 ) -> dict[str, Any]:
-    """The same for any course of a text; `client_side`: makes the client's half of its inputs."""
+    """Run a completion for any `Course`: prepare, prefill and decode. `client_side` makes the
+    client's half from its inputs; the client's result also has the text.
+    """
     config = job.model
     completion = Completion.of(config, job.request, job.before)
     with session.meter.in_phase("offline"):
@@ -81,8 +83,8 @@ def complete(
 def held_weights(
     session: PartySession, config: ModelConfig, job: Job[Any, Any], split: Split | None = None
 ) -> Any:
-    """The private model's weights, or its middle's, as values of the session; the provider has them
-    in memory, or reads them.
+    """Return the private model's weights, or a split model's middle, as values of the session; the
+    provider has them in memory, or reads them.
     """
     provider = job.of_provider
     if provider is not None and provider.weights is not None:
@@ -93,7 +95,7 @@ def held_weights(
 
 
 def _placed(provider: Held, config: ModelConfig, split: Split | None) -> Any:
-    """What lies in memory, or the middle of it."""
+    """Return the weights that lie in memory, or a split model's middle of them."""
     assert provider.weights is not None
     if split is None or provider.split is not None:
         return mapped(provider.weights, held_shapes(config, split))
@@ -101,25 +103,29 @@ def _placed(provider: Held, config: ModelConfig, split: Split | None) -> Any:
 
 
 def held_text(session: PartySession, completion: Completion, job: Job[Any, Any]) -> Text | None:
-    """What stands before the prompt, likewise."""
+    """Return what stands before the prompt, as values of the session; the provider has its own text
+    in memory. None where nothing does.
+    """
     provider = job.of_provider
     return completion.text(session, () if provider is None else provider.system_prompt)
 
 
 def provider_stream(held: Held) -> Prg:
-    """What the provider draws from: joint randomness, or a marked text's noise from its start."""
+    """Return what the provider draws from: joint randomness, or a marked text's noise from its
+    start.
+    """
     if held.noise is not None:
         return Prg(bytes.fromhex(held.noise))
     return stream("joint randomness", held.sampling_seed)
 
 
 def stream(label: str, seed: int | None) -> Prg:
-    """A keyed stream: from the OS unless the run is to be repeatable."""
+    """Return a keyed stream: from the OS unless the run is to be repeatable."""
     return Prg.from_os() if seed is None else Prg.from_seed(seed, label)
 
 
 def client_side_of(inputs: ClientInputs, completion: Completion, send: Send) -> ClientSide:
-    """The client's half of a completion by its own model and mark."""
+    """Return the client's half of a completion, by its own model and mark."""
     streams = streams_of(inputs.draft_seed, inputs.sampling_seed)
     tokenizer = TextFormat.load(Path(inputs.text_format)).tokenizer
     rule, branching = _rules(inputs, completion, tokenizer, streams, send)
@@ -157,8 +163,8 @@ def _rules(
 def drafter_of(
     directory: str | None, completion: Completion, ngrams: bool = False
 ) -> Proposer | None:
-    """What drafts all of a completion: the public model in `directory`, with n-grams of the text if
-    these are to draft, too; without one, n-grams alone.
+    """Return what drafts all of a completion: the public model in `directory`, with n-grams of the
+    text if these are to draft, too; without a model, n-grams alone; None where nothing is drafted.
     """
     if not (drafts := completion.request.draft_length):
         return None
@@ -176,7 +182,9 @@ def streams_of(draft_seed: int | None, sampling_seed: int | None) -> Streams:
 
 
 def made_beside(entries: list[Entry]) -> dict[str, Any]:
-    """Material that was made while the session was at something else: its time is in no phase."""
+    """Return how many batches of correlations were made while the session was at something else,
+    and their seconds, which are in no phase.
+    """
     made = [e.seconds for e in entries if e.beside and e.kind == "pool"]
     return {"batches": len(made), "seconds": round(sum(made, 0.0), 3)}
 

@@ -134,15 +134,16 @@ def _side(client: Turns | None) -> ClientSide | None:
 
 
 def _retained(client: Turns | None, count: int) -> Retained:
-    """Which rows of the last step the client keeps, bool [1, count]."""
+    """Return which rows of the last step the client keeps, bool [1, count]; None at the provider.
+    """
     return None if client is None else client.side.retained(count)[None]
 
 
 def _next_rows(
     session: Session, client: Turns | None, steps: int, hidden: bool, room: int
 ) -> int:
-    """Wait for the client's next turn; its rows, or -1 for none. WireError when it has nothing to
-    say for too long.
+    """Wait for the client's next turn; return how many rows it has, or -1 if there is none. Raise
+    WireError when the client has nothing to say for too long.
     """
     began = time.monotonic()
     while True:

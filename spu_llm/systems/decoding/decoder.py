@@ -48,8 +48,8 @@ class JudgeInputs(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What came of a forward, likewise: the judge's outcome, the client's; and how many drafts it
-    accepts, or whatever else it makes public.
+    """What came of a forward, for each sequence that is judged (`Layout.judged`): the judge's
+    outcome, the client's; and how many drafts it accepts, or whatever else it makes public.
     """
 
     outcome: Any
@@ -67,7 +67,9 @@ class Decoder:
         weights: Any,
         text: Text | None = None,
     ) -> None:
-        """`text`: what stands before every lane's prompt, where the layout has rows for it."""
+        """Build the layout's programs. `text`: what stands before every lane's prompt, where the
+        layout has rows for it.
+        """
         if layout.hidden and not judge.hide_progress:
             raise ValueError(f"`{judge.name}` opens how many drafts stay: rows cannot be hidden")
         self._session, self._layout, self._judge, self._weights = session, layout, judge, weights
@@ -88,9 +90,9 @@ class Decoder:
         self.last: tuple[SecureFunction, tuple[Any, ...]] | None = None
 
     def prefill(self, prompts: Any, inputs: JudgeInputs, then: int | None = None) -> Judged:
-        """The prompts, as `Layout.rows_in` has n rows, the client's, padded to the longest: their
-        keys and values become shares, and their last rows are judged. `then`: rows of the step
-        that may follow, whose material may be made meanwhile; None: there is none.
+        """Write the prompts, the client's n rows as `Layout.rows_in` has them, padded to the
+        longest: their keys and values become shares, and their last rows are judged. `then`: rows
+        of the step that may follow, whose correlations may be made meanwhile; None: there is none.
         """
         self.demand = Demand()
         return self._forward(
@@ -100,9 +102,9 @@ class Decoder:
     def step(
         self, tokens: Any, inputs: JudgeInputs, retained: Retained, then: int | None = None
     ) -> Judged:
-        """`tokens`, the client's n rows as there, after what the lanes retain of the last step
-        (not looked at after the prefill, all of which stays); every row is judged. `then`: as for
-        the prefill.
+        """Write `tokens`, the client's n rows as `Layout.rows_in` has them, after what the lanes
+        retain of the last step, and judge every row. `retained` is not looked at after a prefill or
+        `extend`, all of which stays. `then`: as for `prefill`.
         """
         self.demand = Demand()
         self._retain(retained)
@@ -114,8 +116,9 @@ class Decoder:
     def extend(
         self, tokens: Any, inputs: JudgeInputs, retained: Retained, then: int | None = None
     ) -> Judged:
-        """Text that follows what the lanes retain of the last step: `tokens`, the client's n rows
-        as there, all of which stay; their last row is judged. retained, then: as for a step.
+        """Write text that follows what the lanes retain of the last step: `tokens`, the client's n
+        rows as `Layout.rows_in` has them, all of which stay; their last row is judged. `retained`,
+        `then`: as for `step`.
         """
         if self._layout.branches > 1:
             raise ValueError("a text that has several continuations does not go on as one")
@@ -156,9 +159,9 @@ class Decoder:
     def inputs(
         self, count: int, provider: Prg | None, client: Callable[..., Sequence[Any]], *args: Any
     ) -> JudgeInputs:
-        """What the parties put into the judge of `count` rows of every lane: the client
-        `client(*args)`, an input for each that it decides on; the provider what it draws from its
-        stream.
+        """Return what the parties put into the judge of `count` rows of every lane: the client
+        `client(*args)`, an input for each sequence that is judged; the provider what it draws from
+        its stream.
         """
         shapes, session = self.judge_shapes(count), self._session
         return JudgeInputs(
@@ -174,7 +177,8 @@ class Decoder:
         return side_by_side(drawn)
 
     def judge_shapes(self, count: int) -> JudgeInputs:
-        """Shapes of what the parties put into the judge of `count` rows of every lane."""
+        """Return the shapes of what the parties put into the judge of `count` rows of every lane.
+        """
         layout = self._layout
 
         def of_all(one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -199,8 +203,8 @@ class Decoder:
         self._last_count = 0
 
     def _make_room(self, count: int) -> None:
-        """A block with room for `count` rows: the same one, a longer one, or, when it is full, one
-        packed by the rows of the client's choice.
+        """Make room for `count` rows in the shared block: leave it, lengthen it or, when it is
+        full, pack it by the rows of the client's choice.
         """
         layout, needed = self._layout, self._written + count
         if needed <= self._capacity:
@@ -218,7 +222,7 @@ class Decoder:
 
     @property
     def _capacity(self) -> int:
-        """Own rows of the shared block."""
+        """Return how many own rows the shared block has, the prefix's not counted."""
         return int(self._shared.positions) - self._layout.inside
 
     def _place(self, count: int) -> Place:
@@ -236,7 +240,7 @@ class Decoder:
         self, count: int, then: int | None, function: SecureFunction, tokens: Any,
         inputs: JudgeInputs,
     ) -> Judged:  # fmt: skip
-        """`count` rows that are written after those that there are."""
+        """Run a forward whose `count` rows are written after the rows that there are."""
         self._make_room(count)
         place = self._place(count)
         at = public(np.int32(self._written))
@@ -261,9 +265,9 @@ class Decoder:
     def _go_on(
         self, dry: Session, count: int, then: int, function: SecureFunction, *args: Any
     ) -> None:
-        """A forward of `count` rows that is ready, and a step of `then` rows after it. Of a step as
-        if the first of them stayed alone: which ones will is not known yet, and the length of the
-        block, hence what is taken, seldom depends on it.
+        """Go dry through a forward of `count` rows that is ready, and a step of `then` rows after
+        it. Of a decode step only the first row is taken to stay: which rows will is not known yet,
+        and the length of the block, hence what a step takes, seldom depends on it.
         """
         self._session = dry
         self._forward(count, None, function, *args)

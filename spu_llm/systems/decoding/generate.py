@@ -54,7 +54,9 @@ class Completion:
     def of(
         config: ModelConfig, request: Course, before: Before = Before()  # noqa: B008 - frozen
     ) -> Completion:
-        """InputError when the request does not fit the model, after the provider's own text."""
+        """Return the completion of a request to a model. Raise InputError when the request does not
+        fit the model, after the provider's own text.
+        """
         left = before.left(config)
         request.check(left)
         if request.split is not None and before.rows:
@@ -71,17 +73,18 @@ class Completion:
 
     @property
     def verifier(self) -> Verifier:
-        """The judge, where it verifies drafts on shares."""
+        """Return the judge, where it verifies drafts on shares."""
         assert not isinstance(self.judge, OpenRows)
         return self.judge
 
     def text(self, session: Session, system_prompt: Sequence[int] = ()) -> Text | None:
-        """What stands before the prompt, as values of `session`; the provider has `system_prompt`.
+        """Return what stands before the prompt, as values of `session`; the provider has
+        `system_prompt`.
         """
         return share_text(session, self.layout, [*self.request.public_prefix, *system_prompt])
 
     def decoder(self, session: Session, weights: Any, text: Text | None = None) -> Decoder:
-        """One that decodes in `session`, after what `text` gave."""
+        """Return a decoder in `session`, after the text that `Completion.text` gave."""
         return Decoder(session, self.layout, self.judge, weights, text)
 
     def prepare(self, session: Session, decoder: Decoder) -> None:
@@ -92,12 +95,12 @@ class Completion:
 
     @property
     def announced(self) -> tuple[int]:
-        """Shape of what the client announces after a step."""
+        """Return the shape of what the client announces after a step."""
         return (1,) if self.request.hide_progress else (2,)
 
 
 def layout_of(config: ModelConfig, request: Course) -> Layout:
-    """The public sizes of a completion."""
+    """Return the public sizes of a completion."""
     return Layout(
         config,
         prompts=(request.prompt_tokens,),
@@ -172,8 +175,9 @@ def answer(
     prefill: Callable[[JudgeInputs, int | None], Judged],
     on_step: Callable[[Report], None],
 ) -> tuple[Report, Retained]:
-    """Write a text to its end, after `prefill(inputs, rows of the step that may follow)`; what the
-    parties put in and learn, see `generate`. Also which rows of the last step would stay.
+    """Write a text to its end, after `prefill(inputs, rows of the step that may follow)`; return
+    its report, and which rows of the last step would stay. What the parties put in and learn, see
+    `generate`.
     """
     request, report = completion.request, Report()
     count = request.step_rows
@@ -213,8 +217,9 @@ def rows_of_client(
 
 
 def _following(completion: Completion, written: int) -> int | None:
-    """Rows of the step that may follow the next forward, by what both parties know: `written`
-    tokens are there, at least, and it brings one or more. None when the text then has its length.
+    """Return the rows of the step that may follow the next forward, by what both parties know:
+    `written` tokens are there, at least, and the forward brings one or more. None when the text
+    then has its length.
     """
     return completion.request.step_rows if written + 1 < completion.limit else None
 
@@ -227,8 +232,9 @@ def _resolve(
     drafted: int,
     report: Report,
 ) -> Retained:
-    """The client emits tokens and drafts the next step's; both learn whether text goes on, and
-    which rows stay where the provider may know it. WireError for what no honest client announces.
+    """Have the client emit tokens and draft the next step's; both learn whether text goes on, and
+    which rows stay where the provider may know it. Return which rows stay. Raise WireError for what
+    no honest client announces.
     """
     limit, hidden = completion.limit, completion.request.hide_progress
     seen = jax.tree.map(session.get, judged.outcome)
@@ -263,7 +269,9 @@ def _resolve(
 
 
 def _progress(settled: tuple[np.ndarray, bool], hidden: bool) -> list[int]:
-    """What the client announces: how many drafts stay, unless hidden, and whether the text ends."""
+    """Return what the client announces: how many drafts stay, unless hidden, and whether the text
+    ends.
+    """
     retained, ended = settled
     return [int(ended)] if hidden else [int(retained.sum()) - 1, int(ended)]
 

@@ -30,10 +30,10 @@ from spu_llm.systems.program import Job, Nothing, Send
 
 
 def run(session: PartySession, job: Job[Ahead, Nothing], send: Send) -> dict[str, Any]:
-    """Make what a prefill and `steps` decode steps take and the pool lacks, or those of them that
-    there is room for; nothing if that is not even the first.
+    """Make what a prefill and `steps` decode steps take and the pool lacks, or as much of it as
+    there is room for, step by step; nothing if there is no room for the prefill and a step.
 
-    PoolError when one of the parties would not keep it.
+    Raise PoolError when one of the parties would not keep it.
     """
     if session.pool_folder is None:
         raise PoolError("one of the parties keeps no material; both need a pool directory")
@@ -72,8 +72,9 @@ def run(session: PartySession, job: Job[Ahead, Nothing], send: Send) -> dict[str
 def demand_of(
     session: DrySession, completion: Completion, weights: Any, steps: int, text: Text | None = None
 ) -> list[Demand]:
-    """Of the prefill, and of each of `steps` decode steps, as if no draft were accepted: then there
-    are the most steps. Hints are of matrices that may follow from `text`, as from the weights.
+    """Return the demand of the prefill, and of each of `steps` decode steps, as if no draft were
+    accepted: then there are the most steps. Hints are of matrices that may follow from `text`, as
+    from the weights.
     """
     course = dry_course(session, completion, weights, [0] * steps, text)
     return [session.demand() for _ in course]
@@ -98,13 +99,15 @@ def dry_course(
 
 
 def growth_bytes(pool: Pool, demand: Demand) -> int:
-    """By how much a party's files grow, at most, when what the pool lacks of `demand` is made."""
+    """Return by how many bytes a party's files grow, at most, when what the pool lacks of `demand`
+    is made.
+    """
     return sum(pool.growth_bytes(n.correlation, n.units) for n in demand.material.values())
 
 
 def demands_within(pool: Pool, course: Sequence[Demand], room_bytes: int | None) -> int:
-    """How many demands of `course`, from the first on, can be met if files grow by `room_bytes` or
-    less (None: by any number); 0 when those of a prefill and one step cannot.
+    """Return how many demands of `course`, from the first on, can be met if files grow by
+    `room_bytes` or less (None: by any number); 0 when a prefill's and one step's cannot.
     """
     if room_bytes is None:
         return len(course)
@@ -113,13 +116,13 @@ def demands_within(pool: Pool, course: Sequence[Demand], room_bytes: int | None)
 
 
 def least(rooms: Iterable[int | None]) -> int | None:
-    """The least of some limits; None where there is none."""
+    """Return the least of some limits; None where there is no limit."""
     return min((room for room in rooms if room is not None), default=None)
 
 
 def steps_covered(pool: Pool, course: Sequence[Demand]) -> int:
-    """Decode steps that the pool has all material for, after a prefill; further ones are taken to
-    be like the last of `course`, which is of what a pool keeps.
+    """Return how many decode steps the pool has all correlations for, after a prefill; further
+    steps are taken to be like the last of `course`, which is of what a pool keeps.
     """
     total = sum(course, Demand())
     if any(pool.available(n.correlation) < n.units for n in total.material.values()):
@@ -133,8 +136,8 @@ def steps_covered(pool: Pool, course: Sequence[Demand]) -> int:
 
 
 def summary(session: PartySession, course: Sequence[Demand]) -> list[dict[str, Any]]:
-    """Per kind of material: what a prefill, a step and all of `course` take, and what is there and
-    was made.
+    """Return, per kind of correlation, what a prefill, a step and all of `course` take, and what is
+    there and was made.
     """
     prefill, step = course[0], course[-1] if len(course) > 1 else Demand()
     rows = []

@@ -63,7 +63,9 @@ class Ahead(Course):
     room_bytes: int | None = field(default=None, kw_only=True)
 
     def check(self, config: ModelConfig) -> None:
-        """InputError when such a completion does not fit the model, or has not so many steps."""
+        """Raise InputError when the completion does not fit the model, or takes fewer than `steps`
+        steps.
+        """
         super().check(config)
         most = self.limit(config) - 1
         if not 0 <= self.steps <= most:
@@ -79,8 +81,8 @@ class PrepareRequest(Ahead, Request):
 
 
 def admit(request: Request, held: Held, model: ModelConfig) -> None:
-    """InputError unless the provider serves its whole model, and marks the text if it marks any,
-    by enough noise.
+    """Raise InputError unless the provider serves its whole model, and the request asks for a
+    marked text, at a temperature with enough noise, just where the provider marks its texts.
     """
     served_whole(request, held, model)
     if held.noise is not None and request.verify != MARKED:

@@ -48,47 +48,47 @@ class Course:
 
     @property
     def hide_progress(self) -> bool:
-        """Whether the provider does not learn how many drafts stay: wherever there are drafts,
-        unless asked otherwise.
+        """Return whether the provider does not learn how many drafts stay: wherever there are
+        drafts, unless asked otherwise.
         """
         return self.draft_length > 0 and not self.show_progress
 
     @property
     def candidates(self) -> int:
-        """Continuations that a step verifies side by side, of which the client chooses one."""
+        """Return how many continuations a step verifies side by side; the client chooses one."""
         return 1
 
     @property
     def step_rows(self) -> int:
-        """Rows of a step: the last token, and the drafts of every candidate."""
+        """Return how many rows a step has: the last token, and the drafts of every candidate."""
         return 1 + self.candidates * self.draft_length
 
     @property
     def split(self) -> Split | None:
-        """Where the model is split, if the client computes its ends."""
+        """Return where the model is split, if the client computes its ends."""
         return None
 
     @property
     def logits_scale(self) -> float:
-        """What logits on shares are multiplied by."""
+        """Return what logits on shares are multiplied by."""
         return 1.0
 
     def judge(self, config: ModelConfig) -> Verifier | OpenRows:
-        """What decides on drafts, on shares."""
+        """Return what decides on drafts, on shares."""
         raise NotImplementedError
 
     @property
     def functionality(self) -> Functionality:
-        """What the judge gives to whom."""
+        """Return what the judge gives to whom."""
         raise NotImplementedError
 
     @property
     def told(self) -> str:
-        """What else the provider learns of how tokens are drawn, in words."""
+        """Return what else the provider learns of how tokens are drawn, in words."""
         return "token limit"
 
     def check(self, config: ModelConfig) -> None:
-        """InputError when the request does not fit the model."""
+        """Raise InputError when the request does not fit the model."""
         self.check_options()
         config.check_public(len(self.public_prefix), "give --public-prefix TEXT")
         if any(not 0 <= token < config.vocab_size for token in self.public_prefix):
@@ -101,7 +101,7 @@ class Course:
             )
 
     def check_options(self) -> None:
-        """InputError when no model could serve the request."""
+        """Raise InputError when no model could serve the request."""
         if self.prompt_tokens < 1:
             raise InputError("the prompt is empty; give at least one character of text")
         if len(self.public_prefix) > MAX_PREFIX_TOKENS:
@@ -117,16 +117,19 @@ class Course:
             raise InputError(f"--draft-length must be 0 to 16, found {self.draft_length}")
 
     def most_steps(self, config: ModelConfig) -> int:
-        """Secure steps at most: the prefill and each step write a token or more."""
+        """Return how many secure steps there are at most: the prefill and each step write a token
+        or more.
+        """
         return max(1, self.limit(config) - 1)
 
     def live_rows(self, config: ModelConfig) -> int:
-        """Rows that the text has at most while it goes on."""
+        """Return how many rows the text has at most while it goes on."""
         return self.prompt_tokens + self.limit(config)
 
     def capacity(self, config: ModelConfig) -> int:
-        """Rows of the shared cache block at most, room for a step's drafts included. With hidden
-        progress the rows of rejected drafts stay until the block is full and is packed.
+        """Return how many rows the shared cache block has at most, room for a step's drafts
+        included. With hidden progress the rows of rejected drafts stay until the block is full and
+        is packed.
         """
         if not self.hide_progress:
             return self.live_rows(config) + self.step_rows
@@ -134,16 +137,16 @@ class Course:
         return min(self._most_written(config), self.live_rows(config) + spare)
 
     def may_pack(self, config: ModelConfig) -> bool:
-        """Whether a block of `capacity` rows may be full before the text ends."""
+        """Return whether a block of `capacity` rows may be full before the text ends."""
         return self.hide_progress and self._most_written(config) > self.capacity(config)
 
     def _most_written(self, config: ModelConfig) -> int:
-        """Rows of the prompt and of all steps, rejected drafts included."""
+        """Return how many rows the prompt and all steps write at most, rejected drafts included."""
         return self.prompt_tokens + self.most_steps(config) * self.step_rows
 
     def sizes(self, config: ModelConfig, prefix: int = 0) -> tuple[int, ...]:
-        """Rows that the block has one after the other: each some quarter more than the one before.
-        All of them, with `prefix` rows before, have tiles of one size
+        """Return the sizes that the block has one after the other, in rows: each some quarter more
+        than the one before. All of them, with `prefix` rows before, have tiles of one size
         (`protocols.functions.aggregation.tile_for`), so that no row moves.
         """
         most, size = self.capacity(config), self.prompt_tokens + self.step_rows
@@ -155,11 +158,11 @@ class Course:
         return (*sizes, most)
 
     def limit(self, config: ModelConfig) -> int:
-        """Tokens that can be generated: as asked, and within the model's context."""
+        """Return how many tokens can be generated: as asked, and within the model's context."""
         return min(self.max_new_tokens, self._room(config) - self.prompt_tokens)
 
     def _room(self, config: ModelConfig) -> int:
-        """Positions for prompt and completion."""
+        """Return how many positions there are for prompt and completion."""
         return config.context - len(self.public_prefix)
 
     def _taken(self) -> str:
@@ -179,8 +182,9 @@ class Request(Course):
 
     @property
     def hide_progress(self) -> bool:
-        """As there, where the variant can hide it; which of several candidates goes on the provider
-        never learns.
+        """Return whether the provider does not learn how many drafts stay: as a `Course` asks,
+        where the variant can hide it; which of several candidates goes on the provider never
+        learns.
         """
         some = self.candidates > 1 or super().hide_progress
         return self.verify in verification.HIDING and some
@@ -191,7 +195,7 @@ class Request(Course):
 
     @property
     def logits_scale(self) -> float:
-        """Greedy decoding needs none."""
+        """Return 1 / temperature, or 1 for greedy decoding, which needs no scale."""
         return 1.0 / self.temperature if self.temperature else 1.0
 
     def judge(self, config: ModelConfig) -> Verifier:
@@ -248,7 +252,7 @@ class Request(Course):
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """InputError for options of sampling that nobody can follow."""
+    """Raise InputError for options of sampling that nobody can follow."""
     if sampling.temperature != 0 and not 0.05 <= sampling.temperature <= 5.0:
         raise InputError(
             f"--temperature must be 0 (greedy) or 0.05 to 5, found {sampling.temperature}"

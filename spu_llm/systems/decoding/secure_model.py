@@ -85,23 +85,23 @@ class Layout:
 
     @property
     def judged(self) -> int:
-        """Sequences that the judge decides on: every branch of every lane."""
+        """Return how many sequences the judge decides on: every branch of every lane."""
         return self.lanes * self.branches
 
     def drafts(self, count: int) -> int:
-        """Drafts of a branch, in `count` rows of a lane."""
+        """Return how many drafts a branch has, in `count` rows of a lane."""
         return (count - 1) // self.branches
 
     @property
     def held(self) -> ModelConfig:
-        """The shape of what the provider holds, and of the cache: with the middle's blocks alone
-        where the model is split.
+        """Return the shape of what the provider holds, and of the cache: with the middle's blocks
+        alone where the model is split.
         """
         return self.config if self.split is None else self.split.held(self.config)
 
     def rows_in(self, count: int) -> jax.ShapeDtypeStruct:
-        """What the client puts in for `count` rows of every lane: tokens, int32 [lane, count], or
-        rows of the residual stream, float32 [lane, count, d].
+        """Return the shape of what the client puts in for `count` rows of every lane: tokens, int32
+        [lane, count], or rows of the residual stream, float32 [lane, count, d].
         """
         if self.split is None:
             return jax.ShapeDtypeStruct((self.lanes, count), np.int32)
@@ -109,12 +109,14 @@ class Layout:
 
     @property
     def inside(self) -> int:
-        """Rows of the prefix that stand in the shared block, before its own: all, or none."""
+        """Return how many rows of the prefix stand in the shared block, before its own: all, or
+        none.
+        """
         return self.prefix if self.prefix <= FEW else 0
 
     @property
     def told_rows(self) -> int:
-        """First rows of the prefix of which the provider says whether they hold text."""
+        """Return for how many first rows of the prefix the provider says whether they hold text."""
         return self.public + self.padded if self.padded else 0
 
 
@@ -166,7 +168,7 @@ class OpenRows:
         return None
 
     def verify(self, rows: Array, client: None, provider: None) -> tuple[Array, None]:
-        """The client's outcome, and nothing public."""
+        """Open the rows to the client, as its outcome; nothing becomes public."""
         label = "rows behind the provider's blocks"
         return reveal(rows, to=Owner.CLIENT, label=label), None
 
@@ -205,7 +207,7 @@ class SecureModel(NamedTuple):
 
 @functools.cache
 def lengthen(positions: int) -> SecureFunction:
-    """(shared) -> the shared block with room for `positions` rows."""
+    """Return the function (shared) -> the shared block with room for `positions` rows."""
 
     def work(shared: Block) -> Block:
         return lengthened(shared, positions)
@@ -215,8 +217,8 @@ def lengthen(positions: int) -> SecureFunction:
 
 @functools.cache
 def pack(positions: int, inside: int = 0) -> SecureFunction:
-    """(kept [lane, m], shared) -> a shared block of `positions` own rows that begins with the rows
-    `kept`, the client's secret (`models.cache.packed`).
+    """Return the function (kept [lane, m], shared) -> a shared block of `positions` own rows that
+    begins with the rows `kept`, the client's secret (`models.cache.packed`).
     """
 
     def work(kept: Array, shared: Block) -> Block:
@@ -227,8 +229,8 @@ def pack(positions: int, inside: int = 0) -> SecureFunction:
 
 @functools.lru_cache(maxsize=8)
 def build(layout: Layout, judge: Judge) -> SecureModel:
-    """Secure programs for sessions of this layout; the same ones, with their plans, when asked
-    again.
+    """Return the secure programs for sessions of this layout. They are cached with their plans, for
+    when they are asked for again.
     """
     if (layout.split is None) == isinstance(judge, OpenRows):
         raise ValueError("rows are opened where the model is split, and nowhere else")
@@ -238,8 +240,8 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
         weights: Any, given: Array, at: Rows, cache: Block, before: Prefix | None,
         ends: tuple[int, ...] | None = None,
     ) -> tuple[Array, Block, Outside]:  # fmt: skip
-        """Rows [L n, d], or [L, d] where one of each lane `ends` it, the cache, and what left its
-        range (`models.family.Family`).
+        """Return a forward's rows [L n, d], or [L, d] where `ends` names one row of each lane, the
+        cache, and what left its range (`models.family.Family`).
         """
         if layout.split is not None:
             x = given.reshape(-1, config.width)
@@ -360,8 +362,9 @@ def build(layout: Layout, judge: Judge) -> SecureModel:
 
 
 def by_branch(rows: Array, branches: int) -> Array:
-    """Rows [lane, 1 + branch * d, ...] of a step's tree as what each branch is judged by,
-    [lane * branch, 1 + d, ...]: the first row, and the branch's own. Copies of shares cost nothing.
+    """Return the rows [lane, 1 + branch * d, ...] of a step's tree as what each branch is judged
+    by, [lane * branch, 1 + d, ...]: the first row, and the branch's own. Copies of shares cost
+    nothing.
     """
     if branches == 1:
         return rows
@@ -377,23 +380,23 @@ def by_branch(rows: Array, branches: int) -> Array:
 def share_weights(
     session: Session, config: ModelConfig, params: Params | None, split: Split | None = None
 ) -> Any:
-    """The provider's weights, folded, as private values; the client, who has none, passes None. Of
-    a split model the middle's blocks. InputError at the provider when activations may leave their
-    ranges.
+    """Return the provider's weights, folded, as private values; the client, who has none, passes
+    None. Of a split model they are the middle's blocks. Raise InputError at the provider when
+    activations may leave their ranges.
     """
     shapes = held_shapes(config, split)
     return private_tree(session, PROVIDER, _folded, shapes, params, config, split)
 
 
 def held_shapes(config: ModelConfig, split: Split | None = None) -> Any:
-    """Shapes and dtypes of what a provider holds: folded weights, or the middle's blocks."""
+    """Return shapes and dtypes of what a provider holds: folded weights, or the middle's blocks."""
     whole = weight_shapes(config)
     return whole if split is None else split.parts(whole)[1]
 
 
 def share_text(session: Session, layout: Layout, tokens: Sequence[int]) -> Text | None:
-    """`tokens` before every prompt, the public ones first, which only the provider has to bring, as
-    private values; None where the layout has no rows for them.
+    """Return `tokens`, which stand before every prompt, the public ones first, as private values;
+    only the provider has to bring them. None where the layout has no rows for them.
     """
     if not layout.prefix:
         return None

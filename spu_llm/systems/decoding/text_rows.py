@@ -15,19 +15,20 @@ class TextRows:
     """
 
     def __init__(self, lengths: Sequence[int], branches: int = 1) -> None:
-        """Prompts of so many tokens, padded to the longest. `branches`: of every step."""
+        """Begin with prompts of so many tokens, padded to the longest. `branches`: of every step.
+        """
         self._text = np.arange(max(lengths))[None, :] < np.asarray(lengths)[:, None]
         self._branches = branches
 
     @property
     def written(self) -> int:
-        """Rows that a step is written after."""
+        """Return how many rows are written before a step's."""
         return int(self._text.shape[1])
 
     def place(self, count: int, capacity: int, context: int) -> tuple[np.ndarray, np.ndarray]:
-        """`count` further rows of every lane, a `tree`: their positions in the text (int32
-        [lane, count], at most context - 1), and what each sees of a cache of `capacity` rows
-        (bool [lane, count, capacity]).
+        """Return where `count` further rows of every lane stand, a `tree`: their positions in the
+        text (int32 [lane, count], at most context - 1), and what each sees of a cache of `capacity`
+        rows (bool [lane, count, capacity]).
         """
         lanes, written = self._text.shape
         lengths = self._text.sum(axis=1, dtype=np.int32)
@@ -39,7 +40,9 @@ class TextRows:
         return np.minimum(positions, context - 1), visible
 
     def add(self, retained: np.ndarray, count: int) -> None:
-        """`count` rows were written: bool [lane, count], which of them hold text."""
+        """Add `count` rows that were written; `retained`, bool [lane, count]: which of them hold
+        text.
+        """
         if retained.shape != (len(self._text), count):
             raise ValueError(f"{retained.shape} is not a step of {count} rows of every lane")
         self._text = np.concatenate([self._text, retained], axis=1)
@@ -50,8 +53,8 @@ class TextRows:
         self._text = self._text[:, : last + 1]
 
     def pack(self, count: int) -> np.ndarray:
-        """Which rows hold the text, int32 [lane, count], -1 after the last; they are the first ones
-        from now on, of a cache of which `count` are written.
+        """Return which rows hold the text, int32 [lane, count], -1 after the last; they are the
+        first ones from now on, of a cache of which `count` are written.
         """
         kept = np.full((len(self._text), count), -1, np.int32)
         for lane, text in enumerate(self._text):
@@ -62,9 +65,10 @@ class TextRows:
 
 
 def tree(count: int, branches: int) -> tuple[np.ndarray, np.ndarray]:
-    """A step's rows: the first one, and after it branches of d = (count - 1) / branches rows, one
-    branch after the other. How far behind the text each stands (int32 [count]), and which of them
-    each sees (bool [count, count]): the first row, itself, and those of its branch before it.
+    """Return the tree of a step's rows: the first row, and after it branches of d = (count - 1) /
+    branches rows, one branch after the other. The result is how far behind the text each row stands
+    (int32 [count]), and which rows each sees (bool [count, count]): the first row, itself, and its
+    branch's rows before it.
     """
     branch, draft = np.divmod(np.arange(count - 1), max(1, (count - 1) // branches))
     seen = np.zeros((count, count), bool)

@@ -37,7 +37,7 @@ class Asked:
     steps: int
 
     def check(self, config: ModelConfig) -> None:
-        """InputError when they do not fit the model."""
+        """Raise InputError when prompts and steps do not fit the model."""
         if self.steps < 0 or min(self.prompt_tokens, default=0) < 1:
             raise InputError("there is nothing to run")
         rows = max(self.prompt_tokens) + self.steps
@@ -57,8 +57,8 @@ PROGRAM = Program("viewed", __name__, Asked, ClientInputs, check=Asked.check)
 
 
 def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
-    """After each forward an event "seen" with this party's shares, in the words of `_Noted`, and
-    how many rows it had.
+    """Run the prompts and steps, and after each forward send an event "seen" with this party's
+    shares, in the words of `_Noted`, and how many rows it had.
     """
     config, asked = job.model, job.request
     own = Prg.from_os()
@@ -97,7 +97,7 @@ class _Noted:
 
     query   [kv head, group * row, head_dim], scaled
     shift   [kv head * group * row]: the largest coarse score, `bits` of `shift_bits`
-    mass    the same shape: the sum of the weights
+    mass    [kv head * group * row]: the sum of the weights
     out     [kv head * group * row, head_dim]
     """
 
@@ -124,7 +124,7 @@ class _Noted:
             self._bits = value.bits if name == "shift" else self._bits
 
     def taken(self) -> dict[str, Any]:
-        """As fields of an event; empty again."""
+        """Return the words as fields of an event, and forget them."""
         words, self._words = self._words, {}
         return {
             "words": {n: base64.b64encode(w.tobytes()).decode("ascii") for n, w in words.items()},

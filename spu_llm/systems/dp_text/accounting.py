@@ -100,7 +100,7 @@ class ZcdpAccountant(PrivacyAccountant):  # type: ignore[misc]
         return None
 
     def get_epsilon(self, target_delta: float) -> float:
-        """Infinite where the events' distances leave nothing of it."""
+        """Return epsilon at this delta; infinite where the events' distances leave none of it."""
         found, before = 0.0, -1.0
         while found > before:  # upwards to the least epsilon that its own distance leaves room for
             left = target_delta - _costs(self.delta, found)
@@ -115,7 +115,7 @@ class ZcdpAccountant(PrivacyAccountant):  # type: ignore[misc]
 
 
 def _costs(distance: float, epsilon: float) -> float:
-    """What total variation from the ideal laws, of both neighbours, adds to delta."""
+    """Return what total variation from the ideal laws, of both neighbours, adds to delta."""
     return distance * (1 + math.exp(min(epsilon, 700.0))) if distance else 0.0
 
 
@@ -125,7 +125,7 @@ class _Unknown(Exception):
 
 
 def spent_by(event: dp_event.DpEvent) -> Spent:
-    """What an event spends; raises for one that is not known."""
+    """Return what an event spends; raises for one that is not known."""
     if isinstance(event, DisjointDpEvent):
         parts = [spent_by(part) for part in event.events]
         return Spent(*(max(found) for found in zip(Spent(0.0), *parts, strict=True)))
@@ -142,7 +142,7 @@ def spent_by(event: dp_event.DpEvent) -> Spent:
 
 
 def _rho_of(event: dp_event.DpEvent) -> float:
-    """zCDP of an event without parts."""
+    """Return rho of an event without parts, in zCDP."""
     if isinstance(event, BoundedRangeDpEvent):
         rho = event.rho
     elif isinstance(event, dp_event.ZCDpEvent) and event.xi == 0:
@@ -170,7 +170,7 @@ _ROUNDS, _POINTS = 6, 65
 
 
 def epsilon_of(rho: float, delta: float) -> float:
-    """The tight conversion: inf over alpha > 1 of
+    """Compute the tight conversion of rho to epsilon: inf over alpha > 1 of
 
         alpha rho + ln(1 / (alpha delta)) / (alpha - 1) + ln(1 - 1 / alpha),
 
@@ -192,13 +192,13 @@ def epsilon_of(rho: float, delta: float) -> float:
 
 
 def loose_epsilon_of(rho: float, delta: float) -> float:
-    """rho + 2 sqrt(rho ln(1 / delta)) (Bun and Steinke), for comparison."""
+    """Return rho + 2 sqrt(rho ln(1 / delta)) (Bun and Steinke), for comparison."""
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
 def delta_of(rho: float, epsilon: float) -> float:
-    """The same conversion for delta: inf of exp((alpha - 1)(alpha rho - epsilon)) / alpha
-    (1 - 1 / alpha)^(alpha - 1).
+    """Compute the tight conversion of rho to delta: inf over alpha > 1 of exp((alpha - 1)(alpha rho
+    - epsilon)) / alpha (1 - 1 / alpha)^(alpha - 1).
     """
     if not rho > 0:
         return 0.0
@@ -215,8 +215,8 @@ def delta_of(rho: float, epsilon: float) -> float:
 
 
 def rho_for(epsilon: float, delta: float) -> float:
-    """The largest rho whose tight epsilon at `delta` is `epsilon` or less (by bisection, from
-    below).
+    """Return the largest rho whose tight epsilon at `delta` is `epsilon` or less (by bisection,
+    from below).
     """
     check_delta(delta)
     if not epsilon > 0:
@@ -238,7 +238,7 @@ def check_delta(delta: float) -> None:
 
 
 def _least(bound: Any) -> float:
-    """The least value on ever finer grids of ln(alpha - 1)."""
+    """Return the least value of `bound` on ever finer grids of ln(alpha - 1)."""
     low, high = -20.0, 40.0
     best = math.inf
     for _ in range(_ROUNDS):
@@ -252,7 +252,7 @@ def _least(bound: Any) -> float:
 
 
 def total(events: Sequence[dp_event.DpEvent], adjacency: str) -> ZcdpAccountant:
-    """An accountant of all of these, one after the other on the same references."""
+    """Return an accountant of all of these events, one after the other on the same references."""
     accountant = ZcdpAccountant(adjacency)
     for event in events:
         accountant.compose(event)

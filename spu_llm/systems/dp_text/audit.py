@@ -66,9 +66,7 @@ def judged(
     with_canary: np.ndarray, without: np.ndarray, claimed: float, delta: float,
     confidence: float = 0.999,
 ) -> Found:  # fmt: skip
-    """What scores of both worlds, float64 [runs] each, say; the first half of them chooses the
-    threshold.
-    """
+    """Judge by both worlds' scores, float64 [runs] each; their first half chooses the threshold."""
     runs = len(with_canary)
     half = runs // 2
     level = (1 - confidence) / 2  # of each of the two rates
@@ -84,8 +82,8 @@ def judged(
 
 
 def rate_bounds(successes: int, tries: int, level: float) -> tuple[float, float]:
-    """Clopper and Pearson: below the first, or above the second, a rate is with probability `level`
-    at most, each.
+    """Return Clopper and Pearson's bounds: below the first, or above the second, a rate is with
+    probability `level` at most, each.
     """
     low = betaincinv(successes, tries - successes + 1, level) if successes else 0.0
     high = 1.0
@@ -97,8 +95,8 @@ def rate_bounds(successes: int, tries: int, level: float) -> tuple[float, float]
 def _lower(
     with_canary: np.ndarray, without: np.ndarray, threshold: float, delta: float, level: float
 ) -> float:
-    """Of epsilon, by the test `score >= threshold`. Both sides use the same two rates, each from
-    both ends: a union over four events, hence level / 2.
+    """Return the lower bound on epsilon by the test `score >= threshold`. Both sides use the same
+    two rates, each from both ends: a union over four events, hence level / 2.
     """
     found = 0.0
     hits = int((with_canary >= threshold).sum()), int((without >= threshold).sum())
@@ -150,8 +148,8 @@ class Attacker:
 def token_game(
     method: Method, parameters: Parameters, public: np.ndarray, private: np.ndarray, tokens: int
 ) -> Game:
-    """`tokens` draws of the method on fixed logits, phi_pub [vocab] and phi_i [B, vocab]; the
-    canary is reference 0, and all others are there.
+    """Return a game of `tokens` draws of the method on fixed logits, phi_pub [vocab] and phi_i [B,
+    vocab]; the canary is reference 0, and all others are there.
     """
     worlds = {True: np.ones(parameters.batch, bool), False: np.arange(parameters.batch) > 0}
     laws = {
@@ -169,7 +167,7 @@ def token_game(
 def log_law(
     parameters: Parameters, public: np.ndarray, private: np.ndarray, present: np.ndarray
 ) -> np.ndarray:
-    """Log-probabilities of the mechanism's next token, float64 [vocab]; -inf for no candidate."""
+    """Return the next token's log-probabilities, float64 [vocab]; -inf for no candidate."""
     candidates, weights = token_weights(parameters, public, private, present)
     out = np.full(len(public), -np.inf)
     out[candidates] = np.log(weights / weights.sum())
@@ -177,14 +175,14 @@ def log_law(
 
 
 def log_ratio(with_canary: np.ndarray, without: np.ndarray) -> np.ndarray:
-    """Of two log-laws [vocab]; infinite for what neither law draws."""
+    """Return the log-ratio of two log-laws [vocab]; infinite for what neither law draws."""
     neither = np.isneginf(with_canary) & np.isneginf(without)
     return np.where(neither, np.inf, with_canary - np.where(neither, 0.0, without))
 
 
 def worst_case(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
-    """Logits of two tokens with which one reference changes as much as it can: it pushes both as
-    far as they go, from as much on one side of even to as much on the other.
+    """Return logits of two tokens with which one reference changes as much as it can: it pushes
+    both as far as they go, from as much on one side of even to as much on the other.
     """
     push = 10 * parameters.clip + 1.0
     public = np.array([-0.5, 0.5]) * parameters.clip / parameters.batch
@@ -196,7 +194,9 @@ def worst_case(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
 def text_game(
     generator: Generator, parameters: Parameters, references: Sequence[str], canary: str
 ) -> Game:
-    """Texts of a real model; in the world without the canary an empty reference is in its place."""
+    """Return a game of texts of a real model; in the world without the canary an empty reference is
+    in its place.
+    """
     attacker = Attacker(generator, parameters, references, canary)
 
     def game(present: bool, prg: Prg) -> float:

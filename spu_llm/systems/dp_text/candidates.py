@@ -29,8 +29,8 @@ class Candidates:
     def of(
         logits: np.ndarray, request: TextRequest, choice: Choice, order: Prg | None = None
     ) -> Candidates:
-        """From phi_pub [vocab]; a function of it alone, but for the order, which is uniform under
-        `order` (None: ascending).
+        """Make the candidates of phi_pub [vocab]; a function of it alone, but for the order, which
+        is uniform under `order` (None: ascending).
         """
         tokens = expanded_top_k(logits, request.top_k, request.clip, request.batch)
         held = sanitised(logits)[tokens]
@@ -47,7 +47,7 @@ class Candidates:
         return Candidates(tokens, places[: len(tokens)], public, scores)
 
     def token(self, place: int) -> int:
-        """WireError for a place without one."""
+        """Return the token at a place; WireError for a place without one."""
         found = np.flatnonzero(self.at == place)
         if len(found) != 1:
             raise WireError(f"place {place} won, at which no candidate stands")
@@ -55,7 +55,7 @@ class Candidates:
 
 
 def _permutation(stream: Prg, n: int) -> np.ndarray:
-    """Uniform: by 64-bit keys, drawn again in the rare case that two are equal."""
+    """Draw a uniform permutation: by 64-bit keys, anew in the rare case that two are equal."""
     while True:
         keys = stream.words((n,))
         if len(np.unique(keys)) == n:

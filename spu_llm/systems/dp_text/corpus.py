@@ -55,8 +55,8 @@ class Wanted:
 
 
 def method_for(wanted: Wanted) -> Method:
-    """The method, with parameters that spend the budget. InputError where there is none, or where
-    it is asked for what it does not have. Of AugPE: `augpe_for`.
+    """Return the method, with parameters that spend the budget. InputError where there is none, or
+    where it is asked for what it does not have. Of AugPE: `augpe_for`.
     """
     w = wanted
     if w.method not in METHODS:
@@ -89,7 +89,7 @@ def method_for(wanted: Wanted) -> Method:
 
 
 def augpe_for(wanted: Wanted) -> augpe.AugPE:
-    """AugPE at this budget."""
+    """Return AugPE at this budget; InputError without epsilon, or with centring."""
     if wanted.epsilon is None or wanted.centre:
         raise InputError("augpe needs --epsilon, and has no --centre")
     return augpe.for_budget(
@@ -99,7 +99,7 @@ def augpe_for(wanted: Wanted) -> augpe.AugPE:
 
 
 def check_texts(texts: int, references: int, batch: int) -> None:
-    """InputError unless every text has a batch of its own."""
+    """Raise InputError unless every text has a batch of its own."""
     most = -(-references // batch)
     if not 1 <= texts <= most:
         raise InputError(
@@ -172,7 +172,7 @@ def statement_path(out: Path) -> Path:
 
 
 def write_statement(out: Path, found: dict[str, Any]) -> None:
-    """Beside the texts; InputError where that cannot be."""
+    """Write the statement beside the texts; InputError where that cannot be."""
     path = statement_path(out)
     try:
         replace_whole(path, (json.dumps(found, indent=2) + "\n").encode())

@@ -31,7 +31,7 @@ class Generator:
     """A method with a model, and the prompts of one query."""
 
     def __init__(self, method: Method, config: ModelConfig, weights: Any, prompts: Prompts) -> None:
-        """weights: folded (`lanes.folded`)."""
+        """Prepare the lanes of a method; weights: folded (`lanes.folded`)."""
         self.method, self.prompts = method, prompts
         self._config, self._weights = config, weights
         # phi_pub comes from a forward of its own, in which no reference takes part.
@@ -41,18 +41,18 @@ class Generator:
 
     @property
     def calls(self) -> int:
-        """Next-token evaluations of the model so far: B + 1 a token."""
+        """Return the number of next-token evaluations of the model so far: B + 1 a token."""
         return self._public.calls + (self._private.calls if self._private else 0)
 
     def lanes(self, count: int, room: int) -> Lanes:
-        """Lanes of this model for texts of this length."""
+        """Make `count` lanes of this model for prompts of `room` tokens at most."""
         return Lanes(self._config, self._weights, count, room, self.method.max_new_tokens)
 
     def text(
         self, references: Sequence[str], prg: Prg, on_token: Callable[[int], None] | None = None
     ) -> Made:
-        """A text of up to B references; empty ones, and those missing to B, are null. on_token
-        hears how many tokens there are.
+        """Generate a text of up to B references; empty ones, and those missing to B, are null.
+        on_token hears how many tokens there are.
         """
         method = self.method
         if len(references) > method.batch:
@@ -80,7 +80,7 @@ class Generator:
 
 
 def batches(references: Sequence[str], batch: int) -> list[list[str]]:
-    """A fixed partition, by place in the file alone: reference j is in batch j // B. The last one
-    may be short; it is filled up with nulls.
+    """Cut references into a fixed partition, by place in the file alone: reference j is in batch j
+    // B. The last batch may be short; it is filled up with nulls.
     """
     return [list(references[i : i + batch]) for i in range(0, len(references), batch)]

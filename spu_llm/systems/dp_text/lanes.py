@@ -34,7 +34,7 @@ class Lanes:
     def __init__(
         self, config: ModelConfig, weights: Any, lanes: int, room: int, new_tokens: int
     ) -> None:
-        """weights: folded, as `folded` gives them."""
+        """Prepare lanes without prompts; weights: folded, as `folded` gives them."""
         if room + new_tokens > config.context:
             raise ValueError(f"{room} + {new_tokens} tokens do not fit {config.context} positions")
         self.lanes, self.room, self.calls = lanes, room, 0
@@ -45,7 +45,7 @@ class Lanes:
         self._at = 0
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
-        """Logits float32 [lanes, vocab] after the prompts, of one token or more each."""
+        """Compute logits float32 [lanes, vocab] after the prompts, of one token or more each."""
         if len(prompts) != self.lanes or not all(1 <= len(p) <= self.room for p in prompts):
             raise ValueError(f"there must be {self.lanes} prompts of 1 to {self.room} tokens")
         rows = np.zeros((self.lanes, self.room), np.int32)
@@ -59,7 +59,7 @@ class Lanes:
         return np.asarray(logits)
 
     def step(self, token: int | Sequence[int]) -> np.ndarray:
-        """Logits float32 [lanes, vocab] after one more token, the same in all lanes or one each."""
+        """Return logits float32 [lanes, vocab] after one more token, for all lanes or one each."""
         if self._at >= self._new:
             raise ValueError(f"there is room for {self._new} new tokens")
         logits, self._cache = self._step(
@@ -82,7 +82,7 @@ class Features:
         _, _, self._run = _compiled(config, HEAD)
 
     def of(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
-        """float32 [text, width] of token rows; zeros for an empty one."""
+        """Compute the points float32 [text, width] of token rows; zeros for an empty text."""
         found = [np.zeros((0, self._config.width), np.float32)]
         for start in range(0, len(texts), self._lanes):
             some = [list(text[: self._room]) for text in texts[start : start + self._lanes]]
@@ -96,13 +96,13 @@ class Features:
 
 
 def folded(config: ModelConfig, params: Params) -> Any:
-    """The weights that `Lanes` computes with; made once for several."""
+    """Fold the weights that `Lanes` computes with; made once for several."""
     return jax.device_put(family_of(config).fold(params, config))
 
 
 @functools.cache
 def _compiled(config: ModelConfig, head: Any) -> tuple[Any, Any, Any]:
-    """The three functions below; each is compiled once for each of its shapes."""
+    """Compile the three functions below, each once for each of its shapes."""
     return (
         jax.jit(functools.partial(_prefill, config, head)),
         jax.jit(functools.partial(_step, config, head), donate_argnums=1),
@@ -114,7 +114,7 @@ def _prefill(
     config: ModelConfig, head: Any, weights: Any, cache: Block, tokens: jax.Array,
     lengths: jax.Array,
 ) -> tuple[jax.Array, Block]:  # fmt: skip
-    """Of prompts [lanes, room], padded on the right: logits after each, and the cache."""
+    """Return the logits after each prompt of [lanes, room], padded on the right, and the cache."""
     lanes, room = tokens.shape
     out, written = _forward(
         config, weights, tokens.reshape(-1), _from_start(lanes, room, cache), cache
@@ -135,7 +135,7 @@ def _features(
 
 
 def _from_start(lanes: int, room: int, cache: Block) -> Rows:
-    """The first `room` rows of every lane, each of which sees those up to itself."""
+    """Return the first `room` rows of every lane, each of which sees those up to itself."""
     seen = jnp.arange(cache.positions)[None] <= jnp.arange(room)[:, None]
     return Rows(
         jnp.tile(jnp.arange(room, dtype=jnp.int32), (lanes, 1)),
@@ -147,7 +147,9 @@ def _step(
     config: ModelConfig, head: Any, weights: Any, cache: Block, tokens: jax.Array,
     lengths: jax.Array, room: jax.Array, number: jax.Array,
 ) -> tuple[jax.Array, Block]:  # fmt: skip
-    """Of one new token a lane, after its own prompt; the cache's row of all is `room + number`."""
+    """Compute the logits of one new token a lane, after its own prompt, and the cache, in which all
+    of these tokens have the row `room + number`.
+    """
     columns = jnp.arange(cache.positions)
     at = room + number
     seen = (columns[None] < lengths[:, None]) | ((columns >= room) & (columns <= at))[None]

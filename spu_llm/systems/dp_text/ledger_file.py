@@ -54,8 +54,8 @@ class CorpusFile:
         return int(self._state["begun"])
 
     def begin(self, count: int = 1) -> Prg:
-        """The randomness of the next `count` texts, which are spent from now on; of those that a
-        run before began, if there are any.
+        """Return the randomness of the next `count` texts, which are spent from now on; of those
+        that a run before began, if there are any.
         """
         if self.done < self.begun:
             return Prg(bytes.fromhex(self._state["key"]))
@@ -94,7 +94,7 @@ class CorpusFile:
             replace_whole(ledger_path(self._out), data)
 
     def _count(self) -> int:
-        """Whole lines in FILE; a torn one at its end is cut off."""
+        """Count the whole lines in FILE; a torn one at its end is cut off."""
         data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
@@ -106,10 +106,10 @@ class CorpusFile:
 def opened(
     out: Path, run: dict[str, Any], references: Sequence[str], spends: dict[str, Any]
 ) -> Iterator[CorpusFile]:
-    """The corpus file of this run, which may go on with what an earlier one began. `run`: all that
-    the texts' law depends on, public, as JSON has it; `spends`: what a reference is charged once
-    its text was begun. InputError when FILE is in use, was begun with something else, or cannot be
-    written.
+    """Yield the corpus file of this run, which may go on with what an earlier one began. `run`: all
+    that the texts' law depends on, public, as JSON has it; `spends`: what a reference is charged
+    once its text was begun. InputError when FILE is in use, was begun with something else, or
+    cannot be written.
     """
     with _failures(out):
         descriptor = os.open(out, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -138,7 +138,7 @@ def write(
     file: CorpusFile, wanted: int, make: Callable[[int, Prg], dict[str, Any]],
     on_text: Callable[[int], None] = lambda done: None,
 ) -> None:  # fmt: skip
-    """All texts from `file.done` on, one after the other: make(number, randomness) gives each."""
+    """Write all texts from `file.done` on, one by one: make(number, randomness) gives each."""
     on_text(file.done)
     while file.done < wanted:
         prg = file.begin()
@@ -150,7 +150,7 @@ def _state(
     out: Path, descriptor: int, run: dict[str, Any], references: Sequence[str],
     spends: dict[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """What the ledger says; that of a new run where there is none."""
+    """Return what the ledger says; the state of a new run where there is none."""
     path = ledger_path(out)
     if not path.exists():
         if os.fstat(descriptor).st_size:
@@ -186,7 +186,7 @@ def _state(
 
 
 def _digest(salt: bytes, references: Sequence[str]) -> str:
-    """Salted: a plain one would let guess references."""
+    """Return a salted digest of the references: a plain one would let guess them."""
     found = hashlib.blake2b(key=salt, digest_size=32)
     for text in references:
         data = text.encode("utf-8", "surrogatepass")

@@ -36,16 +36,17 @@ ROUNDING = 2.0**-32
 
 
 def sanitised(logits: np.ndarray) -> np.ndarray:
-    """float64: logits as finite numbers; NaN and -inf (a masked token) become -LARGEST. Before
-    anything is subtracted: (-inf) - (-inf) would be NaN.
+    """Return logits as finite numbers, float64; NaN and -inf (a masked token) become -LARGEST.
+    Before anything is subtracted: (-inf) - (-inf) would be NaN.
     """
     # fmax takes the number where the other one is NaN.
     return np.asarray(np.fmin(np.fmax(np.asarray(logits, np.float64), -LARGEST), LARGEST))
 
 
 def expanded_top_k(public: np.ndarray, k: int | None, clip: float, batch: int) -> np.ndarray:
-    """V_k+ as token ids in ascending order (int64 [m], m >= k), of public logits [vocab]; all for
-    k None or k >= vocab. A function of what is public alone. All ties at the threshold are in it.
+    """Return V_k+ as token ids in ascending order (int64 [m], m >= k), of public logits [vocab];
+    all for k None or k >= vocab. A function of what is public alone. All ties at the threshold are
+    in it.
 
     It holds the top k of every reference acting alone, not that of phibar: references that agree
     move a token by C, for which the slack would have to be 2 C.
@@ -60,7 +61,7 @@ def expanded_top_k(public: np.ndarray, k: int | None, clip: float, batch: int) -
 
 
 def grid_clip(clip: float, frac_bits: int = FRAC_BITS) -> float:
-    """C', the clip norm rounded down to a multiple of 2^-frac_bits."""
+    """Return C', the clip norm rounded down to a multiple of 2^-frac_bits."""
     return float(np.floor(np.ldexp(clip, frac_bits)) * 2.0**-frac_bits)
 
 
@@ -68,8 +69,8 @@ def clipped_differences(
     public: np.ndarray, private: np.ndarray, clip: float, *, centre: bool = False,
     frac_bits: int = FRAC_BITS,
 ) -> np.ndarray:  # fmt: skip
-    """clip_C(phi_i - phi_pub), float64 [B, m] of multiples of 2^-frac_bits, for the same m tokens
-    in public [m] and private [B, m].
+    """Compute clip_C(phi_i - phi_pub), float64 [B, m] of multiples of 2^-frac_bits, for the same m
+    tokens in public [m] and private [B, m].
 
     centre: take from each reference's differences their median first. Softmax does not see a
     constant, and clipping then cuts less; row i still depends on reference i alone.
@@ -85,25 +86,25 @@ def clipped_sum(
     public: np.ndarray, private: np.ndarray, present: np.ndarray, clip: float, *,
     centre: bool = False, frac_bits: int = FRAC_BITS,
 ) -> np.ndarray:  # fmt: skip
-    """S, float64 [m], an exact multiple of 2^-frac_bits. present: bool [B]; where it is False the
-    reference is null, and adds an exact zero whatever its row of `private` holds.
+    """Compute S, float64 [m], an exact multiple of 2^-frac_bits. present: bool [B]; where it is
+    False the reference is null, and adds an exact zero whatever its row of `private` holds.
     """
     rows = clipped_differences(public, private, clip, centre=centre, frac_bits=frac_bits)
     return np.where(np.asarray(present, bool)[:, None], rows, 0.0).sum(axis=0)
 
 
 def mean_logits(public: np.ndarray, total: np.ndarray, batch: int) -> np.ndarray:
-    """phibar, float64 [m], of public logits [m] and S [m]; `batch` is B, nulls counted."""
+    """Compute phibar, float64 [m], of public logits [m] and S [m]; `batch` is B, nulls counted."""
     return sanitised(public) + total / batch
 
 
 def weights(public: np.ndarray, mean: np.ndarray, temperature: float) -> np.ndarray:
-    """e^u, float64 [m], all above zero: what the token's probabilities are proportional to."""
+    """Return e^u, float64 [m], all above zero: what the probabilities are proportional to."""
     scores = (mean - sanitised(public).max()) / temperature
     return np.exp(np.clip(scores, -SPAN, SPAN))
 
 
 def probabilities(public: np.ndarray, mean: np.ndarray, temperature: float) -> np.ndarray:
-    """The token's law over the candidates, float64 [m]: softmax(phibar / tau)."""
+    """Compute the token's law over the candidates, float64 [m]: softmax(phibar / tau)."""
     found = weights(public, mean, temperature)
     return found / found.sum()

@@ -47,8 +47,9 @@ class Method:
 def token_weights(
     parameters: Parameters, public: np.ndarray, private: np.ndarray, present: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Candidates V_k+ (int64 [m]) and what their probabilities are proportional to (float64 [m]),
-    lines 3 to 5 of algorithm 1. public: phi_pub [vocab]; private: phi_i [B, vocab]; present [B].
+    """Return the candidates V_k+ (int64 [m]) and what their probabilities are proportional to
+    (float64 [m]), lines 3 to 5 of algorithm 1. public: phi_pub [vocab]; private: phi_i [B, vocab];
+    present [B].
     """
     p = parameters
     if private.shape[0] != p.batch or len(present) != p.batch:
@@ -60,7 +61,9 @@ def token_weights(
 
 
 def invisible_ink(parameters: Parameters, name: str = "invisibleink") -> Method:
-    """Algorithm 1. Of the end of a text it makes nothing special: an ordinary candidate."""
+    """Return algorithm 1 as a method. Of the end of a text it makes nothing special: an ordinary
+    candidate.
+    """
 
     def begin(present: np.ndarray, prg: Prg) -> Next:
         def token(public: np.ndarray, private: np.ndarray) -> int:
@@ -76,13 +79,13 @@ def invisible_ink(parameters: Parameters, name: str = "invisibleink") -> Method:
 
 
 def full_vocabulary(parameters: Parameters) -> Method:
-    """InvisibleInk with k = |V|."""
+    """Return InvisibleInk with k = |V| as a method."""
     return invisible_ink(replace(parameters, top_k=None), "full-vocabulary")
 
 
 def public_only(parameters: Parameters) -> Method:
-    """The public model alone: reads no reference, spends nothing. The limit of InvisibleInk for
-    C to 0, with plain top-k.
+    """Return the public model alone as a method: reads no reference, spends nothing. It is the
+    limit of InvisibleInk for C to 0, with plain top-k.
     """
     p = replace(parameters, clip=0.0, centre=False)
 

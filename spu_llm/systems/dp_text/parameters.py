@@ -58,9 +58,9 @@ class Parameters:
         epsilon: float, delta: float, *, batch: int, temperature: float, max_new_tokens: int,
         top_k: int | None = None, adjacency: str = "replace-by-null", centre: bool = False,
     ) -> Parameters:  # fmt: skip
-        """With the largest clip norm that (epsilon, delta) allows: C = B tau sqrt(2 rho / T), where
-        rho inverts the tight conversion. (Section 5.4 prints C = B tau / sqrt(2 rho / T), a slip
-        that its theorem 2 contradicts.)
+        """Return parameters with the largest clip norm that (epsilon, delta) allows: C = B tau
+        sqrt(2 rho / T), where rho inverts the tight conversion. (Section 5.4 prints C = B tau /
+        sqrt(2 rho / T), a slip that its theorem 2 contradicts.)
         """
         check_budget(epsilon, delta)
         # Everything else is checked before anything is computed with it.
@@ -82,17 +82,17 @@ class Parameters:
 
     @property
     def sensitivity(self) -> float:
-        """The most that one reference changes a coordinate of phibar by."""
+        """Return the most that one reference changes a coordinate of phibar by."""
         return REACH[self.adjacency] * self.clip / self.batch
 
     @property
     def token_event(self) -> BoundedRangeDpEvent:
-        """One token: range 2 Delta / tau, and what rounding adds."""
+        """Return what one token spends: range 2 Delta / tau, and what rounding adds."""
         return BoundedRangeDpEvent(2 * self.sensitivity / self.temperature + ROUNDING)
 
     @property
     def text_event(self) -> dp_event.DpEvent:
-        """One text, at its full length: what each batch of references is charged."""
+        """Return what a text spends at full length: what each batch of references is charged."""
         return dp_event.SelfComposedDpEvent(self.token_event, self.max_new_tokens)
 
     @property
@@ -101,18 +101,18 @@ class Parameters:
 
     @property
     def rho(self) -> float:
-        """Of a text: T C^2 / (2 B^2 tau^2) for replace-by-null (theorem 2), 4 times that for the
-        others.
+        """Return rho of a text: T C^2 / (2 B^2 tau^2) for replace-by-null (theorem 2), 4 times that
+        for the other adjacencies.
         """
         return self.max_new_tokens * self.rho_token
 
     def epsilon(self, delta: float) -> float:
-        """Tight."""
+        """Return the tight epsilon of a text at `delta`."""
         return epsilon_of(self.rho, delta)
 
 
 def check_budget(epsilon: float, delta: float) -> None:
-    """InputError unless they bound anything."""
+    """Raise InputError unless epsilon and delta bound anything."""
     if not 0 < epsilon <= MAX_EPSILON:
         raise InputError(f"epsilon must be above 0 and at most {MAX_EPSILON:g}, found {epsilon:g}")
     if not 0 < delta <= MAX_DELTA:

@@ -39,23 +39,25 @@ class Prompts:
 
     @property
     def public(self) -> list[int]:
-        """phi_pub's prompt."""
+        """Return the prompt of phi_pub."""
         return self.begin + self.tokenizer.encode(self.query, goes_on=True)
 
     def private(self, reference: str) -> list[int]:
-        """The prompt of one reference, `room` tokens at most."""
+        """Return the prompt of one reference, `room` tokens at most."""
         own = self.tokenizer.encode(reference, goes_on=True)[: self.reference_tokens]
         return self.begin + own + self._after
 
     def lanes(self, references: Sequence[str | None], batch: int) -> list[list[int]]:
-        """The prompts of a batch, padded with nulls to B; a null's is only there to be computed."""
+        """Return the prompts of a batch, padded with nulls to B; a null's prompt is only there to
+        be computed.
+        """
         filler = self.begin + self._after
         rows = [self.private(r) if r else filler for r in references]
         return rows + [filler] * (batch - len(rows))
 
     @property
     def room(self) -> int:
-        """Tokens of a private prompt at most."""
+        """Return the number of tokens of a private prompt at most."""
         return len(self.begin) + self.reference_tokens + len(self._after)
 
     @property
@@ -67,7 +69,7 @@ def prompts_for(
     tokenizer: Tokenizer, query: str, context: int, new_tokens: int,
     reference_tokens: int | None = None,
 ) -> Prompts:  # fmt: skip
-    """Prompts with as much room for references as the context leaves, or as was asked for.
+    """Return prompts with as much room for references as the context leaves, or as was asked for.
     InputError when that is too little, or the query is no text.
     """
     try:

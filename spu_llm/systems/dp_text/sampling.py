@@ -24,8 +24,8 @@ _MANTISSA = 53
 
 
 def draw(weights: np.ndarray, prg: Prg) -> int:
-    """An index with probability weights[i] / sum exactly. weights: float64 [m], all above zero and
-    finite; ValueError otherwise.
+    """Draw an index with probability weights[i] / sum exactly. weights: float64 [m], all above zero
+    and finite; ValueError otherwise.
     """
     if not len(weights) or not np.all(np.isfinite(weights)) or not np.all(weights > 0):
         raise ValueError("weights must be finite and above zero")
@@ -34,7 +34,7 @@ def draw(weights: np.ndarray, prg: Prg) -> int:
 
 
 def as_integers(weights: np.ndarray) -> list[int]:
-    """Integers in the very proportions of float64 weights above zero."""
+    """Return integers in the very proportions of float64 weights above zero."""
     mantissas, exponents = np.frexp(np.asarray(weights, np.float64))
     whole = np.ldexp(mantissas, _MANTISSA).astype(np.int64)
     shifts = exponents - exponents.min()
@@ -42,7 +42,7 @@ def as_integers(weights: np.ndarray) -> list[int]:
 
 
 def below(bound: int, prg: Prg) -> int:
-    """A uniform integer in [0, bound), of any size, by rejection."""
+    """Draw a uniform integer in [0, bound), of any size, by rejection."""
     bits = (bound - 1).bit_length()
     count = -(-bits // _WORD)
     while True:
@@ -53,18 +53,18 @@ def below(bound: int, prg: Prg) -> int:
 
 
 def laplace(scale: float, prg: Prg) -> float:
-    """Lap(scale): density e^(-|x| / scale) / (2 scale)."""
+    """Draw from Lap(scale): density e^(-|x| / scale) / (2 scale)."""
     sign = 1.0 if int(prg.words((1,))[0]) & 1 else -1.0
     return sign * scale * float(-np.log(_open_uniform((1,), prg))[0])
 
 
 def gaussian(shape: Sequence[int], prg: Prg) -> np.ndarray:
-    """Standard normal numbers, float64 (Box and Muller)."""
+    """Draw standard normal numbers, float64 (Box and Muller)."""
     radius = np.sqrt(-2 * np.log(_open_uniform(tuple(shape), prg)))
     found: np.ndarray = radius * np.cos(2 * np.pi * prg.uniform(tuple(shape)))
     return found
 
 
 def _open_uniform(shape: tuple[int, ...], prg: Prg) -> np.ndarray:
-    """Uniform in (0, 1]."""
+    """Draw numbers uniform in (0, 1]."""
     return 1.0 - prg.uniform(shape)

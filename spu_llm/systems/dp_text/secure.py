@@ -72,7 +72,7 @@ class ClientHalf:
         return self.noise()
 
     def rows(self, room: int) -> np.ndarray:
-        """int32 [B, room]; what stands in a null reference's lane is never looked at."""
+        """Return prompts int32 [B, room]; what is in a null reference's lane is never looked at."""
         return np.array([p or [self.filler] * room for p in self.prompts], np.int32)
 
     def live(self) -> np.ndarray:
@@ -91,7 +91,9 @@ class ProviderHalf:
     offered: Candidates | None = None
 
     def offer(self, request: TextRequest, choice: Choice, text: Sequence[int]) -> tuple[Any, ...]:
-        """phi_pub after `text`, which grows by a token at a time, and what `_draw` takes of it."""
+        """Return what `TextFunctions.draw` takes from the provider after `text`, which grows by a
+        token at a time: the candidates' columns and biases of the head, phi_pub in units, and base.
+        """
         logits = self.public.step(text[-1]) if text else self.public.begin([request.query])
         self.offered = found = Candidates.of(logits[0], request, choice, self.order)
         head = self.weights["head"]
@@ -103,7 +105,7 @@ class ProviderHalf:
         return columns, bias, found.public, found.base
 
     def token(self, place: np.ndarray | None) -> np.ndarray:
-        """int32 scalar: which token stands there. WireError for a place without one."""
+        """Return the token at `place`, an int32 scalar. WireError for a place without a token."""
         assert self.offered is not None and place is not None
         return np.array(self.offered.token(int(place)), np.int32)
 
@@ -151,7 +153,7 @@ class SecretText:
     def __init__(
         self, session: Session, config: ModelConfig, request: TextRequest, weights: Any
     ) -> None:
-        """weights: the provider's, as values of the session."""
+        """Set up the functions of a text; weights: the provider's, as values of the session."""
         self._session, self._request, self._weights = session, request, weights
         self.choice = request.choice(config)
         self._functions = TextFunctions(config, request, self.choice)
@@ -173,8 +175,8 @@ class SecretText:
         ends: Callable[[int], bool],
         on_token: Callable[[int], None] = lambda token: None,
     ) -> list[int]:
-        """The tokens of one text, with the one that ends it if it was drawn; each party has its own
-        half. `ends`: which tokens do, as both know.
+        """Draw one text and return its tokens, with the one that ends it if it was drawn; each
+        party has its own half. `ends`: which tokens do, as both know.
         """
         session, request = self._session, self._request
         decoder, tokens = self.decoder(), list[int]()
@@ -194,7 +196,8 @@ class SecretText:
                 rows = decoder.step(again, _NOTHING, stays).outcome
 
     def begin(self, decoder: Decoder, client: ClientHalf | None) -> tuple[Any, Any]:
-        """Shared rows [B, 1, width] after the prompts, and which are of references: the client's.
+        """Run the prefill: returns shared rows [B, 1, width] after the prompts, and which are of
+        references: the client's.
         """
         session, request = self._session, self._request
         shape, live = (request.batch, request.room), self._functions.live.shape
@@ -206,7 +209,7 @@ class SecretText:
         self, client: ClientHalf | None, provider: ProviderHalf | None, rows: Any, live: Any,
         tokens: Sequence[int],
     ) -> int:  # fmt: skip
-        """The token after `tokens`, of shared rows that follow them; both learn it."""
+        """Draw the token after `tokens`, from shared rows that follow them; both learn it."""
         session, request, f = self._session, self._request, self._functions
         offered = private_tree(
             session, PROVIDER, ProviderHalf.offer, f.of_provider, provider, request, self.choice,
@@ -226,12 +229,12 @@ class SecretText:
         return int(heard)
 
     def decoder(self) -> Decoder:
-        """One for one text."""
+        """Make the decoder of one text."""
         return Decoder(self._session, self._layout, KeepRows(), self._weights)
 
 
 def declare(session: Session, request: TextRequest) -> None:
-    """What follows from the shape of the protocol, into the ledger."""
+    """Declare to the ledger what follows from the shape of the protocol."""
     for learner in (CLIENT, PROVIDER):
         session.ledger.declare(learner, "model shape, vocabulary and context length")
         session.ledger.declare(learner, "when each text ends")

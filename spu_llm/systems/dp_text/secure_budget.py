@@ -24,8 +24,8 @@ _MOST = 500.0  # no epsilon of a statement is larger
 
 
 def text_event(choice: Choice, places: int, tokens: int, delta: float) -> dp_event.DpEvent:
-    """So many draws among `places` candidates each, for statements at `delta` or above: a law in
-    zCDP, and how far the bounds of the noise put each draw from it.
+    """Return what `tokens` draws among `places` candidates each spend, for statements at `delta` or
+    above: a law in zCDP, and how far the bounds of the noise put each draw from it.
     """
     loss = choice.loss(places)
     law = BoundedRangeDpEvent(math.sqrt(8 * loss.rho))
@@ -38,15 +38,15 @@ def text_event(choice: Choice, places: int, tokens: int, delta: float) -> dp_eve
 
 
 def epsilon_of_text(choice: Choice, places: int, tokens: int, delta: float) -> float:
-    """Of a text of so many draws, at `delta`, the bounds of the noise included; infinity where they
-    take more than a thousandth of it.
+    """Return epsilon of a text of `tokens` draws, at `delta`, the bounds of the noise included;
+    infinity where they take more than a thousandth of it.
     """
     event = text_event(choice, places, tokens, delta)
     return float(total([event], "replace-by-null").get_epsilon(delta))
 
 
 def choice_of(parameters: Parameters, spread: float, noises: int = 1) -> Choice:
-    """The draw of these parameters. InputError for those that two parties cannot run."""
+    """Return the draw of these parameters. InputError for those that two parties cannot run."""
     if parameters.adjacency != "replace-by-null" or parameters.centre:
         raise InputError("between two parties there is replace-by-null alone, and no centring")
     try:
@@ -61,7 +61,9 @@ def for_budget(
     epsilon: float, delta: float, *, batch: int, temperature: float, max_new_tokens: int,
     top_k: int, places: int, noises: int = 1,
 ) -> Parameters:  # fmt: skip
-    """With the largest clip norm, or nearly, whose text spends `epsilon` at `delta` at most."""
+    """Return parameters with the largest clip norm, or nearly, whose text spends `epsilon` at
+    `delta` at most.
+    """
     found = Parameters.for_budget(
         epsilon, (1 - _OF_DELTA) * delta, batch=batch, temperature=temperature,
         max_new_tokens=max_new_tokens, top_k=top_k,

@@ -52,7 +52,7 @@ class Asked:
 
     @property
     def own(self) -> int:
-        """References of a batch that are this party's."""
+        """Return how many references of a batch are this party's."""
         return self.parameters.batch - self.of_provider
 
     @property
@@ -61,14 +61,14 @@ class Asked:
 
     @property
     def of_session(self) -> int:
-        """Texts of a session. Another one would read the provider's references from the first on
-        again, and spend them twice.
+        """Return the number of texts of a session. Another session would read the provider's
+        references from the first on again, and spend them twice.
         """
         return self.texts if self.of_provider else 1
 
     @property
     def request(self) -> TextRequest:
-        """Of one session."""
+        """Return the request of one session."""
         p = self.parameters
         assert p.top_k is not None
         fields: dict[str, Any] = {
@@ -83,8 +83,8 @@ class Asked:
         return SharedRequest(**fields, of_provider=self.of_provider, after=after)
 
     def prompts_of(self, references: Sequence[str]) -> list[list[int]]:
-        """Of this party's part of a batch, all of one length: what is short is filled up in front,
-        as if other texts had ended there. Empty lists for null references.
+        """Return the prompts of this party's part of a batch, all of one length: what is short is
+        filled up in front, as if other texts had ended there. Empty lists for null references.
         """
         filler = self.prompts.begin[:1]
         found = []

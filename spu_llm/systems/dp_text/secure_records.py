@@ -35,17 +35,17 @@ class TextRequest:
 
     @property
     def parameters(self) -> Parameters:
-        """InputError for nonsense."""
+        """Return the parameters of the draw; InputError for nonsense."""
         return Parameters(
             self.batch, self.clip, self.temperature, self.max_new_tokens, self.top_k
         )
 
     def choice(self, config: ModelConfig, noises: int = 1) -> Choice:
-        """InputError for what two parties cannot draw."""
+        """Return the draw; InputError for what two parties cannot draw."""
         return choice_of(self.parameters, config.logit_spread, noises)
 
     def check(self, config: ModelConfig) -> None:
-        """InputError when the request does not fit the model."""
+        """Raise InputError when the request does not fit the model."""
         for name, found, most in (
             ("the batch", self.batch, MAX_BATCH),
             ("the number of texts", self.texts, MAX_TEXTS),
@@ -76,7 +76,7 @@ class SharedRequest(TextRequest):
     after: tuple[int, ...] = field(kw_only=True)
 
     def check(self, config: ModelConfig) -> None:
-        """InputError when the request does not fit the model."""
+        """Raise InputError when the request does not fit the model."""
         super().check(config)
         if not 1 <= self.of_provider < self.batch:
             raise InputError(
@@ -87,8 +87,9 @@ class SharedRequest(TextRequest):
             raise InputError(f"{self.room} tokens leave no room for a reference")
 
     def prompt_of(self, reference: list[int]) -> list[int]:
-        """All of `room` tokens: what is short is filled up in front, as if other texts had ended
-        there; an empty list for a null reference, without tokens.
+        """Return the prompt of a reference, all of `room` tokens: what is short is filled up in
+        front, as if other texts had ended there; an empty list for a null reference, without
+        tokens.
         """
         begin, most = list(self.query[:1]), self.room - len(self.after) - 1
         own = reference[:most]

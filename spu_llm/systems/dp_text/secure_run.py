@@ -27,7 +27,7 @@ PHASES = ("offline", "prefill", "draw", "decode")
 
 
 def run(session: PartySession, job: Job[TextRequest, References], send: Send) -> dict[str, Any]:
-    """One text for each batch of the client's references; both parties' results have them."""
+    """Draw one text for each batch of the client's references; both parties' results have them."""
     config, request = job.model, job.request
     folded = None if session.rank == CLIENT else folded_of(job)
     with session.meter.in_phase("offline"):
@@ -62,7 +62,7 @@ def run(session: PartySession, job: Job[TextRequest, References], send: Send) ->
 def result_of(
     session: PartySession, texts: list[list[int]], phases: Sequence[str]
 ) -> dict[str, Any]:
-    """What either program for private texts tells of its run, with the traffic of these phases."""
+    """Return what a program for private texts tells of its run, with traffic of these phases."""
     return {
         "texts": texts,
         "seconds": session.meter.seconds,
@@ -74,7 +74,7 @@ def result_of(
 def check_prompts(
     prompts: list[list[list[int]]], request: TextRequest, count: int
 ) -> list[list[list[int]]]:
-    """A party's own prompts, `count` a text; InputError unless they are as the request says."""
+    """Return a party's prompts, `count` a text; InputError unless they are as the request says."""
     for batch in prompts:
         if len(batch) != count or any(len(p) not in (0, request.room) for p in batch):
             raise InputError(
@@ -86,7 +86,9 @@ def check_prompts(
 
 
 def folded_of(job: Job[Any, Any]) -> Any:
-    """This party's own weights: in memory already, or read."""
+    """Return this party's own folded weights: in memory already, or read. InputError for a model of
+    another shape.
+    """
     shapes, provider = weight_shapes(job.model), job.of_provider
     if provider is not None and provider.weights is not None:
         return mapped(provider.weights, shapes)

@@ -64,14 +64,14 @@ class OwnHalf:
         self._of_private = self.private.begin([p or filler for p in self.prompts])
 
     def offer(self, request: SharedRequest, choice: Choice) -> np.ndarray:
-        """int32 [3, places]: which token stands at a place, phi_pub, and scores, both in units."""
+        """Return the token at each place, phi_pub, and scores, both in units: int32 [3, places]."""
         found = Candidates.of(self._of_public, request, choice)
         tokens = np.full(request.places, _EMPTY)
         tokens[found.at] = found.tokens
         return np.stack([tokens, found.public, found.base]).astype(np.int32)
 
     def check(self, offered: np.ndarray, choice: Choice) -> None:
-        """WireError when these are not candidates of the model that is here."""
+        """Raise WireError when these are not candidates of the model that is here."""
         tokens, units, base = offered
         at = tokens != _EMPTY
         own, vocab = self._of_public, len(self._of_public)
@@ -85,7 +85,7 @@ class OwnHalf:
             raise WireError("the provider's scores do not follow from its public logits")
 
     def scores(self, offered: np.ndarray, choice: Choice) -> np.ndarray:
-        """int32 [places]: the sum of the clipped terms, with noise."""
+        """Return the sum of the clipped terms, with noise, int32 [places]."""
         tokens, units, _ = offered
         live = np.array([bool(p) for p in self.prompts])
         return own_scores(self._of_private[:, tokens], live, units, self.noise(), choice)
@@ -102,7 +102,7 @@ class SharedText:
     """Draws texts in a session, one after the other."""
 
     def __init__(self, session: Session, request: SharedRequest, choice: Choice) -> None:
-        """choice: with two noises."""
+        """Set up the draw of a session; choice: with two noises."""
         assert choice.noises == 2
         self._session, self._request, self.choice = session, request, choice
 
@@ -127,7 +127,9 @@ class SharedText:
         ends: Callable[[int], bool],
         on_token: Callable[[int], None] = lambda token: None,
     ) -> list[int]:
-        """As `secure.SecretText.text`."""
+        """Draw one text and return its tokens, with the one that ends it if it was drawn; each
+        party has its own half. `ends`: which tokens do, as both know.
+        """
         tokens = list[int]()
         while True:
             with self._session.meter.in_phase("draw"):
@@ -139,7 +141,7 @@ class SharedText:
     def draw_token(
         self, client: OwnHalf | None, provider: OwnHalf | None, text: Sequence[int]
     ) -> int:
-        """The token after `text`; both learn it."""
+        """Draw the token after `text`; both learn it."""
         session, request, choice = self._session, self._request, self.choice
         halves = ((CLIENT, client), (PROVIDER, provider))
         for rank, half in halves:
@@ -170,7 +172,7 @@ class SharedText:
 
 
 def declare(session: Session, request: SharedRequest) -> None:
-    """What follows from the shape of the protocol, into the ledger."""
+    """Declare to the ledger what follows from the shape of the protocol."""
     for learner in (CLIENT, PROVIDER):
         say = session.ledger.declare
         say(learner, "the model, the query, and every parameter of the draw")

@@ -21,7 +21,7 @@ PHASES = ("offline", "draw")
 
 
 def run(session: PartySession, job: Job[SharedRequest, References], send: Send) -> dict[str, Any]:
-    """One text for each batch of both parties' references; both parties' results have them."""
+    """Draw one text for each batch of both parties' references; both parties' results have them."""
     config, request = job.model, job.request
     choice = request.choice(config, noises=2)
     own = session.rank == CLIENT
@@ -50,7 +50,9 @@ def run(session: PartySession, job: Job[SharedRequest, References], send: Send) 
 
 
 def provider_prompts(own: Spendable | None, request: SharedRequest) -> list[list[list[int]]]:
-    """Of all texts, each of references of its own; InputError where there are not so many."""
+    """Return the provider's prompts of all texts, each of references of its own; InputError where
+    there are not so many.
+    """
     count, texts = request.of_provider, request.texts
     references = [] if own is None else own.references
     if not 0 < texts <= -(-len(references) // count):
@@ -64,7 +66,7 @@ def provider_prompts(own: Spendable | None, request: SharedRequest) -> list[list
 
 
 def check_budget(own: Spendable | None, request: SharedRequest, choice: Any) -> None:
-    """InputError when a text would spend more than the provider gives."""
+    """Raise InputError when a text would spend more than the provider gives."""
     assert own is not None
     asked = epsilon_of_text(choice, request.places, request.max_new_tokens, own.delta)
     if asked > own.epsilon:

@@ -35,8 +35,8 @@ def statement(
     *, name: str, event: dp_event.DpEvent, guarantee: str, facts: dict[str, Any], adjacency: str,
     delta: float, texts: int, run: dict[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """As JSON has it. event: of one text, whose batch no other text reads. epsilon is that of the
-    event, whatever was asked for; None where nothing is guaranteed.
+    """Make the statement as JSON has it. event: of one text, whose batch no other text reads.
+    epsilon is that of the event, whatever was asked for; None where nothing is guaranteed.
     """
     spent: dict[str, float | None]
     try:
@@ -63,12 +63,12 @@ def statement(
 
 
 def spends_of(found: dict[str, Any]) -> dict[str, Any]:
-    """What a statement says of a reference whose text was begun."""
+    """Return what a statement says of a reference whose text was begun."""
     return {name: found[name] for name in ("rho", "epsilon", "delta", "adjacency")}
 
 
 def summary(found: dict[str, Any]) -> str:
-    """A line of it, for people."""
+    """Return a line of a statement, for people."""
     if found["epsilon"] is None:
         return f"{found['method']}: {found['guarantee']}"
     return (

@@ -20,8 +20,8 @@ NONE = "none"  # in place of a mechanism: neither codebook nor permutation
 def begin(
     settings: Settings, config: ModelConfig, params: Params, prg: Prg | None = None
 ) -> ClientSecrets:
-    """Fresh secrets; `prg`: from the OS by default, for a study a stream of its own. InputError for
-    an epsilon that the mechanism cannot hold.
+    """Draw fresh secrets; `prg`: from the OS by default, for a study a stream of its own.
+    InputError for an epsilon that the mechanism cannot hold.
     """
     stream = prg or Prg.from_os()
     table, permutation = table_of(params, config), Permutation.identity(config.vocab_size)

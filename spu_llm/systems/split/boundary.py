@@ -66,8 +66,8 @@ class Boundary:
         return 1 + list(PRECISIONS).index(self.precision)
 
     def encode(self, kind: Kind, number: int, rows: np.ndarray) -> bytes:
-        """`rows` float32 [batch, position, width], rounded. InputError when they are no finite
-        numbers at this precision.
+        """Encode `rows` float32 [batch, position, width], rounded. InputError when they are no
+        finite numbers at this precision.
         """
         batch, positions, width = rows.shape
         assert width == self.width and rows.size <= MAX_VALUES
@@ -85,7 +85,7 @@ class Boundary:
     def decode(
         self, data: bytes, kind: Kind, number: int, batch: int, positions: int
     ) -> np.ndarray:
-        """float32 [batch, position, width]; WireError for anything else."""
+        """Return a message's rows float32 [batch, position, width]; WireError for anything else."""
         shape = (batch, positions, self.width)
         wanted = _HEADER.pack(VERSION, kind, self._number, number, *shape)
         size = batch * positions * self.width * self.dtype.itemsize
@@ -103,19 +103,19 @@ class Boundary:
         return values.astype(np.float32).reshape(shape)
 
     def send(self, channel: Channel, kind: Kind, number: int, rows: np.ndarray) -> None:
-        """See `encode`."""
+        """Send rows in a message; see `encode`."""
         channel.send(self.encode(kind, number, rows))
 
     def recv(
         self, channel: Channel, kind: Kind, number: int, batch: int, positions: int
     ) -> np.ndarray:
-        """See `decode`."""
+        """Receive the rows of a message; see `decode`."""
         return self.decode(channel.recv(), kind, number, batch, positions)
 
     def recv_rows(
         self, channel: Channel, number: int, batch: int, positions: int
     ) -> np.ndarray | None:
-        """Rows that go up, or None where the client says that the text is over."""
+        """Receive rows that go up, or None where the client says that the text is over."""
         data = channel.recv()
         if len(data) == HEADER_BYTES:
             self.decode(data, Kind.END, number, 0, 0)
@@ -123,7 +123,7 @@ class Boundary:
         return self.decode(data, Kind.UP, number, batch, positions)
 
     def send_end(self, channel: Channel, number: int) -> None:
-        """The text is over."""
+        """Tell the peer that the text is over."""
         self.send(channel, Kind.END, number, np.zeros((0, 0, self.width), np.float32))
 
 

@@ -34,25 +34,27 @@ from scipy.special import bdtrc, gammaln, logsumexp
 
 
 def token_bounds(vocab: int, epsilon: float) -> tuple[float, float]:
-    """Theorem 3: the least and the largest P(t|o)."""
+    """Return the least and the largest P(t|o) of theorem 3."""
     psi, odds = vocab - 1, math.exp(-epsilon)
     return odds / (odds + psi), 1 / (1 + psi * odds)
 
 
 def posterior(prior: float, epsilon: float) -> float:
-    """The largest P(t|o) of a token of this prior, by a mechanism that holds epsilon: seeing o
-    changes the odds of t by e^epsilon at most. Theorem 3's for the prior 1 / V.
+    """Return the largest P(t|o) of a token of this prior, by a mechanism that holds epsilon: seeing
+    o changes the odds of t by e^epsilon at most. It is theorem 3's bound for the prior 1 / V.
     """
     return prior / (prior + (1 - prior) * math.exp(-epsilon))
 
 
 def log10_eq4(vocab: int, epsilon: float, tokens: int, share: float) -> float:
-    """log10 of Eq. 4's right side, 0 at most. **Not a bound** (see above)."""
+    """Return log10 of Eq. 4's right side, 0 at most. **Not a bound** (see above)."""
     return log10_eq5(vocab, epsilon, tokens, share, 0.0)
 
 
 def log10_eq5(vocab: int, epsilon: float, tokens: int, share: float, advantage: float) -> float:
-    """log10 of Eq. 5's right side, 0 at most; advantage: gamma. **Not a bound** (see above)."""
+    """Return log10 of Eq. 5's right side, 0 at most. **Not a bound** (see above). advantage: gamma,
+    of an attacker who knows neighbours.
+    """
     first, second = eq5_bases(vocab, epsilon, advantage)
     if second <= 0:
         return -math.inf
@@ -61,22 +63,23 @@ def log10_eq5(vocab: int, epsilon: float, tokens: int, share: float, advantage: 
 
 
 def eq5_bases(vocab: int, epsilon: float, advantage: float) -> tuple[float, float]:
-    """Eq. 5's two bases, (psi e^eps + 1) / (psi e^eps + psi^2) + gamma, which can exceed one, and
-    psi e^eps / (psi e^eps + 1) - gamma.
+    """Return Eq. 5's two bases, (psi e^eps + 1) / (psi e^eps + psi^2) + gamma, which can exceed
+    one, and psi e^eps / (psi e^eps + 1) - gamma.
     """
     psi, odds = vocab - 1, math.exp(-epsilon)
     return (1 + odds / psi) / (1 + psi * odds) + advantage, psi / (psi + odds) - advantage
 
 
 def tail(chance: float, tokens: int, share: float) -> float:
-    """P(C >= rho n) for n independent guesses that are right with `chance` each: the binomial
-    tail. With `chance` from `token_bounds` or `posterior` (plus gamma, where neighbours are known).
+    """Return P(C >= rho n) for n independent guesses that are right with `chance` each: the
+    binomial tail. With `chance` from `token_bounds` or `posterior` (plus gamma, where neighbours
+    are known).
     """
     return float(bdtrc(_least(tokens, share) - 1, tokens, min(1.0, chance)))
 
 
 def log10_tail(chance: float, tokens: int, share: float) -> float:
-    """log10 of `tail`, also where it is below the smallest float64."""
+    """Return log10 of `tail`, also where it is below the smallest float64."""
     if chance >= 1:
         return 0.0
     counts = range(_least(tokens, share), tokens + 1)
@@ -89,10 +92,10 @@ def log10_tail(chance: float, tokens: int, share: float) -> float:
 
 
 def any_tail(chance: float, share: float) -> float:
-    """P(C >= rho n) at most, however the guesses depend on each other: chance / rho."""
+    """Bound P(C >= rho n), however the guesses depend on each other: chance / rho at most."""
     return min(1.0, chance / share)
 
 
 def _least(tokens: int, share: float) -> int:
-    """The fewest right guesses that are a share of `share`, 1 or more."""
+    """Return the fewest right guesses that are a share of `share`, 1 or more."""
     return max(1, math.ceil(share * tokens - 1e-9))

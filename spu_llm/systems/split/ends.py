@@ -16,22 +16,22 @@ from spu_llm.core.prg import Prg
 
 
 def check_same_shape(own: ModelConfig, stated: ModelConfig) -> None:
-    """InputError unless the client's model is of the shape that the provider states: equal ends
-    may still have heads or positions of other numbers, or another middle between.
+    """Raise InputError unless the client's model is of the shape that the provider states: equal
+    ends may still have heads or positions of other numbers, or another middle between.
     """
     if (own.family, own.shape()) != (stated.family, stated.shape()):
         raise InputError("the parties have models of different shapes; both need the same one")
 
 
 def table_path(config: ModelConfig) -> tuple[str, ...]:
-    """Where the token embedding [vocab, width] is in `Params`; the last name is that of the folded
-    table, too.
+    """Return where the token embedding [vocab, width] is in `Params`; the last name is that of the
+    folded table, too.
     """
     return next(iter(family_of(config).names.values()))
 
 
 def table_of(params: Params, config: ModelConfig) -> np.ndarray:
-    """The token embedding float32 [vocab, width] of a model that is not folded."""
+    """Return the token embedding float32 [vocab, width] of a model that is not folded."""
     found: Any = params
     for name in table_path(config):
         found = found[name]
@@ -41,8 +41,8 @@ def table_of(params: Params, config: ModelConfig) -> np.ndarray:
 def client_ends(
     params: Params, config: ModelConfig, split: Split, codebook: np.ndarray | None = None
 ) -> tuple[Params, Params]:
-    """Folded weights of front and back, float32. `codebook`: in place of the token embedding, in
-    the front alone: a head that is tied to it stays what it was.
+    """Return the folded weights of front and back, float32. `codebook`: in place of the token
+    embedding, in the front alone: a head that is tied to it stays what it was.
     """
     family = family_of(config)
     front, _, back = split.parts(family.fold(params, config))
@@ -62,13 +62,13 @@ def client_ends(
 
 
 def without_table(front: Params, config: ModelConfig) -> tuple[Params, Any]:
-    """The front's weights that are tuned, and the folded token table, which is not."""
+    """Return the front's weights that are tuned, and the folded token table, which is not."""
     name = table_path(config)[-1]
     return {key: w for key, w in front.items() if key != name}, front[name]
 
 
 def with_table(tuned: Params, table: Any, config: ModelConfig) -> Params:
-    """The front's weights."""
+    """Return the front's weights: those that are tuned, and the token table."""
     return {**tuned, table_path(config)[-1]: table}
 
 
@@ -76,7 +76,7 @@ def with_table(tuned: Params, table: Any, config: ModelConfig) -> Params:
 
 
 def draw_lora(blocks: list[Params], rank: int, prg: Prg) -> list[dict[str, Params]]:
-    """For every matrix [k, m] of the blocks: "a" [k, rank], normal with variance 1 / k, and "b"
+    """Draw for every matrix [k, m] of the blocks "a" [k, rank], normal with variance 1 / k, and "b"
     [rank, m], zeros, so that nothing changes before the first round (Hu et al., LoRA, section 4.1).
     """
 
@@ -89,7 +89,7 @@ def draw_lora(blocks: list[Params], rank: int, prg: Prg) -> list[dict[str, Param
 
 
 def adapted(blocks: list[Params], lora: list[dict[str, Params]]) -> list[Params]:
-    """The blocks with their matrices plus a b; as they are without LoRA."""
+    """Return the blocks with their matrices plus a b; as they are without LoRA."""
     if not lora:
         return blocks
     return [
@@ -102,6 +102,6 @@ def adapted(blocks: list[Params], lora: list[dict[str, Params]]) -> list[Params]
 
 
 def _normal(shape: tuple[int, ...], prg: Prg) -> np.ndarray:
-    """float64 (Box and Muller)."""
+    """Draw standard normal numbers, float64 (Box and Muller)."""
     radius = np.sqrt(-2 * np.log1p(-prg.uniform(shape)))
     return np.asarray(radius * np.cos(2 * np.pi * prg.uniform(shape)))

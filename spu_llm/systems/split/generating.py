@@ -47,7 +47,7 @@ _AT_ONCE = 32  # rows: a part is compiled for one, and for multiples of that
 
 
 def run(session: Any, job: Job[GenerateRequest, GenerateInputs], send: Send) -> dict[str, Any]:
-    """All texts; the client's result has them, in their order."""
+    """Generate all texts; the client's result has them, in their order."""
     request = job.request
     declare_generation(session.ledger, request)
     boundary = request.boundary(job.model)
@@ -67,7 +67,7 @@ class Cached:
         self, part: Callable[..., Any], weights: Any, config: ModelConfig, layers: int,
         capacity: int,
     ) -> None:  # fmt: skip
-        """`layers` of its own; `capacity`: rows of the longest text."""
+        """Prepare a part with a cache of its own `layers`; `capacity`: rows of the longest text."""
         # What only fills up is written past the text.
         self._positions = -(-capacity // _AT_ONCE) * _AT_ONCE + _AT_ONCE
         config_of = config.with_layers(layers) if layers else None
@@ -79,11 +79,11 @@ class Cached:
         self.begin()
 
     def begin(self) -> None:
-        """Another text."""
+        """Begin another text."""
         self._cache, self._length = self._empty, 0
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """What comes out for the text's next tokens int [n], or rows float32 [n, d]."""
+        """Compute what comes out for the text's next tokens int [n], or rows float32 [n, d]."""
         n = len(x)
         more = 0 if n == 1 else -n % _AT_ONCE
         filled = np.pad(x, ((0, more), *((0, 0) for _ in x.shape[1:])))
@@ -94,7 +94,7 @@ class Cached:
 
 @functools.cache
 def _compiled(part: Callable[..., Any], config: ModelConfig, positions: int) -> Any:
-    """step(weights, x, cache, length) of a part whose cache has so many rows."""
+    """Compile step(weights, x, cache, length) of a part whose cache has `positions` rows."""
 
     def step(weights: Any, x: Any, cache: Block, length: Any) -> Any:
         rows = rows_after(length, x.shape[0], positions)
@@ -132,7 +132,7 @@ class _Client:
         self._traffic = dict.fromkeys(PHASES, Traffic())
 
     def texts(self) -> dict[str, Any]:
-        """Those of all prompts."""
+        """Generate the texts of all prompts."""
         prompts = self._inputs.prompts
         if [len(prompt) for prompt in prompts] != list(self._request.prompt_tokens):
             raise InputError("the prompts have other lengths than the request says")
@@ -173,7 +173,7 @@ class _Client:
         }  # fmt: skip
 
     def _next(self, tokens: list[int]) -> int:
-        """The token after these, which the parts have not seen."""
+        """Draw the token after these, which the parts have not seen."""
         x = self._front(np.array(tokens, np.int32))
         self._boundary.send(self._channel, Kind.UP, self._number, x[None])
         y = self._boundary.recv(self._channel, Kind.DOWN, self._number, 1, len(tokens))
@@ -183,14 +183,14 @@ class _Client:
 
 
 def sampled(logits: np.ndarray, sampling: Sampling, prg: Prg) -> int:
-    """An index drawn from logits [vocab]."""
+    """Draw an index from logits [vocab]."""
     if sampling.greedy:
         return int(np.argmax(logits))
     return draw(sampling.distribution(logits), float(prg.uniform(())))
 
 
 def own_params(directory: Path, job: Job[Any, Any]) -> Params:
-    """The client's model, which is that of the session; InputError when it has another shape."""
+    """Load the client's model, which is the session's; InputError when it has another shape."""
     config, params = load_model(directory)
     check_same_shape(config, job.model)
     return params
@@ -199,7 +199,7 @@ def own_params(directory: Path, job: Job[Any, Any]) -> Params:
 def _ends(
     params: Params, job: Job[GenerateRequest, GenerateInputs]
 ) -> tuple[Params, Params, np.ndarray]:
-    """Weights of front and back, and tau^-1: the token of every label."""
+    """Return the weights of front and back, and tau^-1: the token of every label."""
     config, split = job.model, job.request.split
     if not job.client.secrets:
         return *client_ends(params, config, split), np.arange(config.vocab_size)
@@ -214,7 +214,7 @@ def _ends(
 
 
 def middle_of(job: Job[Any, Any]) -> list[Params]:
-    """Its blocks' folded weights: in memory already."""
+    """Return the folded weights of the middle's blocks, which a provider has in memory already."""
     held: Held = job.provider
     assert held.weights is not None
     shapes = job.request.split.parts(weight_shapes(job.model))[1]
@@ -223,7 +223,7 @@ def middle_of(job: Job[Any, Any]) -> list[Params]:
 
 
 def tunings_of(job: Job[Any, Any]) -> Tunings | None:
-    """The provider's folder of the request's tuning, where that is of LoRA."""
+    """Return the provider's folder of the request's tuning, or None for a request without LoRA."""
     request, split = job.request, job.provider.split
     if not request.lora:
         return None

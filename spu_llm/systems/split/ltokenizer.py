@@ -33,7 +33,7 @@ class Permutation:
 
     @staticmethod
     def draw(vocab: int, prg: Prg) -> Permutation:
-        """Exactly uniform: the order of `vocab` distinct words of 128 bits."""
+        """Draw a permutation, exactly uniform: the order of `vocab` distinct words of 128 bits."""
         while True:
             words = prg.words((2, vocab))
             order = np.lexsort(words)
@@ -43,17 +43,17 @@ class Permutation:
 
     @staticmethod
     def identity(vocab: int) -> Permutation:
-        """tau(t) = t, of a model without LTokenizer."""
+        """Return tau(t) = t, of a model without LTokenizer."""
         return Permutation(np.arange(vocab), np.arange(vocab))
 
     def labels(self, tokens: np.ndarray) -> np.ndarray:
-        """tau of token ids of any shape."""
+        """Return tau of token ids of any shape."""
         return self.forward[np.asarray(tokens)]
 
     def tokens(self, labels: np.ndarray) -> np.ndarray:
-        """tau^-1 of labels of any shape."""
+        """Return tau^-1 of labels of any shape."""
         return self.inverse[np.asarray(labels)]
 
     def rows(self, table: np.ndarray) -> np.ndarray:
-        """The table [V, ..] by label: row tau(t) is row t."""
+        """Return the table [V, ..] by label: row tau(t) is row t of `table`."""
         return table[self.inverse]

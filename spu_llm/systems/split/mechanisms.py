@@ -49,7 +49,7 @@ class Masses(NamedTuple):
 
 
 def check(mechanism: str, budget: float) -> None:
-    """ValueError for an unknown mechanism or a budget that is none."""
+    """Raise ValueError for an unknown mechanism or a budget that is none."""
     if mechanism not in MECHANISMS:
         raise ValueError(f"{mechanism!r} is no mechanism; there are {', '.join(MECHANISMS)}")
     if not 0 < budget < np.inf:
@@ -57,7 +57,7 @@ def check(mechanism: str, budget: float) -> None:
 
 
 def decay(mechanism: str, spread: float, budget: float, features: int) -> float:
-    """c of w = e^(-c D). spread: max x - min x of the column; budget: eps_i; features: m."""
+    """Return c of w = e^(-c D). spread: max x - min x of the column; budget: eps_i; features: m."""
     if mechanism == "grr":
         return 0.0
     if mechanism == "exponential":
@@ -69,8 +69,8 @@ def masses(
     mechanism: str, others: np.ndarray, nearest: np.ndarray, farthest: np.ndarray, budget: float,
     features: int,
 ) -> Masses:  # fmt: skip
-    """Of every token of a column. others: Z - 1, the sum of w over the other tokens; nearest and
-    farthest: least and largest D to another token; all float64 [V].
+    """Compute the masses of every token of a column. others: Z - 1, the sum of w over the other
+    tokens; nearest and farthest: least and largest D to another token; all float64 [V].
     """
     n = len(others) - 1
     spent = np.full(len(others), float(budget))
@@ -87,14 +87,14 @@ def masses(
 
 
 def beta(values: np.ndarray, mechanism: str, budget: float, features: int) -> np.ndarray:
-    """beta of every token, float64 [V], for the two kinds of ARR."""
+    """Compute beta of every token, float64 [V], for the two kinds of ARR."""
     _, found = _weights_and_masses(values, mechanism, budget, features)
     return np.log(found.keep)
 
 
 def rows(values: np.ndarray, mechanism: str, budget: float, features: int) -> np.ndarray:
-    """P(k|t), float64 [V, V], row t, by brute force. Those of `arr` are Eq. 2's and sum to less
-    than one; `drawn_rows` are what is drawn.
+    """Compute P(k|t), float64 [V, V], row t, by brute force. Rows of `arr` are Eq. 2's and sum to
+    less than one; `drawn_rows` are what is drawn.
     """
     weights, found = _weights_and_masses(values, mechanism, budget, features)
     total = found.keep + found.move
@@ -106,7 +106,7 @@ def rows(values: np.ndarray, mechanism: str, budget: float, features: int) -> np
 
 
 def drawn_rows(values: np.ndarray, mechanism: str, budget: float, features: int) -> np.ndarray:
-    """P(k|t) as drawn, float64 [V, V]: `rows` divided by their sums."""
+    """Compute P(k|t) as drawn, float64 [V, V]: `rows` divided by their sums."""
     found = rows(values, mechanism, budget, features)
     return np.asarray(found / found.sum(axis=1, keepdims=True))
 
@@ -114,7 +114,7 @@ def drawn_rows(values: np.ndarray, mechanism: str, budget: float, features: int)
 def _weights_and_masses(
     values: np.ndarray, mechanism: str, budget: float, features: int
 ) -> tuple[np.ndarray, Masses]:
-    """w of the other tokens [V, V], zero on the diagonal, and the masses."""
+    """Compute w of the other tokens [V, V], zero on the diagonal, and the masses."""
     check(mechanism, budget)
     x = np.asarray(values, np.float64)
     apart = np.abs(x[:, None] - x[None])
@@ -132,7 +132,7 @@ def _weights_and_masses(
 
 
 def merged(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """P(value|t), [V, distinct values], of P(k|t) [V, V]."""
+    """Add up P(k|t) [V, V] over tokens k of equal values: P(value|t), [V, distinct values]."""
     distinct, place = np.unique(np.asarray(values, np.float64), return_inverse=True)
     found = np.zeros((len(rows), len(distinct)))
     np.add.at(found.T, place, np.asarray(rows).T)
@@ -140,20 +140,20 @@ def merged(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def worst_ratio_within_row(rows: np.ndarray, values: np.ndarray) -> float:
-    """max over t of max P(o|t) / min P(o|t): what theorem 1 is proved for."""
+    """Return max over t of max P(o|t) / min P(o|t): what theorem 1 is proved for."""
     found = merged(rows, values)
     return float((found.max(axis=1) / found.min(axis=1)).max())
 
 
 def worst_ratio_across(rows: np.ndarray, values: np.ndarray) -> float:
-    """max over o of max P(o|t) / min P(o|t): what the definition asks for, <= e^eps_i."""
+    """Return max over o of max P(o|t) / min P(o|t): what the definition asks for, <= e^eps_i."""
     found = merged(rows, values)
     return float((found.max(axis=0) / found.min(axis=0)).max())
 
 
 def worst_joint_ratio(of_features: list[np.ndarray], values: np.ndarray) -> float:
-    """Of all features together: max over t, t' of the product over features of
-    max over o of P(o|t) / P(o|t'). of_features: `rows` of each; values [V, m]. For small tables.
+    """Return the worst ratio of all features together: max over t, t' of the product over features
+    of max over o of P(o|t) / P(o|t'). of_features: `rows` of each; values [V, m]. For small tables.
     """
     joint = np.ones((len(values), len(values)))
     for i, rows in enumerate(of_features):

@@ -29,12 +29,12 @@ COMMON = frozenset([*keyword.kwlist, *keyword.softkwlist, *dir(builtins)]) | {"s
 
 
 def words(text: str) -> list[str]:
-    """Tokens of Python, strings whole, without comments, spaces and line ends; of any text."""
+    """Return Python's tokens, strings whole, without comments, spaces, line ends; of any text."""
     return [found[0] for found in _WORD.finditer(text) if found.lastgroup != "comment"]
 
 
 def parsed(text: str) -> ast.Module | None:
-    """The tree, or None for what is no Python."""
+    """Return the syntax tree of a text, or None for what is no Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes
@@ -44,13 +44,13 @@ def parsed(text: str) -> ast.Module | None:
 
 
 def names(text: str) -> set[str]:
-    """All names in it, strings and comments left out; of any text."""
+    """Return all names in a text, strings and comments left out; of any text."""
     return {found[0] for found in _WORD.finditer(text) if found.lastgroup == "name"}
 
 
 def defined(text: str) -> set[str]:
-    """Names that the text imports, and those of its variables (attributes and parameters too),
-    functions and classes, without `COMMON` and names between double underscores.
+    """Return names that the text imports, and those of its variables (attributes and parameters
+    too), functions and classes, without `COMMON` and names between double underscores.
     """
     tree = parsed(text)
     found = _defined_in_words(text) if tree is None else _defined_in(tree)
@@ -81,9 +81,9 @@ def _defined_in(tree: ast.Module) -> set[str]:
 
 
 def _defined_in_words(text: str) -> set[str]:
-    """By rules on words: all of a line that begins with import, from, def, class, global (so
-    annotations and defaults too); what follows as, def and class; what stands between for and in,
-    and before an assignment.
+    """Find names by rules on words: all of a line that begins with import, from, def, class, global
+    (so annotations and defaults too); what follows as, def and class; what stands between for and
+    in, and before an assignment.
     """
     found: set[str] = set()
     for line in _STRINGS_AND_COMMENTS.sub(" ", text).splitlines():
@@ -106,7 +106,7 @@ _ASSIGNMENTS = ("=", ":=", "+=", "-=", "*=", "/=", "//=", "%=", "**=", "&=", "|=
 
 
 def subtrees(tree: ast.Module) -> Counter[str]:
-    """All subtrees of two nodes or more, as kinds of nodes: names and constants do not count."""
+    """Count subtrees of two nodes or more, as kinds of nodes: names and constants do not count."""
     found: Counter[str] = Counter()
 
     def shape(node: ast.AST) -> str:
@@ -125,9 +125,9 @@ def subtrees(tree: ast.Module) -> Counter[str]:
 
 
 def flows(tree: ast.Module) -> Counter[tuple[int, int]]:
-    """(target, source) for every variable that a value is made of: of assignments, loops, with, and
-    (-1, source) of what is returned. Variables are numbered by where they first stand, so that
-    other names for the same flow are the same flow.
+    """Count (target, source) for every variable that a value is made of: of assignments, loops,
+    with, and (-1, source) of what is returned. Variables are numbered by where they first stand, so
+    that other names for the same flow are the same flow.
     """
     numbers: dict[str, int] = {}
 
@@ -164,7 +164,7 @@ def flows(tree: ast.Module) -> Counter[tuple[int, int]]:
 
 
 def _in_order(node: ast.AST) -> list[ast.AST]:
-    """The node and all in it, as they stand in the text."""
+    """Return the node and all in it, as they stand in the text."""
     found, stack = [], [node]
     while stack:
         node = stack.pop()

@@ -30,8 +30,8 @@ MAX_KEPT = 1 << 31  # values of a round that wait for its gradients, about: 8 GB
 
 
 def check_served(mode: str, split: Split, held: Held, ends: str | None = None) -> None:
-    """InputError unless the provider serves this mode of its model, split like this; `ends`: and
-    has the very ends with this digest.
+    """Raise InputError unless the provider serves this mode of its model, split like this; `ends`:
+    and has the very ends with this digest.
     """
     asked = f"--mode {mode} --split {split.front},{split.back}"
     if (served := held.split) is None:
@@ -51,7 +51,7 @@ def check_served(mode: str, split: Split, held: Held, ends: str | None = None) -
 
 
 def check_front(mode: str, split: Split) -> None:
-    """InputError for a codebook whose rows themselves would go up."""
+    """Raise InputError for a codebook whose rows themselves would go up."""
     if mode == NOIR and split.front < 1:
         raise InputError(
             f"--mode noir --split {split.front},{split.back} has no front: the rows that go up "
@@ -81,11 +81,11 @@ class SplitRequest:
         return Split(self.front, self.back)
 
     def boundary(self, config: ModelConfig) -> Boundary:
-        """InputError for a precision that is none."""
+        """Return the boundary at this precision; InputError for a precision that is none."""
         return Boundary(config.width, self.precision)
 
     def check(self, config: ModelConfig) -> None:
-        """InputError when the request does not fit the model."""
+        """Raise InputError when the request does not fit the model."""
         if self.mode not in (PLAIN, NOIR):
             raise InputError(f"there is no mode {self.mode!r} without shares")
         self.split.check(config)
@@ -97,7 +97,7 @@ class SplitRequest:
             raise InputError("the request names no round of a tuning")
 
     def admit(self, held: Held, model: ModelConfig) -> None:
-        """InputError unless the provider serves this, and has its half of the tuning."""
+        """Raise InputError unless the provider serves this, and has its half of the tuning."""
         check_served(self.mode, self.split, held, self.ends)
         assert held.split is not None
         if not self.lora:
@@ -123,7 +123,7 @@ class GenerateRequest(SplitRequest):
     max_new_tokens: int = field(kw_only=True)
 
     def check(self, config: ModelConfig) -> None:
-        """InputError when the request does not fit the model."""
+        """Raise InputError when the request does not fit the model."""
         super().check(config)
         if not 1 <= len(self.prompt_tokens) <= MAX_TEXTS:
             raise InputError(f"a session has 1 to {MAX_TEXTS} texts")
@@ -136,11 +136,11 @@ class GenerateRequest(SplitRequest):
                 )
 
     def limit(self, config: ModelConfig, prompt: int) -> int:
-        """Tokens that a text gets: as asked, and within the model's context."""
+        """Return how many tokens a text gets at most: as asked, and within the model's context."""
         return min(self.max_new_tokens, config.context - prompt)
 
     def capacity(self, config: ModelConfig, prompt: int) -> int:
-        """Rows of a text's cache: the last token needs none."""
+        """Return the rows of a text's cache: the last token needs none."""
         return prompt + self.limit(config, prompt) - 1
 
 
@@ -176,7 +176,7 @@ class TuneRequest(SplitRequest):
     learning_rate: float = field(kw_only=True)
 
     def check(self, config: ModelConfig) -> None:
-        """InputError when the request does not fit the model."""
+        """Raise InputError when the request does not fit the model."""
         super().check(config)
         if not 1 <= self.length < config.context:
             raise InputError(
@@ -210,7 +210,7 @@ class TuneRequest(SplitRequest):
             tunings.check(self.lora, self.round)
 
     def keeps(self, done: int) -> bool:
-        """Whether what was tuned is kept when so many rounds are done."""
+        """Return whether what was tuned is kept when `done` rounds are done."""
         return done % self.save_every == 0 or done == self.rounds
 
 
@@ -239,7 +239,7 @@ _GRADIENTS = {
 
 
 def declare_generation(ledger: Ledger, request: GenerateRequest) -> None:
-    """What a generation tells."""
+    """Declare to the ledger what a generation tells each party."""
     ledger.declare(PROVIDER, _ROWS[request.mode])
     ledger.declare(PROVIDER, "each text's length, and when each of its tokens comes")
     ledger.declare(PROVIDER, "the most tokens that a text may get")
@@ -248,7 +248,7 @@ def declare_generation(ledger: Ledger, request: GenerateRequest) -> None:
 
 
 def declare_tuning(ledger: Ledger, request: TuneRequest) -> None:
-    """What a tuning tells."""
+    """Declare to the ledger what a tuning tells each party."""
     ledger.declare(PROVIDER, _ROWS[request.mode])
     ledger.declare(PROVIDER, _GRADIENTS[request.mode])
     ledger.declare(
@@ -274,8 +274,8 @@ def _declare_client(ledger: Ledger) -> None:
 
 
 def _kept(config: ModelConfig, length: int) -> int:
-    """Values for each token of a text, about, that wait for gradients: in each block some sixteen
-    rows, and for each head scores and their softmax.
+    """Return about how many values for each token of a text wait for gradients: in each block some
+    sixteen rows, and for each head scores and their softmax.
     """
     heads = config.kv_heads * config.query_groups
     return config.layers * (16 * config.width + 2 * heads * length)

@@ -42,7 +42,7 @@ BLEU_WINS, ROUGE_WINS, CODEBLEU_WINS, FUSI_ABOVE = 20.0, 0.4, 20.0, 0.0
 
 
 def bleu1(guess: str, truth: str) -> float:
-    """Clipped unigram precision times the brevity penalty, 0 to 100 (Papineni et al. 2002)."""
+    """Return clipped unigram precision times brevity penalty, 0 to 100 (Papineni et al. 2002)."""
     g, t = python_code.words(guess), python_code.words(truth)
     if not g or not t:
         return 0.0
@@ -50,14 +50,15 @@ def bleu1(guess: str, truth: str) -> float:
 
 
 def rouge1(guess: str, truth: str) -> float:
-    """F1 of unigrams, 0 to 1 (Lin 2004)."""
+    """Compute F1 of unigrams, 0 to 1 (Lin 2004)."""
     g, t = python_code.words(guess), python_code.words(truth)
     return 2 * _common(g, t) / (len(g) + len(t)) if g or t else 0.0
 
 
 def crt(truth: Sequence[int], guess: Sequence[int]) -> float:
-    """Correctly recovered tokens of one text, |x and x'| / |x|, with repetitions and without order:
-    the paper does not say more. Its CRT is the mean over texts. ValueError for an empty truth.
+    """Return the share of correctly recovered tokens of one text, |x and x'| / |x|, with
+    repetitions and without order: the paper does not say more. Its CRT is the mean over texts.
+    ValueError for an empty truth.
     """
     if not len(truth):
         raise ValueError("an empty text has no tokens to recover")
@@ -65,8 +66,8 @@ def crt(truth: Sequence[int], guess: Sequence[int]) -> float:
 
 
 def in_place(truth: Sequence[int], guess: Sequence[int]) -> float:
-    """The share of the truth's tokens that the guess has at their very places. ValueError for an
-    empty truth.
+    """Return the share of the truth's tokens that the guess has at their very places. ValueError
+    for an empty truth.
     """
     if not len(truth):
         raise ValueError("an empty text has no tokens to recover")
@@ -85,7 +86,7 @@ def _brevity(guess: int, truth: int) -> float:
 
 
 def codebleu_like(guess: str, truth: str) -> float:
-    """0 to 100; what it is, and what it is not: see above."""
+    """Score code from 0 to 100; what the score is, and what it is not: see above."""
     g, t = python_code.words(guess), python_code.words(truth)
     shares = [_bleu4(g, t, lambda _: 1.0), _bleu4(g, t, _weight)]
     wanted, found = python_code.parsed(truth), python_code.parsed(guess) or ast.Module([], [])
@@ -97,7 +98,7 @@ def codebleu_like(guess: str, truth: str) -> float:
 
 
 def _share(found: Counter[T], wanted: Counter[T]) -> float:
-    """How much of `wanted` was found."""
+    """Return how much of `wanted` was found, 0 to 1."""
     return (found & wanted).total() / wanted.total() if wanted else 0.0
 
 
@@ -106,7 +107,7 @@ def _weight(word: str) -> float:
 
 
 def _bleu4(guess: list[str], truth: list[str], weight: Callable[[str], float]) -> float:
-    """0 to 1; `weight` of unigrams."""
+    """Compute BLEU-4 of one text, 0 to 1; `weight` of unigrams."""
     if not guess or not truth:
         return 0.0
     logs = 0.0
@@ -124,15 +125,15 @@ def _bleu4(guess: list[str], truth: list[str], weight: Callable[[str], float]) -
 
 
 def leaked_identifiers(guess: str, truth: str) -> set[str]:
-    """What the truth imports, and names of its variables and functions, that stand in the guess.
-    Names of any Python text (`python_code.COMMON`) do not count; short ones do, which a blind guess
-    often has: compare with what it leaks.
+    """Return what the truth imports, and names of its variables and functions, that stand in the
+    guess. Names of any Python text (`python_code.COMMON`) do not count; short ones do, which a
+    blind guess often has: compare with what it leaks.
     """
     return python_code.defined(truth) & python_code.names(guess)
 
 
 def identifier_leak(guess: str, truth: str) -> bool:
-    """leak(y): whether there is one."""
+    """Return leak(y): whether an identifier of the truth stands in the guess."""
     return bool(leaked_identifiers(guess, truth))
 
 
@@ -140,8 +141,8 @@ def identifier_leak(guess: str, truth: str) -> bool:
 
 
 def pass_at(n: int, c: int, r: int) -> float:
-    """Pass@r of one prompt, 1 - C(n - c, r) / C(n, r): n completions, c of them pass all tests. The
-    paper has n = 2 r. ValueError unless 0 <= c <= n and 1 <= r <= n.
+    """Compute Pass@r of one prompt, 1 - C(n - c, r) / C(n, r): n completions, c of them pass all
+    tests. The paper has n = 2 r. ValueError unless 0 <= c <= n and 1 <= r <= n.
     """
     if not (0 <= c <= n and 1 <= r <= n):
         raise ValueError(f"there is no Pass@{r} of {n} completions, {c} of which pass")
@@ -149,8 +150,8 @@ def pass_at(n: int, c: int, r: int) -> float:
 
 
 def fusi(passed_guess: Set[Hashable], passed_truth: Set[Hashable]) -> float:
-    """Eq. 1: of the unit tests that the truth passes, the share that the guess passes too. Sets of
-    tests; running them is the caller's. ValueError where the truth passes none.
+    """Compute Eq. 1: of the unit tests that the truth passes, the share that the guess passes too.
+    Sets of tests; running them is the caller's. ValueError where the truth passes none.
     """
     if not passed_truth:
         raise ValueError("the true code passes no test: Fusi is not defined")
@@ -161,19 +162,19 @@ def fusi(passed_guess: Set[Hashable], passed_truth: Set[Hashable]) -> float:
 
 
 def wins_privacy(guesses: Iterable[str], truth: str) -> bool:
-    """BLEU-1 of 20 or ROUGE-1 of 0.4."""
+    """Return whether a guess reaches BLEU-1 of 20 or ROUGE-1 of 0.4."""
     return any(
         bleu1(guess, truth) >= BLEU_WINS or rouge1(guess, truth) >= ROUGE_WINS for guess in guesses
     )
 
 
 def wins_confidentiality(guesses: Iterable[str], truth: str) -> bool:
-    """CodeBLEU (here: `codebleu_like`) of 20."""
+    """Return whether a guess reaches CodeBLEU (here: `codebleu_like`) of 20."""
     return any(codebleu_like(guess, truth) >= CODEBLEU_WINS for guess in guesses)
 
 
 def wins_functionality(passed: Iterable[Set[Hashable]], passed_truth: Set[Hashable]) -> bool:
-    """Fusi above 0. passed: by each guess."""
+    """Return whether a guess reaches Fusi above 0. passed: tests passed by each guess."""
     return any(fusi(one, passed_truth) > FUSI_ABOVE for one in passed)
 
 

@@ -55,8 +55,8 @@ from spu_llm.systems.split.secure_records import MiddleInputs, MiddleRequest
 
 
 def run(session: PartySession, job: Job[MiddleRequest, MiddleInputs], send: Send) -> dict[str, Any]:
-    """See `spu_llm.systems.decoding.completion.complete`. InputError at a client whose model is of
-    another shape than the provider's.
+    """Run a completion: see `spu_llm.systems.decoding.completion.complete`. InputError at a client
+    whose model is of another shape than the provider's.
     """
     if session.rank == CLIENT:
         check_same_shape(load_config(Path(job.client.model_dir)), job.model)
@@ -77,8 +77,8 @@ def _client_side(inputs: MiddleInputs, completion: Completion, send: Send) -> Cl
 
 
 def ends_of(params: Any, completion: Completion) -> Ends:
-    """The client's ends for a completion, of a model with these parameters and of the ranges that
-    the provider states.
+    """Make the client's ends for a completion, of a model with these parameters and of the ranges
+    that the provider states.
     """
     layout, count = completion.layout, completion.request.step_rows
     if layout.split is None:

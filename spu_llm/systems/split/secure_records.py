@@ -42,8 +42,9 @@ class MiddleRequest(Course):
 
     @property
     def functionality(self) -> Functionality:
-        """Of every position, rejected drafts included, the client has the pair (x, y): what it asks
-        the middle, and what the middle answers, up to the coin of a truncation.
+        """Return what each party learns. Of every position, rejected drafts included, the client
+        has the pair (x, y): what it asks the middle, and what the middle answers, up to the coin of
+        a truncation.
         """
         kept = "" if self.hide_progress else ", accepted count per step"
         return Functionality(

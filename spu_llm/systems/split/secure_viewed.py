@@ -37,7 +37,9 @@ _NOTHING = JudgeInputs(None, None)
 
 @dataclass(frozen=True)
 class Asked(viewed.Asked):
-    """The same of a split model: blocks of its front and back."""
+    """Lengths of prompts and steps, as `viewed.Asked` has them, and the blocks of a split model's
+    front and back.
+    """
 
     front: int
     back: int
@@ -47,7 +49,7 @@ class Asked(viewed.Asked):
         return Split(self.front, self.back)
 
     def check(self, config: ModelConfig) -> None:
-        """InputError when they do not fit the model."""
+        """Raise InputError when the texts or the split do not fit the model."""
         self.split.check(config)
         super().check(config)
 
@@ -64,7 +66,9 @@ PROGRAM = Program("viewed-split", __name__, Asked, ClientInputs, check=Asked.che
 
 
 def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dict[str, Any]:
-    """At the provider after each text an event "seen" with `words`, uint64 [n, d] in base64."""
+    """Run the texts. After each text the provider sends an event "seen" with `words`, uint64 [n, d]
+    in base64.
+    """
     config, asked = job.model, job.request
     with session.meter.in_phase("offline"):
         weights = held_weights(session, config, job, asked.split)
@@ -87,8 +91,8 @@ def received(
     session: PartySession, config: ModelConfig, split: Split, weights: Any, params: Params | None,
     text: Sequence[int] | None, prompt: int, steps: int,
 ) -> np.ndarray | None:  # fmt: skip
-    """The words uint64 [prompt + steps, d] of one text that the provider received; None at the
-    client, who brings its parameters and the text.
+    """Return the words uint64 [prompt + steps, d] of one text that the provider received; None at
+    the client, who brings its parameters and the text.
     """
     rows = prompt + steps
     layout = Layout(config, (prompt,), (rows,), split=split)
@@ -122,7 +126,9 @@ def received(
 
 
 def as_rows(words: np.ndarray, frac_bits: int) -> np.ndarray:
-    """float32 [n, d]: what words stand for in fixed point, as the first product takes them."""
+    """Return the rows float32 [n, d] that words stand for in fixed point, as the first product
+    takes them.
+    """
     return (words.view(np.int64) * 2.0 ** -(frac_bits + LIFT)).astype(np.float32)
 
 

@@ -26,7 +26,7 @@ from spu_llm.systems.split.tuning import Batches, ClientHalf, HostHalf
 
 
 def run(session: Any, job: Job[TuneRequest, TuneInputs], send: Send) -> dict[str, Any]:
-    """All rounds; what was tuned is on disk in the end."""
+    """Run all rounds; what was tuned is on disk in the end."""
     declare_tuning(session.ledger, job.request)
     boundary = job.request.boundary(job.model)
     if session.rank == CLIENT:

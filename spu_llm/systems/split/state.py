@@ -75,7 +75,7 @@ class Settings:
         return Split(self.front, self.back)
 
     def check_same(self, asked: Settings) -> None:
-        """InputError where a command asks for something else than what was begun."""
+        """Raise InputError where a command asks for something else than what was begun."""
         for name, begun in asdict(self).items():
             found = getattr(asked, name)
             if name != "id" and found != begun:
@@ -114,11 +114,11 @@ class ClientSecrets:
 
     @property
     def epsilon(self) -> float:
-        """Of the whole codebook: its features' together."""
+        """Return the epsilon of the whole codebook: its features' together."""
         return self.settings.epsilon
 
     def after(self, half: ClientHalf, done: int) -> ClientSecrets:
-        """These, when so many rounds are done."""
+        """Return these secrets with what `half` has tuned, when `done` rounds are done."""
         weights, state = jax.device_get((half.weights, half.state))
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
         return replace(
@@ -135,7 +135,7 @@ class ClientSecrets:
             raise InputError("the secrets are damaged; restore them from a copy") from None
 
     def save(self, directory: Path) -> None:
-        """Durably, or not at all."""
+        """Write the secrets durably, or not at all."""
         tensors = {
             "key": np.frombuffer(self.key, np.uint8), "codebook": self.codebook,
             "permutation": self.permutation,
@@ -147,7 +147,7 @@ class ClientSecrets:
 
     @staticmethod
     def load(directory: Path, config: ModelConfig) -> ClientSecrets:
-        """InputError for what is none of a model of this shape."""
+        """Load secrets; InputError for what is none of a model of this shape."""
         path = directory / SECRETS
         with _failures(directory):
             tensors, fields = _read(path)
@@ -178,7 +178,7 @@ class Losses:
     """The curve: a line a round."""
 
     def __init__(self, directory: Path, done: int) -> None:
-        """What was written after `done` rounds is forgotten."""
+        """Open the curve, and forget what was written after `done` rounds."""
         self._path = directory / LOSSES
         with _failures(directory):
             lines = self._path.read_bytes().splitlines(True) if self._path.exists() else []
@@ -191,7 +191,7 @@ class Losses:
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Nothing else uses the directory meanwhile. InputError when something does, or when others
+    """Yield while nothing else uses the directory. InputError when something does, or when others
     than its owner may read it.
     """
     own_directory(directory)
@@ -226,7 +226,7 @@ class Tunings:
     """The provider's folder of one tuning: LoRA of the last two rounds that were kept."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        """InputError when the directory is full of other tunings, or the id is none."""
+        """Raise InputError when the directory is full of other tunings, or the id is none."""
         if not _ID.fullmatch(name):
             raise InputError("the client names its tuning by something that is no id")
         self.folder = directory / name
@@ -239,14 +239,14 @@ class Tunings:
                 )
 
     def rounds(self) -> list[int]:
-        """That are kept."""
+        """Return the rounds that are kept, in order."""
         if not self.folder.exists():
             return []
         found = (path.name.partition(".")[0] for path in self.folder.glob("*.safetensors"))
         return sorted(int(name) for name in found if name.isdigit())
 
     def check_free(self) -> None:
-        """InputError while another session uses it."""
+        """Raise InputError while another session uses this tuning."""
         with _failures(self.folder):
             if is_locked(self.folder / LOCK):
                 raise InputError(
@@ -255,8 +255,8 @@ class Tunings:
                 )
 
     def check_room(self, blocks: list[Params], rank: int, limits: dict[str, int]) -> None:
-        """InputError unless there is room for LoRA of this rank of such blocks, three times while
-        it is written; limits: bytes, by the directory that is to have no more in all.
+        """Raise InputError unless there is room for LoRA of this rank of such blocks, three times
+        while it is written; limits: bytes, by the directory that is to have no more in all.
         """
         values = sum(
             rank * sum(matrix["weight"].shape) for block in blocks for matrix in block.values()
@@ -271,7 +271,7 @@ class Tunings:
                 )
 
     def check(self, rank: int, done: int) -> None:
-        """InputError when the LoRA after `done` rounds is not kept, or of another rank."""
+        """Raise InputError when the LoRA after `done` rounds is not kept, or of another rank."""
         kept = self.rounds()
         if done not in kept:
             some = ", ".join(map(str, kept)) or "none"
@@ -285,7 +285,9 @@ class Tunings:
             raise InputError("the provider's half of this tuning is of another rank")
 
     def give(self, half: HostHalf, rank: int, done: int) -> None:
-        """Put the LoRA after `done` rounds into a half of the same shape; as `check`."""
+        """Put the LoRA after `done` rounds into a half of its shape; InputError as in `check`, or
+        when the file is damaged.
+        """
         self.check(rank, done)
         with _failures(self.folder):
             tensors, _ = _read(self._path(done))
@@ -296,7 +298,7 @@ class Tunings:
             raise InputError("the provider's half of this tuning is damaged") from None
 
     def save(self, half: HostHalf, rank: int, done: int) -> None:
-        """Durably, or not at all; rounds before the last two are forgotten."""
+        """Write the half's LoRA durably, or not at all; rounds before the last two are removed."""
         own_directory(self.folder)
         lora, state = jax.device_get((half.lora, half.state))
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
@@ -323,13 +325,13 @@ def _write(path: Path, tensors: dict[str, np.ndarray], fields: dict[str, Any]) -
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """InputError for a file that others may read, or that is none of ours."""
+    """Read tensors and fields; InputError for a file that others may read, or none of ours."""
     with _opened(path) as (file, fields):
         return {name: file.get_tensor(name) for name in file.keys()}, fields
 
 
 def _fields(path: Path) -> dict[str, Any]:
-    """Likewise, without its tensors."""
+    """Read a file's fields without its tensors; InputError as in `_read`."""
     with _opened(path) as (_, fields):
         return fields
 
@@ -349,7 +351,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _named(prefix: str, tree: Any) -> dict[str, np.ndarray]:
-    """Leaves by the names of their places."""
+    """Return a tree's leaves by the names of their places."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {_name(prefix, path): np.asarray(leaf) for path, leaf in paths}
 
@@ -360,7 +362,7 @@ def _name(prefix: str, path: Any) -> str:
 
 
 def _tree(tensors: dict[str, np.ndarray], prefix: str, like: Any) -> Any:
-    """The tree with the places and shapes of `like`; KeyError when it is not all there."""
+    """Return the tree with the places and shapes of `like`; KeyError when it is not all there."""
     paths, form = jax.tree_util.tree_flatten_with_path(like)
     leaves = [tensors[_name(prefix, path)] for path, _ in paths]
     if any(found.shape != leaf.shape for found, (_, leaf) in zip(leaves, paths, strict=True)):
@@ -369,13 +371,13 @@ def _tree(tensors: dict[str, np.ndarray], prefix: str, like: Any) -> Any:
 
 
 def _leaves(tensors: dict[str, np.ndarray], prefix: str) -> list[np.ndarray]:
-    """A list that `_named` took apart."""
+    """Return a list of leaves that `_named` took apart."""
     count = sum(name.startswith(f"{prefix}.") for name in tensors)
     return [tensors[f"{prefix}.{i}"] for i in range(count)]
 
 
 def _like(tree: Any, leaves: list[np.ndarray]) -> Any:
-    """These leaves in the form of a tree; KeyError when they do not fit."""
+    """Return these leaves in the form of `tree`; KeyError when they do not fit."""
     own, form = jax.tree.flatten(tree)
     if [np.shape(a) for a in own] != [a.shape for a in leaves]:
         raise KeyError("optimiser")
@@ -384,7 +386,7 @@ def _like(tree: Any, leaves: list[np.ndarray]) -> Any:
 
 @contextmanager
 def _failures(directory: Path) -> Iterator[None]:
-    """What the system refuses becomes an InputError."""
+    """Yield, and turn what the system refuses into an InputError."""
     try:
         yield
     except OSError as exc:

@@ -13,8 +13,8 @@ from spu_llm.core.text_files import read_json_texts, read_text
 
 
 def tokens_of(paths: Sequence[Path], tokenizer: Tokenizer) -> np.ndarray:
-    """Tokens int32 of all texts one after the other, each with what ends it. A file is a text; of
-    one that ends in .jsonl, each line is an object with "text". InputError for others.
+    """Return the tokens int32 of all texts one after the other, each with what ends it. A file is a
+    text; of one that ends in .jsonl, each line is an object with "text". InputError for others.
     """
     end = min(tokenizer.eos_ids)
     found = [[*tokenizer.encode(text), end] for path in paths for text in _texts(path) if text]
@@ -22,7 +22,9 @@ def tokens_of(paths: Sequence[Path], tokenizer: Tokenizer) -> np.ndarray:
 
 
 def digest_of(tokens: np.ndarray) -> str:
-    """SHA-256 (hex): it stays with the secrets, since texts could be tried on it."""
+    """Return the SHA-256 (hex) of tokens. It stays with the secrets, since texts could be tried on
+    it.
+    """
     return hashlib.sha256(np.asarray(tokens, "<i4").tobytes()).hexdigest()
 
 

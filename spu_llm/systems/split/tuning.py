@@ -53,13 +53,13 @@ class Batches:
     """Windows of a text, drawn by a keyed stream: the same for a round whenever it is asked for."""
 
     def __init__(self, tokens: np.ndarray, batch: int, length: int, key: bytes) -> None:
-        """`tokens`: int [m], m > length, all texts one after the other."""
+        """Prepare windows of `tokens`: int [m], m > length, all texts one after the other."""
         assert len(key) == KEY_BYTES and len(tokens) > length
         self._tokens, self._batch, self._length = np.asarray(tokens, np.int32), batch, length
         self._prg = Prg(key)
 
     def windows(self, number: int) -> np.ndarray:
-        """Tokens int32 [batch, length + 1] of a round."""
+        """Return the tokens int32 [batch, length + 1] of a round."""
         places = len(self._tokens) - self._length
         words = self._prg.child(f"round {number}").words((self._batch,))
         starts = (words % np.uint64(places)).astype(np.int64)
@@ -73,7 +73,7 @@ class ClientHalf:
         self, config: ModelConfig, front: Params, back: Params, labels: np.ndarray,
         learning_rate: float,
     ) -> None:  # fmt: skip
-        """`labels`: tau, int [vocab]."""
+        """Prepare the client's half with a fresh state of Adam; `labels`: tau, int [vocab]."""
         self.config = config
         tuned, table = without_table(front, config)
         self._labels = np.asarray(labels, np.int32)
@@ -84,14 +84,15 @@ class ClientHalf:
         self._forward, self._loss, self._alone, self._step = steps
 
     def front_weights(self) -> Params:
-        """All of the front's, folded."""
+        """Return all folded weights of the front."""
         return with_table(self.weights["front"], self._table, self.config)
 
     def round(
         self, channel: Channel, boundary: Boundary, number: int, windows: np.ndarray
     ) -> float:
-        """One round on windows int [b, n + 1]: the mean loss of a token, in nats. WireError, and
-        nothing of the round stays, where what the host sends leaves no finite numbers.
+        """Run one round on windows int [b, n + 1] and return the mean loss of a token, in nats.
+        WireError, and nothing of the round stays, where what the host sends leaves no finite
+        numbers.
         """
         b, n = windows.shape[0], windows.shape[1] - 1
         # 1.
@@ -114,7 +115,7 @@ class ClientHalf:
         return float(loss) / (b * n)
 
     def loss(self, middle: Callable[[Any], Any], windows: np.ndarray) -> float:
-        """The mean loss of a token on windows int [b, n + 1], with this middle, without a step."""
+        """Return a token's mean loss on windows int [b, n + 1] with this middle, without a step."""
         x, _ = self._forward(self.weights["front"], self._table, windows[:, :-1])
         labels = self._labels[windows[:, 1:]]
         return float(self._alone(self.weights["back"], middle(x), labels)) / labels.size
@@ -122,7 +123,9 @@ class ClientHalf:
 
 @jax.jit
 def _finite(tree: Any) -> Any:
-    """Whether all values are: finite gradients may still leave others, in Adam's squares first."""
+    """Return whether all values are finite: finite gradients may still leave others, in Adam's
+    squares first.
+    """
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
@@ -137,8 +140,8 @@ def _check_finite(tree: Any, what: str, number: int) -> None:
 
 @functools.cache
 def _client_steps(config: ModelConfig, learning_rate: float) -> tuple[Any, ...]:
-    """Compiled: x and how its gradient is pulled back to what is tuned of the front; the loss with
-    gradients by the back and by y, and without; a step of both.
+    """Compile the client's steps: x and how its gradient is pulled back to what is tuned of the
+    front; the loss with gradients by the back and by y, and without; a step of both.
     """
 
     def front(tuned: Params, table: Any, tokens: Any) -> Any:
@@ -162,7 +165,9 @@ def _client_steps(config: ModelConfig, learning_rate: float) -> tuple[Any, ...]:
 
 @functools.cache
 def _host_steps(config: ModelConfig, learning_rate: float) -> tuple[Any, Any]:
-    """Compiled: y and how its gradient is pulled back to LoRA and x; a step of LoRA."""
+    """Compile the host's steps: y and how its gradient is pulled back to LoRA and x, and a step of
+    LoRA by these.
+    """
 
     def middle(blocks: Any, lora: Any, x: Any) -> Any:
         def rows(lora: Any, x: Any) -> Any:
@@ -179,7 +184,7 @@ def _host_steps(config: ModelConfig, learning_rate: float) -> tuple[Any, Any]:
 
 
 def _adam(learning_rate: float, gradient: Any, count: int, state: Any, weights: Any) -> Any:
-    """Weights and state after a step by the mean over `count` tokens."""
+    """Return weights and state after a step by the mean over `count` tokens."""
     mean = jax.tree.map(lambda g: g / count, gradient)
     change, state = optax.adam(learning_rate).update(mean, state, weights)
     return optax.apply_updates(weights, change), state
@@ -203,23 +208,23 @@ class HostHalf:
         config: ModelConfig, blocks: list[Params], boundary: Boundary, rank: int,
         learning_rate: float,
     ) -> HostHalf:  # fmt: skip
-        """Before the first round, with fresh LoRA of this rank; 0: none."""
+        """Make the host's half before the first round, with fresh LoRA of this rank; 0: none."""
         lora = draw_lora(blocks, rank, Prg.from_os()) if rank else []
         return HostHalf(config, blocks, boundary, lora, learning_rate)
 
     def middle(self, x: Any) -> Any:
-        """y [b, n, d] of x [b, n, d]."""
+        """Compute y [b, n, d] of x [b, n, d]."""
         return self._forward(self._blocks, self.lora, x)[0]
 
     def blocks(self) -> list[Params]:
-        """The middle's, with LoRA in them."""
+        """Return the middle's blocks, with LoRA in them."""
         found: list[Params] = jax.device_get(adapted(self._blocks, self.lora))
         return found
 
     def round(
         self, number: int, batch: int, length: int, on_seen: OnSeen = lambda *seen: None
     ) -> Round:
-        """A round of this number begins, with tensors of this shape."""
+        """Begin a round of this number, with `batch` texts of `length` tokens each."""
         return Round(self, number, batch, length, on_seen)
 
 
@@ -235,7 +240,7 @@ class Round:
         self.over = False
 
     def answer(self, data: bytes) -> bytes:
-        """WireError for anything but what comes next."""
+        """Answer the client's next message; WireError for anything but what comes next."""
         host, number = self._host, self._number
         boundary = host._boundary
         if self.over:
@@ -275,8 +280,8 @@ def tune(
     client: ClientHalf, host: HostHalf, boundary: Boundary, batches: Batches, rounds: range,
     on_seen: OnSeen = lambda *seen: None, on_round: Callable[[int, float], None] = lambda *_: None,
 ) -> list[float]:  # fmt: skip
-    """These rounds in one process: their losses. `on_seen` gets what the host receives, `on_round`
-    each round's number and loss.
+    """Run these rounds in one process, and return their losses. `on_seen` gets what the host
+    receives, `on_round` each round's number and loss.
     """
     losses = []
     for number in rounds:
@@ -291,8 +296,8 @@ def halves(
     params: Params, config: ModelConfig, split: Split, *, codebook: np.ndarray | None,
     labels: np.ndarray, boundary: Boundary, learning_rate: float, rank: int = 0,
 ) -> tuple[ClientHalf, HostHalf]:  # fmt: skip
-    """Both halves of a model that is not folded, before the first round. `codebook`: None leaves
-    the token table. `rank`: of LoRA.
+    """Make both halves of a model that is not folded, before the first round. `codebook`: None
+    leaves the token table. `rank`: of LoRA.
     """
     front, back = client_ends(params, config, split, codebook)
     blocks = split.parts(family_of(config).fold(params, config))[1]

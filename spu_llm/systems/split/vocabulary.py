@@ -57,7 +57,7 @@ class ColumnLaw:
     rounding: float  # log of two probabilities' ratio: off by this at most
 
     def draw(self, prg: Prg) -> np.ndarray:
-        """int64 [V]: for every token (not place) the one whose value it takes."""
+        """Draw for every token (not place) the token whose value it takes, int64 [V]."""
         size = len(self.order)
         taken = np.arange(size)
         moving = np.flatnonzero(~_happens(self.keep, prg))
@@ -71,7 +71,7 @@ class ColumnLaw:
 
 
 def column_law(values: np.ndarray, mechanism: str, budget: float, features: int) -> ColumnLaw:
-    """The law of a column [V] for eps_i = budget. ValueError where 63 bits are too few for it."""
+    """Return the law of a column [V] for eps_i = budget. ValueError where 63 bits are too few."""
     size = len(values)
     # 1.
     order = np.argsort(values, kind="stable")
@@ -117,7 +117,7 @@ class Codebook(NamedTuple):
 
 
 def draw(table: np.ndarray, mechanism: str, epsilon: float, prg: Prg) -> Codebook:
-    """INDVocab of the public table [V, m] with eps_i = epsilon / m, from a secret stream.
+    """Draw INDVocab of the public table [V, m] with eps_i = epsilon / m, from a secret stream.
     ValueError for a table, mechanism or epsilon that is none.
     """
     check(mechanism, epsilon)
@@ -142,7 +142,7 @@ def draw(table: np.ndarray, mechanism: str, epsilon: float, prg: Prg) -> Codeboo
 
 
 def draw_codebook(table: np.ndarray, mechanism: str, epsilon: float, prg: Prg) -> np.ndarray:
-    """The table of `draw`, [V, m] in the table's dtype: column by column the table's own values."""
+    """Return the table of `draw`, [V, m] in `table`'s dtype: column by column its own values."""
     return draw(table, mechanism, epsilon, prg).table
 
 
@@ -157,8 +157,8 @@ class Distortion(NamedTuple):
 def expected_distortion(
     table: np.ndarray, mechanism: str, budget: float, features: int
 ) -> Distortion:
-    """Of the law for eps_i = budget, from sums alone: what `draw` gives on average. table: [V, k],
-    some features of a table of `features`, for which the sums are.
+    """Compute the distortion of the law for eps_i = budget, from sums alone: what `draw` gives on
+    average. table: [V, k], some features of a table of `features`, for which the sums are.
     """
     kept = l1 = resampled = 0.0
     for values in np.asarray(table, np.float64).T:
@@ -174,7 +174,7 @@ def expected_distortion(
 
 
 def observed_distortion(table: np.ndarray, codebook: Codebook) -> Distortion:
-    """Of one drawn table."""
+    """Measure the distortion of one drawn table."""
     apart = np.abs(np.asarray(codebook.table, np.float64) - np.asarray(table, np.float64))
     resampled = [_both_sides(np.sort(x), 0.0)[1].mean() for x in np.asarray(table, np.float64).T]
     return Distortion(
@@ -185,7 +185,7 @@ def observed_distortion(table: np.ndarray, codebook: Codebook) -> Distortion:
 
 
 def _both_sides(x: np.ndarray, c: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of each place of sorted x: the sums over the others of w = e^(-c D), and of w D."""
+    """Compute, for each place of sorted x, the sums over the others of w = e^(-c D), and of w D."""
 
     def side(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         weights = np.exp(c * (x - x[-1]))
@@ -200,7 +200,7 @@ def _both_sides(x: np.ndarray, c: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sums(weights: np.ndarray, bits: int) -> np.ndarray:
-    """uint64 [V + 1]: 0 and the sums of the first 1, 2, .. weights, each rounded in 2^-bits."""
+    """Return uint64 [V + 1]: 0 and the sums of the first 1, 2, .. weights, rounded in 2^-bits."""
     whole = np.rint(np.ldexp(weights, bits)).astype(np.uint64)
     return np.concatenate([np.zeros(1, np.uint64), np.cumsum(whole, dtype=np.uint64)])
 
@@ -213,8 +213,8 @@ def _too_few(mechanism: str, size: int, budget: float) -> ValueError:
 
 
 def _threshold(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, float]:
-    """uint64: first / (first + second) in 2^-63, and the least share above zero in 2^-63, before it
-    is rounded. The smaller share has 53 bits.
+    """Return first / (first + second) in 2^-63, uint64, and the least share above zero in 2^-63,
+    before it is rounded. The smaller share has 53 bits.
     """
     share = np.ldexp(np.minimum(first, second) / (first + second), _BITS)
     whole = np.rint(share).astype(np.uint64)
@@ -223,24 +223,24 @@ def _threshold(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, float
 
 
 def _happens(thresholds: np.ndarray, prg: Prg) -> np.ndarray:
-    """bool: 63 random bits are below each threshold."""
+    """Draw whether 63 random bits are below each threshold, bool."""
     below: np.ndarray = prg.words(thresholds.shape) >> np.uint64(64 - _BITS) < thresholds
     return below
 
 
 def _within(sums: np.ndarray, counts: np.ndarray, prg: Prg) -> np.ndarray:
-    """For each count n > 0 an index below n, by the weights whose sums these are."""
+    """Draw for each count n > 0 an index below n, by the weights whose sums these are."""
     return index_of(sums, uniform_below(sums[counts], prg))
 
 
 def index_of(sums: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """int64: the i with sums[i] <= number < sums[i + 1]; sums: 0, a, a + b, .."""
+    """Return the i with sums[i] <= number < sums[i + 1], int64; sums: 0, a, a + b, .."""
     return np.searchsorted(sums[1:], numbers, side="right")
 
 
 def uniform_below(bounds: np.ndarray, prg: Prg) -> np.ndarray:
-    """uint64: exactly uniform in [0, bound), each bound from 1 to 2^62, by rejection. ValueError
-    for a bound of zero.
+    """Draw uint64, exactly uniform in [0, bound), each bound from 1 to 2^62, by rejection.
+    ValueError for a bound of zero.
     """
     if not np.all(bounds):
         raise ValueError("no number is below 0")

@@ -59,7 +59,9 @@ Progress = Callable[[int, int], None]  # sessions that are done, of how many
 
 
 def table() -> np.ndarray:
-    """The ratio float64 [2^16] of a number u in [i, i + 1) / 2^16: its mean there."""
+    """Return the likelihood ratio of a number u in [i, i + 1) / 2^16, its mean there: float64
+    [2^16].
+    """
     edges = np.arange(2**_STEPS_BITS + 1) / 2**_STEPS_BITS
     cdf = np.sum([w * edges ** (2**j) for j, w in enumerate(WEIGHTS)], axis=0)
     return np.asarray(np.diff(cdf) * 2**_STEPS_BITS)
@@ -78,17 +80,19 @@ class Law:
 
     @staticmethod
     def unknown(tokens: int) -> list[Law]:
-        """Several, of which one may be near."""
+        """Return several laws, one for each chance in STAYS, of which one may be near."""
         return [Law(np.full(tokens, chance)) for chance in STAYS]
 
     @staticmethod
     def guessed(drafts: np.ndarray, sure: float = 0.95) -> list[Law]:
-        """Of which tokens are drafts, bool [token], as far as can be said without the prompt."""
+        """Return the law by which tokens are drafts, bool [token], as far as can be said without
+        the prompt.
+        """
         return [Law(np.where(drafts, sure, 1 - sure))]
 
     @staticmethod
     def mixed(drafts: np.ndarray) -> list[Law]:
-        """That, and all that are for drafts which are not known: the client need not have drafted
+        """Return the law of `guessed`, and the laws of `unknown`: the client need not have drafted
         with the model that was asked.
         """
         return [*Law.guessed(drafts), *Law.unknown(len(drafts))]
@@ -98,8 +102,9 @@ def log_evidence(
     streams: Sequence[Prg], shape: Shape, tokens: Sequence[int], laws: Sequence[Law],
     progress: Progress = lambda done, of: None,
 ) -> np.ndarray:  # fmt: skip
-    """log evidence float64 [stream] that the tokens are of a session with this stream; the mean
-    over laws. A token that the session's vocabulary lacks is drawn by no row.
+    """Compute the log evidence, float64 [stream], that the tokens are of a session with this
+    stream; the evidence is the mean over laws. A token that the session's vocabulary lacks is drawn
+    by no row.
     """
     if not len(tokens):
         return np.zeros(len(streams))
@@ -120,8 +125,8 @@ def log_evidence(
 
 
 def drawn(stream: Prg, shape: Shape, tokens: Sequence[int], laws: Sequence[Law]) -> np.ndarray:
-    """How surely the rows of a session drew a token, or one of its neighbours where there are many:
-    float64 [token], given that the text is of it.
+    """Return how surely the rows of a session drew a token, or one of its neighbours where there
+    are many: float64 [token], given that the text is of the session.
 
     The evidence is linear in the ratio of a token. What is left of it when that is zero is the part
     of the alignments in which no row drew the token.
@@ -140,7 +145,9 @@ def drawn(stream: Prg, shape: Shape, tokens: Sequence[int], laws: Sequence[Law])
 
 
 def _ratios(stream: Prg, shape: Shape, tokens: Sequence[int]) -> np.ndarray:
-    """float64 [token, row]; of a token that is not in the vocabulary (almost) zero."""
+    """Return the likelihood ratios, float64 [token, row]; (almost) zero for a token that is not in
+    the vocabulary.
+    """
     known = np.asarray(tokens) < shape.vocab
     words = stream.words_at(shape.places(np.where(known, tokens, 0).tolist()))
     ratios = _TABLE[words >> np.uint64(64 - _STEPS_BITS)]
@@ -167,7 +174,7 @@ class _Walk:
         self._end = 0.5 / tokens
 
     def take(self, ratios: np.ndarray) -> None:
-        """The next token, of ratios [n, row]."""
+        """Take the next token, of ratios [n, row]."""
         i = self._taken
         begin = self._begin[i] * np.exp(-self.log)
         came = begin[:, None] * self._enter
@@ -185,7 +192,9 @@ class _Walk:
 
 
 def moved(at: np.ndarray, shape: Shape, goes_on: float) -> np.ndarray:
-    """Chances [n, row] of the row that drew the next token, from those of the last one's."""
+    """Return the chances [n, row] of the row that drew the next token, from the chances `at` of the
+    row that drew the last one.
+    """
     once = following(at, shape, goes_on)
     found = (1 - LOST - LEAP) * once + LOST * following(once, shape, goes_on)
     found[:, 1:] += LEAP / shape.rows * np.cumsum(at, axis=1)[:, :-1]
@@ -193,8 +202,10 @@ def moved(at: np.ndarray, shape: Shape, goes_on: float) -> np.ndarray:
 
 
 def following(at: np.ndarray, shape: Shape, goes_on: float) -> np.ndarray:
-    """The same where every token is in the text: the next row of the forward, or the first one of
-    the forward after it. What comes after the last forward is lost.
+    """Return the chances [n, row] of the row that drew the next token, from the chances `at` of the
+    row that drew the last one, where no row's token is missing from the text: it is the next row of
+    the forward, or the first one of the forward after it. What comes after the last forward is
+    lost.
     """
     found = np.zeros_like(at)
     if shape.forwards == 1:
@@ -229,7 +240,7 @@ def detect(
     key: Key, sessions: Sequence[Session], tokens: Sequence[int], laws: Sequence[Law],
     references: int = 0, progress: Progress = lambda done, of: None,
 ) -> Found:  # fmt: skip
-    """Whether a text is of one of these sessions; `references`: fresh nonces for `rank`."""
+    """Test whether a text is of one of these sessions; `references`: fresh nonces for `rank`."""
     if not sessions:
         return Found(0.0, None, 0, len(tokens))
     logs = np.zeros(len(sessions))
@@ -261,5 +272,7 @@ def detect(
 
 
 def rank(own: float, others: np.ndarray) -> float:
-    """(1 + how many are as good) / (1 + how many): uniform on its steps under H0."""
+    """Return (1 + how many others are as good as `own`) / (1 + how many others): uniform on its
+    steps under H0.
+    """
     return float(1 + np.sum(others >= own)) / (1 + len(others))

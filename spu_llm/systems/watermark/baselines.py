@@ -31,39 +31,39 @@ class Aaronson:
     ngram: int = 4
 
     def next(self, p: np.ndarray, generated: Sequence[int]) -> int:
-        """Of probabilities p [vocab]."""
+        """Return the next token, from probabilities p [vocab]."""
         numbers = uniforms(self.key, context_of(generated, self.ngram), self.vocab)
         return exponential_argmax(p, numbers)
 
     def numbers(self, tokens: Sequence[int]) -> np.ndarray:
-        """R of each token, n-grams that come again included, as published."""
+        """Return R of each token, n-grams that come again included, as published."""
         return np.array([u for _, u in scored(self.key, tokens, self.ngram)])
 
     def distinct(self, tokens: Sequence[int]) -> np.ndarray:
-        """R of each distinct n-gram."""
+        """Return R of each distinct n-gram."""
         return np.array(list(dict(scored(self.key, tokens, self.ngram)).values()))
 
 
 def exponential_argmax(p: np.ndarray, numbers: np.ndarray) -> int:
-    """argmax_v R_v^(1 / p_v), in logarithms."""
+    """Return argmax_v R_v^(1 / p_v), computed in logarithms."""
     with np.errstate(divide="ignore"):
         return int(np.argmax(np.where(p > 0, np.log(numbers) / np.maximum(p, 1e-300), -np.inf)))
 
 
 def aaronson_score(numbers: np.ndarray) -> float:
-    """-sum log(1 - R): it grows with the length, whatever the text is."""
+    """Return -sum log(1 - R), which grows with the length, whatever the text is."""
     return math.fsum(-np.log1p(-numbers))
 
 
 def corrected_log_p(numbers: np.ndarray) -> float:
-    """log p of that score, which is Gamma(T, 1) under H0. (Printed as the score itself, 1 - the CDF
-    is this p-value; what grows with the mark is the CDF.)
+    """Return log p of `aaronson_score`, which is Gamma(T, 1) under H0. (Printed as the score
+    itself, 1 - the CDF is this p-value; what grows with the mark is the CDF.)
     """
     return gamma(len(numbers), aaronson_score(numbers)).log_sf if len(numbers) else 0.0
 
 
 def corrected_sum_log_p(numbers: np.ndarray) -> float:
-    """The variant with sum R, Irwin-Hall(T)."""
+    """Return log p of sum R, Irwin-Hall(T) under H0: a variant of `corrected_log_p`."""
     return irwin_hall(len(numbers), math.fsum(numbers)).log_sf if len(numbers) else 0.0
 
 
@@ -83,22 +83,23 @@ class Kirchenbauer:
     gamma: float = 0.25
 
     def logits(self, logits: np.ndarray, generated: Sequence[int]) -> np.ndarray:
-        """float64 [vocab]"""
+        """Return the logits with delta added for green tokens, float64 [vocab]."""
         numbers = uniforms(self.key, context_of(generated, self.ngram), self.vocab)
         return np.asarray(logits, np.float64) + self.delta * (numbers < self.gamma)
 
     def z(self, tokens: Sequence[int]) -> float:
-        """(T_g - gamma T) / sqrt(T gamma (1 - gamma)), of distinct n-grams."""
+        """Return (T_g - gamma T) / sqrt(T gamma (1 - gamma)), of distinct n-grams."""
         return self.z_of(np.array(list(dict(scored(self.key, tokens, self.ngram)).values())))
 
     def z_of(self, numbers: np.ndarray) -> float:
-        """The same of their numbers."""
+        """Return (T_g - gamma T) / sqrt(T gamma (1 - gamma)), of the numbers of distinct n-grams.
+        """
         green, count = int((numbers < self.gamma).sum()), len(numbers)
         spread = math.sqrt(count * self.gamma * (1 - self.gamma))
         return (green - self.gamma * count) / spread if count else 0.0
 
     def log_p(self, tokens: Sequence[int]) -> float:
-        """Exact: T_g is binomial under H0."""
+        """Return the exact log p: T_g is binomial under H0."""
         numbers = list(dict(scored(self.key, tokens, self.ngram)).values())
         green = sum(u < self.gamma for u in numbers)
         if not green:
@@ -121,26 +122,26 @@ class Kuditipudi:
     gap: float = 0.4
 
     def begin(self, prg: Prg) -> int:
-        """A random start."""
+        """Draw a random start in the list."""
         return int(float(prg.uniform(())) * self.length)
 
     def next(self, p: np.ndarray, place: int) -> int:
-        """The token at a place of the list (the start, then one further at each token)."""
+        """Return the token at a place of the list (the start, then one further at each token)."""
         return exponential_argmax(p, row_of(self.key, place % self.length, self.vocab))
 
     def cost(self, tokens: Sequence[int], key: Key | None = None) -> float:
-        """The least cost of aligning the text with as many rows of the list from any start: a
-        Levenshtein distance, in which a token against a row costs log(1 - R) (negative, very where
-        the row chose the token). Low where it is marked.
+        """Return the least cost of aligning the text with as many rows of the list from any start:
+        a Levenshtein distance, in which a token against a row costs log(1 - R) (negative, very
+        where the row chose the token). Low where it is marked.
         """
         return float(self.costs(tokens, self.rows(key))[-1]) if len(tokens) else 0.0
 
     def rows(self, key: Key | None = None) -> np.ndarray:
-        """The list under its key, or another: float64 [length, vocab]."""
+        """Return the list under its key, or another: float64 [length, vocab]."""
         return np.stack([row_of(key or self.key, i, self.vocab) for i in range(self.length)])
 
     def costs(self, tokens: Sequence[int], rows: np.ndarray) -> np.ndarray:
-        """Of every beginning of the text, from one token on: float64 [token]."""
+        """Return the `cost` of every beginning of the text, from one token on: float64 [token]."""
         along = np.log1p(-rows[:, np.asarray(tokens, int)])  # [row, token]
         count = len(tokens)
         # Of the tokens so far with j rows, for every start at once: [j, start].
@@ -157,7 +158,7 @@ class Kuditipudi:
         return found
 
     def p_value(self, tokens: Sequence[int], references: int, prg: Prg) -> float:
-        """Against lists of other keys: (1 + how many align as well) / (1 + references)."""
+        """Return p against lists of other keys: (1 + how many align as well) / (1 + references)."""
         own = self.cost(tokens)
         others = [Key(prg.words((4,)).tobytes()) for _ in range(references)]
         as_good = sum(self.cost(tokens, other) <= own for other in others)

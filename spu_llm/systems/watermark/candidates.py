@@ -85,7 +85,7 @@ class Candidates:
             packed(names)
 
     def _drawn(self, tokens: Sequence[int], room: int) -> Drawn:
-        """What the text gets of a continuation."""
+        """Return what the text gets of a continuation."""
         length = next((i for i, token in enumerate(tokens) if token in self.ends), len(tokens))
         return Drawn(tuple(tokens[: min(length, room)]), length < min(len(tokens), room))
 
@@ -94,7 +94,9 @@ _USUAL = 500  # tokens, more than a text's n-grams come again in
 
 
 def usual_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Tokens that are a word each after a space; any that end no text where there are too few."""
+    """Return tokens that are a word each after a space; any that end no text where there are too
+    few.
+    """
     ids = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.eos_ids]
     words = [i for i in ids if re.fullmatch(r" \w+", tokenizer.decode([i]))]
     return (words if len(words) >= 50 else ids)[:_USUAL]

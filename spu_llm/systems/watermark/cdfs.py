@@ -34,7 +34,7 @@ class Tails(NamedTuple):
 
     @property
     def gumbel(self) -> float:
-        """-log(-log u) of u = P(S <= s): standard Gumbel where u is uniform."""
+        """Return -log(-log u) of u = P(S <= s): standard Gumbel where u is uniform."""
         if self.log_sf < -30:  # -log u is 1 - u there
             return -self.log_sf
         if self.log_cdf == -math.inf:
@@ -56,7 +56,8 @@ class Family:
             raise InputError(f"the family {self.name} has no k = {self.k}")
 
     def tails(self, uniforms: np.ndarray) -> Tails:
-        """Of the sum of F^-1(u) over `uniforms` (float64 [j], in (0, 1), j >= 1)."""
+        """Return the tails of the sum of F^-1(u) over `uniforms` (float64 [j], in (0, 1), j >= 1).
+        """
         u = np.asarray(uniforms, np.float64)
         if len(u) == 1:
             return Tails(math.log(u[0]), math.log1p(-u[0]))
@@ -73,7 +74,7 @@ class Family:
         return _mirrored(_two_sided(len(u) / self.k, total))
 
     def draws(self, uniforms: np.ndarray) -> np.ndarray:
-        """F^-1(u)."""
+        """Return F^-1(u)."""
         u = np.asarray(uniforms, np.float64)
         if self.name == "uniform":
             return u
@@ -84,7 +85,7 @@ class Family:
         return np.asarray(-np.exp(_log_gamma_of(1 / self.k, u)))
 
     def of_sum(self, j: int, s: float) -> Tails:
-        """Of a sum s of j draws."""
+        """Return the tails of a sum s of j draws."""
         if self.name == "uniform":
             return irwin_hall(j, s)
         if self.name == "normal":
@@ -106,7 +107,7 @@ def _mirrored(tails: Tails) -> Tails:
 
 
 def irwin_hall(n: int, s: float) -> Tails:
-    """Of the sum of n uniforms."""
+    """Return the tails of the sum s of n uniforms."""
     if n < 1:
         raise ValueError(f"a sum has one term or more, found {n}")
     if s <= 0:
@@ -120,12 +121,12 @@ def irwin_hall(n: int, s: float) -> Tails:
 
 
 def _complete(smaller: float) -> Tails:
-    """Both from the logarithm of the lower one, which is at most about a half."""
+    """Return both tails from the logarithm of the lower one, which is at most about a half."""
     return Tails(smaller, math.log1p(-math.exp(smaller)))
 
 
 def _lower(n: int, numerator: int, denominator: int) -> float:
-    """log P(S <= numerator / denominator), of at most n / 2.
+    """Return log P(S <= numerator / denominator), of at most n / 2.
 
     sum_i (-1)^i C(n, i) (s - i)^n / n! loses all digits in doubles from n = 50 on, so it is
     computed in whole numbers; where these are long, by the saddle point.
@@ -144,8 +145,9 @@ def _lower(n: int, numerator: int, denominator: int) -> float:
 
 
 def _lower_by_saddle_point(n: int, s: float) -> float:
-    """log P(S <= s), s <= n / 2: Lugannani and Rice 1980, mirrored to the upper tail. Its relative
-    error is below 1e-3 at n = 256, also far out, and falls with n (tested against the exact one).
+    """Return log P(S <= s), s <= n / 2: Lugannani and Rice 1980, mirrored to the upper tail. Its
+    relative error is below 1e-3 at n = 256, also far out, and falls with n (tested against the
+    exact one).
     """
     x = 1 - s / n  # the mean that is reached or exceeded
     if x - 0.5 < 1e-9:
@@ -164,14 +166,14 @@ def _lower_by_saddle_point(n: int, s: float) -> float:
 
 
 def log_tail(w: float, v: float) -> float:
-    """log(Q(w) + phi(w) (1/v - 1/w)) of Lugannani and Rice, w > 0."""
+    """Return log(Q(w) + phi(w) (1/v - 1/w)) of Lugannani and Rice, w > 0."""
     mills = math.sqrt(math.pi / 2) * float(special.erfcx(w / math.sqrt(2)))
     correction = 1 / v - 1 / w if w > 1e-4 else 0.0
     return -w * w / 2 - math.log(2 * math.pi) / 2 + math.log(mills + correction)
 
 
 def _cumulant(t: float) -> float:
-    """log E e^(t U), t > 0."""
+    """Return log E e^(t U), t > 0."""
     return t + math.log(-math.expm1(-t) / t) if t > 1e-6 else t / 2 + t * t / 24
 
 
@@ -191,13 +193,13 @@ def _curvature(t: float) -> float:
 
 
 def normal(n: int, s: float) -> Tails:
-    """Of the sum of n standard normals."""
+    """Return the tails of the sum s of n standard normals."""
     z = s / math.sqrt(n)
     return Tails(float(special.log_ndtr(z)), float(special.log_ndtr(-z)))
 
 
 def gamma(shape: float, s: float) -> Tails:
-    """Of a Gamma(shape, 1) number s."""
+    """Return the tails of a Gamma(shape, 1) number s."""
     return _two_sided(shape, _log(s))
 
 
@@ -215,7 +217,7 @@ def _two_sided(shape: float, log_s: float) -> Tails:
 
 
 def _log_lower(a: float, log_s: float, s: float) -> float:
-    """log P(a, s): s^a e^-s / Gamma(a + 1) times 1 + s/(a+1) + s^2/((a+1)(a+2)) + ..."""
+    """Return log P(a, s): s^a e^-s / Gamma(a + 1) times 1 + s/(a+1) + s^2/((a+1)(a+2)) + ..."""
     if log_s == -math.inf:
         return -math.inf
     total, term, i = 1.0, 1.0, 1
@@ -227,7 +229,7 @@ def _log_lower(a: float, log_s: float, s: float) -> float:
 
 
 def _log_upper(a: float, log_s: float, s: float) -> float:
-    """log Q(a, s), s > a + 1: its continued fraction (Lentz)."""
+    """Return log Q(a, s), s > a + 1, by its continued fraction (Lentz)."""
     tiny = 1e-300
     b = s + 1 - a
     c, d = 1 / tiny, 1 / b
@@ -246,8 +248,8 @@ def _log_upper(a: float, log_s: float, s: float) -> float:
 
 
 def _log_gamma_of(a: float, survival: np.ndarray) -> np.ndarray:
-    """log of the Gamma(a) number that is exceeded with this probability. A draw itself underflows:
-    at a = 1/50 one in five is below the smallest float32.
+    """Return log of the Gamma(a) number that is exceeded with this probability. A draw itself
+    underflows: at a = 1/50 one in five is below the smallest float32.
     """
     g = special.gammainccinv(a, survival)
     small = (np.log1p(-survival) + math.lgamma(a + 1)) / a  # P(a, g) = g^a / Gamma(a + 1)

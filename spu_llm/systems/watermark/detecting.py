@@ -79,9 +79,9 @@ def detect(
     keys: Sequence[KeyFile], units: Sequence[Units], text: str, *, score: str | None = None,
     m: int = 2, k: int = 1, told: Sequence[float] = (), alpha: float = ALPHA, locate: bool = True,
 ) -> Verdict:  # fmt: skip
-    """Whether a text was marked under these keys, and where. `units`: those of each key's scheme.
+    """Test whether a text was marked under these keys, and where. `units`: of each key's scheme.
     `score`: None, the scheme's own. `told`: p-values of the same text by independent keys that
-    others hold. InputError where a p-value is none, or the keys are the same.
+    others hold. Raise InputError where a p-value is none, or a key is given twice.
     """
     if len({file.key for file in keys}) < len(keys):
         raise InputError("a key is given twice; p-values of one key cannot be joined")
@@ -98,7 +98,7 @@ def detect(
 
 
 def marks_of(file: KeyFile, placed: Sequence[Unit]) -> list[Marked]:
-    """The numbers of a text's units, each n-gram's where it stands first."""
+    """Return the numbers of a text's units, each n-gram's where it stands first."""
     values = [unit.value for unit in placed]
     if file.scheme.method == "race":
         tokens = [int.from_bytes(value, "little") for value in values]
@@ -134,8 +134,8 @@ def _of_key(
 
 
 def windows(length: int) -> list[tuple[int, int]]:
-    """(first, last) of all windows that are tested in a text of so many units: lengths that grow by
-    a half, at places a quarter of their length apart, and the last of each at the end.
+    """Return (first, last) of all windows that are tested in a text of so many units: lengths that
+    grow by a half, at places a quarter of their length apart, and the last of each at the end.
     """
     found, size = [], min(SHORTEST, length)
     while 0 < size < length:
@@ -147,8 +147,8 @@ def windows(length: int) -> list[tuple[int, int]]:
 
 
 def spans_of(marks: Sequence[Marked], alpha: float = ALPHA) -> tuple[list[Span], float]:
-    """Parts that are marked, none of which overlap, best first chosen and given in the order of the
-    text; and the log p that there is any.
+    """Return the parts that are marked, none of which overlap, best first chosen and given in the
+    order of the text; and the log p that there is any.
     """
     tested = windows(len(marks))
     if not tested:
@@ -175,7 +175,7 @@ def spans_of(marks: Sequence[Marked], alpha: float = ALPHA) -> tuple[list[Span],
 
 
 def _log_tails(counts: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """log P(Gamma(count) >= total); 0 where there are none."""
+    """Return log P(Gamma(count) >= total) for each window; 0 where the count is 0."""
     p = special.gammaincc(np.maximum(counts, 1), np.maximum(totals, 0.0))
     p = np.where(counts > 0, p, 1.0)
     with np.errstate(divide="ignore"):
@@ -189,7 +189,7 @@ def _log_tails(counts: np.ndarray, totals: np.ndarray) -> np.ndarray:
 
 
 def as_p(log: float) -> str:
-    """A p-value to read, also where a double has none so small."""
+    """Write a p-value to read, also where a double has none so small."""
     if log > -600:
         return f"{math.exp(log):.3g}"
     tens = math.floor(log / _LN10)

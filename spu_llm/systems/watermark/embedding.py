@@ -102,14 +102,16 @@ class Embedder:
         return made
 
     def chunk(self, prompt: Content, before: Content, count: int) -> tuple[Drawn, Chunk]:
-        """The next chunk after what was generated before, of up to `count` tokens."""
+        """Draw the next chunk after what was generated before, of up to `count` tokens."""
         prefix = joined(prompt, before)
         if self.m is None:
             return self._of_all(prefix, before)
         return self.chosen(self.sampler.sample(prefix, self.m ** len(self.keys), count), before)
 
     def chosen(self, drawn: Sequence[Drawn], before: Content) -> tuple[Drawn, Chunk]:
-        """The next chunk, of m^t candidates that were drawn after what was generated before."""
+        """Choose the next chunk among m^t candidates that were drawn after what was generated
+        before.
+        """
         assert self.m is not None
         chooser = Chooser(self.keys, self.scheme, self.units, self.m, self.histories, self.prg)
         winner, chunk, _ = chooser.chosen(drawn, before)

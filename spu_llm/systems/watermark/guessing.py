@@ -18,8 +18,9 @@ from models.family import ModelConfig, Params, logits
 
 
 def drafts_of(config: ModelConfig, params: Params, tokens: Sequence[int]) -> np.ndarray:
-    """bool [token]: whether it is the likeliest after those before it, of which the model sees the
-    last half of its context at least. The first one is none. params: not folded.
+    """Return which tokens are taken for drafts, bool [token]: whether each is the likeliest after
+    the tokens before it, of which the model sees the last half of its context at least. The first
+    one is none. params: not folded.
     """
     known = np.asarray(tokens, np.int32)
     found = np.zeros(len(known), bool)
@@ -38,5 +39,5 @@ def drafts_of(config: ModelConfig, params: Params, tokens: Sequence[int]) -> np.
 
 
 def _likeliest(config: ModelConfig, params: Params, tokens: jax.Array) -> jax.Array:
-    """int32 [n]: of the token after each."""
+    """Return the likeliest token after each of `tokens`, int32 [n]."""
     return jnp.argmax(logits(params, config, tokens), axis=-1)

@@ -30,14 +30,14 @@ def history_path(key_file: Path) -> Path:
 
 
 def unpacked(data: bytes) -> set[bytes]:
-    """Names that lie one after the other; ValueError for a part of one."""
+    """Return the names that lie one after the other; raise ValueError for a part of a name."""
     if len(data) % NAME_BYTES:
         raise ValueError(f"names have {NAME_BYTES} bytes, found {len(data)}")
     return {data[i : i + NAME_BYTES] for i in range(0, len(data), NAME_BYTES)}
 
 
 def packed(names: Iterable[bytes]) -> bytes:
-    """The other way round."""
+    """Join names one after the other, as `unpacked` reads them."""
     return b"".join(sorted(names))
 
 
@@ -55,19 +55,19 @@ class History:
         return len(self._used)
 
     def add(self, names: Iterable[bytes]) -> None:
-        """From now on these are used; durably, before what they chose is seen."""
+        """Count these names as used from now on; durably, before what they chose is seen."""
         if self.on:
             fresh = set(names) - self._used
             self._store(fresh)
             self._used |= fresh
 
     def packed(self) -> bytes:
-        """All of them, as a file has them."""
+        """Return all used names, as a file has them."""
         return packed(self._used)
 
     @staticmethod
     def of(data: bytes) -> History:
-        """In memory, with these used."""
+        """Return a history in memory, with the packed names `data` used."""
         found = History()
         found.add(unpacked(data))
         return found
@@ -77,8 +77,8 @@ class History:
 
 
 class HistoryFile(History):
-    """The same in a file, which one run at a time uses. InputError when it is in use, is of another
-    key, or cannot be read or written.
+    """A history in a file, which one run at a time uses. InputError when it is in use, is of
+    another key, or cannot be read or written.
     """
 
     def __init__(self, path: Path, key: Key) -> None:

@@ -51,11 +51,15 @@ class Kept:
         return after(header, data, self._path, self._what)
 
     def keep(self, size: int) -> None:
-        """So many bytes after the header, and no more: what was being written had no effect yet."""
+        """Keep so many bytes after the header, and no more: what was being written had no effect
+        yet.
+        """
         os.ftruncate(self._file, self._begins + size)
 
     def append(self, data: bytes) -> None:
-        """Durably, and whole: InputError leaves the file as it was, also when it is closed."""
+        """Append data durably, and whole. Raise InputError when that cannot be, also after `close`;
+        the file is then as it was.
+        """
         if self._file < 0:
             raise InputError(f"cannot write {self._path}: it is closed")
         size = os.fstat(self._file).st_size
@@ -69,7 +73,8 @@ class Kept:
             raise InputError(f"cannot write {self._path}: {exc.strerror}") from None
 
     def close(self) -> None:
-        """Nothing is written after it, not to a file that has the same descriptor by then, either.
+        """Close the file: nothing is written after it, not to a file that has the same descriptor
+        by then, either.
         """
         file, self._file = self._file, -1
         if file >= 0:
@@ -77,7 +82,7 @@ class Kept:
 
 
 def _keep_name(path: Path) -> None:
-    """So that a file's name is as durable as the file."""
+    """Make a file's name as durable as the file. Raise InputError when that cannot be."""
     try:
         sync_folder(path.parent)
     except OSError as exc:
@@ -85,7 +90,7 @@ def _keep_name(path: Path) -> None:
 
 
 def check_own(file: int, path: Path) -> None:
-    """InputError unless it is a plain file that nobody else may open."""
+    """Raise InputError unless the open file is a plain one that nobody else may open."""
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
         raise InputError(f"{path} is no plain file; move it away")
@@ -94,7 +99,7 @@ def check_own(file: int, path: Path) -> None:
 
 
 def after(header: bytes, data: bytes, path: Path, what: str) -> bytes:
-    """What follows the header in a file; InputError when it has another one."""
+    """Return what follows the header in a file; raise InputError when it has another header."""
     if not data.startswith(header):
         raise InputError(f"{path} is no {what} of this key; move it away, or restore it")
     return data[len(header) :]

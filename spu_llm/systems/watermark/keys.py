@@ -76,25 +76,27 @@ class Key:
         return Key(os.urandom(KEY_BYTES))
 
     def seed(self, gram: Sequence[bytes]) -> Seed:
-        """Of an n-gram, the first ones of a text included, which are shorter."""
+        """Return the seed of an n-gram, the first ones of a text included, which are shorter."""
         digest = self._hash(b"n-gram", encoded(gram), 2 * _HALF)
         word = int.from_bytes(digest[:_HALF], "little") >> 11
         return Seed(digest[_HALF:], max(word, 1) * 2.0**-53)
 
     def stream(self, gram: Sequence[bytes]) -> Prg:
-        """A stream of numbers for the n-gram before a token."""
+        """Return a stream of numbers for a context, the units before a token."""
         return Prg(self._hash(b"context", encoded(gram), KEY_BYTES))
 
     def row(self, number: int) -> Prg:
-        """A stream of numbers for a place, whatever text stands there."""
+        """Return a stream of numbers for a place, whatever text stands there."""
         return Prg(self._hash(b"place", number.to_bytes(8, "little"), KEY_BYTES))
 
     def session(self, nonce: bytes) -> Prg:
-        """The stream of numbers for all places of one session."""
+        """Return the stream of numbers for all places of one session."""
         return Prg(self.of_session(nonce))
 
     def of_session(self, nonce: bytes) -> bytes:
-        """That stream's own key, of which neither this key nor another session's follows."""
+        """Return the key of a session's stream, from which neither this key nor another session's
+        follows.
+        """
         return self._hash(b"session", nonce, KEY_BYTES)
 
     def fingerprint(self) -> bytes:
@@ -105,7 +107,7 @@ class Key:
 
 
 def encoded(gram: Sequence[bytes]) -> bytes:
-    """The number of units in a byte; each unit after its length in four."""
+    """Encode an n-gram: the number of units in a byte; each unit after its length in four."""
     if len(gram) > MAX_NGRAM:
         raise ValueError(f"an n-gram has {MAX_NGRAM} units at most, found {len(gram)}")
     return bytes([len(gram)]) + b"".join(len(u).to_bytes(4, "little") + u for u in gram)
@@ -124,7 +126,7 @@ class KeyFile(NamedTuple):
 
 
 def write_key(path: Path, key: Key, scheme: Scheme) -> None:
-    """InputError when there is a file already, or it cannot be written."""
+    """Write a key file. Raise InputError when there is a file already, or it cannot be written."""
     family = {"name": scheme.family.name, "k": scheme.family.k}
     rest = {f.name: getattr(scheme, f.name) for f in fields(scheme) if f.name != "family"}
     content = {"format": FORMAT, "key": key.secret.hex(), "family": family, **rest}
@@ -141,7 +143,7 @@ def write_key(path: Path, key: Key, scheme: Scheme) -> None:
 
 
 def read_key(path: Path) -> KeyFile:
-    """InputError when it is open to others, or no such file."""
+    """Read a key file. Raise InputError when it is open to others, missing, or no key file."""
     try:
         with open(path, encoding="utf-8") as file:
             check_closed(file.fileno(), path)
@@ -156,7 +158,9 @@ def read_key(path: Path) -> KeyFile:
 
 
 def read_keys(paths: Sequence[Path]) -> tuple[tuple[Key, ...], Scheme]:
-    """Of one text: different keys and the scheme of them all, or InputError."""
+    """Read the keys of one text: different ones, and the scheme of them all. Raise InputError where
+    they are equal, or of several schemes.
+    """
     files = [read_key(path) for path in paths]
     if len({file.scheme for file in files}) > 1:
         raise InputError("the keys mark by different things; make them with the same options")
@@ -166,7 +170,7 @@ def read_keys(paths: Sequence[Path]) -> tuple[tuple[Key, ...], Scheme]:
 
 
 def check_keys(keys: Sequence[Key]) -> None:
-    """InputError unless a text can be marked under them."""
+    """Raise InputError unless a text can be marked under these keys."""
     if not keys or len(set(keys)) < len(keys):
         raise InputError("a text is marked under one key or several different ones")
 

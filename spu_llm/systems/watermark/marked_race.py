@@ -38,7 +38,9 @@ class MarkedRace:
     def propose(
         self, logits: np.ndarray, position: int, streams: Streams
     ) -> tuple[int, np.ndarray]:
-        """Drafts of a step are asked for in their order."""
+        """Draft a token by the mark's noise; return it and its distribution q. A step's drafts are
+        asked for in their order.
+        """
         count = position - self._before - len(self._generated)
         self._drafts = self._drafts[:count]
         assert len(self._drafts) == count

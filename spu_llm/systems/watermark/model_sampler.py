@@ -39,7 +39,7 @@ class ModelSampler:
         self, config: ModelConfig, weights: Any, ends: frozenset[int], sampling: Sampling,
         prg: Prg | None = None, *, spread: bool = False,
     ) -> None:  # fmt: skip
-        """weights: folded (`models.hf.load_folded`)."""
+        """Take the model's weights, folded (`models.hf.load_folded`)."""
         self.vocab, self.context = config.vocab_size, config.context
         self._config, self._weights = config, jax.device_put(weights)
         self.ends, self._sampling, self._spread = ends, sampling, spread
@@ -63,11 +63,11 @@ class ModelSampler:
         return [self._cut(row) for row in made.tolist()]
 
     def distribution(self, prefix: Content) -> np.ndarray:
-        """Probabilities float64 [vocab] of the next token."""
+        """Return the probabilities float64 [vocab] of the next token."""
         return self._sampling.distribution(self._follow(_tokens(prefix)))
 
     def _follow(self, tokens: list[int]) -> np.ndarray:
-        """Logits [vocab] after the tokens; only those that the trunk lacks are computed."""
+        """Return logits [vocab] after the tokens; only those that the trunk lacks are computed."""
         if not tokens:
             raise InputError("the prompt is empty; give at least one character of text")
         same = len(os.path.commonprefix([self._seen, tokens[:-1]]))
@@ -81,7 +81,9 @@ class ModelSampler:
         return np.asarray(logits)[0]
 
     def _go_on(self, made: np.ndarray, at: int, count: int) -> np.ndarray:
-        """The candidates with `count` tokens each; those after an end mean nothing."""
+        """Continue the candidates to `count` tokens each, or until all have ended; tokens after an
+        end mean nothing.
+        """
         n = len(made)
         cache = self._widened(self._trunk, n)
         ended = np.isin(made[:, 0], list(self.ends))
@@ -100,7 +102,9 @@ class ModelSampler:
         return made
 
     def _draw(self, p: np.ndarray, group: np.ndarray) -> np.ndarray:
-        """A token of each row of p [n, vocab]."""
+        """Draw a token of each row of p [n, vocab]. `group`: which rows share their draws, if any
+        do.
+        """
         points = self._prg.uniform((len(p),))
         if self._spread:
             points = spread_points(self._prg, group)
@@ -119,7 +123,7 @@ class ModelSampler:
 
 
 def spread_points(prg: Prg, group: np.ndarray) -> np.ndarray:
-    """Points u0 + i/g of [0, 1), permuted, for the g members of each group [candidate]."""
+    """Draw points u0 + i/g of [0, 1), permuted, for the g members of each group [candidate]."""
     points = np.zeros(len(group))
     for number in np.unique(group):
         members = np.flatnonzero(group == number)
@@ -143,7 +147,7 @@ def _compiled(config: ModelConfig) -> tuple[Any, Any]:
 
 
 def _lanes(trunk: Block, count: int) -> Block:
-    """So many lanes that begin with the trunk's rows."""
+    """Return so many lanes that begin with the trunk's rows."""
     tiled: Block = jax.tree.map(lambda rows: jnp.tile(rows, (count, 1, 1)), trunk)
     return tiled
 
@@ -152,8 +156,8 @@ def _forward(
     config: ModelConfig, weights: Any, cache: Block, tokens: jax.Array, at: jax.Array,
     last: jax.Array,
 ) -> tuple[jax.Array, Block]:  # fmt: skip
-    """Of tokens [lane, k] after the first `at` rows: logits [lane, vocab] after number `last`, and
-    the cache with all of them.
+    """Run tokens [lane, k] after the first `at` rows; return logits [lane, vocab] after number
+    `last`, and the cache with all of them.
     """
     out, written = lanes_after(config, weights, tokens, cache, at)
     after = jax.lax.dynamic_index_in_dim(out, last, 1, keepdims=False)

@@ -30,7 +30,7 @@ class Shaded(NamedTuple):
 
 
 def page(text: str, verdict: Verdict) -> str:
-    """The whole file. All keys, one after the other."""
+    """Return the whole HTML file that shows a verdict: all keys, one after the other."""
     said = "marked" if verdict.marked else "no mark found"
     parts = [
         f"<h1>{said}</h1><p>p = {as_p(verdict.log_p)}: so often an unmarked text looks as much "
@@ -49,8 +49,8 @@ def page_of(
     text: str, said: str, explained: str, units: Iterable[Shaded],
     parts: Sequence[tuple[int, int]],
 ) -> str:  # fmt: skip
-    """The same of lines that say what was found, the first a heading, and of shaded units; parts:
-    the first unit and the one after the last.
+    """Return the whole HTML file of lines that say what was found, the first a heading, and of
+    shaded units; parts: the first unit and the one after the last.
     """
     head, *more = map(_escaped, said.splitlines())
     lines = "".join(f"<p>{line}</p>" for line in more)
@@ -112,5 +112,5 @@ def _unit(text: str, strength: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    """As HTML, with what would disguise the text around it shown as what it is."""
+    """Return a text as HTML, with what would disguise the text around it shown as what it is."""
     return html.escape(printable(text))

@@ -45,7 +45,7 @@ class Mark:
 
     @property
     def rules(self) -> RulesModule:
-        """What a completion's inputs have of it."""
+        """Return what a completion's inputs have of this mark."""
         return RulesModule(__name__, asdict(self))
 
 

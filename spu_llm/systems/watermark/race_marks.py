@@ -27,7 +27,9 @@ TINY = 2.0**-53
 
 
 def uniforms(key: Key, context: Sequence[int], vocab: int) -> np.ndarray:
-    """float64 [vocab] in (0, 1), of the tokens before (up to n - 1)."""
+    """Return the numbers in (0, 1), float64 [vocab], that follow from the tokens before (up to n -
+    1).
+    """
     return _inside(stream_of(key, context), vocab)
 
 
@@ -40,13 +42,13 @@ def _inside(stream: Prg, count: int) -> np.ndarray:
 
 
 def context_of(tokens: Sequence[int], ngram: int) -> tuple[int, ...]:
-    """The n - 1 tokens at the end, fewer where there are not so many."""
+    """Return the n - 1 tokens at the end, fewer where there are not so many."""
     return tuple(tokens[max(0, len(tokens) - ngram + 1) :]) if ngram > 1 else ()
 
 
 class MarkedNoise:
-    """The rows of one text's noise. `history`: contexts of texts before; those of this one are
-    added by `finish`. `private`: noise of contexts that were used.
+    """The rows of one text's noise. `history`: contexts of texts before, to which `finish` adds
+    this one's. `private`: noise of contexts that were used.
     """
 
     def __init__(
@@ -56,14 +58,16 @@ class MarkedNoise:
         self._history, self._private = history, private or Prg.from_os()
 
     def row(self, generated: Sequence[int]) -> np.ndarray:
-        """float64 [vocab]: noise of the token after those generated so far, drafts included."""
+        """Return the noise of the token after those generated so far, drafts included: float64
+        [vocab].
+        """
         # Both streams are begun, and one is used: the work says little of whether it is marked.
         marked = stream_of(self._key, context_of(generated, self._ngram))
         private = self._private.child(f"noise {len(generated)}")
         return gumbel(_inside(marked if self.fresh(generated) else private, self._vocab))
 
     def fresh(self, generated: Sequence[int]) -> bool:
-        """Whether the next token is marked."""
+        """Return whether the next token is marked."""
         if not self._history.on:
             return True
         context = context_of(generated, self._ngram)
@@ -71,13 +75,15 @@ class MarkedNoise:
         return context not in before and self._name(context) not in self._history
 
     def names(self, generated: Sequence[int], first: int, last: int) -> set[bytes]:
-        """Of the contexts that the tokens at places `first` to `last - 1` are drawn in, for the
-        history.
+        """Return the names of the contexts that the tokens at places `first` to `last - 1` are
+        drawn in, for the history.
         """
         return {self._name(context_of(generated[:i], self._ngram)) for i in range(first, last)}
 
     def finish(self, generated: Sequence[int]) -> None:
-        """The text is done: its contexts are used. Call it before the text is shown to others."""
+        """Add the contexts of a text that is done to the history. Call it before the text is shown
+        to others.
+        """
         self._history.add(self.names(generated, 0, len(generated) + 1))
 
     def _name(self, context: tuple[int, ...]) -> bytes:
@@ -85,8 +91,9 @@ class MarkedNoise:
 
 
 def scored(key: Key, tokens: Sequence[int], ngram: int) -> list[tuple[bytes, float]]:
-    """Of every token: a name of its n-gram, and the number that it was drawn by if the text is
-    marked; uniform otherwise. (A row of a larger vocabulary begins with that of a smaller one.)
+    """Return, for every token, a name of its n-gram, and the number that it was drawn by if the
+    text is marked; uniform otherwise. (A row of a larger vocabulary begins with the row of a
+    smaller one.)
     """
     found = []
     for i, token in enumerate(tokens):
@@ -100,8 +107,8 @@ def race_text(
     distribution: Callable[[tuple[int, ...]], np.ndarray], noise: MarkedNoise,
     prompt: tuple[int, ...], max_tokens: int, ends: frozenset[int],
 ) -> tuple[tuple[int, ...], bool]:  # fmt: skip
-    """The tokens that a race draws with this noise, in the clear, and whether the text ended.
-    `distribution`: probabilities [vocab] after a text.
+    """Draw the tokens of a race with this noise, in the clear; return them, and whether the text
+    ended. `distribution`: probabilities [vocab] after a text.
     """
     generated: tuple[int, ...] = ()
     while len(generated) < max_tokens:

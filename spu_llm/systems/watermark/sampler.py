@@ -37,7 +37,7 @@ class Sampler(Protocol):
     """Content is of one kind, tokens or text, in all that goes in and comes out."""
 
     def sample(self, prefix: Content, n: int, max_tokens: int) -> Sequence[Drawn]:
-        """n candidates, each of the sampler's law, of up to `max_tokens` tokens of its own."""
+        """Draw n candidates, each of the sampler's law, of up to `max_tokens` tokens of its own."""
 
 
 def read_answer(data: bytes, n: int, who: str) -> list[Drawn]:
@@ -64,7 +64,7 @@ def parsed(data: bytes, who: str) -> Any:
 
 
 def check_texts(found: list[Drawn], who: str) -> list[Drawn]:
-    """Return them. PeerError where one is no Unicode."""
+    """Return `found`. Raise PeerError where a text is no Unicode."""
     try:
         for text, _ in found:
             str(text).encode()

@@ -7,7 +7,7 @@ independent draws of F, so that every score has a known law for every length (§
     fisher   -2 sum log(1 - F(R)), chi^2 with 2 W degrees of freedom
     lrt      sum log f1(R) / f0(R), f1 the density in a winner of m candidates of k n-grams each
 
-and lrt-published the same with both densities estimated as the paper does.
+and lrt-published is lrt with both densities estimated as the paper does.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _REPEATS = 10_000  # winners that the published estimate draws
 def log_p(
     uniforms: np.ndarray, family: Family, score: str = "sum", m: int = 2, k: int = 1
 ) -> float:
-    """log p of a text's numbers (float64 [W], distinct n-grams), 0 where there are none. m, k: what
-    `lrt` supposes that the text was made with.
+    """Return log p of a text's numbers (float64 [W], distinct n-grams), 0 where there are none. m,
+    k: what `lrt` supposes that the text was made with.
     """
     u = np.asarray(uniforms, np.float64)
     if score not in SCORES:
@@ -49,13 +49,14 @@ def log_p(
 
 
 def fisher(uniforms: np.ndarray) -> float:
-    """log p of -2 sum log(1 - u)."""
+    """Return log p of -2 sum log(1 - u)."""
     u = np.asarray(uniforms, np.float64)
     return gamma(len(u), math.fsum(-np.log1p(-u))).log_sf
 
 
 def combined(log_ps: Sequence[float]) -> float:
-    """log p of t independent tests together: -2 sum log p is chi^2 with 2 t degrees (§2.6)."""
+    """Return log p of t independent tests together: -2 sum log p is chi^2 with 2 t degrees (§2.6).
+    """
     if not log_ps:
         return 0.0
     return gamma(len(log_ps), -math.fsum(log_ps)).log_sf
@@ -65,20 +66,20 @@ def combined(log_ps: Sequence[float]) -> float:
 
 
 def grid() -> np.ndarray:
-    """Midpoints of (0, 1), ascending."""
+    """Return the midpoints of the table's cells of (0, 1), ascending."""
     return np.asarray((np.arange(_GRID) + 0.5) / _GRID)
 
 
 def at(ratios: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """The tabulated values at these numbers, by the cell that each is in."""
+    """Return the tabulated values at these numbers, by the cell that each is in."""
     return ratios[np.minimum((np.asarray(uniforms) * _GRID).astype(int), _GRID - 1)]
 
 
 @functools.lru_cache(maxsize=32)
 def log_ratios(family: Family, m: int, k: int) -> np.ndarray:
-    """log f1 / f0 at each point of `grid`, of winners among m distinct candidates of k n-grams that
-    nobody shares: f1/f0 (r) = m E F_k(r + S)^(m-1), S the sum of the k - 1 others. For -Gamma(1/k)
-    and k its own it is Theorem 4.4's closed form; at k = 1 it is m u^(m-1) for every F.
+    """Return log f1 / f0 at each point of `grid`, of winners among m distinct candidates of k
+    n-grams that nobody shares: f1/f0 (r) = m E F_k(r + S)^(m-1), S the sum of the k - 1 others. For
+    -Gamma(1/k) and k its own it is Theorem 4.4's closed form; at k = 1 it is m u^(m-1) for every F.
     """
     if m < 2 or k < 1:
         raise InputError(f"a likelihood ratio needs 2 candidates of 1 token, or more: {m} of {k}")
@@ -100,8 +101,9 @@ def log_ratios(family: Family, m: int, k: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def log_ratios_published(family: Family, m: int, k: int, seed: int = 0) -> np.ndarray:
-    """The same as the paper estimates it (§2.4): Gaussian kernels (Scott's bandwidth) on the first
-    entry of the row with the largest sum, of m rows of k draws, and on draws of F.
+    """Return log f1 / f0 at each point of `grid`, as the paper estimates it (§2.4): Gaussian
+    kernels (Scott's bandwidth) on the first entry of the row with the largest sum, of m rows of k
+    draws, and on draws of F.
     """
     prg = Prg.from_seed(seed, "published ratio")
     u = np.maximum(prg.uniform((_REPEATS, m, k)), 2.0**-53)
@@ -114,8 +116,8 @@ def log_ratios_published(family: Family, m: int, k: int, seed: int = 0) -> np.nd
 
 
 def ratio_tail(ratios: np.ndarray, total: float, count: int) -> float:
-    """log P(sum of `count` tabulated values at uniform cells >= total), by the saddle point
-    (Lugannani and Rice 1980): the law under H0 is exactly that of the table, each cell alike.
+    """Return log P(sum of `count` tabulated values at uniform cells >= total), by the saddle point
+    (Lugannani and Rice 1980): the law under H0 is exactly the table's, each cell alike.
     """
     mean, most = float(ratios.mean()), float(ratios.max())
     if total >= count * most:  # all in the best cells
@@ -140,7 +142,7 @@ def ratio_tail(ratios: np.ndarray, total: float, count: int) -> float:
 
 
 def _solve(values: np.ndarray, mean: float) -> float:
-    """t at which the tilted mean is `mean`."""
+    """Return the t at which the tilted mean is `mean`."""
     low, high = 0.0, 1.0
     while _cumulants(values, high)[1] < mean and high < 1e9:
         high *= 2

@@ -74,12 +74,12 @@ class Chooser:
 
     @property
     def count(self) -> int:
-        """Of candidates."""
+        """Return how many candidates it chooses among."""
         return int(self.m ** len(self.keys))
 
     def chosen(self, drawn: Sequence[Drawn], before: Content) -> Chosen:
-        """Of `count` candidates, which were drawn after what was generated before. The histories
-        have the seeds from then on.
+        """Choose one of `count` candidates, which were drawn after what was generated before. The
+        histories have the seeds from then on.
         """
         assert len(drawn) == self.count
         level, known = list(drawn), added(self.units, self.scheme.ngram, before, drawn)
@@ -102,8 +102,8 @@ class Chooser:
 
 
 def group_of(count: int, keys: int, most: int) -> int:
-    """m of m^t = `count` candidates, `most` at most, under t keys. InputError where there is none
-    of 2 or more.
+    """Return m of m^t = `count` candidates, `most` at most, under t keys. Raise InputError where
+    there is no m of 2 or more.
     """
     if count <= most:
         for m in range(2, count + 1):
@@ -119,14 +119,16 @@ def group_of(count: int, keys: int, most: int) -> int:
 
 
 def gumbels(tails: Sequence[Tails], counts: Sequence[float]) -> np.ndarray:
-    """-log(-log u_i) + log c_i, float64 [candidate]."""
+    """Return -log(-log u_i) + log c_i, float64 [candidate]."""
     return np.array([t.gumbel + math.log(c) for t, c in zip(tails, counts, strict=True)])
 
 
 def added(
     units: Units, ngram: int, before: Content, candidates: Sequence[Drawn]
 ) -> dict[Drawn, Grams]:
-    """The n-grams that each adds to what was generated before; distinct ones in their order."""
+    """Return the n-grams that each candidate adds to what was generated before; distinct candidates
+    in their order.
+    """
     old, found = units.of(before), dict[Drawn, Grams]()
     for one in dict.fromkeys(candidates):
         whole = units.of(joined(before, one.content))
@@ -138,8 +140,8 @@ def among(
     key: Key, candidates: Sequence[Drawn], known: Mapping[Drawn, Grams], family: Family, prg: Prg,
     used: Container[bytes] = frozenset(),
 ) -> tuple[Drawn, Choice]:  # fmt: skip
-    """One of candidates of one law, independent or exchangeable, or winners under other keys; equal
-    ones are counted together. `known` has their n-grams, the rest is as in `choose`.
+    """Choose one of candidates of one law, independent or exchangeable, or winners under other
+    keys; equal ones are counted together. `known` has their n-grams, the rest is as in `choose`.
     """
     counts = Counter(candidates)
     found = choose(
@@ -152,9 +154,9 @@ def choose(
     key: Key, grams: Sequence[Grams], counts: Sequence[float],
     family: Family, prg: Prg, used: Container[bytes] = frozenset(),
 ) -> Choice:  # fmt: skip
-    """Among distinct candidates with these n-grams and counts (or probabilities). `used`: seeds
-    that may not decide any more. `prg`: private randomness, for who owns a shared seed and for
-    candidates that are left with none.
+    """Choose among distinct candidates with these n-grams and counts (or probabilities). `used`:
+    seeds that may not decide any more. `prg`: private randomness, for who owns a shared seed and
+    for candidates that are left with none.
     """
     seeds = own([[key.seed(gram) for gram in of_one] for of_one in grams], prg, used)
     scored = [
@@ -169,8 +171,9 @@ def choose(
 def own(
     seeds: Sequence[Sequence[Seed]], prg: Prg, used: Container[bytes] = frozenset()
 ) -> list[list[Seed]]:
-    """The seeds that score each candidate: every seed has one owner, uniformly at random among the
-    candidates that have it (§2.3 step 3: across the whole set, as prose and proof need it).
+    """Return the seeds that score each candidate: every seed has one owner, uniformly at random
+    among the candidates that have it (§2.3 step 3: across the whole set, as prose and proof need
+    it).
     """
     numbers: dict[bytes, float] = {}
     owners: dict[bytes, list[int]] = {}
@@ -191,5 +194,5 @@ def own(
 
 
 def open_uniform(prg: Prg) -> np.ndarray:
-    """One number in (0, 1)."""
+    """Draw one number in (0, 1), float64 [1]."""
     return np.maximum(prg.uniform((1,)), 2.0**-53)

@@ -34,16 +34,16 @@ class Marker:
         self._sessions = SessionsFile(sessions_path(path), file.key)
 
     def nonce(self) -> bytes:
-        """Of a session to come."""
+        """Return a fresh nonce for a session to come."""
         return fresh_nonce()
 
     def noise(self, nonce: bytes) -> bytes:
-        """The key of that session's noise, all that its worker needs to know."""
+        """Return the key of the noise of the nonce's session, all that its worker needs to know."""
         return self._key.of_session(nonce)
 
     def record(self, nonce: bytes, vocab: int, drafts: int, forwards: int) -> None:
-        """Before its worker has its noise; SpuLlmError when that cannot be, as after `close`, and
-        then it must not have it.
+        """Record a session before its worker has its noise. Raise SpuLlmError when that cannot be,
+        as after `close`, and then the worker must not have it.
         """
         self._sessions.add(Session.now(nonce, Shape(vocab, drafts, forwards)))
 

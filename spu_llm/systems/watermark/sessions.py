@@ -60,12 +60,12 @@ class Shape:
 
     @property
     def rows(self) -> int:
-        """Of all forwards."""
+        """Return how many rows all forwards have."""
         return 1 + (self.forwards - 1) * (self.drafts + 1)
 
     def places(self, tokens: Sequence[int]) -> np.ndarray:
-        """Where in the session's stream the number of a token stands in each row: int64 [token,
-        row].
+        """Return where in the session's stream the number of a token stands in each row: int64
+        [token, row].
         """
         return np.arange(self.rows) * self.vocab + np.asarray(tokens, np.int64)[:, None]
 
@@ -87,7 +87,7 @@ class Session:
 
     @staticmethod
     def of_line(line: bytes) -> Session:
-        """ValueError for anything else than `line` gives."""
+        """Return the session of a line. Raise ValueError for anything else than `line` gives."""
         nonce, began, *sizes = line.decode("ascii").split(" ")
         vocab, drafts, forwards = map(int, sizes)
         found = Session(bytes.fromhex(nonce), began, Shape(vocab, drafts, forwards))
@@ -123,7 +123,9 @@ class SessionsFile:
             self._file.keep(len(self._file.rest) - torn)
 
     def add(self, session: Session) -> None:
-        """Durably; SpuLlmError when that cannot be, and then there must be no text of it."""
+        """Record a session durably. Raise SpuLlmError when that cannot be, and then there must be
+        no text of it.
+        """
         with self._lock:
             try:
                 self._file.append(session.line() + b"\n")
@@ -131,7 +133,7 @@ class SessionsFile:
                 raise SpuLlmError(str(exc)) from None
 
     def close(self) -> None:
-        """No session can be added after it."""
+        """Close the file: no session can be added after it."""
         with self._lock:
             self._file.close()
 
@@ -143,8 +145,8 @@ class SessionsFile:
 
 
 def recorded(path: Path, key: Key) -> list[Session]:
-    """All sessions so far, while a provider may be recording more. InputError for a file that is
-    missing, open to others, of another key, or damaged.
+    """Return all sessions so far, while a provider may be recording more. Raise InputError for a
+    file that is missing, open to others, of another key, or damaged.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -171,7 +173,7 @@ def _header(key: Key) -> bytes:
 
 
 def _lines(data: bytes) -> tuple[list[bytes], int]:
-    """Whole lines, and how many bytes of one follow that is not."""
+    """Return the whole lines, and how many bytes of one follow that is not whole."""
     *lines, rest = data.split(b"\n")
     return lines, len(rest)
 

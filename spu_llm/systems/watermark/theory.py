@@ -10,14 +10,14 @@ from scipy import special
 
 
 def selection_slope(m: int) -> float:
-    """lambda = (m / (m + 1) - 1/2) / log m of Theorem 4.2. m = 1 embeds nothing: 0."""
+    """Return lambda = (m / (m + 1) - 1/2) / log m of Theorem 4.2. m = 1 embeds nothing: 0."""
     return (m / (m + 1) - 0.5) / math.log(m) if m > 1 else 0.0
 
 
 def auc_bound(tokens: int, m: int | None, alpha: float | None = None) -> float:
-    """Theorem 4.2: AUC >= 1 / (1 + 1 / (3 T lambda^2 alpha^2)), of T unique n-grams, k = 1, F =
-    U(0, 1). alpha: mean entropy of the counts, log m at most, which it is when left out. m None:
-    the limit, where alpha must be log m.
+    """Return Theorem 4.2's bound: AUC >= 1 / (1 + 1 / (3 T lambda^2 alpha^2)), of T unique n-grams,
+    k = 1, F = U(0, 1). alpha: mean entropy of the counts, log m at most, which it is when left out.
+    m None: the limit, where alpha must be log m.
     """
     reach = 0.5 if m is None else selection_slope(m) * (math.log(m) if alpha is None else alpha)
     strength = 3 * tokens * reach**2
@@ -25,31 +25,31 @@ def auc_bound(tokens: int, m: int | None, alpha: float | None = None) -> float:
 
 
 def gamma_power(false_positives: float, tokens: int, k: int, m: int) -> float:
-    """Theorem 4.4: true positives of the likelihood ratio at this rate of false ones, F =
-    -Gamma(1/k, beta) for any beta: G(m G^-1(f)), G the CDF of Gamma(T / k, 1).
+    """Return, by Theorem 4.4, the true positives of the likelihood ratio at this rate of false
+    ones, F = -Gamma(1/k, beta) for any beta: G(m G^-1(f)), G the CDF of Gamma(T / k, 1).
     """
     shape = tokens / k
     return float(special.gammainc(shape, m * special.gammaincinv(shape, false_positives)))
 
 
 def gamma_threshold(false_positives: float, tokens: int, k: int, m: int) -> tuple[float, float]:
-    """(Q, t) of Theorem 4.4 at beta = 1: -sum R of at most Q is called marked; t is the threshold
-    of s = (T / k) log m + (m - 1) sum R.
+    """Return (Q, t) of Theorem 4.4 at beta = 1: -sum R of at most Q is called marked; t is the
+    threshold of s = (T / k) log m + (m - 1) sum R.
     """
     q = float(special.gammaincinv(tokens / k, false_positives))
     return q, tokens / k * math.log(m) - (m - 1) * q
 
 
 def normal_auc(tokens: int, k: int, m: int) -> float:
-    """AUC of the sum of normal draws, no duplicates: Phi(sqrt(T / k) e_m / sqrt(1 + v_m)), e_m and
-    v_m the mean and variance of the largest of m standard normals.
+    """Return the AUC of the sum of normal draws, no duplicates: Phi(sqrt(T / k) e_m / sqrt(1 +
+    v_m)), e_m and v_m the mean and variance of the largest of m standard normals.
     """
     mean, variance = largest_of(m)
     return float(special.ndtr(math.sqrt(tokens / k) * mean / math.sqrt(1 + variance)))
 
 
 def largest_of(m: int) -> tuple[float, float]:
-    """Mean and variance of the largest of m standard normals, by quadrature."""
+    """Return mean and variance of the largest of m standard normals, by quadrature."""
     step, places = 1e-3, range(-9000, 9001)
     mean = square = 0.0
     for i in places:

@@ -29,10 +29,10 @@ class Unit(NamedTuple):
 
 class Units(Protocol):
     def of(self, content: Content) -> list[bytes]:
-        """Of what was generated so far."""
+        """Return the units of what was generated so far."""
 
     def placed(self, text: str) -> list[Unit]:
-        """Of a text that is found somewhere."""
+        """Return the units of a text that is found somewhere, with their places in it."""
 
 
 class TokenUnits:
@@ -91,7 +91,7 @@ class WordUnits:
 
 
 def units_of(name: str, tokenizer: Tokenizer | None) -> Units:
-    """Of a scheme (`keys.Scheme.units`)."""
+    """Return the units of a scheme, by their name in it (`keys.Scheme.units`)."""
     return TokenUnits(tokenizer) if name == "tokens" else WordUnits(tokenizer)
 
 
@@ -100,7 +100,7 @@ def _folded(word: str) -> str:
 
 
 def _characters(text: str) -> list[int]:
-    """For every byte of the text in UTF-8, and its end, the number of its character."""
+    """Return, for every byte of the text in UTF-8, and its end, the number of its character."""
     found = []
     for i, character in enumerate(text):
         found += [i] * len(character.encode("utf-8", "surrogatepass"))
@@ -108,12 +108,12 @@ def _characters(text: str) -> list[int]:
 
 
 def joined(before: Content, after: Content) -> Content:
-    """Both, of one kind."""
+    """Return two contents of one kind as one."""
     return before + after  # type: ignore[operator, no-any-return]
 
 
 def common(before: Sequence[bytes], after: Sequence[bytes]) -> int:
-    """How many units both begin with."""
+    """Return how many units both begin with."""
     for i, (one, other) in enumerate(zip(before, after, strict=False)):
         if one != other:
             return i
@@ -121,5 +121,7 @@ def common(before: Sequence[bytes], after: Sequence[bytes]) -> int:
 
 
 def grams(units: Sequence[bytes], n: int, first: int = 0) -> list[tuple[bytes, ...]]:
-    """The n-grams that end at each place from `first` on; shorter ones where the text begins."""
+    """Return the n-grams that end at each place from `first` on; shorter ones where the text
+    begins.
+    """
     return [tuple(units[max(0, i - n + 1) : i + 1]) for i in range(first, len(units))]

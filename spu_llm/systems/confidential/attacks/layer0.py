@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 
 def dictionary(config: ModelConfig, weights: Any, positions: int) -> Dictionary:
-    """Of all tokens at the first so many positions; `weights` are folded."""
+    """Compute keys and values of all tokens at so many first positions; `weights` are folded."""
     stages, vocab = stages_of(config), config.vocab_size
     shape = positions, vocab, config.kv_heads, config.head_dim
     made = Dictionary(np.empty(shape, np.float32), np.empty(shape, np.float32))
@@ -54,7 +54,7 @@ def dictionary(config: ModelConfig, weights: Any, positions: int) -> Dictionary:
 
 
 def recover(made: Dictionary, asked: Asked, error: float = FLOAT32) -> Found:
-    """The tokens at the positions that queries of the first layer were about. error: of the
+    """Recover the tokens at the positions that queries of the first layer were about. error: of the
     answers, relative to them.
     """
     system = _System(made, asked, error)
@@ -103,7 +103,7 @@ class _System:
         self.norms = np.sqrt(squares + 1)
 
     def agreement(self, rest: np.ndarray) -> np.ndarray:
-        """Products of all columns with a vector of the equations."""
+        """Return the products of all columns with a vector of the equations."""
         by_query = rest[: -self._n].reshape(self._equations)
         values = by_query[..., :-1].astype(np.float32)
         products = np.einsum("chd,thgd->cthg", self._values, values, optimize=True)
@@ -111,7 +111,7 @@ class _System:
         return np.asarray(products.sum((1, 2, 3)) + rest[-self._n :][self.position])
 
     def columns(self, chosen: np.ndarray) -> np.ndarray:
-        """[candidate, equation]"""
+        """Return the columns of these candidates, [candidate, equation]."""
         values = self._values[chosen].astype(np.float64)
         extended = np.concatenate([values, np.ones((*values.shape[:-1], 1))], axis=-1)
         columns = np.einsum("cthg,chd->cthgd", self._weights[chosen], extended)
@@ -121,7 +121,7 @@ class _System:
 
 
 def _active_set(system: _System, error: float) -> tuple[np.ndarray, np.ndarray]:
-    """Candidates with their weights, all positive."""
+    """Solve the relaxed system by active sets: candidates with their weights, all positive."""
     chosen, x = np.zeros(0, int), np.zeros(0)
     columns = system.columns(chosen)
     size = np.linalg.norm(system.target)
@@ -153,7 +153,7 @@ def _active_set(system: _System, error: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def other_prompts_rate(guess: np.ndarray, others: np.ndarray) -> float:
-    """How often tokens [n] are also right for other prompts [m, n], at their positions: what a
-    guess is worth that knows of text, but not of this one.
+    """Return how often tokens [n] are also right for other prompts [m, n], at their positions: what
+    a guess is worth that knows of text, but not of this one.
     """
     return float((others == guess).mean())

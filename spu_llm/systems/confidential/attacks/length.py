@@ -21,8 +21,8 @@ def guess(
     source: np.random.Generator,
     fields: Sequence[str] = Lengths._fields,
 ) -> int:
-    """Which candidate it was: of those nearest by the first of these fields one of the nearest by
-    the next; `source` decides between equal ones.
+    """Guess which candidate it was: of those nearest by the first of these fields one of the
+    nearest by the next; `source` decides between equal ones.
     """
     left = list(range(len(candidates)))
     for field in fields:

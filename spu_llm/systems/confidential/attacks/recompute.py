@@ -16,15 +16,15 @@ from spu_llm.systems.confidential.held import Held
 
 
 def filled(config: ModelConfig, weights: Any, prompts: Sequence[Sequence[int]]) -> Held:
-    """Prompts' keys and values, as a vault has them; `weights` are folded."""
+    """Compute the keys and values of prompts, as a vault has them; `weights` are folded."""
     held = Held(config, prompts)
     held.fill(weights)
     return held
 
 
 def by_answers(candidates: Held, seen: Seen, count: int, steps: int) -> np.ndarray:
-    """How far the answers to the engine's queries would have been from those that came, for each of
-    `count` candidates: float64, a mean over layers and the first `steps` tokens.
+    """Measure how far the answers to the engine's queries would have been from those that came, for
+    each of `count` candidates: float64, a sum over layers, a mean over the first `steps` tokens.
     """
     total = np.zeros(count)
     for step in seen.steps[:steps]:
@@ -37,7 +37,9 @@ def by_answers(candidates: Held, seen: Seen, count: int, steps: int) -> np.ndarr
 
 
 def by_first_layer(made: Dictionary, asked: Asked, candidates: np.ndarray) -> np.ndarray:
-    """The same of the first layer alone, from its keys and values, for candidates [c, n]."""
+    """Measure how far the first layer's answers would have been from those that came, computed from
+    its keys and values alone, for each of the candidates [c, n].
+    """
     at = np.arange(candidates.shape[1])
     total = np.zeros(len(candidates))
     for i, tokens in enumerate(candidates):
@@ -52,8 +54,8 @@ def by_first_layer(made: Dictionary, asked: Asked, candidates: np.ndarray) -> np
 def by_states(
     config: ModelConfig, weights: Any, candidates: Held, seen: Seen, count: int, steps: int
 ) -> np.ndarray:
-    """The same from the engine's own states alone, the logits after generated tokens: as if answers
-    had been hidden.
+    """Measure how far the logits after generated tokens would have been from those that the engine
+    has, for each of `count` candidates: from its own states alone, as if answers had been hidden.
     """
     engine = Engine(config, weights, count)
     lanes = [engine.join() for _ in range(count)]
@@ -83,5 +85,5 @@ def _lse(of: Partial) -> np.ndarray:
 
 
 def _squares(rows: np.ndarray) -> np.ndarray:
-    """Their mean, over all axes but the first."""
+    """Return the mean of the squares, over all axes but the first."""
     return np.square(rows.reshape(len(rows), -1), dtype=np.float64).mean(axis=1)

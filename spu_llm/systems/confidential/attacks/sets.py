@@ -28,9 +28,9 @@ class Sent:
 
 
 def by_likelihood(public: Public, owner: Scorer, sent: Sent) -> dict[str, int]:
-    """Extremes of what the public model says, and the owner's: of whole prompts, of the secrets
-    before the text after them is read, and of that text. Where a bound is sound, none of them may
-    pass it.
+    """Guess by extremes of what the public model says, and the owner's: of whole prompts, of the
+    secrets before the text after them is read, and of that text. Where a bound is sound, none of
+    them may pass it.
     """
     found: dict[str, int] = {}
     of_models = {"the public model": public.scorer, "the owner's model": owner}
@@ -49,9 +49,9 @@ def by_likelihood(public: Public, owner: Scorer, sent: Sent) -> dict[str, int]:
 
 
 def by_regeneration(public: Public, sent: Sent, eps: float, fakes: int) -> int:
-    """The rank attack (spec section 8.4) on the printed algorithm, which is deterministic: for
-    which row as the target does it give the others? One that the others would not have chosen is
-    the user's.
+    """Guess by the rank attack (spec section 8.4) on the printed algorithm, which is deterministic:
+    for which row as the target does it give the others? One that the others would not have chosen
+    is the user's.
     """
     rows = {tuple(row) for row in sent.rows}
     fits = []
@@ -64,8 +64,8 @@ def by_regeneration(public: Public, sent: Sent, eps: float, fakes: int) -> int:
 
 
 def by_redrawing(public: Public, sent: Sent, limits: Limits) -> int:
-    """The same on the repaired method: how many of the others come when a row's fakes are drawn,
-    with a key of the attacker's own.
+    """Guess by drawing again with the repaired method: how many of the other rows come when a row's
+    fakes are drawn, with a key of the attacker's own.
     """
     rows = {tuple(row) for row in sent.rows}
     fits = []
@@ -81,8 +81,8 @@ def by_redrawing(public: Public, sent: Sent, limits: Limits) -> int:
 
 
 def by_coherence(public: Public, sent: Sent) -> int:
-    """Secrets that go together: those that say the same in the most spans, and of these the one
-    that is likeliest as a whole, against what its spans are each by themselves.
+    """Guess by secrets that go together: those that say the same in the most spans, and of these
+    the one that is likeliest as a whole, against what its spans are each by themselves.
     """
     logs, _ = _logs(public, public.scorer, sent)
     apart = np.zeros(len(sent.rows))
@@ -96,25 +96,27 @@ def by_coherence(public: Public, sent: Sent) -> int:
 
 
 def by_length(sent: Sent) -> int:
-    """The longest: fakes may end early."""
+    """Guess the longest row: fakes may end early."""
     return _largest(np.array([len(row) for row in sent.rows], float), Prg.from_os())
 
 
 def by_intersection(sets: Sequence[Sent]) -> int:
-    """One prompt, sent again and again: the row of the first set that is in most of them."""
+    """Guess the row of the first set that is in most others, of one prompt sent again and again."""
     others = [set(map(tuple, sent.rows)) for sent in sets[1:]]
     counts = [sum(tuple(row) in rows for rows in others) for row in sets[0].rows]
     return _largest(np.array(counts, float), Prg.from_os())
 
 
 def nearest(away: Sequence[float]) -> int:
-    """The row that agrees best with an exact forward of its tokens: `compact` makes no other."""
+    """Guess the row that agrees best with an exact forward of its tokens: of the prompts that
+    `compact` makes, only the user's own does.
+    """
     return _largest(-np.array(away), Prg.from_os())
 
 
 def best_of(found: Sequence[dict[str, int]], own: Sequence[int]) -> tuple[str, int, int]:
-    """The strategy with most successes on the first fifth of the tries, and its successes on the
-    others, of how many: so that choosing among many is not counted as skill.
+    """Return the strategy with most successes on the first fifth of the tries, and its successes on
+    the others, of how many: so that choosing among many is not counted as skill.
     """
     some = len(found) // 5
 
@@ -126,7 +128,9 @@ def best_of(found: Sequence[dict[str, int]], own: Sequence[int]) -> tuple[str, i
 
 
 def _logs(public: Public, scorer: Scorer, sent: Sent) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probabilities of all from the first span on, and from there to the end of the last."""
+    """Compute each row's log-probability from the first span on: to the row's end, and to the end
+    of the last span.
+    """
     shape = sent.shape
     first, after = shape.targets[0].start, len(shape.tokens) - shape.targets[-1].stop
     before = public.before(shape.tokens, first)
@@ -144,7 +148,7 @@ def _logs(public: Public, scorer: Scorer, sent: Sent) -> tuple[np.ndarray, np.nd
 
 
 def _with(sent: Sent, row: list[int]) -> Prompt:
-    """The prompt if this row were the user's."""
+    """Return the prompt if this row were the user's."""
     return replace(sent.shape, tokens=row)
 
 
@@ -155,6 +159,6 @@ def _equal_spans(public: Public, sent: Sent, row: list[int]) -> int:
 
 
 def _largest(scores: np.ndarray, prg: Prg) -> int:
-    """Of the largest scores any."""
+    """Draw any of the rows with the largest score."""
     best = np.flatnonzero(scores == scores.max())
     return int(best[int(prg.uniform(()) * len(best))])

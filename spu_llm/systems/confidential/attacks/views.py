@@ -42,7 +42,7 @@ class Seen:
     steps: list[Step] = field(default_factory=list)
 
     def asked(self, layer: int, steps: int) -> Asked:
-        """Of the first so many generated tokens."""
+        """Return a layer's queries and answers of the first `steps` generated tokens."""
         taken = self.steps[:steps]
         answers = [step.answers[layer] for step in taken]
         return Asked(
@@ -64,7 +64,7 @@ class Shares:
 
     @staticmethod
     def of_event(event: Mapping[str, Any]) -> Shares:
-        """As a worker tells of them."""
+        """Read shares from an event, as a worker tells of them."""
         words = {
             name: np.frombuffer(base64.b64decode(text), np.uint64).reshape(event["shapes"][name])
             for name, text in event["words"].items()
@@ -72,12 +72,14 @@ class Shares:
         return Shares(words, event["shift_bits"], event["rows"])
 
     def __add__(self, other: Shares) -> Shares:
-        """Both parties' together: what is shared."""
+        """Add both parties' words: what is shared."""
         words = {name: words + other.words[name] for name, words in self.words.items()}
         return Shares(words, self.shift_bits, self.rows)
 
     def decoded(self, groups: int) -> tuple[np.ndarray, Partial]:
-        """Query and attention of the last row, [kv head, group, ...], read as fixed point."""
+        """Return query and attention of the last row, [kv head, group, ...], read as fixed point
+        numbers.
+        """
         heads, _, size = self.words["query"].shape
 
         def last(name: str, *more: int) -> np.ndarray:
@@ -94,7 +96,9 @@ class Shares:
 
 
 def asked_of(shares: Sequence[Shares], groups: int) -> Asked:
-    """Of the last row of the prompt, and of each step after it; a row sees itself, too."""
+    """Return queries and answers of the last row of the prompt, and of each step after it; a row
+    sees itself, too.
+    """
     rows = np.cumsum([part.rows for part in shares])
     found = [part.decoded(groups) for part in shares]
     queries, answers = zip(*found, strict=True)

@@ -53,17 +53,17 @@ class AdaPMixED:
 
     @property
     def screening_charge(self) -> float:
-        """Renyi, of every token."""
+        """Return the Renyi charge of every token for its screening."""
         return self.alpha * (self.mixing / (self.batch * self.noise)) ** 2
 
 
 def epsilon_after(charges: float, alpha: float, delta: float) -> float:
-    """Step 3."""
+    """Return epsilon after these charges (step 3)."""
     return charges + math.log1p(-1 / alpha) - math.log(delta * alpha) / (alpha - 1)
 
 
 def divergence(p: np.ndarray, q: np.ndarray, alpha: float) -> np.ndarray:
-    """D_alpha^sym over the last axis: the larger of both directions."""
+    """Compute D_alpha^sym over the last axis: the larger of both directions."""
     log_p, log_q = np.log(np.maximum(p, _TINY)), np.log(np.maximum(q, _TINY))
 
     def one(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -78,7 +78,9 @@ def divergence(p: np.ndarray, q: np.ndarray, alpha: float) -> np.ndarray:
 def mixing_weights(
     public: np.ndarray, private: np.ndarray, limit: float, alpha: float, *, published: bool = False
 ) -> np.ndarray:
-    """lambda_i of step 2, float64 [B], by bisection; public p_0 [vocab], private p_i [B, vocab]."""
+    """Find lambda_i of step 2, float64 [B], by bisection, from public p_0 [vocab] and private p_i
+    [B, vocab].
+    """
 
     def meets(weights: np.ndarray) -> np.ndarray:
         mixed = weights[:, None] * private + (1 - weights[:, None]) * public
@@ -97,7 +99,7 @@ def for_budget(
     epsilon: float, delta: float, *, batch: int, max_new_tokens: int, temperature: float = 1.0,
     adjacency: str = "replace-by-null", published: bool = False,
 ) -> Method:  # fmt: skip
-    """The method that stops at this epsilon."""
+    """Return the method that stops at this epsilon."""
     check_budget(epsilon, delta)
     settings = AdaPMixED(
         epsilon, delta, batch, max_new_tokens, temperature, published=published,
@@ -155,7 +157,7 @@ class _State:
 
 
 def without(mixed: np.ndarray, public: np.ndarray, replace: bool) -> np.ndarray:
-    """pbar_-i of every i, float64 [B, vocab]."""
+    """Compute pbar_-i of every i, float64 [B, vocab]."""
     count = len(mixed)
     if replace:
         return np.asarray(mixed.mean(axis=0)[None] + (public[None] - mixed) / count)

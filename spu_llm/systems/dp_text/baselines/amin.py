@@ -57,7 +57,7 @@ class Amin:
 
 
 def published_test_rho(batch: int, noise: float = NOISE) -> float:
-    """What the sparse vector test is charged for a private token: 2 / (B sigma)^2."""
+    """Return what the sparse vector test is charged for a private token: 2 / (B sigma)^2."""
     return 2 / (batch * noise) ** 2
 
 
@@ -65,15 +65,15 @@ def published_clip(
     rho: float, batch: int, temperature: float, private_tokens: int = PRIVATE_TOKENS,
     noise: float = NOISE,
 ) -> float | None:  # fmt: skip
-    """C = B tau sqrt(2 (rho / T_prv - 2 / (B sigma)^2)); None (the paper's INF) where the test
-    alone takes more than there is.
+    """Return C = B tau sqrt(2 (rho / T_prv - 2 / (B sigma)^2)); None (the paper's INF) where the
+    test alone takes more than there is.
     """
     left = rho / private_tokens - published_test_rho(batch, noise)
     return batch * temperature * math.sqrt(2 * left) if left > 0 else None
 
 
 def token_events(amin: Amin) -> list[dp_event.DpEvent]:
-    """One private token, corrected: the draw, and the test before it."""
+    """Return what one private token spends, corrected: the draw, and the test before it."""
     moved = REACH[amin.adjacency] * amin.clip / amin.batch
     distance = 2 * math.tanh(moved / 2)
     test = dp_event.ZCDpEvent(2 * (distance / amin.noise) ** 2)
@@ -81,7 +81,7 @@ def token_events(amin: Amin) -> list[dp_event.DpEvent]:
 
 
 def corrected_clip(rho: float, amin: Amin) -> float:
-    """The largest C with which T_prv private tokens spend rho (by bisection, from below)."""
+    """Return the largest C with which T_prv private tokens spend rho (by bisection, from below)."""
     low, high = 0.0, LARGEST_CLIP
     for _ in range(60):
         middle = (low + high) / 2
@@ -100,7 +100,7 @@ def for_budget(
     adjacency: str = "replace-by-null", published: bool = False,
     private_tokens: int = PRIVATE_TOKENS,
 ) -> Method:  # fmt: skip
-    """The method at this budget. InputError where there is none."""
+    """Return the method at this budget. InputError where there is none."""
     check_budget(epsilon, delta)
     private_tokens = min(private_tokens, max_new_tokens)
     rho = rho_for(epsilon, delta)
@@ -129,7 +129,7 @@ def method(
     amin: Amin, name: str, event: dp_event.DpEvent,
     guarantee: str = HOLDS_BUT_FOR_ROUNDING,
 ) -> Method:  # fmt: skip
-    """Steps 1 to 5."""
+    """Return steps 1 to 5 as a method."""
 
     def begin(present: np.ndarray, prg: Prg) -> Next:
         state = _State(amin, present, prg)
@@ -159,7 +159,7 @@ class _State:
 
 
 def mean_clipped(private: np.ndarray, present: np.ndarray, clip: float) -> np.ndarray:
-    """zbar, float64 [vocab]: step 1. private [B, vocab]."""
+    """Compute zbar, float64 [vocab], of private [B, vocab]: step 1."""
     logits = sanitised(private)
     z = np.clip(logits - logits.max(axis=1, keepdims=True) + clip, -clip, clip)
     return np.asarray(np.where(present[:, None], z, 0.0).sum(axis=0) / len(present))

@@ -51,7 +51,7 @@ class AugPE:
 
     @property
     def event(self) -> dp_event.DpEvent:
-        """Of the whole corpus."""
+        """Return what the whole corpus spends."""
         multiplier = self.noise / SENSITIVITY[self.adjacency]
         return dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(multiplier), self.iterations)
 
@@ -60,7 +60,7 @@ def for_budget(
     epsilon: float, delta: float, *, max_new_tokens: int, temperature: float = 1.0,
     top_k: int | None = None, adjacency: str = "replace-by-null", iterations: int = ITERATIONS,
 ) -> AugPE:  # fmt: skip
-    """With the least noise that the budget allows."""
+    """Return AugPE with the least noise that the budget allows."""
     check_budget(epsilon, delta)
     Parameters(1, 0.0, temperature, max_new_tokens, top_k, adjacency)  # refuses nonsense
     rho = rho_for(epsilon, delta)
@@ -69,9 +69,9 @@ def for_budget(
 
 
 def votes(candidates: np.ndarray, references: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """H, float64 [candidate]: how many references each is nearest to. Rows of length 1. present:
-    bool [reference]; null ones keep their rows, so that all others are computed where they were,
-    and have no vote.
+    """Compute H, float64 [candidate]: how many references each is nearest to. Rows of length 1.
+    present: bool [reference]; null ones keep their rows, so that all others are computed where they
+    were, and have no vote.
     """
     nearest = np.argmax(references @ candidates.T, axis=1)[np.asarray(present, bool)]
     return np.bincount(nearest, minlength=len(candidates)).astype(np.float64)
@@ -82,7 +82,8 @@ def corpus(
     references: Sequence[str], wanted: int, prg: Prg,
     say: Callable[[str], None] = lambda what: None,
 ) -> tuple[list[Made], int]:  # fmt: skip
-    """`wanted` texts of all references; and how many next-token evaluations of the model they took.
+    """Make `wanted` texts of all references, and return them with the number of next-token
+    evaluations of the model that they took.
     """
     tokenizer, new = prompts.tokenizer, settings.max_new_tokens
     first = _Writer(settings, Lanes(config, folded, _AT_ONCE, len(prompts.public), new), prompts)

@@ -28,7 +28,7 @@ LARGE = 1e3  # times the size of rows that the honest middle returns: as much of
 
 
 def middle(public: Public) -> Callable[[Array], Array]:
-    """1. A middle that answers all rows alike."""
+    """Return a middle that answers every row with one and the same row (step 1)."""
     row = jnp.asarray(_row(public))
     return lambda x: jnp.broadcast_to(row, x.shape)
 
@@ -41,8 +41,8 @@ def _row(public: Public) -> np.ndarray:
 
 
 def attack(view: HostView, public: Public) -> list[list[int]]:
-    """The label at each position of the tuning texts, as it is called there. `view` is of tuning
-    with the middle above.
+    """Return the label at each position of the tuning texts, as the client calls it (steps 2 and
+    3). `view` is of tuning with `middle`.
     """
     assert view.gradients is not None
     candidates = _candidates(public)
@@ -51,7 +51,7 @@ def attack(view: HostView, public: Public) -> list[list[int]]:
 
 
 def _candidates(public: Public) -> np.ndarray:
-    """2. [vocab, d]"""
+    """Compute the gradient [vocab, d] by y that each label has at the public back (step 2)."""
     back, row = public.parts[2], jnp.asarray(_row(public))
 
     def logits(y: Array) -> Array:

@@ -21,7 +21,7 @@ COMPARED = 24  # rows of a beginning, at most
 
 
 def attack(view: HostView, same: float = SAME) -> list[list[int]]:
-    """Of each text, how long a beginning it shares with each other one, and with itself: a
+    """Return how long a beginning each text shares with each other one, and with itself: a
     symmetric matrix [text, text] of numbers of tokens. `same`: relative distance of equal rows.
     """
     return [[_shared(a, b, same) for b in view.rows] for a in view.rows]
@@ -35,7 +35,7 @@ def _shared(a: np.ndarray, b: np.ndarray, same: float) -> int:
 
 
 def truth(texts: Texts) -> list[list[int]]:
-    """The same of the texts themselves."""
+    """Return how many first tokens each text shares with each, itself included: [text, text]."""
 
     def shared(a: np.ndarray, b: np.ndarray) -> int:
         n = min(len(a), len(b))
@@ -47,8 +47,8 @@ def truth(texts: Texts) -> list[list[int]]:
 
 
 def twins(view: HostView, public: Public, prefix: int = PREFIX) -> list[int]:
-    """Of each text the one of the others that begins most alike after random prefixes of at most so
-    many tokens: of highest median cosine over the first rows, at the best of all shifts.
+    """Return, for each text, the other text that begins most alike after random prefixes of at most
+    `prefix` tokens: of highest median cosine over the first rows, at the best of all shifts.
     """
     rows = grouping.directions(public, view.rows)
     n = len(rows)
@@ -61,7 +61,9 @@ def twins(view: HostView, public: Public, prefix: int = PREFIX) -> list[int]:
 
 
 def _alike(a: np.ndarray, b: np.ndarray, shift: int) -> float:
-    """Median cosine, `a` being moved up by so many rows; of one row at least."""
+    """Return the median cosine of the first rows of two texts, `a` being moved up by `shift` rows;
+    -inf where no rows are left.
+    """
     a, b = a[max(0, shift) :], b[max(0, -shift) :]
     n = min(len(a), len(b), COMPARED)
     return float(np.median((a[:n] * b[:n]).sum(axis=1))) if n else -np.inf

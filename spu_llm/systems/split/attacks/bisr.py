@@ -37,7 +37,8 @@ SURE = 5.0  # logit of the inverter's guess in first soft labels
 def by_gradients(
     view: HostView, public: Public, guesses: Texts, iterations: int = ITERATIONS
 ) -> list[list[int]]:
-    """(b): labels of tuning texts, of which `guesses` are (a)'s.
+    """Find the labels of tuning texts by gradient matching (b); `guesses` of the texts are from
+    (a).
 
     The gradient is linear in soft labels q: J' (p - q), J the back's derivative. Both sides are
     divided by the size of the gradient that came, so that the losses have their shares.
@@ -58,8 +59,8 @@ def by_gradients(
 def _soft_labels(
     back: Params, config: ModelConfig, iterations: int, y: Array, wanted: Array, first: Array
 ) -> Array:
-    """Logits of labels [n, vocab] by whose gradient at y [n, d] the wanted one [n, d] is matched,
-    from first ones on.
+    """Fit logits of soft labels [n, vocab], from `first` on, so that their gradient at y [n, d]
+    matches `wanted` [n, d].
     """
 
     def logits(y: Array) -> Array:
@@ -79,8 +80,8 @@ def _soft_labels(
 def by_embeddings(
     view: HostView, public: Public, guesses: Texts, iterations: int = ITERATIONS
 ) -> list[list[int]]:
-    """(c), from the embeddings of (a)'s `guesses` on. Nearest by the dot product with tokens' own
-    embeddings of length one.
+    """Find tokens by embedding matching (c), from the embeddings of the `guesses` of (a) on.
+    Nearest is by the dot product with tokens' own embeddings of length one.
     """
     config, front = public.config, public.parts[0]
     family = family_of(config)
@@ -105,8 +106,8 @@ def by_embeddings(
 def _dummies(
     front: Params, config: ModelConfig, iterations: int, scale: float, first: Array, rows: Array
 ) -> Array:
-    """Embeddings [n, d], in units of `scale`, that give the direction of the rows [n, d], from
-    first ones on.
+    """Fit embeddings [n, d], in units of `scale` and from `first` on, so that they give the
+    direction of the rows [n, d].
     """
     family, layers, n = family_of(config), len(front["blocks"]), first.shape[0]
     cache = config.with_layers(layers).empty_cache(n) if layers else Block((), ())
@@ -130,7 +131,7 @@ class _Descent(NamedTuple):
 
 
 def _minimised(loss: Callable[[Array], Array], first: Array, iterations: int) -> Array:
-    """By AdamW, in `SOME` steps at a time."""
+    """Minimise `loss` from `first` on by AdamW, in `SOME` steps at a time."""
     optimiser = optax.adamw(RATE, weight_decay=0.0)
 
     def step(carried: tuple[Array, Any], _: None) -> tuple[tuple[Array, Any], Array]:

@@ -24,14 +24,16 @@ WAYS = ("similarity", "position", "both")
 
 
 def groups(view: HostView, public: Public) -> list[list[int]]:
-    """Of each row of each text the number of its group, the largest first."""
+    """Return, for each row of each text, the number of its group, the largest group first."""
     rows = grouping.without_positions(public, view.rows)
     found = grouping.groups_of(np.concatenate(rows), grouping.equal_share(public.texts))
     return grouping.cut(found, rows)
 
 
 def nearest(view: HostView, public: Public) -> list[list[tuple[int, int]]]:
-    """Of each row of each text that of another text, (text, place), of highest centred cosine."""
+    """Find, for each row of each text, the row of another text, as (text, place), that has the
+    highest centred cosine with it.
+    """
     rows = grouping.directions(public, view.rows)
     every = np.concatenate(rows)
     text = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
@@ -44,8 +46,8 @@ def nearest(view: HostView, public: Public) -> list[list[tuple[int, int]]]:
 
 
 def by_frequency(grouped: Texts, public: Public, k: int = 1) -> list[list[int]]:
-    """A5. A position takes its token from the highest-ranked of the k-grams of groups over it; with
-    k of 2 or more those seen once are no k-grams, and say nothing.
+    """Guess tokens by frequency (A5). A position takes its token from the highest-ranked of the
+    k-grams of groups over it; with k of 2 or more those seen once are no k-grams, and say nothing.
     """
     observed = [gram for gram, n in _grams(grouped, k).most_common() if k == 1 or n > 1]
     ranked = [gram for gram, _ in _grams(public.texts, k).most_common(len(observed))]
@@ -68,16 +70,16 @@ def _grams(texts: Texts, k: int) -> Counter[tuple[int, ...]]:
 
 
 def attack(view: HostView, public: Public, k: int = 1) -> list[list[int]]:
-    """A5."""
+    """Group the rows of a view, and guess tokens by the frequency of k-grams of groups (A5)."""
     return by_frequency(groups(view, public), public, k)
 
 
 def by_place(
     view: HostView, public: Public, way: str, grouped: Texts | None = None
 ) -> list[list[int]]:
-    """A6. similarity: a group takes the token under which its positions are likeliest in public
-    text. position: the most frequent public token there, whatever the row. both: groups of one
-    position, ranked, take that position's ranked tokens.
+    """Guess tokens by place (A6). similarity: a group takes the token under which its positions are
+    likeliest in public text. position: the most frequent public token there, whatever the row.
+    both: groups of one position, ranked, take that position's ranked tokens.
     """
     longest = max(len(rows) for rows in view.rows)
     at = [Counter(text[j] for text in public.texts if len(text) > j) for j in range(longest)]
@@ -90,7 +92,7 @@ def by_place(
 
 
 def _ranked(counts: Counter[int], rank: int) -> int:
-    """The token of this rank."""
+    """Return the token of this rank, from 0 on; `NONE` where there are too few tokens."""
     best = counts.most_common(rank + 1)
     return best[rank][0] if rank < len(best) else NONE
 

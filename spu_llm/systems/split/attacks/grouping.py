@@ -17,15 +17,15 @@ from spu_llm.systems.split.attacks.views import Public, Texts
 
 
 def equal_share(texts: Texts) -> float:
-    """How often two tokens of texts are the same."""
+    """Return the share of pairs of tokens of these texts that are equal."""
     counts = np.array(list(Counter(t for text in texts for t in text).values()), float)
     total = counts.sum()
     return float((counts * (counts - 1)).sum() / max(1.0, total * (total - 1)))
 
 
 def groups_of(vectors: np.ndarray, share: float) -> np.ndarray:
-    """int [n]: the group of each of the vectors [n, d], from 0 on, largest first; by mean cosine,
-    with at most this share of all pairs together.
+    """Return the group int [n] of each of the vectors [n, d], from 0 on, largest first; by mean
+    cosine, with at most this share of all pairs together.
     """
     n = len(vectors)
     if n < 2:
@@ -42,7 +42,7 @@ def groups_of(vectors: np.ndarray, share: float) -> np.ndarray:
 
 
 def by_size(groups: np.ndarray) -> np.ndarray:
-    """The same groups, numbered from the largest on."""
+    """Renumber groups from the largest on."""
     _, inverse, counts = np.unique(groups, return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     number = np.empty(len(order), int)
@@ -57,15 +57,15 @@ def _pairs(groups: np.ndarray) -> int:
 
 
 def without_positions(public: Public, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Rows less what the public model's positions add to them."""
+    """Subtract from rows what the public model's positions add to them."""
     _, table = family_of(public.config).embeddings(public.weights)
     table = np.asarray(table, np.float32)
     return [r - table[: len(r)] if len(table) > 1 else np.asarray(r) for r in rows]
 
 
 def directions(public: Public, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Rows [n, d] of each text without positions, less the mean of all rows, of length one: their
-    products are centred cosines.
+    """Return the rows [n, d] of each text without positions, less the mean of all rows, of length
+    one: their products are centred cosines.
     """
     bare = [r.astype(np.float64) for r in without_positions(public, rows)]
     mean = np.concatenate(bare).mean(axis=0)
@@ -73,6 +73,6 @@ def directions(public: Public, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def cut(flat: Sequence[int] | np.ndarray, like: Sequence[Sized]) -> list[list[int]]:
-    """Numbers one after the other, as texts of the lengths of `like`."""
+    """Cut a flat sequence of numbers into texts of the lengths of `like`."""
     ends = np.cumsum([len(one) for one in like])
     return [part.tolist() for part in np.split(np.asarray(flat, int), ends[:-1])]

@@ -29,7 +29,7 @@ TOGETHER = 4096  # candidates in memory at a time
 
 
 def attack(view: HostView, public: Public) -> list[list[int]]:
-    """The token whose row is nearest, at every position."""
+    """Find, at every position, the token whose row is nearest to the row that came (A8)."""
     if not view.rows:
         return []
     longest = max(len(rows) for rows in view.rows)
@@ -61,8 +61,8 @@ class _Search:
         self._tokens = np.arange(config.vocab_size, dtype=np.int32)
 
         def through(tokens: Array, at: Array, before: Block, known: Array) -> tuple[Array, Block]:
-            """Rows [c, d] and cache rows of each of the tokens at a position, after the first
-            `known` ones of `before`.
+            """Compute the rows [c, d] and cache rows of each of the tokens [c] at position `at`,
+            after the first `known` rows of `before`.
             """
             rows = Rows(at[None, None], jnp.ones((1, 1, 1), bool), 0)
             hidden = jnp.where(jnp.arange(positions) < known, 0, HIDDEN).astype(jnp.int32)
@@ -77,7 +77,7 @@ class _Search:
 
         @jax.jit
         def best(tokens: Array, at: Array, row: Array, before: Block) -> tuple[Array, Array, Block]:
-            """Which of the tokens [c] is nearest, its distance, and the cache with it."""
+            """Return the token of [c] whose row is nearest, its distance, and the cache with it."""
             found, caches = through(tokens, at, before, at)
             away = jnp.linalg.norm(found - row, axis=-1)
             nearest = jnp.argmin(away)
@@ -91,7 +91,7 @@ class _Search:
         self._alone: Any = jax.jit(lambda *args: through(*args)[0])
 
     def alone(self, position: int) -> np.ndarray:
-        """Rows [vocab, d] of all tokens there, with no text before."""
+        """Compute the rows [vocab, d] of all tokens at `position`, with no text before."""
         parts = _portions(self._tokens, 0)
         at, known = jnp.int32(position), jnp.int32(0)
         rows = [np.asarray(self._alone(part, at, self.empty, known)) for part in parts]
@@ -100,7 +100,7 @@ class _Search:
     def nearest(
         self, position: int, row: np.ndarray, alone: np.ndarray, cache: Block
     ) -> tuple[int, Block]:
-        """The token with the nearest row, and the cache with it."""
+        """Return the token with the nearest row, and the cache with it."""
         order = np.argsort(np.linalg.norm(alone - row, axis=1), kind="stable").astype(np.int32)
         at, size = jnp.int32(position), float(np.linalg.norm(row))
         best = None
@@ -115,7 +115,9 @@ class _Search:
 
 
 def _portions(order: np.ndarray, first: int) -> list[np.ndarray]:
-    """A few, then all others, in arrays of few lengths: the last repeats candidates."""
+    """Split candidates into the `first` ones, if any, and all others in arrays of one length: the
+    last array repeats candidates.
+    """
     some, rest = order[:first], order[first:]
     size = min(TOGETHER, len(rest))
     filled = np.resize(rest, -(-len(rest) // size) * size) if size else rest

@@ -46,19 +46,19 @@ class Inverter(NamedTuple):
     steps: int
 
     def tokens(self, features: Sequence[np.ndarray]) -> list[list[int]]:
-        """The likeliest token of each row of each text."""
+        """Return the likeliest token of each row of each text."""
         rows = [np.asarray((f - self.mean) / self.scale, np.float32) for f in features]
         scores = by_batch(lambda x: _texts(self.weights, x), rows)
         return [of_text.argmax(axis=-1).tolist() for of_text in scores]
 
 
 def held_out(count: int) -> int:
-    """How many of so many public texts nothing is trained on: the last ones."""
+    """Return how many of `count` public texts nothing is trained on: the last ones."""
     return min(HELD_OUT, max(1, count // 10))
 
 
 def _forward(weights: Weights, x: Array) -> Array:
-    """Scores [n, vocab] of features [n, k]."""
+    """Compute the scores [n, vocab] of features [n, k]."""
     width = weights["state"].shape[0]
 
     def step(h: Array, of_x: Array) -> tuple[Array, Array]:
@@ -79,9 +79,9 @@ _texts = jax.jit(jax.vmap(_forward, in_axes=(None, 0)))
 def _regression(
     x: np.ndarray, tokens: np.ndarray, table: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """1. Of features x [n, k] of mean 0 and tokens [n]: the matrix [k, d] and the offset [d] that
-    give z, the table [d, vocab] and the shift [vocab] that give scores of it, all in the units of
-    R's root.
+    """Fit step 1 to features x [n, k] of mean 0 and tokens [n]: returns the matrix [k, d] and the
+    offset [d] that give z, the table [d, vocab] and the shift [vocab] that give scores of it, all
+    in the units of R's root.
     """
     wanted = table[tokens]
     offset = wanted.mean(axis=0)
@@ -114,9 +114,9 @@ def _begin(x: np.ndarray, tokens: np.ndarray, table: np.ndarray, key: Array) -> 
 def trained(
     features: Features, texts: Sequence[Sequence[int]], table: np.ndarray, steps: int, seed: int
 ) -> Inverter:
-    """On public texts of one length, but for the last ones (`held_out`), by `steps` steps at most;
-    features(numbers of texts) -> [n, k] of each; table [vocab, d]: the public embeddings. The rate
-    falls along a cosine.
+    """Train an inverter on public texts of one length, but for the last ones (`held_out`), by
+    `steps` steps at most; features(numbers of texts) -> [n, k] of each; table [vocab, d]: the
+    public embeddings. The rate falls along a cosine.
     """
     if len({len(text) for text in texts}) != 1:
         raise ValueError("public texts of different lengths")

@@ -19,14 +19,18 @@ from spu_llm.systems.split.attacks.views import HostView, Public
 
 
 def attack(view: HostView, public: Public) -> list[list[int]]:
-    """1. Of each position of each tuning text the group of its label, by number, largest first."""
+    """Return, for each position of each tuning text, the number of the group of its label, the
+    largest group first (step 1).
+    """
     assert view.gradients is not None
     found = grouping.groups_of(np.concatenate(view.gradients), grouping.equal_share(public.texts))
     return grouping.cut(found, view.gradients)
 
 
 def matched(groups: list[list[int]], public: Public) -> list[list[int]]:
-    """2. The label of each position by the rank of its group."""
+    """Return the label of each position by the rank of its group (step 2); `NONE` where no public
+    token has that rank.
+    """
     counts = Counter(token for text in public.texts for token in text[1:])
     ranked = [token for token, _ in counts.most_common()]
     return [[ranked[g] if g < len(ranked) else NONE for g in of_text] for of_text in groups]

@@ -24,14 +24,15 @@ from spu_llm.systems.split.attacks.views import HostView, Public, Texts
 
 
 def attack(view: HostView, public: Public) -> list[list[int]]:
-    """A2. Nothing says what a text begins with."""
+    """Read tokens off what came back by the public back (A2): nothing says how a text begins."""
     logits = public.logits(public.returned(view.rows))
     return [[NONE, *np.argmax(rows[:-1], axis=-1).tolist()] for rows in logits]
 
 
 def of_prompts(public: Public, prompts: Texts, count: int) -> list[list[int]]:
-    """A3: the `count` likeliest next tokens, one after the other, of each guessed prompt, all of
-    one length. Token 0, which ends texts in most models, stands where a guess lacks a token.
+    """Generate the `count` likeliest next tokens, one after the other, of each guessed prompt (A3),
+    all prompts of one length. Token 0, which ends texts in most models, stands where a guess lacks
+    a token.
     """
     config = public.config
     tokens = np.maximum(np.asarray(prompts, np.int32), 0)
@@ -50,7 +51,9 @@ def of_prompts(public: Public, prompts: Texts, count: int) -> list[list[int]]:
 def _said(
     weights: Params, config: ModelConfig, tokens: Array, at: Array, cache: Block
 ) -> tuple[Array, Block]:
-    """The likeliest token [lane] after further ones [lane, n], which stand at `at`."""
+    """Return the likeliest next token [lane] after the further tokens [lane, n], which stand at
+    `at`, and the cache with these.
+    """
     family, room = family_of(config), cache.positions
     lanes, n = tokens.shape
     positions = jnp.broadcast_to(at + jnp.arange(n, dtype=jnp.int32), (lanes, n))
@@ -63,6 +66,6 @@ def _said(
 
 
 def continued(public: Public, prompts: Texts, count: int) -> list[list[int]]:
-    """Prompts and what the public model says after them: texts as a client with it has them."""
+    """Return prompts and what the public model says after them: texts as a client has them."""
     more = of_prompts(public, prompts, count)
     return [[*prompt, *added] for prompt, added in zip(prompts, more, strict=True)]

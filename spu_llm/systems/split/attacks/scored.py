@@ -40,8 +40,8 @@ def of_tokens(
     counted: slice = slice(None),
     notes: str = "",
 ) -> Outcome:
-    """The right token in its place, at the positions `counted` of every text. others: further texts
-    like these.
+    """Score guesses of the right token in its place, at the positions `counted` of every text.
+    others: further texts like the true ones.
 
     The probability of luck is that of this draw: in the place of each text one that is drawn from
     all of them and `others`, as if the guess had been made for it; guesses that know nothing of
@@ -64,8 +64,8 @@ def of_texts(
     tokenizer: Tokenizer,
     counted: slice = slice(None),
 ) -> Iterator[Outcome]:
-    """Of texts as wholes, or their parts `counted`: CRT, the tokens of a text wherever they stand,
-    and NOIR's win rules and leak, a try a text.
+    """Yield scores of texts as wholes, or of their parts `counted`: CRT, the tokens of a text
+    wherever they stand, and NOIR's win rules and leak, a try a text.
     """
     guessed = [list(guess)[counted] for guess in guesses]
     pool = [list(text)[counted] for text in [*truths, *others[:FEW]]]
@@ -83,7 +83,7 @@ def of_texts(
 def _outcome(
     attack: str, mode: str, what: str, tries: int, hits: np.ndarray, notes: str = ""
 ) -> Outcome:
-    """Of hits [guess, text]: the first texts are those of the guesses, the others stand for what
+    """Score hits [guess, text]: the first texts are those of the guesses, the others stand for what
     they might have been.
     """
     own = np.arange(len(hits))
@@ -102,8 +102,8 @@ def _equal(guess: np.ndarray, text: np.ndarray) -> int:
 
 
 def _luck(hits: np.ndarray, right: int) -> float:
-    """Of hits [guess, text]: how often drawn texts give `right` or more, this very case included
-    (so that it is never 0).
+    """Return how often drawn texts give `right` hits or more, of hits [guess, text], this very case
+    included (so that it is never 0).
     """
     source = np.random.default_rng(0)
     drawn = source.integers(hits.shape[1], size=(DRAWS, len(hits)))
@@ -114,9 +114,9 @@ def _luck(hits: np.ndarray, right: int) -> float:
 def of_beginnings(
     attack: str, mode: str, guess: Sequence[Sequence[int]], true: Sequence[Sequence[int]]
 ) -> Outcome:
-    """Pairs of texts that have a beginning in common, of which its length was found (A9). Chance:
-    that of a guess that was made for another pair; the probability of luck is found by giving the
-    texts each other's places, since a text stands in many pairs.
+    """Score, over the pairs of texts that have a beginning in common, whether its length was found
+    (A9). Chance: that of a guess that was made for another pair; the probability of luck is found
+    by giving the texts each other's places, since a text stands in many pairs.
     """
     found, wanted = np.asarray(guess), np.asarray(true)
     upper, source = np.triu_indices(len(true), 1), np.random.default_rng(0)
@@ -142,8 +142,9 @@ def of_beginnings(
 
 
 def of_twins(attack: str, mode: str, what: str, found: Sequence[int]) -> Outcome:
-    """Of each text the other one of its pair, 0 and 1, 2 and 3, and so on (A9). Chance: that of one
-    of the others; the probability of luck is found by other ways of pairing texts.
+    """Score guesses of the other text of each text's pair, 0 and 1, 2 and 3, and so on (A9).
+    Chance: that of one of all other texts; the probability of luck is found by other ways of
+    pairing texts.
     """
     guess, n = np.asarray(found), len(found)
     if n < 4 or n % 2:
@@ -162,9 +163,9 @@ def of_twins(attack: str, mode: str, what: str, found: Sequence[int]) -> Outcome
 def of_nearest(
     attack: str, mode: str, what: str, found: Sequence[Sequence[tuple[int, int]]], texts: Texts
 ) -> Outcome:
-    """Of each row another text's, as (text, place), that is said to be of the same token (A5).
-    Chance: of a random row of another text; the probability of luck is found by shuffling the
-    tokens of each text.
+    """Score, for each row, the row of another text, as (text, place), that is said to be of the
+    same token (A5). Chance: of a random row of another text; the probability of luck is found by
+    shuffling the tokens of each text.
     """
     tokens, source = [np.asarray(text) for text in texts], np.random.default_rng(0)
     start = np.concatenate([[0], np.cumsum([len(text) for text in tokens])])
@@ -192,9 +193,10 @@ def of_nearest(
 def of_pairs(
     attack: str, mode: str, what: str, groups: Sequence[Sequence[int]], labels: Texts
 ) -> Outcome:
-    """Pairs of positions that are said to have equal labels, of which they have (A11). groups: a
-    number for each position, the same where labels are said to be equal, negative where nothing is
-    said. Chance: the rate of all pairs; the probability of luck is found by shuffling labels.
+    """Score pairs of positions that are said to have equal labels: how many have them (A11).
+    groups: a number for each position, the same where labels are said to be equal, negative where
+    nothing is said. Chance: the rate of all pairs; the probability of luck is found by shuffling
+    labels.
     """
     group = np.concatenate([np.asarray(g) for g in groups])
     label = np.concatenate([np.asarray(t) for t in labels])

@@ -83,7 +83,7 @@ class Session:
     def won(
         self, attack: str, guess: Texts, how: str, counted: slice = slice(None)
     ) -> Iterator[Outcome]:
-        """By the paper's rules, where there is a tokenizer that makes text of tokens."""
+        """Yield scores by the paper's rules, where there is a tokenizer to make text of tokens."""
         if (tokenizer := self.public.tokenizer) is not None:
             yield from scored.of_texts(
                 attack, self.mode, how, guess, self.texts, self.others, tokenizer, counted
@@ -91,8 +91,8 @@ class Session:
 
 
 def a1(session: Session) -> Iterator[Outcome]:
-    """Beside what inverters find in public text without a codebook: a guess is no better than
-    chance by a codebook only where they are good there.
+    """Yield the outcomes of A1, beside what inverters find in public text without a codebook: a
+    guess is no better than chance by a codebook only where they are good there.
     """
     inverters, said = session.inverters, "{:.1%} of public text that it was not trained on"
     known = inverters.on_public
@@ -119,7 +119,7 @@ def a2(session: Session) -> Iterator[Outcome]:
 
 
 def a3(session: Session) -> Iterator[Outcome]:
-    """From the prompts that A1's inverter finds, and A2's reading of them."""
+    """Yield A3's outcomes, from the prompts that A1's inverter finds and those that A2 reads."""
     prompt = session.prompt
     count = min(map(len, session.texts)) - prompt
     for how, guess in (
@@ -235,7 +235,7 @@ def a12(session: Session) -> Iterator[Outcome]:
 
 
 def _of_labels(session: Session, tuned: Tuned, attack: str, guess: Texts, how: str) -> Outcome:
-    """The token that a tuning text goes on with."""
+    """Score guesses of the next tokens of the tuning texts."""
     return scored.of_tokens(
         attack, session.mode, f"the right next token of a tuning text, {how}", guess,
         labels_of(tuned.texts), [text[1:] for text in session.others],

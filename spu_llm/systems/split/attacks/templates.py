@@ -20,7 +20,9 @@ SHRINK = 0.3  # the share of a multiple of one in the covariance
 
 
 def attack(view: HostView, public: Public, known: Texts) -> list[list[int]]:
-    """`known`: the first tokens of each text. Only tokens that are among these can be found."""
+    """Guess all tokens from `known`, the first tokens of each text (A10). Only tokens that are
+    among these can be found.
+    """
     rows = grouping.without_positions(public, view.rows)
     # 1.
     some = [r[: len(text)] for r, text in zip(rows, known, strict=True)]

@@ -53,13 +53,13 @@ class Inverters:
 
     @cached_property
     def base(self) -> Inverter:
-        """1. BiSR's inverter, too."""
+        """Train the base inverter (step 1), which is BiSR's inverter, too."""
         rows = self._rows
         return self._trained(lambda those: [rows[i] for i in those], self.seed)
 
     @cached_property
     def corrector(self) -> Inverter:
-        """2."""
+        """Train the corrector (step 2)."""
         public, rows, source = self.public, self._rows, np.random.default_rng([self.seed, 1])
         spread = NOISE * float(np.std(np.concatenate(rows[:64])))
         noisy = [r + spread * source.standard_normal(r.shape, np.float32) for r in rows]
@@ -73,7 +73,7 @@ class Inverters:
 
     @cached_property
     def on_public(self) -> Found:
-        """What base and corrector are worth: the attack on text that it was not trained on."""
+        """Measure base and corrector on public text that they were not trained on."""
         apart = held_out(len(self._texts))
         texts, view = np.asarray(self._texts[-apart:]), HostView(self._rows[-apart:])
         base, corrected = (
@@ -95,7 +95,7 @@ class Inverters:
 
 
 def attack(view: HostView, inverters: Inverters, rounds: int = ROUNDS) -> list[list[int]]:
-    """3."""
+    """Iterate the corrector from the base's guesses on, and keep the best of each text (step 3)."""
     public, corrector = inverters.public, inverters.corrector
     best = inverters.base.tokens(view.rows)
     tried, again, table = best, public.front(best), _table(public)
@@ -120,7 +120,7 @@ def _features(rows: np.ndarray, would: np.ndarray, embeddings: np.ndarray) -> np
 
 
 def _cosines(rows: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> np.ndarray:
-    """Of each text the mean over its rows."""
+    """Return, for each text, the mean cosine over its rows."""
 
     def mean(a: np.ndarray, b: np.ndarray) -> float:
         a, b = a.astype(float), b.astype(float)

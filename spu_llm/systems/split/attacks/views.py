@@ -34,8 +34,8 @@ front_of, middle_of, back_of = (
 @dataclass(frozen=True)
 class HostView:
     """rows: of each text the boundary rows float32 [n, d] that came. From tuning, of other texts
-    that the host tells apart: rows likewise, and gradients dL/dy [n, d] of the loss by what it
-    returned. The labels of a tuning text are the tokens after each of its n.
+    that the host tells apart: their boundary rows, and gradients dL/dy [n, d] of the loss by what
+    it returned. The labels of a tuning text are the tokens after each of its n.
     """
 
     rows: list[np.ndarray]
@@ -55,32 +55,32 @@ class Public:
 
     @property
     def parts(self) -> tuple[Params, list[Params], Params]:
-        """Front, middle and back."""
+        """Return front, middle and back."""
         return self.split.parts(self.weights)
 
     @property
     def middle(self) -> Middle:
-        """As an honest host runs it."""
+        """Return the middle as an honest host runs it."""
         blocks = self.parts[1]
         return lambda x: middle_of(blocks, self.config, x)
 
     def returned(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """What the middle makes of the rows of each text."""
+        """Compute what the middle makes of the rows of each text."""
         return by_batch(self.middle, rows)
 
     def front(self, texts: Texts) -> list[np.ndarray]:
-        """The rows that texts would have had without a secret."""
+        """Compute the rows that texts would have had without a secret."""
         return of_front(self.parts[0], self.config, texts)
 
     def logits(self, returned: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """[n, vocab] of what came back, by the public back."""
+        """Compute the logits [n, vocab] of what came back, by the public back."""
         back = self.parts[2]
         return by_batch(lambda y: back_of(back, self.config, y), returned)
 
 
 def by_batch(part: Callable[[Array], Array], texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """A part of a model on texts of any lengths: float32 arrays of their own lengths. Rows that
-    fill up come last, and nothing before sees them.
+    """Run a part of a model on texts of any lengths: returns float32 arrays of their own lengths.
+    Rows that fill up come last, and nothing before sees them.
     """
     if not texts:
         return []
@@ -97,8 +97,8 @@ def by_batch(part: Callable[[Array], Array], texts: Sequence[np.ndarray]) -> lis
 
 
 def of_front(weights: Params, config: ModelConfig, texts: Texts) -> list[np.ndarray]:
-    """What the host receives of texts in modes plain and noir: `weights` are those of the front
-    (`spu_llm.systems.split.ends`).
+    """Compute what the host receives of texts in modes plain and noir: `weights` are those of the
+    front (`spu_llm.systems.split.ends`).
     """
     tokens = [np.asarray(text, np.int32) for text in texts]
     return by_batch(lambda t: front_of(weights, config, t), tokens)
@@ -111,9 +111,10 @@ def of_tuning(
     texts: Texts,
     relabelled: np.ndarray | None = None,
 ) -> HostView:
-    """What the host sees of a round of tuning with `texts`, one sample each, by the client's front
-    and back: rows of all tokens but the last, and dL/dy at what its `middle` returned, L the sum of
-    cross-entropies of next tokens. relabelled: int [vocab], LTokenizer's label of each token.
+    """Compute what the host sees of a round of tuning with `texts`, one sample each, by the
+    client's front and back: rows of all tokens but the last, and dL/dy at what its `middle`
+    returned, L the sum of cross-entropies of next tokens. relabelled: int [vocab], LTokenizer's
+    label of each token.
     """
     front, back = ends
     rows = of_front(front, config, [text[:-1] for text in texts])
@@ -127,14 +128,14 @@ def of_tuning(
 
 
 def labels_of(texts: Texts, relabelled: np.ndarray | None = None) -> list[list[int]]:
-    """The labels of tuning texts, as the client calls them."""
+    """Return the labels of tuning texts, as the client calls them."""
     if relabelled is None:
         return [list(text[1:]) for text in texts]
     return [relabelled[np.asarray(text[1:])].tolist() for text in texts]
 
 
 def _loss(y: Array, labels: Array, back: Params, config: ModelConfig) -> Array:
-    """Of y [n, d] and labels [n]."""
+    """Sum the cross-entropies of labels [n] by the back's logits of y [n, d]."""
     logits = back_texts(back, config, y[None])[0]
     return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
 

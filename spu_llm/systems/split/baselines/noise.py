@@ -21,15 +21,15 @@ from spu_llm.core.prg import Prg
 
 
 def spherical(count: int, features: int, eta: float, prg: Prg) -> np.ndarray:
-    """float64 [count, features]: radius Gamma(features, 1 / eta), direction uniform."""
+    """Draw float64 [count, features]: radius Gamma(features, 1 / eta), direction uniform."""
     radius = gammaincinv(features, _inside((count, 1), prg)) / eta
     normal = ndtri(_inside((count, features), prg))
     return np.asarray(radius * normal / np.linalg.norm(normal, axis=1, keepdims=True))
 
 
 def published(count: int, features: int, eta: float, prg: Prg) -> np.ndarray:
-    """float64 [count, features]: Gamma(features, 1 / eta) times uniform (-1, 1), each coordinate on
-    its own.
+    """Draw float64 [count, features]: Gamma(features, 1 / eta) times uniform (-1, 1), each
+    coordinate on its own.
     """
     size = count, features
     gamma = gammaincinv(features, _inside(size, prg)) / eta
@@ -43,5 +43,5 @@ NOISES: dict[str, Callable[[int, int, float, Prg], np.ndarray]] = {
 
 
 def _inside(shape: tuple[int, ...], prg: Prg) -> np.ndarray:
-    """Uniform in (0, 1), ends left out."""
+    """Draw numbers uniform in (0, 1), ends left out."""
     return prg.uniform(shape) + 2.0**-54

@@ -22,7 +22,7 @@ from spu_llm.systems.split.baselines.noise import NOISES
 
 
 def noised(rows: np.ndarray, eta: float, noise: str, prg: Prg) -> tuple[np.ndarray, np.ndarray]:
-    """1.: (rows + noise, noise), float64 [n, m] of token embeddings [n, m]; noise: of `NOISES`."""
+    """Return (rows + noise, noise), float64 [n, m], of rows [n, m] (step 1); noise: of `NOISES`."""
     drawn = NOISES[noise](len(rows), rows.shape[1], eta, prg)
     return rows + drawn, drawn
 
@@ -41,8 +41,8 @@ class Denoiser:
         received: np.ndarray, clean: np.ndarray, noise: np.ndarray, wanted: np.ndarray,
         ridge: float = 1e-2,
     ) -> Denoiser:  # fmt: skip
-        """By public text. wanted: what comes back for the clean embeddings; ridge: relative to the
-        number of rows.
+        """Fit a denoiser on public text. wanted: what comes back for the clean embeddings; ridge:
+        relative to the number of rows.
         """
         x = np.hstack([received, clean, noise]).astype(np.float64)
         mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-12
@@ -51,6 +51,6 @@ class Denoiser:
         return Denoiser(mean, scale, np.linalg.solve(gram, z.T @ (wanted - offset)), offset)
 
     def rows(self, received: np.ndarray, clean: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """float64 [n, d] in place of what was received."""
+        """Denoise what was received: returns float64 [n, d] in its place."""
         x = np.hstack([received, clean, noise]).astype(np.float64)
         return np.asarray((x - self.mean) / self.scale @ self.weights + self.offset)

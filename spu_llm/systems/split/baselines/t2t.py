@@ -18,7 +18,7 @@ _AT_ONCE = 256  # tokens, each compared with the vocabulary
 
 
 def replaced(tokens: np.ndarray, table: np.ndarray, eta: float, prg: Prg) -> np.ndarray:
-    """Token ids int64 [n] in place of `tokens` [n]; table: the public one, [V, m]."""
+    """Return token ids int64 [n] in place of `tokens` [n]; table: the public one, [V, m]."""
     rows = np.asarray(table, np.float64)
     norms = np.sum(rows**2, axis=1)
     found = []
