@@ -5,7 +5,7 @@ Complete runs by the command line, as a user starts them: two processes, `spu-ll
 verification on shares). All of the shipped private model, greedy, of prompts that the complete
 generations have. Modes take turns, so that a machine that gets slower does so for all.
 
-Noir's secrets, a codebook and ends that are not tuned, are made before: tuning changes no cost.
+Noir's secrets, a codebook and ends tuned for one round, are made before: tuning changes no cost.
 """
 
 from __future__ import annotations

@@ -218,6 +218,14 @@ def test_a_turn_that_does_not_fit_is_not_announced(tokenizer: Tokenizer) -> None
     assert len(answers) == 2  # 4 + 4, 8 + 1 + 3: there is no room for another one
 
 
+def test_a_conversation_hides_which_drafts_stay() -> None:
+    shown = ChatRequest(4, 9, 2, 0.8, "post", conversation_tokens=64)
+    with pytest.raises(InputError, match="post shows which drafts stay"):
+        shown.check_options()
+    replace(shown, draft_length=0).check_options()
+
+
+
 def test_a_provider_refuses_turns_that_do_not_fit(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,10 @@ class ChatRequest(Request):
         super().check_options()
         if self.candidates > 1 or self.show_progress:
             raise InputError("a conversation has no --candidates and no --show-progress")
+        if self.draft_length and not self.hide_progress:
+            raise InputError(
+                f"--verify {self.verify} shows which drafts stay, which a conversation does not"
+            )
 
     def _most_written(self, config: ModelConfig) -> int:
         return self.live_rows(config) * self.step_rows
