@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("spu_llm", "protocols", "models", "experiments")
@@ -129,3 +132,18 @@ def test_rooms_have_no_cycles() -> None:
 
     for room in ("experiments", "spu_llm.testing"):
         reached(room, ())
+
+
+def test_files_have_no_circles() -> None:
+    """Imports within functions count, too; names in texts, which registers have, do not."""
+    known = modules()
+    graph = {
+        module: {
+            target for target, _, in_text in imports_of(path, known)
+            if not in_text and target != module
+        }
+        for module, path in known.items()
+    }  # fmt: skip
+    graphlib.TopologicalSorter(graph).prepare()  # CycleError names the files of a circle
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()

@@ -51,7 +51,8 @@ from spu_llm.service import agreeing
 from spu_llm.service.client import run_as_client
 from spu_llm.service.launching import local_provider
 from spu_llm.service.supervisor import python_command
-from spu_llm.service.worker import Events, Task, run_task
+from spu_llm.service.task import Task
+from spu_llm.service.worker import Events, run_task
 from spu_llm.systems.decoding.records import COMPLETION, ClientInputs
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.program import Held

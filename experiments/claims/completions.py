@@ -35,6 +35,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.claims.completions_plan import MODES, SYSTEMS
 from experiments.claims.logits import MAX_ERROR
 from experiments.common import commands
 from experiments.common.load import busy_seconds, own_seconds
@@ -64,8 +65,6 @@ from spu_llm.systems.program import Job, Send
 
 PROGRAM = replace(COMPLETION, name="completion-study", module=__name__)
 PROMPTS = DATA / "prompts.json"
-SYSTEMS = ("stock", "ours-standard", "ours-drafted")
-MODES = ("greedy", "sampled")
 TEMPERATURE = 0.7
 NGRAM = 4
 NO_COST = dict.fromkeys(FIGURES, 0)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benchmarks.op_report import count_text
-from experiments.claims.completions import MODES, SYSTEMS
+from experiments.claims.completions_plan import MODES, SYSTEMS
 from experiments.common import report, saved
 
 Record = dict[str, Any]

@@ -30,7 +30,7 @@ from models.split import Split
 from models.tokenizer import Tokenizer
 from models.training.corpus import list_files, read_text
 from spu_llm.app import attack_split
-from spu_llm.app.attacking import Wanted
+from spu_llm.app.attack_request import Wanted
 from spu_llm.app.printing import show_table
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine

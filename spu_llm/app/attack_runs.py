@@ -12,7 +12,7 @@ from models.hf import load_folded
 from models.tokenizer import Tokenizer
 from spu_llm.app import attack_views
 from spu_llm.app.attack_prompts import held_out
-from spu_llm.app.attacking import Wanted
+from spu_llm.app.attack_request import Wanted
 from spu_llm.core.errors import InputError
 from spu_llm.systems.confidential.attacks import layer0, length, recompute
 from spu_llm.systems.confidential.attacks.views import Asked, Shares, asked_of

@@ -17,7 +17,7 @@ import numpy as np
 from models.hf import load_folded
 from spu_llm.app import attack_views
 from spu_llm.app.attack_prompts import Setting, of_law, of_name, of_text, setting_of
-from spu_llm.app.attacking import Wanted
+from spu_llm.app.attack_request import Wanted
 from spu_llm.core.errors import InputError
 from spu_llm.service.vault.user import Wish
 from spu_llm.systems.confidential import published

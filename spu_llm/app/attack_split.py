@@ -24,7 +24,7 @@ from models.tokenizer import Tokenizer
 from models.training.corpus import list_files
 from models.training.snippets import cut_snippets
 from spu_llm.app.attack_prompts import held_out
-from spu_llm.app.attacking import Wanted
+from spu_llm.app.attack_request import Wanted
 from spu_llm.app.split_views import views_of_middle
 from spu_llm.core.errors import InputError
 from spu_llm.core.prg import Prg

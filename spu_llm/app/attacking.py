@@ -10,6 +10,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from spu_llm.api.defaults import shipped
+from spu_llm.app.attack_request import Wanted
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import show
 from spu_llm.core.errors import InputError
@@ -25,24 +26,6 @@ PROMPTS = 20
 MAX_PROMPTS = 10_000
 _RUNS, _SETS = "spu_llm.app.attack_runs:", "spu_llm.app.attack_sets:"
 _SPLIT = "spu_llm.app.attack_split:"
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What an attack is run on. `on_stage` hears of progress. Of split models: which attacks (none:
-    all), blocks of front and back, and the codebook's law, where it is not the default, or what a
-    tuning left.
-    """
-
-    model: Path
-    prompts: int
-    seed: int
-    on_stage: Callable[[str], None]
-    attacks: tuple[str, ...] = ()
-    split: tuple[int, int] = (1, 1)
-    mechanism: str | None = None
-    epsilon: float | None = None
-    secrets: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -185,7 +168,7 @@ def _of_split(options: argparse.Namespace) -> dict[str, Any]:
     if options.secrets and codebook:
         raise InputError("--secrets have a codebook; leave --mechanism and --epsilon out")
     from spu_llm.app.attack_split import check_attacks, check_codebook
-    from spu_llm.app.splitting import split_of
+    from spu_llm.app.split_options import split_of
 
     names = tuple(name for name in options.attack.split(",") if name)
     check_attacks(names)

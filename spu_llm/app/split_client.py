@@ -11,7 +11,7 @@ from secrets import choice, token_hex
 from typing import TYPE_CHECKING, Any
 
 from spu_llm.api.defaults import shipped
-from spu_llm.app import splitting
+from spu_llm.app import split_options
 from spu_llm.app.options import address, identity_of
 from spu_llm.app.output import check_output, write_json
 from spu_llm.app.printing import say, show, tell
@@ -30,7 +30,7 @@ PREFIX_LETTERS = 8  # the paper's most: 20 made its texts worse
 
 def say_insecure(mode: str) -> None:
     """Say on stderr where a mode protects nothing."""
-    if mode == splitting.PLAIN:
+    if mode == split_options.PLAIN:
         say("--mode plain is insecure: the provider can read the text off what it gets")
 
 
@@ -54,7 +54,8 @@ def _model(options: argparse.Namespace) -> tuple[Path, ModelConfig, Params]:
     from models.hf import load_model
     from spu_llm.systems.split.records import check_front
 
-    directory, split = (options.model or shipped("private")).absolute(), splitting.split_of(options)
+    directory = (options.model or shipped("private")).absolute()
+    split = split_options.split_of(options)
     check_front(options.mode, split)
     config, params = load_model(directory)
     split.check(config)
@@ -74,10 +75,10 @@ def generate(options: argparse.Namespace) -> None:
     server = _server(options)
     _check_sampling(options)
     directory, config, params = _model(options)
-    split, tokenizer = splitting.split_of(options), Tokenizer.load(directory)
+    split, tokenizer = split_options.split_of(options), Tokenizer.load(directory)
     Stops.of(options.stop, tokenizer)
     tuned = _tuned(options, config)
-    if options.random_prefix and options.mode != splitting.NOIR:
+    if options.random_prefix and options.mode != split_options.NOIR:
         raise InputError("--random-prefix is of --mode noir")
     letters = string.ascii_lowercase
     prefix = "".join(choice(letters) for _ in range(PREFIX_LETTERS))
@@ -135,11 +136,11 @@ def _check_sampling(options: argparse.Namespace) -> None:
 def _tuned(options: argparse.Namespace, config: ModelConfig) -> Settings | None:
     """Return what `--secrets` were tuned as; None without them. InputError when they do not fit."""
     if options.secrets is None:
-        if options.mode == splitting.NOIR:
+        if options.mode == split_options.NOIR:
             raise InputError("--mode noir needs --secrets DIR, which spu-llm split tune makes")
         return None
     found = _load(options.secrets, config).settings
-    split = splitting.split_of(options)
+    split = split_options.split_of(options)
     if (found.mode, found.split) != (options.mode, split):
         raise InputError(
             f"--secrets were tuned with --mode {found.mode} --split {found.front},{found.back}; "
@@ -262,7 +263,7 @@ def _settings(
     from spu_llm.systems.split.state import Settings
     from spu_llm.systems.split.texts import digest_of, tokens_of
 
-    plain, split = options.mode == splitting.PLAIN, splitting.split_of(options)
+    plain, split = options.mode == split_options.PLAIN, split_options.split_of(options)
     mechanism = options.mechanism or ("none" if plain else "exponential")
     if plain != (mechanism == "none"):
         raise InputError(
@@ -273,7 +274,7 @@ def _settings(
         raise InputError("--epsilon is of a codebook, which --mode plain has none of")
     epsilon = options.epsilon
     if epsilon is None:
-        epsilon = splitting.EPSILON / splitting.FEATURES * config.width
+        epsilon = split_options.EPSILON / split_options.FEATURES * config.width
     if not 0 < epsilon < float("inf"):
         raise InputError(f"--epsilon must be above 0, found {epsilon}")
     tokens = tokens_of(texts, tokenizer)

@@ -223,7 +223,7 @@ def _request(
     """Return the command's request. InputError when no split of the client's model is asked for."""
     from models.hf import load_model
     from models.split import ends_digest
-    from spu_llm.app.splitting import split_of
+    from spu_llm.app.split_options import split_of
 
     config, params = load_model(model)
     split = split_of(options)

@@ -17,16 +17,22 @@ from spu_llm.app.options import (
     identity_of,
 )
 from spu_llm.app.serving import check_serving, run_provider
+from spu_llm.app.split_options import (
+    EPSILON,
+    FEATURES,
+    MECHANISMS,
+    MODES,
+    MPC,
+    NOIR,
+    PLAIN,
+    PRECISIONS,
+    split_of,
+)
 from spu_llm.core.errors import InputError
 
 if TYPE_CHECKING:
-    from models.split import Split
     from spu_llm.service.provider import ServeOptions
 
-PLAIN, NOIR, MPC = MODES = ("plain", "noir", "mpc")
-MECHANISMS = ("none", "arr", "arr-renormalised", "grr", "exponential")
-PRECISIONS = ("float32", "float16", "bfloat16")
-EPSILON, FEATURES = 13.0, 4096  # the paper's, of its first model
 BATCH, LENGTH, ROUNDS, SAVE_EVERY, LEARNING_RATE = 16, 64, 200, 10, 1e-3
 
 _ABOUT = (
@@ -150,16 +156,6 @@ def _common(parser: Any, modes: tuple[str, ...]) -> None:
 def _precision(parser: Any) -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default="float32",
                         help="of what crosses the boundaries (default: %(default)s)")  # fmt: skip
-
-
-def split_of(options: argparse.Namespace) -> Split:
-    """Return `--split`; InputError when it is none."""
-    from models.split import Split
-
-    parts = options.split.split(",")
-    if len(parts) != 2 or not all(p.isascii() and p.isdigit() and len(p) < 5 for p in parts):
-        raise InputError(f"--split must be F,B, two numbers of blocks, found {options.split!r}")
-    return Split(*map(int, parts))
 
 
 def _serve(options: argparse.Namespace) -> None:

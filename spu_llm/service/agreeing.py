@@ -24,8 +24,8 @@ from spu_llm.net.manifest import (
 )
 from spu_llm.offline import versions
 from spu_llm.offline.peer_directories import folder_of, id_in
+from spu_llm.service.task import Task
 from spu_llm.service.watch import WAIT_S
-from spu_llm.service.worker import Task
 from spu_llm.systems.program import Before, Held, Job, Program, read, stated
 
 _PROGRAM = "program"  # beside the fields of its request

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from spu_llm.core.errors import BusyError, PeerError
 from spu_llm.net.control_plane import TICKET_BYTES
 from spu_llm.net.identity import Certificate
-from spu_llm.service.worker import Task
+from spu_llm.service.task import Task
 
 TICKET_S = 10.0  # from a ticket to the connection that shows it
 

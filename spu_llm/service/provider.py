@@ -57,7 +57,7 @@ from spu_llm.service.supervisor import (
     kept_folders,
     run_session,
 )
-from spu_llm.service.worker import Task
+from spu_llm.service.task import Task
 from spu_llm.systems.decoding.records import COMPLETION, MARKED, PREPARATION
 from spu_llm.systems.program import Before, Held, Job, Spendable, SplitServed
 from spu_llm.systems.split.records import MPC

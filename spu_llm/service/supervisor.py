@@ -40,8 +40,8 @@ from spu_llm.net.frames import Door
 from spu_llm.net.loopback import HOST
 from spu_llm.net.worker_side import Apart, Loopback, WorkerSide
 from spu_llm.offline.files import open_folder
+from spu_llm.service.task import Start, Task
 from spu_llm.service.watch import Watch
-from spu_llm.service.worker import Start, Task
 
 HANDSHAKE_S = 10.0
 WORKER_START_S = 120.0

@@ -20,11 +20,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from spu_llm.core.errors import InputError, PeerError, PoolError, RangeError, SpuLlmError
+from spu_llm.core.errors import PeerError, PoolError, RangeError, SpuLlmError
 from spu_llm.core.jax_settings import settle
 from spu_llm.core.values import ROLES
 from spu_llm.net.manifest import JOBS, SESSION
@@ -32,7 +31,8 @@ from spu_llm.net.stream_channel import Channels
 from spu_llm.net.worker_side import hand_over, leave_network
 from spu_llm.service.calls import confine_calls
 from spu_llm.service.confine import confine_files, drop_rights
-from spu_llm.systems.program import Hear, Job, Program, read
+from spu_llm.service.task import Start, Task
+from spu_llm.systems.program import Hear, Job, Program
 
 if TYPE_CHECKING:
     from spu_llm.offline.silent.products import Receiving
@@ -41,57 +41,6 @@ if TYPE_CHECKING:
 HINTS_WANTED, HINTS_RECEIVED = "hints wanted", "hints received"  # events for `service.hint_room`
 ANSWER = "answer"  # what the supervisor says to what was asked, among what it says
 ALIVE_S = 2.0  # between signs of life
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a worker is told before there is a session. `channel`: a descriptor; `reads`, `writes`,
-    `lists`: files and directories that it may; `confined`: whether it gives up all others, and much
-    else.
-    """
-
-    program: str
-    channel: int
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    lists: tuple[str, ...] = ()
-    confined: bool = True
-
-    def argument(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def of(argument: str) -> Start:
-        return read(Start, json.loads(argument), "the worker's start is malformed")
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a supervisor tells its worker, as one JSON line. `agreed`: the settings of the session,
-    `own`: this party's inputs by the names of their fields (`agreeing.job_of` reads both).
-    """
-
-    role: str
-    program: str
-    agreed: dict[str, Any]
-    own: dict[str, Any]
-    timeout_ms: int  # for one message of the peer's worker
-    pool_dir: str | None = None  # of the peer's material alone
-    hints_dir: str | None = None  # of this peer's hints, or of the provider's for this model alone
-    link: tuple[str, ...] = ()  # HOST:PORT of SPU at both workers, as this one reaches them
-    messages: int = 0  # port of the provider's worker for channels (`Channels`), likewise
-
-    def line(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @staticmethod
-    def of_line(line: str) -> Task:
-        """Return the task in a line; InputError for anything but a task."""
-        complaint = "the worker's task is malformed"
-        try:
-            return read(Task, json.loads(line), complaint)
-        except json.JSONDecodeError as exc:
-            raise InputError(f"{complaint}: {exc}") from None
 
 
 class Events:

@@ -36,7 +36,7 @@ from spu_llm.service.agreeing import (
 from spu_llm.service.client import run_as_client
 from spu_llm.service.launching import local_provider
 from spu_llm.service.plain_session import PlainSession
-from spu_llm.service.worker import Task
+from spu_llm.service.task import Task
 from spu_llm.systems.decoding.records import PREPARATION, ClientInputs, PrepareRequest
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.program import Before, Held, Job, Nothing, Program, read, stated

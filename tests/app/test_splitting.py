@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from models.tokenizer import Tokenizer
-from spu_llm.app import cli, split_client, splitting
+from spu_llm.app import cli, split_client, split_options
 from spu_llm.app.screen import Stages
 from spu_llm.systems.split.boundary import Boundary
 from spu_llm.systems.split.mechanisms import MECHANISMS
@@ -245,7 +245,7 @@ def test_bad_input(
 
 
 def test_the_mechanisms_are_those_that_there_are() -> None:
-    assert splitting.MECHANISMS == ("none", *MECHANISMS) and DEFAULT == "exponential"
+    assert split_options.MECHANISMS == ("none", *MECHANISMS) and DEFAULT == "exponential"
 
 
 @pytest.mark.parametrize("role", ["serve", "generate", "tune"])

@@ -27,7 +27,7 @@ from spu_llm.service.client import Server, connected
 from spu_llm.service.limits import Limits
 from spu_llm.service.places import Places
 from spu_llm.service.provider import ServeOptions, _Sessions
-from spu_llm.service.worker import Task
+from spu_llm.service.task import Task
 from spu_llm.systems.decoding.records import COMPLETION
 from spu_llm.systems.decoding.request import Request
 from tests.app.conftest import Pair

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from experiments.claims import completions, completions_report
-from experiments.claims.completions import NO_COST, SYSTEMS, Asked, Prompt
+from experiments.claims.completions import NO_COST, Asked, Prompt
+from experiments.claims.completions_plan import MODES, SYSTEMS
 from experiments.claims.completions_report import amortised, choose, everything, online, ratios
 from experiments.common.measured import FIGURES, summed
 from models.tokenizer import Tokenizer
@@ -65,7 +66,7 @@ def test_partial_results_are_balanced() -> None:
         assert len({(a.prompt, a.network) for a in compared}) == 1
         assert {(a.system, a.mode) for a in compared} == {
             ("stock", "greedy"),
-            *((s, m) for s in SYSTEMS[1:] for m in completions.MODES),
+            *((s, m) for s in SYSTEMS[1:] for m in MODES),
         }
     # Who is first takes turns.
     assert {runs[n].system for n in range(0, len(runs), 10)} == set(SYSTEMS)

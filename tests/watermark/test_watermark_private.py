@@ -24,7 +24,7 @@ from spu_llm.runtime.session import PlaintextSession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.service import programs
 from spu_llm.service.agreeing import job_of, of_client, of_provider, task_of
-from spu_llm.service.worker import Task
+from spu_llm.service.task import Task
 from spu_llm.systems.decoding import completion
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, generate

@@ -26,7 +26,7 @@ from spu_llm.service import agreeing, programs, provider
 from spu_llm.service.limits import Limits
 from spu_llm.service.provider import ServeOptions, _Sessions
 from spu_llm.service.supervisor import run_session
-from spu_llm.service.worker import Task
+from spu_llm.service.task import Task
 from spu_llm.systems.decoding.records import COMPLETION, PrepareRequest
 from spu_llm.systems.decoding.request import Request
 from spu_llm.systems.program import Held, Nothing, SplitServed

@@ -1,0 +1,25 @@
+"""What an attack is run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an attack is run on. `on_stage` hears of progress. Of split models: which attacks (none:
+    all), blocks of front and back, and the codebook's law, where it is not the default, or what a
+    tuning left.
+    """
+
+    model: Path
+    prompts: int
+    seed: int
+    on_stage: Callable[[str], None]
+    attacks: tuple[str, ...] = ()
+    split: tuple[int, int] = (1, 1)
+    mechanism: str | None = None
+    epsilon: float | None = None
+    secrets: Path | None = None
