@@ -128,15 +128,21 @@ def run(session: PartySession, job: Job[Windows, ClientInputs], send: Send) -> d
 
 
 def measure(model: Path, chats: Sequence[Path], windows: int) -> dict[str, Any]:
-    """Compare the beginnings of so many chats, as JSON fields."""
+    """Compare the beginnings of `windows` chats on shares, and by pieces in plaintext, as JSON
+    fields.
+    """
     texts = chat_texts(model, chats)
     chosen = beginnings(texts, windows)
     config, params = load_model(model)
-    exact = Forward(config, params, texts[0].head, pieces=False)
+    exact, pieces = (Forward(config, params, texts[0].head, pieces=p) for p in (False, True))
+    by_pieces = Comparison.of([
+        Rows.of(np.array(ids), exact(ids)[0], pieces(ids)[0]) for ids in chosen
+    ])  # fmt: skip
     compared, took, agreed = on_shares(model, texts[0].head, chosen, exact)
     failures = failures_of(compared)
     return {
-        "passed": not failures, "failures": failures, "shares": asdict(compared), **took,
+        "passed": not failures, "failures": failures, "shares": asdict(compared),
+        "pieces": asdict(by_pieces), **took,
         "machine": asdict(machine()), "config": {"model": model.name, **agreed},
     }  # fmt: skip
 
@@ -183,7 +189,8 @@ def on_shares(
 def table(result: dict[str, Any]) -> str:
     """Return the comparison as Markdown."""
     verdict = "criterion: " + ("; ".join(result["failures"]) or "holds")
-    return "\n\n".join([comparisons({"on shares": result["shares"]}), verdict])
+    found = {"on shares": result["shares"], "by pieces, at the same positions": result["pieces"]}
+    return "\n\n".join([comparisons(found), verdict])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -54,7 +54,7 @@ def printed(notebook: Any) -> str:
     return "\n".join(text for cell in outputs(notebook) for text in cell)
 
 
-SLOW = ("confidential", "dp_text", "primitives", "split", "watermark")
+SLOW = ("confidential", "dp_text", "primitives", "quickstart", "split", "watermark")
 
 
 @pytest.mark.parametrize("name", [
