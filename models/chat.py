@@ -27,6 +27,9 @@ _MARK = "\N{LEFT SQUARE BRACKET WITH QUILL}secret %d\N{RIGHT SQUARE BRACKET WITH
 _THOUGHT = "</think>"
 
 
+ROLES = ("system", "user", "assistant")
+
+
 @dataclass(frozen=True)
 class Message:
     """A turn of a chat. role: "system", "user" or "assistant"."""

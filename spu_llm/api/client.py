@@ -58,11 +58,14 @@ class CompletionOptions:
         for name in ("draft_model", "mark"):
             object.__setattr__(self, name, path_of(getattr(self, name)))
 
-    def check(self, prompt: str) -> None:
-        """Raise InputError for what no provider could serve; nothing is sent."""
-        KeyFiles.read(self.watermark, self.verify, self.candidates)
+    def check(self, prompt: str) -> KeyFiles | None:
+        """Return the keys of `watermark`, if there are any. InputError for what no provider could
+        serve; nothing is sent.
+        """
+        keys = KeyFiles.read(self.watermark, self.verify, self.candidates)
         check_texts(self.public_prefix, prompt)
         self.request(1, (), self.draft_length).check_options()
+        return keys
 
     def request(self, prompt_tokens: int, prefix: Sequence[int], draft_length: int) -> Request:
         """Return what both parties know of such a completion."""
@@ -96,8 +99,7 @@ class Client:
         failed; it names options as the command line does.
         """
         started = time.monotonic() if started is None else started
-        options.check(prompt)
-        keys = KeyFiles.read(options.watermark, options.verify, options.candidates)
+        keys = options.check(prompt)
         text = self.provider.text_format()
         tokenizer = text.text.tokenizer
         prefix, tokens = encoded(options.public_prefix, prompt, tokenizer)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from models.chat import Message, cut
+from models.chat import ROLES, Message, cut
 from models.stops import check_text
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import InputError
 from spu_llm.service.first_contact import KeptFormat
 from spu_llm.service.rendering import render_apart
-
-ROLES = ("system", "user", "assistant")
 
 
 def check_texts(prefix: str, prompt: str) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 MAX_TEXTS = 64
 PART = 1024  # tokens of a text, at most, that are run at a time
-_ROLES = ("system", "user", "assistant")
 
 
 def add_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -102,7 +101,7 @@ def messages_in(path: Path) -> Iterator[tuple[dict[str, Any], list[Message]]]:
 
 
 def _chat(line: str, where: str) -> tuple[dict[str, Any], list[Message]]:
-    from models.chat import Message
+    from models.chat import ROLES, Message
 
     try:
         found: Any = json.loads(line, object_pairs_hook=names_once)
@@ -111,14 +110,16 @@ def _chat(line: str, where: str) -> tuple[dict[str, Any], list[Message]]:
     given = found.get("messages") if isinstance(found, dict) else None
     if not isinstance(given, list) or not given or not all(map(_is_message, given)):
         raise InputError(
-            f'{where} has no "messages", each with "content" and a "role": {", ".join(_ROLES)}'
+            f'{where} has no "messages", each with "content" and a "role": {", ".join(ROLES)}'
         )
     return found, [Message(one["role"], one["content"]) for one in given]
 
 
 def _is_message(given: Any) -> bool:
+    from models.chat import ROLES
+
     return (
         isinstance(given, dict)
-        and given.get("role") in _ROLES
+        and given.get("role") in ROLES
         and isinstance(given.get("content"), str)
     )

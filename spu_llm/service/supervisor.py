@@ -314,8 +314,8 @@ def _check_peer(control: Control, worker: Worker) -> None:
     bye = control.peer_bye
     if bye is not None and not bye.ok and bye.reason == _LEFT_RANGES:
         deadline = time.monotonic() + DEATH_WORD_S
-        while (left := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(WorkerError):
+        with contextlib.suppress(WorkerError):  # it has died without a word
+            while (left := deadline - time.monotonic()) > 0:
                 event = worker.next_event(min(left, 0.2))
                 if event is not None and event["event"] == "error" and event["of_ranges"]:
                     raise RangeError(event["message"])
