@@ -39,9 +39,9 @@ from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs
 from spu_llm.systems.decoding.generate import announce
+from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.decoding.records import ClientInputs
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.decoding.secure_model import Layout
 from spu_llm.systems.program import Job, Program, Send
 
 NEW_TOKENS = 32  # the cache has room for a completion of this length

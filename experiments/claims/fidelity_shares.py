@@ -31,7 +31,8 @@ from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
-from spu_llm.systems.decoding.secure_model import Layout, share_text
+from spu_llm.systems.decoding.layout import Layout
+from spu_llm.systems.decoding.secure_model import share_text
 from spu_llm.systems.program import Job, Program, Send
 
 WINDOW_TOKENS = 25

@@ -57,7 +57,7 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs, Retained
 from spu_llm.systems.decoding.generate import announce
-from spu_llm.systems.decoding.secure_model import Layout
+from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.program import Job, Program, Send
 
 VERIFIER = verifier("token", Sampling(1.0))

@@ -31,7 +31,6 @@ from spu_llm.runtime.dry_session import Noted
 from spu_llm.systems.decoding.generate import Completion, announce, announce_end
 from spu_llm.systems.decoding.preparation import dry_course
 from spu_llm.systems.decoding.request import Course
-from spu_llm.systems.decoding.secure_model import held_shapes
 from spu_llm.systems.program import Before
 
 
@@ -93,7 +92,7 @@ def of_steps(
 ) -> list[Workload]:
     """Return the work of the prefill, and of every step of a course: so many drafts stay in each.
     """
-    if config.layers <= 2 or request.split is not None:
+    if config.layers <= 2 or request.part.opens_rows:
         return _whole(config, request, networks, accepted, before)
     # Blocks differ in their ranges alone, but the last one of a prefill has less to do: what each
     # kind of block adds before the last one is traced once.
@@ -145,7 +144,7 @@ def _whole(
     accepted: Sequence[int],
     before: Before,
 ) -> list[Workload]:
-    completion, weights = Completion.of(config, request, before), held_shapes(config, request.split)
+    completion, weights = Completion.of(config, request, before), request.part.shapes(config)
     parties = dry_parties()
     announcement = announce_end if request.hide_progress else announce
     said = jax.ShapeDtypeStruct(completion.announced, np.int32)

@@ -35,6 +35,7 @@ from spu_llm.core.text_files import read_text
 
 if TYPE_CHECKING:
     from spu_llm.service.provider import ServeOptions
+    from spu_llm.systems.served import ServedSystem
 
 
 def add_command(commands: Any) -> None:
@@ -90,17 +91,31 @@ def _made(options: argparse.Namespace) -> ServeOptions:
         raise InputError("--prefix-pad is of a --system-prompt; give both")
     more = {
         "prefix_pad": pad,
-        "spendable": two_party_text.spendable(options),
+        "system": _system(options),
         "system_prompt": _text_of(options.system_prompt, "--system-prompt"),
         "disk_bytes": megabytes(options, "disk"),
         "jobs": jobs_of(options, 1),
         "identity": identity_of(options),
-        "split": None,
         **limiting.of(options),
     }
     host, port = address(options.listen, "--listen")
     made: ServeOptions = record(ServeOptions, options, host=host, port=port, **more)
     return made
+
+
+def _system(options: argparse.Namespace) -> ServedSystem:
+    """Return what is served: the whole model, and what one of the systems adds."""
+    from spu_llm.systems.served import ServedSystem
+    from spu_llm.systems.watermark.served import MarkedTexts
+
+    references = two_party_text.own_references(options)
+    if options.mark is None:
+        return ServedSystem() if references is None else references
+    if references is not None:
+        raise InputError(
+            "with --mark every text is a marked completion; leave --references out"
+        )
+    return MarkedTexts(options.mark)
 
 
 def _text_of(path: Path | None, option: str) -> str:

@@ -173,8 +173,8 @@ def _serve(options: argparse.Namespace) -> None:
 def _made(options: argparse.Namespace) -> ServeOptions:
     from models.hf import load_config
     from spu_llm.service.provider import ServeOptions
-    from spu_llm.systems.program import SplitServed
     from spu_llm.systems.split.records import check_front
+    from spu_llm.systems.split.served import SplitModel
 
     check_serving(options)
     model = options.model or shipped("private")
@@ -185,12 +185,11 @@ def _made(options: argparse.Namespace) -> ServeOptions:
         raise InputError("--mode mpc tunes nothing; leave --tunings out")
     of_mode = split_shares.served(options)
     host, port = address(options.listen, "--listen")
-    tunings = None if options.tunings is None else str(options.tunings.absolute())
     return ServeOptions(
         model=model, ranges=options.ranges, host=host, port=port, network=options.network,
         once=options.once, sessions=options.sessions, studies=False, identity=identity_of(options),
         exit_with_parent=options.exit_with_parent,
-        split=SplitServed(options.mode, split.front, split.back, tunings),
+        system=SplitModel(options.mode, split, options.tunings),
         **limiting.of(options), **of_mode,
     )  # fmt: skip
 

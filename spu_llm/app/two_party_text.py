@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spu_llm.api.defaults import shipped
 from spu_llm.app.options import (
@@ -20,6 +20,9 @@ from spu_llm.app.options import (
 from spu_llm.app.printing import show, tell
 from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError
+
+if TYPE_CHECKING:
+    from spu_llm.systems.dp_text.served import OwnReferences
 
 REFERENCE_TOKENS, SPARE_PLACES = 64, 8
 
@@ -52,25 +55,18 @@ def add_serve_options(parser: Any) -> None:
                         help="with --epsilon (default: %(default)s)")
 
 
-def spendable(options: argparse.Namespace) -> Any:
+def own_references(options: argparse.Namespace) -> OwnReferences | None:
     """Return the provider's own references, None without any. InputError where more than one
     session could spend of them.
     """
-    from spu_llm.systems.program import Spendable
-
     given = [options.references is not None, options.epsilon is not None]
     if not any(given):
         return None
     if not all(given) or not options.once:
         raise InputError("--references are spent: give --epsilon E, how much, and --once")
-    from models.tokenizer import Tokenizer
-    from spu_llm.systems.dp_text.parameters import check_budget
-    from spu_llm.systems.dp_text.prompts import read_references
+    from spu_llm.systems.dp_text.served import OwnReferences
 
-    check_budget(options.epsilon, options.delta)
-    tokenizer = Tokenizer.load(options.model)
-    tokens = [tokenizer.encode(r, goes_on=True) for r in read_references(options.references)]
-    return Spendable(tokens, options.epsilon, options.delta)
+    return OwnReferences(options.references, options.epsilon, options.delta)
 
 
 def generate(options: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from spu_llm.core.errors import BusyError, PeerError
 from spu_llm.net.control_plane import TICKET_BYTES
@@ -19,13 +20,15 @@ TICKET_S = 10.0  # from a ticket to the connection that shows it
 @dataclass(frozen=True)
 class Admitted:
     """A session that both parties have agreed on, and the client that it is with. begin: comes
-    before its worker gets its inputs, and what it raises ends the session.
+    before its worker gets its inputs, and what it raises ends the session. writes: directories of
+    the served system's own that the worker may change.
     """
 
     task: Task
     client: Certificate | None
     until: float  # by the monotonic clock
     begin: Callable[[], None]
+    writes: tuple[Path, ...]
 
 
 class Places:
@@ -48,8 +51,9 @@ class Places:
             return bool(self._running or self._unexpired())
 
     def admit(
-        self, task: Task, client: Certificate | None, begin: Callable[[], None] = lambda: None
-    ) -> bytes:
+        self, task: Task, client: Certificate | None, begin: Callable[[], None] = lambda: None,
+        writes: tuple[Path, ...] = (),
+    ) -> bytes:  # fmt: skip
         """Return a ticket for the session in `task`; BusyError when there is no place for it."""
         with self._lock:
             self._expected = self._unexpired()
@@ -65,7 +69,7 @@ class Places:
                 )
             ticket = os.urandom(TICKET_BYTES)
             until = time.monotonic() + TICKET_S
-            self._expected[ticket] = Admitted(task, client, until, begin)
+            self._expected[ticket] = Admitted(task, client, until, begin, writes)
         return ticket
 
     def enter(self, shown: bytes, client: Certificate | None) -> Admitted:

@@ -11,17 +11,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from models.family import ModelConfig, Params
+from models.family import ModelConfig
 from models.files import TOKENIZER_FILE
 from models.hf import load_model
-from models.resident import digest, place
-from models.split import Split, ends_digest
+from models.resident import digest
 from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from spu_llm.core.errors import (
@@ -42,7 +41,6 @@ from spu_llm.net.relay import Relay
 from spu_llm.net.shaping import NETWORKS
 from spu_llm.net.stream import Metered, listen
 from spu_llm.net.tls import TlsStream
-from spu_llm.offline.files import open_folder
 from spu_llm.offline.peer_directories import directory_of, open_directory
 from spu_llm.offline.silent.store import default_directory, version_folder
 from spu_llm.service import agreeing, listening, programs
@@ -58,10 +56,8 @@ from spu_llm.service.supervisor import (
     run_session,
 )
 from spu_llm.service.task import Task
-from spu_llm.systems.decoding.records import COMPLETION, MARKED, PREPARATION
-from spu_llm.systems.program import Before, Held, Job, Spendable, SplitServed
-from spu_llm.systems.split.records import MPC
-from spu_llm.systems.watermark.serving import Marker
+from spu_llm.systems.program import Before, Held, Job
+from spu_llm.systems.served import ServedSystem, refuse_studies
 
 CALL_BYTES = 8 << 20  # of a connection for calls: manifests or a document's parts, and gRPC's own
 REFUSAL_BYTES = 256 << 10  # the same, once the client has moved all that it may
@@ -91,9 +87,7 @@ class ServeOptions:
     sampling_seed: int | None = None  # fixes the provider's joint randomness
     system_prompt: str = ""  # before every prompt, after what is public: no client gets to know it
     prefix_pad: int = 1  # so many rows, or a multiple, it takes in the client's eyes
-    spendable: Spendable | None = None  # of one session: only with `once`
-    split: SplitServed | None = None  # serve this alone; `tunings` is of all clients
-    mark: Path | None = None  # a key, under which every text is marked
+    system: ServedSystem = field(default_factory=ServedSystem)
     ranges: Path | None = None  # of activations; None: those beside the model
 
 
@@ -120,8 +114,7 @@ def serve(
     # What is wrong is said now, not in the middle of a session.
     root = default_directory("provider")
     config, params = load_model(options.model, options.ranges)
-    options = _with_digest(options, params)
-    weights = _placed(options, params, config)
+    weights = options.system.place(params, config)
     del params  # all workers use those in one place
     try:
         hints = version_folder(root, f"{config.asdict()} {digest(weights)}")
@@ -144,18 +137,17 @@ def _serve(
     )  # fmt: skip
     if options.pool is not None:
         open_directory(options.pool)
-    marker = _marker(options, tokenizer)
-    sessions = _Sessions(
-        options, stated, weights, hints, own_text, say, on_event, marker, text
-    )
+    sessions = _Sessions(options, stated, weights, hints, own_text, say, on_event, text)
     with (
-        nullcontext() if marker is None else closing(marker),
+        closing(options.system) as system,
         sessions as all_,
         listen(options.host, options.port) as listener,
         closing(
             Entrance(listener, options.identity, all_.refused, options.exit_with_parent)
         ) as entrance,
     ):
+
+        system.open(tokenizer, studies=options.studies)
 
         def renew(found: ServeOptions) -> None:
             entrance.renew(found.identity)
@@ -180,9 +172,8 @@ class _Sessions:
     def __init__(
         self, options: ServeOptions, stated: Manifest, weights: int, hints: Path,
         own_text: list[int], say: Callable[[str], None], on_event: Callable[[dict[str, Any]], None],
-        marker: Marker | None = None, text: TextFormat | None = None,
+        text: TextFormat | None = None,
     ) -> None:  # fmt: skip
-        self._marker = marker
         self._options, self._stated, self._print = options, stated, say
         self._on_event = on_event
         self._weights, self._hints = weights, hints
@@ -276,11 +267,12 @@ class _Sessions:
 
     def _worked(self, control: Control, admitted: Admitted) -> Outcome:
         task = admitted.task
-        pool, split = task.pool_dir, task.own.get("split")
-        tunings = [Path(split["tunings"])] if split and split["tunings"] else []
+        pool = task.pool_dir
         worker = Worker(
             task.program, [self._weights],
-            writes=[*kept_folders(self._hints, None if pool is None else Path(pool)), *tunings],
+            writes=[
+                *kept_folders(self._hints, None if pool is None else Path(pool)), *admitted.writes
+            ],
             # To see how large it is.
             lists=[*map(Path, task.own.get("disk_bytes", ()))],
             confined=task.program not in programs.STUDIES,
@@ -352,41 +344,26 @@ class _Sessions:
             if client is not None and own is not None:
                 seen = agreeing.certificates(client=client, provider=own)
             pool, budgets = _disk(options, client)
+            offer = options.system.offer(_folder(options.system.directory, client))
             stated = with_nonce(
                 self._stated | seen | agreeing.pool_id("provider", seen, pool)
             )
             agreed = agree(asked, stated)
             material = agreeing.peer_folder("provider", agreed, pool)
-            marker, nonce, noise = self._marker, b"", None
-            if marker is not None:
-                nonce = marker.nonce()
-                noise = marker.noise(nonce).hex()
             held = Held(
                 str(options.model), options.sampling_seed, budgets, self._weights, self._own_text,
-                options.spendable, self._split(client), noise,
+                offer.served,
             )  # fmt: skip
             task = agreeing.task_of("provider", agreed, held, material, self._hints)
             job = _check(task, options)
-            if marker is None or job is None or task.program != COMPLETION.name:
-                return stated, self._places.admit(task, client)
-            # Who is admitted and does not come leaves no line.
-            return stated, self._places.admit(task, client, partial(_record, marker, nonce, job))
+            # It begins when the client comes: who is admitted and does not come leaves no trace.
+            begin = partial(offer.begin, job)
+            return stated, self._places.admit(task, client, begin, offer.writes)
         except Exception as exc:
             error = _as_ours(exc)
             self._say_failed(error)
             self._end_once(error)
             raise
-
-    def _split(self, client: Certificate | None) -> SplitServed | None:
-        """Return what is served of a split model, with the directory of this client's tunings."""
-        split = self._options.split
-        if split is None or split.tunings is None:
-            return split
-        root = Path(split.tunings)
-        own = root if client is None else directory_of(root, client.fingerprint)
-        for directory in (root, own):
-            open_folder(directory)
-        return replace(split, tunings=str(own.absolute()))
 
     def _say(self, line: str) -> None:
         with self._printing:
@@ -400,15 +377,13 @@ class _Sessions:
 def _disk(
     options: ServeOptions, client: Certificate | None
 ) -> tuple[Path | None, dict[str, int]]:
-    """Return where material of this client is kept, and what it, or tunings, may take there and
-    with all other clients'.
+    """Return where material of this client is kept, and what it, or what a system keeps of the
+    client, may take there and with all other clients'.
     """
-    root, split = options.pool, options.split
-    if root is None and split is not None and split.tunings is not None:
-        root = Path(split.tunings)
-    if root is None:
+    root = options.system.directory if options.pool is None else options.pool
+    own = _folder(root, client)
+    if root is None or own is None:
         return None, {}
-    own = root if client is None else directory_of(root, client.fingerprint)
     if options.pool is not None:
         open_directory(own)
     limits = {root: options.disk_bytes}
@@ -418,20 +393,9 @@ def _disk(
     return None if options.pool is None else own, budgets
 
 
-def _with_digest(options: ServeOptions, params: Params) -> ServeOptions:
-    """Return the options with the digest of a split model's ends."""
-    if (served := options.split) is None:
-        return options
-    digest = ends_digest(params, Split(served.front, served.back))
-    return replace(options, split=replace(served, ends=digest))
-
-
-def _placed(options: ServeOptions, params: Params, config: ModelConfig) -> int:
-    """Put the weights into memory, of a split model the middle's alone; return their descriptor."""
-    if (served := options.split) is None:
-        return place(params, config)
-    split = Split(served.front, served.back)
-    return place(params, config, split, on_shares=served.mode == MPC)
+def _folder(root: Path | None, client: Certificate | None) -> Path | None:
+    """Return a client's own directory in `root`; without certificates all clients have one."""
+    return root if root is None or client is None else directory_of(root, client.fingerprint)
 
 
 def _as_ours(exc: Exception) -> SpuLlmError:
@@ -453,8 +417,7 @@ def _own_text(
     """
     if not options.system_prompt:
         return Before(), []
-    if options.studies:
-        raise InputError("studies run the model alone; leave --studies or --system-prompt out")
+    refuse_studies(options.studies, "--system-prompt")
     if tokenizer is None:
         raise InputError(f"{options.model} has no tokenizer for --system-prompt")
     # It goes on after what every text begins with, which is public.
@@ -474,32 +437,12 @@ def _check(task: Task, options: ServeOptions) -> Job[Any, Any] | None:
     """Return the job that is asked for, InputError when this provider does not run it. Of a study,
     None: its worker checks it, since to import it takes seconds.
     """
-    if task.program in programs.STUDIES:
-        if options.studies:
-            return None
+    study = task.program in programs.STUDIES
+    if study and not options.studies:
         raise InputError(f"{task.program} is a study; the provider must be started with --studies")
-    if options.mark is not None and task.program not in (COMPLETION.name, PREPARATION.name):
-        raise InputError(
-            f"this provider marks its texts, which {task.program} has no way to: ask for a "
-            f"completion with --verify {MARKED}"
-        )
-    return agreeing.job_of(programs.find(task.program), task)
-
-
-def _marker(options: ServeOptions, tokenizer: Tokenizer | None) -> Marker | None:
-    if options.mark is None:
+    options.system.check_program(task.program)
+    if study:
         return None
-    if options.studies or options.spendable is not None:
-        other = "--studies" if options.studies else "--references"
-        raise InputError(f"with --mark every text is a marked completion; leave {other} out")
-    if options.split is not None:
-        raise InputError("a split model marks no texts: leave --mark out, or serve the whole model")
-    assert tokenizer is not None
-    return Marker(options.mark, tokenizer)
-
-
-def _record(marker: Marker, nonce: bytes, job: Job[Any, Any]) -> None:
-    left = job.before.left(job.model)
-    request = job.request
-    forwards = 1 + request.most_steps(left)
-    marker.record(nonce, job.model.vocab_size, request.draft_length, forwards)
+    job = agreeing.job_of(programs.find(task.program), task)
+    options.system.admit(job)
+    return job

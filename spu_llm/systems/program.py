@@ -52,47 +52,47 @@ class Before:
 
 
 @dataclass(frozen=True)
-class Spendable:
-    """Sensitive references, as token ids, and the most that a session may spend of each one's
-    privacy.
+class Served:
+    """What the system that a provider serves tells a session's worker (`systems.served`)."""
+
+    kind: str = ""
+    """The name of the dataclass that `fields` are of; "" for none."""
+    fields: dict[str, Any] = field(default_factory=dict, repr=False)
+    alone: str = ""
+    """What is served, in words, where it is a part of the model alone: memory then holds no more,
+    and other programs are refused.
+    """
+    stream_key: str | None = field(default=None, repr=False)
+    """The key, 32 bytes in hex, of what the provider draws as joint randomness; None: a fresh one.
     """
 
-    references: list[list[int]]
-    epsilon: float
-    delta: float
+    @staticmethod
+    def of(brought: Any, alone: str = "") -> Served:
+        """Return a dataclass as a system brings it."""
+        return Served(type(brought).__name__, dataclasses.asdict(brought), alone)
 
-
-@dataclass(frozen=True)
-class SplitServed:
-    """A split model (`models.split`): one of the modes of `spu-llm split`, blocks of the client's
-    front and back, the directory with what was tuned of the middle for this client, and the digest
-    of the ends' parameters (`models.split.ends_digest`).
-    """
-
-    mode: str
-    front: int
-    back: int
-    tunings: str | None = None
-    ends: str = ""
+    def read(self, kind: type[T]) -> T | None:
+        """Return what the system brings, where it is of this kind; else None."""
+        if self.kind != kind.__name__:
+            return None
+        return read(kind, self.fields, f"the provider's {self.kind} is malformed")
 
 
 @dataclass(frozen=True)
 class Held:
-    """What every provider brings: its model, a seed where its randomness is repeatable, how much
-    material may take, in bytes by directory, a descriptor of its weights in memory
-    (`models.resident`), the tokens of its text before every prompt, references of its own, how its
-    model is split, where it serves the middle alone, and where it marks texts the key of this
-    session's noise, 32 bytes in hex (`watermark.sessions`).
-    """
+    """What every provider brings to a session."""
 
     model_dir: str
     sampling_seed: int | None = None
+    """Makes the provider's randomness repeatable."""
     disk_bytes: dict[str, int] = field(default_factory=dict)
+    """How much correlated randomness may take, by directory."""
     weights: int | None = None
+    """A descriptor of the weights in memory (`models.resident`)."""
     system_prompt: list[int] = field(default_factory=list)
-    spendable: Spendable | None = None
-    split: SplitServed | None = None
-    noise: str | None = field(default=None, repr=False)
+    """The tokens of the provider's own text before every prompt."""
+    served: Served = Served()
+    """What the system that is served adds."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,8 @@ class Job(Generic[Q, C]):
 
 def served_whole(request: Any, held: Held, model: ModelConfig) -> None:
     """Raise InputError unless the provider serves its whole model."""
-    if (split := held.split) is not None:
-        raise InputError(
-            f"the provider serves the middle of a split model alone: spu-llm split, with --mode "
-            f"{split.mode} --split {split.front},{split.back}"
-        )
+    if held.served.alone:
+        raise InputError(f"the provider serves {held.served.alone}")
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,9 @@ from spu_llm.systems.dp_text.methods import token_weights
 from spu_llm.systems.dp_text.parameters import Parameters
 from spu_llm.systems.dp_text.prompts import Prompts
 from spu_llm.systems.dp_text.secure_corpus import Asked, write_corpus
-from spu_llm.systems.dp_text.secure_records import SharedRequest
+from spu_llm.systems.dp_text.secure_records import SharedRequest, Spendable
 from spu_llm.systems.dp_text.shared import OwnHalf, SharedText, declare
 from spu_llm.systems.dp_text.shared_run import check_budget, provider_prompts
-from spu_llm.systems.program import Spendable
 from tests.protocols.verifying import chi_square_p
 from tests.tiny import PRIVATE, endless, save_tokenizer, tiny_params
 

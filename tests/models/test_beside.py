@@ -21,8 +21,9 @@ from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder
 from spu_llm.systems.decoding.generate import Completion, generate
+from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.decoding.secure_model import Layout, share_weights
+from spu_llm.systems.decoding.secure_model import share_weights
 from tests.models.test_generate import PARAMS, client_side, provider_stream, request_for
 from tests.tiny import PRIVATE, save_tokenizer
 

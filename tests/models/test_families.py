@@ -21,7 +21,8 @@ from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
-from spu_llm.systems.decoding.secure_model import Layout, share_weights
+from spu_llm.systems.decoding.layout import Layout
+from spu_llm.systems.decoding.secure_model import share_weights
 from tests.models.references import LAST, MODELS, params_of, recorded, tokens_of
 from tests.models.test_hf import assert_same
 from tests.models.test_llama import OPENED

@@ -35,9 +35,10 @@ from spu_llm.systems.decoding import request
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
 from spu_llm.systems.decoding.generate import Completion, generate
+from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.decoding.preparation import demand_of
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.decoding.secure_model import Layout, build, share_text, share_weights
+from spu_llm.systems.decoding.secure_model import build, share_text, share_weights
 from spu_llm.systems.program import Before
 from tests.models.watching import Watched
 from tests.tiny import PRIVATE, PUBLIC, save_tokenizer, tiny_params

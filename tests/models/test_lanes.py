@@ -22,7 +22,8 @@ from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.session import PlaintextSession, Session
 from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
-from spu_llm.systems.decoding.secure_model import Layout, share_weights
+from spu_llm.systems.decoding.layout import Layout
+from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.decoding.text_rows import TextRows
 from tests.tiny import LLAMA, PRIVATE, tiny_params
 

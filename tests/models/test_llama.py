@@ -36,9 +36,10 @@ from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
 from spu_llm.systems.decoding.generate import Completion, generate
+from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.decoding.preparation import demand_of
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.decoding.secure_model import Layout, share_weights
+from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.program import Before
 from tests.models.test_hf import assert_same, change_config, change_tensors, fault
 from tests.models.watching import Watched

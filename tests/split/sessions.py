@@ -15,7 +15,8 @@ from spu_llm.core.channel import Channel, MemoryChannel
 from spu_llm.core.errors import PeerError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.service.plain_session import PlainSession
-from spu_llm.systems.program import Held, Job, Program, SplitServed
+from spu_llm.systems.program import Held, Job, Program, Served
+from spu_llm.systems.split.records import SplitServed
 from tests.tiny import VOCAB, endless, save_tokenizer, tiny_params
 
 CONFIG = GPT2Config(VOCAB, n_positions=64, n_embd=16, n_layer=3, n_head=2)
@@ -40,7 +41,7 @@ def served(model: Path, mode: str, tunings: Path | None = None) -> Held:
     where = None if tunings is None else str(tunings)
     return Held(
         str(model), weights=place(params, config, SPLIT, on_shares=False),
-        split=SplitServed(mode, *SPLIT, where, digest(model)),
+        served=Served.of(SplitServed(mode, *SPLIT, digest(model), where), "the middle alone"),
     )  # fmt: skip
 
 

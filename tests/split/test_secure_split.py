@@ -41,10 +41,12 @@ from spu_llm.systems.decoding import request
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
 from spu_llm.systems.decoding.generate import Completion, generate
+from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.decoding.preparation import demand_of
-from spu_llm.systems.decoding.secure_model import Layout, OpenRows, held_shapes, share_weights
+from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.program import Before, Job
 from spu_llm.systems.split import secure
+from spu_llm.systems.split.middle import Middle, OpenRows
 from spu_llm.systems.split.secure import ends_of
 from spu_llm.systems.split.secure_records import MiddleInputs, MiddleRequest
 from tests.models.watching import Watched
@@ -89,11 +91,11 @@ def forced(
     them stay; None at the provider.
     """
     layout = Layout(
-        config, (len(PROMPT),), (ROWS,), live_rows=ROWS, hidden=hidden, split=split
+        config, (len(PROMPT),), (ROWS,), live_rows=ROWS, hidden=hidden, part=Middle(split)
     )
     ends = session.local(CLIENT, lambda: Ends(config, PARAMS[config], split, ROWS))
     params = session.local(PROVIDER, lambda: PARAMS[config])
-    weights = share_weights(session, config, params, split)
+    weights = share_weights(session, config, params, Middle(split))
     decoder = Decoder(session, layout, OpenRows(hidden), weights)
 
     def up(tokens: list[int], at: int) -> Any:
@@ -237,7 +239,7 @@ def client_side(
     streams = Streams(Prg.from_seed(seed, "drafts"), Prg.from_seed(seed, "sampling"))
     return ClientSide(
         list(PROMPT), tokenizer, drafter, Plain(Sampling(temperature)), streams,
-        ends=ends or ends_of(PARAMS[config], completion),
+        around=ends or ends_of(PARAMS[config], completion),
     )  # fmt: skip
 
 
@@ -253,7 +255,7 @@ def run_plaintext(
 ) -> ClientSide:
     session, completion = PlaintextSession(), Completion.of(config, request)
     client = client_side(tokenizer, completion, temperature)
-    weights = share_weights(session, config, PARAMS[config], request.split)
+    weights = share_weights(session, config, PARAMS[config], request.part)
     generate(session, completion, completion.decoder(session, weights), client, None)
     return client
 
@@ -273,7 +275,7 @@ def run_two_parties(
             CLIENT, client_side, tokenizer, completion, temperature, drafter
         )
         params = session.local(PROVIDER, lambda: PARAMS[config])
-        weights = share_weights(session, config, params, request.split)
+        weights = share_weights(session, config, params, request.part)
         watched: Any = Watched(session)
         decoder = completion.decoder(watched, weights)
         mark = len(session.meter.entries)
@@ -373,7 +375,7 @@ def test_drafted_texts_have_the_whole_models_distribution(tokenizer: Tokenizer) 
     temperature, count = 0.5, 700
     completion = Completion.of(GPT2, asked(2, 2, show_progress=True))
     session = PlaintextSession()
-    weights = share_weights(session, GPT2, PARAMS[GPT2], ONE_ONE)
+    weights = share_weights(session, GPT2, PARAMS[GPT2], Middle(ONE_ONE))
     ends, drafter = ends_of(PARAMS[GPT2], completion), Drafter(PUBLIC, DRAFT_PARAMS, 60)
     texts: dict[tuple[int, ...], int] = {}
     for seed in range(count):
@@ -413,10 +415,10 @@ def test_the_ends_take_one_program_and_are_in_the_rehearsal(
 
     monkeypatch.setattr(Ends, "rehearse", heard)
     client = run_plaintext(tokenizer, GPT2, asked(12, 2), 0.8)
-    assert client.ends is not None and client.cadence is not None
+    assert client.around is not None and client.cadence is not None
     # When it was made, and six times for the cadence.
     assert rehearsed == [(3, len(PROMPT)), *[(3, len(PROMPT) - 1)] * 6]
-    assert client.ends._up._cache_size() == client.ends._down._cache_size() == 2
+    assert client.around._up._cache_size() == client.around._down._cache_size() == 2
 
 
 # ---- what is sent and taken
@@ -426,7 +428,7 @@ def test_the_first_product_is_one_masked_message() -> None:
     """The first norm sees the client's rows alone: it is her own work, and of no comparison."""
     parties = dry_parties()
     completion = Completion.of(GPT2, asked(4, 2))
-    decoder = completion.decoder(parties[0], held_shapes(GPT2, ONE_ONE))
+    decoder = completion.decoder(parties[0], Middle(ONE_ONE).shapes(GPT2))
     given = completion.layout.rows_in(len(PROMPT))
     decoder.prefill(given, decoder.judge_shapes(1))
     (noted,) = parties[0].taken()

@@ -24,7 +24,7 @@ from spu_llm.service import programs
 from spu_llm.service.agreeing import job_of, of_client, of_provider, task_of
 from spu_llm.systems.decoding.records import COMPLETION
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.program import Held, Job, SplitServed
+from spu_llm.systems.program import Held, Job, Served
 from spu_llm.systems.split.beginning import begin
 from spu_llm.systems.split.boundary import HEADER_BYTES, Boundary, Kind
 from spu_llm.systems.split.ends import client_ends, with_table, without_table
@@ -34,6 +34,7 @@ from spu_llm.systems.split.records import (
     TUNE,
     GenerateInputs,
     GenerateRequest,
+    SplitServed,
     TuneInputs,
     TuneRequest,
     check_served,
@@ -140,11 +141,15 @@ def test_tokens_are_drawn_by_temperature_and_mass() -> None:
 def test_a_provider_serves_one_mode_of_one_split(model: Path) -> None:
     request, own = asked(model, [[1]]), served(model, "plain")
     request.admit(own, CONFIG)
+
+    def brought(one: SplitServed) -> Held:
+        return replace(own, served=Served.of(one))
+
     for held_, said in (
         (Held(str(model)), r"started with spu-llm split serve --mode plain --split 1,1"),
         (served(model, "noir"), "serves --mode noir --split 1,1, not --mode plain --split 1,1"),
-        (replace(own, split=SplitServed("plain", 0, 1)), "serves --mode plain --split 0,1, not"),
-        (replace(own, split=SplitServed("plain", 1, 1, None, "x")), "models with different ends"),
+        (brought(SplitServed("plain", 0, 1, "")), "serves --mode plain --split 0,1, not"),
+        (brought(SplitServed("plain", 1, 1, "x")), "models with different ends"),
     ):
         with pytest.raises(InputError, match=said):
             request.admit(held_, CONFIG)

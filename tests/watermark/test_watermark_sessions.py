@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -22,17 +22,18 @@ from protocols.verification.marked import Marked
 from spu_llm.core.errors import BusyError, InputError, SpuLlmError
 from spu_llm.core.prg import Prg
 from spu_llm.net.manifest import with_nonce
-from spu_llm.service import agreeing, programs, provider
+from spu_llm.service import agreeing, programs
 from spu_llm.service.limits import Limits
 from spu_llm.service.provider import ServeOptions, _Sessions
 from spu_llm.service.supervisor import run_session
 from spu_llm.service.task import Task
 from spu_llm.systems.decoding.records import COMPLETION, PrepareRequest
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.program import Held, Nothing, SplitServed
+from spu_llm.systems.program import Held, Nothing, Served
+from spu_llm.systems.served import ServedSystem
 from spu_llm.systems.watermark import kept, sessions
 from spu_llm.systems.watermark.keys import Scheme, write_key
-from spu_llm.systems.watermark.serving import Marker
+from spu_llm.systems.watermark.served import MarkedTexts
 from spu_llm.systems.watermark.sessions import (
     NONCE_BYTES,
     Session,
@@ -192,15 +193,16 @@ def test_a_worker_gets_its_sessions_noise_alone(pair: Pair, tmp_path: Path) -> N
     path, tokenizer = tmp_path / "key", Tokenizer.load(pair.private)
     scheme = Scheme(1, method="provider", tokenizer=tokenizer.digest)
     write_key(path, key_of(1), scheme)
-    marker = Marker(path, tokenizer)
-    nonce = marker.nonce()
-    noise = marker.noise(nonce)
-    held = Held("model", noise=noise.hex())
+    marked = MarkedTexts(path)
+    marked.open(tokenizer, studies=False)
+    held = Held("model", served=(offer := marked.offer(None)).served)
+    noise, (nonce, *_) = bytes.fromhex(held.served.stream_key or ""), offer.begin.args
     assert noise.hex() not in repr(held) and noise != key_of(1).secret
+    assert nonce.hex() not in str(asdict(held))
     assert Prg(noise).words((2,)).tolist() == key_of(1).session(nonce).words((2,)).tolist()
     with pytest.raises(InputError, match="in use"):
-        Marker(path, tokenizer)
-    marker.close()
+        MarkedTexts(path).open(tokenizer, studies=False)
+    marked.close()
     for other, words in (
         (Scheme(4, method="race", tokenizer=tokenizer.digest), "no provider's key"),
         (replace(scheme, tokenizer="other"), "another tokenizer"),
@@ -208,7 +210,7 @@ def test_a_worker_gets_its_sessions_noise_alone(pair: Pair, tmp_path: Path) -> N
         path.unlink()
         write_key(path, key_of(1), other)
         with pytest.raises(InputError, match=words):
-            Marker(path, tokenizer)
+            MarkedTexts(path).open(tokenizer, studies=False)
 
 
 @pytest.mark.parametrize("program", ["completion", "preparation"])
@@ -235,13 +237,21 @@ def test_a_provider_marks_all_texts_or_none(
     agreed = agreeing.of_provider(PRIVATE, text, "local", 1) | agreeing.of_client(
         found, request, text, "local", 1
     )
-    held = Held("model", noise="00" * 32 if marks else None)
+    held = Held("model", served=Served(stream_key="00" * 32 if marks else None))
     task = agreeing.task_of("provider", agreed, held, Path("/pool"))
+    system = MarkedTexts(Path("key")) if marks else ServedSystem()
+
+    def admitted() -> Any:
+        system.check_program(program)
+        job = agreeing.job_of(found, task)
+        system.admit(job)
+        return job
+
     if words is None:
-        assert agreeing.job_of(found, task).request == request
+        assert admitted().request == request
     else:
         with pytest.raises(InputError, match=words):
-            agreeing.job_of(found, task)
+            admitted()
 
 
 def options_of(pair: Pair, **changed: Any) -> ServeOptions:
@@ -264,8 +274,9 @@ def test_a_session_is_recorded_when_it_begins_and_at_no_other_time(
     tokenizer, path = Tokenizer.load(pair.private), tmp_path / "key"
     write_key(path, key_of(2), Scheme(1, method="provider", tokenizer=tokenizer.digest))
     stated = agreeing.of_provider(PRIVATE, tokenizer, "local", 1)
-    marker = Marker(path, tokenizer)
-    options = options_of(pair, mark=path)
+    marked = MarkedTexts(path)
+    marked.open(tokenizer, studies=False)
+    options = options_of(pair, system=marked)
     lines: list[str] = []
 
     def asked(program: Any, request: Any) -> Any:
@@ -275,7 +286,7 @@ def test_a_session_is_recorded_when_it_begins_and_at_no_other_time(
         return recorded(sessions_path(path), key_of(2))
 
     with _Sessions(
-        options, stated, 0, Path("hints"), [], lines.append, lambda event: None, marker
+        options, stated, 0, Path("hints"), [], lines.append, lambda event: None
     ) as serving:  # fmt: skip
         for program, request, words in (
             (COMPLETION, Request(5, 9, 3, 0.7), "--verify marked"),
@@ -294,7 +305,7 @@ def test_a_session_is_recorded_when_it_begins_and_at_no_other_time(
         admitted.begin()
         (one,) = found()
         assert one.shape == Shape(PRIVATE.vocab_size, 3, 9)
-        assert admitted.task.own["noise"] == key_of(2).of_session(one.nonce).hex()
+        assert admitted.task.own["served"]["stream_key"] == key_of(2).of_session(one.nonce).hex()
         other = serving._places.enter(serving._admit(good, None)[1], None)
         with pytest.raises(BusyError):
             serving._admit(good, None)
@@ -302,7 +313,7 @@ def test_a_session_is_recorded_when_it_begins_and_at_no_other_time(
         with pytest.raises(SpuLlmError, match="cannot write"):
             other.begin()
         monkeypatch.undo()
-        marker.close()
+        marked.close()
         with pytest.raises(SpuLlmError, match="it is closed"):
             other.begin()
         assert found() == [one]
@@ -326,12 +337,6 @@ def test_what_cannot_begin_gives_its_worker_no_inputs() -> None:
     worker.submit.assert_not_called()
     worker.stop.assert_called()
     control.bye.assert_called_once_with("the provider's worker failed", ok=False)
-
-
-def test_the_middle_of_a_model_marks_nothing(pair: Pair, tmp_path: Path) -> None:
-    options = options_of(pair, mark=tmp_path / "key", split=SplitServed("clear", 1, 1))
-    with pytest.raises(InputError, match="a split model marks no texts: leave --mark out"):
-        provider._marker(options, Tokenizer.load(pair.private))
 
 
 def _fails(descriptor: int) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from models.draft import Proposer
-from models.ends import Ends
 from models.stops import Stops
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
@@ -20,15 +19,16 @@ from spu_llm.core.prg import Prg
 from spu_llm.systems.decoding.branching import Branch, Branching, Single
 from spu_llm.systems.decoding.cadence import Cadence
 from spu_llm.systems.decoding.emitted import Emitted
+from spu_llm.systems.decoding.layout import ClientPart
 
 
 @dataclass
 class ClientSide:
     """The client's plaintext half: prompt, drafting, sampling, text.
 
-    `on_text` receives text as soon as it is certain. `ends`: of a split model, whose first blocks
-    give what goes into the secure forward, and whose last ones take what comes out of it.
-    `branching`: continuations of a step, where there are several.
+    `on_text` receives text as soon as it is certain. `around`: what the client computes of the
+    model before and after the secure forward. `branching`: continuations of a step, where there are
+    several.
     """
 
     prompt: list[int]
@@ -40,7 +40,7 @@ class ClientSide:
     on_text: Callable[[str], None] = lambda text: None
     prefix: list[int] = field(default_factory=list)  # public, before the prompt
     cadence: Cadence | None = None  # of what the provider sees of a step
-    ends: Ends | None = None
+    around: ClientPart | None = None
     branching: Branching | None = None
     interrupted: Callable[[], bool] = lambda: False  # whether the text is to end where it is
 
@@ -100,8 +100,8 @@ class ClientSide:
         streams, tokens = Streams(Prg.from_os(), Prg.from_os()), itertools.cycle((0, 1))
 
         def rehearse() -> None:
-            if self.ends is not None:
-                self.ends.rehearse(count + 1, length - 1)
+            if self.around is not None:
+                self.around.rehearse(count + 1, length - 1)
             text = [0] * (length - unseen) + [next(tokens)] * unseen
             for _ in range(several):
                 self._draft(text, count, streams)
@@ -110,14 +110,15 @@ class ClientSide:
         self.cadence = Cadence.of(rehearse)
 
     def prefill_input(self) -> Any:
-        """Return the prefill's input, one lane: the prompt, or what the front makes of it."""
-        return [self.prompt if self.ends is None else self.ends.up(self.prompt, 0)]
+        """Return the prefill's input, one lane: the prompt, or rows that the client makes of it."""
+        return [self.prompt if self.around is None else self.around.up(self.prompt, 0)]
 
     def step_input(self) -> Any:
         """Return the input of a step's secure forward, one lane: the last token, not cached yet,
-        and the drafts, one continuation's after the other's; or what the front makes of them.
+        and the drafts, one continuation's after the other's; or the rows that the client makes of
+        them.
         """
-        return [self._next if self.ends is None else self._raised]
+        return [self._next if self.around is None else self._raised]
 
     def next_turn(self, tokens: Sequence[int]) -> ClientSide:
         """Return the client's side of the turn that begins when `tokens` come after this text."""
@@ -168,20 +169,20 @@ class ClientSide:
         retained = self.resolve(list(map(self._seen, lanes_of(outcome))), limit)
         if not self.finish_reason:
             self.propose(drafts)
-            if self.ends is not None:
-                self._raised = self.ends.up(self._next, len(self._text) - 1)
+            if self.around is not None:
+                self._raised = self.around.up(self._next, len(self._text) - 1)
         if self.cadence is not None:
             self.cadence.wait()
         return retained, bool(self.finish_reason)
 
     def _seen(self, outcome: Any) -> Any:
         """Return what the rule resolves: a judge's outcome as it is, or logits of the rows [n, d]
-        that came from a split model's middle, the last of which stand for the drafts.
+        that were opened, the last of which stand for the drafts.
         """
-        if self.ends is None:
+        if self.around is None:
             return outcome
         rows, drafts = np.asarray(outcome), len(self._next) - 1
-        return self.ends.down(rows, len(self._text) + drafts - len(rows), drafts + 1)
+        return self.around.down(rows, len(self._text) + drafts - len(rows), drafts + 1)
 
     def resolve(self, outcomes: Sequence[Any], limit: int) -> np.ndarray:
         """Emit the accepted drafts of the continuation that goes on, and the token after; returns

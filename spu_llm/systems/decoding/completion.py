@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from models.draft import Drafter, Proposer
-from models.family import ModelConfig
+from models.family import ModelConfig, weight_shapes
 from models.hf import load_model
 from models.ngrams import Ngrams
 from models.resident import mapped
-from models.split import Split
 from models.text_format import TextFormat
 from models.tokenizer import Tokenizer
 from protocols.verification.distribution import Streams
@@ -28,9 +27,10 @@ from spu_llm.runtime.session import private_tree
 from spu_llm.systems.decoding.branching import Branching, Single
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.generate import Completion, Report, announce, announce_end, generate
+from spu_llm.systems.decoding.layout import Part, Text, WholeModel
 from spu_llm.systems.decoding.records import CANDIDATES_ALONE, ClientInputs
 from spu_llm.systems.decoding.request import Request
-from spu_llm.systems.decoding.secure_model import Text, held_shapes, share_weights
+from spu_llm.systems.decoding.secure_model import share_weights
 from spu_llm.systems.program import Held, Job, Send
 
 C = TypeVar("C")  # the client's own inputs
@@ -56,7 +56,7 @@ def complete(
     completion = Completion.of(config, job.request, job.before)
     with session.meter.in_phase("offline"):
         text = held_text(session, completion, job)
-        weights = held_weights(session, config, job, completion.layout.split)
+        weights = held_weights(session, config, job, completion.layout.part)
         decoder = completion.decoder(session, weights, text)
         completion.prepare(session, decoder)
     client = client_side(job.client, completion, send) if session.rank == CLIENT else None
@@ -81,25 +81,25 @@ def complete(
 
 
 def held_weights(
-    session: PartySession, config: ModelConfig, job: Job[Any, Any], split: Split | None = None
-) -> Any:
-    """Return the private model's weights, or a split model's middle, as values of the session; the
-    provider has them in memory, or reads them.
+    session: PartySession, config: ModelConfig, job: Job[Any, Any],
+    part: Part = WholeModel(),  # noqa: B008 - frozen
+) -> Any:  # fmt: skip
+    """Return the private model's weights of a part as values of the session; the provider has them
+    in memory, or reads them.
     """
     provider = job.of_provider
     if provider is not None and provider.weights is not None:
-        shapes = held_shapes(config, split)
-        return private_tree(session, PROVIDER, _placed, shapes, provider, config, split)
+        return private_tree(session, PROVIDER, _placed, part.shapes(config), provider, config, part)
     params = None if provider is None else load_model(Path(provider.model_dir))[1]
-    return share_weights(session, config, params, split)
+    return share_weights(session, config, params, part)
 
 
-def _placed(provider: Held, config: ModelConfig, split: Split | None) -> Any:
-    """Return the weights that lie in memory, or a split model's middle of them."""
+def _placed(provider: Held, config: ModelConfig, part: Part) -> Any:
+    """Return the part's weights, which lie in memory alone or with all others."""
     assert provider.weights is not None
-    if split is None or provider.split is not None:
-        return mapped(provider.weights, held_shapes(config, split))
-    return split.parts(mapped(provider.weights, held_shapes(config)))[1]
+    if provider.served.alone:
+        return mapped(provider.weights, part.shapes(config))
+    return part.of_whole(mapped(provider.weights, weight_shapes(config)))
 
 
 def held_text(session: PartySession, completion: Completion, job: Job[Any, Any]) -> Text | None:
@@ -111,11 +111,9 @@ def held_text(session: PartySession, completion: Completion, job: Job[Any, Any])
 
 
 def provider_stream(held: Held) -> Prg:
-    """Return what the provider draws from: joint randomness, or a marked text's noise from its
-    start.
-    """
-    if held.noise is not None:
-        return Prg(bytes.fromhex(held.noise))
+    """Return what the provider draws joint randomness from."""
+    if held.served.stream_key is not None:
+        return Prg(bytes.fromhex(held.served.stream_key))
     return stream("joint randomness", held.sampling_seed)
 
 

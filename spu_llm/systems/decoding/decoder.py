@@ -20,17 +20,9 @@ from spu_llm.compiler.secure_function import SecureFunction
 from spu_llm.core.prg import Prg
 from spu_llm.core.values import CLIENT, PROVIDER, public
 from spu_llm.runtime.session import Session, private_tree
-from spu_llm.systems.decoding.secure_model import (
-    Judge,
-    KeepRows,
-    Layout,
-    OpenRows,
-    Place,
-    Text,
-    build,
-    lengthen,
-    pack,
-)
+from spu_llm.systems.decoding.judges import Judge, RowsJudge
+from spu_llm.systems.decoding.layout import Layout, Place, Text
+from spu_llm.systems.decoding.secure_model import build, lengthen, pack
 from spu_llm.systems.decoding.text_rows import TextRows
 
 # Which rows of a step stay in the text: bool [lane, n]; any, not only the first ones. None at the
@@ -170,7 +162,7 @@ class Decoder:
         )
 
     def _of_provider(self, count: int, stream: Prg) -> Any:
-        assert not isinstance(self._judge, KeepRows | OpenRows)
+        assert not isinstance(self._judge, RowsJudge)
         layout = self._layout
         sizes = layout.drafts(count), layout.config.vocab_size
         drawn = [self._judge.provider_input(*sizes, stream) for _ in range(layout.judged)]

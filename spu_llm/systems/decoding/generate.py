@@ -18,15 +18,17 @@ from jax import Array
 from models.family import ModelConfig
 from protocols.verification.variants import Verifier
 from spu_llm.compiler.secure_function import SecureFunction
-from spu_llm.core.errors import InputError, WireError
+from spu_llm.core.errors import WireError
 from spu_llm.core.prg import Prg
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner, Public
 from spu_llm.runtime.session import Session
 from spu_llm.systems.decoding.client_side import ClientSide
 from spu_llm.systems.decoding.decoder import Decoder, Judged, JudgeInputs, Retained
+from spu_llm.systems.decoding.judges import Judge, RowsJudge
+from spu_llm.systems.decoding.layout import Layout, Text
 from spu_llm.systems.decoding.request import Course
-from spu_llm.systems.decoding.secure_model import Layout, OpenRows, Text, share_text
+from spu_llm.systems.decoding.secure_model import share_text
 from spu_llm.systems.program import Before
 
 
@@ -46,7 +48,7 @@ class Completion:
     """A request to a model: the judge that it asks for, the most tokens, and public sizes."""
 
     request: Course
-    judge: Verifier | OpenRows
+    judge: Judge
     limit: int
     layout: Layout
 
@@ -59,11 +61,7 @@ class Completion:
         """
         left = before.left(config)
         request.check(left)
-        if request.split is not None and before.rows:
-            raise InputError(
-                "the provider has a text of its own before every prompt, which the front of a "
-                "split model cannot see; it must be started without one"
-            )
+        request.check_before(before)
         prefix = before.rows + len(request.public_prefix)
         layout = replace(
             layout_of(left, request), config=config, sizes=request.sizes(left, prefix),
@@ -74,7 +72,7 @@ class Completion:
     @property
     def verifier(self) -> Verifier:
         """Return the judge, where it verifies drafts on shares."""
-        assert not isinstance(self.judge, OpenRows)
+        assert not isinstance(self.judge, RowsJudge)
         return self.judge
 
     def text(self, session: Session, system_prompt: Sequence[int] = ()) -> Text | None:
@@ -110,7 +108,7 @@ def layout_of(config: ModelConfig, request: Course) -> Layout:
         packs=request.may_pack(config),
         branches=request.candidates,
         scale=request.logits_scale,
-        split=request.split,
+        part=request.part,
     )
 
 

@@ -24,8 +24,8 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding.completion import held_text, held_weights
 from spu_llm.systems.decoding.decoder import Retained
 from spu_llm.systems.decoding.generate import Completion
+from spu_llm.systems.decoding.layout import Text
 from spu_llm.systems.decoding.records import Ahead
-from spu_llm.systems.decoding.secure_model import Text
 from spu_llm.systems.program import Job, Nothing, Send
 
 
@@ -45,7 +45,7 @@ def run(session: PartySession, job: Job[Ahead, Nothing], send: Send) -> dict[str
         session.ledger.declare(CLIENT, "how much disk the provider has left for material")
     completion = Completion.of(config, job.request, job.before)
     with session.meter.in_phase("offline"):
-        weights = held_weights(session, config, job, completion.layout.split)
+        weights = held_weights(session, config, job, completion.layout.part)
         text = held_text(session, completion, job)
         completion.prepare(session, completion.decoder(session, weights, text))
         send("stage", name="finding out what is needed")

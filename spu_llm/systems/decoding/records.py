@@ -13,10 +13,6 @@ from spu_llm.systems.decoding.request import Course, Request
 from spu_llm.systems.program import Held, Program, served_whole
 
 MARKED = Marked.name  # the variant whose noise is the provider's
-# Of a marked text: the colder, the surer a token is without noise, and the less of a mark there is.
-LEAST_TEMPERATURE = 0.5
-
-
 CANDIDATES_ALONE = "a step has candidates where a key chooses one of them, and nowhere else"
 
 
@@ -81,20 +77,11 @@ class PrepareRequest(Ahead, Request):
 
 
 def admit(request: Request, held: Held, model: ModelConfig) -> None:
-    """Raise InputError unless the provider serves its whole model, and the request asks for a
-    marked text, at a temperature with enough noise, just where the provider marks its texts.
+    """Raise InputError unless the provider serves its whole model, and has a key for its joint
+    randomness where the request's variant wants one.
     """
     served_whole(request, held, model)
-    if held.noise is not None and request.verify != MARKED:
-        raise InputError(
-            f"this provider marks its texts: ask with --verify {MARKED}, and a --temperature of "
-            f"{LEAST_TEMPERATURE} or more"
-        )
-    if held.noise is not None and request.temperature < LEAST_TEMPERATURE:
-        raise InputError(
-            f"this provider marks its texts, which takes --temperature {LEAST_TEMPERATURE} or more"
-        )
-    if held.noise is None and request.verify == MARKED:
+    if held.served.stream_key is None and request.verify == MARKED:
         raise InputError(
             f"this provider has no key to mark texts with (serve --mark KEYFILE), which --verify "
             f"{MARKED} is for; choose another"

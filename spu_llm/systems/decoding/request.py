@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from models.family import ModelConfig
 from models.ranges import LARGEST_LINEAR, LARGEST_PUBLIC
-from models.split import Split
 from protocols.verification import variants as verification
 from protocols.verification.distribution import Sampling
 from protocols.verification.variants import Verifier
 from spu_llm.core.errors import InputError
 from spu_llm.core.op import Functionality
+from spu_llm.systems.program import Before
 
 if TYPE_CHECKING:
-    from spu_llm.systems.decoding.secure_model import OpenRows
+    from spu_llm.systems.decoding.judges import Judge
+    from spu_llm.systems.decoding.layout import Part
 
 MAX_NEW_TOKENS = 1_000_000  # any model's context ends before
 MAX_PREFIX_TOKENS = LARGEST_PUBLIC  # which a setting of a session holds
@@ -64,17 +65,19 @@ class Course:
         return 1 + self.candidates * self.draft_length
 
     @property
-    def split(self) -> Split | None:
-        """Return where the model is split, if the client computes its ends."""
-        return None
+    def part(self) -> Part:
+        """Return the part of the model that is computed on shares."""
+        from spu_llm.systems.decoding.layout import WholeModel
+
+        return WholeModel()
 
     @property
     def logits_scale(self) -> float:
         """Return what logits on shares are multiplied by."""
         return 1.0
 
-    def judge(self, config: ModelConfig) -> Verifier | OpenRows:
-        """Return what decides on drafts, on shares."""
+    def judge(self, config: ModelConfig) -> Judge:
+        """Return what decides on a step's rows, on shares."""
         raise NotImplementedError
 
     @property
@@ -86,6 +89,9 @@ class Course:
     def told(self) -> str:
         """Return what else the provider learns of how tokens are drawn, in words."""
         return "token limit"
+
+    def check_before(self, before: Before) -> None:
+        """Raise InputError when the request cannot follow the provider's own text."""
 
     def check(self, config: ModelConfig) -> None:
         """Raise InputError when the request does not fit the model."""

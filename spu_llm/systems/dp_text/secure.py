@@ -39,7 +39,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from models.family import ModelConfig
+from models.family import ModelConfig, Outside
 from protocols.arithmetic.cached import times_rows
 from protocols.arithmetic.known_rows import known_rows
 from protocols.dp.choice import Choice, choose
@@ -50,12 +50,28 @@ from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, PROVIDER, Owner
 from spu_llm.runtime.session import Session, private_tree
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
-from spu_llm.systems.decoding.secure_model import KeepRows, Layout
+from spu_llm.systems.decoding.judges import RowsJudge
+from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.dp_text.candidates import Candidates
 from spu_llm.systems.dp_text.lanes import Lanes
 from spu_llm.systems.dp_text.secure_records import TextRequest
 
 _NOTHING = JudgeInputs(None, None)
+
+
+@dataclass(frozen=True)
+class KeepRows(RowsJudge):
+    """Keeps the rows before the head, [lane, n, width], as shares. Nothing at all is opened, not
+    even whether activations left their ranges: what takes the rows must hold for every word of the
+    ring (`protocols.dp.clip`).
+    """
+
+    hide_progress: bool = False
+    name: str = "rows"
+
+    def take(self, rows: Array, outside: Outside) -> tuple[Array, None]:
+        return rows, None
+
 
 
 @dataclass

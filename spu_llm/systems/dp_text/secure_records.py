@@ -98,6 +98,17 @@ class SharedRequest(TextRequest):
 
 
 @dataclass(frozen=True)
+class Spendable:
+    """The provider's own sensitive references, as token ids, and the most that a session may spend
+    of each one's privacy.
+    """
+
+    references: list[list[int]]
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
 class References:
     """A party's own: the private prompts of every text, token ids [texts][references][room]; a null
     reference is an empty list. model_dir: of the model, where the party computes with it itself.

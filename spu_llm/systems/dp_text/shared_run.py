@@ -12,10 +12,10 @@ from spu_llm.core.values import CLIENT
 from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.dp_text.lanes import Lanes
 from spu_llm.systems.dp_text.secure_budget import epsilon_of_text
-from spu_llm.systems.dp_text.secure_records import References, SharedRequest
+from spu_llm.systems.dp_text.secure_records import References, SharedRequest, Spendable
 from spu_llm.systems.dp_text.secure_run import check_prompts, folded_of, result_of
 from spu_llm.systems.dp_text.shared import OwnHalf, SharedText, declare
-from spu_llm.systems.program import Job, Send, Spendable
+from spu_llm.systems.program import Job, Send
 
 PHASES = ("offline", "draw")
 
@@ -29,8 +29,9 @@ def run(session: PartySession, job: Job[SharedRequest, References], send: Send) 
     if own:
         prompts = check_prompts(job.client.prompts, request, count)
     else:
-        prompts = provider_prompts(job.provider.spendable, request)
-        check_budget(job.provider.spendable, request, choice)
+        spendable = job.provider.served.read(Spendable)
+        prompts = provider_prompts(spendable, request)
+        check_budget(spendable, request, choice)
     weights = jax.device_put(folded_of(job))
     public = Lanes(config, weights, 1, len(request.query), request.max_new_tokens)
     private = Lanes(config, weights, count, request.room, request.max_new_tokens)

@@ -38,7 +38,12 @@ from spu_llm.systems.decoding.emitted import Emitted
 from spu_llm.systems.program import Held, Job, Send
 from spu_llm.systems.split.boundary import Boundary, Kind
 from spu_llm.systems.split.ends import check_same_shape, client_ends, with_table, without_table
-from spu_llm.systems.split.records import GenerateInputs, GenerateRequest, declare_generation
+from spu_llm.systems.split.records import (
+    GenerateInputs,
+    GenerateRequest,
+    SplitServed,
+    declare_generation,
+)
 from spu_llm.systems.split.state import ClientSecrets, Tunings
 from spu_llm.systems.split.tuning import HostHalf
 
@@ -224,11 +229,11 @@ def middle_of(job: Job[Any, Any]) -> list[Params]:
 
 def tunings_of(job: Job[Any, Any]) -> Tunings | None:
     """Return the provider's folder of the request's tuning, or None for a request without LoRA."""
-    request, split = job.request, job.provider.split
+    request, served = job.request, job.provider.served.read(SplitServed)
     if not request.lora:
         return None
-    assert split is not None and split.tunings is not None
-    return Tunings(Path(split.tunings), request.tuning)
+    assert served is not None and served.tunings is not None
+    return Tunings(Path(served.tunings), request.tuning)
 
 
 def _host(

@@ -29,12 +29,27 @@ MAX_RANK = 64
 MAX_KEPT = 1 << 31  # values of a round that wait for its gradients, about: 8 GB
 
 
+@dataclass(frozen=True)
+class SplitServed:
+    """A split model, as a provider tells the worker of a session."""
+
+    mode: str
+    """One of `MODES`."""
+    front: int
+    back: int
+    """Blocks of the client's ends."""
+    ends: str
+    """The digest of their parameters (`models.split.ends_digest`)."""
+    tunings: str | None = None
+    """The directory with what was tuned of the middle for this client."""
+
+
 def check_served(mode: str, split: Split, held: Held, ends: str | None = None) -> None:
     """Raise InputError unless the provider serves this mode of its model, split like this; `ends`:
     and has the very ends with this digest.
     """
     asked = f"--mode {mode} --split {split.front},{split.back}"
-    if (served := held.split) is None:
+    if (served := held.served.read(SplitServed)) is None:
         raise InputError(
             "the provider serves its whole model, no split one; it must be started with spu-llm "
             f"split serve {asked}"
@@ -99,17 +114,18 @@ class SplitRequest:
     def admit(self, held: Held, model: ModelConfig) -> None:
         """Raise InputError unless the provider serves this, and has its half of the tuning."""
         check_served(self.mode, self.split, held, self.ends)
-        assert held.split is not None
+        served = held.served.read(SplitServed)
+        assert served is not None
         if not self.lora:
             return
-        if held.split.tunings is None:
+        if served.tunings is None:
             raise InputError(
                 "the provider keeps nothing that is tuned; it must be started with --tunings DIR, "
                 "or tune without --lora"
             )
         from spu_llm.systems.split.state import Tunings  # of the provider alone
 
-        self._admit_tuning(Tunings(Path(held.split.tunings), self.tuning), held, model)
+        self._admit_tuning(Tunings(Path(served.tunings), self.tuning), held, model)
 
     def _admit_tuning(self, tunings: Tunings, held: Held, model: ModelConfig) -> None:
         tunings.check(self.lora, self.round)

@@ -51,6 +51,7 @@ from spu_llm.systems.decoding.completion import complete, drafter_of, streams_of
 from spu_llm.systems.decoding.generate import Completion
 from spu_llm.systems.program import Job, Send
 from spu_llm.systems.split.ends import check_same_shape
+from spu_llm.systems.split.middle import Middle
 from spu_llm.systems.split.secure_records import MiddleInputs, MiddleRequest
 
 
@@ -72,7 +73,7 @@ def _client_side(inputs: MiddleInputs, completion: Completion, send: Send) -> Cl
         streams=streams_of(inputs.draft_seed, inputs.sampling_seed),
         stop=inputs.stop,
         on_text=lambda text: send("text", text=text),
-        ends=ends_of(load_model(Path(inputs.model_dir))[1], completion),
+        around=ends_of(load_model(Path(inputs.model_dir))[1], completion),
     )
 
 
@@ -81,8 +82,8 @@ def ends_of(params: Any, completion: Completion) -> Ends:
     that the provider states.
     """
     layout, count = completion.layout, completion.request.step_rows
-    if layout.split is None:
+    if not isinstance(layout.part, Middle):
         raise InputError("the model is not split")
-    ends = Ends(layout.config, params, layout.split, layout.live_rows + count)
+    ends = Ends(layout.config, params, layout.part.split, layout.live_rows + count)
     ends.rehearse(count, layout.prompts[0])
     return ends

@@ -14,11 +14,11 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.op import Functionality
 from spu_llm.systems.decoding.records import Ahead
 from spu_llm.systems.decoding.request import Course
-from spu_llm.systems.program import Held, Program
+from spu_llm.systems.program import Before, Held, Program
 from spu_llm.systems.split.records import MPC, check_served
 
 if TYPE_CHECKING:
-    from spu_llm.systems.decoding.secure_model import OpenRows
+    from spu_llm.systems.split.middle import Middle, OpenRows
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,14 @@ class MiddleRequest(Course):
     def split(self) -> Split:
         return Split(self.front, self.back)
 
+    @property
+    def part(self) -> Middle:
+        from spu_llm.systems.split.middle import Middle
+
+        return Middle(self.split)
+
     def judge(self, config: ModelConfig) -> OpenRows:
-        from spu_llm.systems.decoding.secure_model import OpenRows
+        from spu_llm.systems.split.middle import OpenRows
 
         return OpenRows(self.hide_progress)
 
@@ -52,6 +58,13 @@ class MiddleRequest(Course):
             "rejected drafts included",
             provider=f"draft length, number of steps{kept}, length limits",
         )
+
+    def check_before(self, before: Before) -> None:
+        if before.rows:
+            raise InputError(
+                "the provider has a text of its own before every prompt, which the front of a "
+                "split model cannot see; it must be started without one"
+            )
 
     def check(self, config: ModelConfig) -> None:
         config.check_public(0, "a split model has none, so it cannot be split with --mode mpc")

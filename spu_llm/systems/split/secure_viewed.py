@@ -29,8 +29,9 @@ from spu_llm.runtime.party_session import PartySession
 from spu_llm.systems.decoding import viewed
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
-from spu_llm.systems.decoding.secure_model import Layout, OpenRows
+from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.program import Job, Program, Send
+from spu_llm.systems.split.middle import Middle, OpenRows
 
 _NOTHING = JudgeInputs(None, None)
 
@@ -71,7 +72,7 @@ def run(session: PartySession, job: Job[Asked, ClientInputs], send: Send) -> dic
     """
     config, asked = job.model, job.request
     with session.meter.in_phase("offline"):
-        weights = held_weights(session, config, job, asked.split)
+        weights = held_weights(session, config, job, Middle(asked.split))
     params, texts = None, None
     if session.rank == CLIENT:
         params, texts = load_model(Path(job.client.model_dir))[1], job.client.texts
@@ -95,7 +96,7 @@ def received(
     the client, who brings its parameters and the text.
     """
     rows = prompt + steps
-    layout = Layout(config, (prompt,), (rows,), split=split)
+    layout = Layout(config, (prompt,), (rows,), part=Middle(split))
     decoder = Decoder(session, layout, OpenRows(), weights)
     ends = None if params is None else Ends(config, params, split, rows)
 
