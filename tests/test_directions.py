@@ -22,8 +22,8 @@ SYSTEM = [*PARTY, *PROTOCOLS, "protocols.dp", "models"]
 # The version of all protocols lies in their package's own folder.
 OF_SYSTEMS = ["decoding", "confidential", "dp_text", "split", "watermark"]
 SYSTEMS = [f"spu_llm.systems.{name}" for name in OF_SYSTEMS]
-SERVICE = [*SYSTEM, "protocols", "spu_llm.net", "spu_llm.systems", *SYSTEMS]
-API = [*SERVICE, "spu_llm.service"]
+SERVICE = [*SYSTEM, "protocols", "spu_llm.net", "spu_llm.systems"]
+API = [*SERVICE, *SYSTEMS, "spu_llm.service", "spu_llm.vault"]
 APP = [*API, "spu_llm.api", "models.training", "models.importing"]
 STUDY = [*APP, "spu_llm.app", "experiments.common"]
 ALLOWED: dict[str, list[str]] = {
@@ -49,6 +49,7 @@ ALLOWED: dict[str, list[str]] = {
     "spu_llm.systems.split": [*SYSTEM, "spu_llm.systems", "spu_llm.systems.decoding"],
     "spu_llm.systems.watermark": [*SYSTEM, "spu_llm.systems", "spu_llm.systems.decoding"],
     "spu_llm.service": SERVICE,
+    "spu_llm.vault": [*SERVICE, "spu_llm.service", "spu_llm.systems.confidential"],
     "spu_llm.api": API,
     "spu_llm.app": APP,
     "experiments.common": STUDY,

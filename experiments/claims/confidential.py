@@ -53,7 +53,7 @@ from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError, SpuLlmError
 from spu_llm.core.machine import machine
 from spu_llm.service.supervisor import python_command
-from spu_llm.service.vault.told import MAX_LANES
+from spu_llm.vault.told import MAX_LANES
 
 LAMBDA = 8  # fake prompts beside each authentic one
 OBFUSCATED = "vault + obfuscation"

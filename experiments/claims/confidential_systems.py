@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from spu_llm.core.errors import PeerError
 from spu_llm.service.launching import end
 from spu_llm.service.supervisor import python_command
-from spu_llm.service.vault import told, user
+from spu_llm.vault import told, user
 
 WORKER = "experiments.claims.confidential_worker"
 SYSTEMS = ("no protection", "full isolation", "vault")

@@ -24,9 +24,9 @@ from models.stages import stages_of
 from spu_llm.app.printing import tell
 from spu_llm.core.errors import PeerError
 from spu_llm.core.freed import give_back
-from spu_llm.service.vault.engine import EngineOptions, serve
 from spu_llm.systems.confidential.engine import Engine, Spent
 from spu_llm.systems.confidential.held import Held
+from spu_llm.vault.engine import EngineOptions, serve
 
 GATE_S = 25.0  # between a prefill and the first step; a vault waits somewhat longer
 

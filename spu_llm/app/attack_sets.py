@@ -19,7 +19,6 @@ from spu_llm.app import attack_views
 from spu_llm.app.attack_prompts import Setting, of_law, of_name, of_text, setting_of
 from spu_llm.app.attack_request import Wanted
 from spu_llm.core.errors import InputError
-from spu_llm.service.vault.user import Wish
 from spu_llm.systems.confidential import published
 from spu_llm.systems.confidential.attacks import layer0, recompute, sets
 from spu_llm.systems.confidential.attacks.sets import Sent
@@ -28,6 +27,7 @@ from spu_llm.systems.confidential.book import Book
 from spu_llm.systems.confidential.obfuscation import Limits
 from spu_llm.systems.confidential.spans import Prompt
 from spu_llm.systems.outcome import Outcome
+from spu_llm.vault.user import Wish
 
 LIMITS = Limits()
 QUICK = replace(LIMITS, beam=128)  # the bound does not depend on it, and there are many prompts

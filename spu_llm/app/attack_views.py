@@ -21,9 +21,9 @@ from spu_llm.service.client import Server, run_as_client
 from spu_llm.service.launching import end
 from spu_llm.service.limits import Limits
 from spu_llm.service.supervisor import python_command
-from spu_llm.service.vault import engine, told, user
 from spu_llm.systems.confidential.attacks.views import Seen, Shares, WatchingEngine
 from spu_llm.systems.decoding import viewed
+from spu_llm.vault import engine, told, user
 
 HOST = "127.0.0.1"
 _LANES = 16  # prompts that go together

@@ -89,8 +89,8 @@ def outgoing(options: argparse.Namespace, prompt: Prompt, tokenizer: Tokenizer) 
     from models.hf import load_model
     from models.scoring import Scorer
     from models.tokenizer import Tokenizer
-    from spu_llm.service.vault.told import digest_of
     from spu_llm.systems.confidential.obfuscation import Public
+    from spu_llm.vault.told import digest_of
 
     directory = options.draft_model or shipped("public")
     if Tokenizer.load(directory).digest != tokenizer.digest:

@@ -17,7 +17,7 @@ from spu_llm.core.errors import InputError
 from spu_llm.core.units import mb
 
 if TYPE_CHECKING:
-    from spu_llm.service.vault.told import Place
+    from spu_llm.vault.told import Place
 
 LANES = 64
 
@@ -93,7 +93,7 @@ def _common(parser: Any) -> None:
 
 def _place(options: argparse.Namespace, text: str, option: str, trust: Path | None) -> Place:
     from spu_llm.net import identity
-    from spu_llm.service.vault.told import Place
+    from spu_llm.vault.told import Place
 
     host, port = address(text, option)
     given = [options.identity is not None, trust is not None]
@@ -116,8 +116,8 @@ def _listening(what: str, host: str) -> Callable[[int], None]:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from spu_llm.service.vault.engine import EngineOptions, serve
-    from spu_llm.service.vault.told import MAX_LANES
+    from spu_llm.vault.engine import EngineOptions, serve
+    from spu_llm.vault.told import MAX_LANES
 
     def make(found: argparse.Namespace) -> EngineOptions:
         if not 1 <= found.lanes <= MAX_LANES:
@@ -136,7 +136,7 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _open(options: argparse.Namespace) -> None:
-    from spu_llm.service.vault.keeper import VaultOptions, keep
+    from spu_llm.vault.keeper import VaultOptions, keep
 
     def make(found: argparse.Namespace) -> VaultOptions:
         engine = _place(found, found.server, "--server", found.trust)
@@ -155,9 +155,9 @@ def _generate(options: argparse.Namespace) -> None:
     from models.tokenizer import StreamDecoder, Tokenizer
     from spu_llm.app.progress import Progress
     from spu_llm.app.screen import learned_lines
-    from spu_llm.service.vault.told import Model
-    from spu_llm.service.vault.user import Wish, generate
     from spu_llm.systems.confidential.learned import learned
+    from spu_llm.vault.told import Model
+    from spu_llm.vault.user import Wish, generate
 
     check_output(options.json)
     place = _place(options, options.vault, "--vault", options.trust)

@@ -83,7 +83,8 @@ def run_as_client(
     hints = peer_folder(default_directory("client"), agreeing.pair_of(agreed))
     # Begins with its slow imports when the provider's does.
     worker = Worker(
-        program.name, reads=reads, writes=[*kept_folders(hints, material), *writes],
+        programs.place_of(program.name), reads=reads,
+        writes=[*kept_folders(hints, material), *writes],
         confined=program.name not in programs.STUDIES,
     )  # fmt: skip
     room = HintRoom(HintCache(hints, hint_cache), worker)

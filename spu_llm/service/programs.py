@@ -39,13 +39,25 @@ STUDIES = {
 }
 
 
-def find(name: str) -> Program:
-    """Return the record of a program; InputError when there is none of that name."""
+def place_of(name: str) -> str:
+    """Return where the record of a program is, as MODULE:NAME; InputError when there is none of
+    that name.
+    """
     place = SERVED.get(name) or STUDIES.get(name)
     if place is None:
         raise InputError(f"the client asks for an unknown program {name!r}")
+    return place
+
+
+def load(place: str) -> Program:
+    """Return the record at a place."""
     program: Program = resolve_name(place)
     return program
+
+
+def find(name: str) -> Program:
+    """Return the record of a program; InputError when there is none of that name."""
+    return load(place_of(name))
 
 
 def doors(program: Program) -> tuple[Door, ...]:

@@ -269,7 +269,7 @@ class _Sessions:
         task = admitted.task
         pool = task.pool_dir
         worker = Worker(
-            task.program, [self._weights],
+            programs.place_of(task.program), [self._weights],
             writes=[
                 *kept_folders(self._hints, None if pool is None else Path(pool)), *admitted.writes
             ],

@@ -59,7 +59,7 @@ _KEPT = frozenset({
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH",
     "PYTHONHOME", "PYTHONUTF8", "PYTHONIOENCODING", "PYTHONDONTWRITEBYTECODE", "XDG_CACHE_HOME",
     "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS", "SPU_LLM_STUB", "SPU_LLM_STUDY", "SPU_LLM_TEST_COMMAND",
+    "MKL_NUM_THREADS", "SPU_LLM_STUB", "SPU_LLM_TEST_COMMAND",
 })  # fmt: skip
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -95,9 +95,10 @@ class Worker:
         self, program: str, inherits: Sequence[int] = (), *, reads: Sequence[Path] = (),
         writes: Sequence[Path] = (), lists: Sequence[Path] = (), confined: bool = True,
     ) -> None:  # fmt: skip
-        """Start the worker. `inherits`: descriptors that it gets, under the same numbers. `reads`,
-        `writes`, `lists`: files and directories that it needs (`confine`), beside the system's and
-        Python's; unless it is `confined` it has all that this user has.
+        """Start the worker. `program`: the place of its record (`programs.place_of`). `inherits`:
+        descriptors that it gets, under the same numbers. `reads`, `writes`, `lists`: files and
+        directories that it needs (`confine`), beside the system's and Python's; unless it is
+        `confined` it has all that this user has.
         """
         self._folder = tempfile.mkdtemp(prefix="spu-llm-")
         self.apart = False  # in a network namespace of its own, as it says when it is ready

@@ -116,7 +116,7 @@ def main() -> None:
         writes = *start.writes, tempfile.gettempdir()
         confine_files(*(map(Path, paths) for paths in (start.reads, writes, start.lists)))
     events = Events()
-    preload(start.program)
+    program = preload(start.program)
     with socket.socket(fileno=start.channel) as channel:
         if apart:
             hand_over(channel.dup())
@@ -130,7 +130,7 @@ def main() -> None:
     events.answer = said.answer
     events.show_life()
     try:
-        events.send("result", **run_task(Task.of_line(line), events, said.next))
+        events.send("result", **run_task(program, Task.of_line(line), events, said.next))
     except SpuLlmError as exc:
         of_link = isinstance(exc, PeerError)  # perhaps only a symptom of how the peer ended
         events.send(
@@ -146,19 +146,20 @@ def main() -> None:
     os._exit(0)
 
 
-def preload(program: str) -> None:
-    """Import what is slow, while the supervisors shake hands."""
+def preload(place: str) -> Program:
+    """Return the program's record; imports what is slow, while the supervisors shake hands."""
     from spu_llm.service import agreeing, programs  # noqa: F401
 
-    programs.find(program).load()
+    program = programs.load(place)
+    program.load()
+    return program
 
 
-def run_task(task: Task, events: Events, hear: Hear) -> dict[str, Any]:
+def run_task(program: Program, task: Task, events: Events, hear: Hear) -> dict[str, Any]:
     """Link up with the peer's worker and run the agreed program; return its result."""
-    from spu_llm.service import programs
     from spu_llm.service.agreeing import job_of
 
-    program = programs.find(task.program)
+    assert task.program == program.name
     job = job_of(program, task)
     events.send("stage", name="connecting")
     run = _run_plain if program.spu is None else _run_on_spu

@@ -15,7 +15,7 @@ from spu_llm.net.entrance import Met
 from spu_llm.net.stream import TcpStream
 from spu_llm.service import listening
 from spu_llm.service.listening import Callers, Strangers
-from spu_llm.service.vault.engine import _Sessions
+from spu_llm.vault.engine import _Sessions
 from tests.patience import SOON_S, eventually
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from spu_llm.core.errors import SpuLlmError, StalledError, WorkerError
+from spu_llm.service import programs
 from spu_llm.service import watch as watch_module
 from spu_llm.service.supervisor import Worker
 from spu_llm.service.watch import COMPUTED_S, SILENT_S, STALL_S, WAIT_S, Watch
@@ -101,7 +102,7 @@ def test_a_compiler_may_hold_up_the_signs_of_life(session: Session) -> None:
 
 
 def test_a_worker_s_cpu_time_is_read_from_outside() -> None:
-    worker = Worker("completion")
+    worker = Worker(programs.place_of("completion"))
     try:
         # It computes as it imports, and then waits for a job.
         assert eventually(lambda: worker.cpu_s() > 0.05, 20)
@@ -117,7 +118,7 @@ def test_a_worker_s_cpu_time_is_read_from_outside() -> None:
 
 
 def test_only_a_worker_killed_from_outside_counts_as_killed() -> None:
-    worker = Worker("completion")
+    worker = Worker(programs.place_of("completion"))
     assert worker._process.stdin is not None
     worker._process.stdin.close()  # it ends by itself
     try:

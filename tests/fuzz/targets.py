@@ -45,13 +45,13 @@ from spu_llm.offline import files
 from spu_llm.offline.files import Label, State
 from spu_llm.offline.peer_directories import agree as agree_on_folder
 from spu_llm.offline.pool import _read_inventory
-from spu_llm.service.vault import told
 from spu_llm.systems.decoding.records import COMPLETION
 from spu_llm.systems.split import boundary as split_boundary
 from spu_llm.systems.watermark.endpoint import read_completion
 from spu_llm.systems.watermark.history import HistoryFile
 from spu_llm.systems.watermark.keys import Key, read_key
 from spu_llm.systems.watermark.sampler import read_answer
+from spu_llm.vault import told
 from tests.models.gguf_files import tensors, write_gguf
 from tests.tiny import PRIVATE, VOCAB, save_tokenizer, tiny_params
 

@@ -33,7 +33,7 @@ def install() -> None:
     """Make the worker of this process a stub."""
     from spu_llm.service import worker
 
-    worker.preload = lambda program: None  # slow, and not needed
+    worker.preload = lambda place: None  # slow, and not needed
     worker.run_task = run_task
     if "tries" not in os.environ["SPU_LLM_STUB"]:  # else its deeds are on any files
         worker.confine_files = lambda *paths: False
@@ -59,7 +59,7 @@ class Peer:
         return data
 
 
-def run_task(task: Any, events: Any, hear: Any) -> dict[str, Any]:
+def run_task(program: None, task: Any, events: Any, hear: Any) -> dict[str, Any]:
     """In place of `worker.run_task`."""
     events.send("stage", name="connecting")
     role = task.role

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spu_llm.core.errors import WireError
-from spu_llm.service.vault import told
+from spu_llm.vault import told
 
 _VAULT_S = 45.0  # a vault may wait for its engine, and for the engine's weights
 VAULT = "the vault"

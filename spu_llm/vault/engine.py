@@ -31,8 +31,8 @@ from spu_llm.net.stream import listen
 from spu_llm.service import listening
 from spu_llm.service.listening import Callers, Strangers
 from spu_llm.service.renewing import Renewal
-from spu_llm.service.vault import told
 from spu_llm.systems.confidential.engine import Engine
+from spu_llm.vault import told
 
 T = TypeVar("T")
 

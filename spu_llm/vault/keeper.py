@@ -29,9 +29,9 @@ from spu_llm.net.stream import listen
 from spu_llm.service import listening
 from spu_llm.service.listening import Callers, Strangers
 from spu_llm.service.renewing import Renewal
-from spu_llm.service.vault import told
 from spu_llm.systems.confidential.compact import Compact
 from spu_llm.systems.confidential.held import Held
+from spu_llm.vault import told
 
 # An engine may compile, and wait for another vault, before it comes to this one.
 _ENGINE_S = 30.0

@@ -1,0 +1,84 @@
+"""What a provider serves is a plug-in: a system of one folder and one line (`tests.toy_system`)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from models.tokenizer import Tokenizer
+from spu_llm.core.errors import InputError
+from spu_llm.service import programs
+from spu_llm.service.client import Server, run_as_client
+from spu_llm.service.limits import Limits
+from spu_llm.service.provider import ServeOptions, serve
+from spu_llm.systems.decoding.records import COMPLETION, ClientInputs
+from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.served import ServedSystem
+from tests.app.conftest import Pair
+from tests.toy_system.program import PROGRAM, Guess
+from tests.toy_system.served import Number
+
+
+@contextmanager
+def provider(model: Path, system: ServedSystem) -> Iterator[Server]:
+    """A provider of one session in this process, its worker in another; what ended it is raised."""
+    options = ServeOptions(
+        model, "127.0.0.1", 0, "local", once=True, sessions=1, sessions_of_one=1, limits=Limits(),
+        studies=False, pool=None, disk_bytes=None, disk_bytes_of_one=None, jobs=1, identity=None,
+        exit_with_parent=False, system=system,
+    )  # fmt: skip
+    ports: Queue[int] = Queue()
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            serve(options, lambda line: None, ports.put)
+        except Exception as exc:
+            errors.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield Server("127.0.0.1", ports.get(timeout=60), "local")
+    finally:
+        thread.join(60)
+    if errors:
+        raise errors[0]
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(programs.SERVED, "larger", "tests.toy_system.program:PROGRAM")
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("guess", [41, 43])
+def test_a_system_of_one_folder_and_one_line_is_served(pair: Pair, guess: int) -> None:
+    with provider(pair.private, Number(42)) as server:
+        outcome, _ = run_as_client(server, PROGRAM, inputs=Guess(guess))
+    assert outcome.result["larger"] is (guess > 42)
+    assert outcome.result["learned"] == {"client": ["whose number is larger"], "provider": []}
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_provider_without_the_system_refuses_its_program(pair: Pair) -> None:
+    with pytest.raises(InputError, match="no number to compare with"):
+        with provider(pair.private, ServedSystem()) as server:
+            run_as_client(server, PROGRAM, inputs=Guess(1))
+
+
+def test_a_system_that_adds_to_the_whole_model_leaves_completions_as_they_are(pair: Pair) -> None:
+    tokenizer = Tokenizer.load(pair.private)
+    inputs: Any = ClientInputs(tokenizer.encode("ab"), str(pair.private))
+    request = Request(len(inputs.prompt), 1, 0, temperature=0.0)
+    with provider(pair.private, Number(42)) as server:
+        outcome, _ = run_as_client(
+            server, COMPLETION, request, inputs, tokenizer=tokenizer, reads=[pair.private]
+        )
+    assert len(outcome.result["token_ids"]) == 1
