@@ -1,12 +1,14 @@
-"""What a provider serves is a plug-in: a system of one folder and one line (`tests.toy_system`)."""
+"""What a provider serves is a plug-in: a system of one folder and one line (`stub/toy_system`)."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +21,10 @@ from spu_llm.service.limits import Limits
 from spu_llm.service.provider import ServeOptions, serve
 from spu_llm.systems.decoding.records import COMPLETION, ClientInputs
 from spu_llm.systems.decoding.request import Request
+from spu_llm.systems.program import Nothing
 from spu_llm.systems.served import ServedSystem
 from tests.app.conftest import Pair
-from tests.toy_system.program import PROGRAM, Guess
-from tests.toy_system.served import Number
+from tests.app.processes import STUB
 
 
 @contextmanager
@@ -53,31 +55,35 @@ def provider(model: Path, system: ServedSystem) -> Iterator[Server]:
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(programs.SERVED, "larger", "tests.toy_system.program:PROGRAM")
+def toy(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The toy system, registered; its workers find it where this process does."""
+    monkeypatch.syspath_prepend(str(STUB))
+    monkeypatch.setitem(programs.SERVED, "larger", "toy_system.program:PROGRAM")
+    program, served = map(import_module, ("toy_system.program", "toy_system.served"))
+    return SimpleNamespace(program=program.PROGRAM, guess=program.Guess, number=served.Number)
 
 
-@pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("guess", [41, 43])
-def test_a_system_of_one_folder_and_one_line_is_served(pair: Pair, guess: int) -> None:
-    with provider(pair.private, Number(42)) as server:
-        outcome, _ = run_as_client(server, PROGRAM, inputs=Guess(guess))
+def test_a_system_of_one_folder_and_one_line_is_served(pair: Pair, toy: Any, guess: int) -> None:
+    with provider(pair.private, toy.number(42)) as server:
+        outcome, _ = run_as_client(server, toy.program, Nothing(), toy.guess(guess))
     assert outcome.result["larger"] is (guess > 42)
     assert outcome.result["learned"] == {"client": ["whose number is larger"], "provider": []}
 
 
-@pytest.mark.usefixtures("registered")
-def test_a_provider_without_the_system_refuses_its_program(pair: Pair) -> None:
+def test_a_provider_without_the_system_refuses_its_program(pair: Pair, toy: Any) -> None:
     with pytest.raises(InputError, match="no number to compare with"):
         with provider(pair.private, ServedSystem()) as server:
-            run_as_client(server, PROGRAM, inputs=Guess(1))
+            run_as_client(server, toy.program, Nothing(), toy.guess(1))
 
 
-def test_a_system_that_adds_to_the_whole_model_leaves_completions_as_they_are(pair: Pair) -> None:
+def test_a_system_that_adds_to_a_model_leaves_completions_as_they_are(
+    pair: Pair, toy: Any
+) -> None:
     tokenizer = Tokenizer.load(pair.private)
     inputs: Any = ClientInputs(tokenizer.encode("ab"), str(pair.private))
     request = Request(len(inputs.prompt), 1, 0, temperature=0.0)
-    with provider(pair.private, Number(42)) as server:
+    with provider(pair.private, toy.number(42)) as server:
         outcome, _ = run_as_client(
             server, COMPLETION, request, inputs, tokenizer=tokenizer, reads=[pair.private]
         )

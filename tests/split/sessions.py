@@ -9,14 +9,13 @@ from typing import Any
 
 from models.gpt2 import GPT2Config
 from models.hf import load_model, save_model
-from models.resident import place
 from models.split import Split, ends_digest
 from spu_llm.core.channel import Channel, MemoryChannel
 from spu_llm.core.errors import PeerError
 from spu_llm.core.values import CLIENT, PROVIDER
 from spu_llm.service.plain_session import PlainSession
-from spu_llm.systems.program import Held, Job, Program, Served
-from spu_llm.systems.split.records import SplitServed
+from spu_llm.systems.program import Held, Job, Program
+from spu_llm.systems.split.served import SplitModel
 from tests.tiny import VOCAB, endless, save_tokenizer, tiny_params
 
 CONFIG = GPT2Config(VOCAB, n_positions=64, n_embd=16, n_layer=3, n_head=2)
@@ -38,11 +37,9 @@ def digest(model: Path) -> str:
 def served(model: Path, mode: str, tunings: Path | None = None) -> Held:
     """What a provider brings."""
     config, params = load_model(model)
-    where = None if tunings is None else str(tunings)
-    return Held(
-        str(model), weights=place(params, config, SPLIT, on_shares=False),
-        served=Served.of(SplitServed(mode, *SPLIT, digest(model), where), "the middle alone"),
-    )  # fmt: skip
+    system = SplitModel(mode, SPLIT, tunings)
+    weights = system.place(params, config)
+    return Held(str(model), weights=weights, served=system.offer(tunings).served)
 
 
 class Ended(Exception):
