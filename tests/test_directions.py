@@ -57,7 +57,8 @@ ALLOWED: dict[str, list[str]] = {
     "experiments.benchmarks": [*STUDY, "experiments.spu_baseline"],
     "experiments.cost_model": [*STUDY, "experiments.spu_baseline", "experiments.benchmarks"],
     "experiments.claims": [
-        *STUDY, "experiments.spu_baseline", "experiments.benchmarks", "experiments.cost_model"
+        *STUDY, "experiments.spu_baseline", "experiments.benchmarks", "experiments.cost_model",
+        "spu_llm.testing",  # a dealer of correlated randomness
     ],
 }  # fmt: skip
 # The package's own files: `python -m spu_llm`, `python -m experiments.render`, nothing in others.

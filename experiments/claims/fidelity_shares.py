@@ -3,6 +3,10 @@ processes.
 
 By the programs of a completion: after the public tokens a prefill of one token and a step of the
 others, whose logits are opened to the client, as in no completion.
+
+Most of a session's time goes into correlated randomness. With `--dealt` a dealer deals it to both
+parties, as threads of this process: ops compute on the same kind of shares, and their results are
+as far from float32, so that many more positions are compared in the same time.
 """
 
 from __future__ import annotations
@@ -24,16 +28,19 @@ from experiments.common import commands
 from experiments.common.two_parties import run_study
 from models.family import ModelConfig
 from models.hf import load_config, load_model
+from spu_llm.app.progress import Progress
 from spu_llm.core.errors import InputError
 from spu_llm.core.machine import machine
 from spu_llm.core.reveal import reveal
 from spu_llm.core.values import CLIENT, Owner
 from spu_llm.runtime.party_session import PartySession
+from spu_llm.runtime.simulation import Simulation
 from spu_llm.systems.decoding.completion import held_weights
 from spu_llm.systems.decoding.decoder import Decoder, JudgeInputs
 from spu_llm.systems.decoding.layout import Layout
 from spu_llm.systems.decoding.secure_model import share_text
-from spu_llm.systems.program import Job, Program, Send
+from spu_llm.systems.program import Held, Job, Program, Send
+from spu_llm.testing.run import Dealer
 
 WINDOW_TOKENS = 25
 _NOTHING = JudgeInputs(None, None)
@@ -128,9 +135,11 @@ def run(session: PartySession, job: Job[Windows, ClientInputs], send: Send) -> d
 # ---- the study
 
 
-def measure(model: Path, chats: Sequence[Path], windows: int) -> dict[str, Any]:
+def measure(
+    model: Path, chats: Sequence[Path], windows: int, *, is_dealt: bool = False
+) -> dict[str, Any]:
     """Compare the beginnings of `windows` chats on shares, and by pieces in plaintext, as JSON
-    fields.
+    fields. `is_dealt`: by `dealt`, else between two processes.
     """
     texts = chat_texts(model, chats)
     chosen = beginnings(texts, windows)
@@ -139,12 +148,13 @@ def measure(model: Path, chats: Sequence[Path], windows: int) -> dict[str, Any]:
     by_pieces = Comparison.of([
         Rows.of(np.array(ids), exact(ids)[0], pieces(ids)[0]) for ids in chosen
     ])  # fmt: skip
-    compared, took, agreed = on_shares(model, texts[0].head, chosen, exact)
+    run_windows = dealt if is_dealt else on_shares
+    compared, took, agreed = run_windows(model, texts[0].head, chosen, exact)
     failures = failures_of(compared)
     return {
         "passed": not failures, "failures": failures, "shares": asdict(compared),
         "pieces": asdict(by_pieces), **took,
-        "machine": asdict(machine()), "config": {"model": model.name, **agreed},
+        "machine": asdict(machine()), "config": {"model": model.name, "dealt": is_dealt, **agreed},
     }  # fmt: skip
 
 
@@ -164,24 +174,68 @@ def on_shares(
     """Compare texts of one length after the public tokens; return also what the session took, and
     what was agreed.
     """
-    opened: list[list[np.ndarray]] = [[] for _ in chosen]
-    vocab = load_config(model).vocab_size
-
-    def keep(event: dict[str, Any]) -> None:
-        if event["event"] == "logits":
-            rows = np.frombuffer(base64.b64decode(event["rows"]), "<f4")
-            opened[event["window"]].append(rows.reshape(-1, vocab))
-
+    opened = Opened(len(chosen), load_config(model).vocab_size)
     outcome, agreed = run_study(
         PROGRAM, model, Windows(len(chosen), len(chosen[0]), tuple(public)),
-        ClientInputs(list(chosen)), tokenizer=model, on_event=keep,
+        ClientInputs(list(chosen)), tokenizer=model, on_event=opened.keep,
     )  # fmt: skip
-    rows = [
-        Rows.of(np.array(ids), exact(ids)[0], np.concatenate(parts))
-        for ids, parts in zip(chosen, opened, strict=True)
-    ]
     took = {name: outcome.result[name] for name in ("seconds", "learned")}
-    return Comparison.of(rows), took, dict(agreed)
+    return opened.compared(chosen, exact), took, dict(agreed)
+
+
+def dealt(
+    model: Path, public: Sequence[int], chosen: Sequence[list[int]], exact: Forward
+) -> tuple[Comparison, dict[str, Any], dict[str, Any]]:
+    """Compare texts as `on_shares` does, with both parties' correlated randomness from a dealer in
+    this process.
+    """
+    config = load_config(model)
+    asked = Windows(len(chosen), len(chosen[0]), tuple(public))
+    asked.check(config)
+    opened, dealer, progress = Opened(len(chosen), config.vocab_size), Dealer(), Progress()
+
+    def party(session: PartySession) -> dict[str, Any]:
+        client = session.rank == CLIENT
+        session.party.supply = dealer.source(session.rank)
+        job: Job[Windows, ClientInputs] = Job(
+            asked, config, ClientInputs(list(chosen)) if client else None,
+            None if client else Held(str(model)),
+        )  # fmt: skip
+
+        def send(event: str, **fields: Any) -> None:
+            if client and event == "stage":
+                progress.stage(fields["name"])
+            opened.keep({"event": event, **fields})
+
+        return run(session, job, send)
+
+    try:
+        with Simulation() as both:
+            client, _ = both.run(party)
+    finally:
+        progress.close()
+    took = {name: client[name] for name in ("seconds", "learned")}
+    return opened.compared(chosen, exact), took, {}
+
+
+class Opened:
+    """The logits of every window, as events bring them."""
+
+    def __init__(self, windows: int, vocab: int) -> None:
+        self._parts: list[list[np.ndarray]] = [[] for _ in range(windows)]
+        self._vocab = vocab
+
+    def keep(self, event: dict[str, Any]) -> None:
+        if event["event"] == "logits":
+            rows = np.frombuffer(base64.b64decode(event["rows"]), "<f4")
+            self._parts[event["window"]].append(rows.reshape(-1, self._vocab))
+
+    def compared(self, chosen: Sequence[list[int]], exact: Forward) -> Comparison:
+        """Compare them with the exact ones."""
+        return Comparison.of([
+            Rows.of(np.array(ids), exact(ids)[0], np.concatenate(parts))
+            for ids, parts in zip(chosen, self._parts, strict=True)
+        ])  # fmt: skip
 
 
 # ---- the command
@@ -200,11 +254,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     commands.add_number(
         parser, "--windows", 8, f"chats of which the first {WINDOW_TOKENS} tokens go on shares"
     )
+    parser.add_argument("--dealt", action="store_true",
+                        help="take correlated randomness from a dealer in this process: no "
+                        "preprocessing, the same arithmetic on shares")  # fmt: skip
     commands.add_common(parser)
 
 
 def command(options: argparse.Namespace) -> None:
     commands.check_folders(options)
     commands.check_range("--windows", options.windows, 1)
-    result = measure(commands.private_model(options), options.chats, options.windows)
+    model = commands.private_model(options)
+    result = measure(model, options.chats, options.windows, is_dealt=options.dealt)
     commands.conclude(options, result, table(result))

@@ -214,8 +214,9 @@ class PartySession:
     def make_ready(self, function: SecureFunction, *args: Any) -> Demand:
         with self.meter.in_phase("offline"):
             demand, _ = self.demand(function, *args)
-            self.make(demand)
-            self.supply.lease(demand)
+            if self.party.supply is self.supply:  # and no study's own source
+                self.make(demand)
+                self.supply.lease(demand)
         self._ready = [function.plan(*args)[0], *jax.tree.leaves(args)]
         return demand
 

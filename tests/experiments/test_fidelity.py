@@ -11,7 +11,7 @@ import pytest
 
 from experiments.claims.chat_texts import ChatText, Forward, chat_texts
 from experiments.claims.fidelity import answered, by_pieces, greedy_of, in_results, table
-from experiments.claims.fidelity_shares import Windows, beginnings, on_shares
+from experiments.claims.fidelity_shares import Windows, beginnings, dealt, on_shares
 from models.family import logits
 from models.hf import load_model, save_model
 from models.tokenizer import Tokenizer
@@ -115,18 +115,20 @@ def test_answers_are_compared_token_by_token(
     assert one.flip == 2 and one.margin is not None and one.margin >= one.closest > 0
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("way", [dealt, pytest.param(on_shares, marks=pytest.mark.slow)])
 def test_a_session_opens_all_logits(
-    chat_model: Path, texts: list[ChatText], forwards: tuple[Forward, Forward]
+    chat_model: Path, texts: list[ChatText], forwards: tuple[Forward, Forward], way: Any
 ) -> None:
-    """Two processes: the programs of a completion, a prefill of one token and a step of five."""
-    found, took, agreed = on_shares(chat_model, texts[0].head, [texts[0].rest[:6]], forwards[0])
+    """By a dealer or between two processes: the programs of a completion, a prefill of one token
+    and a step of five.
+    """
+    found, took, agreed = way(chat_model, texts[0].head, [texts[0].rest[:6]], forwards[0])
     assert found.positions == 6 and found.agreement == 1.0
     assert 0 < found.largest_error < 0.03
     vocab = load_model(chat_model)[0].vocab_size
     assert f"logits (study): {6 * vocab} x 64 bit in 2 openings" in took["learned"]["client"]
     assert not any("logits" in line for line in took["learned"]["provider"])
-    assert agreed["network"] == "local"
+    assert way is dealt or agreed["network"] == "local"
 
 
 def test_beginnings_are_of_chats_that_are_long_enough(texts: list[ChatText]) -> None:
