@@ -204,12 +204,14 @@ _TERMS: Mapping[str, Callable[[Correlation, str], list[float]]] = {
 
 # ---- measuring
 
-# Small models whose blocks and matrices differ enough for all terms, and larger ones' shapes. A
-# prompt of 72 has a cache of larger tiles than the others.
+# Models of few blocks, as wide as those that are estimated: of narrower ones the first use of every
+# program takes most of the time. They differ enough for all terms; a prompt of 72 has a cache of
+# larger tiles than the others.
 SHAPES = tuple(
-    scale.Shape(1, width, heads, vocab, 256, prompt, 1, second_batches=True, extensions=extensions)
-    for width, heads, vocab, prompt, extensions in (
-        (64, 2, 1024, 8, 6), (128, 2, 4096, 72, 0), (256, 4, 2048, 16, 0), (384, 6, 8192, 24, 0),
+    scale.Shape(layers, width, heads, vocab, 256, prompt, 2, second_batches=True, extensions=more)
+    for layers, width, heads, vocab, prompt, more in (
+        (1, 384, 6, 8192, 24, 6), (4, 576, 9, 8192, 13, 0), (1, 768, 12, 16384, 32, 0),
+        (2, 1024, 16, 4096, 72, 0),
     )
 )  # fmt: skip
 

@@ -64,9 +64,10 @@ class Workload:
         )
 
 
-# What computing takes time for: messages, words of shares and material that are handled, and
-# multiplications of words with weights. Those of shared matrices with each other are few.
-COMPUTE = ("messages", "words", "weight_products")
+# What computing takes time for: calls (what does not grow with the model), messages, words of
+# shares and material that are handled, and multiplications of words with weights. Those of shared
+# matrices with each other are few.
+COMPUTE = ("calls", "messages", "words", "weight_products")
 _FEW_TOKENS = 64
 
 
@@ -187,7 +188,8 @@ def _of_plan(plan: Plan, demand: Demand, sent: dict[str, float]) -> Workload:
     units: dict[str, float] = defaultdict(float)
     correlations: dict[str, Correlation] = {}
     bytes_of: dict[str, float] = defaultdict(float)
-    counts = {"words": float(_local_words(plan)), "weight_products": 0.0, "hint_bytes": 0.0}
+    words = float(_local_words(plan))
+    counts = {"calls": 1.0, "words": words, "weight_products": 0.0, "hint_bytes": 0.0}
     matrices = set()
     for call in demand.calls:
         kind = kind_of(call.scope, call.op)

@@ -91,7 +91,7 @@ def _batch(seconds: float, size: float, messages: float) -> dict[str, float]:
 
 
 def _work(one: Correlation, units: float) -> Workload:
-    counts = {"messages": 1.0, "words": 1.0, "weight_products": 0.0}
+    counts = {"calls": 1.0, "messages": 1.0, "words": 1.0, "weight_products": 0.0}
     return Workload(counts, {one.name: units}, {one.name: one}, {})
 
 
